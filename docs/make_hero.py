@@ -28,9 +28,8 @@ WEIGHTS = "weights/deit_tiny_patch16_224.safetensors"
 PHOTOGRAPH = "coco_masks/images/000000000257_truck.png"
 CLASSES = ("triumphal arch", "fire engine")
 HERE = Path(__file__).parent
-COLOURS: Final = (
-    "inferno"  # from dark, which stays grey, to bright: legible on photographs of any colour
-)
+# from dark, which stays grey, to bright: legible on photographs of any colour
+COLOURS: Final = "inferno"
 _LARGEST: Final = 99.5  # percentile of a map from which it has the full colour
 # inch
 _GAP = 0.08

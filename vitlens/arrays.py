@@ -36,9 +36,8 @@ Array = NDArray[np.generic]
 Kind = TypeVar("Kind")
 
 SIZE: Final = 4 << 30  # bytes of all arrays of a file
-_KINDS: Final = (
-    "biufUS"  # booleans, numbers, strings: no objects, structured types, complex numbers or dates
-)
+# booleans, numbers, strings: no objects, structured types, complex numbers or dates
+_KINDS: Final = "biufUS"
 _SUSPECT: Final = 256 << 20  # bytes of the arrays; below, any compression ratio is accepted
 _PACKED: Final = 100  # largest compression ratio above that
 _PART: Final = 16 << 20  # bytes read at once

@@ -26,9 +26,8 @@ STEPS: Final = 20
 SCENES: Final = tuple(epsilon / 255 for epsilon in (1, 2, 4, 8, 16, 32))
 LENGTHS: Final = (0.1, 0.2, 0.4, 0.8)
 NEVER: Final = (1e-9,)  # no image is broken, so that every step is made
-TOLERANCE: Final = (
-    1e-3  # fp32, of pixels after three steps, of which each is as long whatever the gradient is
-)
+# fp32, of pixels after three steps, of which each is as long whatever the gradient is
+TOLERANCE: Final = 1e-3
 
 
 def run(session: Session) -> None:

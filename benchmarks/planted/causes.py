@@ -41,9 +41,8 @@ Fault = Callable[[Images, Logits], Logits]
 
 SHARE: Final = 0.12  # of the images, in which a measure is beyond its threshold
 CONFUSED: Final = (1, 3)
-_CALIBRATION: Final = (
-    10_000_000  # the seed of the drawing from which thresholds are read, apart from all others
-)
+# the seed of the drawing from which thresholds are read, apart from all others
+_CALIBRATION: Final = 10_000_000
 _CALIBRATED: Final = 1800  # images in it
 _WRONG_LABELS: Final = 0.1  # of the images
 _ONE_IN: Final = 10  # images fail at random

@@ -46,9 +46,8 @@ _DOTS: Final = 0.02  # the largest share of bright dots
 _MARKED: Final = 0.12  # of the images
 _SQUARE: Final = 6  # px, side of a dark square
 _COVERED: Final = 0.5  # of the images have a dark square
-_NEAR: Final = (
-    10.0  # px, the largest distance of a square from the middle of its bar, along each axis
-)
+# px, the largest distance of a square from the middle of its bar, along each axis
+_NEAR: Final = 10.0
 _TEXTURE: Final = 0.15  # the largest amplitude
 _BRIGHTEST: Final = 16  # pixels: the darkest of so many of the brightest counts as the bar
 _SCALE: Final = 10.0  # of the logits

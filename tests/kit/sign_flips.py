@@ -7,9 +7,8 @@ from numpy.typing import ArrayLike
 
 from vitlens.uncertainty import DRAWS
 
-AT_ONCE = (
-    4_000_000  # numbers drawn at once, which fixes where the generator's draws begin a new batch
-)
+# numbers drawn at once, which fixes where the generator's draws begin a new batch
+AT_ONCE = 4_000_000
 
 
 def bootstrap_t_test(

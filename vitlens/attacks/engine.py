@@ -47,9 +47,8 @@ ROUNDS = 3  # of the line search
 POINTS = 8  # on each line in a round: each round narrows the interval to 1/9, three to 1/729
 _BF16_ERROR = 2.0**-6  # of the largest logit
 _CPU_CHUNK = 32  # images per pass on a CPU, whose activations fit into its caches
-_SEPARATE = (
-    4  # jobs that need no gradient get a pass of their own where they are at least 1/4 of the batch
-)
+# jobs that need no gradient get a pass of their own where they are at least 1/4 of the batch
+_SEPARATE = 4
 _MULTIPLE = 8  # to which batches on a CPU are padded
 
 

@@ -19,9 +19,8 @@ PerImage = Float[Tensor, " batch"]
 Loss = Callable[[Logits, Labels, Labels], PerImage]  # logits, labels, target classes
 LossName = Literal["cross-entropy", "dlr"]
 
-ROUNDING: Final = (
-    1e-5  # of the largest logit: logits that differ by less may change order in another batch
-)
+# of the largest logit: logits that differ by less may change order in another batch
+ROUNDING: Final = 1e-5
 _TINY: Final = 1e-12
 
 

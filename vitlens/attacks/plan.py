@@ -22,9 +22,8 @@ from vitlens.names import DEFAULT_SEED
 from vitlens.pixels import Parts
 from vitlens.shapes import Labels
 
-_CPU_BATCH = (
-    64  # images at a time on a CPU: more are no faster, and a small batch makes resuming finer
-)
+# images at a time on a CPU: more are no faster, and a small batch makes resuming finer
+_CPU_BATCH = 64
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,8 @@ RESTARTS: Final = 1
 STEPS: Final = 20  # of projected gradient descent, and draws of uniform noise
 PRECISION: Final = "fp32"  # of the passes with gradients
 
-TARGETS: Final = (
-    9  # most likely other classes that targeted attacks and DeepFool consider, as published
-)
+# most likely other classes that targeted attacks and DeepFool consider, as published
+TARGETS: Final = 9
 SEARCHES: Final = 9  # binary-search steps of C&W
 QUERIES: Final = 50  # of Square per step: 5,000 for the 100 steps of APGD, as in AutoAttack
 

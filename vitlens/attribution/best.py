@@ -48,9 +48,8 @@ _SMOOTH_POWER = 6  # of V
 _SHARP_POWER = 3  # of V
 _LEAST_POWER = 1.0  # of the smooth map
 _GREATEST_POWER = 4.0  # of the smooth map
-_SPREAD: Final = (
-    0.15  # of its values over the patches: at 1/N one patch alone is not 0, at 1 all are equal
-)
+# of its values over the patches: at 1/N one patch alone is not 0, at 1 all are equal
+_SPREAD: Final = 0.15
 _HALVINGS: Final = 20  # of the interval that holds the power
 _BLURRED: Final = 0.2  # the share of B
 _SHARPNESS: Final = 5.0  # of T: by what the cosine is multiplied

@@ -46,9 +46,8 @@ from vitlens.shapes import Images, Labels, Logits, Maps, TokenLayout
 ChannelMaps = Float[Tensor, "batch channels rows columns"]
 ChannelWeights = Float[Tensor, "batch channels"]
 
-_COPIES = (
-    32  # of an image in one pass of ScoreCAM and AblationCAM, which need one forward per channel
-)
+# of an image in one pass of ScoreCAM and AblationCAM, which need one forward per channel
+_COPIES = 32
 
 
 def gradcam(activations: ChannelMaps, gradients: ChannelMaps) -> Maps:

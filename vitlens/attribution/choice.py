@@ -62,9 +62,8 @@ MOST: Final = 6  # candidates, where none are named
 IMAGES: Final = 40  # of both halves together, at most
 STEPS: Final = 6  # of the removal curves, which take most of the time
 MOSAICS: Final = 12  # of each half, at most
-REPLACED: Final[Substrate] = (
-    "mean"  # what removed patches become: not the blur by which `best` itself chooses
-)
+# what removed patches become: not the blur by which `best` itself chooses
+REPLACED: Final[Substrate] = "mean"
 KIND: Final = "mosaic-2"  # of the composites
 REFERENCES: Final = (
     "relevance",
@@ -76,9 +75,8 @@ LOCALISATION = "localisation"
 SCORE: Final = "score"  # the name of the combined score beside them
 DRAWS: Final = 2000  # of the bootstrap
 _TIE: Final = 1e-9
-_SAME: Final = (
-    1e-4  # greatest difference of any value of two methods that give the same maps up to rounding
-)
+# greatest difference of any value of two methods that give the same maps up to rounding
+_SAME: Final = 1e-4
 _CONFIRMATIONS: Final = {
     Side.ABOVE: "confirmed",
     Side.BELOW: "contradicted",

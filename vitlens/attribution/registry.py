@@ -32,9 +32,8 @@ BASELINE: Final = 0.0  # value of the pixels of its baseline image: black
 MASKS: Final = 512  # of RISE
 COALITIONS: Final = 512  # of KernelSHAP; four per patch where that is more
 PATCHES: Final = 196  # that occlusion removes one by one: 14 x 14 of a ViT at 224 px
-CHANNELS: Final = (
-    192  # of the target layer, at least: ScoreCAM and AblationCAM run one forward for each
-)
+# of the target layer, at least: ScoreCAM and AblationCAM run one forward for each
+CHANNELS: Final = 192
 LAST_BLOCKS: Final = 2  # of a language-image model that LeGrad sums
 _REQUIREMENTS: Final[Mapping[str, str]] = MappingProxyType(
     {  # by need, module:requirement
@@ -75,13 +74,11 @@ class Attribution:
     refined: bool = False  # whether its maps are refined by the attention between patches already
     default: bool = False  # whether `vitlens explain` runs it where no method is named
     studied: bool = False  # whether `vitlens study` checks it
-    preference: int | None = (
-        None  # its rank in comparisons, which take a model's first ones; None: not used
-    )
+    # its rank in comparisons, which take a model's first ones; None: not used
+    preference: int | None = None
     preference_with_texts: int | None = None  # that of a language-image model, where it is another
-    candidate: int | None = (
-        None  # its rank for `--auto`; only of methods that explain a class and are not slow
-    )
+    # its rank for `--auto`; only of methods that explain a class and are not slow
+    candidate: int | None = None
     package: str | None = None  # its class in the grad-cam package, None where the package has none
 
     @property

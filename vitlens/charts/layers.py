@@ -31,9 +31,8 @@ _LINE: Final = 0.116  # inch of a line of the smallest text
 _SMALLEST: Final = 7.0  # points
 _POINTS: Final = 72  # of an inch
 _TINY: Final = 6.0  # points, of the names of heads in a picture
-_NEAR_UNIFORM: Final = (
-    80.0  # % of the distance of uniform attention, from which on that is drawn, too
-)
+# % of the distance of uniform attention, from which on that is drawn, too
+_NEAR_UNIFORM: Final = 80.0
 _ALL: Final = 6  # heads of a layer up to which every one has a thumbnail
 _LEAST: Final = 1.1  # inch of the column of maps
 _WORDS: Final = 0.98  # inch for the words of a role

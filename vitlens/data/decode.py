@@ -26,9 +26,8 @@ from vitlens.preprocessing import CropOffset, Preprocessing
 from vitlens.shapes import Pixels
 from vitlens.signatures import described, image_format
 
-PIXEL_LIMIT = (
-    64_000_000  # most pixels of a file, and of a resized image; a small file can claim any number
-)
+# most pixels of a file, and of a resized image; a small file can claim any number
+PIXEL_LIMIT = 64_000_000
 MEMORY_LIMIT = 1 << 30  # bytes of decoded pixels that are kept in memory
 UNSTATED: Final = Preprocessing(
     size=(224, 224), resize=256

@@ -19,9 +19,8 @@ from vitlens.names import LABELS, plain_name
 
 _AT_ONCE = 256  # images read at a time
 _KNOWN: Final = 1 << 20  # files whose digest is remembered while they do not change
-_RENDERED: Final = (
-    32  # drawn images whose pixels are hashed; the others follow from their subjects and numbers
-)
+# drawn images whose pixels are hashed; the others follow from their subjects and numbers
+_RENDERED: Final = 32
 
 
 def split_fingerprint(split: Split) -> str:

@@ -14,12 +14,10 @@ Pixels = NDArray[Any]
 Inside = NDArray[np.bool_]
 _LOSSY: Final = ("JPEG", "MPO", "WEBP", "AVIF")  # formats that change values near edges
 _JPEG_NOISE: Final = 32  # levels by which JPEG moves a pixel of a mask
-_LEAST_RANGE: Final = (
-    64  # levels between object and background of a mask with soft edges; fewer are class indices
-)
-_FLAT: Final = (
-    0.2  # share of the values between that may be areas; more are a third value, not an edge
-)
+# levels between object and background of a mask with soft edges; fewer are class indices
+_LEAST_RANGE: Final = 64
+# share of the values between that may be areas; more are a third value, not an edge
+_FLAT: Final = 0.2
 _ROUNDING: Final = 3  # levels by which a lossy format moves an even area
 _AREA: Final = 0.02  # share of a lossy mask above which one further level is a third value
 _SHOWN: Final = 5  # values in a message

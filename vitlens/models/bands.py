@@ -18,18 +18,15 @@ Places = Float[Tensor, "2 cells"]  # the mean band of each cell: of rows, and of
 
 _BANDS: Final = 4  # of rows, and of columns
 IMAGES: Final = 1 + 2 * _BANDS  # of `banded_images`
-FITS: Final = (
-    0.4  # least `grid_fit` of a map; channels and the tokens of an attention matrix stay below 0.2
-)
+# least `grid_fit` of a map; channels and the tokens of an attention matrix stay below 0.2
+FITS: Final = 0.4
 _FITS_OTHERWISE: Final = 0.7  # of tokens in a grid without the image's proportions
 _FEWEST_OTHERWISE: Final = 8  # cells of such a grid: fewer lie in order by chance
 _LONGEST: Final = 4.0  # side of a cell, in units of the other side
-_PLACED: Final = (
-    1.0  # range of the cells' mean bands, of at most 3, from which their places can be read
-)
-_MISFITS: Final = (
-    0.8  # a correlation with the other axis, or against the axis, that a map never has
-)
+# range of the cells' mean bands, of at most 3, from which their places can be read
+_PLACED: Final = 1.0
+# a correlation with the other axis, or against the axis, that a map never has
+_MISFITS: Final = 0.8
 
 
 def banded_images(images: Images) -> Images:

@@ -12,9 +12,8 @@ from torch.nn import functional as F
 from vitlens.errors import InputError
 
 FIXED: Final = ("sine", "sine-2d")
-SLOWEST: Final = (
-    10_000.0  # wavelengths grow geometrically from 2π to 10,000 · 2π (Vaswani 2017, section 3.5)
-)
+# wavelengths grow geometrically from 2π to 10,000 · 2π (Vaswani 2017, section 3.5)
+SLOWEST: Final = 10_000.0
 
 
 def sines(places: Int[Tensor, " places"], dim: int) -> Float[Tensor, "places 2 half"]:

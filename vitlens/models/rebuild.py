@@ -295,9 +295,8 @@ def untrained_like(model: Model, *, seed: int, size: tuple[int, int] | None = No
         architecture = replace(architecture, image_size=size)
         preprocessing = preprocessing.at_size(size)
         if not source.any_size or model.anatomy.layout is not None:
-            built_for = (
-                size  # but for a ResNet, which accepts any size, and has another stem below 64 px
-            )
+            # but for a ResNet, which accepts any size, and has another stem below 64 px
+            built_for = size
     at = "{}x{} px".format(*preprocessing.size)
     with in_one_line(f"{model.alias} to run at {at}", f"check {argument('sizes')}"), seeded(seed):
         module, _ = build(replace(architecture, image_size=built_for))

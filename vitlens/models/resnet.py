@@ -15,9 +15,8 @@ import_without_compiler("torchvision")
 import torchvision  # noqa: E402
 from torchvision.models.resnet import BasicBlock  # noqa: E402
 
-SMALL_IMAGE: Final = (
-    64  # px; the stem of stride 4 would reduce a 32 px image to a single pixel in the last stage
-)
+# px; the stem of stride 4 would reduce a 32 px image to a single pixel in the last stage
+SMALL_IMAGE: Final = 64
 
 
 class PaddedShortcut(nn.Module):

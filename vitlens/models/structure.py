@@ -48,9 +48,8 @@ SEEN: Final = (
 _LINEAR: Final = (F.linear, F.conv1d, F.conv2d, F.multi_head_attention_forward)
 _ONE_CALL: Final = "compute the heads of a layer in one call of (batch, heads, tokens, head_dim)"
 _NAMED: Final = 3  # most modules in a message
-_RESIDUAL: Final = (
-    0.5  # least correlation of a residual block's input and its output without any linear layer
-)
+# least correlation of a residual block's input and its output without any linear layer
+_RESIDUAL: Final = 0.5
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 TOLERANCE: Final = 1e-4  # fp32, of the largest logit, and of 1 where that is smaller
-_OF_SPREAD: Final = (
-    100.0  # tolerances, of the difference between two images: another computation differs by more
-)
+# tolerances, of the difference between two images: another computation differs by more
+_OF_SPREAD: Final = 100.0
 _ROUNDING: Final = 0.1  # tolerances, of the largest logit
 _LEAST_SPREAD: Final = 1e-6  # of the largest logit: less is rounding
 _FIRST: Final = 64  # elements that show of nearly every weight that it is not zero

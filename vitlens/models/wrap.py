@@ -28,9 +28,8 @@ from vitlens.turns import turn
 from vitlens.typed import read_as
 
 Triple = tuple[float, float, float]
-WRAPPED: Final = (
-    "wrapped"  # the kind of the architecture of a module that vitlens cannot build again
-)
+# the kind of the architecture of a module that vitlens cannot build again
+WRAPPED: Final = "wrapped"
 OBSERVABLE: Final = (
     "eager",
     "sdpa",

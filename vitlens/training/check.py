@@ -36,14 +36,12 @@ _USUAL: Final = 0.02  # standard deviation of the initial weights of a head
 _STEPS: Final = 100
 _IMAGES: Final = 8  # of the one batch
 _WARMUP: Final = 5  # steps
-_FITTED: Final = (
-    0.1  # share of the loss of a constant prediction at which the batch counts as learned
-)
+# share of the loss of a constant prediction at which the batch counts as learned
+_FITTED: Final = 0.1
 _FALLING: Final = 0.9  # of that loss, below which the loss has fallen
 _STEADY: Final = 0.97  # of the loss a quarter of the steps before, below which it still falls
-_STILL: Final = (
-    1e-3  # relative change of the weights below which a learning rate is low rather than high
-)
+# relative change of the weights below which a learning rate is low rather than high
+_STILL: Final = 1e-3
 _ERRATIC: Final = 1.5  # times the first loss, above which a loss on the way shows a high rate
 _RATES: Final = (
     1e-5,

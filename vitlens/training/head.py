@@ -31,9 +31,8 @@ from vitlens.training.metrics import Tested, TrainingResult
 from vitlens.training.recipe import Recipe
 from vitlens.training.task import Task
 
-_TOLERANCE: Final = (
-    1e-3  # of logits: rounding; a head that is not the last step differs by far more
-)
+# of logits: rounding; a head that is not the last step differs by far more
+_TOLERANCE: Final = 1e-3
 
 HeadInputs = Float[
     Tensor, "batch heads dim"

@@ -57,9 +57,8 @@ from vitlens.training.speed import (
 from vitlens.training.task import Task, require_fitting
 
 BEST_FILE: Final = "best.safetensors"
-CHECKPOINT_INTERVAL = (
-    5.0  # seconds, between the checkpoints of a training on features, whose epochs are short
-)
+# seconds, between the checkpoints of a training on features, whose epochs are short
+CHECKPOINT_INTERVAL = 5.0
 PROGRESS_INTERVAL = 0.1  # seconds
 
 # of an epoch and the keys of this process's share of each batch: inputs and labels on the device

@@ -10,9 +10,8 @@ from vitlens.errors import InputError, UnknownNameError
 from vitlens.names import OPTIMISERS, PRESETS, RECIPE_NAMES
 
 LEAST_STEPS: Final = 10  # batches in an epoch, where the batch size comes from the recipe
-LEAST_BATCH: Final = (
-    8  # images: the statistics of a smaller batch are too noisy for batch normalisation
-)
+# images: the statistics of a smaller batch are too noisy for batch normalisation
+LEAST_BATCH: Final = 8
 _AUGMENTATION = (
     "crop_padding",
     "flip",

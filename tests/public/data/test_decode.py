@@ -148,9 +148,8 @@ def test_what_is_no_image_is_left_out_with_the_reason_and_without_a_warning(tmp_
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))
     noise.save(tmp_path / "cut.jpg")
     Image.fromarray(np.full((6, 8), 0.5, np.float32)).save(tmp_path / "float.tif")
-    postscript = (
-        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nquit\n"  # is not run
-    )
+    # is not run
+    postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nquit\n"
     bad = {
         "text.jpg": (b"hello", "JPEG, PNG"),
         "empty.jpg": (b"", ""),

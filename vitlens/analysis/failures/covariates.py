@@ -53,9 +53,8 @@ _GROUND_BLUR: Final = 1 / 8  # of the shorter side
 _ROOM: Final = 1 / 4  # of each side: how far an image is shifted at most
 _GOLDEN_ANGLE: Final = 2.4  # of consecutive images: all directions alike
 _SHIFTS: Final = (0.25, 0.5, 1.0, 1.5)  # times as far as a zoom on average
-_LIGHT: Final = (
-    0.75  # of the size of a change: dark images cannot be lit much without a change of their mean
-)
+# of the size of a change: dark images cannot be lit much without a change of their mean
+_LIGHT: Final = 0.75
 _FITTED: Final = 8  # steps in which a light is adjusted to what is clipped
 _TINY: Final = 1e-6
 

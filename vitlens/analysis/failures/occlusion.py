@@ -19,14 +19,12 @@ Planes = Float[Tensor, "batch height width"]
 _MARGIN: Final = (
     1 / 64
 )  # of the shorter side: the smoothed edge of an object, and the width of its outline
-_DEVIATIONS: Final = (
-    3.0  # from the median of the surroundings, from which on a pixel is something else
-)
+# from the median of the surroundings, from which on a pixel is something else
+_DEVIATIONS: Final = 3.0
 # of the median absolute deviation, which makes it the standard deviation of normal noise
 _SCALE: Final = 1.4826
-_LEAST: Final = (
-    0.05  # of the range of luminance: smaller differences are not seen as something else
-)
+# of the range of luminance: smaller differences are not seen as something else
+_LEAST: Final = 0.05
 _REACH: Final = 1 / 4  # of the shorter side: how far something else is followed from the outline
 _READ: Final = 64  # pixels along the shorter side of what medians are taken on
 

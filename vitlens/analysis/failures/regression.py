@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-_RIDGE: Final = (
-    1e-4  # on standardised coefficients: keeps them finite where a property separates completely
-)
+# on standardised coefficients: keeps them finite where a property separates completely
+_RIDGE: Final = 1e-4
 
 
 @dataclass(frozen=True)

@@ -47,9 +47,8 @@ class Stage:
     similarity: (
         Estimate | None
     )  # mean rank correlation with the trained model's maps, None where undefined
-    kept: float | None = (
-        None  # the share of the images whose prediction is still that of the trained model
-    )
+    # the share of the images whose prediction is still that of the trained model
+    kept: float | None = None
 
 
 def judged_cascade(stages: Sequence[Stage]) -> Judgement:

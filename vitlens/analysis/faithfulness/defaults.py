@@ -22,9 +22,8 @@ OTHER_SUBSTRATES: Final[tuple[Substrate, ...]] = (
 OTHER_IMAGES: Final = 128  # on which they are, at most
 OTHER_STEPS: Final = 10  # of their removal curves
 CONFIDENT: Final = 0.5  # least probability of the label, for an image to be a part of a composite
-FEWEST: Final = (
-    4  # confidently classified images of distinct classes, without which there are no composites
-)
+# confidently classified images of distinct classes, without which there are no composites
+FEWEST: Final = 4
 COMPOSITES: Final = 25  # of each kind
 
 

@@ -35,9 +35,8 @@ from vitlens.shapes import Images, Labels, Maps, Masks
 from vitlens.uncertainty import Estimate, Side, beyond, widened
 
 RANDOMISED = 32  # images of the randomisation check, which needs a map of each at every stage
-RANDOMISED_COSTLY = (
-    12  # of a method of more than COSTLY forward passes: enough to be judged (checks.ENOUGH)
-)
+# of a method of more than COSTLY forward passes: enough to be judged (checks.ENOUGH)
+RANDOMISED_COSTLY = 12
 COSTLY = 100
 MOST_APART = 2.0  # difference of two values of insertion minus deletion
 CHECKS = 5  # steps of `league` for each method

@@ -25,9 +25,8 @@ TOP: Final = 0.1  # share of the places that are the top
 _SMALL = 64
 _FEW = 8
 _MANY = 14
-_CONSTANT: Final = (
-    1e-6  # range, relative to the largest value, up to which a map counts as constant
-)
+# range, relative to the largest value, up to which a map counts as constant
+_CONSTANT: Final = 1e-6
 
 
 def on_grid(maps: AnyMaps, grid: Size) -> AnyMaps:

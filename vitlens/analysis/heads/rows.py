@@ -28,9 +28,8 @@ PerHead = Float[Tensor, "layers heads"]
 DEVIATIONS = 5  # median absolute deviations above the median
 _TINY = 1e-12
 _BELOW = 2.0  # a weight is at most 1 below that of uniform attention
-_ROUNDING = (
-    1e-4  # of the median: equal values differ by rounding, as does their median absolute deviation
-)
+# of the median: equal values differ by rounding, as does their median absolute deviation
+_ROUNDING = 1e-4
 
 
 class Rows:

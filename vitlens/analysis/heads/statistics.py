@@ -50,9 +50,8 @@ from vitlens.shapes import Images, Tokens
 from vitlens.summary import HeadBoard, Line, Table
 
 GROUPS: Final = 16  # of images: image i belongs to group i modulo 16
-FEW: Final = (
-    0.1  # of the patches: more keys that all queries share are an object or a region, not sinks
-)
+# of the patches: more keys that all queries share are an object or a region, not sinks
+FEW: Final = 0.1
 SIMILAR: Final = 0.1  # of the patches: those nearest in colour to the query patch
 OF_LAYERS: Final = (
     "object_share",

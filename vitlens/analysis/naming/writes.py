@@ -30,9 +30,8 @@ from vitlens.uncertainty import Estimate, by_group, holm, mean_points, welch, wi
 
 LEVEL: Final = 0.05  # of a test, after Holm's correction
 FEWEST: Final = 5  # sources of images with a thing, and without it
-MOST: Final = (
-    3  # things in a word: a head that separates more of them equally well writes none in particular
-)
+# things in a word: a head that separates more of them equally well writes none in particular
+MOST: Final = 3
 PERMUTATIONS: Final = 20  # of what is true of the images: the control
 LEAST: Final = 0.1  # nats of log-odds: a head of which a thing loses less does not matter to it
 

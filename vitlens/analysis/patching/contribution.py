@@ -40,9 +40,8 @@ from vitlens.shapes import Images, Labels, Logits, Tokens
 from vitlens.summary import Summary
 
 TOLERANCE = 1e-3  # fp32, of the largest logit: the greatest error of the sum of the contributions
-ROUNDING = (
-    1e-5  # of what a head adds to the logits: what it adds to one of them beyond that is real
-)
+# of what a head adds to the logits: what it adds to one of them beyond that is real
+ROUNDING = 1e-5
 
 
 @dataclass(frozen=True, repr=False)

@@ -25,9 +25,8 @@ from vitlens.shapes import Images, Labels
 
 transforms = import_without_compiler("torchvision.transforms.v2.functional")
 
-SMALLEST_GAP = (
-    1e-3  # logits: a smaller gap would be dominated by rounding, which is about a hundredth of this
-)
+# logits: a smaller gap would be dominated by rounding, which is about a hundredth of this
+SMALLEST_GAP = 1e-3
 NOISE = 0.5  # standard deviation, pixels in [0, 1]
 
 

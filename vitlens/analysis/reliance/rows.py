@@ -12,15 +12,12 @@ from vitlens.record import OfModel, col, head_name
 from vitlens.uncertainty import LEVEL, Estimate
 
 FEWEST: Final = 20  # images that an intervention changes, below which it is not judged
-LEAST_RATIO: Final = (
-    0.5  # of the distances of a control and an intervention, or of an intervention and a control
-)
-SMALLEST_RELIANCE: Final = (
-    5.0  # points of predictions changed beyond the control: less is not called reliance
-)
-SMALLEST_SHARE: Final = (
-    0.05  # of a cue's effect through a head, beyond the control's: less is not named
-)
+# of the distances of a control and an intervention, or of an intervention and a control
+LEAST_RATIO: Final = 0.5
+# points of predictions changed beyond the control: less is not called reliance
+SMALLEST_RELIANCE: Final = 5.0
+# of a cue's effect through a head, beyond the control's: less is not named
+SMALLEST_SHARE: Final = 0.05
 SMALLEST_AREA: Final = 0.6  # between 0.45 and 0.55 an area is no finding
 _EXPLAINED: Final = 0.8  # share of a cue's effect from which on it is that of a part
 _HALF: Final = 0.5  # share of it from which on a cue that it holds is named first

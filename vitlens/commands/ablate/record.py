@@ -15,9 +15,8 @@ from vitlens.uncertainty import fewest_images as fewest_images
 
 Effect = Literal["effect", "no effect", "undecided"]
 
-FIRST_ORDER: Final = (
-    "first-order"  # name of the gradient estimate among rankings and orders of removal
-)
+# name of the gradient estimate among rankings and orders of removal
+FIRST_ORDER: Final = "first-order"
 LOSS: Final = 0.01  # nats, a fall of the label's probability by 1 % (geometric mean over images)
 OF_CLEAN: Final = 0.01  # share of the clean loss, for models with a high loss
 REPLACED: Final[Mapping[str, str]] = {

@@ -21,9 +21,8 @@ from vitlens.commands.ablate.bench import Bench, name_of
 from vitlens.commands.ablate.record import FIRST_ORDER, HeadPairRow, RemovalRow
 from vitlens.uncertainty import Estimate, fewest_images, finite
 
-REMOVAL_IMAGES: Final = (
-    256  # most images for curves and pairs, each point of which costs most of a forward pass
-)
+# most images for curves and pairs, each point of which costs most of a forward pass
+REMOVAL_IMAGES: Final = 256
 _POINTS: Final = 9  # points of a removal curve
 _RANDOM_ORDERS: Final = 2  # orders that the others are compared with
 _RERANKINGS: Final = 12  # times that a greedy order ranks the remaining heads

@@ -18,9 +18,8 @@ from vitlens.report.prose import say
 from vitlens.report.sections import Chart, Glance, Report, Section
 from vitlens.uncertainty import Estimate, fewest_images
 
-_FULL_COLOUR: Final = (
-    0.01  # nats, least value of the full colour; smaller differences are negligible
-)
+# nats, least value of the full colour; smaller differences are negligible
+_FULL_COLOUR: Final = 0.01
 
 
 def unknown(record: AblateRecord) -> Iterator[str]:

@@ -28,9 +28,8 @@ from vitlens.uncertainty import Estimate, bootstrap_mean
 MEASURED: Final = 64  # images that fool a model whose maps and blocks are compared, at most
 SHOWN: Final = 5  # of them in a figure, at most
 _DRAWS: Final = 2000  # of a bootstrap, because there is one for every block
-_CLASS_AGNOSTIC: Final = (
-    "rollout"  # a method without a target class, compared as well if the model has it
-)
+# a method without a target class, compared as well if the model has it
+_CLASS_AGNOSTIC: Final = "rollout"
 
 MapPair = tuple[Tensor, Tensor]  # before and after the attack, (n, rows, columns)
 

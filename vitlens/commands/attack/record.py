@@ -20,9 +20,8 @@ Counterpart: TypeAlias = Literal["adversarial", "noise", "another image"]
 State: TypeAlias = Literal["passed", "inconclusive", "failed"]
 JUDGED: Final = 1.0  # epsilon in 1/255 at which robustness is judged
 FAR: Final = 8.0  # epsilon in 1/255 at which no undefended model keeps most of its accuracy
-SURVIVED: Final = (
-    0.5  # robust accuracy at FAR above which stronger attacks are run on the survivors
-)
+# robust accuracy at FAR above which stronger attacks are run on the survivors
+SURVIVED: Final = 0.5
 WORST_TITLE: Final = "all attacks, with stronger ones on survivors"
 WORST_CASE: Final = "worst-case-linf"  # name in metrics of all L∞ attacks together
 AXES: Final[Mapping[NormName, str]] = {  # units of epsilon

@@ -23,12 +23,10 @@ from vitlens.commands.run.run import Run
 from vitlens.devices import evaluating
 from vitlens.models.model import Model
 
-PART_BATCHES = (
-    4  # batches attacked and stored together: the attack refills its queue from all of them
-)
-_PART_PIXELS: Final = (
-    400_000  # of a part on a CPU (8 photographs of 224 px), so that a stopped run loses little
-)
+# batches attacked and stored together: the attack refills its queue from all of them
+PART_BATCHES = 4
+# of a part on a CPU (8 photographs of 224 px), so that a stopped run loses little
+_PART_PIXELS: Final = 400_000
 
 Part = Mapping[str, NDArray[Any]]  # the stored result of one attack on some images
 

@@ -14,9 +14,8 @@ Part: TypeAlias = Literal[
     "evaluate", "explain", "attack", "corruptions", "stats", "failures", "reliance"
 ]
 CandidateState: TypeAlias = Literal["chosen", "weaker", "too long", "undefined"]
-CORRUPTIONS_PART: Final = (
-    "corruptions"  # of the two attack chapters, the one of corruptions and FGSM on all images
-)
+# of the two attack chapters, the one of corruptions and FGSM on all images
+CORRUPTIONS_PART: Final = "corruptions"
 
 
 @dataclass(frozen=True)

@@ -38,9 +38,8 @@ from vitlens.models.model import Model
 from vitlens.uncertainty import Estimate, bootstrap_mean, calibration_test, holm, student_test
 
 SAMPLED: Final = 450  # images on which a model is checked for too few errors to explain
-MOST_SCENES: Final = (
-    3600  # of data that are drawn, where the usual number leaves too few errors to explain
-)
+# of data that are drawn, where the usual number leaves too few errors to explain
+MOST_SCENES: Final = 3600
 MANY_CLASSES: Final = 20  # from this number on, top-5 accuracy is measured too
 SHOWN: Final = 12  # errors that are drawn
 

@@ -15,9 +15,8 @@ from vitlens.names import FeaturePool, KnownObjective, Projection, Weighting
 from vitlens.record import OfModel, Record, arrays, col, table
 from vitlens.uncertainty import Estimate
 
-PROBE: Final = (
-    "probe"  # name of the linear probe among classifiers; the others are "knn-20" and so on
-)
+# name of the linear probe among classifiers; the others are "knn-20" and so on
+PROBE: Final = "probe"
 ByNeighbours = Mapping[str, Estimate]  # accuracy or precision by number of neighbours
 PointsOf = Literal["images", "patches", "embedding", "content"]
 _Names = Annotated[NDArray[Any], Form("U", (None, None))]

@@ -18,9 +18,8 @@ from vitlens.uncertainty import wilson
 
 SHARE: Final = 0.5  # of the images: one class predicted for more of them is a fault
 _COLUMNS: Final = ("image", "class_1", "probability_1", "class_2", "probability_2", "label")
-_CERTAIN: Final = (
-    0.5  # probability, from which on a class is more probable than all others together
-)
+# probability, from which on a class is more probable than all others together
+_CERTAIN: Final = 0.5
 
 
 def claims(record: PredictRecord) -> Iterator[Claim]:

@@ -19,12 +19,10 @@ from vitlens.report.prose import say
 from vitlens.report.verdicts import LIMITS, Verdict
 from vitlens.uncertainty import Estimate, Side, apart, widened
 
-_LARGEST_SPREAD: Final = (
-    1.5  # upper by lower quartile of the latency; on an idle machine passes differ less
-)
-_LARGEST_DEVIATION: Final = (
-    1.25  # between the ratios of time and of FLOPs, up to which time follows the FLOPs
-)
+# upper by lower quartile of the latency; on an idle machine passes differ less
+_LARGEST_SPREAD: Final = 1.5
+# between the ratios of time and of FLOPs, up to which time follows the FLOPs
+_LARGEST_DEVIATION: Final = 1.25
 _VARYING: Final = "batch sizes whose passes vary too much, as other work ran on this machine"
 _COSTS: Final[dict[Cost, str]] = {
     "latency": "Latency",

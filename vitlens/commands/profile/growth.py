@@ -29,9 +29,8 @@ _STEPS: Final = (
 )  # px between the image sides of models without patches, the first that fits
 _FEWEST_STEPS: Final = 4  # steps in a side; with fewer, rounding would merge the sizes
 _IMAGES_ON_CPU: Final = 1  # images in a timed pass on a CPU
-_IMAGES_ELSEWHERE: Final = (
-    32  # images in a timed pass on other devices: one image does not occupy a GPU
-)
+# images in a timed pass on other devices: one image does not occupy a GPU
+_IMAGES_ELSEWHERE: Final = 32
 
 
 @dataclass(frozen=True)

@@ -56,9 +56,8 @@ class RolloutArrays:
     images: Pixels  # that are drawn
     maps: Stacks  # (images, kinds of map, rows, columns)
     masks: Masks | None = None  # of the objects, if known
-    hits: FlagMatrix | None = (
-        None  # (images, kinds of map), True if most tied maxima lie on the object
-    )
+    # (images, kinds of map), True if most tied maxima lie on the object
+    hits: FlagMatrix | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

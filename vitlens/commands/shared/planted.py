@@ -12,9 +12,8 @@ from vitlens.record import OfModel, col
 from vitlens.report.prose import listed, say
 from vitlens.uncertainty import Estimate, difference_of, share_of
 
-REAL: Final = (
-    5.0  # points of accuracy from which on, with an interval above 0, a model uses a factor
-)
+# points of accuracy from which on, with an interval above 0, a model uses a factor
+REAL: Final = 5.0
 
 
 @dataclass(frozen=True)

@@ -135,9 +135,8 @@ class Chapters(ChapterRunner):
         self.depth = FULL if options.full else USUAL
         self.common: dict[str, Any] = {**images.options, "model_options": options.model_options}
         self.labelled: dict[str, Any] = {**self.common, "predicted": images.predicted}
-        self.plan: list[PlannedChapter] | None = (
-            None  # filled, in place of running chapters, before the first
-        )
+        # filled, in place of running chapters, before the first
+        self.plan: list[PlannedChapter] | None = None
         self.clock: StudyClock | None = None
 
     def trained(self, model: ModelName, budget: Mapping[str, object]) -> ModelName:

@@ -23,9 +23,8 @@ from vitlens.names import UNIT_KINDS
 _TIMED: Final = 4  # images of which a forward pass is timed
 _FIXED: Final = 6.0  # seconds of a chapter for loading, figures and its report
 _BACKWARD: Final = 3.0  # forward passes that a forward and a backward pass together take
-_REMOVAL: Final = (
-    0.6  # forward passes that it takes to remove one unit: the layers before it are not repeated
-)
+# forward passes that it takes to remove one unit: the layers before it are not repeated
+_REMOVAL: Final = 0.6
 _CHECKS: Final = 80  # forward passes of an image for the checks of one method's maps
 _MAPS: Final = 12  # maps of an image for these checks
 _CORRUPTED: Final = len(CORRUPTIONS) * len(SEVERITIES)

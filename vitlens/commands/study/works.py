@@ -21,9 +21,8 @@ from vitlens.report.numbers import percent
 from vitlens.report.prose import Marked, listed, say
 
 _STAGES: Final = {1: ("all",), 2: ("early", "late"), 3: ("early", "middle", "late")}
-_EVERYWHERE: Final = (
-    0.8  # of the distance of uniform attention, from which on heads attend everywhere
-)
+# of the distance of uniform attention, from which on heads attend everywhere
+_EVERYWHERE: Final = 0.8
 _NEARBY: Final = 0.5  # the same, up to which they attend nearby
 _ATTENDS: Final = {
     SAME: "to the same keys",

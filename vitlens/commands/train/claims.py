@@ -15,14 +15,12 @@ from vitlens.report.claims import FEWEST, SMALLEST, Claim, above, clear, found, 
 from vitlens.report.escape import as_code
 from vitlens.report.prose import Marked, listed, say
 
-RISING: Final = (
-    1.0  # points in the last tenth of the epochs: a rise of at least this much is no convergence
-)
+# points in the last tenth of the epochs: a rise of at least this much is no convergence
+RISING: Final = 1.0
 _TENTH: Final = 10  # epochs, from which on a tenth is at least one
 _SHORT: Final = 30  # epochs, below which a training says little about an architecture
-_FEW: Final = (
-    500  # training images of a class, below which random weights mostly memorise the images
-)
+# training images of a class, below which random weights mostly memorise the images
+_FEW: Final = 500
 _PRETRAINED: Final = "timm:deit_tiny_patch16_224"  # small, with good features for photographs
 _UNSURE: Final = 0.1  # by which mean confidence is below accuracy in a model that is hardly trained
 _LONGER: Final = "train longer, for example with `--epochs {{ more }}`."

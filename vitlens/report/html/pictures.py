@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MOST: Final = 448  # px, the longer side of a photograph on the page
-CHART: Final = (
-    "chart without images"  # the description in the PNG of such a figure, which may be inverted
-)
+# the description in the PNG of such a figure, which may be inverted
+CHART: Final = "chart without images"
 _WIDEST: Final = 1400  # px of a figure
 _DENSITY: Final = 1.15  # px of a figure in each CSS pixel at which it is shown
 _DOTS: Final = 200.0  # an inch, of a picture that does not say

@@ -31,9 +31,8 @@ _CENTRE: Final = 0.9  # momentum of the centre (Caron 2021, table 7)
 # widths of the projection head
 _HIDDEN = 256
 _BOTTLENECK = 64
-_GREY: Final = (
-    0.5  # chance that a crop has no colour: that of a drawn object says nothing about its class
-)
+# chance that a crop has no colour: that of a drawn object says nothing about its class
+_GREY: Final = 0.5
 
 Outputs = Float[Tensor, "crops batch outputs"]
 

@@ -19,9 +19,8 @@ from vitlens.report.verdicts import Verdict
 from vitlens.uncertainty import LEVEL, POWER, Estimate
 
 MARGIN: Final = 2.0  # points that a cheaper candidate may lose
-DETECTED: Final = (
-    5.0  # points: a comparison that would have detected this may call candidates alike
-)
+# points: a comparison that would have detected this may call candidates alike
+DETECTED: Final = 5.0
 _NAMED: Final = 3  # candidates in a title
 _LARGEST: Final = 100.0  # points: the largest difference of two accuracies
 

@@ -18,9 +18,8 @@ SEEDS: Final = 3
 # Epochs without --epochs: enough to rank variants on a laptop, too few for a model's best accuracy.
 EPOCHS: Final[Mapping[str, int]] = MappingProxyType({"digits": 6, "digits-shortcut": 6})
 OTHER_EPOCHS: Final = 20
-ADAPTING_EPOCHS: Final = (
-    10  # of a model that is adapted; its frozen variant has cached features and more epochs
-)
+# of a model that is adapted; its frozen variant has cached features and more epochs
+ADAPTING_EPOCHS: Final = 10
 
 
 @dataclass(frozen=True)

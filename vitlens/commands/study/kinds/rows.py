@@ -21,9 +21,8 @@ from vitlens.training.recipe import Recipe
 from vitlens.uncertainty import LEVEL, holm
 
 Trials = Mapping[str, Sequence[Trial]]  # of each variant by its label, one for each seed
-_STEP: Final = (
-    2  # images in the training step whose memory is measured: batch norm needs more than one
-)
+# images in the training step whose memory is measured: batch norm needs more than one
+_STEP: Final = 2
 
 
 def variant_row(setup: Setup, variant: Variant, trials: Trials) -> VariantRow:

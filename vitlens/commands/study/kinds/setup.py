@@ -37,12 +37,10 @@ from vitlens.training.recipe import (
 )
 
 POINTS_FOLDER: Final = "points"
-FEWEST_TRAINED: Final = (
-    20  # training images, below which an adapted model has nothing to learn from
-)
-FEWEST_TESTED: Final = (
-    10  # test images: 16 or fewer do not even separate 70 % from guessing among five classes
-)
+# training images, below which an adapted model has nothing to learn from
+FEWEST_TRAINED: Final = 20
+# test images: 16 or fewer do not even separate 70 % from guessing among five classes
+FEWEST_TESTED: Final = 10
 _LAST_PART: Final = 4  # the last blocks are this part of all blocks
 _SHORT: Final = NAMED["short"]
 # Fine-tuning's usual rate hardly moves a new head of zeros within ten short epochs.

@@ -15,9 +15,8 @@ from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.names import FeaturePool
 
-POOL: Final[FeaturePool] = (
-    "cls+mean"  # one rule for all variants, whichever tokens their objective trains
-)
+# one rule for all variants, whichever tokens their objective trains
+POOL: Final[FeaturePool] = "cls+mean"
 
 
 def probe_frozen(setup: Setup, model: Model, *, seed: int) -> NDArray[np.bool_]:
