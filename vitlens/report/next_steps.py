@@ -28,15 +28,22 @@ _UNLABELLED: Final = ("explain", "profile", "rollout", "attention")  # commands 
 
 @dataclass(frozen=True)
 class NextStep:
-    """One hypothesis, a finished sentence, and the command that tests it."""
+    """One hypothesis, a finished sentence, and the command that tests it.
+
+    refuted_by: the outcome of the command that speaks against the hypothesis, a finished sentence;
+    "" if the outcome is plain.
+    """
 
     hypothesis: str
     command: str
+    refuted_by: str = ""
 
 
 _AUDIT: Final = "vitlens audit {model} {data}"
 _STRONGER: Final = NextStep(
-    "a stronger attack breaks more of these images", "vitlens attack {models} {data} --attack auto"
+    "a stronger attack breaks more of these images",
+    "vitlens attack {models} {data} --attack auto",
+    "the accuracy under attack stays as high",
 )
 _MASKED: Final = NextStep(
     "attacks that need no gradients break more images than these",
@@ -46,17 +53,21 @@ _SPARE: Final = NextStep(
     "the model is as good without these heads", "vitlens ablate {model} {data}"
 )
 _EVERY_MAP: Final = NextStep(
-    "another method passes every check", "vitlens explain {model} {data} --method all --verify"
+    "another method passes every check",
+    "vitlens explain {model} {data} --method all --verify",
+    "every method fails a check",
 )
 NEXT_STEPS: Final[Mapping[str, NextStep]] = MappingProxyType(
     {
         "accuracy": NextStep(
             "other seeds order a ViT and a CNN otherwise",
             "vitlens study --kind architecture {data} --seeds 3",
+            "the same model leads for every seed",
         ),
         "which is better": NextStep(
             "the difference comes from the number of training images",
             "vitlens study --kind data {data}",
+            "the difference is as large for every number of images",
         ),
         "calibration": NextStep(
             "a few predicted classes cause most of the error", "vitlens evaluate {model} {data}"
@@ -85,7 +96,9 @@ NEXT_STEPS: Final[Mapping[str, NextStep]] = MappingProxyType(
             "the changed predictions are errors", "vitlens evaluate {model} {data}"
         ),
         "corruption": NextStep(
-            "the difference depends on the patch size", "vitlens study --kind patch-size {data}"
+            "the difference depends on the patch size",
+            "vitlens study --kind patch-size {data}",
+            "the loss is the same for every patch size",
         ),
         "disturbance": NextStep(
             "the difference comes from architecture, not from one training",
@@ -121,6 +134,7 @@ NEXT_STEPS: Final[Mapping[str, NextStep]] = MappingProxyType(
         "shortcut": NextStep(
             "training on images in which this cue is unrelated to the class removes these errors",
             "vitlens train {model} {data} --set randaugment=2",
+            "errors still disappear when the cue is removed",
         ),
         "classifier": NextStep(
             "training only the classifier again closes the gap",
@@ -176,7 +190,12 @@ def words_of(entry: NextStep, subject: str, config: Config) -> str:
     on the images.
     """
     command = command_of(entry, subject, config)
-    return f"Hypothesis: {entry.hypothesis}. Test it: {Marked(as_code(command))}" if command else ""
+    if not command:
+        return ""
+    sentence = f"Hypothesis: {entry.hypothesis}. Test it: {Marked(as_code(command))}"
+    if entry.refuted_by:
+        sentence += f". It is refuted if {entry.refuted_by}"
+    return sentence
 
 
 def _family(question: str) -> str:

@@ -37,8 +37,8 @@ _KEPT: Final = 0.8  # share of the clean accuracy that no undefended model keeps
 _MISSED: Final = 0.1
 ORDER: Final = ("failed", "inconclusive")
 _CHANGE: Final = (  # the beginning of a sentence about images that an attack changes
-    "{% if row.norm == 'linf' %}Changing every pixel by at most {{ row.at }} (attack: "
-    "{{ attack }}) {% else %}The attack {{ row.title }} at {{ row.at }} {% endif %}"
+    "{% if row.norm == 'linf' %}Changing every pixel by at most {{ row.at }} "
+    "({{ attack }}) {% else %}The attack {{ row.title }} at {{ row.at }} {% endif %}"
 )
 
 
@@ -256,6 +256,7 @@ def _difference_at(
         "better": better,
         "worse": worse,
         "kept": _kept(record, row),
+        "clean": {overall.model: overall.clean for overall in record.overall},
         "telling": telling,
         "against": [test for test in large if test.difference.value * row.difference.value < 0],
         "p": "< 0.001" if row.p_holm < 0.001 else f"= {row.p_holm:.2g}",
@@ -267,9 +268,9 @@ def _difference_at(
         "{{ effect|alone }} (McNemar's exact test, Holm, p {{ p }}){% if against %}; in "
         "{{ against|length }} of {{ telling|length }} tests it is reversed{% endif %}.",
         signed(row.difference, first_leads),
-        brief=_CHANGE
-        + "leaves **{{ better }}** {{ kept[better]|value }} accuracy, **{{ worse }}** "
-        "{{ kept[worse]|value }} ({{ effect.n }} images).",
+        brief=_CHANGE + "leaves **{{ better }}** {{ kept[better]|value }} accuracy (clean images: "
+        "{{ clean[better]|value }}), **{{ worse }}** {{ kept[worse]|value }} "
+        "({{ clean[worse]|value }}; {{ effect.n }} images).",
         headline="{% if against %}Which of {{ better }} and {{ worse }} is more robust depends on "
         "the attack{% else %}"
         "{{ better }} withstands attacks at {{ row.at }} better than {{ worse }}: "
@@ -347,7 +348,7 @@ def _robustness(
             "images{% if lost and lost.epsilon > at.epsilon %}; at {{ lost.at }} less than half "
             "is left{% endif %}."
         )
-        brief = _CHANGE + "leaves {{ left }} accuracy."
+        brief = _CHANGE + "leaves {{ left }}."
         headline = (
             "Robust accuracy of {{ at.model }} {{ 'falls to' if fell else 'stays at' }} "
             "{{ at.accuracy|value }} at {{ at.at }} ({{ at.title }}{% if few %}, "
@@ -384,11 +385,19 @@ def _robustness(
 
 
 def _left_under(record: AttackRecord, at: AttackCurveRow) -> str:
-    """Return the accuracy of every model under one attack at one epsilon."""
+    """Return the accuracy of every model under one attack at one epsilon, and on clean images."""
+    clean = {overall.model: overall.clean for overall in record.overall}
     accuracies = []
     for row in record.curves:
         if (row.attack, row.norm, row.epsilon) == (at.attack, at.norm, at.epsilon):
-            accuracies.append(say("**{{ row.model }}** {{ row.accuracy|value }}", row=row))
+            accuracies.append(
+                say(
+                    "**{{ row.model }}** {{ row.accuracy|value }} accuracy (clean images: "
+                    "{{ clean|value }})",
+                    row=row,
+                    clean=clean[row.model],
+                )
+            )
     return listed(accuracies)
 
 

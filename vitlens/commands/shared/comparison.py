@@ -123,8 +123,8 @@ def which_is_better(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow])
                 brief=say(
                     "By accuracy, **{{ top }}**: it classifies {{ accuracy|value }} of "
                     "{{ accuracy.n }} images correctly, **{{ other }}** "
-                    "{{ other_accuracy|value }}. Equally good models would differ so much in "
-                    "{{ row.p_holm|frequency }} tests.",
+                    "{{ other_accuracy|value }}. Chance alone would give such a "
+                    "difference in {{ row.p_holm|frequency }} tests.",
                     other_accuracy=accuracies[other],
                     **given,
                 ),

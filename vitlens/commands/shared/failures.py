@@ -372,9 +372,8 @@ def _not_fixed(record: FailuresRecord, model: str) -> str:
     return say(
         "Not known for **{{ row.model }}**. Its errors are more frequent on "
         "{{ row.where|whole }}. But when all {{ row.known.thing }} are {{ test.change|whole }}, "
-        "it corrects {{ test.mended }} of {{ test.errors }} errors and loses {{ test.broken }} "
-        "correct prediction{{ test.broken|s }} (control: {{ test.control_mended }} and "
-        "{{ test.control_broken }}).",
+        "{{ test.mended }} of {{ test.errors }} errors disappear and {{ test.broken }} new ones "
+        "appear (control: {{ test.control_mended }} and {{ test.control_broken }}).",
         row=row,
         test=test,
     )

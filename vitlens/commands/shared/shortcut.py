@@ -79,14 +79,14 @@ def _misled(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
         row=first,
     )
     says = say(
-        "{{ subject }} {{ use }} {{ row.title|whole }}, and it causes errors. On images "
-        "{{ row.change|whole }}, **{{ row.model }}** corrects {{ row.fixed }} of its "
-        "{{ row.errors }} errors (n = {{ row.n }}) and loses {{ row.broken }} correct "
-        "predictions. With the same images {{ row.control|whole }} instead, it corrects "
-        "{{ row.control_fixed }} and loses {{ row.control_broken }}.{% for other in others %} "
-        "**{{ other.model }}** corrects {{ other.fixed }} of {{ other.errors }} and loses "
-        "{{ other.broken }}; with that control, {{ other.control_fixed }} and "
-        "{{ other.control_broken }}.{% endfor %}{% if without %} {{ without }}{% endif %}",
+        "{{ subject }} {{ use }} {{ row.title|whole }}, and it causes errors. On {{ row.n }} "
+        "images {{ row.change|whole }}, {{ row.fixed }} of {{ row.errors }} errors of "
+        "**{{ row.model }}** disappear and {{ row.broken }} new ones appear. As a control, with "
+        "the same images {{ row.control|whole }}, {{ row.control_fixed }} disappear and "
+        "{{ row.control_broken }} appear.{% for other in others %} For **{{ other.model }}**, "
+        "{{ other.fixed }} of {{ other.errors }} disappear and {{ other.broken }} appear "
+        "(control: {{ other.control_fixed }} and {{ other.control_broken }}).{% endfor %}"
+        "{% if without %} {{ without }}{% endif %}",
         subject=subject_in_bold,
         use="use" if len(rows) > 1 else "uses",
         row=first,
@@ -139,6 +139,7 @@ def _without_planted_cause(record: RelianceRecord, aliases: Sequence[str]) -> st
         "models trained on images in which this cue is unrelated to the class do not make these "
         "errors",
         f"vitlens study {' '.join(remedies)} {{data}}",
+        "errors of these models disappear, too, when the cue is removed",
     )
     return words_of(step, " and ".join(aliases), record.config)
 
@@ -178,10 +179,10 @@ def _heads(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
         CUE_HEADS,
         row.model,
         say(
-            "Head {{ head.name }} of **{{ row.model }}** passes on {{ head.share|alone }} of "
-            "what this cue does to the logits, and {{ head.control|value }} of what its control "
-            "does: the largest difference shown.{% if map %} Of the maps, **{{ map.method }}** "
-            "best separates images that the cue decides from others (ROC-AUC "
+            "Head {{ head.name }} of **{{ row.model }}** carries {{ head.share|alone }} of the "
+            "cue's effect on the logits (control: {{ head.control|value }}). No other head shows a "
+            "larger difference.{% if map %} Maps by **{{ map.method }}** "
+            "best separate the images that the cue decides from the others (ROC-AUC "
             "{{ map.area|value }}, chance 0.5).{% endif %}",
             row=row,
             head=first,
@@ -193,7 +194,7 @@ def _heads(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
         place="cue_heads",
         brief=say(
             "Head **{{ head.name }}** carries {{ head.share|value }} of the cue's effect on the "
-            "class scores, and {{ head.control|value }} of the control's.",
+            "scores (control: {{ head.control|value }}).",
             head=first,
         ),
     )
@@ -217,8 +218,8 @@ def _maps(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
     brief = ""
     if shown:
         brief = say(
-            "Maps by **{{ best.method }}** react to the cue: {{ best.decided|value }} of the "
-            "evidence is on the {{ region }} if it decides, else {{ best.others|value }}.",
+            "By **{{ best.method }}**, {{ best.decided|value }} of the evidence is on the "
+            "{{ region }} if the cue decides, else {{ best.others|value }}.",
             row=row,
             best=best,
             region=row.of_intervention.region,

@@ -222,23 +222,29 @@ def _heads(record: StudyRecord, claim: Claim) -> Iterator[str]:
     a class.
     """
     for sentence in _brief(record, "ablate", "", claim.subject):
-        head, role = works.role_of_most_important_head(record, claim.subject)
+        head = works.most_important_head(record, claim.subject)
         yield sentence
-        if head and f"**{head}**" in sentence:
-            yield _role_sentence(role)
+        if head is not None and f"**{head.unit}**" in sentence:
+            yield _role_sentence(head)
     if claim.question == CUE_HEADS:
         yield claim.brief
     yield from _brief(record, "stats", "writes", claim.subject)
 
 
-def _role_sentence(role: str) -> str:
-    """Return what a head does, from its tested label."""
-    if role == works.NO_ROLE:
-        return "What it does is not known."
+def _role_sentence(head: works.ImportantHead) -> str:
+    """Return what a head does: its tested label, or else over how many tokens it attends."""
+    if head.role != works.NO_ROLE:
+        return say(
+            "It {{ is }}{{ role|whole }}.",
+            role=head.role,
+            **{"is": "is " if head.role.startswith("needed") else ""},
+        )
+    if head.attended_keys is None:
+        return "No tested label fits it."
     return say(
-        "It {{ is }}{{ role|whole }}.",
-        role=role,
-        **{"is": "is " if role.startswith("needed") else ""},
+        "No tested label fits it; it attends to {{ attended }} of {{ keys }} tokens.",
+        attended=round(head.attended_keys),
+        keys=head.keys,
     )
 
 

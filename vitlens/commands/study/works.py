@@ -53,13 +53,25 @@ def sections(record: StudyRecord) -> Iterator[Section]:
         yield _section(record, alias)
 
 
-def role_of_most_important_head(record: StudyRecord, alias: str) -> tuple[str, str]:
-    """Return the head that costs most when removed, and its tested label; "" and "" where no head
-    was removed.
+@dataclass(frozen=True)
+class ImportantHead:
+    """The head that costs most when it is removed.
+
+    role: its tested label in a few words, or NO_ROLE. attended_keys: the effective number of keys
+    of a row of its attention, None if it was not measured. keys: the number of keys of its layer.
     """
+
+    unit: str
+    role: str
+    attended_keys: float | None
+    keys: int
+
+
+def most_important_head(record: StudyRecord, alias: str) -> ImportantHead | None:
+    """Return the head that costs most when removed; None if no head was removed."""
     stats = record.about("stats", alias)
     if stats is None:
-        return "", ""
+        return None
     model = _Measured(stats, record.about("ablate", alias), None)
     places = [
         (layer, head)
@@ -68,10 +80,15 @@ def role_of_most_important_head(record: StudyRecord, alias: str) -> tuple[str, s
         if (layer, head) in model.units
     ]
     if not places:
-        return "", ""
+        return None
     most = max(places, key=lambda place: model.units[place].rank.value)
     role = _role_words(model.names.get(most))
-    return model.units[most].unit, _ROLES_IN_FULL.get(role, role)
+    return ImportantHead(
+        model.units[most].unit,
+        _ROLES_IN_FULL.get(role, role),
+        model.attended_keys.get(most),
+        model.keys[most[0]],
+    )
 
 
 def _section(record: StudyRecord, alias: str) -> Section:
@@ -138,6 +155,21 @@ class _Measured:
             if distance is not None and of_uniform:
                 shares[row.layer, row.head] = distance.value / of_uniform
         return shares
+
+    @cached_property
+    def attended_keys(self) -> Mapping[tuple[int, int], float]:
+        """Return the effective number of keys of each head, by layer and head."""
+        attended = {}
+        for row in self.stats.record.heads:
+            effective = row.statistics.get("effective_keys")
+            if effective is not None:
+                attended[row.layer, row.head] = effective.value
+        return attended
+
+    @cached_property
+    def keys(self) -> Mapping[int, int]:
+        """Return the number of keys of each layer."""
+        return {row.layer: row.keys for row in self.stats.record.layers}
 
     @cached_property
     def maps(self) -> Mapping[tuple[int, int], Any]:

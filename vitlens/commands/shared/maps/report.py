@@ -156,7 +156,7 @@ def trust_words(checks: Sequence[MapCheckRow]) -> str:
             unit = "" if closest else " checks passed"
             closest.append(f"{name} ({_count_checks(best, rows)}{unit})")
     return say(
-        "{% if trusted %}You can trust {{ trusted_maps }}, which passes{% else %}None: no map "
+        "{% if trusted %}You can trust {{ trusted_maps }}, which passes{% else %}None "
         "passes{% endif %} all checks (its patches matter, twice; it depends on the weights; it "
         "survives one-pixel shifts).{% if closest %} {% if trusted %}No other map does; "
         "the{% else %}The{% endif %} closest {{ closest|are }} {{ closest_maps }}.{% endif %}",
