@@ -1,7 +1,6 @@
 """The options that commands share, one definition each; free of torch."""
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,16 @@ from vitlens.models.sources.registry import describe_names
 from vitlens.names import DEFAULT_SEED, FORMATS, FigureWidth, Precision
 
 _PANEL = "Run and report"
-_run = partial(option, panel=_PANEL)
-_model = partial(option, panel="Your own weights")
-DECIDING = (
-    "seed",
-    "limit",
-    "batch_size",
-    "precision",
-    "data_dir",
-    "labels",
-)  # the run options that change results
+# the run options that change results
+DECIDING = ("seed", "limit", "batch_size", "precision", "data_dir", "labels")
+
+
+def _run(name: str, text: str, **more: Any) -> Any:
+    return option(name, text, panel=_PANEL, **more)
+
+
+def _model(name: str, text: str, **more: Any) -> Any:
+    return option(name, text, panel="Your own weights", **more)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,11 +17,26 @@ _FREEZING: Final = ("--freeze-backbone", "--train-last")
 _NOT_WITH_OBJECTIVE: Final = ("--distill-from", "--check", *_FREEZING)
 _NOT_WITH_FROZEN: Final = ("--distill-from", "--keep-every", "--recompute", "--compile on")
 _COST: Final = "Speed and memory"
-_recipe = partial(option, panel="Recipe (default: the preset's)")
-_number = partial(_recipe, metavar="X")
-_tuning = partial(option, panel="Fine-tuning (of a trained MODEL)")
-_teaching = partial(option, panel="Distillation")
-_shape = partial(option, panel="Shape (default: the preset's)")
+
+
+def _recipe(name: str, text: str, **more: Any) -> Any:
+    return option(name, text, panel="Recipe (default: the preset's)", **more)
+
+
+def _number(name: str, text: str, **more: Any) -> Any:
+    return _recipe(name, text, metavar="X", **more)
+
+
+def _tuning(name: str, text: str, **more: Any) -> Any:
+    return option(name, text, panel="Fine-tuning (of a trained MODEL)", **more)
+
+
+def _teaching(name: str, text: str, **more: Any) -> Any:
+    return option(name, text, panel="Distillation", **more)
+
+
+def _shape(name: str, text: str, **more: Any) -> Any:
+    return option(name, text, panel="Shape (default: the preset's)", **more)
 
 
 def _patch_size(name: str, text: str) -> list[int]:
