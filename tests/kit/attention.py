@@ -13,11 +13,11 @@ from vitlens import Model
 from vitlens.lens.libra import libra_gradients
 
 
-def close(found: Tensor, expected: Tensor, *, rtol: float = 1e-4) -> None:
+def close(actual: Tensor, expected: Tensor, *, rtol: float = 1e-4) -> None:
     """Equal to rtol, numbers near zero to the same part of the largest one; and not empty."""
     largest = expected.abs().max().item()
     assert largest > 0
-    torch.testing.assert_close(found, expected, atol=rtol * largest, rtol=rtol)
+    torch.testing.assert_close(actual, expected, atol=rtol * largest, rtol=rtol)
 
 
 def explicit_gradients(
@@ -49,21 +49,23 @@ def raised(
     model: Model, batch: Tensor, targets: Tensor | None = None, *, libra: bool = False
 ) -> list[Tensor]:
     """Ā of every layer."""
-    return [raising(*each) for each in zip(*explicit_gradients(model, batch, targets, libra=libra))]
+    return [
+        raising(*layer) for layer in zip(*explicit_gradients(model, batch, targets, libra=libra))
+    ]
 
 
 def among_all(fused: Tensor, tokens: int) -> Tensor:
     """Return a layer as a square matrix over (reader, tokens): the reader is a pooling query or a
     CLS that joins late.
     """
-    whole = fused.new_zeros(len(fused), tokens + 1, tokens + 1)
+    full = fused.new_zeros(len(fused), tokens + 1, tokens + 1)
     if fused.shape[1] == tokens:
-        whole[:, 1:, 1:] = fused
+        full[:, 1:, 1:] = fused
     elif fused.shape[2] == tokens:
-        whole[:, 0, 1:] = fused[:, 0]
+        full[:, 0, 1:] = fused[:, 0]
     else:
-        whole[:, 0] = fused[:, 0]
-    return whole
+        full[:, 0] = fused[:, 0]
+    return full
 
 
 def by_equation_six(layers: Sequence[Tensor], tokens: int) -> Tensor:

@@ -73,21 +73,21 @@ def overlapping(figure: Figure) -> bool:
 def _visible(figure: Figure) -> list[Text]:
     drawn(figure)
     unseen = {id(text) for axes in figure.axes for text in _unseen_ticks(axes)}
-    found = figure.findobj(
+    matches = figure.findobj(
         lambda artist: isinstance(artist, Text) and bool(artist.get_text().strip())
     )
-    return [text for text in found if text.get_visible() and id(text) not in unseen]
+    return [text for text in matches if text.get_visible() and id(text) not in unseen]
 
 
 def _unseen_ticks(axes: Axes) -> list[Text]:
     """Labels that matplotlib keeps but does not draw: beyond the ends of an axis, or of one
     switched off.
     """
-    found = []
+    labels = []
     for axis in (axes.xaxis, axes.yaxis):
         low, high = sorted(axis.get_view_interval())
         room = 1e-9 * (high - low)
         for tick in (*axis.majorTicks, *axis.minorTicks):
             if not axes.axison or not low - room <= tick.get_loc() <= high + room:
-                found += [tick.label1, tick.label2]
-    return found
+                labels += [tick.label1, tick.label2]
+    return labels

@@ -18,17 +18,17 @@ SEEN_AT_ONCE = 4
 
 @dataclass
 class Counting:
-    """A source that keeps how many images it was asked for at once."""
+    """A source that keeps how many images it was requested for at once."""
 
     pixels: Tensor
-    asked: list[int] = field(default_factory=list)
+    requested: list[int] = field(default_factory=list)
     length: int | None = None
 
     def __len__(self) -> int:
         return len(self.pixels) if self.length is None else self.length
 
     def read(self, indices: Tensor) -> Tensor:
-        self.asked.append(len(indices))
+        self.requested.append(len(indices))
         return self.pixels[indices]
 
 

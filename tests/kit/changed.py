@@ -46,16 +46,16 @@ def changed_places(model: Model) -> list[str]:
     """Return one place of each kind in the first and in the last layer, as far as they can be
     changed by hand.
     """
-    found: dict[tuple[str, str], str] = {}
+    names: dict[tuple[str, str], str] = {}
     for place in vitlens.places(model):
         inside = place.kind in (*BY_WEIGHTS, "weights")
         if not place.changeable or (
             inside and not _can_change_inside(model, accesses(model)[place.name])
         ):
             continue
-        found.setdefault((place.kind, "first"), place.name)
-        found[place.kind, "last"] = place.name
-    return list(dict.fromkeys(found.values()))
+        names.setdefault((place.kind, "first"), place.name)
+        names[place.kind, "last"] = place.name
+    return list(dict.fromkeys(names.values()))
 
 
 def really_changed(model: Model, place: str) -> Model:
@@ -84,9 +84,9 @@ def around(forward: Callable[..., Any], access: Access) -> Callable[..., Any]:
     """Return a forward whose input or output is changed at a place."""
 
     def changed(raw: Tensor) -> Tensor:
-        whole = access.whole(raw).clone()
-        whole[access.index()] = mixed(access.read(raw))
-        return access.raw(whole, raw)
+        full = access.whole(raw).clone()
+        full[access.index()] = mixed(access.read(raw))
+        return access.raw(full, raw)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if access.part == "input":
@@ -104,7 +104,7 @@ def around(forward: Callable[..., Any], access: Access) -> Callable[..., Any]:
 
 def _given(args: tuple[Any, ...]) -> int:
     """Return how many of the arguments are not the module itself."""
-    return sum(not isinstance(each, nn.Module) for each in args)
+    return sum(not isinstance(arg, nn.Module) for arg in args)
 
 
 def knocked_out(_forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -139,8 +139,8 @@ def _rows(attention: Any, access: Access) -> Iterator[Tensor]:
         else (joint.weight, joint.bias)
     )
     part = {"queries": 0, "scores": 0, "keys": 1}.get(access.place.kind, 2)
-    for each in (weight, bias):
-        rows = each.unflatten(0, (3, access.heads, -1))[part]
+    for parameter in (weight, bias):
+        rows = parameter.unflatten(0, (3, access.heads, -1))[part]
         yield rows if access.head is None else rows[access.head]
 
 

@@ -30,8 +30,8 @@ __all__ = [
 def with_chapter(study: Record, word: str, **changes: object) -> Record:
     """Return a copy of a study in one of whose chapters these fields differ."""
     parts = [
-        Chapter(each.row, replace(each.record, **changes)) if each.row.word == word else each
-        for each in study.parts
+        Chapter(part.row, replace(part.record, **changes)) if part.row.word == word else part
+        for part in study.parts
     ]
     copy = replace(study)
     vars(copy)["parts"] = tuple(parts)  # in place of those of its folder

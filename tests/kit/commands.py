@@ -50,7 +50,7 @@ def report(record: Record) -> Document:
 
 def said_first(document: Document) -> str:
     """Return what its first page answers and does not know."""
-    return " ".join(each.text for each in (*document.first.answer, *document.first.unknown))
+    return " ".join(sentence.text for sentence in (*document.first.answer, *document.first.unknown))
 
 
 def digest_of_code(name: str) -> str:
@@ -64,12 +64,12 @@ def refusal(
     """Return what a line says that fails as it should: one line on stderr, nothing else."""
     capsys.readouterr()
     assert run(shlex.split(line)) == code, line
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith("error: ")
-    assert shown.err.count("\n") == 1, shown.err
-    assert ("unexpected" in shown.err) == unexpected
-    return shown.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("error: ")
+    assert output.err.count("\n") == 1, output.err
+    assert ("unexpected" in output.err) == unexpected
+    return output.err
 
 
 def figures(record: Record) -> set[str]:
@@ -145,11 +145,11 @@ def stopping(
     plain = getattr(module, name)
     calls = [0]
 
-    def counted(*given: Any, **more: Any) -> Any:
+    def counted(*args: Any, **more: Any) -> Any:
         calls[0] += 1
         if calls[0] == at and error is not None:
             raise error
-        return 1 / 0 if calls[0] == at else plain(*given, **more)
+        return 1 / 0 if calls[0] == at else plain(*args, **more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, name, counted)
@@ -164,7 +164,7 @@ def few_chapters(*left_out: str) -> Iterator[None]:
     from matplotlib.figure import Figure
 
     plain = chapters.Chapters.run
-    usual = replace(
+    small = replace(
         chapters.USUAL,
         explained=("relevance", "gradcam"),
         attacks=("fgsm",),
@@ -179,13 +179,13 @@ def few_chapters(*left_out: str) -> Iterator[None]:
         for spec in document.figures:
             publish._save(Figure(), {"png": record.folder / "figures" / f"{spec.name}.png"})
 
-    def made(self: chapters.Chapters, word: str, *given: Any, **part: Any) -> Any:
+    def made(self: chapters.Chapters, word: str, *args: Any, **part: Any) -> Any:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(publish, "save_figures", empty)
-            return None if word in left_out else plain(self, word, *given, **part)
+            return None if word in left_out else plain(self, word, *args, **part)
 
     with pytest.MonkeyPatch.context() as patch, quick_attacks():
-        patch.setattr(chapters, "USUAL", usual)
+        patch.setattr(chapters, "USUAL", small)
         patch.setattr(chapters.Chapters, "run", made)
         yield
 
@@ -196,10 +196,10 @@ def stopping_at(word: str) -> Iterator[None]:
     begin."""
     plain = chapter_runs.ChapterRunner.run
 
-    def stopped(self: chapter_runs.ChapterRunner, at: str, *given: Any, **part: Any) -> Any:
+    def stopped(self: chapter_runs.ChapterRunner, at: str, *args: Any, **part: Any) -> Any:
         if at == word:
             raise KeyboardInterrupt
-        return plain(self, at, *given, **part)
+        return plain(self, at, *args, **part)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chapter_runs.ChapterRunner, "run", stopped)

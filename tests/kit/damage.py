@@ -46,15 +46,15 @@ def places(content: object, at: tuple[str | int, ...] = ()) -> Iterator[tuple[st
 
 def damaged(content: object, at: tuple[str | int, ...], value: object) -> str:
     """Return the JSON of the content with one place changed."""
-    made = copy.deepcopy(content)
-    node = made
+    result = copy.deepcopy(content)
+    node = result
     for key in at[:-1]:
         node = node[key]
     if value == MISSING:
         del node[at[-1]]
     else:
         node[at[-1]] = value
-    return json.dumps(made).replace(f'"{NAN}"', "NaN")
+    return json.dumps(result).replace(f'"{NAN}"', "NaN")
 
 
 def every(content: object) -> list[tuple[tuple[str | int, ...], object]]:

@@ -52,7 +52,9 @@ def shown_rollout(page: str, image: int) -> Shown | None:
 
 def shown_map(page: str, image: int, name: str) -> Shown:
     """Return a map of one image by its name, from its least to its greatest value."""
-    (packed,) = [each for each in shown_data(page)["images"][image]["maps"] if each["name"] == name]
+    (packed,) = [
+        entry for entry in shown_data(page)["images"][image]["maps"] if entry["name"] == name
+    ]
     steps = np.frombuffer(b64decode(packed["data"]), np.uint8).reshape(packed["grid"])
     return np.asarray(packed["low"] + (packed["high"] - packed["low"]) * steps / 255)
 

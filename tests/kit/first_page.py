@@ -44,7 +44,7 @@ def check_first_page(document: Document) -> None:
     assert len(first.answer) <= SENTENCES
     assert len(first.unknown) <= SENTENCES
     assert first.glance is None or len(first.glance.rows) <= TABLE
-    words = sum(len(each.text.split()) for each in (*first.answer, *first.unknown))
+    words = sum(len(sentence.text.split()) for sentence in (*first.answer, *first.unknown))
     assert words <= 300, words
     assert not list(contradictions(document.claims))
     for claim in document.claims:

@@ -138,22 +138,22 @@ def golden(
     places: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Golden]:
     """`golden("attack")`: the run of that name, or of a command that was added."""
-    made: dict[str, Golden] = {}
+    goldens: dict[str, Golden] = {}
     shared = of_all_processes(tmp_path_factory, "golden")
 
     def find(name: str) -> Golden:
-        if name not in made:
-            beside = shared / name.replace(" ", "-")
+        if name not in goldens:
+            folder = shared / name.replace(" ", "-")
             with FileLock(
-                beside.with_suffix(".lock")
+                folder.with_suffix(".lock")
             ):  # of another process that makes it at this moment
-                if not beside.with_suffix(".made").is_file():
-                    shutil.rmtree(beside, ignore_errors=True)  # of one that failed
-                    beside.mkdir()
-                    make(name, places, beside)
-                    beside.with_suffix(".made").touch()
-            made[name] = Golden(name, beside / "run")
-        return made[name]
+                if not folder.with_suffix(".made").is_file():
+                    shutil.rmtree(folder, ignore_errors=True)  # of one that failed
+                    folder.mkdir()
+                    make(name, places, folder)
+                    folder.with_suffix(".made").touch()
+            goldens[name] = Golden(name, folder / "run")
+        return goldens[name]
 
     return find
 
@@ -168,16 +168,16 @@ def undrawn() -> Iterator[None]:
 def make(
     name: str,
     places: Mapping[str, Path],
-    beside: Path,
+    folder: Path,
     *,
     device: Sequence[str] = ("--device", "cpu"),
 ) -> Path:
     line = LINES.get(name, f"{name} {{vit}} --data digits --limit 4").format(
-        **places, beside=beside
+        **places, beside=folder
     )
     saving = saved_figures() if name in SAVED_TWICE else no_figures()
     with (
-        beside.with_suffix(".said").open("w") as said,
+        folder.with_suffix(".said").open("w") as said,
         redirect_stderr(said),
         redirect_stdout(said),
         saving,
@@ -185,6 +185,6 @@ def make(
         few_passes(),
         impatient(),
     ):
-        code = run([*line.split(), *device, "--out", str(beside / "run")])
+        code = run([*line.split(), *device, "--out", str(folder / "run")])
     assert code == (3 if name in UNMET else 0), line
-    return beside / "run"
+    return folder / "run"

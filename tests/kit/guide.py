@@ -58,11 +58,11 @@ def titles() -> list[str]:
 def blocks(title: str) -> list[Block]:
     """Return the blocks of an example."""
     texts = dict(_EXAMPLE.findall(GUIDE.read_text()))
-    found = []
+    sections = []
     for line, text in _BLOCK.findall(texts[title]):
         place = _PLACE.fullmatch(line)
         assert place is not None, f"{title}: no place in {line!r}"
-        found.append(
+        sections.append(
             Block(
                 Path(place["file"]),
                 place["where"] or "end",
@@ -71,7 +71,7 @@ def blocks(title: str) -> list[Block]:
                 text,
             )
         )
-    return found
+    return sections
 
 
 def write(title: str, root: Path) -> None:

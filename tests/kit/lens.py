@@ -97,10 +97,10 @@ def without_head(model: Model, layer: int, head: int, constant: Tensor | None = 
     instead.
     """
     cut = copy.deepcopy(model)
-    known = layers(model)[layer]
-    projection = projection_of(cut, known.attention)
+    block = layers(model)[layer]
+    projection = projection_of(cut, block.attention)
     assert projection is not None
-    columns = slice(head * known.head_dim, (head + 1) * known.head_dim)
+    columns = slice(head * block.head_dim, (head + 1) * block.head_dim)
     with torch.no_grad():
         if constant is not None:
             added = projection.weight[:, columns] @ constant
@@ -113,13 +113,13 @@ def without_head(model: Model, layer: int, head: int, constant: Tensor | None = 
 
 def entering(model: Model, layer: int, batch: Tensor, *, projection: bool = False) -> Tensor:
     """Return what a plain hook sees that enters a layer's block, or its output projection."""
-    known = layers(model)[layer]
+    block = layers(model)[layer]
     module = (
-        projection_of(model, known.attention)
+        projection_of(model, block.attention)
         if projection
-        else model.module.get_submodule(known.unit)
+        else model.module.get_submodule(block.unit)
     )
-    which = 0 if projection else known.stream
+    which = 0 if projection else block.stream
     seen = []
     handle = module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[which]))
     with torch.no_grad():
@@ -147,7 +147,7 @@ def hooked(
 
 def module_paths(model: Model, layer: int) -> tuple[str, str | None, str | None]:
     """Return the names of a layer's block, its output projection and its MLP."""
-    known = layers(model)[layer]
+    block = layers(model)[layer]
     paths = {module: path for path, module in model.module.named_modules()}
-    projection = projection_of(model, known.attention)
-    return known.unit, None if projection is None else paths[projection], known.mlp
+    projection = projection_of(model, block.attention)
+    return block.unit, None if projection is None else paths[projection], block.mlp

@@ -201,16 +201,16 @@ _FOLDED = re.compile(r"<details><summary>[^<>&]*</summary>|</details>")  # our o
 
 def problems(text: str) -> list[str]:
     """Return what is alive in a report that should only be read; empty for a good one."""
-    found = [f"control character {one!r}" for one in set(text) if one != "\n" and hidden(one)]
+    faults = [f"control character {one!r}" for one in set(text) if one != "\n" and hidden(one)]
     for token in (one for block in parsed(text) for one in (block, *(block.children or ()))):
         source = str(token.attrs.get("src", ""))
         if token.type in ("html_block", "html_inline", "link_open") and not _FOLDED.fullmatch(
             token.content.strip()
         ):
-            found.append(f"{token.type}: {token.content or token.attrs}")
+            faults.append(f"{token.type}: {token.content or token.attrs}")
         if token.type == "image" and not re.fullmatch(r"figures/[^/]+\.png", source):
-            found.append(f"image {source!r}")
-    return found + _crooked(text)
+            faults.append(f"image {source!r}")
+    return faults + _crooked(text)
 
 
 @cache
@@ -247,7 +247,7 @@ def hidden(character: str) -> bool:
 
 def _crooked(text: str) -> list[str]:
     """Tables whose rows differ in length, before markdown's own mending of them."""
-    found = []
+    faults = []
     width = 0
     code = {
         at
@@ -261,9 +261,9 @@ def _crooked(text: str) -> list[str]:
             continue
         count = len([at for at, one in enumerate(line) if one == "|" and not _escaped(line, at)])
         if width and count != width:
-            found.append(f"a row of {count - 1} cells in a table of {width - 1}: {line!r}")
+            faults.append(f"a row of {count - 1} cells in a table of {width - 1}: {line!r}")
         width = width or count
-    return found
+    return faults
 
 
 def _escaped(line: str, at: int) -> bool:

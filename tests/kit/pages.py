@@ -184,9 +184,9 @@ def written(folder: Path, content: Document, **config: object) -> str:
     return page(content, record(folder, **config))
 
 
-def said(template: str = "{{ name }}", **given: object) -> str:
+def said(template: str = "{{ name }}", **values: object) -> str:
     """Return the sentence of a claim."""
-    return found("question", "subject", template, given=given).says
+    return found("question", "subject", template, given=values).says
 
 
 def _pictures(index: int) -> tuple[NDArray[np.uint8], ...]:
@@ -219,24 +219,24 @@ class Elements(HTMLParser):
 def page_problems(text: str) -> list[str]:
     """Return what could act, load or lead out of a page, or says nothing; empty for a good one."""
     elements = Elements(text)
-    found = [
+    faults = [
         f"control character {one!r}" for one in sorted(set(text)) if one != "\n" and hidden(one)
     ]
     for tag, attributes in elements.found:
-        found += [
+        faults += [
             f"{tag} with {name}"
             for name in attributes
             if name.startswith("on") or name in ("style", "srcset")
         ]
         if not attributes.get("href", "#").startswith("#"):
-            found.append(f"{tag} to {attributes['href']}")
+            faults.append(f"{tag} to {attributes['href']}")
         if not attributes.get("src", "data:image/").startswith("data:image/"):
-            found.append(f"{tag} of {attributes['src'][:40]}")
+            faults.append(f"{tag} of {attributes['src'][:40]}")
         if tag not in _ELEMENTS:
-            found.append(f"an element {tag}")
+            faults.append(f"an element {tag}")
         if tag == "img" and not attributes.get("alt"):
-            found.append("an image without words")
+            faults.append("an image without words")
     ids = Counter(attributes["id"] for _, attributes in elements.found if "id" in attributes)
-    found += [f"id {one} {times} times" for one, times in ids.items() if times > 1]
+    faults += [f"id {one} {times} times" for one, times in ids.items() if times > 1]
     linked = {attributes["href"][1:] for tag, attributes in elements.found if tag == "a"}
-    return found + [f"a link to {one}, which is not there" for one in sorted(linked - set(ids))]
+    return faults + [f"a link to {one}, which is not there" for one in sorted(linked - set(ids))]

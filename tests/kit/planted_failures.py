@@ -48,7 +48,7 @@ def squares(count: int = 300, *, seed: int = 0, masks: bool = True, dots: int = 
 
     labels = torch.randint(0, 2, (count,), generator=draw)
     images = GROUND + 0.02 * torch.rand(count, 3, SIDE, SIDE, generator=draw)
-    found = torch.zeros(count, SIDE, SIDE, dtype=torch.bool)
+    objects = torch.zeros(count, SIDE, SIDE, dtype=torch.bool)
     columns = zip(
         numbers(9, 14),
         numbers(0, 1),
@@ -63,15 +63,15 @@ def squares(count: int = 300, *, seed: int = 0, masks: bool = True, dots: int = 
         row = 0 if edge < 1 / 6 else row
         column = SIDE - side if 1 / 6 <= edge < 1 / 3 else column
         where = slice(row, row + side), slice(column, column + side)
-        found[(at, *where)] = True
-        free = (~F.max_pool2d(found[at][None].float(), 5, 1, 2)[0].bool()).nonzero()
+        objects[(at, *where)] = True
+        free = (~F.max_pool2d(objects[at][None].float(), 5, 1, 2)[0].bool()).nonzero()
         for y, x in free[torch.randperm(len(free), generator=draw)[: int(bright)]].tolist():
             images[at, :, y, x] = 1.0
         stripes = contrast * ((torch.arange(side) // 2) % 2 == 0).float()
         images[(at, slice(None), *where)] += (
             stripes[:, None] if labels[at] == 0 else stripes[None, :]
         )
-    return split_of(images.clamp(0, 1), labels, CLASSES, masks=found if masks else None)
+    return split_of(images.clamp(0, 1), labels, CLASSES, masks=objects if masks else None)
 
 
 class Planted(nn.Module):
@@ -153,11 +153,13 @@ def model(rule: Callable[[Tensor, Tensor], Tensor], alias: str = "planted") -> M
 def boxes(*places: tuple[int, int, int, int], side: int = 16, masks: bool = True) -> Split:
     """White rectangles (top, left, height, width) on grey of 100, of two classes in turn."""
     pixels = torch.full((len(places), 3, side, side), 100, dtype=torch.uint8)
-    found = torch.zeros(len(places), side, side, dtype=torch.bool)
+    objects = torch.zeros(len(places), side, side, dtype=torch.bool)
     for at, (top, left, height, width) in enumerate(places):
-        found[at, top : top + height, left : left + width] = True
-        pixels[at][:, found[at]] = 200
-    return split_of(pixels, torch.arange(len(places)) % 2, CLASSES, masks=found if masks else None)
+        objects[at, top : top + height, left : left + width] = True
+        pixels[at][:, objects[at]] = 200
+    return split_of(
+        pixels, torch.arange(len(places)) % 2, CLASSES, masks=objects if masks else None
+    )
 
 
 def pictures_of(split: Split, maps: Tensor | None = None) -> Pictures:
@@ -189,7 +191,10 @@ def failures_of(
     these indices.
     """
     models = [model(rule, alias) for alias, rule in rules.items()]
-    subjects = [Subject(own, split, vitlens.evaluate(own, split), maps, indices) for own in models]
+    subjects = [
+        Subject(subject, split, vitlens.evaluate(subject, split), maps, indices)
+        for subject in models
+    ]
     return failure_fields(subjects, quiet=True)
 
 

@@ -33,10 +33,10 @@ def worth() -> Tensor:
     """Return what a white patch adds to the margin: the first and last row, a pair, one patch, and
     little elsewhere.
     """
-    found = torch.rand(CELLS**2, generator=torch.Generator().manual_seed(0)) * 0.6 - 0.2
-    found[CHANGED], found[BRIGHT] = 1.2, 0.4
-    found[FIRST], found[list(PAIR)] = 3.0, 2.0
-    return found
+    values = torch.rand(CELLS**2, generator=torch.Generator().manual_seed(0)) * 0.6 - 0.2
+    values[CHANGED], values[BRIGHT] = 1.2, 0.4
+    values[FIRST], values[list(PAIR)] = 3.0, 2.0
+    return values
 
 
 def margins(cells: Tensor, values: Tensor) -> Tensor:
@@ -92,16 +92,16 @@ def brightness() -> Tensor:
     """(images, patches) in steps of 1/255. Of the first image all is black but the pair and one
     patch; without any of its three patches the second one is of the other class.
     """
-    found = torch.rand(COUNT, CELLS**2, generator=torch.Generator().manual_seed(1))
-    found[:, [FIRST, *PAIR]] = 1.0
-    found[:, BRIGHT] = 1.0
+    levels = torch.rand(COUNT, CELLS**2, generator=torch.Generator().manual_seed(1))
+    levels[:, [FIRST, *PAIR]] = 1.0
+    levels[:, BRIGHT] = 1.0
     rest = [cell for cell in range(CELLS**2) if cell >= CHANGED.stop]
-    found[:, CHANGED] = found[:, rest].mean(1, keepdim=True)
-    found[:2] = 0.0
-    found[0, [FIRST, *PAIR]] = 1.0
-    found[1, [FIRST, CELLS**2 - 1]] = 1.0
-    found[1, 0] = 0.7
-    return (255 * found).round() / 255
+    levels[:, CHANGED] = levels[:, rest].mean(1, keepdim=True)
+    levels[:2] = 0.0
+    levels[0, [FIRST, *PAIR]] = 1.0
+    levels[1, [FIRST, CELLS**2 - 1]] = 1.0
+    levels[1, 0] = 0.7
+    return (255 * levels).round() / 255
 
 
 def pixels() -> Tensor:
@@ -112,9 +112,9 @@ def pixels() -> Tensor:
 
 def objects() -> Tensor:
     """Masks of what is brighter than the mean grey; the last image has no background."""
-    found = pixels().mean(1) > 0.5
-    found[-1] = True
-    return found
+    covered = pixels().mean(1) > 0.5
+    covered[-1] = True
+    return covered
 
 
 def write(folder: Path) -> str:
@@ -150,9 +150,9 @@ def bright(model: Model, images: Tensor, _targets: Tensor) -> Tensor:
 
 def marked(place: slice) -> Tensor:
     """Return a map of the patches at a place, more or less."""
-    found = torch.linspace(0, 0.5, CELLS**2) + 0.02 * torch.arange(CELLS**2).sin()
-    found[place] += 1
-    return found.view(CELLS, CELLS)
+    scores = torch.linspace(0, 0.5, CELLS**2) + 0.02 * torch.arange(CELLS**2).sin()
+    scores[place] += 1
+    return scores.view(CELLS, CELLS)
 
 
 def noise(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
@@ -172,7 +172,7 @@ def broken(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
 
 METHODS: dict[str, Method] = {
     "saliency": truth,
-    "gradcam": lambda *given: -truth(*given),
+    "gradcam": lambda *args: -truth(*args),
     "occlusion": bright,
     "layercam": lambda _model, images, _targets: (images.mean(1) > 0.5).float(),  # 1 on the object
     "hirescam": lambda _model, images, _targets: marked(CHANGED).expand(len(images), -1, -1),

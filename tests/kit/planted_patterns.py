@@ -141,7 +141,7 @@ class Bench:
             "similar": self.form(
                 colours, colours, 3 * STRONG
             ),  # all colours are equally far from grey
-            **{name: self.offsets(each) for name, each in inside.items()},
+            **{name: self.offsets(selected) for name, selected in inside.items()},
             "noise 1": self.noise(),
             "noise 2": self.noise(),
         }

@@ -130,11 +130,14 @@ def pretraining_record(
     words = {row.label: row.words for row in record.points}
     noise = spread * np.random.default_rng(0).standard_normal((len(knn), seeds))
     scores = {
-        label: [value + each for each in own] for (label, value), own in zip(knn.items(), noise)
+        label: [value + offset for offset in offsets]
+        for (label, value), offsets in zip(knn.items(), noise)
     }
     overlaps = {
-        label: [torch.tensor([iou[label] + each, 0.3, 0.4], dtype=torch.float64) for each in own]
-        for label, own in zip(iou, noise)
+        label: [
+            torch.tensor([iou[label] + offset, 0.3, 0.4], dtype=torch.float64) for offset in offsets
+        ]
+        for label, offsets in zip(iou, noise)
     }
     return replace(
         record,

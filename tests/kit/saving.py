@@ -38,15 +38,15 @@ def save_little() -> None:
 
     os.fsync = lambda _: None  # no test reads a folder after the machine has lost its power
 
-    whole = publish._save
+    save_figure = publish._save
 
     def save(figure: "Figure", files: Mapping[str, Path]) -> None:
         if _WHOLE:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(publish, "_DOTS_PER_INCH", _COARSE)
-                whole(figure, files)
+                save_figure(figure, files)
             return
-        whole(figure, {form: path for form, path in files.items() if form != "png"})
+        save_figure(figure, {form: path for form, path in files.items() if form != "png"})
         with write_atomically(files["png"]) as temporary:
             temporary.write_bytes(_PIXEL)
 

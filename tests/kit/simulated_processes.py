@@ -17,7 +17,7 @@ from vitlens.processes import Processes
 
 
 def run_in_processes(
-    count: int, work: Callable[[Processes], Any], monkeypatch: pytest.MonkeyPatch
+    count: int, function: Callable[[Processes], Any], monkeypatch: pytest.MonkeyPatch
 ) -> list[Any]:
     """Return the results of work(processes), or its exceptions, in each of count processes; runs
     inside use that process.
@@ -51,7 +51,7 @@ def run_in_processes(
         here.processes = Processes(index, count, torch.device("cpu"))
         here.round = 0
         try:
-            return work(here.processes)
+            return function(here.processes)
         except BaseException as error:
             return error
         finally:

@@ -32,14 +32,14 @@ def model_of(
     """Return a model around a module whose anatomy is read from it, as load would make it:
     evaluation mode, frozen.
     """
-    made = (
+    parts = (
         Architecture("timm", alias),
         Preprocessing(size),
         classes,
         alias,
         Provenance(alias, "random"),
     )
-    return assemble(module, *made).eval().requires_grad_(False)
+    return assemble(module, *parts).eval().requires_grad_(False)
 
 
 def bare(
@@ -160,7 +160,7 @@ def small_cnn(size: tuple[int, int] = (32, 48)) -> Model:
 
 def pruned(model: Model, heads: Mapping[int, Iterable[int]]) -> Model:
     """Return a copy without these heads, by layer."""
-    return prune_heads(model, {layer: tuple(each) for layer, each in heads.items()})
+    return prune_heads(model, {layer: tuple(indices) for layer, indices in heads.items()})
 
 
 def torchvision_vit(classes: int = 5) -> Model:

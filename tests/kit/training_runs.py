@@ -50,7 +50,7 @@ def interrupted(
         yield
 
 
-def kept_run(folder: Path, *, kept: Sequence[int], epochs: int) -> Path:
+def kept_run(folder: Path, *, saved_after: Sequence[int], epochs: int) -> Path:
     """Return a run of so many epochs that kept its weights after some of them; each weights are
     other random ones.
     """
@@ -59,7 +59,7 @@ def kept_run(folder: Path, *, kept: Sequence[int], epochs: int) -> Path:
         shape = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [8, 8]}
         return untrained("vit-mini", classes=CLASSES, seed=seed, overrides=shape)
 
-    for epoch in kept:
+    for epoch in saved_after:
         keep_weights(folder, made(epoch), epochs=epoch)
     save(made(epochs), folder / "model.safetensors")
     lines = [

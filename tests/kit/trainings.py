@@ -221,9 +221,9 @@ def one_of(processes: int, index: int, model: Model) -> Iterator[dict[str, Tenso
 
     def backward(loss: Tensor) -> None:
         loss.backward()
-        named = model.module.named_parameters()
+        parameters = model.module.named_parameters()
         gradients.update(
-            {name: value.grad.clone() for name, value in named if value.grad is not None}
+            {name: value.grad.clone() for name, value in parameters if value.grad is not None}
         )
 
     accelerator = SimpleNamespace(

@@ -20,11 +20,13 @@ def layers(count: int, *widths: int, seed: int = 0, offset: float = 0.0) -> list
 
 
 def of(values: Sequence[Tensor], alias: str = "made") -> Features:
-    named = [
+    feature_layers = [
         FeatureLayer(i, f"block {i}", "block", f"b.{i}", part.shape[1], None)
         for i, part in enumerate(values)
     ]
-    return Features(alias, tuple(named), tuple(values), torch.zeros(len(values[0]), 2), "mean")
+    return Features(
+        alias, tuple(feature_layers), tuple(values), torch.zeros(len(values[0]), 2), "mean"
+    )
 
 
 def gram_cka(first: Tensor, second: Tensor, *, biased: bool = False) -> float:

@@ -31,15 +31,15 @@ def whole_folder(out: Path, command: str, *, drawn: bool = True, saved: bool = F
     check_first_page(COMMANDS[command].report(record))
     assert not consistency.errors(record)
     assert not consistency.bare_statuses((out / "report.md").read_text())
-    made = {
+    contents = {
         path: path.read_bytes()
         for path in [out / "report.md", *((out / "figures").glob("*.png") if saved else ())]
     }
-    for path in made:
+    for path in contents:
         path.unlink()
     with saved_figures() if drawn else nullcontext():
         assert run(["report", str(out)]) == 0
-    assert {path: path.read_bytes() for path in made} == made
+    assert {path: path.read_bytes() for path in contents} == contents
     check_report(out, drawn=drawn)
     assert not list(out.rglob(".*")), "a temporary file stayed behind"
 

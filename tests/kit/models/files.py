@@ -66,6 +66,6 @@ def one_line(
     error: type[Exception] | tuple[type[Exception], ...], words: str = ""
 ) -> Iterator[None]:
     """Expects an error with these words (a pattern) in one line."""
-    with pytest.raises(error, match=words or None) as told:
+    with pytest.raises(error, match=words or None) as raised:
         yield
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)

@@ -227,7 +227,7 @@ class ClassLast(RegistersLast):
 
     def tokens(self, x: Tensor) -> Tensor:
         x = self.patches(x) + self.pos
-        cls, register = (each.expand(len(x), -1, -1) for each in self.extra.split(1, 1))
+        cls, register = (token.expand(len(x), -1, -1) for token in self.extra.split(1, 1))
         return torch.cat([register, x, cls] if self.last else [register, cls, x], 1)
 
     def read(self, x: Tensor) -> Tensor:
@@ -255,7 +255,7 @@ def merged_two() -> ViT:
     vit = ViT(partial(Parallel, partial(Attention, 2, merged)))
     widths = ((3, 8), (8, 16), (16, DIM))
     vit.stem = nn.Sequential(
-        *(nn.Sequential(nn.Conv2d(*each, 3, 2, 1), nn.ReLU()) for each in widths)
+        *(nn.Sequential(nn.Conv2d(*channels, 3, 2, 1), nn.ReLU()) for channels in widths)
     )
     return vit
 
