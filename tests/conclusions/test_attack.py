@@ -86,11 +86,11 @@ def claimed(question: str, *curves: AttackCurveRow, **tables: tuple[object, ...]
 def test_a_self_check_that_fails_clearly_is_the_first_finding(checks, effects):
     record = record_of(curve("m", 1.0, 185), curve("m", 8.0, 150), checks=checks)
     document = REPORT(record)
-    found = [claim for claim in document.claims if claim.question == "masked gradients"]
-    assert [claim.effect for claim in found] == effects
-    if found:
-        assert shown(document.claims)[0] == found[0]
-        assert document.title == found[0].title
+    failed_checks = [claim for claim in document.claims if claim.question == "masked gradients"]
+    assert [claim.effect for claim in failed_checks] == effects
+    if failed_checks:
+        assert shown(document.claims)[0] == failed_checks[0]
+        assert document.title == failed_checks[0].title
         assert states(document) == {"self-checks of m": "fail", "robustness of m": "inconclusive"}
 
 
@@ -129,13 +129,13 @@ def test_masked_gradients_of_a_model_come_first(function, seed, tmp_path):
     )
     record = ran(tmp_path / "run", f"{line} --no-corruptions --no-inside --seed {seed}")
     document = REPORT(record)
-    found, *_ = shown(document.claims)
-    assert found.question == "masked gradients"
-    assert found.effect in [
+    first, *_ = shown(document.claims)
+    assert first.question == "masked gradients"
+    assert first.effect in [
         row.share for row in record.checks if row.state == "failed" and "gradients" in row.name
     ]
-    assert found.effect.value > 0.5
-    assert document.title == found.title
+    assert first.effect.value > 0.5
+    assert document.title == first.title
     judged = states(document)
     assert (judged[f"self-checks of {function}"], judged[f"robustness of {function}"]) == (
         "fail",
@@ -144,7 +144,7 @@ def test_masked_gradients_of_a_model_come_first(function, seed, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kept", "far", "failed", "state"),
+    ("robust", "far", "failed", "state"),
     [
         (185, 5, 0, "pass"),  # at 1/255: the verdict is that of the strongest attack
         (100, 5, 0, "warn"),
@@ -155,11 +155,11 @@ def test_masked_gradients_of_a_model_come_first(function, seed, tmp_path):
         (185, 170, 0, "warn"),  # at 8/255 no undefended model keeps as much: the attack is weak
     ],
 )
-def test_the_verdict_is_the_strongest_attacks_at_one(kept, far, failed, state):
+def test_the_verdict_is_the_strongest_attacks_at_one(robust, far, failed, state):
     rows = (
         curve("m", 0.0, 190),
         curve("m", 1.0, 195, "fgsm-linf"),
-        curve("m", 1.0, kept),
+        curve("m", 1.0, robust),
         curve("m", 8.0, far),
     )
     checks = (check("no limit", "failed" if failed else "passed", 3 * failed, 9),)
@@ -169,23 +169,23 @@ def test_the_verdict_is_the_strongest_attacks_at_one(kept, far, failed, state):
 
 
 @pytest.mark.parametrize(
-    ("kept", "state"), [(185, "inconclusive"), (100, "inconclusive"), (60, "warn"), (10, "fail")]
+    ("robust", "state"), [(185, "inconclusive"), (100, "inconclusive"), (60, "warn"), (10, "fail")]
 )
-def test_one_step_in_an_audit_shows_no_robustness_but_shows_what_cannot_pass(golden, kept, state):
+def test_one_step_in_an_audit_shows_no_robustness_but_shows_what_cannot_pass(golden, robust, state):
     """An upper bound whose interval lies below the limit cannot pass, whatever a stronger attack
     would find.
     """
     record = replace(golden("audit").record)
     planted = record_of(
-        *(curve("mine", *row, "fgsm-linf") for row in ((0.0, 190), (1.0, kept), (8.0, 5)))
+        *(curve("mine", *row, "fgsm-linf") for row in ((0.0, 190), (1.0, robust), (8.0, 5)))
     )
     chapters = [
-        replace(each, record=planted) if each.row.word == "attack" else each
-        for each in record.parts
+        replace(part, record=planted) if part.row.word == "attack" else part
+        for part in record.parts
     ]
     vars(record)["parts"] = tuple(chapters)  # in place of those of its folder
     (claim,) = [
-        each for each in COMMANDS["audit"].report(record).claims if each.question == "robustness"
+        claim for claim in COMMANDS["audit"].report(record).claims if claim.question == "robustness"
     ]
     assert claim.state == state
 
@@ -203,15 +203,17 @@ def test_what_could_not_fail_was_not_tried_or_is_of_few_images_claims_nothing():
 
 
 @pytest.mark.parametrize(
-    ("own", "other", "is_masked"), [(160, 60, True), (60, 160, False), (100, 94, False)]
+    ("own_rate", "other", "is_masked"), [(160, 60, True), (60, 160, False), (100, 94, False)]
 )
-def test_transfer_that_beats_the_own_attack_is_a_hidden_fault(own, other, is_masked):
+def test_transfer_that_beats_the_own_attack_is_a_hidden_fault(own_rate, other, is_masked):
     rows = tuple(
-        TransferRow(made_for, "a", Estimate(0.9, 0.8, 1.0, 100), wilson(kept, 200), Estimate(0.95))
-        for made_for, kept in (("a", own), ("b", other))
+        TransferRow(
+            made_for, "a", Estimate(0.9, 0.8, 1.0, 100), wilson(robust_count, 200), Estimate(0.95)
+        )
+        for made_for, robust_count in (("a", own_rate), ("b", other))
     )
-    found = claimed("transfer beats the attack", curve("a", 0.0, 190), transfer=rows)
-    assert [claim.effect for claim in found] == ([wilson(own, 200)] if is_masked else [])
+    claims_made = claimed("transfer beats the attack", curve("a", 0.0, 190), transfer=rows)
+    assert [claim.effect for claim in claims_made] == ([wilson(own_rate, 200)] if is_masked else [])
 
 
 @pytest.mark.parametrize(
@@ -259,24 +261,24 @@ def test_which_of_two_models_is_more_robust(pairs, title, effect):
         )
         for epsilon, gap, p in pairs
     )
-    (found,) = claimed("difference under attack", *curves, pairs=rows)
-    assert found.title.startswith(title)
-    assert ("p = 0.03" in found.says) == (effect is not None)
+    (claim,) = claimed("difference under attack", *curves, pairs=rows)
+    assert claim.title.startswith(title)
+    assert ("p = 0.03" in claim.says) == (effect is not None)
     ends = (
-        None if found.effect is None else (found.effect.value, found.effect.low, found.effect.high)
+        None if claim.effect is None else (claim.effect.value, claim.effect.low, claim.effect.high)
     )
     assert ends == (None if effect is None else (effect, effect - 3, effect + 3))
 
 
-def two_models(kept: tuple[int, int], **tables: tuple[object, ...]) -> AttackRecord:
+def two_models(robust: tuple[int, int], **tables: tuple[object, ...]) -> AttackRecord:
     """Two models that keep so many of 200 images at 8/255, which differ significantly there."""
-    counts = {0.0: (190, 190), 1.0: (185, 185), 8.0: kept}
+    counts = {0.0: (190, 190), 1.0: (185, 185), 8.0: robust}
     curves = [
         curve(model, epsilon, right)
         for epsilon, both in counts.items()
         for model, right in zip("ab", both)
     ]
-    gap = 100 * (kept[0] - kept[1]) / 200
+    gap = 100 * (robust[0] - robust[1]) / 200
     difference = Estimate(gap, gap - 3, gap + 3, 200, "points")
     row = RobustPairRow("pgd-linf", "PGD L∞", "linf", 8.0, "a", "b", 9, 1, difference, 1e-6, 1e-5)
     return record_of(*curves, pairs=(row,), **tables)
@@ -309,7 +311,9 @@ def test_no_title_rests_on_attacks_that_the_verdict_calls_too_weak(survivors, is
     ]
     assert (verdict.state, verdict.doubts) == (("pass", False) if is_title else ("warn", True))
     (section,) = [
-        each for each in document.sections if each.title.startswith("How much accuracy is left")
+        section
+        for section in document.sections
+        if section.title.startswith("How much accuracy is left")
     ]
     assert verdict.because in section.status.words
 

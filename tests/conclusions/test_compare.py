@@ -47,7 +47,7 @@ def test_a_vit_that_loses_to_its_cnn_comes_first_and_few_images_are_inconclusive
     record = recorded((0.25, 0.10), map_checks=(*checks("vit", "relevance", cascade=STAYING), *CNN))
     first, second = found(record)
     wrong_vit, wrong_cnn = (
-        record.metric(f"cell/vit/cnn/only-{each}-wrong").value * N for each in ("first", "second")
+        record.metric(f"cell/vit/cnn/only-{which}-wrong").value * N for which in ("first", "second")
     )
     assert first.effect.value == pytest.approx((wrong_vit - wrong_cnn) * 100 / N)
     assert first.effect.value > 0
@@ -102,8 +102,10 @@ def test_disturbed_images(accuracies, better, clear):
         kind="shuffle",
         level=4.0,
     )
-    named = found(replace(recorded((0.1, 0.1), seed=1), robustness=harder, disturbed_pairs=(row,)))
-    assert [(claim.question, claim.subject, claim.effect) for claim in named] == [
+    disturbed = found(
+        replace(recorded((0.1, 0.1), seed=1), robustness=harder, disturbed_pairs=(row,))
+    )
+    assert [(claim.question, claim.subject, claim.effect) for claim in disturbed] == [
         ("disturbed images", "vit", apart)
     ] * clear
 
@@ -144,7 +146,7 @@ def test_maps_by_two_methods_are_compared_only_where_both_are_verified():
             section.title: section for section in REPORT(recorded((0.1, 0.1), **how)).sections
         }
         text = " ".join(
-            each.text for each in sections["Do both models mark the same places?"].sentences
+            sentence.text for sentence in sections["Do both models mark the same places?"].sentences
         )
         return "**vit** are more concentrated" in text
 
@@ -158,13 +160,13 @@ def test_maps_by_two_methods_are_compared_only_where_both_are_verified():
 @pytest.fixture(scope="module")
 def folders(weaker: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Evaluations of the CNN, a worse ViT, and that ViT again, under another alias."""
-    made = {}
+    paths = {}
     for name, model in (
         ("cnn", "cnn-digits"),
         ("vit", weaker),
         ("new", weaker.replace("vit-digits=", "new=")),
     ):
-        made[name] = tmp_path_factory.mktemp("runs") / name
+        paths[name] = tmp_path_factory.mktemp("runs") / name
         assert (
             run(
                 [
@@ -175,13 +177,13 @@ def folders(weaker: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
                     "--seed",
                     "1",
                     "--out",
-                    str(made[name]),
+                    str(paths[name]),
                     "--quiet",
                 ]
             )
             == 0
         )
-    return made
+    return paths
 
 
 def test_a_worse_model_fails_by_the_paired_test(folders, capsys):
@@ -220,8 +222,8 @@ def test_images_that_share_a_source_count_once_in_a_comparison_of_runs(folders):
         replace(
             record,
             predictions={
-                alias: replace(each, groups=np.arange(100) // 10)
-                for alias, each in record.predictions.items()
+                alias: replace(evaluation, groups=np.arange(100) // 10)
+                for alias, evaluation in record.predictions.items()
             },
         )
         for record in (read_folder(folders["cnn"]), read_folder(folders["vit"]))
@@ -243,22 +245,22 @@ def test_images_that_share_a_source_count_once_in_a_comparison_of_runs(folders):
 def test_a_comparison_of_runs_is_repeated_by_its_command_and_the_same_is_no_change(folders, capsys):
     line = ["report", "--compare", str(folders["vit"]), str(folders["new"])]
     page = folders["new"] / "comparison.html"
-    for asked, printed in (
+    for typed, printed in (
         ([], "comparison.md"),
         (["--html"], "comparison.html"),
         ([], "comparison.html"),
     ):
         capsys.readouterr()
-        assert run([*line, *asked]) == 0
+        assert run([*line, *typed]) == 0
         assert capsys.readouterr().out.strip() == str(folders["new"] / printed)
         assert page.is_file() == (printed == page.name)  # one that lies there is kept up to date
-        whole = shlex.join(["vitlens", *line, *(["--html"] if page.is_file() else [])])
+        command_line = shlex.join(["vitlens", *line, *(["--html"] if page.is_file() else [])])
         text = (
             (folders["new"] / "comparison.md")
             .read_text(encoding="utf-8")
             .partition("## Repeat it")[2]
         )
-        assert f"\n{whole}\n" in text
+        assert f"\n{command_line}\n" in text
         assert "vitlens evaluate" not in text
     written = page.read_text(encoding="utf-8")
     assert page_problems(written) == []

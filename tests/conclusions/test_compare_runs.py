@@ -49,16 +49,16 @@ def slow_if_long(names):
 def test_every_folder_is_compared_with_its_copy_and_with_another_run_of_its_command(
     name, golden, tmp_path
 ):
-    made = golden(name)
-    copy = Path(shutil.copytree(made.folder, tmp_path / "copy"))
-    assert run(["report", "--compare", str(made.folder), str(copy)]) == 0
-    assert not compared_runs(made.record, read_folder(copy), "").changed
-    others = [
-        each
-        for each in NAMES
-        if each != name and each not in BY_HAND and command(each) == command(name)
+    original = golden(name)
+    copy = Path(shutil.copytree(original.folder, tmp_path / "copy"))
+    assert run(["report", "--compare", str(original.folder), str(copy)]) == 0
+    assert not compared_runs(original.record, read_folder(copy), "").changed
+    comparable = [
+        candidate
+        for candidate in NAMES
+        if candidate != name and candidate not in BY_HAND and command(candidate) == command(name)
     ]
-    for other in others:
+    for other in comparable:
         assert run(["report", "--compare", str(golden(other).folder), str(copy)]) in (
             0,
             2,
@@ -100,8 +100,8 @@ def photographs(folder: Path, *, darker: bool) -> Path:
 def test_other_images_of_the_same_names_are_not_paired_and_the_title_says_so(tmp_path):
     folders = [photographs(tmp_path / name, darker=name == "b") for name in ("a", "b")]
     first, second = (
-        ran(tmp_path / f"run-{at}", f"evaluate cnn-digits --data {each}")
-        for at, each in enumerate(folders)
+        ran(tmp_path / f"run-{at}", f"evaluate cnn-digits --data {folder}")
+        for at, folder in enumerate(folders)
     )
     (accuracy,) = [
         row
@@ -111,7 +111,7 @@ def test_other_images_of_the_same_names_are_not_paired_and_the_title_says_so(tmp
     assert accuracy.test == "independent"
     document = comparison(first, second)
     assert "other images" in document.title
-    assert any("other images" in each.text for each in document.first.unknown)
+    assert any("other images" in sentence.text for sentence in document.first.unknown)
     assert any("fingerprint" in row.setting for row in compared_runs(first, second, "").settings)
     moved = shutil.copytree(folders[0], tmp_path / "elsewhere" / "test")
     again = ran(tmp_path / "again", f"evaluate cnn-digits --data {moved}")
@@ -127,11 +127,11 @@ def test_other_images_of_the_same_names_are_not_paired_and_the_title_says_so(tmp
     "name", slow_if_long(["walkthrough", "explain", "features", "audit", "study"])
 )
 def test_folders_without_their_arrays_are_compared(golden, tmp_path, name):
-    made = golden(name)
-    copy = Path(shutil.copytree(made.folder, tmp_path / "copy"))
+    original = golden(name)
+    copy = Path(shutil.copytree(original.folder, tmp_path / "copy"))
     for arrays in [*copy.rglob("arrays")]:
         shutil.rmtree(arrays)
-    assert run(["report", "--compare", str(made.folder), str(copy)]) in (0, 3)
+    assert run(["report", "--compare", str(original.folder), str(copy)]) in (0, 3)
     (copy / "comparison.md").read_text()
 
 
@@ -147,15 +147,15 @@ def test_the_same_images_with_other_labels_are_not_the_same(tmp_path):
 
 
 def test_folders_without_fingerprints_are_read_and_not_paired(golden, tmp_path):
-    made = golden("evaluate")
-    old = Path(shutil.copytree(made.folder, tmp_path / "old"))
+    original = golden("evaluate")
+    old = Path(shutil.copytree(original.folder, tmp_path / "old"))
     config = json.loads((old / "config.json").read_text())
     assert config.pop("fingerprints").keys() == {"test", "test labels"}
     (old / "config.json").write_text(json.dumps(config))
     assert run(["report", str(old)]) == 0
-    runs = compared_runs(read_folder(old), made.record, "")
+    runs = compared_runs(read_folder(old), original.record, "")
     assert (runs.same_images, {row.test for row in runs.tested}) == ("not known", {"independent"})
-    assert "not known" in comparison(read_folder(old), made.record).title
+    assert "not known" in comparison(read_folder(old), original.record).title
 
 
 def test_an_accuracy_is_corrected_for_accuracies_alone(tmp_path):
@@ -164,11 +164,11 @@ def test_an_accuracy_is_corrected_for_accuracies_alone(tmp_path):
         for name in ("vit-digits", "cnn-digits")
     ]
     rows = compared_runs(*records, "").tested
-    (asked,) = [row for row in rows if row.metric == "accuracy/m"]
-    assert asked.p_holm == asked.p
-    others = [row for row in rows if row.family == "judged"]
-    assert min(row.p_holm for row in others) == pytest.approx(
-        min(1.0, len(others) * min(row.p for row in others))
+    (accuracy_row,) = [row for row in rows if row.metric == "accuracy/m"]
+    assert accuracy_row.p_holm == accuracy_row.p
+    judged_rows = [row for row in rows if row.family == "judged"]
+    assert min(row.p_holm for row in judged_rows) == pytest.approx(
+        min(1.0, len(judged_rows) * min(row.p for row in judged_rows))
     )
 
 

@@ -34,7 +34,7 @@ def test_pairs_are_counts_with_exact_tests_corrected_together_and_the_best_comes
     models = with_errors(a=0.05, b=0.2, c=0.06)
     record = evaluate_record(models)
     document = REPORT(record)
-    right = {name: own.predicted == own.labels for name, own in models.items()}
+    right = {name: result.predicted == result.labels for name, result in models.items()}
     for row in record.pairs:
         one = right[row.first]
         two = right[row.second]
@@ -90,8 +90,8 @@ def test_a_difference_is_judged_by_its_whole_interval(low, high, decided, state)
 @pytest.mark.parametrize(("share", "seed"), [(0.05, 1), (0.08, 2), (0.3, 0)])
 def test_what_is_not_decided_is_neither_warned_of_nor_failed(share, seed):
     record = evaluate_record(with_errors(seed, a=0.05, b=share), seed=seed)
-    asked = {claim.question for claim in first_page(record) if claim.kind == "answer"}
-    assert asked == {"which is better" if share == 0.3 else "no difference"}
+    questions = {claim.question for claim in first_page(record) if claim.kind == "answer"}
+    assert questions == {"which is better" if share == 0.3 else "no difference"}
     assert states(REPORT(record))["accuracy of a and b"] in (
         ("fail",) if share == 0.3 else ("pass", "inconclusive")
     )
@@ -131,8 +131,8 @@ def one(confidence: np.ndarray, right: np.ndarray, predicted: np.ndarray):
 
 
 def test_the_same_model_twice_is_no_finding_nor_is_a_tiny_significant_difference():
-    own = with_errors(a=0.1)["a"]
-    record = evaluate_record({"a": own, "b": own})
+    result = with_errors(a=0.1)["a"]
+    record = evaluate_record({"a": result, "b": result})
     assert [claim.question for claim in first_page(record)] == ["no difference"]
     assert states(REPORT(record))["accuracy of a and b"] == "pass"
     right = calibrated(2, 1400)[1]
@@ -153,13 +153,13 @@ def test_a_calibrated_model_passes_and_overconfidence_is_named_by_class_or_as_a_
         np.random.default_rng(100).random(len(right)) < 0.5
     )  # of the predictions of class 1 half are right
     record = one(confidence, np.where(predicted == 1, half, right), predicted)
-    found = next(claim for claim in first_page(record) if claim.kind != "answer")
-    row = next(each for each in record.by_prediction if "bee" in each.class_name)
-    assert (found.question, found.effect) == ("confidence by class", row.gap)
+    finding = next(claim for claim in first_page(record) if claim.kind != "answer")
+    row = next(row for row in record.by_prediction if "bee" in row.class_name)
+    assert (finding.question, finding.effect) == ("confidence by class", row.gap)
     assert row.gap.value == pytest.approx(row.confidence - row.accuracy)
     assert 0.2 < row.gap.value < 0.4
     assert not any(claim.question == "confidence" for claim in REPORT(record).claims)
-    assert "*bee*" not in found.says  # a name is no markup
+    assert "*bee*" not in finding.says  # a name is no markup
     every = one(np.full(1000, 0.95), np.arange(1000) % 5 > 0, predicted)  # accuracy 0.8
     claims = [
         (claim.question, claim.effect) for claim in first_page(every) if claim.kind != "answer"

@@ -74,9 +74,9 @@ def test_each_question_is_answered_once_or_said_not_to_be_and_in_few_words(name)
     ],
 )
 def test_a_study_without_some_chapters_answers_the_other_questions(left_out):
-    whole = read_folder(REPORTS / "study-shortcut")
+    complete = read_folder(REPORTS / "study-shortcut")
     record = replace(
-        whole, chapters=tuple(row for row in whole.chapters if row.word not in left_out)
+        complete, chapters=tuple(row for row in complete.chapters if row.word not in left_out)
     )
     first = first_page(record)
     leads = {sentence.lead for sentence in (*first.answer, *first.unknown)}
@@ -102,7 +102,9 @@ def test_the_cause_of_errors_has_what_was_fixed_and_broken_next_to_the_control()
     cells = [cell for line in first_page(record).glance.rows for cell in line]
     for model in compared.aliases:
         (other,) = [
-            each for each in compared.reliance if each.model == model and each.change == row.change
+            result
+            for result in compared.reliance
+            if result.model == model and result.change == row.change
         ][-1:]
         assert any(
             str(other.fixed) in str(cell) and str(other.errors) in str(cell) for cell in cells
@@ -165,9 +167,9 @@ def test_a_misleading_cue_leads_to_the_models_without_it_or_to_a_training_of_one
         models = tuple(ModelEntry(alias, name) for alias, name in zip(PAIR, names))
         config = replace(record.config, models=models, options={"models": names, "data": "digits"})
         (claim,) = [
-            each
-            for each in COMPARED.register(replace(record, config=config))
-            if each.question == "shortcut"
+            claim
+            for claim in COMPARED.register(replace(record, config=config))
+            if claim.question == "shortcut"
         ]
         assert f"vitlens {command}" in claim.next_step
 
@@ -226,7 +228,8 @@ def test_the_models_trained_without_the_planted_cause_are_named_where_there_are_
 
 @pytest.mark.slow  # 1,800 scenes
 @pytest.mark.parametrize(
-    ("name", "expected"), [pair for each in PLANTED.values() for pair in each.remedied.values()]
+    ("name", "expected"),
+    [pair for planted in PLANTED.values() for pair in planted.remedied.values()],
 )
 def test_the_accuracy_without_the_planted_cause_is_that_of_the_bundled_model(name, expected):
     scenes = load_data("digits")

@@ -107,29 +107,29 @@ def test_the_best_is_first_and_its_equals_are_named_and_few_images_are_inconclus
     assert [(claim.state, claim.says) for claim in document.claims] == [("inconclusive", "")]
     assert not clear_effects(document)
     assert document.first.answer == ()
-    assert any("too few" in each.text for each in document.first.unknown)
+    assert any("too few" in sentence.text for sentence in document.first.unknown)
 
 
 def test_faults_are_named_where_no_map_passes_and_beside_one_that_does():
     edges = checks(method="edges", cascade=(1.0,) * 6)
     below = checks(method="gradcam", over={RANDOM: -0.2, CENTRE: -0.3})
-    found = claims([*edges, *below], images=50)
-    assert [each.question for each in found] == [
+    found_claims = claims([*edges, *below], images=50)
+    assert [claim.question for claim in found_claims] == [
         "maps",
         "maps that ignore the weights",
         "maps below a baseline",
     ]
-    assert [each.state for each in found] == ["fail", "", ""]
-    assert len(shown(found)) == 3
-    assert found[2].effect.value == pytest.approx(-0.3)
+    assert [claim.state for claim in found_claims] == ["fail", "", ""]
+    assert len(shown(found_claims)) == 3
+    assert found_claims[2].effect.value == pytest.approx(-0.3)
     assert claims([]) == []
     document = document_of([*checks(), *checks(method="edges", cascade=(1.0,) * 6)])
-    (claim,) = (each for each in document.claims if each.question == "maps")
+    (claim,) = (claim for claim in document.claims if claim.question == "maps")
     assert document.title == claim.title
     assert list(states(document).values()) == [claim.state]
     assert {row[1] for row in document.first.glance.rows} == {"relevance", "edges"}
     (ignoring,) = (
-        each for each in document.claims if each.question == "maps that ignore the weights"
+        claim for claim in document.claims if claim.question == "maps that ignore the weights"
     )
     assert "**edges**" in ignoring.says
     assert "relevance" not in ignoring.says
@@ -140,11 +140,11 @@ def test_faults_are_named_where_no_map_passes_and_beside_one_that_does():
     [(60, 100, [0.6]), (5, 100, []), (0, 100, []), (11, 12, []), (12, 12, [1.0]), (1, 1, [1.0])],
 )
 def test_uniform_maps(unusable, images, shares):
-    found = claims([], images=images, unusable={"relevance": unusable, "gradcam": 0})
-    assert [(claim.question, claim.effect.value) for claim in found] == [
-        ("uniform maps", each) for each in shares
+    uniform_claims = claims([], images=images, unusable={"relevance": unusable, "gradcam": 0})
+    assert [(claim.question, claim.effect.value) for claim in uniform_claims] == [
+        ("uniform maps", share) for share in shares
     ]
-    assert all(claim.is_shown for claim in found)
+    assert all(claim.is_shown for claim in uniform_claims)
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_the_terminal_says_that_all_maps_are_uniform(
     assert run([*line.split(), "--device", "cpu", "--out", str(tmp_path / "run")]) == 0
     claims = report(read_folder(tmp_path / "run")).claims
     (said,) = (
-        each.says for each in claims if each.question in ("uniform maps", "maps that are zero")
+        claim.says for claim in claims if claim.question in ("uniform maps", "maps that are zero")
     )
     shown_text = " ".join(capsys.readouterr().err.split())
     assert said.replace("**", "") in shown_text
@@ -184,13 +184,13 @@ def test_an_attack_says_that_the_maps_of_its_examples_are_uniform(golden):
     record = golden("attack").record
     alias, arrays = next(iter(record.examples.items()))
     flat = replace(arrays, before=0 * arrays.before, after=0 * arrays.after)
-    found = [
-        each
-        for each in report(replace(record, examples={alias: flat})).claims
-        if each.question == "uniform maps"
+    uniform_claims = [
+        claim
+        for claim in report(replace(record, examples={alias: flat})).claims
+        if claim.question == "uniform maps"
     ]
-    assert [(each.subject, each.is_shown) for each in found] == [(alias, True)]
-    assert not [each for each in report(record).claims if each.question == "uniform maps"]
+    assert [(claim.subject, claim.is_shown) for claim in uniform_claims] == [(alias, True)]
+    assert not [claim for claim in report(record).claims if claim.question == "uniform maps"]
 
 
 def test_uniform_maps_are_a_finding_and_fail(tmp_path, blind):
@@ -202,8 +202,8 @@ def test_uniform_maps_are_a_finding_and_fail(tmp_path, blind):
     document = report(record)
     assert list(states(document).values()) == ["fail"]
     assert [section.status.state for section in document.sections if section.status] == ["fail"]
-    (uniform,) = (each for each in document.claims if each.question == "uniform maps")
+    (uniform,) = (claim for claim in document.claims if claim.question == "uniform maps")
     assert uniform.effect.value == 1.0
     assert [(row.constant, row.maps) for row in record.methods] == [(20, 20)]
     assert not list((tmp_path / "run").glob("figures/explain*"))
-    assert any("uniform or not finite" in each.text for each in document.first.unknown)
+    assert any("uniform or not finite" in sentence.text for sentence in document.first.unknown)

@@ -74,7 +74,8 @@ def test_the_fastest_model_comes_first_at_each_batch_size():
     [first] = found(record, "latency")  # the same order at both batch sizes is said once
     assert first.subject == "a"
     assert any(
-        "from 32x32 px (a) to 64x64 px (b)" in each.text for each in REPORT(record).first.unknown
+        "from 32x32 px (a) to 64x64 px (b)" in sentence.text
+        for sentence in REPORT(record).first.unknown
     )
     assert (first.effect.value, first.effect.low, first.effect.high) == (2.0, 3.9 / 2.1, 4.1 / 1.9)
     assert REPORT(record).title == first.title
@@ -100,11 +101,11 @@ def test_models_within_their_intervals_are_not_ordered(low):
     assert "**b**" in first.says
 
 
-@pytest.mark.parametrize(("half", "shown"), [(0.1, 1), (0.6, 0)])
-def test_growth_faster_than_the_number_of_tokens(half, shown):
+@pytest.mark.parametrize(("half", "count"), [(0.1, 1), (0.6, 0)])
+def test_growth_faster_than_the_number_of_tokens(half, count):
     rows = exponent("a", 1.6, half), exponent("b", 0.8, half)
     grown = [claim for claim in found(record_of(APART, *rows), "growth") if claim.is_shown]
-    assert len(grown) == shown
+    assert len(grown) == count
     assert all(claim.effect == rows[0].exponent for claim in grown)
 
 

@@ -89,7 +89,9 @@ def test_the_section_has_one_table_of_eight_rows_and_says_what_could_not_be_test
     rows = [reliance_row(model, *TILES, 0.4, 0.06) for model in PAIR for _ in range(6)]
     document = REPORT(record_of(*rows, left_out="background"))
     (section,) = [
-        each for each in document.sections if any(f.name == "reliance" for f in each.figures)
+        section
+        for section in document.sections
+        if any(f.name == "reliance" for f in section.figures)
     ]
     (table,) = section.tables
     assert len(table.rows) == 8

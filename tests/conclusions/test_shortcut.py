@@ -37,10 +37,10 @@ def said(record, question):
 
 def shown(record):
     """The figures on cues that mislead, by name, with their section."""
-    found = {}
+    sections = {}
     for section in REPORT(record).sections:
-        found |= {figure.name: section for figure in section.figures if figure.name in FIGURES}
-    return found
+        sections |= {figure.name: section for figure in section.figures if figure.name in FIGURES}
+    return sections
 
 
 def test_two_models_that_one_cue_misleads_are_one_claim_that_fails():
@@ -180,7 +180,7 @@ def test_an_audit_fails_a_model_that_a_cue_misleads():
     assert (claim.question, claim.state) == ("shortcut", "fail")
     assert "shortcut" in release.says
     assert document.first.glance.rows[0][0] == "shortcut"
-    (section,) = [each for each in document.sections if each.status == claim.verdict]
+    (section,) = [section for section in document.sections if section.status == claim.verdict]
     assert section.tables[0].rows[0][0] == alias
     unread = AUDITED(replace(record, reliance=()))
-    assert not [each for each in unread.claims if each.question == "shortcut"]
+    assert not [claim for claim in unread.claims if claim.question == "shortcut"]

@@ -27,12 +27,12 @@ FAULTS = {"dead heads", "uniform heads", "fixed place", "sinks"}
 def made(kind: str) -> Model:
     """A model of four plain heads and, last but one, the head of this kind."""
     bench = Bench(GRID, 0)
-    known = bench.heads()
-    forms = [known[name] for name in ("previous", "same row", "local", "similar")]
+    available = bench.heads()
+    forms = [available[name] for name in ("previous", "same row", "local", "similar")]
     chosen = {
         "corner": bench.places([2 + 7]),
-        "uniform": known["uniform"],
-        "dead": known["same column"],
+        "uniform": available["uniform"],
+        "dead": available["same column"],
     }
     if kind == "plain":
         return planted(forms, GRID)
@@ -59,9 +59,9 @@ def found(folder: Path, kind: str, images: int = 20):
 
 
 def claim(document: Document, question: str) -> Claim:
-    (found,) = (each for each in document.claims if each.question == question)
-    assert found.is_shown
-    return found
+    (match,) = (candidate for candidate in document.claims if candidate.question == question)
+    assert match.is_shown
+    return match
 
 
 def test_a_head_that_attends_to_one_place_whatever_the_image(tmp_path):
@@ -72,7 +72,7 @@ def test_a_head_that_attends_to_one_place_whatever_the_image(tmp_path):
     (row,) = [row for row in record.heads if row.label == "position"]
     assert (row.name, row.place, row.place_mass) == ("L0.H3", (1, 2), place.effect)
     assert row.place_chance == pytest.approx(1 / TOKENS)
-    assert place.says in {each.text for each in report.first.answer}
+    assert place.says in {sentence.text for sentence in report.first.answer}
 
 
 def test_a_dead_and_a_uniform_head_are_found_and_plain_heads_have_no_fault(tmp_path):
@@ -88,7 +88,7 @@ def test_a_dead_and_a_uniform_head_are_found_and_plain_heads_have_no_fault(tmp_p
     assert outputs[3] == 0
     assert np.mean(outputs) == pytest.approx(1)
     record, report = found(tmp_path, "plain")
-    assert not {each.question for each in report.claims} & FAULTS
+    assert not {judged_claim.question for judged_claim in report.claims} & FAULTS
     assert [row.place_grid for row in record.heads] == [GRID] * 4
 
 
@@ -98,7 +98,7 @@ def test_one_image_judges_nothing(tmp_path):
         record.metric("distance/corner/L0.H0").low,
         record.metric("distance/corner/L0.H0").n,
     ) == (None, 1)
-    assert {each.state for each in report.claims} <= {"", "inconclusive"}
+    assert {judged_claim.state for judged_claim in report.claims} <= {"", "inconclusive"}
     assert not clear_effects(report)
 
 

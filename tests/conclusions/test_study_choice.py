@@ -23,9 +23,9 @@ def study(gaps, *, detectable=None, costs=COSTS, trained=None) -> VariantsRecord
     (Holm)."""
 
     def point(name, operations):
-        own = (trained or {}).get(name, 100)
+        parameters = (trained or {}).get(name, 100)
         return VariantRow(
-            name, name, name, "", True, HIGH, 0.1, 100, 100, own, operations, 6, 30, 9.0, 3.0
+            name, name, name, "", True, HIGH, 0.1, 100, 100, parameters, operations, 6, 30, 9.0, 3.0
         )
 
     rows = [
@@ -87,10 +87,10 @@ def test_the_cheapest_within_the_margin_unless_another_is_open(gaps, outcome, ch
     claim = said(record)
     assert (choice.outcome, choice.best.name) == (outcome, "cnn")
     assert chosen is None or choice.cheapest.name == chosen
-    assert [each.name for each in choice.within] == within.split()
-    assert [each.name for each in choice.undecided] == left.split()
+    assert [candidate.name for candidate in choice.within] == within.split()
+    assert [candidate.name for candidate in choice.undecided] == left.split()
     worse = [name for name, gap in zip(COSTS, gaps) if gap == WORSE]
-    assert [each.name for each in choice.worse] == worse
+    assert [candidate.name for candidate in choice.worse] == worse
     assert claim.state == ("" if chosen else "inconclusive")
     assert chosen is None or (f"**{chosen}**" in claim.says and chosen in claim.title)
     table = " ".join(line.text for section in REPORT(record).sections for line in section.sentences)

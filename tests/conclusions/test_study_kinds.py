@@ -60,11 +60,11 @@ def differences(record):
 
 def test_the_step_that_matters_is_found_and_what_decides_nothing_is_no_claim():
     record = architecture(0.85)
-    found = {claim.subject for claim in differences(record)}
+    subjects = {claim.subject for claim in differences(record)}
     assert (
-        "the block post-norm and + MLP: a whole block" in found
+        "the block post-norm and + MLP: a whole block" in subjects
     )  # whose accuracy was planted to rise
-    assert not any("residual" in subject for subject in found)
+    assert not any("residual" in subject for subject in subjects)
     assert record.metric("step/post-norm/mlp") in [claim.effect for claim in differences(record)]
     spread = study_record("registers", dict.fromkeys(LABELS["registers"], 0.7), spread=0.05, seed=1)
     assert not differences(spread)
@@ -131,7 +131,7 @@ def test_each_share_has_its_own_answer_and_a_planned_pair_one_verdict():
         for row in record.comparisons
     ]
     assert "ViT, 100 %" in [
-        each.name for each in decision(replace(record, comparisons=tuple(rows))).worse
+        row.name for row in decision(replace(record, comparisons=tuple(rows))).worse
     ]
 
 
@@ -174,11 +174,11 @@ def test_each_reason_has_the_state_of_its_number_and_a_way_the_epoch_at_which_it
     assert {row.state for row in equal} == {"not decided"}
     record = with_curves(transfer(WINS), {"full": (0.5, 0.76, 0.8), "scratch": (0.3, 0.4, 0.5)})
     rows = record.reached
-    assert [(each.label, each.epochs, each.seconds) for each in rows] == [
+    assert [(row.label, row.epochs, row.seconds) for row in rows] == [
         ("full", 2, 4.0),
         ("scratch", None, None),
     ]
-    assert [each.accuracy for each in rows] == pytest.approx([0.76, 0.76])
+    assert [row.accuracy for row in rows] == pytest.approx([0.76, 0.76])
 
 
 def at(images, low, high):
@@ -204,7 +204,7 @@ def test_from_scratch_has_caught_up_only_where_the_whole_interval_says_so_which_
 
 
 @pytest.mark.parametrize(
-    ("found", "before", "says"),
+    ("correlation", "before", "says"),
     [
         (Estimate(0.6, 0.5, 0.7, 3, ""), 0.02, "nearer patches are more similar"),
         (Estimate(-0.6, -0.7, -0.5, 3, ""), 0.02, "nearer patches are less similar"),
@@ -212,9 +212,9 @@ def test_from_scratch_has_caught_up_only_where_the_whole_interval_says_so_which_
         (Estimate(0.61, unit=""), 0.61, "fixed"),
     ],
 )
-def test_what_the_rank_correlation_means_follows_its_interval(found, before, says):
+def test_what_the_rank_correlation_means_follows_its_interval(correlation, before, says):
     record = study_record("positions", {"none": 0.5, "learned": 0.6})
-    row = PositionRow("learned", "learned", 3, found, None, None, before)
+    row = PositionRow("learned", "learned", 3, correlation, None, None, before)
     assert says in answer(replace(record, position_order=(row,)), "position embeddings")
 
 
@@ -225,16 +225,16 @@ def test_similarities_of_positions_stand_at_the_places_of_their_patches():
     kind = VariantsRecord.contents().arrays["position_similarity"]
     row = PositionRow("learned", "learned", 3, Estimate(0.6, 0.5, 0.7, 3, ""), None, None, 0.0)
     points = (record.points[0], replace(record.points[1], grid=(2, 3)))
-    given = replace(
+    planted = replace(
         record, points=points, position_order=(row,), position_similarity=kind({1: values})
     )
-    (figure,) = [each for each in said(given).figures if each.name == "position_similarity"]
+    (figure,) = [figure for figure in said(planted).figures if figure.name == "position_similarity"]
     (panel,) = shown(figure.draw())
-    found = np.ma.filled(panel.images[0].get_array().astype(float), np.nan)
-    assert found.shape == (5, 11)  # one empty line between maps of 2 x 3
-    assert found[1, 2] == found[3, 8] == 0.5
-    assert found[0, 0] == found[4, 10] == 0.5  # with itself: as the greatest of two different
-    assert np.nansum(found) == 0.5 * 8
+    drawn = np.ma.filled(panel.images[0].get_array().astype(float), np.nan)
+    assert drawn.shape == (5, 11)  # one empty line between maps of 2 x 3
+    assert drawn[1, 2] == drawn[3, 8] == 0.5
+    assert drawn[0, 0] == drawn[4, 10] == 0.5  # with itself: as the greatest of two different
+    assert np.nansum(drawn) == 0.5 * 8
 
 
 def first_page(document) -> str:
@@ -254,17 +254,17 @@ def test_features_without_labels_are_compared_with_random_weights_and_labels():
 
 
 def test_attention_finds_objects_where_it_is_above_both_baselines():
-    found = pretraining_record(KNN, {**dict.fromkeys(KNN, 0.35), "dino": 0.6})
-    assert [row.label for row in found.objectness if row.finds_objects] == ["dino"]
-    assert "The attention of **DINO** overlaps the objects more than" in first_page(said(found))
-    assert "**DINO** also exceeds random weights" in first_page(said(found))
+    planted = pretraining_record(KNN, {**dict.fromkeys(KNN, 0.35), "dino": 0.6})
+    assert [row.label for row in planted.objectness if row.finds_objects] == ["dino"]
+    assert "The attention of **DINO** overlaps the objects more than" in first_page(said(planted))
+    assert "**DINO** also exceeds random weights" in first_page(said(planted))
 
 
 def test_attention_of_random_weights_that_overlaps_objects_as_much_is_said():
-    found = pretraining_record(KNN, {**dict.fromkeys(KNN, 0.35), "dino": 0.6, "random": 0.7})
-    assert [row.label for row in found.objectness if row.finds_objects] == ["random", "dino"]
-    assert not any(row.learned_objects for row in found.objectness)
-    assert "also exceed" not in first_page(said(found))
+    planted = pretraining_record(KNN, {**dict.fromkeys(KNN, 0.35), "dino": 0.6, "random": 0.7})
+    assert [row.label for row in planted.objectness if row.finds_objects] == ["random", "dino"]
+    assert not any(row.learned_objects for row in planted.objectness)
+    assert "also exceed" not in first_page(said(planted))
 
 
 @pytest.mark.parametrize("kind", ["pooling", "transfer", "pretraining"])
