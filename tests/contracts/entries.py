@@ -47,17 +47,17 @@ class Entry:
     """One function of a model.
 
     run: on a model and images; models: of MODELS, on which it works; read: what of its result is
-    compared, one row an image where `each`; needs_class: whether a model without a classifier is
-    refused; draws: whether its result depends on a seed and an image's place; exempt: the checks
-    that it does not pass, with the reason of each; shares: for an entry of a registry, the module
-    that all its entries of one kind are measured by.
+    compared, one row an image where `per_image`; needs_class: whether a model without a
+    classifier is refused; draws: whether its result depends on a seed and an image's place;
+    exempt: the checks that it does not pass, with the reason of each; shares: for an entry of a
+    registry, the module that all its entries of one kind are measured by.
     """
 
     name: str
     run: Callable[[Model, Tensor], Any]
     read: Callable[[Any], Tensor] | None = None
     models: tuple[str, ...] = EVERY
-    each: bool = True
+    per_image: bool = True
     needs_class: bool = True
     draws: bool = False
     exempt: Mapping[str, str] = field(default_factory=dict)
@@ -77,9 +77,9 @@ def evaluated(model: Model, batch: Tensor) -> Any:
 
 
 def observed(model: Model, batch: Tensor, **how: bool) -> Tensor:
-    kept: list[Tensor] = []
-    vitlens.observe(model, batch, lambda call: kept.append(call.weights()), **how)
-    return kept[0]
+    weights: list[Tensor] = []
+    vitlens.observe(model, batch, lambda call: weights.append(call.weights()), **how)
+    return weights[0]
 
 
 def nearest_classes(model: Model, batch: Tensor) -> Any:
@@ -96,12 +96,12 @@ def probed_classes(model: Model, batch: Tensor) -> Any:
 
 def captured(model: Model, batch: Tensor, *, graph: bool = False) -> dict[str, Tensor]:
     """Every place."""
-    found = vitlens.capture(
+    activations = vitlens.capture(
         model, batch, vitlens.places(model).names[: -1 if graph else None], graph=graph
     )
     if graph:
-        torch.autograd.grad(found.logits.sum(), list(found.values()))
-    return {name: found[name].detach() for name in found}
+        torch.autograd.grad(activations.logits.sum(), list(activations.values()))
+    return {name: activations[name].detach() for name in activations}
 
 
 def intervened(model: Model, batch: Tensor) -> Tensor:
@@ -138,10 +138,10 @@ def replayed(model: Model, batch: Tensor) -> Tensor:
     """Changes by place from a kept clean pass, inside a changed model."""
     with (
         vitlens.intervene(model, {"blocks.0.mlp": "zero"}),
-        vitlens.replay(model, batch, chunk=2) as kept,
+        vitlens.replay(model, batch, chunk=2) as session,
     ):
         sets = [{"blocks.1.mlp": torch.neg}, {"blocks.0.head.1": "zero", "blocks.1": "remove"}]
-        return kept.run(sets).transpose(0, 1)
+        return session.run(sets).transpose(0, 1)
 
 
 def patched(model: Model, batch: Tensor) -> Tensor:
@@ -196,50 +196,55 @@ _OWN: Final = (
     Entry(
         "ablate",
         lambda model, batch: vitlens.ablate(model, batch, labels_of(batch)),
-        lambda found: found.delta_loss,
+        lambda result: result.delta_loss,
         models=ATTENTIVE,
-        each=False,
+        per_image=False,
     ),
-    Entry("attention", vitlens.attention, lambda found: found[0], ATTENTIVE, needs_class=False),
-    Entry("capture", captured, lambda found: next(iter(found.values())), needs_class=False),
+    Entry("attention", vitlens.attention, lambda result: result[0], ATTENTIVE, needs_class=False),
+    Entry("capture", captured, lambda result: next(iter(result.values())), needs_class=False),
     Entry("capture/graph", partial(captured, graph=True), needs_class=False),
-    Entry("choose_method", chosen, lambda found: torch.tensor(len(found.candidates)), each=False),
+    Entry(
+        "choose_method",
+        chosen,
+        lambda result: torch.tensor(len(result.candidates)),
+        per_image=False,
+    ),
     Entry(
         "compare",
         lambda model, batch: vitlens.compare(model, model, batch, labels_of(batch)),
-        lambda found: found.first.confidence,
+        lambda result: result.first.confidence,
     ),
     Entry(
         "direct_logit_attribution",
         vitlens.direct_logit_attribution,
-        lambda found: found.heads,
+        lambda result: result.heads,
         PLAIN,
         needs_class=False,
     ),
-    Entry("evaluate", evaluated, lambda found: found.logits),
+    Entry("evaluate", evaluated, lambda result: result.logits),
     Entry(
         "explorer",
         vitlens.explorer,
-        lambda found: torch.from_numpy(found.explorer.images[0].weights),
+        lambda result: torch.from_numpy(result.explorer.images[0].weights),
         PLAIN,
-        each=False,
+        per_image=False,
         needs_class=False,
     ),
-    Entry("failures", diagnosed, lambda found: found.correct),
-    Entry("features", vitlens.features, lambda found: found.at(-1), needs_class=False),
+    Entry("failures", diagnosed, lambda result: result.correct),
+    Entry("features", vitlens.features, lambda result: result.at(-1), needs_class=False),
     Entry(
         "features/knn",
         nearest_classes,
-        lambda found: found.predictions,
-        each=False,
+        lambda result: result.predictions,
+        per_image=False,
         needs_class=False,
     ),
     Entry(
         "features/probe",
         probed_classes,
-        lambda found: found.predictions,
+        lambda result: result.predictions,
         PLAIN,
-        each=False,
+        per_image=False,
         needs_class=False,
     ),
     Entry(
@@ -256,15 +261,17 @@ _OWN: Final = (
         needs_class=False,
         exempt={"repeated": _CALLER},
     ),
-    Entry("logit_lens", vitlens.logit_lens, lambda found: found.logits, PLAIN, needs_class=False),
-    Entry("look", vitlens.look, lambda found: found.probabilities),
-    Entry("name_heads", vitlens.name_heads, looked_at, ATTENTIVE, each=False, needs_class=False),
-    Entry("observe", observed, lambda found: found, ATTENTIVE, needs_class=False),
+    Entry("logit_lens", vitlens.logit_lens, lambda result: result.logits, PLAIN, needs_class=False),
+    Entry("look", vitlens.look, lambda result: result.probabilities),
+    Entry(
+        "name_heads", vitlens.name_heads, looked_at, ATTENTIVE, per_image=False, needs_class=False
+    ),
+    Entry("observe", observed, lambda result: result, ATTENTIVE, needs_class=False),
     Entry(
         "observe/explicit", partial(observed, explicit=True), models=ATTENTIVE, needs_class=False
     ),
     Entry("observe/graph", partial(observed, graph=True), models=ATTENTIVE, needs_class=False),
-    Entry("patch", patched, lambda found: found, needs_class=False),
+    Entry("patch", patched, lambda result: result, needs_class=False),
     Entry(
         "places",
         lambda model, _: vitlens.places(model),
@@ -277,16 +284,18 @@ _OWN: Final = (
         needs_class=False,
         exempt={"repeated": "it measures times", "refused pixels": "it draws its own images"},
     ),
-    Entry("relevance", vitlens.relevance, lambda found: found, ATTENTIVE),
+    Entry("relevance", vitlens.relevance, lambda result: result, ATTENTIVE),
     Entry(
         "reliance",
         relied_on,
-        lambda found: torch.tensor([row.changed_by.value for row in found.rows]),
-        each=False,
+        lambda result: torch.tensor([row.changed_by.value for row in result.rows]),
+        per_image=False,
     ),
-    Entry("replay", replayed, lambda found: found, PLAIN, needs_class=False),
-    Entry("rollout", vitlens.rollout, lambda found: found, ATTENTIVE, needs_class=False),
-    Entry("statistics", vitlens.statistics, measured, ATTENTIVE, each=False, needs_class=False),
+    Entry("replay", replayed, lambda result: result, PLAIN, needs_class=False),
+    Entry("rollout", vitlens.rollout, lambda result: result, ATTENTIVE, needs_class=False),
+    Entry(
+        "statistics", vitlens.statistics, measured, ATTENTIVE, per_image=False, needs_class=False
+    ),
     Entry(
         "walkthrough",
         lambda model, batch: vitlens.walkthrough(model, batch[:1]),
@@ -331,7 +340,7 @@ def _attacks() -> Iterator[Entry]:
         yield Entry(
             f"attack/{name}",
             run,
-            lambda found: found.images,
+            lambda result: result.images,
             draws=method.random_start,
             shares=module or name,
         )
@@ -349,9 +358,9 @@ def cover() -> Iterator[tuple[str, str, bool]]:
     model each, in turn.
     """
     for number, entry in enumerate(ENTRIES.values()):
-        first, *others = entry.models
-        turn = [model for model in others if model != "cnn"] or [first]
-        quick = {first, turn[number % len(turn)], *({"cnn"} & {*others})}
+        first, *rest = entry.models
+        turn = [model for model in rest if model != "cnn"] or [first]
+        quick = {first, turn[number % len(turn)], *({"cnn"} & {*rest})}
         if entry.shares:
             quick = {entry.models[number % len(entry.models)]}
         for model in entry.models:

@@ -63,11 +63,11 @@ def added(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("added")
 def test_an_attack_is_a_public_one_whose_curve_is_the_attack_at_each_epsilon():
-    given = shared_odd(), odd_images(4), "predicted"
-    result = vitlens.attack(*given, method="pgd-long", epsilon=1.0)
+    arguments = shared_odd(), odd_images(4), "predicted"
+    result = vitlens.attack(*arguments, method="pgd-long", epsilon=1.0)
     assert result.success.any()
     assert result.forwards.max() <= ATTACKS["pgd-long"].steps + 1
-    curve = vitlens.attack(*given, method="pgd-long", epsilons=(0.0, 0.1, 1.0))
+    curve = vitlens.attack(*arguments, method="pgd-long", epsilons=(0.0, 0.1, 1.0))
     assert torch.equal(curve.success[-1], result.success)
     assert not curve.success[0].any()
     assert ("pgd", "pgd-long", "a longer stride") in comparisons(["fgsm", "pgd", "pgd-long"])
@@ -111,14 +111,14 @@ def test_a_method_is_listed_run_and_reported(line, name, said, tiny_vit, tmp_pat
 def test_the_documentation_lists_every_attribution():
     page = Path(__file__).parents[2] / "docs" / "explain.md"
     rows = [line.split("|")[1:] for line in page.read_text().splitlines() if line.startswith("| `")]
-    named = {
+    documented = {
         cells[0].strip(" `"): [cell.strip() for cell in cells[1:]]
         for cells in rows
         if "--method" not in cells[0]
     }
-    assert list(named) == list(ATTRIBUTIONS)
+    assert list(documented) == list(ATTRIBUTIONS)
     models = {"chain": "ViT", "maps": "ViT", "cam": "map", "depths": "tokens", None: "any"}
-    for name, cells in named.items():
+    for name, cells in documented.items():
         entry = ATTRIBUTIONS[name]
         assert cells[:3] == [models[entry.needs], entry.resolution, "yes" if entry.signed else "no"]
         assert ("class-agnostic" in cells[3]) is not entry.needs_class

@@ -77,11 +77,11 @@ def test_the_guide_has_an_example_of_all_that_can_be_added():
     )
     assert [what for what, _ in rows] == [title.lower() for title in guide.titles()]
     for what, touched in rows:
-        named = re.findall(r"`((?:vitlens|tests|docs)/[^`]*)`", touched)
+        paths = re.findall(r"`((?:vitlens|tests|docs)/[^`]*)`", touched)
         for block in guide.blocks(what.capitalize()):
             file = block.file.as_posix()
             assert any(
-                file == name or (name.endswith("/") and file.startswith(name)) for name in named
+                file == name or (name.endswith("/") and file.startswith(name)) for name in paths
             ), (what, file)
 
 

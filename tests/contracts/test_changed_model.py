@@ -21,11 +21,11 @@ Case = tuple[str, str]  # a place and a way to change it
 
 def functions() -> list[str]:
     """The entries with numbers to compare; of the attacks, one of those that share their code."""
-    shown: dict[str, str] = {}
+    first_by_kind: dict[str, str] = {}
     for name, entry in ENTRIES.items():
         if entry.read is not None:
-            shown.setdefault(entry.shares if name.startswith("attack/") else name, name)
-    return list(shown.values())
+            first_by_kind.setdefault(entry.shares if name.startswith("attack/") else name, name)
+    return list(first_by_kind.values())
 
 
 def is_comparable(name: str, on: str, kind: str) -> bool:
@@ -69,7 +69,7 @@ def differs(name: str, on: str, place: str, way: str, device: str = "cpu") -> st
     entry = ENTRIES[name]
     model = on_device(on, device)
     batch = batch_of(model).to(device)
-    expected = found = torch.zeros(())
+    expected = actual = torch.zeros(())
     reason = other = ""
     try:
         expected = entry.tensor(really(on, place, device), batch).float()
@@ -77,17 +77,17 @@ def differs(name: str, on: str, place: str, way: str, device: str = "cpu") -> st
         reason = type(error).__name__
     with intervened(model, place, way):
         try:
-            found = entry.tensor(model, batch).float()
+            actual = entry.tensor(model, batch).float()
         except UnsupportedError as error:
             other = type(error).__name__
     if reason or other:
         return "" if reason == other else f"{place} by {way}: {reason or other} of one alone"
     scale = max(expected.nan_to_num().abs().max().item(), 1e-2) if expected.numel() else 0.0
-    same = torch.allclose(found, expected, atol=1e-4 * scale, rtol=1e-3, equal_nan=True)
+    same = torch.allclose(actual, expected, atol=1e-4 * scale, rtol=1e-3, equal_nan=True)
     return (
         ""
         if same
-        else f"{place} by {way}: differs by {(found - expected).abs().max():.1e} of {scale:.1e}"
+        else f"{place} by {way}: differs by {(actual - expected).abs().max():.1e} of {scale:.1e}"
     )
 
 

@@ -113,23 +113,27 @@ def state_of(model: Model) -> list[object]:
 
 
 def of_check(
-    check: str, *, reads: bool = True, each: bool = False, of: str = "all"
+    check: str, *, reads: bool = True, per_image: bool = False, of: str = "all"
 ) -> pytest.MarkDecorator:
     """The entries that a check is for. reads: those with numbers to compare; each: with a row for
     each image; of a registry, "all", one of each "kind" (of what they share), or "one" alone, as
     the check is of what all share.
     """
     assert check in CHECKS
-    shown: dict[str, Entry] = {}
+    first_by_kind: dict[str, Entry] = {}
     for name, entry in ENTRIES.items():
-        if check not in entry.exempt and (entry.read or not reads) and (entry.each or not each):
+        if (
+            check not in entry.exempt
+            and (entry.read or not reads)
+            and (entry.per_image or not per_image)
+        ):
             kind = (
                 {"all": name, "kind": entry.shares, "one": name.partition("/")[0]}[of]
                 if entry.shares
                 else name
             )
-            shown.setdefault(kind, entry)
-    return pytest.mark.parametrize("name", [entry.name for entry in shown.values()])
+            first_by_kind.setdefault(kind, entry)
+    return pytest.mark.parametrize("name", [entry.name for entry in first_by_kind.values()])
 
 
 @cache
@@ -141,7 +145,7 @@ def own(on: str, state: str) -> Model:
 
 def takes_model(function: Callable[..., object]) -> bool:
     """Whether a parameter is a model, or a model or several."""
-    kinds = [each.annotation for each in signature(function).parameters.values()]
+    kinds = [parameter.annotation for parameter in signature(function).parameters.values()]
     return Model in kinds or any({Model, list[Model]} <= set(get_args(kind)) for kind in kinds)
 
 
@@ -269,10 +273,10 @@ def test_a_module_in_training_mode_is_measured_in_evaluation_mode(name: str) -> 
     """
     entry = ENTRIES[name]
     model = own(entry.models[0], "training")
-    kept = {key: value.clone() for key, value in model.named_buffers()}
+    before = {key: value.clone() for key, value in model.named_buffers()}
     first, second = (entry.run(model, batch_of(model)) for _ in range(2))
     assert not differences(first, second)
-    assert all(torch.equal(value, kept[key]) for key, value in model.named_buffers())
+    assert all(torch.equal(value, before[key]) for key, value in model.named_buffers())
     assert all(module.training for module in model.modules())
 
 
@@ -289,7 +293,7 @@ def differences(first: object, second: object, where: str = "") -> list[str]:
         pairs = [(str(key), value, second[key]) for key, value in first.items()]
     elif isinstance(first, list | tuple) and isinstance(second, list | tuple):
         pairs = [
-            (str(number), *each) for number, each in enumerate(zip(first, second, strict=True))
+            (str(number), *pair) for number, pair in enumerate(zip(first, second, strict=True))
         ]
     else:
         comparable = isinstance(first, str | int | float) and first == first
@@ -297,18 +301,22 @@ def differences(first: object, second: object, where: str = "") -> list[str]:
     return [place for name, one, two in pairs for place in differences(one, two, f"{where}.{name}")]
 
 
-@of_check("each image alone", each=True)
+@of_check("each image alone", per_image=True)
 def test_an_image_does_not_depend_on_its_batch_mates(name: str) -> None:
     entry = ENTRIES[name]
     for on in (entry.models[0], entry.models[-1]):
         model = shared(on)
         batch = batch_of(model)
         place = 0 if entry.draws else 1  # random numbers are drawn for an image by its place
-        whole, alone = (
+        together, alone = (
             entry.tensor(model, part).float() for part in (batch, batch[place : place + 1])
         )
-        own = whole.unflatten(0, (len(batch), -1))[place]  # windows of an image stand together
-        torch.testing.assert_close(alone, own.view_as(alone), atol=1e-5, rtol=1e-4, equal_nan=True)
+        in_batch = together.unflatten(0, (len(batch), -1))[
+            place
+        ]  # windows of an image stand together
+        torch.testing.assert_close(
+            alone, in_batch.view_as(alone), atol=1e-5, rtol=1e-4, equal_nan=True
+        )
 
 
 def first_of(entry: Entry) -> tuple[Model, Tensor]:
@@ -322,12 +330,12 @@ def test_rounding_outside_0_to_1_is_clamped_and_float64_taken(name: str) -> None
     batch[:, :, :4] = torch.tensor([0.0, 1.0]).repeat(batch.shape[-1] // 2)
     expected = ENTRIES[name].tensor(model, batch)
     outside = batch + 9e-5 * (2 * batch - 1).where((batch == 0) | (batch == 1), 0)
-    for given in (outside, batch.double()):
-        before = given.clone()
+    for images in (outside, batch.double()):
+        before = images.clone()
         torch.testing.assert_close(
-            ENTRIES[name].tensor(model, given), expected, rtol=0, atol=0, equal_nan=True
+            ENTRIES[name].tensor(model, images), expected, rtol=0, atol=0, equal_nan=True
         )
-        assert torch.equal(given, before)  # the images handed in are as they were
+        assert torch.equal(images, before)  # the images handed in are as they were
 
 
 WRONG: dict[str, Callable[[Tensor], object]] = {
@@ -355,10 +363,10 @@ def test_wrong_pixels_and_a_name_or_images_in_place_of_the_model_are_refused(nam
             vitlens.features(model, change(batch))
         with pytest.raises(DataError, match=f"^{re.escape(str(expected.value))}$"):
             entry.run(model, change(batch))
-    for given in ("vit-digits", model.module, batch):
-        with pytest.raises(InputError) as told:
-            entry.run(given, batch)
-        assert "\n" not in str(told.value)
+    for wrong in ("vit-digits", model.module, batch):
+        with pytest.raises(InputError) as raised:
+            entry.run(wrong, batch)
+        assert "\n" not in str(raised.value)
 
 
 @of_check("float64")
@@ -366,9 +374,9 @@ def test_a_module_in_float64_gives_what_it_gives_in_float32(name: str) -> None:
     entry = ENTRIES[name]
     model, batch = first_of(entry)
     expected = entry.tensor(model, batch)
-    found = entry.tensor(own(entry.models[0], "float64"), batch)
+    actual = entry.tensor(own(entry.models[0], "float64"), batch)
     torch.testing.assert_close(
-        found.double(), expected.double(), atol=1e-4, rtol=1e-3, equal_nan=True
+        actual.double(), expected.double(), atol=1e-4, rtol=1e-3, equal_nan=True
     )
 
 
@@ -399,6 +407,6 @@ def test_reference_images_and_the_other_run_are_checked_too_and_the_forward_of_t
 
 def test_training_takes_splits_alone():
     """Its two parts are given by name and part, so that no image is in both."""
-    for given in (batch_of(shared("odd")), "photos/", np.zeros((2, 8, 8, 3), np.uint8)):
+    for images in (batch_of(shared("odd")), "photos/", np.zeros((2, 8, 8, 3), np.uint8)):
         with pytest.raises(DataError, match="load_data"):
-            vitlens.train(shared("odd"), given, given, recipe=None, directory=None)
+            vitlens.train(shared("odd"), images, images, recipe=None, directory=None)

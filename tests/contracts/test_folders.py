@@ -198,7 +198,7 @@ def test_as_a_model_it_still_serves_and_its_training_images_are_not_known(
 
 
 @pytest.fixture(scope="module")
-def made(golden) -> Path:
+def original(golden) -> Path:
     """A finished run whose alias stands in names of files."""
     return golden("evaluate").folder
 
@@ -216,8 +216,8 @@ def copied(source: Path, folder: Path) -> Path:
 @pytest.mark.parametrize(
     "alias", ["x/../../../../pwned", "../../pwned", "/tmp/pwned", "a/b", "..", "", "a\\u0000b"]
 )
-def test_an_alias_that_is_a_path_is_refused(made, tmp_path, capsys, alias):
-    folder = copied(made, tmp_path)
+def test_an_alias_that_is_a_path_is_refused(original, tmp_path, capsys, alias):
+    folder = copied(original, tmp_path)
     shutil.copy(folder / "arrays" / "predictions-vit-digits.npz", tmp_path / "pwned.npz")
     (folder / "arrays" / "predictions-x").mkdir()  # so that the path can be walked
     for name in SETTINGS:
@@ -228,8 +228,8 @@ def test_an_alias_that_is_a_path_is_refused(made, tmp_path, capsys, alias):
 
 
 @pytest.mark.parametrize("name", ["figures", "arrays", "report.md", *SETTINGS, "figures/*"])
-def test_a_link_is_neither_read_nor_written_through(made, tmp_path, capsys, name):
-    folder = copied(made, tmp_path)
+def test_a_link_is_neither_read_nor_written_through(original, tmp_path, capsys, name):
+    folder = copied(original, tmp_path)
     outside = tmp_path / "outside"
     place = next(folder.glob(name))
     shutil.move(place, outside)
@@ -263,14 +263,14 @@ def test_formats_are_those_of_figures(predicted, tmp_path, capsys, formats):
         ("word", 3),
     ],
 )
-def test_a_chapter_lies_in_its_study(made, tmp_path, capsys, field, value):
+def test_a_chapter_lies_in_its_study(original, tmp_path, capsys, field, value):
     """A study's folder with a chapter whose field is this, and a run in chapters/evaluate and
     outside it.
     """
-    folder = copied(made, tmp_path)
+    folder = copied(original, tmp_path)
     read = field == "alias"
-    shutil.copytree(made, folder / "chapters" / "evaluate")
-    outside = shutil.copytree(made, tmp_path / "place" / "outside")
+    shutil.copytree(original, folder / "chapters" / "evaluate")
+    outside = shutil.copytree(original, tmp_path / "place" / "outside")
     if not read:
         (folder / "chapters" / "link").symlink_to(outside)
     config, results = (json.loads((folder / name).read_text()) for name in SETTINGS)

@@ -107,8 +107,8 @@ def test_a_method_needs_a_class_where_its_maps_change_with_it():
 def test_a_command_that_needs_a_class_is_refused_before_anything_is_written(line, tmp_path, capsys):
     words = line.format(name="made:headless", digits=" ".join(DIGITS)).split()
     assert run([*words, *QUIET, "--out", str(tmp_path / "out")]) == 2
-    (told,) = capsys.readouterr().err.strip().splitlines()
-    assert "vitlens train made:headless --freeze-backbone" in told
+    (message,) = capsys.readouterr().err.strip().splitlines()
+    assert "vitlens train made:headless --freeze-backbone" in message
     assert not (tmp_path / "out").exists()
 
 

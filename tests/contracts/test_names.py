@@ -35,13 +35,13 @@ def test_every_preset_can_be_built_and_every_bundled_model_has_its_folder():
 
 
 def test_public_names_are_there_documented_and_what_the_type_checker_is_told():
-    told = {
+    stubs = {
         (alias.asname or "").replace("_fit", "train"): (node.module, alias.name)
         for node in ast.parse((HOME / "__init__.pyi").read_text()).body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    assert told == vitlens._HOMES
+    assert stubs == vitlens._HOMES
     assert all(name == "__version__" or getattr(vitlens, name).__doc__ for name in vitlens.__all__)
     modules = {path.stem for path in HOME.glob("*.py")} | {
         path.parent.name for path in HOME.glob("*/__init__.py")
@@ -74,9 +74,9 @@ CHOICES: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_word_of_a_choice_does_something_of_its_own_and_no_other_word_does(choice):
-    known, done = CHOICES[choice]
-    results = {word: done(word) for word in known}
-    for one, other in combinations(known, 2):
+    words, done = CHOICES[choice]
+    results = {word: done(word) for word in words}
+    for one, other in combinations(words, 2):
         first = results[one]
         second = results[other]
         assert first.shape != second.shape or not torch.allclose(first, second), (one, other)

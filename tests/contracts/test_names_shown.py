@@ -88,14 +88,14 @@ def test_a_command_only_shows_names(command, odd, tmp_path, capsys):
         warnings.simplefilter("always")
         line = [str(data), "--model", *models] if word == "look" else [*models, *images]
         code = run([word, *line, *options, "--out", str(tmp_path / "out"), "--quiet", "--html"])
-    shown = capsys.readouterr()
-    assert code == 0, shown.err
+    output = capsys.readouterr()
+    assert code == 0, output.err
     assert not warned
     assert all(
-        line.isprintable() or "\u200d" in line for line in (shown.out + shown.err).splitlines()
+        line.isprintable() or "\u200d" in line for line in (output.out + output.err).splitlines()
     )
     if word == "predict":
-        assert len(shown.out.splitlines()) == 20  # each image is one line
+        assert len(output.out.splitlines()) == 20  # each image is one line
     text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
     assert problems(text) == []
     assert page_problems((tmp_path / "out" / "report.html").read_text(encoding="utf-8")) == []

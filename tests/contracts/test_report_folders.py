@@ -39,6 +39,6 @@ BY_HAND = (
     [pytest.param(name, marks=pytest.mark.slow if name in BY_HAND else ()) for name in NAMES],
 )
 def test_a_command_leaves_a_whole_folder_that_can_be_made_again(name, golden, tmp_path):
-    made = golden(name)
-    copy = Path(shutil.copytree(made.folder, tmp_path / "run"))
-    whole_folder(copy, made.record.command, saved=name in SAVED_TWICE)
+    original = golden(name)
+    copy = Path(shutil.copytree(original.folder, tmp_path / "run"))
+    whole_folder(copy, original.record.command, saved=name in SAVED_TWICE)

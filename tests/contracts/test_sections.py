@@ -149,7 +149,7 @@ def test_a_column_says_everything(written):
         listed = list(csv.DictReader(file))
     assert (len(listed), listed[1]["fur_low"], listed[1]["weight"]) == (9, "0.5", "4.5")
     judged = outcomes(requirements_of(["furriness/0/3=0.49"], ["furriness/0/3=0.5"]), record)
-    assert [each.holds for each in judged] == [True, False]
+    assert [claim.holds for claim in judged] == [True, False]
     document = REPORT(record)
     suite = ElementTree.fromstring(junit(document, (), suite="fur", seconds=1.0))
     assert [case.get("name") for case in suite.iter("testcase")] == ["fur of cat"]
@@ -205,16 +205,16 @@ def test_what_goes_into_a_sentence_is_formatted_and_escaped_there():
 def test_the_first_page_has_answers_then_faults_then_what_is_clearest():
     sure = Estimate(0.5, 0.45, 0.55, 100)
     unsure = Estimate(0.1, -0.1, 0.3, 100)
-    known = [
+    planted = [
         Claim("clear", "x", says="clear", effect=sure),
         Claim("unclear", "x", says="unclear", effect=unsure),
         Claim("fault", "x", says="fault", verdict=Verdict("fail", "too large"), effect=sure),
         Claim("answer", "x", says="answer", kind="answer", title="Yes"),
         Claim("silent", "x", verdict=Verdict("pass", "small"), effect=sure),
     ]
-    assert [claim.question for claim in shown(known)] == ["answer", "fault", "clear"]
-    assert title_of(known, "no title") == "Yes"
-    assert title_of(known[:1], "no title") == "no title"
+    assert [claim.question for claim in shown(planted)] == ["answer", "fault", "clear"]
+    assert title_of(planted, "no title") == "Yes"
+    assert title_of(planted[:1], "no title") == "no title"
 
 
 def package_of(word: str) -> str:
@@ -227,8 +227,8 @@ def reports(word: str) -> tuple[Report, ...]:
     return every or (COMMANDS[word].report,)
 
 
-def templates(made: Report) -> Iterator[str]:
-    for section in made.sections:
+def templates(report: Report) -> Iterator[str]:
+    for section in report.sections:
         if isinstance(section, Section):  # not of chapters, whose reports are tested themselves
             texts = (
                 section.question,
@@ -246,7 +246,7 @@ def templates(made: Report) -> Iterator[str]:
 def test_a_template_only_looks_and_counts_and_every_command_says_how_to_read_it(word):
     """No arithmetic, and no comparison but with 0 and 1."""
     arithmetic = (nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.Pow)
-    for text in (text for made in reports(word) for text in templates(made)):
+    for text in (text for report in reports(word) for text in templates(report)):
         tree = environment().parse(text)
         assert not list(tree.find_all(arithmetic))
         assert all(
@@ -258,8 +258,8 @@ def test_a_template_only_looks_and_counts_and_every_command_says_how_to_read_it(
         assert not re.search(r"(?<![\w.])\d+(?:\.\d+)?(?![\w/])", said), (
             f"a number is typed: {text}"
         )
-    for made in reports(word):
-        parts = help_of(made.package or package_of(word))
+    for declared in reports(word):
+        parts = help_of(declared.package or package_of(word))
         assert {"How to read it", "Pitfalls"} <= parts.keys()
         assert all(parts.values())
     for record in COMMANDS[word].records:
@@ -292,7 +292,7 @@ def test_marks_stand_where_the_numbers_are():
         axes.lines[0].get_xydata(), list(zip([row.weight for row in some], percent))
     )
     for draw in (board("fur"), matrix("layer", "head", "fur")):
-        found = np.asarray(draw(heads, "").axes[0].images[0].get_array())
+        drawn = np.asarray(draw(heads, "").axes[0].images[0].get_array())
         np.testing.assert_allclose(
-            found, np.reshape([100 * row.fur.value for row in heads], (3, 4))
+            drawn, np.reshape([100 * row.fur.value for row in heads], (3, 4))
         )

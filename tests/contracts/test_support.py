@@ -127,9 +127,9 @@ LINES = {  # a command line for each, as short as it can be; another is given tw
 ON_A_MODEL = [command for command in NEEDS if command not in ("study", "audit", "demo")]
 PAIRS = [("headless", "evaluate"), ("resnet20", "rollout"), ("cls", "predict")]
 MORE = [
-    pytest.param(*each, marks=pytest.mark.slow)
-    for each in product(FAMILIES, ON_A_MODEL)
-    if each not in PAIRS
+    pytest.param(*pair, marks=pytest.mark.slow)
+    for pair in product(FAMILIES, ON_A_MODEL)
+    if pair not in PAIRS
 ]
 
 
