@@ -59,11 +59,11 @@ def test_every_link_of_a_page_is_there_on_github_as_in_the_site(path):
         place, _, anchor = target.partition("#")
         if "://" in target:
             continue
-        found = (path.parent / place).resolve() if place else path
-        assert found.exists(), target
-        assert ROOT in (found, *found.parents), f"{target} leaves the repository"
-        if anchor and found.suffix == ".md":
-            assert anchor in anchors(found), target
+        destination = (path.parent / place).resolve() if place else path
+        assert destination.exists(), target
+        assert ROOT in (destination, *destination.parents), f"{target} leaves the repository"
+        if anchor and destination.suffix == ".md":
+            assert anchor in anchors(destination), target
         assert not image or len(said) > 10, f"{target}: an image needs an alternative text"
 
 
@@ -90,8 +90,12 @@ def typed(path: Path) -> list[str]:
         with_model(inline)
         for inline in re.findall(r"(?<!`)`(vitlens [^`\n]+)`(?!`)", path.read_text())
     ]
-    found = [re.search(r"(?:^|\s|/)vitlens (.+)$", line.split(" # ")[0].rstrip()) for line in lines]
-    return [match[1] for match in found if match and '"${' not in match[1]]  # which is of a script
+    matches = [
+        re.search(r"(?:^|\s|/)vitlens (.+)$", line.split(" # ")[0].rstrip()) for line in lines
+    ]
+    return [
+        match[1] for match in matches if match and '"${' not in match[1]
+    ]  # which is of a script
 
 
 def with_model(inline: str) -> str:
@@ -133,16 +137,16 @@ def test_commands_are_found_and_python_on_a_page_compiles():
 
 
 def test_every_work_is_cited_once_by_one_key():
-    keys = [work.key for work in works()]
+    keys = [paper.key for paper in works()]
     assert len(keys) == len(set(keys)) > 50
     assert (DOCS / "references.bib").read_text().count("@misc{") == len(
         keys
     )  # none was lost while reading
-    assert all(re.fullmatch(r"(\d{4}\.\d{4,5})?", work.arxiv) for work in works())
+    assert all(re.fullmatch(r"(\d{4}\.\d{4,5})?", paper.arxiv) for paper in works())
 
 
 def test_registries_and_pages_cite_known_works():
-    known = {work.key for work in works()}
+    paper_keys = {paper.key for paper in works()}
     texts = {
         **{f"attack {name}": attack.paper for name, attack in ATTACKS.items()},
         **{f"attribution {name}": method.paper for name, method in ATTRIBUTIONS.items()},
@@ -158,7 +162,8 @@ def test_registries_and_pages_cite_known_works():
     cited = {where: set(citations(text)) for where, text in texts.items()}
     assert sum(map(len, cited.values())) > 100
     missing = {
-        where: [key for key in keys - known if key[0] != "ICLR"] for where, keys in cited.items()
+        where: [key for key in keys - paper_keys if key[0] != "ICLR"]
+        for where, keys in cited.items()
     }  # a venue
     assert not any(missing.values()), missing
     assert all(cited[f"attribution {name}"] for name in ATTRIBUTIONS if name != "attention")

@@ -33,7 +33,7 @@ def test_the_generated_pages_are_current_and_every_part_belongs_to_a_command(pag
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "message"),
     [
         (None, rf'docs/parts/{WORD}\.md with "## How to read it" and "## Pitfalls"'),
         (WHOLE.replace("Glare.", ""), "nothing under Pitfalls"),
@@ -41,10 +41,10 @@ def test_the_generated_pages_are_current_and_every_part_belongs_to_a_command(pag
         (WHOLE + "\n## Advice\n\nc\n", "found Advice"),
     ],
 )
-def test_a_command_without_its_parts_says_what_to_write(text, found, tmp_path):
+def test_a_command_without_its_parts_says_what_to_write(text, message, tmp_path):
     if text is not None:
         (tmp_path / f"{WORD}.md").write_text(text)
-    with pytest.raises(MissingPartError, match=found):
+    with pytest.raises(MissingPartError, match=message):
         command_page(ENTRY, PARTS if text is None else tmp_path)
 
 
@@ -68,11 +68,13 @@ def test_a_page_has_every_option_of_the_command_line_and_all_that_the_record_dec
     parsers = typer.main.get_command(application()).commands
     for word, command in COMMANDS.items():
         names = {
-            name for each in parsers[word].params for name in (*each.opts, *each.secondary_opts)
+            name
+            for option in parsers[word].params
+            for name in (*option.opts, *option.secondary_opts)
         }
         for name in names - {"--help", "--debug"}:
-            shown = re.search(rf"[`/]{name}[` /]", texts[word] + texts["shared"])
-            assert shown or not name.startswith("-"), (word, name)
+            mention = re.search(rf"[`/]{name}[` /]", texts[word] + texts["shared"])
+            assert mention or not name.startswith("-"), (word, name)
         contents = command.contents if command.reports else None
         if contents is None:
             continue
