@@ -50,7 +50,7 @@ class Outcome:
             f"{lines} error lines with exit code {self.code}": lines
             != {0: 0, 1: 1, 2: 1}.get(self.code, lines),
         }
-        return [fault for fault, found in faults.items() if found]
+        return [fault for fault, present in faults.items() if present]
 
     def description(self) -> str:
         """The run and its faults, as a failed test prints them."""
@@ -129,16 +129,16 @@ class Box:
         return Outcome(tuple(words), code, err.getvalue(), time.monotonic() - start)
 
     def _everything(self) -> dict[str, tuple[int, int]]:
-        found = {}
+        entries = {}
         allowed = {str(self.work / name) for name in WRITABLE}
         for place, folders, files in os.walk(self.root):
             folders[:] = [name for name in folders if f"{place}/{name}" not in allowed]
             for name in [*files, *folders]:
                 facts = os.lstat(f"{place}/{name}")
-                found[f"{place}/{name}"] = (
+                entries[f"{place}/{name}"] = (
                     (0, 0) if name in folders else (facts.st_mtime_ns, facts.st_size)
                 )
-        return found
+        return entries
 
 
 def start_command(words: Sequence[str], folder: Path) -> "subprocess.Popen[bytes]":

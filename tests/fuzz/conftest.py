@@ -26,11 +26,11 @@ def as_a_user_has_it(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def box(tmp_path: Path) -> Box:
     """A sealed box with valid inputs of every kind, and the report of a rollout in out/rolled."""
-    made = Box(tmp_path / "box")
-    make_inputs(made.inputs)
-    rolled = made.run(
-        ["rollout", str(made.inputs / "vit"), "--limit", "2", "--out", "out/rolled", "--quiet"]
+    sandbox = Box(tmp_path / "box")
+    make_inputs(sandbox.inputs)
+    rolled = sandbox.run(
+        ["rollout", str(sandbox.inputs / "vit"), "--limit", "2", "--out", "out/rolled", "--quiet"]
     )
     assert rolled.code == 0, rolled.err
-    made.seal()
-    return made
+    sandbox.seal()
+    return sandbox

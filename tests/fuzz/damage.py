@@ -93,9 +93,9 @@ BYTES: tuple[Damage, ...] = (damage_bytes, damage_bytes, flip_head, flip_head, c
 
 def change_json(value: Any, draw: random.Random) -> Any:
     """The same value with one place damaged: replaced, left out, doubled, renamed."""
-    if not (known := list(places(value))):
+    if not (all_places := list(places(value))):
         return draw.choice(_VALUES)
-    holder, (*way, key) = value, draw.choice(known)
+    holder, (*way, key) = value, draw.choice(all_places)
     for step in way:
         holder = holder[step]
     match draw.randrange(8):
@@ -123,10 +123,10 @@ def safetensors_header(path: Path, draw: random.Random) -> None:
     content = path.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
     header = json.loads(content[8 : 8 + length])
-    own = header.get("__metadata__", {})
-    if "vitlens" in own and draw.random() < 0.75:
-        about = change_json(json.loads(own["vitlens"]), draw)
-        own["vitlens"] = draw.choice((json.dumps(about),) * 9 + ("[" * 100_000,))
+    metadata = header.get("__metadata__", {})
+    if "vitlens" in metadata and draw.random() < 0.75:
+        about = change_json(json.loads(metadata["vitlens"]), draw)
+        metadata["vitlens"] = draw.choice((json.dumps(about),) * 9 + ("[" * 100_000,))
     else:
         header = change_json(header, draw)
     text = json.dumps(header).encode("utf-8", "surrogatepass")
@@ -136,8 +136,8 @@ def safetensors_header(path: Path, draw: random.Random) -> None:
 
 def state_dict(path: Path, draw: random.Random) -> None:
     """A .pth whose tensors, names or wrappers are not those of a state dict."""
-    whole = torch.load(path, weights_only=True)
-    state: dict[Any, Any] = dict(whole["state_dict"])
+    checkpoint = torch.load(path, weights_only=True)
+    state: dict[Any, Any] = dict(checkpoint["state_dict"])
     key = draw.choice(sorted(state))
     odd: tuple[Any, ...] = (
         torch.tensor(1.0),
@@ -160,15 +160,15 @@ def state_dict(path: Path, draw: random.Random) -> None:
         case 1:
             state[draw.choice((1, None, "", "x" * 1_000, "\n", ("a", "b")))] = state.pop(key)
         case 2:
-            whole["model"] = whole
+            checkpoint["model"] = checkpoint
         case 3:
-            whole["state_dict"] = draw.choice((None, 1, [], {}, {"model": {}}, [state]))
+            checkpoint["state_dict"] = draw.choice((None, 1, [], {}, {"model": {}}, [state]))
         case _:
             state[key] = draw.choice(odd)
-    if isinstance(whole.get("state_dict"), dict) and whole["state_dict"]:
-        whole["state_dict"] = state
+    if isinstance(checkpoint.get("state_dict"), dict) and checkpoint["state_dict"]:
+        checkpoint["state_dict"] = state
     try:
-        torch.save(whole, path)
+        torch.save(checkpoint, path)
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         path.write_bytes(b"PK\x03\x04")
 

@@ -140,12 +140,16 @@ class Lines:
         """One command line; the same for the same seed but for the number of its --out folder."""
         draw = random.Random(seed)
         if draw.random() < 0.03:
-            known = [*NASTY, "evalute", "--help", "--version", "--debug"]
-            return [draw.choice(known) for _ in range(draw.randint(0, 3))]
+            choices = [*NASTY, "evalute", "--help", "--version", "--debug"]
+            return [draw.choice(choices) for _ in range(draw.randint(0, 3))]
         name = draw.choice(sorted(self._commands))
         words = [name, *self._arguments(name, draw)]
-        options = [each for each in self._commands[name].params if each.param_type_name == "option"]
-        flags = {opt for each in options for opt in each.opts}
+        options = [
+            parameter
+            for parameter in self._commands[name].params
+            if parameter.param_type_name == "option"
+        ]
+        flags = {opt for option in options for opt in option.opts}
         words += SHORT.get(name, "--limit 2" if "--limit" in flags else "").split()
         for option in draw.sample(options, min(len(options), draw.choice((0, 1, 1, 2, 2, 3, 5)))):
             words += self._option(option, draw)
