@@ -16,13 +16,13 @@ OWN = ("--out", "--device")  # options of the run itself that its advice does no
 def words_typed(line: str) -> list[str]:
     """The words of the line with which a run was begun, without the folder that it wrote."""
     words = shlex.split(line)[1:]
-    kept = []
+    advised = []
     skip = False
     for word in words:
         if not skip and word not in OWN:
-            kept.append(word)
+            advised.append(word)
         skip = word in OWN
-    return kept
+    return advised
 
 
 @pytest.mark.parametrize("name", LINES)

@@ -27,9 +27,9 @@ WHOLE = "--batch-size 4 --budget 60"  # with quick_attacks(()) FGSM is the only 
 
 
 def states(record: Record) -> dict[str, str]:
-    found = {claim.question: claim.state for claim in judged(report(record))}
-    assert set(found) >= SUBJECTS
-    return found
+    by_subject = {claim.question: claim.state for claim in judged(report(record))}
+    assert set(by_subject) >= SUBJECTS
+    return by_subject
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +43,9 @@ def test_all_chapters_are_run_and_all_subjects_judged(labelled):
     done = {(row.word, row.part) for row in record.chapters}
     assert done == {("evaluate", ""), ("explain", ""), ("stats", ""), ("attack", "corruptions")}
     assert all(row.seconds > 0 for row in record.chapters)
-    found = states(record)
-    assert found["accuracy"] == "fail"  # as --at-least asks
-    assert found["calibration"] == "inconclusive"
+    by_subject = states(record)
+    assert by_subject["accuracy"] == "fail"  # as --at-least asks
+    assert by_subject["calibration"] == "inconclusive"
     assert "robust_accuracy/mine/fgsm-linf/1" in record.metrics
     assert record.metric("accuracy/mine").n == 4
     check_first_page(report(record))
@@ -53,7 +53,7 @@ def test_all_chapters_are_run_and_all_subjects_judged(labelled):
     assert budget.left == pytest.approx(0.9 * budget.minutes - budget.others)
     assert budget.others <= budget.total <= budget.minutes
     assert record.attacks_considered[-1].state == "chosen"
-    assert found["robustness"] in ("inconclusive", "fail")
+    assert by_subject["robustness"] in ("inconclusive", "fail")
     for row in record.chapters:  # a metric of the audit is that of its chapter
         chapter = read_folder(labelled / "run" / row.folder)
         shared = chapter.metrics.keys() & record.metrics.keys()
@@ -78,9 +78,9 @@ def test_what_does_not_fit_the_budget_is_left_out_and_the_report_says_so(
         "failures",
         "reliance",
     }
-    found = states(little)
+    by_subject = states(little)
     for subject in SUBJECTS - {"accuracy", "calibration"}:
-        assert found[subject] == "not tested"
+        assert by_subject[subject] == "not tested"
     assert little.attacks_considered == ()
     assert "budget" in said_first(report(little))
     check_first_page(report(little))
@@ -132,8 +132,8 @@ def test_a_second_audit_repeats_nothing_and_a_chapter_is_made_again_by_its_comma
     assert {name for name, value in again.metrics.items() if value != before[name]} <= {
         name for name in before if "seconds" in name
     }
-    own = json.loads((tmp_path / "again" / "config.json").read_text())["options"]
-    assert {**own, "run": None} == {**options, "run": None}
+    repeated = json.loads((tmp_path / "again" / "config.json").read_text())["options"]
+    assert {**repeated, "run": None} == {**options, "run": None}
 
 
 @pytest.mark.slow
@@ -142,11 +142,11 @@ def test_a_cnn_on_one_image_without_a_label_and_an_attack_that_fits(tiny_cnn, pi
         [CandidateRow(("pgd",), 1, (1.0, 8.0), 2, None, "too long")]
     ):  # whatever a pass takes here
         record = ran(tmp_path / "run", f"audit {tiny_cnn} --images {pictures / '0.png'} --budget 9")
-    found = states(record)
-    assert (found["accuracy"], found["calibration"], found["attention health"]) == (
+    by_subject = states(record)
+    assert (by_subject["accuracy"], by_subject["calibration"], by_subject["attention health"]) == (
         "not tested",
     ) * 3
-    assert found["common corruptions"] == "inconclusive"  # one image shows little
+    assert by_subject["common corruptions"] == "inconclusive"  # one image shows little
     assert {row.part for row in record.untested} == {"evaluate", "stats"}
     assert "accuracy/tiny-cnn" not in record.metrics  # 1 by construction
     chosen = [(row.attacks, row.state) for row in record.attacks_considered]
@@ -155,7 +155,7 @@ def test_a_cnn_on_one_image_without_a_label_and_an_attack_that_fits(tiny_cnn, pi
     chapter = read_folder(tmp_path / "run" / attack.folder)
     assert chapter.metric("accuracy/tiny-cnn").value == 1  # of its predictions
     (corruptions,) = [
-        each for each in judged(report(record)) if each.question == "common corruptions"
+        claim for claim in judged(report(record)) if claim.question == "common corruptions"
     ]
     assert corruptions.effect.value == pytest.approx(
         1 - record.metric("mean_error_on_corruptions/tiny-cnn").value

@@ -40,17 +40,17 @@ def pair(folder: Path, classes: tuple[str, ...]) -> str:
 
 
 def test_panels_by_rising_agreement_say_and_show_what_the_rows_hold(record):
-    shown = sorted(
+    in_panels = sorted(
         (row for row in record.images_shown if row.panel is not None), key=lambda row: row.panel
     )
-    assert [row.panel for row in shown] == list(range(6))
-    assert [row.agreement for row in shown] == sorted(row.agreement for row in shown)
+    assert [row.panel for row in in_panels] == list(range(6))
+    assert [row.agreement for row in in_panels] == sorted(row.agreement for row in in_panels)
     (section,) = [section for section in report(record).sections if section.panels]
-    others = [row for row in record.images_shown if row.panel is None]
-    assert len(section.panels) == len(shown) + len(others)
-    assert all(row.example for row in others)
+    examples = [row for row in record.images_shown if row.panel is None]
+    assert len(section.panels) == len(in_panels) + len(examples)
+    assert all(row.example for row in examples)
     names = {row.cell: row.name for row in record.cells}
-    for panel, row in zip(section.panels, [*shown, *others]):
+    for panel, row in zip(section.panels, [*in_panels, *examples]):
         assert (panel.tags.class_name, panel.tags.outcome) == (row.truth, names[row.cell])
         assert row.first_prediction in panel.captions[1]
         assert ("✓" in panel.captions[2]) == (row.second_prediction == row.truth)
@@ -133,10 +133,10 @@ def test_one_image_and_one_class_whose_name_is_markup(tmp_path):
 def test_tables_are_those_of_the_public_comparison_and_agree_with_each_other(
     record, tiny_vit, tiny_cnn
 ):
-    found = vitlens.compare(
+    comparison = vitlens.compare(
         load(str(tiny_vit)), load(str(tiny_cnn)), load_data("digits", limit=COUNT)
     )
-    counts = list(found.counts.values())
+    counts = list(comparison.counts.values())
     cells = [(row.cell, row.count, row.share.value) for row in record.cells]
     assert cells == [
         (cell, count, pytest.approx(count / COUNT))
@@ -148,9 +148,9 @@ def test_tables_are_those_of_the_public_comparison_and_agree_with_each_other(
     assert [row.method for row in record.methods] == ["best", "gradcam"]  # none was asked for
     accuracies = {row.model: row.accuracy.value for row in record.scores}
     for alias, accuracy in accuracies.items():
-        own = [row for row in record.per_class if row.model == alias]
-        assert sum(row.n for row in own) == COUNT
-        assert sum(row.n * row.accuracy.value for row in own) == pytest.approx(COUNT * accuracy)
+        classes = [row for row in record.per_class if row.model == alias]
+        assert sum(row.n for row in classes) == COUNT
+        assert sum(row.n * row.accuracy.value for row in classes) == pytest.approx(COUNT * accuracy)
         confused = [row for row in record.confusions if row.model == alias]
         assert sum(row.count for row in confused) == round(COUNT * (1 - accuracy))
         assert all(row.truth != row.prediction for row in confused)
@@ -158,9 +158,11 @@ def test_tables_are_those_of_the_public_comparison_and_agree_with_each_other(
         assert levels[0].accuracy.value == accuracy, "the first level changes nothing"
         assert record.metric(f"hardened_accuracy/{alias}/shuffle/1").value == accuracy
     assert 2 * len(record.disturbed_pairs) == len(record.robustness)
-    known = {(row.model, row.kind, row.level): row.accuracy.value for row in record.robustness}
+    accuracy_of = {
+        (row.model, row.kind, row.level): row.accuracy.value for row in record.robustness
+    }
     for row in record.disturbed_pairs:
-        first, second = (known[alias, row.kind, row.level] for alias in PAIR)
+        first, second = (accuracy_of[alias, row.kind, row.level] for alias in PAIR)
         assert row.difference.value == pytest.approx(100 * (first - second))
         assert row.p_holm >= row.p
     assert not record.cue_conflicts
@@ -173,7 +175,7 @@ def test_tables_are_those_of_the_public_comparison_and_agree_with_each_other(
     }
     on_object = {(row.model, row.score): row.estimate.value for row in record.on_object}
     assert on_object == {
-        (alias, name): value for alias, own in scores.items() for name, value in own.items()
+        (alias, name): value for alias, values in scores.items() for name, value in values.items()
     }
 
 
@@ -193,19 +195,21 @@ def test_shape_biases_are_those_of_the_function_and_the_model_that_relies_on_sha
     record = ran(tmp_path / "run", line)
     for row in record.shape_bias:
         model = load(str(tmp_path / row.model))
-        found = vitlens.shape_bias(
+        by_function = vitlens.shape_bias(
             model, load_data(str(tmp_path / "data"), preprocessing=model.preprocessing)
         )
         assert (row.bias, row.shape, row.texture, row.n) == (
-            found.bias,
-            found.shape,
-            found.texture,
+            by_function.bias,
+            by_function.shape,
+            by_function.texture,
             12,
         )
-        own = [
-            (each.shape, each.texture) for each in record.cue_conflicts if each.model == row.model
+        by_class = [
+            (conflict.shape, conflict.texture)
+            for conflict in record.cue_conflicts
+            if conflict.model == row.model
         ]
-        assert own == [(each.shape, each.texture) for each in found.by_class]
+        assert by_class == [(row.shape, row.texture) for row in by_function.by_class]
     assert record.metric("shape_bias/vit") == record.shape_bias[0].bias
     high, low = (Estimate(value, value - 0.1, value + 0.1, 100, "fraction") for value in (0.8, 0.3))
     for biases, words in (
@@ -217,9 +221,9 @@ def test_shape_biases_are_those_of_the_function_and_the_model_that_relies_on_sha
             replace(row, bias=bias) for row, bias in zip(record.shape_bias, biases, strict=True)
         )
         (section,) = (
-            each
-            for each in report(replace(record, shape_bias=rows)).sections
-            if "texture" in each.title
+            section
+            for section in report(replace(record, shape_bias=rows)).sections
+            if "texture" in section.title
         )
         assert words in section.sentences[0].text
 

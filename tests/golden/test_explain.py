@@ -63,17 +63,17 @@ def test_maps_are_the_functions(tiny_vit, tmp_path):
 
 
 def as_functions(
-    record: ExplainRecord, place: Path, given: object, **more: object
+    record: ExplainRecord, place: Path, source: object, **more: object
 ) -> tuple[str, ...]:
     """The methods of a model, whose maps are those of their functions."""
     model = load(str(place))
     rows = [row for row in record.methods if row.model == model.alias]
-    for row, found in zip(rows, record.maps[model.alias].maps.values(), strict=True):
-        expected = explain(model, vitlens.images(given, model), method=row.method, **more).numpy()
+    for row, stored in zip(rows, record.maps[model.alias].maps.values(), strict=True):
+        expected = explain(model, vitlens.images(source, model), method=row.method, **more).numpy()
         # a ReLU near 0 is active in only one of the two
         tolerance = 1e-3 if ATTRIBUTIONS[row.method].gradients else 1e-4
         np.testing.assert_allclose(
-            found, expected, atol=tolerance * np.abs(expected).max(), err_msg=row.method
+            stored, expected, atol=tolerance * np.abs(expected).max(), err_msg=row.method
         )
     return tuple(row.method for row in rows)
 
@@ -106,7 +106,7 @@ def test_each_model_gets_the_methods_defined_for_it_and_nothing_is_judged(golden
     ]
     assert not record.checks
     document = report(record)
-    assert [(each.state, each.effect) for each in judged(document)] == [("not tested", None)] * 2
+    assert [(claim.state, claim.effect) for claim in judged(document)] == [("not tested", None)] * 2
     assert not clear_effects(document)
     assert "--verify" in document.first.unknown[0].text
     assert "**relevance** is not defined for tiny-cnn" in said_first(document)
@@ -117,7 +117,7 @@ def test_images_too_few_to_show_any_difference_of_removal_scores_are_said(golden
     record = golden("explain verified").record
     (power,) = (row for row in record.power if row.check == "road")
     seen, unseen = (
-        [each.text for each in report(replace(record, power=(row,))).first.unknown]
+        [sentence.text for sentence in report(replace(record, power=(row,))).first.unknown]
         for row in (power, replace(power, detectable=None))
     )
     (changed,) = set(unseen) - set(seen)
@@ -133,9 +133,12 @@ def test_a_lead_of_best_is_called_optimistic_on_the_data_sets_it_was_chosen_on(g
     )
     data = replace(record.config.data, title="Other images")
     elsewhere = replace(record, config=replace(record.config, data=data))
-    for own, warned in ((record, True), (without, False), (elsewhere, False)):
-        title = own.config.data.title
-        assert any(title in sentence.text for sentence in report(own).first.unknown) == warned
+    for judged_record, warned in ((record, True), (without, False), (elsewhere, False)):
+        title = judged_record.config.data.title
+        assert (
+            any(title in sentence.text for sentence in report(judged_record).first.unknown)
+            == warned
+        )
 
 
 def test_many_methods_are_divided_among_sheets_and_failed_ones_crossed_out(golden):
@@ -147,7 +150,7 @@ def test_many_methods_are_divided_among_sheets_and_failed_ones_crossed_out(golde
         checks("tiny-vit", name, cascade=(FALLING, STAYING)[at % 2])
         for at, name in enumerate(names)
     ]
-    document = report(replace(record, checks=tuple(row for own in rows for row in own)))
+    document = report(replace(record, checks=tuple(row for sheet in rows for row in sheet)))
     sheets = [figure for figure in document.figures if figure.name.startswith("explain")]
     assert [figure.name for figure in sheets] == ["explain", "explain_more"]
     panels = [figure.draw().axes[:-1] for figure in sheets]
@@ -199,8 +202,8 @@ def test_refinements_as_typed(tiny_vit, tmp_path, method, line, refinement, size
     assert (row.gain, row.completeness) == (None, None)
     batch = next(digits("test").limit(2).batches(2)).images
     expected = explain(model, batch, targets=3, method=method, refinement=refinement).numpy()
-    (found,) = record.maps[model.alias].maps.values()
-    np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max(), rtol=1e-3)
+    (stored,) = record.maps[model.alias].maps.values()
+    np.testing.assert_allclose(stored, expected, atol=1e-4 * np.abs(expected).max(), rtol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -262,28 +265,32 @@ def test_a_choice_has_the_numbers_of_the_function_and_only_the_chosen_method_is_
         pytest.approx(expected.certainty, abs=0.01),
         COUNT // 2,
     )
-    assert [each.method for each in chosen.choice_scores] == [
-        each.method for each in expected.scores
+    assert [score.method for score in chosen.choice_scores] == [
+        score.method for score in expected.scores
     ]
     for scored in expected.scores:
-        for half, known in (("selection", scored.selection), ("report", scored.report)):
-            for check, estimate in known.items():
+        for half, by_check in (("selection", scored.selection), ("report", scored.report)):
+            for check, estimate in by_check.items():
                 metric = chosen.metric(f"choice/sharp-vit/{half}/{check}/{scored.method}")
                 assert (metric.value, metric.n) == (
                     pytest.approx(estimate.value, abs=1e-3),
                     estimate.n,
                 )
-    margins = {(each.against, each.check): each.difference for each in chosen.choice_margins}
-    assert set(margins) == {(each.against, each.check) for each in expected.margins}
+    margins = {
+        (margin.against, margin.check): margin.difference for margin in chosen.choice_margins
+    }
+    assert set(margins) == {(margin.against, margin.check) for margin in expected.margins}
     assert {*BASELINES, expected.runner_up} <= {against for against, _ in margins}
-    assert [each.method for each in chosen.methods] == [row.method]
+    assert [row.method for row in chosen.methods] == [row.method]
     (check,) = chosen.checks
-    own = {
+    of_choice = {
         name: value
         for name, value in chosen.metrics.items()
         if name.startswith("choice/sharp-vit/report")
     }
-    (faithfulness,) = {name.split("/")[3] for name, value in own.items() if value == check.value}
+    (faithfulness,) = {
+        name.split("/")[3] for name, value in of_choice.items() if value == check.value
+    }
     assert check.method == row.method
     assert check.margin.value == min(
         expected.margin(name, faithfulness).value for name in BASELINES
@@ -295,7 +302,7 @@ def test_a_choice_has_the_numbers_of_the_function_and_only_the_chosen_method_is_
         expected.margin(row.runner_up, "score").value, abs=1e-3
     )
     assert list(states(document).values()) != ["pass"]  # the weights were not randomised
-    (section,) = (each for each in document.sections if "chosen" in each.title)
+    (section,) = (section for section in document.sections if "chosen" in section.title)
     assert len(section.tables[0].rows) == len(NAMES) + len(BASELINES)
     assert [figure.name for figure in section.figures] == ["choice"]
 
@@ -339,9 +346,11 @@ def test_verify_checks_the_chosen_method_of_each_model(tmp_path, sharp_vit):
     )
     brief = "--composites none --other-substrates none --no-stability --no-counterfactuals"
     record = ran(tmp_path / "out", f"{line} {brief}")
-    assert {each.question for each in report(record).claims} >= {"choice", "maps"}
+    assert {claim.question for claim in report(record).claims} >= {"choice", "maps"}
     for row in record.chosen:
-        checked = [(each.method, each.check) for each in record.checks if each.model == row.model]
+        checked = [
+            (check.method, check.check) for check in record.checks if check.model == row.model
+        ]
         assert checked == [
             (row.method, check) for check in ("imputed", "blur", "weights", "object")
         ]
@@ -401,17 +410,17 @@ def test_other_replacements_are_measured_too_and_composites_are_made_without_mas
     split = digits("test").limit(IMAGES)
     pixels = split.source.read(torch.arange(IMAGES)).permute(0, 2, 3, 1).numpy()
     np.savez(tmp_path / "digits.npz", images=pixels, labels=split.labels.numpy())
-    given = f"--data {tmp_path / 'digits.npz'} --verify --no-counterfactuals"
+    data = f"--data {tmp_path / 'digits.npz'} --verify --no-counterfactuals"
     with no_figures():  # as those of "explain verified", which contracts draw
         record = ran(
             tmp_path / "removed",
-            f"explain {tiny_vit} {given} --method relevance,rollout --composites none",
+            f"explain {tiny_vit} {data} --method relevance,rollout --composites none",
         )
     methods = ("relevance", "rollout", *BASELINES)
     league = {row.method: row for row in record.league}
-    found = {row.substrate for row in record.substrates}
-    assert found >= {"blur", "mean", "absent"}
-    (imputed,) = found - {"blur", "mean", "absent"}
+    substrates = {row.substrate for row in record.substrates}
+    assert substrates >= {"blur", "mean", "absent"}
+    (imputed,) = substrates - {"blur", "mean", "absent"}
     for substrate, column in (("blur", "gap"), (imputed, "road")):
         for method in methods:
             metric = record.metric(f"substrates/tiny-vit/{substrate}/{method}")
@@ -425,7 +434,7 @@ def test_other_replacements_are_measured_too_and_composites_are_made_without_mas
         assert record.metric(f"stability/tiny-vit/jumped/{OVERALL}/{row.method}") == row.jumped
     few = "--method relevance --composite-count 3 --other-substrates none --no-stability"
     model = load("vit-digits")
-    record = ran(tmp_path / "composed", f"explain vit-digits {given} {few}")
+    record = ran(tmp_path / "composed", f"explain vit-digits {data} {few}")
     rows = {row.kind: row for row in record.composite_sets}
     assert [
         (row.kind, row.composites, row.maps, row.refused, row.labels) for row in rows.values()
@@ -439,10 +448,10 @@ def test_other_replacements_are_measured_too_and_composites_are_made_without_mas
     arrays = record.composite_maps["mosaic-2-vit-digits"]
     images = torch.from_numpy(arrays.images[:1]).float() / 255
     targets = [model.classes.index(name) for name in arrays.targets]
-    for target, own in zip(targets, arrays.maps[0], strict=True):
-        found = explain(model, images, targets=torch.tensor([target]), method="relevance")[0]
-        difference = np.abs(own - found.numpy()).mean()
-        assert difference < 0.005 * float(found.abs().max())  # of its rounded pixels
+    for target, heat_map in zip(targets, arrays.maps[0], strict=True):
+        substrates = explain(model, images, targets=torch.tensor([target]), method="relevance")[0]
+        difference = np.abs(heat_map - substrates.numpy()).mean()
+        assert difference < 0.005 * float(substrates.abs().max())  # of its rounded pixels
     mass = record.metric("composites/vit-digits/mosaic-2/mass/relevance")
     assert (mass.n, mass.low <= mass.value <= mass.high) == (12, True)
     (row,) = (
@@ -456,8 +465,8 @@ def test_other_replacements_are_measured_too_and_composites_are_made_without_mas
         record, composite_sets=tuple(replace(row, seen=True) for row in record.composite_sets)
     )
     unseen, seen = (
-        {sentence.text for section in report(each).sections for sentence in section.sentences}
-        for each in (record, recognised)
+        {sentence.text for section in report(written).sections for sentence in section.sentences}
+        for written in (record, recognised)
     )
     assert len(unseen - seen) == len(
         record.composite_sets
@@ -472,10 +481,10 @@ def test_pasted_objects_are_seen_and_found(tmp_path):
         "explain vit-digits --data digits --limit 40 --method relevance,rollout --composites pasted"
     )
     more = "--composite-count 12 --verify --no-counterfactuals --no-stability"
-    found = ran(tmp_path / "out", f"{line} {more}")
-    (row,) = found.composite_sets
+    record = ran(tmp_path / "out", f"{line} {more}")
+    (row,) = record.composite_sets
     assert (row.seen, row.maps) == (True, 12)
-    (relevance,) = (each for each in found.composites if each.method == "relevance")
+    (relevance,) = (row for row in record.composites if row.method == "relevance")
     assert relevance.mass.low > 0.3
     assert relevance.above == BASELINES
-    assert found.stability == ()
+    assert record.stability == ()

@@ -38,8 +38,8 @@ def test_two_models_are_paired_on_the_same_images_and_probes_and_queries_recorde
     assert (gap.n, gap.unit) == (24, "points")
     assert [row.classifier for row in pair.pairs] == ["knn-1", "knn-3", "probe"]
     assert [row.difference for row in pair.pairs][1:] == [gap, pair.metric("probe_difference/a/b")]
-    own = pair.metric("head_difference/a/probe").value
-    assert own == pytest.approx(
+    difference = pair.metric("head_difference/a/probe").value
+    assert difference == pytest.approx(
         100 * (pair.metric("probe_accuracy/a").value - pair.metric("accuracy/a").value)
     )
     vit, cnn = (
@@ -57,8 +57,8 @@ def test_two_models_are_paired_on_the_same_images_and_probes_and_queries_recorde
     assert pair.metric("probe_accuracy/a") == last.accuracy
     assert (last.c > 0, last.weighting) == (True, None)
     retrieved = pair.shown["a"]
-    asked = np.asarray(Image.open(pictures / "1.png")).transpose(2, 0, 1)
-    np.testing.assert_array_equal(retrieved.queries[0], asked)
+    query = np.asarray(Image.open(pictures / "1.png")).transpose(2, 0, 1)
+    np.testing.assert_array_equal(retrieved.queries[0], query)
     assert list(retrieved.query_names) == ["1.png"]
     row = pair.features[0]
     assert (row.among, row.searched, retrieved.near.shape[:2]) == ("training images", 40, (1, 7))
@@ -106,14 +106,18 @@ def test_maps_of_the_patches_that_enter_block_0_have_their_rows(pair):
 
 
 def test_only_the_images_asked_for_are_drawn(tiny_vit, pictures, tmp_path):
-    shown = (pictures / "2.png", pictures / "0.png")
-    record = ran(tmp_path / "out", f"features {tiny_vit} {FAST} --k 1 --show {shown[0]},{shown[1]}")
-    images = [np.asarray(Image.open(path)).transpose(2, 0, 1) for path in shown]
+    chosen = (pictures / "2.png", pictures / "0.png")
+    record = ran(
+        tmp_path / "out", f"features {tiny_vit} {FAST} --k 1 --show {chosen[0]},{chosen[1]}"
+    )
+    images = [np.asarray(Image.open(path)).transpose(2, 0, 1) for path in chosen]
     arrays = [dict(np.load(path)) for path in (tmp_path / "out" / "arrays").glob("*.npz")]
     drawn = [array for file in arrays for array in file.values() if array.dtype == np.uint8]
     assert len(drawn) == 5  # the images, queries, neighbours, both sides of the matches
-    each = {image.tobytes() for array in drawn for image in array.reshape(-1, *array.shape[-3:])}
-    assert each == {image.tobytes() for image in images}
+    pictures_drawn = {
+        image.tobytes() for array in drawn for image in array.reshape(-1, *array.shape[-3:])
+    }
+    assert pictures_drawn == {image.tobytes() for image in images}
     np.testing.assert_array_equal(record.shown["tiny-vit"].pixels[0], images[0])
     assert record.spaces["tiny-vit"].cut_pixels is None  # patches are parts of images
     assert [row.among for row in record.features] == ["images shown"]
@@ -140,11 +144,11 @@ def test_without_labels_nothing_is_classified_and_the_rest_is_there(tiny_vit, pi
 
 def test_a_cache_is_used_and_a_broken_one_built_again(tiny_vit, pictures, tmp_path):
     """With five training images of ten classes, which the notes say."""
-    kept = tmp_path / "kept"
+    cache = tmp_path / "kept"
     line = f"features {tiny_vit} --data digits --limit 10 --bank 5 --k 1 --no-probe --no-tsne"
-    line += f" --show {pictures / '0.png'} --data-dir {kept}"  # a single image is drawn quickly
+    line += f" --show {pictures / '0.png'} --data-dir {cache}"  # a single image is drawn quickly
     first = ran(tmp_path / "out0", line)
-    files = sorted(kept.rglob("*.npy"))
+    files = sorted(cache.rglob("*.npy"))
     assert len(files) == 2 * (3 + 1)  # the embedding, two layers and the logits, of test and bank
     for file in files[1:]:
         file.write_bytes(file.read_bytes()[:-8])
@@ -199,8 +203,8 @@ def test_a_model_without_an_embedding_has_its_layers(tmp_path):
     )
     (row,) = record.features
     assert (row.embedding, row.layers > 0) == (None, True)
-    assert {each.layer for each in record.depth} == set(range(row.layers))
-    assert {each.layer for each in record.patches} == {str(row.layers - 1)}
+    assert {row.layer for row in record.depth} == set(range(row.layers))
+    assert {row.layer for row in record.patches} == {str(row.layers - 1)}
 
 
 def test_rows_are_of_the_models_and_the_layers_counted_from_0(pair, tiny_vit):
@@ -208,9 +212,9 @@ def test_rows_are_of_the_models_and_the_layers_counted_from_0(pair, tiny_vit):
     tests/public/features.
     """
     images, labels = pixels()
-    asked = ("a", 1, "knn-3", "majority")
+    key = ("a", 1, "knn-3", "majority")
     [row] = [
-        row for row in pair.depth if (row.model, row.layer, row.classifier, row.weighting) == asked
+        row for row in pair.depth if (row.model, row.layer, row.classifier, row.weighting) == key
     ]
     assert pair.metric("knn_majority_accuracy/a/3") == row.accuracy
     wrong = load(str(tiny_vit))(images).argmax(1) != labels
@@ -234,13 +238,13 @@ def test_rows_are_of_the_models_and_the_layers_counted_from_0(pair, tiny_vit):
         1,
     ]
     for majority in (True, False):  # curves are of votes weighted by similarity
-        own = tuple(row for row in pair.depth if (row.weighting == "majority") == majority)
+        part = tuple(row for row in pair.depth if (row.weighting == "majority") == majority)
         assert (
-            "depth" in {figure.name for figure in report(replace(pair, depth=own)).figures}
+            "depth" in {figure.name for figure in report(replace(pair, depth=part)).figures}
         ) != majority
     assert pair.metric("patch_neighbours/a/embedding/class").n == 24 * 4 * 4
-    known = {(row.model, row.title, row.share) for row in pair.patches}
+    measured = {(row.model, row.title, row.share) for row in pair.patches}
     layers = [("a", "embedding"), ("a", "block 1"), ("b", "stem"), ("b", "stage 2")]
-    assert known == {
+    assert measured == {
         (*layer, share) for layer in layers for share in ("position", "class", "object")
     }

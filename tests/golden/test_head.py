@@ -17,8 +17,8 @@ def test_words_and_tests_are_those_of_the_function(golden, tiny_vit):
     record = golden("head").record
     split = digits("test").limit(60)
     model = load(str(tiny_vit))
-    found = vitlens.name_heads(model, split, masks=split.masks, batch_size=30)
-    (one,) = (each for each in found.heads if (each.layer, each.head) == (1, 0))
+    named_heads = vitlens.name_heads(model, split, masks=split.masks, batch_size=30)
+    (one,) = (head for head in named_heads.heads if (head.layer, head.head) == (1, 0))
     (attends,), (looks,), (writes,) = record.attends, record.looks, record.writes
     assert (attends.word, attends.holds, attends.share) == (
         one.attends.word,
@@ -38,11 +38,11 @@ def test_words_and_tests_are_those_of_the_function(golden, tiny_vit):
         one.writes.p,
     )
     (counts,) = record.heads
-    states = [each.writes.state for each in found.heads]
+    states = [head.writes.state for head in named_heads.heads]
     assert (counts.matter, counts.correlate, counts.nothing) == tuple(
         states.count(state) for state in ("shown to matter", "correlates", "nothing")
     )
-    assert counts.heads == len(found.heads) == 4
+    assert counts.heads == len(named_heads.heads) == 4
 
 
 def test_what_is_lost_without_the_head_is_that_of_the_ablated_model(golden, tiny_vit):
@@ -56,12 +56,13 @@ def test_what_is_lost_without_the_head_is_that_of_the_ablated_model(golden, tiny
         with vitlens.intervene(model, {"blocks.1.head.0": mean}):
             without = model(images).log_softmax(-1)
     for row in record.classes:
-        own = split.labels == split.classes.index(row.name)
-        chances = [each[own, split.labels[own]].double() for each in (clean, without)]
+        of_class = split.labels == split.classes.index(row.name)
+        chances = [logits[of_class, split.labels[of_class]].double() for logits in (clean, without)]
         fall = [chance - (-chance.expm1()).log() for chance in chances]  # of the log-odds
         assert row.fall.value == pytest.approx(float((fall[0] - fall[1]).mean()), abs=1e-4)
         right = [
-            (each[own].argmax(-1) == split.labels[own]).double().mean() for each in (clean, without)
+            (logits[of_class].argmax(-1) == split.labels[of_class]).double().mean()
+            for logits in (clean, without)
         ]
         assert row.lost.value == pytest.approx(100 * float(right[0] - right[1]))
     adds = [row.adds for row in record.exemplars]
@@ -99,19 +100,19 @@ def test_exemplars_show_what_the_head_adds_through_each_patch_and_classes_what_i
     output = model.module.blocks[1].attn.proj.weight[:, : values.shape[-1]]
     through = torch.einsum("nk,nkd,ed,nce->nck", weights[:, 0, 0], values[:, 0], output, read)
     of_all = through - through.mean(1, keepdim=True)
-    whole = torch.einsum("nd,ed,nce->nc", rows[:, 0, 0], output, read)
-    assert torch.allclose(through.sum(-1), whole, atol=1e-5)
+    total = torch.einsum("nd,ed,nce->nc", rows[:, 0, 0], output, read)
+    assert torch.allclose(through.sum(-1), total, atol=1e-5)
     for row in record.pushed:
-        own = of_all.sum(-1)[:, model.classes.index(row.name)].double()
-        assert row.adds.value == pytest.approx(float(own.mean()), abs=1e-5)
+        added = of_all.sum(-1)[:, model.classes.index(row.name)].double()
+        assert row.adds.value == pytest.approx(float(added.mean()), abs=1e-5)
     best = model.classes.index(record.writes[0].best)
-    for row, shown in zip(record.exemplars, record.shown["tiny-vit"].maps, strict=True):
-        own = of_all[split.names.index(row.image), best]
-        assert row.adds == pytest.approx(float(own.sum()), abs=1e-5)
-        assert torch.allclose(torch.from_numpy(shown).flatten(), own[1:], atol=1e-5)
-        assert row.patch == divmod(int(own[1:].abs().argmax()), shown.shape[1])
+    for row, heat_map in zip(record.exemplars, record.shown["tiny-vit"].maps, strict=True):
+        added = of_all[split.names.index(row.image), best]
+        assert row.adds == pytest.approx(float(added.sum()), abs=1e-5)
+        assert torch.allclose(torch.from_numpy(heat_map).flatten(), added[1:], atol=1e-5)
+        assert row.patch == divmod(int(added[1:].abs().argmax()), heat_map.shape[1])
         assert row.patch_adds == pytest.approx(
-            float(own[1 + row.patch[0] * shown.shape[1] + row.patch[1]]), abs=1e-5
+            float(added[1 + row.patch[0] * heat_map.shape[1] + row.patch[1]]), abs=1e-5
         )
 
 
@@ -162,9 +163,11 @@ def test_columns_of_a_csv_are_attributes_that_a_head_may_write(tiny_vit, tmp_pat
         f"third = {name}": turned % 3 == at for at, name in enumerate("abc")
     }
     predicted = vitlens.evaluate(model, split.pick(torch.arange(60).flip(0))).logits.argmax(-1)
-    found = vitlens.name_heads(model, tmp_path / "data", predicted, attributes=attributes).heads[3]
+    expected = vitlens.name_heads(model, tmp_path / "data", predicted, attributes=attributes).heads[
+        3
+    ]
     (writes,) = record.writes
-    assert (writes.best, writes.auc) == (found.writes.best, found.writes.auc)
+    assert (writes.best, writes.auc) == (expected.writes.best, expected.writes.auc)
     assert writes.best in {*attributes, *model.classes}
 
 

@@ -43,15 +43,15 @@ def test_what_is_no_image_is_one_line_each_and_does_not_count(tiny_vit, pictures
     images = [str(pictures / f"{number}.png") for number in (1, 0, 2, 1)]
     assert run(["look", *wrong, *images, "--limit", "2", *line, str(tmp_path / "out")]) == 0
     said = capsys.readouterr().err
-    lines = [each for each in said.splitlines() if each.startswith("left out")]
+    lines = [line for line in said.splitlines() if line.startswith("left out")]
     assert len(lines) == 3
-    assert all(sum(Path(name).name in each for each in lines) == 1 for name in wrong)
+    assert all(sum(Path(name).name in line for line in lines) == 1 for name in wrong)
     assert "the first 2 of 5 files" in said
     assert read_folder(tmp_path / "out").names == ["1.png", "0.png"]
     assert run(["look", *wrong, *line, str(tmp_path / "none")]) == 2
-    told = capsys.readouterr().err.strip().splitlines()
-    assert len(told) == 1
-    assert "found none" in told[0]
+    messages = capsys.readouterr().err.strip().splitlines()
+    assert len(messages) == 1
+    assert "found none" in messages[0]
     assert not (tmp_path / "none").exists()
 
 
@@ -68,20 +68,20 @@ def test_its_rows_and_arrays_are_what_the_function_gives_and_the_terminal_shows_
     )
     heads = record.heads_of(1, most=4)
     assert [(row.layer, row.head) for row in heads] == [
-        (each.layer, each.head) for each in seen.heads(1, most=4)
+        (head.layer, head.head) for head in seen.heads(1, most=4)
     ]
     assert [row.delta_loss for row in heads] == pytest.approx(
-        [each.delta_loss for each in seen.heads(1, most=4)]
+        [head.delta_loss for head in seen.heads(1, most=4)]
     )
     np.testing.assert_allclose(record.maps.prediction, seen.maps[:, 0])
     np.testing.assert_allclose(record.maps.runner_up, seen.maps[:, 1])
     (row,) = record.look
     assert (row.method, row.replace, row.images, row.heads) == ("best", "resample", 3, 4)
-    told = "\n".join(golden("look").said)
+    output = "\n".join(golden("look").said)
     first = record.predictions[0]
     head = record.heads[0]
-    assert f"{100 * first.probability_1:.1f} %  {first.class_1}" in told
-    assert f"{head.name}  {100 * head.probability:.1f} %" in told
+    assert f"{100 * first.probability_1:.1f} %  {first.class_1}" in output
+    assert f"{head.name}  {100 * head.probability:.1f} %" in output
 
 
 def test_it_claims_the_head_with_the_greatest_effect_and_judges_nothing(record):
@@ -101,8 +101,8 @@ def test_it_claims_the_head_with_the_greatest_effect_and_judges_nothing(record):
     assert claim.evidence == "intervened"
     assert most.name in claim.says
     harmless = tuple(replace(row, delta_loss=-abs(row.delta_loss)) for row in record.heads)
-    told = [each.text for each in report(replace(record, heads=harmless)).first.answer]
-    assert not any(row.name in text for text in told for row in harmless)
+    sentences = [sentence.text for sentence in report(replace(record, heads=harmless)).first.answer]
+    assert not any(row.name in text for text in sentences for row in harmless)
 
 
 @pytest.mark.parametrize(
@@ -144,10 +144,10 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def chosen(folder: Path, image: Path, capsys, *more: str) -> tuple[str, str]:
     """The model that is taken and why, as the record and the terminal say."""
     assert run(["look", str(image), *more, "--device", "cpu", "--out", str(folder)]) == 0
-    found = read_folder(folder)
-    (row,) = found.look
+    looked = read_folder(folder)
+    (row,) = looked.look
     assert row.chosen in capsys.readouterr().err
-    return found.config.models[0].name, row.chosen
+    return looked.config.models[0].name, row.chosen
 
 
 def test_the_model_is_the_named_one_then_the_smallest_on_the_disk_then_the_bundled_one(
@@ -180,7 +180,7 @@ def test_the_model_is_the_named_one_then_the_smallest_on_the_disk_then_the_bundl
 def test_how_it_works_is_told_by_stages_from_labels_and_ablated_heads(record, seen):
     assert [row.layers for row in record.stages] == ["0", "1"]
     for layer, row in enumerate(record.stages):
-        labels = [given.label for given in seen.labels[layer]]
+        labels = [specialisation.label for specialisation in seen.labels[layer]]
         clear = [label for label in labels if label not in ("mixed", "no single pattern")]
         assert (row.heads, sum(row.attends.values()), row.unclear) == (
             2,
@@ -247,10 +247,10 @@ def test_its_explorer_is_that_of_the_model_whose_weights_they_are(
     record = read_folder(tmp_path / "out")
     document = REPORT(record)
     check_first_page(document)
-    shown = document.explorer
-    assert (shown.model, shown.keys, shown.special) == ("attention.npy", (4, 4), ("CLS",))
-    np.testing.assert_allclose(shown.images[0].weights, seen.weights, atol=1e-6)
-    np.testing.assert_allclose(shown.images[0].rollout, seen.rollout, atol=2e-3)
+    data = document.explorer
+    assert (data.model, data.keys, data.special) == ("attention.npy", (4, 4), ("CLS",))
+    np.testing.assert_allclose(data.images[0].weights, seen.weights, atol=1e-6)
+    np.testing.assert_allclose(data.images[0].rollout, seen.rollout, atol=2e-3)
     (row,) = record.given
     assert (row.layers, row.heads, row.tokens, row.prefix, row.found, row.off) == (
         2,
@@ -264,12 +264,14 @@ def test_its_explorer_is_that_of_the_model_whose_weights_they_are(
         record.given_maps.maps[1].ravel(), exact[1].mean(0)[0, 1:], atol=1e-6
     )
     places = [(number // 4, number % 4) for number in range(16)]
-    for layer, each in enumerate(record.given_layers):
+    for layer, layer_row in enumerate(record.given_layers):
         patches = exact[layer].mean(0)[1:, 1:]
-        whole = exact[layer].mean(0)
+        mean_weights = exact[layer].mean(0)
         apart = [[np.hypot(a - c, b - d) for c, d in places] for a, b in places]
-        assert each.distance == pytest.approx((patches * apart).sum() / patches.sum(), rel=1e-4)
-        assert each.on_prefix == pytest.approx(whole[1:, 0].mean(), rel=1e-4)
+        assert layer_row.distance == pytest.approx(
+            (patches * apart).sum() / patches.sum(), rel=1e-4
+        )
+        assert layer_row.on_prefix == pytest.approx(mean_weights[1:, 0].mean(), rel=1e-4)
 
 
 def test_rows_that_do_not_sum_to_1_are_said_and_others_are_not(pictures, tmp_path):
@@ -287,28 +289,28 @@ def test_rows_that_do_not_sum_to_1_are_said_and_others_are_not(pictures, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("tokens", "given", "prefix"),
+    ("tokens", "typed", "prefix"),
     [(16, None, 0), (17, None, 1), (18, None, 2), (21, None, 5), (25, 9, 9)],
 )
-def test_prefix_tokens_are_found_or_given(tokens, given, prefix):
+def test_prefix_tokens_are_found_or_given(tokens, typed, prefix):
     pixels = np.zeros((32, 48, 3), np.uint8)
-    shown = vitlens.attention_explorer(
-        weights_of(1, 2, tokens, tokens), pixels, prefix=given
+    data = vitlens.attention_explorer(
+        weights_of(1, 2, tokens, tokens), pixels, prefix=typed
     ).explorer
     side = int(np.sqrt(tokens - prefix))
-    assert (len(shown.special), shown.keys) == (prefix, (side, side))
-    assert shown.images[0].picture.shape[0] == shown.images[0].picture.shape[1]  # the centre square
+    assert (len(data.special), data.keys) == (prefix, (side, side))
+    assert data.images[0].picture.shape[0] == data.images[0].picture.shape[1]  # the centre square
 
 
 def test_many_tokens_in_half_precision_are_pooled_and_more_than_a_page_holds_are_refused(tmp_path):
     tokens = 1 + 24 * 24
     weights = weights_of(2, 1, tokens, tokens)
-    shown = vitlens.attention_explorer(
+    data = vitlens.attention_explorer(
         torch.tensor(weights).half(), np.zeros((9, 9, 3), np.uint8)
     ).explorer
-    assert (shown.keys, shown.queries) == ((24, 24), (14, 14))
-    assert not shown.images[0].facts  # its rows sum to 1, to rounding
-    np.testing.assert_allclose(shown.images[0].weights.sum(-1), 1, atol=0.02)
+    assert (data.keys, data.queries) == ((24, 24), (14, 14))
+    assert not data.images[0].facts  # its rows sum to 1, to rounding
+    np.testing.assert_allclose(data.images[0].weights.sum(-1), 1, atol=0.02)
     path = tmp_path / "many.npy"
     header = np.lib.format.open_memmap(
         path, mode="w+", dtype=np.float16, shape=(400, 16, 197, 197)
@@ -355,11 +357,11 @@ def test_other_arrays_files_and_calls_are_one_line_and_leave_no_folder(
     (tmp_path / "pickle.npy").write_bytes(pickle.dumps([1]))
     np.savez(tmp_path / "several.npz", good=np.zeros(3))
     (tmp_path / "cut.npy").write_bytes(Path(good).read_bytes()[:300])
-    line, _, told = case.partition(" | ")
+    line, _, message = case.partition(" | ")
     if case in WRONG:
         np.save(tmp_path / "wrong.npy", WRONG[case](weights))
         line = "--attention {at}/wrong.npy --image {image}"
-        told = case
+        message = case
     words = line.format(at=tmp_path, good=good, image=pictures / "0.png", pictures=pictures)
-    assert told in refusal(capsys, f"look {words} --out {tmp_path / 'out'}")
+    assert message in refusal(capsys, f"look {words} --out {tmp_path / 'out'}")
     assert not (tmp_path / "out").exists()

@@ -62,8 +62,8 @@ def test_the_commands_that_each_supports(name):
 
 
 def test_a_part_of_a_name_and_a_pattern_both_find_and_of_many_only_names_are_listed(capsys):
-    for asked, name in (("vit-mic", "vit-micro"), ("torchvision:resnet1?", "torchvision:resnet18")):
-        assert [line.split()[0] for line in listed(capsys, f"models {asked}")] == [name]
+    for typed, name in (("vit-mic", "vit-micro"), ("torchvision:resnet1?", "torchvision:resnet18")):
+        assert [line.split()[0] for line in listed(capsys, f"models {typed}")] == [name]
     names = {line.split()[0] for line in listed(capsys, "models resnet")}
     assert names >= {"resnet20", "timm:resnet18", "torchvision:resnet18"}
     lines = listed(capsys, "models timm:*")
@@ -116,17 +116,17 @@ def test_numbers_are_those_of_the_functions(golden, tiny_vit, tiny_cnn):
         model = load(str(place))
         again = profile(model, batch_sizes=())
         assert record.metric(f"parameters/{row.model}").value == model.parameter_count()
-        parts = [each for each in record.parts if each.model == row.model]
+        parts = [part for part in record.parts if part.model == row.model]
         for name in ("parameters", "flops"):
-            known = {part: value for part, value in getattr(again, name).items() if value}
+            parameters = {part: value for part, value in getattr(again, name).items() if value}
             assert {
-                each.part: getattr(each, name) for each in parts if getattr(each, name)
-            } == known
+                part.part: getattr(part, name) for part in parts if getattr(part, name)
+            } == parameters
         metric = record.metric(f"flops/{row.model}")
         assert (metric.value, metric.unit) == (sum(again.flops.values()), "FLOPs")
         for name in ("by_formula", "tokens", "training_bytes", "inference_bytes"):
             assert getattr(row, name) == getattr(again, name)
-        assert [each.images for each in record.speed if each.model == row.model] == [1, 2]
+        assert [speed.images for speed in record.speed if speed.model == row.model] == [1, 2]
     for row in record.speed:
         assert row.latency.low <= row.latency.value <= row.latency.high
         assert (row.latency.unit, row.spread >= 1) == ("ms", True)
@@ -152,10 +152,12 @@ def test_exponents_are_those_of_the_points(tmp_path):
         ("vit-micro", 2.0),
         ("swin-micro", 1.0),
     ):  # exact, with intervals without width
-        each = record.metric(f"exponent/{model}/image-size/products")
-        assert (each.value, each.low, each.high) == pytest.approx((power,) * 3, abs=1e-6)
-    both = [each for each in report(record).claims if each.subject == "vit-micro and swin-micro"]
-    [claim] = [each for each in both if "products" in each.question]
+        exponent = record.metric(f"exponent/{model}/image-size/products")
+        assert (exponent.value, exponent.low, exponent.high) == pytest.approx(
+            (power,) * 3, abs=1e-6
+        )
+    both = [claim for claim in report(record).claims if claim.subject == "vit-micro and swin-micro"]
+    [claim] = [claim for claim in both if "products" in claim.question]
     assert claim.effect == record.metric("exponent/vit-micro/image-size/products")
     vit = record.costs[0]
     assert (vit.untrained, vit.crossover) == (True, pytest.approx(768))  # 2 d + h

@@ -59,10 +59,12 @@ def test_numbers_are_those_of_the_function(tiny_vit, golden):
 def test_the_words_of_heads_are_those_of_the_function(tiny_vit, golden):
     record = golden("stats").record
     split = digits("test").limit(12)
-    found = vitlens.name_heads(load(str(tiny_vit)), split, masks=split.masks, batch_size=5)
-    assert [row.words for row in record.names] == [head.words for head in found.heads]
-    assert [row.share for row in record.names] == [head.attends.share for head in found.heads]
-    assert [row.looks_hold for row in record.names] == [head.looks.holds for head in found.heads]
+    named_heads = vitlens.name_heads(load(str(tiny_vit)), split, masks=split.masks, batch_size=5)
+    assert [row.words for row in record.names] == [head.words for head in named_heads.heads]
+    assert [row.share for row in record.names] == [head.attends.share for head in named_heads.heads]
+    assert [row.looks_hold for row in record.names] == [
+        head.looks.holds for head in named_heads.heads
+    ]
     assert [row.note for row in record.notes] == [
         "what heads write: expected at least 50 images with labels, found 12"
     ]
@@ -136,11 +138,11 @@ def test_two_processes_find_what_one_does(tiny_vit, golden, tmp_path, monkeypatc
             assert getattr(two.metrics[name], end) == close, name
     for row, other in zip(one.heads, two.heads, strict=True):
         assert (other.label, other.best, other.other) == (row.label, row.best, row.other)
-        found, expected = (
-            (each.score.value, each.score.low, each.score.high, each.explained_by_offset)
-            for each in (other, row)
+        actual, expected = (
+            (label.score.value, label.score.low, label.score.high, label.explained_by_offset)
+            for label in (other, row)
         )
-        assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
+        assert actual == pytest.approx(expected, rel=1e-4, abs=1e-5)
     for layer, mass in one.offsets["tiny-vit"].layer.items():
         np.testing.assert_allclose(two.offsets["tiny-vit"].layer[layer], mass, rtol=1e-5, atol=1e-7)
 
@@ -157,7 +159,7 @@ def test_a_model_whose_heads_are_all_uniform(word, tiny_vit, tmp_path):
     record = ran(tmp_path / "out", f"{word} {tmp_path / 'uniform'} --data digits --limit 24")
     document = report(record)
     check_first_page(document)
-    claims = " ".join(each.text for each in document.first.answer)
+    claims = " ".join(sentence.text for sentence in document.first.answer)
     assert {"attention": "are uniform", "rollout": "nearly uniform", "stats": "(4 uniform)"}[
         word
     ] in claims
@@ -171,7 +173,7 @@ def test_a_model_whose_heads_are_all_uniform(word, tiny_vit, tmp_path):
 
 def test_over_a_training_numbers_are_those_of_the_function_at_every_checkpoint(tmp_path):
     trained = kept_run(
-        tmp_path / "taught", kept=(0, 2, 4), epochs=5
+        tmp_path / "taught", saved_after=(0, 2, 4), epochs=5
     )  # before training and after epochs 2 and 4
     record = ran(tmp_path / "out", f"stats {trained} {LINE} --over-training --no-names")
     images = next(digits("test").limit(12).batches(12)).images
@@ -201,7 +203,7 @@ def test_a_long_training_is_measured_at_few_checkpoints_on_few_images(
 ):
     monkeypatch.setattr("vitlens.commands.stats.measure.CHECKPOINTS", 3)
     monkeypatch.setattr("vitlens.commands.stats.measure.IMAGES", 4)
-    trained = kept_run(tmp_path / "taught", kept=(0, 1, 2, 3, 4, 5), epochs=6)
+    trained = kept_run(tmp_path / "taught", saved_after=(0, 1, 2, 3, 4, 5), epochs=6)
     learning = ran(
         tmp_path / "out", f"stats {trained} --data digits --limit 5 --over-training --no-names"
     ).learning

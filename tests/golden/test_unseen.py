@@ -59,9 +59,9 @@ def files(record: Any) -> set[str]:
 
 @pytest.fixture(scope="module")
 def held_out(place: Path) -> set[str]:
-    found = files(ran(place / "held", f"predict {place / 'run'} --data {place / 'pictures'}"))
-    assert len(found) == 6
-    return found
+    answers = files(ran(place / "held", f"predict {place / 'run'} --data {place / 'pictures'}"))
+    assert len(answers) == 6
+    return answers
 
 
 @pytest.mark.parametrize(("data", "count"), [("pictures", 6), ("others", 30), ("moved", 36)])
@@ -103,9 +103,9 @@ def test_models_beside_each_other_answer_the_same_unseen_images(place, held_out,
         f"explain {order.format(run=place / 'run')} --data {place / 'pictures'} --method "
         "saliency --seed 7"
     )
-    shown = ran(tmp_path / "both", line).shown
+    drawn = ran(tmp_path / "both", line).shown
     for model in ("run", "vit-digits"):
-        names = [Path(row.image.split(": ")[-1]).name for row in shown if row.model == model]
+        names = [Path(row.image.split(": ")[-1]).name for row in drawn if row.model == model]
         assert sorted(names) == sorted(Path(name).name for name in held_out)
 
 
@@ -154,7 +154,7 @@ def test_arrays_are_known_by_their_pixels(tmp_path):
         record = ran(
             tmp_path / name, f"predict {tmp_path / 'run'} --data {tmp_path / f'{name}.npz'}"
         )
-        seen.append(sorted(int(each.sum()) for each in record.images_drawn.pixels))
+        seen.append(sorted(int(pixels.sum()) for pixels in record.images_drawn.pixels))
     assert seen[0] == seen[1]
     assert len(seen[0]) == 4
 
@@ -189,9 +189,9 @@ def test_attention_before_and_after_a_training_is_of_the_same_images_and_compare
 
 def test_attention_refuses_images_that_are_not_there(place, golden, tmp_path, capsys):
     line = f"attention vit-digits --data {place / 'pictures'}"
-    whole = ran(tmp_path / "whole", line)
-    same = f"--same-as {whole.folder}"
-    assert str(whole.folder) in refusal(
+    original = ran(tmp_path / "whole", line)
+    same = f"--same-as {original.folder}"
+    assert str(original.folder) in refusal(
         capsys, f"attention {place / 'run'} --data {place / 'pictures'} {same} --quiet"
     )
     assert "--limit" in refusal(capsys, f"{line} {same} --limit 3")

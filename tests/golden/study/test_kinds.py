@@ -202,7 +202,7 @@ def test_another_study_and_results_about_other_images_are_not_resumed(done, tmp_
     config = json.loads((done.folder / "config.json").read_text())
     options = config["options"]
     recipes = config["recipes"]
-    others = {
+    changes = {
         "whole": {"options": {"run": options["run"]}},
         "points": {"points": config["points"][:1]},
         "recipes": {
@@ -210,7 +210,7 @@ def test_another_study_and_results_about_other_images_are_not_resumed(done, tmp_
         },
         "images": {"options": {**options, "run": {**options["run"], "limit": 10}}},
     }
-    for name, other in others.items():
+    for name, other in changes.items():
         copytree(done.folder, tmp_path / name)
         (tmp_path / name / "config.json").write_text(json.dumps({**config, **other}))
     for folder, typed, says in (
@@ -232,7 +232,7 @@ def test_position_embeddings_of_every_training_are_measured(pictures, tmp_path):
     rows = {row.label: row for row in record.position_order}
     assert list(rows) == ["sine", "sine-2d", "learned"]
     for label, seeds in (("sine", (0,)), ("learned", (0, 1))):
-        found = []
+        seed_values = []
         for seed in seeds:
             place = record.folder / "points" / label / f"seed-{seed}"
             seen = ran(
@@ -241,11 +241,11 @@ def test_position_embeddings_of_every_training_are_measured(pictures, tmp_path):
             metrics = (
                 f"positions/m/rank_correlation/{name}" for name in ("all", "rows", "columns")
             )
-            found.append([seen.metric(metric).value for metric in metrics])
+            seed_values.append([seen.metric(metric).value for metric in metrics])
         values = [
             estimate.value for estimate in (rows[label].all, rows[label].rows, rows[label].columns)
         ]
-        assert values == pytest.approx(np.mean(found, 0), abs=1e-6)
+        assert values == pytest.approx(np.mean(seed_values, 0), abs=1e-6)
     for label, row in rows.items():
         assert (
             (row.before == row.all.value) == (row.all.low is None) == (label != "learned")

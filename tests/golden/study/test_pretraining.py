@@ -50,9 +50,9 @@ def test_all_points_have_one_architecture_and_budget_and_random_weights_none(don
     random = done.points[0]
     assert (random.steps, random.epochs, random.trained, random.seconds) == (0, 0, 0, 0.0)
     assert not list((done.folder / "points" / "random").glob("*/model.safetensors"))
-    own = {label: trained(done, label, 0).module.state_dict() for label in POINTS[1:]}
-    shared = set.intersection(*({*state} for state in own.values()))
-    assert {name for state in own.values() for name in state if name not in shared} <= {
+    states = {label: trained(done, label, 0).module.state_dict() for label in POINTS[1:]}
+    shared = set.intersection(*({*state} for state in states.values()))
+    assert {name for state in states.values() for name in state if name not in shared} <= {
         "head.weight",
         "head.bias",
     }
@@ -63,15 +63,15 @@ def test_all_points_have_one_architecture_and_budget_and_random_weights_none(don
 def test_neighbours_are_those_of_the_frozen_features(done):
     truth, labels = (shapes(part).labels.numpy() for part in ("test", "train"))
     for label in POINTS[1:]:
-        found = []
+        accuracies = []
         for seed in (0, 1):
             model = trained(done, label, seed)
             nearest = (read(model, "test") @ read(model, "train").T).argmax(1)
-            found.append(float((labels[nearest] == truth).mean()))
+            accuracies.append(float((labels[nearest] == truth).mean()))
         row = next(
             row for row in done.feature_scores if (row.label, row.measure) == (label, "k-NN, k = 1")
         )
-        assert row.value.value == pytest.approx(np.mean(found), abs=1e-6)
+        assert row.value.value == pytest.approx(np.mean(accuracies), abs=1e-6)
     probes = {
         row.label: row.value.value for row in done.feature_scores if row.measure == "linear probe"
     }
@@ -102,11 +102,11 @@ def test_every_measure_has_every_point_and_its_comparisons(done):
     ]
     for rows in (done.feature_scores, done.corrupted):
         for measure in {row.measure for row in rows}:
-            own = {row.label: row for row in rows if row.measure == measure}
-            assert tuple(own) == POINTS
-            assert own["random"].over_random is own["supervised"].over_supervised is None
-            gain = 100 * (own["mae"].value.value - own["supervised"].value.value)
-            assert own["mae"].over_supervised.value == pytest.approx(gain, abs=1e-9)
+            by_label = {row.label: row for row in rows if row.measure == measure}
+            assert tuple(by_label) == POINTS
+            assert by_label["random"].over_random is by_label["supervised"].over_supervised is None
+            gain = 100 * (by_label["mae"].value.value - by_label["supervised"].value.value)
+            assert by_label["mae"].over_supervised.value == pytest.approx(gain, abs=1e-9)
     assert {(row.label, row.shots) for row in done.few_shot} == {
         (label, k) for label in POINTS for k in (1, 2)
     }
@@ -119,11 +119,17 @@ def test_every_measure_has_every_point_and_its_comparisons(done):
 
 def test_words_are_spread_over_wordings(done):
     (spread,) = done.zero_shot
-    own = [row.accuracy.value for row in done.wordings]
-    assert (spread.label, spread.wordings, spread.chance) == ("clip", len(own), 1 / 8)
+    accuracies = [row.accuracy.value for row in done.wordings]
+    assert (spread.label, spread.wordings, spread.chance) == ("clip", len(accuracies), 1 / 8)
     assert {row.seen for row in done.wordings} == {True, False}
-    assert spread.mean.value == pytest.approx(np.mean(own))
-    assert spread.lowest.value <= min(own) <= spread.mean.value <= max(own) <= spread.highest.value
+    assert spread.mean.value == pytest.approx(np.mean(accuracies))
+    assert (
+        spread.lowest.value
+        <= min(accuracies)
+        <= spread.mean.value
+        <= max(accuracies)
+        <= spread.highest.value
+    )
 
 
 def test_the_report_shows_each_measure(done):

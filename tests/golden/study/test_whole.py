@@ -81,8 +81,8 @@ def test_how_the_vit_works_is_one_picture_with_a_row_for_each_layer(inspected):
 def test_a_chapter_that_is_missing_is_named_in_place_of_its_part_of_the_picture(
     inspected, word, part
 ):
-    kept = tuple(row for row in inspected.chapters if row.word != word)
-    section = how_it_works(replace(inspected, chapters=kept))
+    remaining = tuple(row for row in inspected.chapters if row.word != word)
+    section = how_it_works(replace(inspected, chapters=remaining))
     (reason,) = [sentence.text for sentence in section.sentences if part in sentence.text]
     assert word in reason
     assert cut_off(section.figures[0].draw()) == []
@@ -166,10 +166,10 @@ def test_a_second_study_of_the_same_models_repeats_no_chapter(
     timed = read_folder(second.about("profile", "").record.folder).metrics
     same = {name: value for name, value in first.metrics.items() if name not in timed}
     assert same == {name: value for name, value in second.metrics.items() if name not in timed}
-    named = [
+    with_path = [
         path for path in second.folder.rglob("*.[jm]*") if str(first.folder) in path.read_text()
     ]
-    assert named == []
+    assert with_path == []
     assert not any(row.cached for row in third.chapters)
 
 

@@ -86,7 +86,7 @@ def test_a_killed_process_ends_the_run_with_a_message_and_a_checkpoint(rank, tmp
             children = psutil.Process(launcher.pid).children()
             (worker,) = (child for child in children if child.environ().get("RANK") == str(rank))
             worker.send_signal(signal.SIGKILL)
-            _, shown = launcher.communicate(timeout=HANGS)  # the other does not wait for it
+            _, output = launcher.communicate(timeout=HANGS)  # the other does not wait for it
         finally:
             for child in (
                 psutil.Process(launcher.pid).children(recursive=True)
@@ -95,8 +95,8 @@ def test_a_killed_process_ends_the_run_with_a_message_and_a_checkpoint(rank, tmp
             ):
                 child.kill()
             launcher.kill()
-    assert launcher.returncode == 1, shown
-    assert "SIGKILL" in shown
+    assert launcher.returncode == 1, output
+    assert "SIGKILL" in output
     assert json.loads((out / "results.json").read_text())["status"] != "done"
     assert 0 < len(lines(out)) < 40
     assert gone_on(out, "train").status == "done"
