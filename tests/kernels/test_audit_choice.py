@@ -117,11 +117,11 @@ def test_what_is_not_defined_is_passed_over_and_rungs_that_are_the_same_stand_on
 
 
 @pytest.mark.parametrize(
-    ("work", "seconds"), [((0, 0, None, 0, 0, 0.0), 0.0), ((9, 0, None, 20, 10, 8.0), 0.2)]
+    ("counts", "seconds"), [((0, 0, None, 0, 0, 0.0), 0.0), ((9, 0, None, 20, 10, 8.0), 0.2)]
 )
-def test_the_time_of_a_pass_is_that_of_an_attack_and_none_of_one_without_images(work, seconds):
+def test_the_time_of_a_pass_is_that_of_an_attack_and_none_of_one_without_images(counts, seconds):
     """Of 20 passes forward 10 are also backward, as long as two more."""
-    row = AttackRow("m", "fgsm-linf", "fgsm", "FGSM", "linf", "budget", "", 1, 1, *work)
+    row = AttackRow("m", "fgsm-linf", "fgsm", "FGSM", "linf", "budget", "", 1, 1, *counts)
     assert pass_seconds(row) == pytest.approx(seconds)
 
 

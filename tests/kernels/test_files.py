@@ -104,17 +104,19 @@ def test_good_arrays_come_back_and_only_the_keys_asked_for(tmp_path):
         tmp_path / "a.npz", **{name: array for name, array in arrays.items() if name != "file"}
     )
     write_arrays(tmp_path / "b.npz", arrays)
-    for found in (read_arrays(tmp_path / "a.npz"), read_arrays(tmp_path / "b.npz")):
-        for name, array in found.items():
+    for read in (read_arrays(tmp_path / "a.npz"), read_arrays(tmp_path / "b.npz")):
+        for name, array in read.items():
             assert (array.dtype, array.shape) == (arrays[name].dtype, arrays[name].shape)
             np.testing.assert_array_equal(array, arrays[name])
-    assert found.keys() == arrays.keys()
+    assert read.keys() == arrays.keys()
     assert list(read_arrays(tmp_path / "a.npz", keys=("b", "z"))) == ["b"]
 
 
 def test_arrays_of_another_form_are_refused():
-    found = {"a": np.zeros((2, 3)), "digest": np.array("x")}
-    require_forms(found, {"a": Form("f", (2, None)), "digest": Form("U")}, Path("p"), hint="again")
+    content = {"a": np.zeros((2, 3)), "digest": np.array("x")}
+    require_forms(
+        content, {"a": Form("f", (2, None)), "digest": Form("U")}, Path("p"), hint="again"
+    )
     for name, form in (
         ("a", Form("f", (2, 4))),
         ("a", Form("iu", (2, 3))),
@@ -122,7 +124,7 @@ def test_arrays_of_another_form_are_refused():
         ("b", Form("f")),
     ):
         with pytest.raises(InputError, match=name):
-            require_forms(found, {name: form}, Path("p"), hint="again")
+            require_forms(content, {name: form}, Path("p"), hint="again")
 
 
 def test_the_file_appears_whole_and_alone(tmp_path):
@@ -150,14 +152,14 @@ def test_a_disk_that_fails_is_one_line_and_leaves_nothing(tmp_path, monkeypatch,
 
 
 def test_json_comes_back_with_numpy_and_paths_as_plain(tmp_path):
-    given = {
+    content = {
         "n": np.int64(3),
         "x": np.float32(0.5),
         "list": np.arange(2),
         "path": Path("a/b"),
         "é\udcff": None,
     }
-    write_json(tmp_path / "a.json", given)
+    write_json(tmp_path / "a.json", content)
     assert read_json(tmp_path / "a.json") == {
         "n": 3,
         "x": 0.5,

@@ -75,8 +75,8 @@ def test_row_and_column_of_a_patch(make, patch, count):
         token = weights.shape[-1] - grid[0] * grid[1] + where[0] * grid[1] + where[1]
         for view, line in ((look, weights[:, :, token]), (see, weights[..., token])):
             assert (view.patch, view.maps.shape[2:]) == (where, grid)
-            found = torch.cat([view.prefix, view.maps.flatten(2)], -1)
-            torch.testing.assert_close(found, line, atol=1e-6, rtol=0)
+            row_and_column = torch.cat([view.prefix, view.maps.flatten(2)], -1)
+            torch.testing.assert_close(row_and_column, line, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -147,8 +147,8 @@ def test_pairs_reach_and_parts_by_loops(name):
     assert second.reach == pytest.approx(
         sum(len(through[PATCHES[int(i)]]) for i in every) / len(every)
     )
-    found = reached([first, second], torch.tensor([5 * 16 + 6]))[0]
-    assert {PATCHES[int(index)] for index in found.nonzero()} == through[5, 6]
+    reach = reached([first, second], torch.tensor([5 * 16 + 6]))[0]
+    assert {PATCHES[int(index)] for index in reach.nonzero()} == through[5, 6]
 
 
 def test_without_shift_nothing_new_is_connected():
@@ -205,13 +205,13 @@ def test_attention_moved_by_its_total_variation_and_only_from_the_changed_block_
         True
     ] * 2  # its MLP is read by the next block
     (in_windows,) = attention_moved(swins[0], [swins[1]], digits)
-    for found, models in ((moved, (vit, other)), (in_windows, swins)):
+    for changes, models in ((moved, (vit, other)), (in_windows, swins)):
         for layer, (one, two) in enumerate(
             zip(*(vitlens.attention(model, digits) for model in models))
         ):
             variation = (one - two).clamp_min(0).sum(-1).mean(-1)  # (images x windows, heads)
             expected = variation.view(17, -1, variation.shape[1]).mean(1)
-            torch.testing.assert_close(found[layer], expected, atol=1e-6, rtol=1e-4)
+            torch.testing.assert_close(changes[layer], expected, atol=1e-6, rtol=1e-4)
     with pytest.raises(InputError, match="of one architecture at one image size"):
         attention_moved(vit, [ours(size=(32, 32), depth=6)], digits)
 
@@ -220,40 +220,42 @@ def pairs(
     similarity: Tensor, patch: tuple[int, int], keep: Callable[[int, int], bool]
 ) -> list[tuple[float, float]]:
     """The similarities of the pairs of 3 x 4 patches, and minus their distances in pixels."""
-    found = []
+    values = []
     for i in range(12):
         for j in range(i):
             down = i // 4 - j // 4
             right = i % 4 - j % 4
             if keep(down, right):
-                found.append(
+                values.append(
                     (
                         float(similarity[i, j]),
                         -(((down * patch[0]) ** 2 + (right * patch[1]) ** 2) ** 0.5),
                     )
                 )
-    return list(zip(*found))
+    return list(zip(*values))
 
 
 @pytest.mark.parametrize("patch", [(4, 4), (4, 8)])
 def test_the_order_of_positions_is_spearmans_and_pearsons_over_pairs(patch):
-    own = ours(size=(3 * patch[0], 4 * patch[1]), patch_size=patch, pooling="mean", depth=1).layout
+    layout = ours(
+        size=(3 * patch[0], 4 * patch[1]), patch_size=patch, pooling="mean", depth=1
+    ).layout
     vectors = F.normalize(torch.randn(12, 6, generator=torch.Generator().manual_seed(0)), dim=1)
     similarity = vectors @ vectors.T
-    kept = (lambda *_: True, lambda down, _: down == 0, lambda _, right: right == 0)
-    by_hand = [pairs(similarity, patch, keep) for keep in kept]
-    assert rank_correlation(similarity, own) == pytest.approx(
-        [stats.spearmanr(*each).statistic for each in by_hand]
+    conditions = (lambda *_: True, lambda down, _: down == 0, lambda _, right: right == 0)
+    by_hand = [pairs(similarity, patch, keep) for keep in conditions]
+    assert rank_correlation(similarity, layout) == pytest.approx(
+        [stats.spearmanr(*values).statistic for values in by_hand]
     )
-    assert distance_correlation(similarity, own) == pytest.approx(
+    assert distance_correlation(similarity, layout) == pytest.approx(
         -stats.pearsonr(*by_hand[0]).statistic, abs=1e-6
     )
     x = torch.arange(12) % 4
     only_columns = torch.exp(-((x[:, None] - x) ** 2).float())  # all patches of one column alike
-    assert rank_correlation(only_columns, own)[1:] == (pytest.approx(1.0), None)
+    assert rank_correlation(only_columns, layout)[1:] == (pytest.approx(1.0), None)
     assert (
-        *rank_correlation(torch.ones(12, 12), own),
-        distance_correlation(torch.ones(12, 12), own),
+        *rank_correlation(torch.ones(12, 12), layout),
+        distance_correlation(torch.ones(12, 12), layout),
     ) == (None,) * 4
     two = ours(size=(4, 8), patch_size=(4, 4), pooling="mean", depth=1).layout
     assert (*rank_correlation(torch.eye(2), two), distance_correlation(torch.eye(2), two)) == (

@@ -71,11 +71,11 @@ def test_a_norm_divides_by_a_constant_and_its_weights_keep_their_gradient(norm):
     with LibraMode():
         value = norm(tokens)
     assert torch.equal(value, plain)
-    found, expected = (
-        torch.autograd.grad((each * torch.arange(6.0)).sum(), [tokens, norm.weight])
-        for each in (value, plain)
+    gradients, expected = (
+        torch.autograd.grad((output * torch.arange(6.0)).sum(), [tokens, norm.weight])
+        for output in (value, plain)
     )
     torch.testing.assert_close(
-        (tokens * found[0]).sum(), (value * torch.arange(6.0)).sum(), rtol=1e-4, atol=1e-4
+        (tokens * gradients[0]).sum(), (value * torch.arange(6.0)).sum(), rtol=1e-4, atol=1e-4
     )
-    torch.testing.assert_close(found[1], expected[1], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(gradients[1], expected[1], rtol=1e-4, atol=1e-5)

@@ -30,14 +30,14 @@ Product = tuple[tuple[int, ...], str]  # the shape of what is multiplied, and wh
 @pytest.fixture
 def products(monkeypatch: pytest.MonkeyPatch) -> list[Product]:
     """Those that oneDNN computes."""
-    found: list[Product] = []
+    computed: list[Product] = []
     product = quick._product
     monkeypatch.setattr(
         quick,
         "_product",
-        lambda *given: found.append((tuple(given[0].shape), given[3])) or product(*given),
+        lambda *args: computed.append((tuple(args[0].shape), args[3])) or product(*args),
     )
-    return found
+    return computed
 
 
 def perceptron() -> Model:

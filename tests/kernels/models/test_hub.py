@@ -33,20 +33,20 @@ def caches(tmp_path: Path, monkeypatch) -> tuple[Path, Path]:
 def server(caches: tuple[Path, Path], monkeypatch) -> Iterator[SimpleNamespace]:
     """A running hub with one file, and empty caches. broken: bytes after which a connection
     ends."""
-    known = SimpleNamespace(content=b"weights" * 1000, broken=None, status=200, asked=[])
+    state = SimpleNamespace(content=b"weights" * 1000, broken=None, status=200, asked=[])
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            known.asked.append((self.command, self.path))
-            status = known.status if self.path == PATH else 404
-            content = known.content if status == 200 else b""
+            state.asked.append((self.command, self.path))
+            status = state.status if self.path == PATH else 404
+            content = state.content if status == 200 else b""
             self.send_response(status)
-            self.send_header("ETag", f'"{sha256(known.content).hexdigest()}"')
+            self.send_header("ETag", f'"{sha256(state.content).hexdigest()}"')
             self.send_header("X-Repo-Commit", "ab" * 20)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             if self.command == "GET":
-                self.wfile.write(content[: known.broken])
+                self.wfile.write(content[: state.broken])
                 self.close_connection = True
 
         do_HEAD = do_GET  # noqa: N815
@@ -56,11 +56,11 @@ def server(caches: tuple[Path, Path], monkeypatch) -> Iterator[SimpleNamespace]:
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
         threading.Thread(target=running.serve_forever, daemon=True).start()
-        known.address = f"http://127.0.0.1:{running.server_address[1]}"
-        monkeypatch.setenv("HF_ENDPOINT", known.address)
+        state.address = f"http://127.0.0.1:{running.server_address[1]}"
+        monkeypatch.setenv("HF_ENDPOINT", state.address)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr("time.sleep", lambda _: None)  # between the client's attempts
-        yield known
+        yield state
         running.shutdown()
 
 
@@ -81,9 +81,9 @@ def test_it_is_downloaded_once_as_safetensors_and_found_afterwards(server):
     assert {path for method, path in server.asked if method == "GET"} == {
         PATH
     }  # no pickle, no other file
-    (found,) = hub.vits_on_disk()
-    assert Path(found.weights).read_bytes() == server.content
-    assert (found.name, found.alias) == (f"timm:{hub.SMALL_VIT}", hub.SMALL_VIT)
+    (vit,) = hub.vits_on_disk()
+    assert Path(vit.weights).read_bytes() == server.content
+    assert (vit.name, vit.alias) == (f"timm:{hub.SMALL_VIT}", hub.SMALL_VIT)
     assert part == constants.DOWNLOAD_CHUNK_SIZE
 
 
@@ -143,8 +143,8 @@ def test_vits_of_imagenet_are_found_by_name_and_others_are_not(caches):
     checkpoints.mkdir(parents=True)
     for name in (f"{deit}-a1311bcf.pth", "resnet18-5c106cde.pth", "dino_deitsmall16_pretrain.pth"):
         (checkpoints / name).write_bytes(b"weights")
-    found = [(model.name, model.alias, Path(model.weights).name) for model in hub.vits_on_disk()]
-    assert found == [
+    vits = [(model.name, model.alias, Path(model.weights).name) for model in hub.vits_on_disk()]
+    assert vits == [
         (f"timm:{deit}", deit, f"{deit}-a1311bcf.pth"),
         (f"timm:{base}", base, "model.safetensors"),
     ]

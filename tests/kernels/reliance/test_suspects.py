@@ -8,8 +8,8 @@ from tests.kit.planted_reliance import images, reads
 
 
 def test_a_cue_misleads_although_another_change_of_it_moves_more_predictions():
-    found = vitlens.reliance(reads("hue"), images(120)[0], cues=["background-colour"])
-    (base,) = (row for row in found.rows if row.intervention == "greyed")
+    reliance = vitlens.reliance(reads("hue"), images(120)[0], cues=["background-colour"])
+    (base,) = (row for row in reliance.rows if row.intervention == "greyed")
     points = replace(base.changed, value=20.0, low=15.0, high=25.0)
     greyed = replace(
         base,

@@ -64,8 +64,8 @@ def test_p_is_corrected_over_everything_that_was_measured():
     borderline = effect("borderline", 10.0, 9.0, 0.01)
     assert [claim.question for claim in largest([borderline])] == ["borderline"]
     assert largest([borderline, *nulls]) == ()
-    (found,) = largest([LARGE, *nulls])
-    assert found.p == pytest.approx(1e-7)
+    (finding,) = largest([LARGE, *nulls])
+    assert finding.p == pytest.approx(1e-7)
 
 
 def test_without_a_p_that_of_the_interval_counts_and_one_family_gives_one_finding():

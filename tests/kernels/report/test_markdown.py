@@ -208,20 +208,20 @@ def seen(name: str) -> str:
 
 
 def test_a_name_in_a_report_is_only_read_letter_by_letter():
-    usual = [(block.type, block.tag) for block in parsed(report_of("name"))]
+    expected = [(block.type, block.tag) for block in parsed(report_of("name"))]
     for name in NASTY:
         text = report_of(name)
         blocks = parsed(text)
         assert problems(text) == []
         assert os.fsencode(text).decode("utf-8") == text
-        assert [(block.type, block.tag) for block in blocks] == usual  # no block more, none less
-        shown = cells(text)[0][1]
+        assert [(block.type, block.tag) for block in blocks] == expected  # no block more, none less
+        cell = cells(text)[0][1]
         if len(name) <= 60 and not name.isspace():
-            assert shown.split() == seen(name).split()
-        assert all(len(part) <= 60 for part in shown.split("/")) or len(shown) == 180
+            assert cell.split() == seen(name).split()
+        assert all(len(part) <= 60 for part in cell.split("/")) or len(cell) == 180
         items = ["".join(read(block).split()) for block in blocks if block.type == "inline"]
         assert (
-            "".join(f"vit: {shown}, weights: {shown}, 1 parameters; {seen(name)}.".split()) in items
+            "".join(f"vit: {cell}, weights: {cell}, 1 parameters; {seen(name)}.".split()) in items
         )
 
 
@@ -238,14 +238,14 @@ def test_any_name_in_a_report_is_only_read_and_a_block_of_code_holds_any_line(na
 
 @pytest.mark.parametrize("address", ["HTTPS://x.org/a_b", "www.x.org", "a@x.org"])
 def test_an_address_is_no_link_on_github(address):
-    shown = paragraph(f"see {address} now")
-    assert not any(start in shown.lower() for start in ("://", "www.", "a@"))
-    assert read(parsed(shown)[1]) == f"see {address} now"
+    text = paragraph(f"see {address} now")
+    assert not any(start in text.lower() for start in ("://", "www.", "a@"))
+    assert read(parsed(text)[1]) == f"see {address} now"
 
 
 def test_our_own_marks_stay_and_those_of_names_do_not():
-    own = "**vit** is in `runs/` at p < 0.05: 3 * 4, a_b, [0, 1]; (a-b), 100 %, it's."
-    assert paragraph(own) == own
+    marked = "**vit** is in `runs/` at p < 0.05: 3 * 4, a_b, [0, 1]; (a-b), 100 %, it's."
+    assert paragraph(marked) == marked
     assert paragraph(said("**{{ a }}** in `{{ b }}`", a="**", b="a`b")) == "**\\*\\*** in ``a`b``"
 
 

@@ -66,11 +66,11 @@ def test_a_claim_that_fails_or_surprises_leads_to_a_command_on_its_own_models_an
 
 @pytest.mark.parametrize("name", ["attack", "stats", "evaluate", "compare"])
 def test_failing_claims_of_reports_have_their_next_step(name, golden):
-    made = golden(name)
-    failing = [claim for claim in made.document.claims if needs_a_next_step(claim)]
+    run = golden(name)
+    failing = [claim for claim in run.document.claims if needs_a_next_step(claim)]
     assert all(claim.next_step for claim in failing)
-    check_first_page(made.document)
-    said = markdown(made.document, made.record)
-    assert bool(made.document.first.next or any(part.next for part in made.document.sections)) == (
+    check_first_page(run.document)
+    said = markdown(run.document, run.record)
+    assert bool(run.document.first.next or any(part.next for part in run.document.sections)) == (
         "What to test next" in said
     )

@@ -57,21 +57,21 @@ def study() -> Record:
 
 def test_one_number_with_two_values_on_the_same_images_is_an_error(study):
     evaluate, compare = (
-        next(each.record for each in study.parts if each.row.word == word)
+        next(part.record for part in study.parts if part.row.word == word)
         for word in ("evaluate", "compare")
     )
-    first, *others = compare.scores
+    first, *rest = compare.scores
     count = evaluate.scores[0].accuracy.n
     other = replace(first.accuracy, value=first.accuracy.value - 0.1, low=None, high=None, n=count)
-    planted = with_chapter(study, "compare", scores=(replace(first, accuracy=other), *others))
-    found = errors(planted)
-    assert len(found) == 1 + len(errors(study))
-    assert any(f"accuracy/{first.model}" in line for line in found)
+    planted = with_chapter(study, "compare", scores=(replace(first, accuracy=other), *rest))
+    conflicts = errors(planted)
+    assert len(conflicts) == 1 + len(errors(study))
+    assert any(f"accuracy/{first.model}" in line for line in conflicts)
 
 
 def test_numbers_of_other_images_are_reconciled_by_a_sentence(study):
     assert not errors(study)
-    images = {each.row.word: each.record.images for each in study.parts}
+    images = {part.row.word: part.record.images for part in study.parts}
     assert images["attack"] != images["evaluate"]
     (said,) = [line for line in reconciled(study) if "attack" in line]
     assert f"{images['attack']:,}" in said
@@ -81,7 +81,7 @@ def test_numbers_of_other_images_are_reconciled_by_a_sentence(study):
 @pytest.mark.parametrize("is_same", [True, False])
 def test_a_head_with_two_labels_is_an_error_unless_the_images_differ(study, is_same):
     stats, ablate = (
-        next(each.record for each in study.parts if each.row.word == word)
+        next(part.record for part in study.parts if part.row.word == word)
         for word in ("stats", "ablate")
     )
     units = tuple(
@@ -97,14 +97,14 @@ def test_a_head_with_two_labels_is_an_error_unless_the_images_differ(study, is_s
 def test_a_change_that_counts_images_without_the_property_is_an_error():
     compare = read_folder(REPORTS / "compare-cifar10-jpeg")
     (row, *_) = compare.interventions
-    known = next(
-        each
-        for each in compare.covariates
-        if (each.model, each.covariate) == (row.model, row.covariate)
+    covariate = next(
+        candidate
+        for candidate in compare.covariates
+        if (candidate.model, candidate.covariate) == (row.model, row.covariate)
     )
-    matched = replace(row, gain=Estimate(1.0, 0.5, 1.5, known.area.n, "points"))
+    matched = replace(row, gain=Estimate(1.0, 0.5, 1.5, covariate.area.n, "points"))
     assert not errors(replace(compare, interventions=(matched,)))
-    more = replace(row, gain=Estimate(1.0, 0.5, 1.5, known.area.n + 1, "points"))
+    more = replace(row, gain=Estimate(1.0, 0.5, 1.5, covariate.area.n + 1, "points"))
     assert len(errors(replace(compare, interventions=(more,)))) == 1
 
 

@@ -121,8 +121,8 @@ def test_an_existing_folder_is_kept_unless_asked_and_a_foreign_one_always(tmp_pa
     out, foreign, empty = (tmp_path / name for name in ("run", "foreign", "empty"))
     with at(out) as folder:
         folder.arrays("old", x=np.ones(1))
-    mine = [out / "notes.txt", out / "figures" / "mine.txt", foreign / "config.json"]
-    for path in (out / "report.md", *mine):
+    files = [out / "notes.txt", out / "figures" / "mine.txt", foreign / "config.json"]
+    for path in (out / "report.md", *files):
         path.parent.mkdir(exist_ok=True)
         path.write_text("mine")
     before = (out / "results.json").read_text()
@@ -135,7 +135,7 @@ def test_an_existing_folder_is_kept_unless_asked_and_a_foreign_one_always(tmp_pa
     assert read_run(out).command == "rollout"
     assert not (out / "report.md").exists()
     assert not (out / "arrays" / "old.npz").exists()
-    assert [path.read_text() for path in mine] == ["mine"] * 3
+    assert [path.read_text() for path in files] == ["mine"] * 3
     empty.mkdir()
     at(empty, overwrite=True)
 

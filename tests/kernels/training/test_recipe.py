@@ -127,9 +127,9 @@ def test_limits_are_taken_and_numbers_are_json_without_the_notes():
     ],
 )
 def test_few_images_get_small_batches_at_a_lower_rate(images, processes, batch):
-    usual = Recipe(batch_size=128, learning_rate=1e-3)
-    how = fitted(usual, images, processes=processes)
+    default = Recipe(batch_size=128, learning_rate=1e-3)
+    how = fitted(default, images, processes=processes)
     assert how.batch_size == batch
     assert how.learning_rate == pytest.approx(1e-3 * (batch / 128) ** 0.5, rel=1e-3)
-    assert (how == usual) == (batch == 128)
-    assert fitted(usual, images, processes=processes, rate_given=True).learning_rate == 1e-3
+    assert (how == default) == (batch == 128)
+    assert fitted(default, images, processes=processes, rate_given=True).learning_rate == 1e-3
