@@ -19,16 +19,16 @@ def unfused_attention(model: Model, batch: Tensor) -> dict[str, Tensor]:
     dropout.
     """
     twin = with_kernel(copy.deepcopy(model), fused=False)
-    found = dict[str, Tensor]()
+    attention_inputs = dict[str, Tensor]()
     for name, module in twin.module.named_modules():
         if name.endswith("attn_drop"):
             owner = name.rpartition(".")[0]
             module.register_forward_pre_hook(
-                lambda _module, inputs, owner=owner: found.__setitem__(owner, inputs[0])
+                lambda _module, inputs, owner=owner: attention_inputs.__setitem__(owner, inputs[0])
             )
     with torch.no_grad():
         twin(batch)
-    return found
+    return attention_inputs
 
 
 def difference(model: Model, batch: Tensor) -> float:
@@ -44,16 +44,16 @@ def difference(model: Model, batch: Tensor) -> float:
     for call in captured:
         if call.site.module == "attn_pool":  # it has no attn_drop to look at; by hand below
             continue
-        own = expected.pop(call.site.module)
+        expected_weights = expected.pop(call.site.module)
         module = call.site.module
         weights = call.weights()
         if hasattr(
             mixed := model.module.get_submodule(module), "proj_w"
         ):  # talking heads: timm mixes before attn_drop
             weights = mixed.proj_w(weights.movedim(1, -1)).movedim(-1, 1)
-        assert own.shape == weights.shape
-        assert own.std() > 1e-4  # the comparison is not empty
-        largest = max(largest, (own - weights).abs().max().item())
+        assert expected_weights.shape == weights.shape
+        assert expected_weights.std() > 1e-4  # the comparison is not empty
+        largest = max(largest, (expected_weights - weights).abs().max().item())
     assert not expected
     return largest
 
@@ -93,20 +93,20 @@ def relevance_of(products: list[Tensor], model: Model) -> Tensor:
     prefix = len(model.layout.prefix)
     tokens = products[0].shape[-1]
     identity = torch.eye(tokens, dtype=products[0].dtype).expand(len(products[0]), -1, -1)
-    whole = identity
+    relevance = identity
     for product in products:
-        whole = whole + product.clamp_min(0).mean(1) @ whole
-    whole = whole - identity
-    row = whole[:, 0] if model.anatomy.readout == "cls" else whole[:, prefix:].mean(1)
+        relevance = relevance + product.clamp_min(0).mean(1) @ relevance
+    relevance = relevance - identity
+    row = relevance[:, 0] if model.anatomy.readout == "cls" else relevance[:, prefix:].mean(1)
     return row[:, prefix:].unflatten(1, model.layout.grid)
 
 
 @pytest.mark.parametrize("family", ["vit", "vit-mean", "beit", "eva02", "dinov3"])
 def test_weights_and_relevance_are_captums(family):
-    def largest(found: list[Tensor], expected: list[Tensor]) -> float:
+    def largest(actual: list[Tensor], expected: list[Tensor]) -> float:
         return max(
             ((f - e).abs().max() / e.abs().max()).item()
-            for f, e in zip(found, expected, strict=True)
+            for f, e in zip(actual, expected, strict=True)
         )
 
     model = timm_model(TIMM[family]).double()
