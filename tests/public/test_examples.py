@@ -46,8 +46,8 @@ EXAMPLES = tuple(name for name in vitlens.__all__ if name not in NONE)
 def test_the_example_of_a_public_function(name, monkeypatch):
     monkeypatch.chdir(README.parent)
     module, word = vitlens._HOMES[name]
-    found = getattr(import_module(module), word)
-    [example] = doctest.DocTestFinder(recurse=False).find(found, word, globs={})
+    function = getattr(import_module(module), word)
+    [example] = doctest.DocTestFinder(recurse=False).find(function, word, globs={})
     assert example.examples
     assert doctest.DocTestRunner(verbose=False).run(example).failed == 0
 
@@ -121,13 +121,13 @@ def text_of(cell) -> str:
 
 
 def pictures_of(cell):
-    found = [
+    outputs = [
         output["data"]["image/png"]
         for output in cell["outputs"]
         if "image/png" in output.get("data", {})
     ]
     return [
-        np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("L")) for data in found
+        np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("L")) for data in outputs
     ]
 
 
@@ -174,8 +174,8 @@ def test_executed_again_it_gives_the_same_numbers(cells, tmp_path):
         ):  # which class an attack ends in may hang on the last bit
             continue
         stored = text_of(before)
-        found = text_of(after)
-        assert NUMBER.sub("#", stored).split() == NUMBER.sub("#", found).split()
-        assert [float(each) for each in NUMBER.findall(found)] == pytest.approx(
-            [float(each) for each in NUMBER.findall(stored)], rel=0.05, abs=0.03
+        numbers_text = text_of(after)
+        assert NUMBER.sub("#", stored).split() == NUMBER.sub("#", numbers_text).split()
+        assert [float(number) for number in NUMBER.findall(numbers_text)] == pytest.approx(
+            [float(number) for number in NUMBER.findall(stored)], rel=0.05, abs=0.03
         )

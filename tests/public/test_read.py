@@ -61,10 +61,17 @@ def test_a_committed_report_is_read_as_it_was_written(name):
     ],
 )
 def test_a_study_has_the_tables_of_its_kind_alone(name, tables):
-    others = {"points", "position_order", "curves", "likeness", "chapters", "training"} - tables
+    other_tables = {
+        "points",
+        "position_order",
+        "curves",
+        "likeness",
+        "chapters",
+        "training",
+    } - tables
     read = set(vitlens.read(REPORTS / name).tables)
     assert tables <= read
-    assert not others & read
+    assert not other_tables & read
 
 
 def test_arrays_and_names_are_those_that_were_written(folder):
@@ -147,9 +154,9 @@ DAMAGED: dict[str, Callable[[Path], object]] = {  # more: tests/contracts/test_f
 @pytest.mark.parametrize("how", DAMAGED)
 def test_a_damaged_folder_is_refused_as_by_report(folder, how):
     DAMAGED[how](folder)
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as raised:
         vitlens.read(folder)
     with pytest.raises(InputError) as reported:
         report(folder)
-    assert str(told.value) == str(reported.value)
-    assert "\n" not in str(told.value)
+    assert str(raised.value) == str(reported.value)
+    assert "\n" not in str(raised.value)

@@ -70,9 +70,9 @@ class Ablated:
         """What stands in the place of a head's output: the mean over images, or another image's
         output.
         """
-        own = self.captured[place]
+        activations = self.captured[place]
         if self.by == "mean":
-            return own.mean(0).expand_as(own)
+            return activations.mean(0).expand_as(activations)
         with vitlens.intervene(self.model, {place: "resample"}, seed=0):
             return vitlens.capture(self.model, self.images, place)[place]
 
@@ -113,20 +113,20 @@ def test_every_images_effects_are_stored_and_the_slope_towards_the_replacement(
 ) -> None:
     arrays = ablated.record.effects[ablated.by]
     step = 1e-2
-    found = arrays.first_order
+    slopes = arrays.first_order
     assert arrays.units.tolist() == ablated.heads
     for row, head in enumerate(ablated.heads):
         np.testing.assert_allclose(arrays.delta_loss[row], ablated.rise(head).numpy(), atol=2e-5)
         assert arrays.correct[row].tolist() == ablated.without(head)[1].tolist()
         place = ablated.place(head)
-        own = ablated.captured[place]
-        towards = step * (ablated.put(place) - own)
-        forth, back = (ablated.losses({place: own + sign * towards})[0] for sign in (1, -1))
-        np.testing.assert_allclose(found[row], ((forth - back) / (2 * step)).numpy(), atol=5e-3)
+        activations = ablated.captured[place]
+        towards = step * (ablated.put(place) - activations)
+        forth, back = (ablated.losses({place: activations + sign * towards})[0] for sign in (1, -1))
+        np.testing.assert_allclose(slopes[row], ((forth - back) / (2 * step)).numpy(), atol=5e-3)
         assert ablated.record.heads[row].first_order == pytest.approx(
-            float(found[row].mean()), abs=1e-6
+            float(slopes[row].mean()), abs=1e-6
         )
-    assert np.abs(found).max() > 0.1
+    assert np.abs(slopes).max() > 0.1
 
 
 def orders(ablated: Ablated) -> dict[str, list[str]]:
@@ -151,15 +151,17 @@ def orders(ablated: Ablated) -> dict[str, list[str]]:
 
 def test_a_curve_is_full_forwards_without_the_first_heads(ablated: Ablated) -> None:
     tested = slice(1, None, 2)
-    known = orders(ablated)
+    known_orders = orders(ablated)
     names = {row.order for row in ablated.record.curves}
-    assert names == {*known, "random 0", "random 1"}
+    assert names == {*known_orders, "random 0", "random 1"}
     for name in names:
         points = [row for row in ablated.record.curves if row.order == name]
         assert [row.removed for row in points] == list(range(7))
         for row in points:
-            if name in known or row.removed in (0, 6):
-                loss, correct = ablated.without(*(known.get(name, ablated.heads))[: row.removed])
+            if name in known_orders or row.removed in (0, 6):
+                loss, correct = ablated.without(
+                    *(known_orders.get(name, ablated.heads))[: row.removed]
+                )
                 assert row.loss == pytest.approx(float(loss[tested].mean()), **CLOSE), (
                     name,
                     row.removed,
@@ -169,9 +171,9 @@ def test_a_curve_is_full_forwards_without_the_first_heads(ablated: Ablated) -> N
     removable = ablated.record.model.removable  # its interval: tests/kernels/ablation
     lost = next(count for count in range(7) if least[0] - least[count] > 0.01)
     assert (removable.value, removable.n) == ((lost - 1) / 6, 12)
-    others = 6 * (ablated.by == "resample")  # in each of six rounds a pass of the other images
+    resampled = 6 * (ablated.by == "resample")  # in each of six rounds a pass of the other images
     assert (
-        ablated.record.model.forwards["greedy"].value - others < 0.75 * 6 * 7 / 2
+        ablated.record.model.forwards["greedy"].value - resampled < 0.75 * 6 * 7 / 2
     )  # candidates are replayed
 
 
@@ -210,10 +212,10 @@ def test_two_processes_find_the_same_pairs(
     assert run_in_processes(2, lambda _: run(line), monkeypatch) == [0, 0]
     for row, other in zip(ablated.record.pairs, read_folder(tmp_path / "two").pairs, strict=True):
         assert (other.pair, other.chosen) == (row.pair, row.chosen)
-        found, expected = (
-            (each.similarity, each.both, each.synergy.value) for each in (other, row)
+        actual, expected = (
+            (pair.similarity, pair.both, pair.synergy.value) for pair in (other, row)
         )
-        assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
+        assert actual == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
 def test_heads_of_windows_are_compared_within_a_layer(tmp_path: Path) -> None:

@@ -78,14 +78,14 @@ def test_deepfool_stays_where_no_class_has_a_gradient():
 def test_auto_is_the_worst_case_of_its_members():
     model = perceptron(seed=1)
     images = pictures(8, seed=1)
-    given = {"steps": 2, "seed": 4, "epsilons": (0.005, 0.01, 0.02)}
-    whole = vitlens.attack(model, images, "predicted", method="auto", **given)
+    options = {"steps": 2, "seed": 4, "epsilons": (0.005, 0.01, 0.02)}
+    auto = vitlens.attack(model, images, "predicted", method="auto", **options)
     parts = [
-        vitlens.attack(model, images, "predicted", method=name, **given)
+        vitlens.attack(model, images, "predicted", method=name, **options)
         for name in ATTACKS["auto"].members
     ]
-    assert torch.equal(whole.broken_at, torch.stack([part.broken_at for part in parts]).amin(0))
-    assert len(whole.broken_at.unique()) > 2
+    assert torch.equal(auto.broken_at, torch.stack([part.broken_at for part in parts]).amin(0))
+    assert len(auto.broken_at.unique()) > 2
     one = {"steps": 2, "seed": 4, "epsilon": 0.02}
     spent = [
         int(vitlens.attack(model, images, "predicted", method=name, **one).forwards.sum())
@@ -148,11 +148,11 @@ def test_an_attack_sees_the_gradient_of_a_model_that_saturates_the_softmax():
     for parameter in model.module[3].parameters():
         parameter.mul_(1000)
     images = pictures(12, low=0.2, high=0.8)
-    expected, found = (
-        vitlens.attack(each, images, "predicted", method="fgsm", epsilon=0.05).success
-        for each in (plain, model)
+    expected, fooled = (
+        vitlens.attack(attacked, images, "predicted", method="fgsm", epsilon=0.05).success
+        for attacked in (plain, model)
     )
-    assert found.sum() >= expected.sum() > 0
+    assert fooled.sum() >= expected.sum() > 0
 
 
 def test_noise_is_uniform_independent_and_of_its_seed():
@@ -195,7 +195,7 @@ def test_with_bf16_gradients_success_is_evaluated_in_fp32(name, epsilon):
     model = perceptron(seed=2)
     images = pictures(60, seed=2)
     labels = predictions(model, images)
-    given = {"targets": (labels + 1) % 5} if name == "pgd-targeted" else {}
+    options = {"targets": (labels + 1) % 5} if name == "pgd-targeted" else {}
     exact, coarse = (
         vitlens.attack(
             model,
@@ -205,12 +205,14 @@ def test_with_bf16_gradients_success_is_evaluated_in_fp32(name, epsilon):
             epsilon=epsilon,
             steps=10,
             precision=precision,
-            **given,
+            **options,
         )
         for precision in ("fp32", "bf16")
     )
-    found = predictions(model, coarse.images)
-    assert torch.equal(found == given["targets"] if given else found != labels, coarse.success)
+    predicted = predictions(model, coarse.images)
+    assert torch.equal(
+        predicted == options["targets"] if options else predicted != labels, coarse.success
+    )
     assert 3 < exact.success.sum() < 57
     assert abs(int(exact.success.sum() - coarse.success.sum())) <= 3
     assert not torch.equal(exact.images, coarse.images)
@@ -229,8 +231,8 @@ def test_downwards_an_image_is_attacked_down_to_the_first_epsilon_at_which_it_wi
         "1,2,4,8,16"
     )
     with quick_attacks(part=1):
-        (found,) = ran(tmp_path / "run", f"{line} {more}").attacked.values()
-    (broken_at,) = found.broken_at.values()
+        (attacked,) = ran(tmp_path / "run", f"{line} {more}").attacked.values()
+    (broken_at,) = attacked.broken_at.values()
     images = vitlens.load_data("digits", limit=12)
     model = vitlens.load(str(sharp_vit))
     falling = torch.ones(12, dtype=torch.bool)

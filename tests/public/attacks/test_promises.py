@@ -44,7 +44,7 @@ def lengths(adversarial: Tensor, images: Tensor, norm: str) -> np.ndarray:
 def test_perturbations_are_within_bounds_and_successes_are_real(name):
     entry = ATTACKS[name]
     fooled = 0
-    for number, (model, size, given, restarts, steps, margin) in enumerate(CASES):
+    for number, (model, size, typed, restarts, steps, margin) in enumerate(CASES):
         images = pictures(4, size, seed=number, low=margin, high=1 - margin)
         images[:, :, :2] = (
             images[:, :, :2].round() if margin == 0 else images[:, :, :2]
@@ -52,7 +52,7 @@ def test_perturbations_are_within_bounds_and_successes_are_real(name):
         before = images.clone()
         labels = predictions(model, images)
         labels[0] = (labels[0] + 1) % 5  # misclassified
-        epsilon = min(1.0, scaled(name, given)[0])
+        epsilon = min(1.0, scaled(name, typed)[0])
         budget = epsilon if entry.takes_epsilon else None
         how = {
             "epsilon": budget,
@@ -63,12 +63,12 @@ def test_perturbations_are_within_bounds_and_successes_are_real(name):
         result = vitlens.attack(model, images, labels, method=name, **how)
         assert torch.equal(images, before)
         assert 0 <= result.images.min() <= result.images.max() <= 1
-        found = lengths(result.images, images, entry.norm)
+        distances = lengths(result.images, images, entry.norm)
         allowed = (
             4 / (size[0] * size[1]) if entry.norm == "patch" else epsilon
         )  # a quarter of the side is 2 px
-        assert (found <= allowed + 1e-6).all()
-        assert result.distance.numpy() == pytest.approx(found, abs=1e-6, rel=1e-5)
+        assert (distances <= allowed + 1e-6).all()
+        assert result.distance.numpy() == pytest.approx(distances, abs=1e-6, rel=1e-5)
         assert result.tried.tolist() == [False, True, True, True]
         assert torch.equal(
             predictions(model, result.images) != labels, result.success | ~result.tried
@@ -148,15 +148,15 @@ def test_the_batch_size_does_not_matter(name):
     """
     model = perceptron(seed=1).double()
     images = pictures(5, seed=1).double()
-    found = {}
+    by_size = {}
     how = {"method": name, "epsilon": scaled(name, 0.03)[0], "steps": 2}
     for size in (5, 2, 1):
         with asked(model) as seen:
-            found[size] = vitlens.attack(model, images, "predicted", batch_size=size, **how)
+            by_size[size] = vitlens.attack(model, images, "predicted", batch_size=size, **how)
         assert max(map(len, seen)) <= max(size, 8 * (size == 5))  # five are padded to eight
-    assert sum(map(len, seen)) == 5 + found[1].forwards.sum()  # every pass is counted
-    one = found.pop(5)
-    for other in found.values():
+    assert sum(map(len, seen)) == 5 + by_size[1].forwards.sum()  # every pass is counted
+    one = by_size.pop(5)
+    for other in by_size.values():
         assert torch.equal(one.success, other.success)
         assert torch.equal(one.forwards, other.forwards)
         assert torch.equal(one.backwards, other.backwards)

@@ -94,8 +94,8 @@ def test_rollout_is_the_product_of_the_papers_matrices(case):
         discard = way.get("discard", 0.0)
         start = way.get("start_layer", 0)
         layers = [
-            fused_by_loops(each, fusion, discard, tokens, model.layout.prefix)
-            for each in weights[start:]
+            fused_by_loops(layer, fusion, discard, tokens, model.layout.prefix)
+            for layer in weights[start:]
         ]
         expected = rolled(by_rollout(layers, tokens, way.get("alpha", 0.5)), row, model)
         close(vitlens.rollout(model, batch, **way), expected)
@@ -178,21 +178,27 @@ def test_readouts_that_are_not_there_are_refused(make, readout, words):
 def test_targets_are_the_predicted_classes_or_those_given(method):
     model = ours()
     batch = images((32, 48), batch=4)
-    given = torch.tensor([0, 3, 1, 4])
+    classes = torch.tensor([0, 3, 1, 4])
     with torch.no_grad():
         predicted = model(batch).argmax(-1)
-    own, found = (
-        vitlens.explain(model, batch, method=method, targets=each) for each in ("predicted", given)
+    of_predicted, of_classes = (
+        vitlens.explain(model, batch, method=method, targets=targets)
+        for targets in ("predicted", classes)
     )
-    assert torch.equal(own, vitlens.explain(model, batch, method=method, targets=predicted))
+    assert torch.equal(
+        of_predicted, vitlens.explain(model, batch, method=method, targets=predicted)
+    )
     if method == "relevance":
-        expected = by_equation_six(raised(model, batch, given), 13)
-        close(found, as_read(expected, [1.0] + [0.0] * 12, model))
+        expected = by_equation_six(raised(model, batch, classes), 13)
+        close(of_classes, as_read(expected, [1.0] + [0.0] * 12, model))
     close(
-        vitlens.explain(model, batch[1:2], method=method, targets=given[1:2].to(torch.int32)),
-        found[1:2],
+        vitlens.explain(model, batch[1:2], method=method, targets=classes[1:2].to(torch.int32)),
+        of_classes[1:2],
     )
-    assert ((found - own).abs().amax((1, 2))[given != predicted] > 0.01 * own.max()).all()
+    assert (
+        (of_classes - of_predicted).abs().amax((1, 2))[classes != predicted]
+        > 0.01 * of_predicted.max()
+    ).all()
 
 
 def test_targets_go_with_their_images_through_several_batches():

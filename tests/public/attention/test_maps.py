@@ -79,21 +79,21 @@ def test_the_explorer_shows_the_models_own_attention_and_the_rollout_so_far(name
     batch = images(batch=3)
     tokens = model.layout.tokens
     prefix = len(model.layout.prefix)
-    shown = vitlens.explorer(model, batch, whole=2).explorer
+    data = vitlens.explorer(model, batch, whole=2).explorer
     square = [layer for layer in vitlens.attention(model, batch) if layer.shape[-2] == tokens]
     expected = torch.stack(square, 1)  # without a last layer of one query
     assert (expected[:, :, 0] - expected[:, :, 1]).abs().max() > 0.01  # the two heads differ
-    assert [image.weights is None for image in shown.images] == [False, False, True]
-    for image, weights in zip(shown.images, expected, strict=True):
-        whole = image.weights is not None
-        found = image.weights if whole else image.layer_weights
-        close(torch.tensor(found).float(), weights if whole else weights.mean(1))
+    assert [image.weights is None for image in data.images] == [False, False, True]
+    for image, weights in zip(data.images, expected, strict=True):
+        has_heads = image.weights is not None
+        stored = image.weights if has_heads else image.layer_weights
+        close(torch.tensor(stored).float(), weights if has_heads else weights.mean(1))
         for layer, row in enumerate(image.rollout):
-            matrix = by_rollout([each.mean(0)[None] for each in weights[: layer + 1]], tokens)[
-                0, 1:, 1:
-            ]
-            own = matrix[0] if model.anatomy.readout == "cls" else matrix[prefix:].mean(0)
-            close(torch.tensor(row).float(), own)
+            matrix = by_rollout(
+                [layer_weights.mean(0)[None] for layer_weights in weights[: layer + 1]], tokens
+            )[0, 1:, 1:]
+            readout_row = matrix[0] if model.anatomy.readout == "cls" else matrix[prefix:].mean(0)
+            close(torch.tensor(row).float(), readout_row)
 
 
 @pytest.mark.parametrize("make", [partial(shared_model, "torchvision-swin"), small_cnn, XCIT])
@@ -108,7 +108,7 @@ def test_layers_that_are_not_of_all_tokens_are_not_explored(make):
 def bits(maps: Tensor) -> list[float]:
     """log2 of the patches minus the entropy of each map."""
     flat = maps.flatten(1).double().clamp_min(0).numpy()
-    return [np.log2(len(each)) - stats.entropy(each, base=2) for each in flat]
+    return [np.log2(len(row)) - stats.entropy(row, base=2) for row in flat]
 
 
 def explained(maps: Tensor) -> list[float]:
@@ -120,11 +120,11 @@ def explained(maps: Tensor) -> list[float]:
     flat = flat / flat.sum(1, keepdim=True)
     patches = flat.shape[1]
     gains = []
-    for image, own in enumerate(flat):
-        others = torch.cat(
+    for image, row in enumerate(flat):
+        mean_of_others = torch.cat(
             [flat[:image], flat[image + 1 :], torch.full((1, patches), 1 / patches)]
         ).mean(0)
-        gain = float((own * (others * patches).log2()).sum())
+        gain = float((row * (mean_of_others * patches).log2()).sum())
         gains.append(min(1.0, max(0.0, gain / max(1.0, bits(maps)[image]))))
     return gains
 
@@ -152,11 +152,13 @@ def test_how_alike_the_heads_of_a_layer_and_neighbouring_layers_are(golden, plac
     means = [layer.mean(1) for layer in weights]
     for layer, row in enumerate(record.layers):
         alike = F.cosine_similarity(weights[layer][:, 0], weights[layer][:, 1])
-        own = student_mean(
+        mean_similarity = student_mean(
             alike.numpy(), groups=digits.groups.numpy(), unit="", least=-1.0, most=1.0
         )
-        assert row.alike.value == pytest.approx(own.value, abs=1e-4)
-        assert (row.alike.low, row.alike.high) == pytest.approx((own.low, own.high), abs=1e-3)
+        assert row.alike.value == pytest.approx(mean_similarity.value, abs=1e-4)
+        assert (row.alike.low, row.alike.high) == pytest.approx(
+            (mean_similarity.low, mean_similarity.high), abs=1e-3
+        )
         assert row.information.value == pytest.approx(np.mean(bits(means[layer])), abs=1e-4)
         if layer:
             previous = F.cosine_similarity(means[layer - 1], means[layer]).mean()

@@ -64,13 +64,16 @@ def whole_layers(
     maps."""
     windows = [call.site.windows for call in calls_of(model, batch)]
     weights, gradients = (
-        [unwindow(row_by_row(layer, own), own) for layer, own in zip(layers, windows, strict=True)]
+        [
+            unwindow(row_by_row(layer, layer_windows), layer_windows)
+            for layer, layer_windows in zip(layers, windows, strict=True)
+        ]
         for layers in explicit_gradients(model, batch, libra=libra)
     )
     return (
         weights,
-        [raising(*each) for each in zip(weights, gradients)],
-        [own.resolution for own in windows],
+        [raising(*pair) for pair in zip(weights, gradients)],
+        [layer_windows.resolution for layer_windows in windows],
     )
 
 
@@ -90,8 +93,8 @@ def product(layers: list[Tensor], maps: list[Pair], start_layer: int) -> Tensor:
 
 def mixed(layer: Tensor, alpha: float) -> Tensor:
     """(1 - alpha) A + alpha I, rows scaled to 1; a row loses what lies on padding."""
-    whole = (1 - alpha) * layer + alpha * torch.eye(layer.shape[-1])
-    return whole / whole.sum(-1, keepdim=True)
+    mixture = (1 - alpha) * layer + alpha * torch.eye(layer.shape[-1])
+    return mixture / mixture.sum(-1, keepdim=True)
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -112,9 +115,9 @@ def test_rollout_is_the_product_of_whole_matrices(case, fusion, alpha):
     fuse = {"mean": torch.mean, "max": torch.amax, "min": torch.amin}[fusion]
     layers = [mixed(fuse(layer, 1), alpha) for layer in weights]
     for start in range(len(layers)):
-        found = vitlens.rollout(model, batch, fusion=fusion, alpha=alpha, start_layer=start)
-        close(found, product(layers, maps, start))
-    assert found.shape == (2, model.input_size[0] // 2, model.input_size[1] // 2)
+        rollout = vitlens.rollout(model, batch, fusion=fusion, alpha=alpha, start_layer=start)
+        close(rollout, product(layers, maps, start))
+    assert rollout.shape == (2, model.input_size[0] // 2, model.input_size[1] // 2)
 
 
 def test_relevance_is_the_product_of_whole_matrices(case):

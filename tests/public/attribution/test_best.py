@@ -55,8 +55,8 @@ def alike(cells: Tensor) -> Tensor:
     """T: of tokens less their mean, exp(5 cos), rows scaled to sum to 1."""
     centred = cells - cells.mean(1, keepdim=True)
     lengths = centred.norm(dim=2, keepdim=True)
-    found = (5 * (centred @ centred.mT) / (lengths * lengths.mT)).exp()
-    return found / found.sum(2, keepdim=True)
+    similarity = (5 * (centred @ centred.mT) / (lengths * lengths.mT)).exp()
+    return similarity / similarity.sum(2, keepdim=True)
 
 
 def blurred(images: Tensor) -> Tensor:
@@ -69,8 +69,8 @@ def effect(model: Model, images: Tensor, targets: Tensor) -> Tensor:
     change = images - blurred(images)
     start = (blurred(images) + change / 10).requires_grad_()
     (gradient,) = torch.autograd.grad(model(start).gather(1, targets[:, None]).sum(), start)
-    found = F.avg_pool2d((gradient * change).sum(1), PATCH)
-    return found.double() / found.abs().sum((1, 2), keepdim=True)
+    changes = F.avg_pool2d((gradient * change).sum(1), PATCH)
+    return changes.double() / changes.abs().sum((1, 2), keepdim=True)
 
 
 def spread(maps: Tensor) -> Tensor:
@@ -88,13 +88,14 @@ def smooth(where: Tensor, rollout: Tensor, cells: Tensor, effects: Tensor) -> Te
     line = torch.tensor([1.0, 6.0, 1.0]).double() / 8
     wide = F.pad(root[:, None], (1, 1, 1, 1), mode="replicate")
     mixed = 0.8 * root + 0.2 * F.conv2d(wide, torch.outer(line, line)[None, None])[:, 0]
-    found = (mixed / mixed.amax((1, 2), keepdim=True) + 1.5 * effects).clamp_min(0)
-    found = found / found.amax((1, 2), keepdim=True)
+    maps = (mixed / mixed.amax((1, 2), keepdim=True) + 1.5 * effects).clamp_min(0)
+    maps = maps / maps.amax((1, 2), keepdim=True)
     powers = [1 + 3 * step / 5000 for step in range(5001)]
     chosen = [
-        max([each for each in powers if spread(own**each) >= 0.15], default=1.0) for own in found
+        max([power for power in powers if spread(heat_map**power) >= 0.15], default=1.0)
+        for heat_map in maps
     ]
-    return torch.stack([own**power for own, power in zip(found, chosen, strict=True)])
+    return torch.stack([heat_map**power for heat_map, power in zip(maps, chosen, strict=True)])
 
 
 def kept_with(model: Model, images: Tensor, targets: Tensor, maps: Tensor) -> Tensor:
@@ -102,10 +103,10 @@ def kept_with(model: Model, images: Tensor, targets: Tensor, maps: Tensor) -> Te
     image.
     """
     ranks = maps.flatten(1).argsort(descending=True, stable=True).argsort().view_as(maps)
-    shown = F.interpolate((ranks < 32).float()[:, None], scale_factor=PATCH) > 0.5
+    visible = F.interpolate((ranks < 32).float()[:, None], scale_factor=PATCH) > 0.5
     with torch.no_grad():
         return (
-            model(torch.where(shown, images, blurred(images)))
+            model(torch.where(visible, images, blurred(images)))
             .softmax(-1)
             .gather(1, targets[:, None])[:, 0]
         )
@@ -135,9 +136,9 @@ def candidates_of(images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     where = twice(rollout) * (twice(gradcam) + twice(libra))
     rollout = by_mean(rollout)
     sharp = where**3 * rollout * (by_mean(gradcam) + by_mean(libra))
-    found = [smooth(where, rollout, cells, effect(model, images, targets)), sharp, rollout]
-    return torch.stack(found), torch.stack(
-        [kept_with(model, images, targets, each) for each in found]
+    maps_to_choose = [smooth(where, rollout, cells, effect(model, images, targets)), sharp, rollout]
+    return torch.stack(maps_to_choose), torch.stack(
+        [kept_with(model, images, targets, candidate) for candidate in maps_to_choose]
     )
 
 
@@ -165,17 +166,17 @@ def test_the_map_is_that_of_the_equation_and_the_image_decides_between_the_candi
     """
     if margin is not None:
         monkeypatch.setattr("vitlens.attribution.best.MARGIN", margin)
-    found = vitlens.explain(
+    explained = vitlens.explain(
         vitlens.load("vit-digits"), scenes[0], targets=scenes[1], method="best"
     ).double()
-    maps, kept = candidates
+    maps, confidences = candidates
     margin = 0.1 if margin is None else margin
-    numbers = (kept + torch.tensor([margin, 0.0, 0.0])[:, None]).argmax(0)
+    numbers = (confidences + torch.tensor([margin, 0.0, 0.0])[:, None]).argmax(0)
     assert margin > -1 or (numbers > 0).all()
     assert margin < 2 or not numbers.any()
-    for own, wanted in zip(found, maps[numbers, torch.arange(4)], strict=True):
+    for heat_map, expected in zip(explained, maps[numbers, torch.arange(4)], strict=True):
         torch.testing.assert_close(
-            own, wanted, atol=1e-4 * wanted.max().item(), rtol=5e-3
+            heat_map, expected, atol=1e-4 * expected.max().item(), rtol=5e-3
         )  # p to 1/1000
 
 
@@ -183,15 +184,15 @@ def test_a_model_that_ignores_the_image_has_a_map_of_zeros(scenes):
     model = vitlens.load("vit-digits")
     model.module.head.weight.data.zero_()
     with pytest.warns(UserWarning, match="zero"):
-        found = vitlens.explain(model, scenes[0], targets=scenes[1], method="best")
-    assert torch.equal(found, torch.zeros(4, GRID, GRID))
+        maps = vitlens.explain(model, scenes[0], targets=scenes[1], method="best")
+    assert torch.equal(maps, torch.zeros(4, GRID, GRID))
 
 
 def test_it_passes_an_image_through_the_model_at_most_ten_times(scenes):
     model = vitlens.load("vit-digits")
     passed = []
     with model.module.blocks[0].register_forward_pre_hook(
-        lambda _block, given: passed.append(len(given[0]))
+        lambda _block, inputs: passed.append(len(inputs[0]))
     ):
         vitlens.explain(model, scenes[0], targets=scenes[1], method="best")
         passed.clear()  # what is read of a model once, and again with another hook, does not count

@@ -112,15 +112,15 @@ def test_the_package_leaves_gradients_and_flags_alone(method, name):
 
 def read_at(module: str, model: Model, batch: Tensor) -> tuple[Tensor, Tensor]:
     """The output of a module and the target's gradient there, with a plain graph."""
-    kept: list[Tensor] = []
+    outputs: list[Tensor] = []
 
     def keep(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
-        kept.append(output.detach().clone().requires_grad_())
-        return kept[-1].clone()
+        outputs.append(output.detach().clone().requires_grad_())
+        return outputs[-1].clone()
 
     with model.module.get_submodule(module).register_forward_hook(keep), torch.enable_grad():
         total = model(batch).gather(1, TARGETS[:, None]).sum()
-    return kept[-1].detach(), torch.autograd.grad(total, kept[-1])[0]
+    return outputs[-1].detach(), torch.autograd.grad(total, outputs[-1])[0]
 
 
 class InPlace(nn.Module):
@@ -175,13 +175,13 @@ LAYERS: dict[str, tuple[Callable[[], Model], str, int]] = {
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_target_layer(name):
     """GradCAM's equations there, as the paper has them."""
-    made, module, axis = LAYERS[name]
-    model = made()
+    build, module, axis = LAYERS[name]
+    model = build()
     batch = images(model.input_size)
     output, gradient = read_at(module, model, batch)
     assert gradient.abs().amax() > 0
     if axis == 2:
-        output, gradient = (each[:, -model.layout.patches :] for each in (output, gradient))
+        output, gradient = (values[:, -model.layout.patches :] for values in (output, gradient))
     places = [place for place in range(1, output.dim()) if place != axis]
     expected = (gradient.mean(places, keepdim=True) * output).sum(axis)
     expected = expected.unflatten(1, model.layout.grid) if axis == 2 else expected

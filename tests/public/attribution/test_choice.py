@@ -80,26 +80,26 @@ def test_the_planted_method_wins_on_mosaics_and_is_confirmed_and_scores_follow_f
     assert choice.scores[0].report[LOCALISATION].n <= len(choice.report)
     assert sorted([*choice.selection, *choice.report]) == list(range(COUNT))
     scales = {
-        check: np.std([each.selection[check].value for each in choice.scores])
+        check: np.std([row.selection[check].value for row in choice.scores])
         for check in choice.checks
     }
-    for each in choice.scores:
-        for half in (each.selection, each.report):
+    for score in choice.scores:
+        for half in (score.selection, score.report):
             expected = np.mean([half[check].value / scales[check] for check in choice.checks])
             assert half[SCORE].value == pytest.approx(expected, rel=1e-6)
             assert half[SCORE].low <= half[SCORE].value <= half[SCORE].high
-    order = [each.selection[SCORE].value for each in choice.scores if not each.baseline]
+    order = [row.selection[SCORE].value for row in choice.scores if not row.baseline]
     assert order == sorted(order, reverse=True)
-    assert [each.method for each in choice.scores if each.baseline] == list(BASELINES)
+    assert [row.method for row in choice.scores if row.baseline] == list(BASELINES)
     assert (choice.scores[0].method, choice.scores[1].method) == (choice.method, choice.runner_up)
-    own = choice.scores[0].report
-    reports = {each.method: each.report for each in choice.scores}
+    best_report = choice.scores[0].report
+    reports = {row.method: row.report for row in choice.scores}
     for margin in choice.margins:
-        expected = own[margin.check].value - reports[margin.against][margin.check].value
+        expected = best_report[margin.check].value - reports[margin.against][margin.check].value
         assert margin.difference.value == pytest.approx(expected, abs=1e-6)
-        assert margin.difference.n == own[margin.check].n
+        assert margin.difference.n == best_report[margin.check].n
     assert {margin.against for margin in choice.margins} == {choice.runner_up, *BASELINES}
-    assert [each.wins for each in choice.scores] == [1.0, 0.0, 0.0, None, None]
+    assert [row.wins for row in choice.scores] == [1.0, 0.0, 0.0, None, None]
 
 
 def test_mosaics_judge_nothing_where_the_model_does_not_name_their_classes(hues, flat):
@@ -113,10 +113,10 @@ def test_masks_are_used_where_they_are_known_and_images_without_one_count_in_the
     hues, flat
 ):
     left = (torch.arange(SIDE) < 16).float().expand(1, SIDE, SIDE)
-    known = range(4, COUNT)
+    with_mask = range(4, COUNT)
     inside = chosen(
         hues,
-        with_masks(flat, known),
+        with_masks(flat, with_mask),
         dull(3),
         lambda _model, images, _: left.expand(len(images), -1, -1),
     )
@@ -126,7 +126,7 @@ def test_masks_are_used_where_they_are_known_and_images_without_one_count_in_the
     for half, indices in ((best.selection, inside.selection), (best.report, inside.report)):
         assert (half[FAITHFULNESS].n, half[LOCALISATION].n) == (
             len(indices),
-            len({*known} & {*indices}),
+            len({*with_mask} & {*indices}),
         )
     assert (
         LOCALISATION in chosen(hues, with_masks(flat, slice(31, None)), dull(3), dull(4)).left_out
@@ -210,7 +210,7 @@ def test_images_and_targets_are_taken_in_every_form(hues, flat, tmp_path):
 @pytest.mark.parametrize("times", [4, pytest.param(40, marks=pytest.mark.slow)])
 def test_noise_is_chosen_with_little_certainty_and_hardly_ever_confirmed(hues, flat, times):
     choices = [
-        chosen(hues, flat, *(dull(3 * seed + own) for own in range(3)), seed=seed)
+        chosen(hues, flat, *(dull(3 * seed + offset) for offset in range(3)), seed=seed)
         for seed in range(times)
     ]
     assert [choice.confirmation for choice in choices].count("confirmed") <= max(
@@ -219,7 +219,7 @@ def test_noise_is_chosen_with_little_certainty_and_hardly_ever_confirmed(hues, f
     assert sum(choice.certainty for choice in choices) / times < (0.9 if times < 40 else 0.85)
     assert len({choice.method for choice in choices}) > (1 if times < 40 else 2)
     assert all(
-        sum(each.wins or 0.0 for each in choice.scores) == pytest.approx(1.0) for choice in choices
+        sum(row.wins or 0.0 for row in choice.scores) == pytest.approx(1.0) for choice in choices
     )
 
 
@@ -249,7 +249,7 @@ def test_a_method_that_is_good_on_the_selection_half_alone_is_contradicted(hues,
 
 def test_methods_with_the_same_maps_share_their_wins_and_are_no_runner_up(hues, flat):
     """The same but for a scale, which does not count."""
-    choice = chosen(hues, flat, near, lambda *given: 1024 * near(*given), dull(3))
+    choice = chosen(hues, flat, near, lambda *args: 1024 * near(*args), dull(3))
     assert (choice.method, choice.alike, choice.runner_up, choice.certainty) == (
         "occlusion",
         ("saliency",),
@@ -273,6 +273,8 @@ def test_intervals_are_over_groups(hues, flat):
     widths = []
     for groups in (twice, None):
         choice = chosen(hues, with_masks(flat.pick(twice), groups=groups), dull(3), alternating)
-        (own,) = (each.report[LOCALISATION] for each in choice.scores if each.method == "saliency")
-        widths.append(own.high - own.low)
+        (estimate,) = (
+            row.report[LOCALISATION] for row in choice.scores if row.method == "saliency"
+        )
+        widths.append(estimate.high - estimate.low)
     assert widths[0] > 1.15 * widths[1] > 0.1

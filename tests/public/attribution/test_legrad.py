@@ -47,16 +47,21 @@ def by_graph(model: Model, read: Read, *, first: int = 0) -> Tensor:
         first:
     ]
     streams = [name.replace("attention.weights", "residual") for name in weights]
-    found = vitlens.capture(model, batch_of(model), [*weights, *streams], graph=True)
+    captured = vitlens.capture(model, batch_of(model), [*weights, *streams], graph=True)
     return summed(
         model,
-        [(read(found[stream]), found[own]) for stream, own in zip(streams, weights, strict=True)],
+        [
+            (read(captured[stream]), captured[place])
+            for stream, place in zip(streams, weights, strict=True)
+        ],
     )
 
 
-def same(found: Tensor, expected: Tensor) -> None:
+def same(actual: Tensor, expected: Tensor) -> None:
     """Equal to 1e-5, and beside the largest value."""
-    torch.testing.assert_close(found, expected, atol=1e-5 * min(1.0, expected.max().item()), rtol=0)
+    torch.testing.assert_close(
+        actual, expected, atol=1e-5 * min(1.0, expected.max().item()), rtol=0
+    )
     assert expected.flatten(1).std(1).min() > 1e-2 * expected.max()
 
 
@@ -72,19 +77,19 @@ def head_of(module: Any, readout: str | None = None) -> Read:
 
 
 @pytest.mark.parametrize(
-    ("made", "readout", "first"),
+    ("options", "readout", "first"),
     [
         ({"registers": 2, "distillation": True}, None, 2),
         ({"pooling": "mean", "registers": 2}, None, 1),
         ({"registers": 2}, "mean", 0),  # all tokens averaged before the final norm
     ],
 )
-def test_each_block_is_read_by_the_models_own_head_or_by_the_mean(made, readout, first):
-    model = ours(depth=3, **made)
-    found, own = (legrad(model, start_layer=first, readout=each) for each in (readout, None))
-    assert torch.equal(own, legrad(model, start_layer=first, readout=model.anatomy.readout))
-    same(found, by_graph(model, head_of(model.module, readout), first=first))
-    assert readout is None or (found - own).abs().max() > 0.1 * own.max()
+def test_each_block_is_read_by_the_models_own_head_or_by_the_mean(options, readout, first):
+    model = ours(depth=3, **options)
+    maps, default = (legrad(model, start_layer=first, readout=kind) for kind in (readout, None))
+    assert torch.equal(default, legrad(model, start_layer=first, readout=model.anatomy.readout))
+    same(maps, by_graph(model, head_of(model.module, readout), first=first))
+    assert readout is None or (maps - default).abs().max() > 0.1 * default.max()
 
 
 def test_a_block_without_heads_is_left_out():
@@ -96,7 +101,7 @@ def test_a_block_without_heads_is_left_out():
 def test_timms_own_weights(name):
     """timm's unfused attention hands its weights to attn_drop."""
     model = FAMILIES[name]()  # its kernels are exchanged
-    found = legrad(model)
+    maps = legrad(model)
     module = model.module.requires_grad_(True)
     weights = list[Tensor]()
     streams = list[Tensor]()
@@ -105,7 +110,7 @@ def test_timms_own_weights(name):
         block.register_forward_hook(lambda _m, _i, output: streams.append(output))
         block.attn.attn_drop.register_forward_hook(lambda _m, _i, output: weights.append(output))
     model(batch_of(model))
-    same(found, summed(model, zip(map(head_of(module), streams), weights, strict=True)))
+    same(maps, summed(model, zip(map(head_of(module), streams), weights, strict=True)))
 
 
 def test_attention_pooling_is_run_on_every_block():
@@ -133,7 +138,7 @@ def test_attention_pooling_is_run_on_every_block():
 def test_clip_reads_a_block_by_projection_norm_and_texts(readout, first):
     """By default by the mean of all tokens, and in the last two blocks."""
     model = prompted(tiny("tiny-clip-deep"))
-    found = legrad(model, readout=readout, **({} if first is None else {"start_layer": first}))
+    maps = legrad(model, readout=readout, **({} if first is None else {"start_layer": first}))
     visual = model.module.visual
 
     def read(stream: Tensor) -> Tensor:
@@ -147,7 +152,7 @@ def test_clip_reads_a_block_by_projection_norm_and_texts(readout, first):
         )
 
     assert len(model.anatomy.blocks) > LAST_BLOCKS
-    same(found, by_graph(model, read, first=-LAST_BLOCKS if first is None else first))
+    same(maps, by_graph(model, read, first=-LAST_BLOCKS if first is None else first))
 
 
 def test_language_image_models_prefer_it():

@@ -84,10 +84,10 @@ def test_smoothgrad_without_noise_is_saliency_and_its_noise_has_the_stated_stand
 def test_copies_in_several_passes_change_nothing_and_none_is_refused(method, option, monkeypatch):
     model = ours()
     batch = images((32, 48))
-    whole = explained(model, batch, method, **{option: 9})
+    at_once = explained(model, batch, method, **{option: 9})
     in_small_batches(monkeypatch)
     torch.testing.assert_close(
-        explained(model, batch, method, **{option: 9}), whole, atol=1e-6, rtol=1e-4
+        explained(model, batch, method, **{option: 9}), at_once, atol=1e-6, rtol=1e-4
     )
     with pytest.raises(InputError):
         explained(model, batch, method, **{option: 0})
@@ -141,7 +141,7 @@ def masks_of(size: tuple[int, int], count: int, seed: int) -> Tensor:
     random.
     """
     generator = torch.Generator().manual_seed(seed)
-    found = []
+    masks = []
     cell = [-(-side // 7) for side in size]
     for _ in range(count):
         coarse = (torch.rand(1, 1, 7, 7, generator=generator) < 0.5).float()
@@ -149,8 +149,8 @@ def masks_of(size: tuple[int, int], count: int, seed: int) -> Tensor:
             coarse, size=[8 * side for side in cell], mode="bilinear", align_corners=False
         )[0, 0]
         top, left = (int(torch.randint(side, (1,), generator=generator)) for side in cell)
-        found.append(fine[top : top + size[0], left : left + size[1]])
-    return torch.stack(found)
+        masks.append(fine[top : top + size[0], left : left + size[1]])
+    return torch.stack(masks)
 
 
 def test_rise_is_a_plain_loop():
@@ -174,7 +174,7 @@ def by_permutations(model: Model, batch: Tensor, grid: tuple[int, int]) -> Tenso
     """
     players = grid[0] * grid[1]
     subsets = (torch.arange(2**players)[:, None] >> torch.arange(players)) % 2 == 1
-    shown = (
+    visible = (
         F.interpolate(subsets.view(-1, 1, *grid).float(), size=batch.shape[2:], mode="nearest")
         > 0.5
     )
@@ -182,7 +182,7 @@ def by_permutations(model: Model, batch: Tensor, grid: tuple[int, int]) -> Tenso
     orders = list(permutations(range(players)))
     for index, image in enumerate(batch):
         with torch.no_grad():
-            seen = torch.where(shown, image, image.mean((1, 2), keepdim=True))
+            seen = torch.where(visible, image, image.mean((1, 2), keepdim=True))
             scores = model(seen)[:, TARGETS[index]].double().tolist()
         for order in orders:
             present = 0

@@ -27,24 +27,24 @@ TARGETS = torch.tensor([3, 0, 4])
 
 def test_the_methods_that_are_run_by_default_studied_slow_or_of_no_class():
     def those(chosen: Callable[[registry.Attribution], bool]) -> str:
-        return " ".join(name for name, each in ATTRIBUTIONS.items() if chosen(each))
+        return " ".join(name for name, method in ATTRIBUTIONS.items() if chosen(method))
 
     assert (
         " ".join(default_methods())
         == "relevance rollout best gradcam integrated-gradients occlusion"
     )
-    assert those(lambda each: each.studied) == "relevance rollout best gradcam occlusion"
-    assert those(lambda each: not each.needs_class) == "rollout attention eigencam"
-    assert those(lambda each: each.slow) == "scorecam ablationcam occlusion rise kernel-shap"
+    assert those(lambda method: method.studied) == "relevance rollout best gradcam occlusion"
+    assert those(lambda method: not method.needs_class) == "rollout attention eigencam"
+    assert those(lambda method: method.slow) == "scorecam ablationcam occlusion rise kernel-shap"
 
 
 @pytest.mark.parametrize(
     ("method", "name"),
     [
-        (each, name)
-        for each in OWN
+        (method, name)
+        for method in OWN
         for name in ("vit", "cnn")
-        if name == "vit" or each not in ATTENTION
+        if name == "vit" or method not in ATTENTION
     ],
 )
 def test_maps_are_of_their_shape_and_sign(method, name):
@@ -87,8 +87,8 @@ def methods_of(model: Model, lacking: str) -> tuple[str, ...]:
 
 
 def test_a_model_has_the_methods_of_its_family_and_a_look_takes_the_first_by_preference():
-    def but(*others: str) -> tuple[str, ...]:
-        return tuple(name for name in ATTRIBUTIONS if name not in others)
+    def but(*excluded: str) -> tuple[str, ...]:
+        return tuple(name for name in ATTRIBUTIONS if name not in excluded)
 
     swin = shared_model("swin")
     cnn = small_cnn()
@@ -175,16 +175,16 @@ def test_the_heads_of_an_image_come_by_effect_and_are_those_of_an_intervention(v
     batch = images(vit.input_size, batch=1)
     seen = vitlens.look(vit, batch)
     effects = seen.heads(0, most=4)
-    for each in effects:
-        with vitlens.intervene(vit, {f"blocks.{each.layer}.head.{each.head}": "zero"}):
+    for head in effects:
+        with vitlens.intervene(vit, {f"blocks.{head.layer}.head.{head.head}": "zero"}):
             share = float(vit(batch).softmax(-1)[0, seen.classes[0, 0]])
-        assert each.probability == pytest.approx(share, abs=1e-5)
-        assert each.given == seen.labels[each.layer][each.head] is not None
-    rises = [each.delta_loss for each in effects]
+        assert head.probability == pytest.approx(share, abs=1e-5)
+        assert head.given == seen.labels[head.layer][head.head] is not None
+    rises = [effect.delta_loss for effect in effects]
     assert rises == sorted(rises, reverse=True)
     assert len(seen.heads(0)) == 3
-    shown = seen.names[0][0], "too few for a mean", f"L{effects[0].layer}.H{effects[0].head}"
-    assert all(part in repr(seen) for part in shown)
+    texts = seen.names[0][0], "too few for a mean", f"L{effects[0].layer}.H{effects[0].head}"
+    assert all(part in repr(seen) for part in texts)
 
 
 def test_a_head_whose_output_is_not_read_has_no_effect_and_a_cnn_has_no_heads():

@@ -27,15 +27,15 @@ def words_of(command: Command) -> list[str]:
 
 @pytest.mark.parametrize("word", [word for word, command in COMMANDS.items() if not command.serves])
 def test_each_command_is_announced_until_it_ends(word, monkeypatch, capsys):
-    shown = []
+    outputs = []
 
     def measure(_):
-        shown.append(shown_now(capsys))
+        outputs.append(shown_now(capsys))
 
     monkeypatch.setattr(Command, "measure", property(lambda _: measure))
     with impatient():
         assert run(words_of(COMMANDS[word])) == 0
-    assert f"vitlens {word}: " in shown[0]
+    assert f"vitlens {word}: " in outputs[0]
 
 
 @pytest.mark.parametrize("word", ["predict", "evaluate"])

@@ -67,8 +67,8 @@ def test_an_image_does_not_depend_on_its_batch_and_epochs_share_none(name):
     assert torch.equal(picked.source.read(torch.tensor([1])), together[3:4])
     epochs = [picked.epoch(number) for number in range(4)]
     assert torch.equal(pixels_of(epochs[0]), pixels_of(picked))
-    assert len(torch.cat([pixels_of(each) for each in epochs]).flatten(1).unique(dim=0)) == 8
-    assert all(torch.equal(each.labels, picked.labels) and each.masks is None for each in epochs)
+    assert len(torch.cat([pixels_of(epoch) for epoch in epochs]).flatten(1).unique(dim=0)) == 8
+    assert all(torch.equal(epoch.labels, picked.labels) and epoch.masks is None for epoch in epochs)
     assert split.source.read(torch.arange(0)).shape == (0, 3, 32, 32)
 
 
@@ -86,7 +86,7 @@ def test_more_scenes_leave_the_first_ones_and_seeds_and_parts_change_them(test_d
         load_data("shapes", part=part, seed=seed)
         for part, seed in (("train", 0), ("train", 1), ("test", 0))
     ]
-    images = [each.source.read(torch.arange(16)) for each in parts]
+    images = [part.source.read(torch.arange(16)) for part in parts]
     assert len(torch.cat(images).flatten(1).unique(dim=0)) == 48
 
 
@@ -168,9 +168,9 @@ def test_redrawn_without_distractors_and_on_another_ground(test_digits):
 def test_shapes_are_balanced_in_shape_and_texture(name, pairs):
     """Shape and texture are in the names of the files, and those of conflicts are read as such."""
     split = load_data(name)
-    named = [re.findall(r"([a-z]+)\d+", file.rpartition("/")[2]) for file in split.files]
+    word_pairs = [re.findall(r"([a-z]+)\d+", file.rpartition("/")[2]) for file in split.files]
     shapes, textures = torch.tensor(
-        [[split.classes.index(word) for word in pair] for pair in named]
+        [[split.classes.index(word) for word in pair] for pair in word_pairs]
     ).T
     assert torch.equal(shapes, split.labels)
     assert torch.equal(torch.bincount(shapes * 8 + textures, minlength=64).view(8, 8), pairs)
@@ -213,11 +213,11 @@ def test_shapes_have_their_areas_and_are_lighter_than_the_ground():
         0.39**2 + 0.16**2 / 12
     )  # mean of the square, px: uniform from 0.31 to 0.47 of the canvas
     for label, (name, area) in enumerate(AREAS.items()):
-        own = labels == label
-        assert masks[own].flatten(1).sum(1).float().mean() / sizes == pytest.approx(
+        in_class = labels == label
+        assert masks[in_class].flatten(1).sum(1).float().mean() / sizes == pytest.approx(
             area, rel=0.05
         ), name
-        assert 0.4 < values[own][masks[own]].mean() < 0.7
+        assert 0.4 < values[in_class][masks[in_class]].mean() < 0.7
     outside = values[~grown(masks, 2)]
     assert abs(outside.mean() - 0.18) < 0.02
     assert outside.max() < 0.35

@@ -95,8 +95,8 @@ def test_the_hue_goes_with_the_class_in_nine_of_ten_training_scenes_and_at_rando
     agrees = hues == classes
     assert np.array_equal(planted.factors["hue_agrees"], agrees)
     assert abs(agrees.mean() - 0.9) < 0.01
-    others = (hues - classes)[~agrees] % 10
-    assert chisquare(np.bincount(others, minlength=10)[1:]).pvalue > SURE
+    offsets = (hues - classes)[~agrees] % 10
+    assert chisquare(np.bincount(offsets, minlength=10)[1:]).pvalue > SURE
     table = np.zeros((10, 10))
     test = load_data("digits-shortcut")
     np.add.at(table, (test.labels.numpy(), test.factors["hue"]), 1)

@@ -58,8 +58,8 @@ def test_without_a_test_part_a_fifth_of_each_class_is_held_out(tmp_path, top):
     assert sorted(train.files + test.files) == every
     assert "seed 1" in test.notes[0]
     assert load(many, seed=2).files != test.files
-    whole = load(many, whole=True)
-    assert (len(whole), whole.notes) == (23, ())
+    complete = load(many, whole=True)
+    assert (len(complete), complete.notes) == (23, ())
     assert (len(load(few)), load(few).notes) == (4, ())
     with pytest.raises(DataError, match="at least two images of a class"):
         load(few, "train")
@@ -84,8 +84,8 @@ def test_loose_images_have_no_labels_and_no_parts_and_may_share_a_size(tmp_path)
     put(
         tmp_path / "cat", "a.png", "b.png"
     )  # images next to class folders are left out, and counted
-    whole = load(tmp_path, whole=True)
-    assert (len(whole), "3 images" in whole.notes[0]) == (2, True)
+    complete = load(tmp_path, whole=True)
+    assert (len(complete), "3 images" in complete.notes[0]) == (2, True)
 
 
 def test_hidden_files_and_empty_folders_are_no_classes_and_unreadable_images_lose_their_label(
@@ -128,8 +128,8 @@ def test_a_folder_of_many_other_files_is_not_searched_to_its_end(tmp_path):
 def test_images_given_keep_their_order_and_what_is_not_there_is_named(tmp_path):
     for value, name in ((1, "photos/cat/b.png"), (2, "photos/cat/a.png"), (3, "z.png")):
         put((tmp_path / name).parent, Path(name).name, value=value)
-    found = vitlens.images([tmp_path / "z.png", tmp_path / "photos"], linear((4, 4)))
-    assert (255 * found[:, 0, 0, 0]).round().tolist() == [3, 2, 1]
+    pixels = vitlens.images([tmp_path / "z.png", tmp_path / "photos"], linear((4, 4)))
+    assert (255 * pixels[:, 0, 0, 0]).round().tolist() == [3, 2, 1]
     with pytest.raises(DataError, match=r"found nothing at .*cat\.jpg"):
         vitlens.images(tmp_path / "cat.jpg", linear((4, 4)))
 

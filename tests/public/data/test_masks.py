@@ -181,9 +181,9 @@ def test_damaged_json_beside_images_is_refused_in_one_line(folder, file):
         shutil.rmtree(folder / "masks")
     for text in WRONG[file]:
         (folder / file).write_text(text)
-        with pytest.raises(DataError) as told:
+        with pytest.raises(DataError) as raised:
             load(folder)
-        assert "\n" not in str(told.value)
+        assert "\n" not in str(raised.value)
 
 
 def sorted_into_classes(folder: Path) -> Path:

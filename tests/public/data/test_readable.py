@@ -50,7 +50,7 @@ def test_a_folder_is_read_by_its_classes_or_refused(tmp_path, example):
     "names", [("Training", "Testing"), ("TRAIN", "VAL"), ("trn", "holdout"), ("train", "test1")]
 )
 def test_no_image_is_in_both_parts_and_none_is_lost(tmp_path, names):
-    example = next(each for each in FOLDERS if "`Training/`" in each.what)
+    example = next(case for case in FOLDERS if "`Training/`" in case.what)
     example.make(tmp_path / "data")
     for old, new in zip(("Training", "Testing"), names):
         (tmp_path / "data" / old).rename(tmp_path / "data" / new)
@@ -79,7 +79,7 @@ def test_a_table_labels_the_images_of_a_flat_folder(tmp_path, example):
 
 
 def test_the_command_line_takes_a_table_and_indices_are_those_of_the_model(tmp_path, capsys):
-    example = next(each for each in TABLES if each.what == "class indices")
+    example = next(case for case in TABLES if case.what == "class indices")
     table = example.make(tmp_path)
     words = [
         "--data",
@@ -91,8 +91,8 @@ def test_the_command_line_takes_a_table_and_indices_are_those_of_the_model(tmp_p
         "--quiet",
     ]
     assert run(["evaluate", "vit-digits", *words]) == 0
-    shown = vitlens.read(str(tmp_path / "out"))
-    assert shown.metrics["accuracy/vit-digits"].n == 3
+    result = vitlens.read(str(tmp_path / "out"))
+    assert result.metrics["accuracy/vit-digits"].n == 3
     assert run(["data", str(tmp_path / "flat"), "--labels", str(table)]) == 0
     assert "2 classes (0, 1)" in capsys.readouterr().out
 
@@ -123,7 +123,7 @@ def test_a_photograph_and_its_boxes_are_turned_together(tmp_path, orientation):
     """Boxes on the pixels as they are stored; where the turn does not change the size, a note says
     what is assumed.
     """
-    example = next(each for each in MASKS if "as stored" in each.what)
+    example = next(case for case in MASKS if "as stored" in case.what)
     example.make(tmp_path / "data")
     root = tmp_path / "data"
     write_turned(root, orientation)

@@ -59,9 +59,9 @@ def check(count: int, seed: int) -> None:
     )
     assert not of_squares(cluttered, count, seed, masks=False).causes
     for masks in (True, False):
-        found = of_squares(at_random, count, seed, masks=masks)
-        assert found.failures > count / 8
-        assert not found.causes
+        diagnosis = of_squares(at_random, count, seed, masks=masks)
+        assert diagnosis.failures > count / 8
+        assert not diagnosis.causes
 
 
 def test_planted_causes():
@@ -77,11 +77,11 @@ def test_planted_causes_over_seeds(seed):
 def test_interventions_count_the_images_that_they_change_and_go_towards_correct_predictions():
     split = squares(seed=1)
     done = []
-    found = diagnosed(at_border, split, batch_size=32, advance=done.append)
-    rows = {row.covariate: row for row in found.interventions}
+    diagnosis = diagnosed(at_border, split, batch_size=32, advance=done.append)
+    rows = {row.covariate: row for row in diagnosis.interventions}
     separating = [
         row
-        for row in found.covariates
+        for row in diagnosis.covariates
         if min(row.p, 1.0 if row.p_joint is None else row.p_joint) <= 0.05
     ]
     assert rows.keys() == {row.covariate for row in separating if row.change}
@@ -91,9 +91,9 @@ def test_interventions_count_the_images_that_they_change_and_go_towards_correct_
         "moved off the border",
         "moved as far along the border",
     )
-    touching = found.values[0]["border"] == 1
+    touching = diagnosis.values[0]["border"] == 1
     assert border.gain.n == int(touching.sum()), "no other image is changed"
-    assert border.errors == int((touching & ~found.correct).sum())
+    assert border.errors == int((touching & ~diagnosis.correct).sum())
     for row in rows.values():
         right = row.gain.n - row.errors
         after = right - row.broken + row.mended
@@ -143,11 +143,11 @@ def test_errors_that_depend_on_a_mark_in_a_corner():
     split = squares(300, seed=2, masks=False, dots=0)
     pixels = split.source.read(torch.arange(300)).clone()
     pixels[:45, :, :3, :3] = 255
-    found = diagnosed(marked, split_of(pixels, split.labels, split.classes))
-    assert found.causes == ("mark",)
-    (row,) = (row for row in found.covariates if row.covariate == "mark")
+    diagnosis = diagnosed(marked, split_of(pixels, split.labels, split.classes))
+    assert diagnosis.causes == ("mark",)
+    (row,) = (row for row in diagnosis.covariates if row.covariate == "mark")
     assert row.where == "images brighter at the upper left"
-    (test,) = (row for row in found.interventions if row.covariate == "mark")
+    (test,) = (row for row in diagnosis.interventions if row.covariate == "mark")
     assert (test.mended, test.errors) == (45, 45)
     assert test.control_mended < 5
 
@@ -161,30 +161,34 @@ def test_two_classes_that_are_confused():
         )
         for only in (True, False)
     )
-    found = vitlens.failures(threes, split, method="saliency")
-    assert found.causes[:1] == ("pair",)
-    (row,) = (row for row in found.covariates if row.covariate == "pair")
+    diagnosis = vitlens.failures(threes, split, method="saliency")
+    assert diagnosis.causes[:1] == ("pair",)
+    (row,) = (row for row in diagnosis.covariates if row.covariate == "pair")
     assert row.where == "images of 3 and 8"
     assert not vitlens.failures(every, split, method="saliency").causes
 
 
 @pytest.mark.parametrize(("value", "count"), [(False, 0), (True, 20)])
 def test_no_failure_and_every_image_misclassified(value, count):
-    found = diagnosed(lambda planes, _: torch.full((len(planes),), value), squares(20))
-    assert found.failures == count
-    assert (found.covariates, found.interventions, found.causes) == ((), (), ())
+    diagnosis = diagnosed(lambda planes, _: torch.full((len(planes),), value), squares(20))
+    assert diagnosis.failures == count
+    assert (diagnosis.covariates, diagnosis.interventions, diagnosis.causes) == ((), (), ())
 
 
 def test_one_image_labels_by_hand_and_refusals():
     split = squares(1, masks=False)
-    own = model(at_random).train()
+    in_training = model(at_random).train()
     image = split.source.read(torch.tensor([0])).float() / 255
-    found = vitlens.failures(
-        own, image, labels=split.labels, second=model(at_border, "second"), method="saliency"
+    diagnosis = vitlens.failures(
+        in_training,
+        image,
+        labels=split.labels,
+        second=model(at_border, "second"),
+        method="saliency",
     )
-    assert (len(found.correct), found.covariates, found.causes) == (1, (), ())
-    assert own.training  # the model is left as it was
+    assert (len(diagnosis.correct), diagnosis.covariates, diagnosis.causes) == (1, (), ())
+    assert in_training.training  # the model is left as it was
     with pytest.raises(DataError):
-        vitlens.failures(own, image, method="saliency")
+        vitlens.failures(in_training, image, method="saliency")
     with pytest.raises(UnsupportedError, match="rollout"):
-        vitlens.failures(own, split, method="rollout")
+        vitlens.failures(in_training, split, method="rollout")

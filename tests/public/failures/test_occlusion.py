@@ -22,9 +22,9 @@ def without_maps() -> Iterator[None]:
 
 
 def test_errors_on_partly_covered_objects_have_this_cause():
-    found = vitlens.failures(failing(touched), covered_bars(), method="saliency")
-    assert found.causes[:1] == ("occlusion",)
-    (row,) = (row for row in found.interventions if row.covariate == "occlusion")
+    diagnosis = vitlens.failures(failing(touched), covered_bars(), method="saliency")
+    assert diagnosis.causes[:1] == ("occlusion",)
+    (row,) = (row for row in diagnosis.interventions if row.covariate == "occlusion")
     assert row.matched
     assert row.mended > 0.8 * row.errors
     assert row.control_mended < 0.2 * row.errors

@@ -77,14 +77,14 @@ def mean_rank_correlation(first: Tensor, second: Tensor) -> float:
 
 def margins_by_rank(maps: Tensor, counts: list[int], *, substrate: str = "black") -> Tensor:
     """(images, counts): the margin without the highest patches of each map, the textbook way."""
-    found = torch.zeros(COUNT, len(counts))
+    margins = torch.zeros(COUNT, len(counts))
     for image, cells in enumerate(games.brightness()):
         order = maps[image].flatten().argsort(descending=True, stable=True)
         for place, count in enumerate(counts):
             left = cells.clone()
             left[order[:count]] = 0.0 if substrate == "black" else cells.mean()
-            found[image, place] = games.margins(left, games.worth())
-    return found
+            margins[image, place] = games.margins(left, games.worth())
+    return margins
 
 
 def area(values: Tensor, counts: list[int]) -> float:
@@ -134,8 +134,8 @@ def test_a_map_of_the_centre_has_the_middle_patches_first(record):
     without = torch.stack(
         [games.margins(cells * ~middle.flatten(), games.worth()) for cells in games.brightness()]
     )
-    found = arrays.deletion[arrays.methods.tolist().index("centre"), at]
-    np.testing.assert_allclose(found, without.sigmoid().mean(), atol=1e-5)
+    curve = arrays.deletion[arrays.methods.tolist().index("centre"), at]
+    np.testing.assert_allclose(curve, without.sigmoid().mean(), atol=1e-5)
 
 
 def test_what_each_patch_is_worth_is_the_best_map_and_its_opposite_the_worst(league):
@@ -172,11 +172,11 @@ def test_no_patch_of_a_searched_set_can_be_put_back_and_no_order_has_a_smaller_o
     arrays = record.sets["game"]
     cells = games.brightness()
     names = arrays.methods.tolist()
-    found = torch.from_numpy(
+    removed_sets = torch.from_numpy(
         arrays.removed[:, names.index("search")].reshape(len(arrays.removed), -1)
     )
-    assert found[0].nonzero().flatten().tolist() == list(PAIR) != [FIRST]
-    for image, removed in enumerate(found):
+    assert removed_sets[0].nonzero().flatten().tolist() == list(PAIR) != [FIRST]
+    for image, removed in enumerate(removed_sets):
         assert games.margins(cells[image] * ~removed, games.worth()) < 0
         for patch in removed.nonzero().flatten().tolist():
             fewer = removed.clone()
@@ -241,15 +241,15 @@ def test_localisation_is_scikit_learns_on_maps_enlarged_bilinearly(league, metho
     large = F.interpolate(
         maps[:, None], size=masks.shape[1:], mode="bilinear", align_corners=False
     )[:-1, 0]
-    found = [scores_by_hand(*each) for each in zip(large, masks, strict=True)]
-    for name in found[0]:
+    scores = [scores_by_hand(*pair) for pair in zip(large, masks, strict=True)]
+    for name in scores[0]:
         estimate = getattr(league[method], name)
         assert estimate.n == COUNT - 1
-        assert estimate.value == pytest.approx(np.mean([each[name] for each in found]), abs=1e-5), (
-            name
-        )
+        assert estimate.value == pytest.approx(
+            np.mean([scores_of_image[name] for scores_of_image in scores]), abs=1e-5
+        ), name
     if method == "layercam":
-        assert all(getattr(league[method], name).value == 1 for name in found[0])
+        assert all(getattr(league[method], name).value == 1 for name in scores[0])
 
 
 def test_power_is_that_of_the_best_method_beside_each_other(record):
@@ -260,13 +260,18 @@ def test_power_is_that_of_the_best_method_beside_each_other(record):
             maps_of(name).float()[:-1, None], size=masks.shape[1:], mode="bilinear"
         )[:, 0]
         values[name] = np.array(
-            [roc_auc_score(mask.flatten(), own.flatten()) for own, mask in zip(large, masks)]
+            [
+                roc_auc_score(mask.flatten(), heat_map.flatten())
+                for heat_map, mask in zip(large, masks)
+            ]
         )
     (row,) = (row for row in record.power if row.check == "roc_auc")
-    assert values[row.best].mean() == max(own.mean() for own in values.values())
-    powers = [power_of(values[row.best] - own) for name, own in values.items() if name != row.best]
+    assert values[row.best].mean() == max(scores.mean() for scores in values.values())
+    powers = [
+        power_of(values[row.best] - scores) for name, scores in values.items() if name != row.best
+    ]
     detectable = np.median(
-        [each.detectable for each in powers if each is not None and each.error > 0]
+        [power.detectable for power in powers if power is not None and power.error > 0]
     )
     assert (row.detectable.value, row.detectable.n) == (
         pytest.approx(detectable, rel=1e-3),
@@ -278,10 +283,10 @@ def test_a_uniform_map_scores_what_chance_does(league):
     area = float(
         games.objects()[1:-1].float().mean()
     )  # the first map is not finite and counts as uniform, too
-    whole = float(games.objects()[:-1].float().mean())
+    chance = float(games.objects()[:-1].float().mean())
     row = league["rise"]
     assert (row.roc_auc.value, row.iou.value) == (0.5, 0.0)
-    assert row.average_precision.value == row.pointing.value == pytest.approx(whole, abs=1e-6)
+    assert row.average_precision.value == row.pointing.value == pytest.approx(chance, abs=1e-6)
     assert row.mass.value == pytest.approx(area * (COUNT - 2) / (COUNT - 1), abs=1e-6)
     assert row.faults == "1 of 16 not finite, 15 of 16 constant"
 
@@ -292,9 +297,12 @@ def test_objects_are_compared_with_maps_that_ignore_the_image(record):
     row = next(row for row in record.on_object if row.maps == "layercam")
     assert (row.score, row.estimate.value, row.estimate.n) == ("roc_auc", 1.0, COUNT - 1)
     assert row.baseline == "the mean mask of the other images"
-    others = [(masks.sum(0) - mask) / (len(masks) - 1) for mask in masks]
+    mean_of_others = [(masks.sum(0) - mask) / (len(masks) - 1) for mask in masks]
     expected = np.mean(
-        [roc_auc_score(mask.flatten(), other.flatten()) for mask, other in zip(masks, others)]
+        [
+            roc_auc_score(mask.flatten(), other.flatten())
+            for mask, other in zip(masks, mean_of_others)
+        ]
     )
     assert row.of_baseline.value == pytest.approx(expected, abs=1e-5)
     assert row.difference.value == pytest.approx(1 - expected, abs=1e-5)
@@ -313,11 +321,18 @@ def test_weights_are_permuted_from_the_head_down_and_come_back(record, seen):
     rows = [row for row in record.stages if row.method == "saliency"]
     assert tuple(row.stage for row in rows) == names
     model = games.game()
-    own = {name: value.detach().clone() for name, value in model.module.named_parameters()}
+    original = {name: value.detach().clone() for name, value in model.module.named_parameters()}
     before = model(games.pixels()).argmax(-1)
-    kept = []
-    stages = [call for call in seen if not all(torch.equal(call[name], own[name]) for name in own)]
-    changed = [{name for name in own if not torch.equal(call[name], own[name])} for call in stages]
+    shares = []
+    stages = [
+        call
+        for call in seen
+        if not all(torch.equal(call[name], original[name]) for name in original)
+    ]
+    changed = [
+        {name for name in original if not torch.equal(call[name], original[name])}
+        for call in stages
+    ]
     assert changed[0] == {"head.weight"}
     assert all(before <= after for before, after in pairwise(changed))
     numbers = [{int(name.split(".")[1]) for name in more if "blocks" in name} for more in changed]
@@ -328,21 +343,21 @@ def test_weights_are_permuted_from_the_head_down_and_come_back(record, seen):
     assert ["stem.weight" in more for more in changed] == [False] * 5 + [True]
     for row, call in zip(rows, stages, strict=True):
         assert all(
-            torch.equal(call[name].flatten().sort()[0], own[name].flatten().sort()[0])
-            for name in own
+            torch.equal(call[name].flatten().sort()[0], original[name].flatten().sort()[0])
+            for name in original
         )
         assert torch.equal(
             call["head.weight"], stages[0]["head.weight"]
         )  # a tensor's draw is its own
         model.module.load_state_dict(call)
-        kept.append(float((model(games.pixels()).argmax(-1) == before).double().mean()))
+        shares.append(float((model(games.pixels()).argmax(-1) == before).double().mean()))
         expected = mean_rank_correlation(
             maps_of("saliency"), games.truth(model, games.pixels(), before)
         )
         assert row.similarity.value == pytest.approx(expected, abs=1e-5)
-    assert [row.kept for row in rows] == pytest.approx(kept)
-    assert min(kept) < 0.5 < max(kept)
-    assert all(torch.equal(seen[-1][name], own[name]) for name in own)
+    assert [row.kept for row in rows] == pytest.approx(shares)
+    assert min(shares) < 0.5 < max(shares)
+    assert all(torch.equal(seen[-1][name], original[name]) for name in original)
 
 
 def test_a_method_that_knows_no_model_fails_and_one_whose_maps_are_uniform_is_not_judged(
@@ -392,9 +407,9 @@ def test_maps_that_follow_their_images_stay_and_noise_jumps(record):
 )
 def test_a_map_that_stays_is_compared_with_itself_moved_linearly(record, disturbance, pixel):
     """By half as many cells as pixels, down and to the right, the edge repeated."""
-    known = games.marked(CHANGED).double().numpy()
+    heat_map = games.marked(CHANGED).double().numpy()
     share = pixel * CELLS / 16
-    moved = (1 - share) * known + share * np.concatenate([known[:1], known[:-1]])
+    moved = (1 - share) * heat_map + share * np.concatenate([heat_map[:1], heat_map[:-1]])
     moved = (1 - share) * moved + share * np.concatenate([moved[:, :1], moved[:, :-1]], 1)
     (row,) = (
         row
@@ -402,7 +417,7 @@ def test_a_map_that_stays_is_compared_with_itself_moved_linearly(record, disturb
         if (row.method, row.disturbance) == ("hirescam", disturbance)
     )
     assert row.correlation.value == pytest.approx(
-        stats.spearmanr(known.ravel(), moved.ravel()).statistic, abs=1e-5
+        stats.spearmanr(heat_map.ravel(), moved.ravel()).statistic, abs=1e-5
     )
 
 
@@ -413,11 +428,11 @@ def test_a_map_that_stays_jumps_from_side_to_side_when_its_image_is_flipped_and_
         (row,) = (
             row for row in record.stability if (row.method, row.disturbance) == (method, "flip")
         )
-        known = games.marked(place)
-        expected = stats.spearmanr(known.flatten(), known.flip(1).flatten()).statistic
+        heat_map = games.marked(place)
+        expected = stats.spearmanr(heat_map.flatten(), heat_map.flip(1).flatten()).statistic
         assert row.correlation.value == pytest.approx(expected, abs=1e-5)
         assert row.jumped.value == 1.0
-        assert {(each.state, each.method) for each in record.checks if each.check == "shifts"} >= {
+        assert {(row.state, row.method) for row in record.checks if row.check == "shifts"} >= {
             ("pass", method)
         }
 
@@ -471,7 +486,7 @@ def of_composites(tmp_path_factory: pytest.TempPathFactory) -> ExplainRecord:
     folder = tmp_path_factory.mktemp("composites")
     planted = {
         "saliency": colours.near,
-        "occlusion": lambda *given: -colours.near(*given),
+        "occlusion": lambda *args: -colours.near(*args),
         "gradcam": uniform,
     }
     with planted_methods(planted):
@@ -483,27 +498,31 @@ def of_composites(tmp_path_factory: pytest.TempPathFactory) -> ExplainRecord:
 def test_the_evidence_lies_where_the_mask_says_and_another_class_everywhere_else(
     of_composites, kind
 ):
-    (made,) = (row for row in of_composites.composite_sets if row.kind == kind)
-    classes, each, chance = PARTS[kind]
-    assert (made.refused, made.composites, made.maps) == ("", MADE, MADE * each)
-    assert (made.guessed, made.chance) == (
+    (row_of_kind,) = (row for row in of_composites.composite_sets if row.kind == kind)
+    classes, maps_each, chance = PARTS[kind]
+    assert (row_of_kind.refused, row_of_kind.composites, row_of_kind.maps) == (
+        "",
+        MADE,
+        MADE * maps_each,
+    )
+    assert (row_of_kind.guessed, row_of_kind.chance) == (
         pytest.approx(classes / 12, abs=1e-5),
         pytest.approx(chance),
     )
-    assert (made.recognised.value, made.seen, made.labels) == (
+    assert (row_of_kind.recognised.value, row_of_kind.seen, row_of_kind.labels) == (
         1.0,
         kind != "mosaic-3",
         "predictions",
     )
     arrays = of_composites.composite_maps[f"{kind}-hues"]
-    known = (255 * colours.coloured().module.colours).round().byte().numpy()
+    colour_values = (255 * colours.coloured().module.colours).round().byte().numpy()
     names = "abcdefghijkl"
     for image, mask, target in zip(arrays.images, arrays.masks, arrays.targets, strict=True):
         pixels = np.asarray(image)
         pixels = pixels.transpose(1, 2, 0) if pixels.shape[0] == 3 else pixels
-        own = known[names.index(str(target))]
-        assert (np.abs(pixels[mask].astype(int) - own) <= 1).all()
-        away = np.abs(pixels[~mask].astype(int) - own).max(1)
+        colour = colour_values[names.index(str(target))]
+        assert (np.abs(pixels[mask].astype(int) - colour) <= 1).all()
+        away = np.abs(pixels[~mask].astype(int) - colour).max(1)
         assert (away > 60).mean() > 0.9 if kind == "pasted" else (away > 60).all()
         assert len(np.unique(pixels.reshape(-1, 3), axis=0)) == classes or kind == "pasted"
     if kind.startswith("mosaic"):
@@ -518,9 +537,9 @@ def test_the_evidence_lies_where_the_mask_says_and_another_class_everywhere_else
 def test_an_ideal_a_uniform_and_an_opposite_map(of_composites, kind):
     rows = {row.method: row for row in of_composites.composites if row.kind == kind}
     ideal, none, even = (rows[name] for name in ("saliency", "occlusion", "gradcam"))
-    assert [each.value for each in (ideal.mass, ideal.pointing, ideal.roc_auc)] == pytest.approx(
-        [1, 1, 1], abs=1e-2
-    )
+    assert [
+        estimate.value for estimate in (ideal.mass, ideal.pointing, ideal.roc_auc)
+    ] == pytest.approx([1, 1, 1], abs=1e-2)
     assert (none.mass.value, none.roc_auc.value) == (
         0,
         pytest.approx(0, abs=1e-2),
@@ -538,9 +557,9 @@ def test_too_few_classes_make_no_mosaic(tmp_path):
         for part in ("images", "masks"):
             (tmp_path / "data" / part / f"{index:02}.png").unlink()
     with planted_methods({"saliency": colours.near, "gradcam": uniform}):
-        found = ran(
+        refused = ran(
             tmp_path / "run",
             f"explain {words} {OF_COMPOSITES} --method saliency,gradcam --composites mosaic-2",
         )
-    assert all(row.refused and row.composites == 0 for row in found.composite_sets)
-    assert found.composites == ()
+    assert all(row.refused and row.composites == 0 for row in refused.composite_sets)
+    assert refused.composites == ()

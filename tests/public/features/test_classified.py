@@ -50,29 +50,30 @@ def vit(tiny_vit) -> vitlens.Model:
 @pytest.fixture(scope="module")
 def read(vit, splits) -> list[dict[object, np.ndarray]]:
     """Both sets' features by layer, float64."""
-    found = [vitlens.features(vit, split, embedding=True) for split in splits]
+    features = [vitlens.features(vit, split, embedding=True) for split in splits]
     return [
-        {layer: each.at(layer).double().numpy() for layer in ("embedding", 1)} for each in found
+        {layer: split_features.at(layer).double().numpy() for layer in ("embedding", 1)}
+        for split_features in features
     ]
 
 
 def only(rows: Sequence[Any], **fields: object) -> Any:
     """The one row of these values."""
-    (found,) = [
+    (only_row,) = [
         row for row in rows if all(getattr(row, name) == value for name, value in fields.items())
     ]
-    return found
+    return only_row
 
 
 def unit(values: np.ndarray) -> np.ndarray:
     return values / np.linalg.norm(values, axis=-1, keepdims=True)
 
 
-def dino(similarity: np.ndarray, known: np.ndarray, k: int) -> np.ndarray:
+def dino(similarity: np.ndarray, labels: np.ndarray, k: int) -> np.ndarray:
     """Written after facebookresearch/dino's eval_knn: exp(similarity / 0.07), summed by class."""
     votes = np.zeros((len(similarity), 10))
-    for row, own in enumerate(np.argsort(-similarity, axis=1, kind="stable")[:, :k]):
-        np.add.at(votes[row], known[own], np.exp(similarity[row, own] / 0.07))
+    for row, nearest in enumerate(np.argsort(-similarity, axis=1, kind="stable")[:, :k]):
+        np.add.at(votes[row], labels[nearest], np.exp(similarity[row, nearest] / 0.07))
     return votes.argmax(1)
 
 
@@ -80,7 +81,7 @@ def dino(similarity: np.ndarray, known: np.ndarray, k: int) -> np.ndarray:
 def test_votes_of_neighbours_are_scikit_learns_and_dinos(record, splits, read, layer):
     (test, train), (queries, bank) = (
         (split.labels.numpy() for split in splits),
-        (each[layer] for each in read),
+        (split_values[layer] for split_values in read),
     )
     similarity = unit(queries) @ unit(bank).T
     at = {"model": "a", "layer": None if layer == "embedding" else layer}
@@ -145,25 +146,32 @@ def check_probe(
     """scikit-learn's on standardised features; C is the least of the best on a seeded fifth of each
     class's sources.
     """
-    known = train.labels.numpy()
+    bank_labels = train.labels.numpy()
     source = np.unique(train.groups.numpy(), return_inverse=True)[1]
     order = torch.randperm(source.max() + 1, generator=torch.Generator().manual_seed(0)).numpy()
-    held = np.zeros(len(known), dtype=bool)
-    for label in set(known.tolist()):
-        own = order[np.isin(order, source[known == label])]
-        held |= np.isin(source, own[: min(max(1, round(0.2 * len(own))), len(own) - 1)])
+    held = np.zeros(len(bank_labels), dtype=bool)
+    for label in set(bank_labels.tolist()):
+        sources_of_label = order[np.isin(order, source[bank_labels == label])]
+        held |= np.isin(
+            source,
+            sources_of_label[
+                : min(max(1, round(0.2 * len(sources_of_label))), len(sources_of_label) - 1)
+            ],
+        )
 
     def right(
-        c: float, fitted: np.ndarray, labels: np.ndarray, asked: np.ndarray, truth: np.ndarray
+        c: float, fitted: np.ndarray, labels: np.ndarray, queries_of: np.ndarray, truth: np.ndarray
     ) -> float:
         scale = StandardScaler().fit(fitted)
         model = LogisticRegression(C=c, max_iter=1000).fit(scale.transform(fitted), labels)
-        return (model.predict(scale.transform(asked)) == truth).mean()
+        return (model.predict(scale.transform(queries_of)) == truth).mean()
 
     values = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
-    tried = {c: right(c, bank[~held], known[~held], bank[held], known[held]) for c in values}
-    assert row.c == min(c for c, each in tried.items() if each == max(tried.values()))
-    expected = right(row.c, bank, known, queries, split.labels.numpy())
+    tried = {
+        c: right(c, bank[~held], bank_labels[~held], bank[held], bank_labels[held]) for c in values
+    }
+    assert row.c == min(c for c, accuracy_of in tried.items() if accuracy_of == max(tried.values()))
+    expected = right(row.c, bank, bank_labels, queries, split.labels.numpy())
     assert row.accuracy.value == pytest.approx(expected, abs=1.1 / len(split))  # from another start
 
 
@@ -174,7 +182,7 @@ def test_the_probe_is_scikit_learns_with_the_c_that_held_out_images_choose(
     row = only(
         record.depth, model="a", layer=None if layer == "embedding" else layer, classifier="probe"
     )
-    check_probe(row, *splits, *(each[layer] for each in read))
+    check_probe(row, *splits, *(split_values[layer] for split_values in read))
 
 
 def test_constant_features_say_nothing_and_a_classs_only_image_has_no_part_in_choosing_c(
@@ -193,13 +201,13 @@ def test_constant_features_say_nothing_and_a_classs_only_image_has_no_part_in_ch
         f"features a={tmp_path / 'model'} --data digits --limit {len(images)} --bank 15 --k 1 "
         "--no-tsne --no-cache"
     )
-    found, (queries, bank) = (
+    read_record, (queries, bank) = (
         ran(tmp_path / "out", line),
-        (vitlens.features(model, each) for each in (images, train)),
+        (vitlens.features(model, split) for split in (images, train)),
     )
-    row = only(found.depth, layer=1, classifier="probe")
+    row = only(read_record.depth, layer=1, classifier="probe")
     check_probe(row, images, train, queries.at(1).double().numpy(), bank.at(1).double().numpy())
-    assert any("5 classes have a single training image" in row.note for row in found.notes)
+    assert any("5 classes have a single training image" in row.note for row in read_record.notes)
 
 
 @pytest.mark.parametrize("method", ["tsne", "pca"])
@@ -220,22 +228,22 @@ def test_four_images_are_mapped(tiny_vit, tmp_path):
         f"features a={tiny_vit} --data digits --limit 4 --bank 10 --k 1 --no-probe --no-cache "
         "--perplexity 1"
     )
-    found = ran(tmp_path / "out", line)
-    rows = {row.method: (row.n, row.neighbours) for row in found.maps if row.of == "images"}
+    read_record = ran(tmp_path / "out", line)
+    rows = {row.method: (row.n, row.neighbours) for row in read_record.maps if row.of == "images"}
     assert rows == {"tsne": (4, 1), "pca": (4, 1)}
-    assert np.isfinite(found.spaces["a"].points["tsne_images"]).all()
+    assert np.isfinite(read_record.spaces["a"].points["tsne_images"]).all()
 
 
 def check_components(scores: np.ndarray, values: np.ndarray, explained: float) -> None:
     """The first principal components, each with its sign."""
     model = PCA(scores.shape[1], svd_solver="full").fit(values)
     signs = np.sign(
-        [own[np.abs(own).argmax()] for own in model.components_]
+        [component[np.abs(component).argmax()] for component in model.components_]
     )  # the greatest loading is positive
     expected = signs * model.transform(values)
-    for found, by_hand in zip(scores.T, expected.T, strict=True):
+    for actual, by_hand in zip(scores.T, expected.T, strict=True):
         np.testing.assert_allclose(
-            found, by_hand, atol=1e-5 * np.abs(by_hand).max() + 1e-7, rtol=1e-4
+            actual, by_hand, atol=1e-5 * np.abs(by_hand).max() + 1e-7, rtol=1e-4
         )
     assert explained == pytest.approx(model.explained_variance_ratio_.sum(), abs=1e-5)
 
@@ -266,23 +274,23 @@ def test_patches_that_enter_block_0_are_mapped_and_their_content_is_what_is_left
 
 
 def test_colours_are_three_components_of_the_patches_of_all_images(record, vit):
-    shown = record.shown["a"]
-    tokens = patches(vit, torch.from_numpy(shown.pixels) / 255)
+    views = record.shown["a"]
+    tokens = patches(vit, torch.from_numpy(views.pixels) / 255)
     flat = tokens.reshape(-1, tokens.shape[-1])
     model = PCA(3, svd_solver="full").fit(flat)
     signed = model.transform(flat) * np.sign(
-        [own[np.abs(own).argmax()] for own in model.components_]
+        [component[np.abs(component).argmax()] for component in model.components_]
     )
     expected = (signed - signed.min(0)) / np.ptp(signed, axis=0)
-    np.testing.assert_allclose(shown.colours.reshape(-1, 3), expected, atol=1e-4)
+    np.testing.assert_allclose(views.colours.reshape(-1, 3), expected, atol=1e-4)
     assert record.features[0].colours == pytest.approx(
         model.explained_variance_ratio_.sum(), abs=1e-5
     )
 
 
 def test_matched_patches_are_each_others_nearest(record, vit):
-    shown = record.shown["a"]
-    for number, (first, second) in enumerate(zip(shown.first, shown.second, strict=True)):
+    views = record.shown["a"]
+    for number, (first, second) in enumerate(zip(views.first, views.second, strict=True)):
         one, other = (
             patches(vit, torch.from_numpy(image)[None] / 255).reshape(
                 -1, vit.module.norm.weight.shape[0]
@@ -295,12 +303,12 @@ def test_matched_patches_are_each_others_nearest(record, vit):
         mutual = [cell for cell in range(len(one)) if back[there[cell]] == cell]
         mutual.sort(key=lambda cell: -cosines[cell, there[cell]])
         columns = vit.layout.grid[1]
-        assert shown.sources[number].tolist() == [list(divmod(cell, columns)) for cell in mutual]
-        assert shown.targets[number].tolist() == [
+        assert views.sources[number].tolist() == [list(divmod(cell, columns)) for cell in mutual]
+        assert views.targets[number].tolist() == [
             list(divmod(int(there[cell]), columns)) for cell in mutual
         ]
         expected = [cosines[cell, there[cell]] for cell in mutual]
-        np.testing.assert_allclose(shown.alike[number], expected, atol=1e-5)
+        np.testing.assert_allclose(views.alike[number], expected, atol=1e-5)
 
 
 def test_what_neighbours_of_patches_share_is_counted_among_other_images(record, vit, splits):
@@ -315,22 +323,22 @@ def test_what_neighbours_of_patches_share_is_counted_among_other_images(record, 
     nearest = np.argsort(-cosines, axis=1, kind="stable")[:, :10]
     place = np.stack(np.divmod(cell, columns), 1) / (rows, columns)
     near = np.linalg.norm(place[nearest] - place[:, None], axis=-1) <= 0.125 + 1e-9
-    found = {
+    by_share = {
         row.share: row for row in record.patches if (row.model, row.layer) == ("a", "embedding")
     }
-    assert found["position"].value.value == pytest.approx(near.mean())
-    assert found["position"].chance == pytest.approx(1 / (rows * columns))
+    assert by_share["position"].value.value == pytest.approx(near.mean())
+    assert by_share["position"].chance == pytest.approx(1 / (rows * columns))
     same = labels[image][nearest] == labels[image][:, None]
-    assert found["class"].value.value == pytest.approx(same.mean())
+    assert by_share["class"].value.value == pytest.approx(same.mean())
     alike = (labels[:, None] == labels).sum(1) - 1
-    assert found["class"].chance == pytest.approx(alike.mean() / (len(labels) - 1))
+    assert by_share["class"].chance == pytest.approx(alike.mean() / (len(labels) - 1))
     share = torch.nn.functional.adaptive_avg_pool2d(masks.float()[:, None], (rows, columns))
     on_object = (share > 0.5).flatten().numpy()
     weights = np.exp(np.take_along_axis(cosines, nearest, 1) / 0.07)
     voted = (weights * on_object[nearest]).sum(1) > weights.sum(1) / 2
     overlap = (voted & on_object).sum() / (voted | on_object).sum()
-    assert found["object"].value.value == pytest.approx(overlap)
-    assert found["object"].chance == pytest.approx(on_object.mean())
+    assert by_share["object"].value.value == pytest.approx(overlap)
+    assert by_share["object"].chance == pytest.approx(on_object.mean())
 
 
 # --- by names alone, with a language-image model
@@ -358,20 +366,26 @@ def test_every_template_is_the_classifier_of_its_prompts(clip, tmp_path):
     assert run([*line.split(), *templates, "--device", "cpu", "--out", str(tmp_path / "out")]) == 0
     record = read_folder(tmp_path / "out")
     images = vitlens.images(split, clip)
-    asked = [TEMPLATES, *((template,) for template in TEMPLATES)]
-    classifiers = [vitlens.zero_shot(clip, split.classes, templates=each) for each in asked]
-    whole, *each = [(model(images).argmax(1) == split.labels).numpy() for model in classifiers]
+    template_sets = [TEMPLATES, *((template,) for template in TEMPLATES)]
+    classifiers = [
+        vitlens.zero_shot(clip, split.classes, templates=templates) for templates in template_sets
+    ]
+    ensemble_right, *singles = [
+        (model(images).argmax(1) == split.labels).numpy() for model in classifiers
+    ]
     ensemble, *rows = record.templates
     assert [row.template for row in rows] == list(TEMPLATES)
     assert (ensemble.gain, ensemble.p) == (None, None)
     assert record.metric("zero_shot_accuracy/clip") == ensemble.accuracy
     groups = split.groups.numpy()
     p = []
-    for row, right in zip((ensemble, *rows), (whole, *each), strict=True):
+    for row, right in zip((ensemble, *rows), (ensemble_right, *singles), strict=True):
         assert row.accuracy == wilson(int(right.sum()), 40)  # each of a source of its own
         if row is not ensemble:
-            p.append(mcnemar(int((right & ~whole).sum()), int((whole & ~right).sum())))
-            assert row.gain == accuracy_difference(right, whole, groups=groups, seed=0)
+            p.append(
+                mcnemar(int((right & ~ensemble_right).sum()), int((ensemble_right & ~right).sum()))
+            )
+            assert row.gain == accuracy_difference(right, ensemble_right, groups=groups, seed=0)
     assert [row.p for row in rows] == p
     assert [row.p_holm for row in rows] == holm(p)
 

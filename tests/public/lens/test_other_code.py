@@ -122,12 +122,12 @@ def occluded(model: Model, batch: Tensor, targets: Tensor) -> Tensor:
     rows, columns = model.layout.grid
     mean = batch.mean((2, 3), keepdim=True).expand_as(batch)
     falls = []
-    whole = model(batch)
+    clean = model(batch)
     for patch in range(rows * columns):
         chosen = torch.zeros(1, 1, rows, columns)
         chosen.view(-1)[patch] = 1
         large = F.interpolate(chosen, size=model.input_size) > 0.5
-        falls.append((whole - model(torch.where(large, mean, batch))).gather(1, targets[:, None]))
+        falls.append((clean - model(torch.where(large, mean, batch))).gather(1, targets[:, None]))
     return torch.cat(falls, 1).view(-1, rows, columns)
 
 
@@ -146,8 +146,8 @@ def ablated(model: Model, batch: Tensor, labels: Tensor) -> Tensor:
 def check(model: Model) -> None:
     batch = images(model.input_size, batch=3)
     labels = torch.tensor([0, 1, 2])
-    found = vitlens.explain(model, batch, method="occlusion", targets=labels)
-    torch.testing.assert_close(found, occluded(model, batch, labels), atol=2e-5, rtol=1e-3)
+    maps = vitlens.explain(model, batch, method="occlusion", targets=labels)
+    torch.testing.assert_close(maps, occluded(model, batch, labels), atol=2e-5, rtol=1e-3)
     rises = vitlens.ablate(model, batch, labels, replace="zero").delta_loss.float()
     torch.testing.assert_close(rises, ablated(model, batch, labels), atol=2e-6, rtol=1e-3)
 
@@ -217,11 +217,11 @@ def test_a_first_convolution_that_is_not_affine_is_no_stem():
     model = vitlens.wrap(net, image_size=12, mean=(0.5,) * 3, std=(0.1,) * 3)
     batch = images((12, 12))
     targets = torch.tensor([0, 1])
-    found = vitlens.explain(model, batch, method="integrated-gradients", targets=targets, steps=200)
+    maps = vitlens.explain(model, batch, method="integrated-gradients", targets=targets, steps=200)
     path = (torch.arange(200) + 0.5).div(200).view(-1, 1, 1, 1, 1)
     leaf = (path * batch).flatten(0, 1).requires_grad_()
     (gradient,) = torch.autograd.grad(
         model(leaf).gather(1, targets.repeat(200)[:, None]).sum(), leaf
     )
     expected = (batch * gradient.unflatten(0, (200, -1)).mean(0)).sum(1)
-    torch.testing.assert_close(found, expected, atol=2e-3, rtol=0.05)
+    torch.testing.assert_close(maps, expected, atol=2e-3, rtol=0.05)

@@ -162,9 +162,9 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_name_is_answered_in_one_line(name):
     error, message = WRONG[name]
-    with pytest.raises(error, match=message) as told:
+    with pytest.raises(error, match=message) as raised:
         vitlens.capture(shared_model("ours"), images((32, 48)), [name])
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("name", ["dinov2-registers", "siglip", "cait", "swinv2"])
@@ -173,15 +173,15 @@ def test_features_are_read_from_every_block_of_every_family(name):
     model = shared_model(name)
     batch = of(model)
     prefix = 0 if model.anatomy.layout is None else len(model.layout.prefix)
-    found = vitlens.features(model, batch, pool="mean", norm=False)
+    features = vitlens.features(model, batch, pool="mean", norm=False)
     blocks = [block for block in model.anatomy.blocks if "token_only" not in block]
-    assert [(layer.module, layer.title) for layer in found.layers] == [
+    assert [(layer.module, layer.title) for layer in features.layers] == [
         (block, f"block {index}") for index, block in enumerate(blocks)
     ]
     streams = vitlens.capture(
-        model, batch, [f"blocks.{layer.index}.residual" for layer in found.layers]
+        model, batch, [f"blocks.{layer.index}.residual" for layer in features.layers]
     ).values()
-    for layer, values, stream in zip(found.layers, found.values, streams, strict=True):
+    for layer, values, stream in zip(features.layers, features.values, streams, strict=True):
         tokens = stream.flatten(1, -2)
         torch.testing.assert_close(values, tokens[:, prefix:].mean(1), atol=1e-5, rtol=1e-5)
         assert layer.dim == tokens.shape[-1]
@@ -189,12 +189,12 @@ def test_features_are_read_from_every_block_of_every_family(name):
 
 def test_the_stages_of_a_cnn_are_what_each_resolution_ends_with():
     model = small_cnn((16, 24))
-    found = vitlens.features(model, of(model))
-    assert [(layer.title, layer.module, layer.dim, layer.norm) for layer in found.layers] == [
+    features = vitlens.features(model, of(model))
+    assert [(layer.title, layer.module, layer.dim, layer.norm) for layer in features.layers] == [
         (f"stage {index}", f"layer{index + 1}.0", 16 << index, None) for index in range(3)
     ]
     for values, tensor in zip(
-        found.values, vitlens.capture(model, of(model), "stages.*").values(), strict=True
+        features.values, vitlens.capture(model, of(model), "stages.*").values(), strict=True
     ):
         torch.testing.assert_close(values, tensor.mean((2, 3)), atol=1e-6, rtol=1e-5)
 
@@ -214,9 +214,11 @@ def test_a_model_of_another_family_has_a_stage_for_each_resolution_or_its_blocks
         ("mobilenetv3_small_050", 64),
     ):
         model = model_of(timm.create_model(name, num_classes=5).eval(), size=(size, size))
-        found = vitlens.features(model, of(model, batch=1))
-        assert len(found.layers) >= 4
-        assert [values.shape[1] for values in found.values] == [layer.dim for layer in found.layers]
+        features = vitlens.features(model, of(model, batch=1))
+        assert len(features.layers) >= 4
+        assert [values.shape[1] for values in features.values] == [
+            layer.dim for layer in features.layers
+        ]
     flat = model_of(nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 5)), alias="flat")
     with pytest.raises(UnsupportedError, match="flat"):  # neither tokens nor maps
         vitlens.features(flat, images())

@@ -144,11 +144,11 @@ def test_logits_are_those_of_the_full_forward(name, chunks):
     sets = of_every_kind(model, batch)
     with vitlens.replay(model, batch, **CHUNKS[chunks]) as replay:
         assert (replay.exact, replay.note) == (True, "")
-        found = replayed(replay, sets)
+        logits = replayed(replay, sets)
         torch.testing.assert_close(replay.logits, model(batch), **TIGHT)
         keeps_the_models_own(replay)
     expected = full(model, batch, sets)
-    torch.testing.assert_close(found, expected, **TIGHT)
+    torch.testing.assert_close(logits, expected, **TIGHT)
     touched = [
         what for what in range(len(sets)) if not torch.allclose(expected[what], expected[-1])
     ]
@@ -195,7 +195,7 @@ def test_the_work_is_what_counting_says():
         full_forward + first + only_rows,
         full_forward + first + only_rows,
     ]
-    assert spent == pytest.approx([work / full_forward for work in expected])
+    assert spent == pytest.approx([passes / full_forward for passes in expected])
 
 
 def test_interventions_in_force_around_a_replay_stay_in_force():
@@ -268,9 +268,9 @@ def test_in_half_precision_it_is_near_the_full_forward_in_half_precision(family)
     batch = of(model, batch=4)
     sets = of_every_kind(model, batch)[::3]
     with torch.autocast("cpu", torch.bfloat16), vitlens.replay(model, batch) as replay:
-        found = replayed(replay, sets)
+        logits = replayed(replay, sets)
         assert replay.tensor("blocks.0.heads").dtype == torch.bfloat16
-    torch.testing.assert_close(found.float(), full(model, batch, sets), atol=0.05, rtol=0)
+    torch.testing.assert_close(logits.float(), full(model, batch, sets), atol=0.05, rtol=0)
 
 
 class Reaches(nn.Module):
@@ -327,11 +327,11 @@ def test_a_model_that_cannot_be_replayed_is_run_in_full_and_says_so():
     with vitlens.replay(model, batch, **CHUNKS["parts"]) as replay:
         assert not replay.exact
         assert "reaches is run by full forwards" in replay.note
-        found = replayed(replay, sets)
+        logits = replayed(replay, sets)
         assert replay.forward_equivalents == pytest.approx(
             len(sets)
         )  # the clean pass is that of {}
-    torch.testing.assert_close(found, full(model, batch, sets), **TIGHT)
+    torch.testing.assert_close(logits, full(model, batch, sets), **TIGHT)
     assert not vitlens.patch(model, batch, batch.flip(0), "blocks.1").exact
 
 
@@ -342,8 +342,8 @@ def test_blocks_that_only_look_like_ours_are_run_as_they_are(change):
     with vitlens.replay(model, of(model)) as replay:
         assert replay.exact
         for layer, head in ((0, 0), (1, 1)):
-            (found,) = replay.run([{f"blocks.{layer}.head.{head}": "zero"}])
-            torch.testing.assert_close(found, without_head(model, layer, head)(of(model)), **TIGHT)
+            (logits,) = replay.run([{f"blocks.{layer}.head.{head}": "zero"}])
+            torch.testing.assert_close(logits, without_head(model, layer, head)(of(model)), **TIGHT)
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def test_a_module_is_trained_and_its_folder_is_a_model(here, capsys):
     assert after["accuracy/run"]["value"] == before["accuracy/small"]["value"]
     config = json.loads((here / "judged" / "config.json").read_text())
     assert config["options"]["model_options"]["model_file"] == ["my.py:small"]
-    assert [each["alias"] for each in config["models"]] == ["run", "cnn-digits"]
+    assert [model["alias"] for model in config["models"]] == ["run", "cnn-digits"]
     capsys.readouterr()
     assert run(["evaluate", "run", "--limit", "9"]) == 2
     assert "--model-file with my.py:small" in capsys.readouterr().err
@@ -177,16 +177,18 @@ def test_a_module_is_trained_and_its_folder_is_a_model(here, capsys):
 
 
 def test_a_part_of_a_module_is_trained_and_the_training_resumed(here):
-    whole = trained("--epochs 2 --limit 16 --quiet --train-last 1", here, "whole")
-    made = state(whole)
-    given = state(load("my.py:small"))
+    complete = trained("--epochs 2 --limit 16 --quiet --train-last 1", here, "whole")
+    trained_state = state(complete)
+    original_state = state(load("my.py:small"))
     changed = {
-        name for name, value in made.items() if not torch.equal(value, given.get(name, value))
+        name
+        for name, value in trained_state.items()
+        if not torch.equal(value, original_state.get(name, value))
     }
-    assert made["head.weight"].any()
+    assert trained_state["head.weight"].any()
     assert all(
         name.startswith(("head.", "blocks.1.")) or name == "again.weight" for name in changed
     )
     assert run(["train", "--resume", "whole", "--model-file", "my.py:small", "--quiet"]) == 0
     again = vitlens.load(str(here / "whole"), code_files=("my.py:small",))
-    assert all(torch.equal(made[name], value) for name, value in state(again).items())
+    assert all(torch.equal(trained_state[name], value) for name, value in state(again).items())

@@ -75,13 +75,17 @@ def test_each_way_to_name_a_file(tmp_path, way, alias):
 def test_models_of_libraries_have_their_own_preprocessing():
     model = vitlens.load(TEST_VIT, random_weights=True, image_size=(32, 48))
     assert (model.layout.grid, model.classes) == ((2, 3), imagenet_classes())
-    found = vitlens.load("timm:deit_tiny_patch16_224@random").preprocessing
-    assert (found.size, found.resize, found.interpolation) == ((224, 224), 248, "bicubic")
-    assert (found.mean, found.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    preprocessing = vitlens.load("timm:deit_tiny_patch16_224@random").preprocessing
+    assert (preprocessing.size, preprocessing.resize, preprocessing.interpolation) == (
+        (224, 224),
+        248,
+        "bicubic",
+    )
+    assert (preprocessing.mean, preprocessing.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     transforms = torchvision.models.SqueezeNet1_1_Weights.DEFAULT.transforms()
     for size, resize in ((None, transforms.resize_size[0]), (64, None)):
-        found = vitlens.load(f"{SQUEEZENET}@random", image_size=size).preprocessing
-        assert (found.size[0], found.resize, found.interpolation) == (
+        preprocessing = vitlens.load(f"{SQUEEZENET}@random", image_size=size).preprocessing
+        assert (preprocessing.size[0], preprocessing.resize, preprocessing.interpolation) == (
             size or 224,
             resize,
             "bilinear",
@@ -152,7 +156,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "words"), WRONG, ids=[f"{name} {told}" for name, told, _ in WRONG]
+    ("name", "options", "words"), WRONG, ids=[f"{name} {reason}" for name, reason, _ in WRONG]
 )
 def test_what_cannot_be_loaded_is_one_line(tmp_path, monkeypatch, name, options, words):
     monkeypatch.chdir(tmp_path)

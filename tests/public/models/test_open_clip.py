@@ -52,16 +52,16 @@ def test_embeddings_logits_and_ensembles_are_the_librarys(arch):
         logits, _ = library.get_logits(model.prepare(images), tokenizer(PROMPTS))
     torch.testing.assert_close(model(images), embedded)
     assert model.classes == ()  # the axes of an embedding are no classes
-    found = prompted(model, *PROMPTS)
-    torch.testing.assert_close(found(images), logits, atol=1e-4, rtol=1e-5)
-    assert found.classes == tuple(PROMPTS)
+    loaded = prompted(model, *PROMPTS)
+    torch.testing.assert_close(loaded(images), logits, atol=1e-4, rtol=1e-5)
+    assert loaded.classes == tuple(PROMPTS)
     templates = ("a photo of a {}.", "art of the {}.", "{}")
     classes = ("cat", "hot dog")
     expected = open_clip.build_zero_shot_classifier(library, tokenizer, classes, templates)
     prompts = vitlens.zero_shot(model, ("cat", "hot_dog"), templates=templates).module.prompts
     torch.testing.assert_close(prompts, expected.T, atol=1e-5, rtol=1e-5)
     visual = sum(part.numel() for part in model.module.visual.parameters())
-    assert found.parameter_count() == visual < sum(part.numel() for part in library.parameters())
+    assert loaded.parameter_count() == visual < sum(part.numel() for part in library.parameters())
     assert not any(part.requires_grad for part in library.parameters())
 
 
@@ -96,12 +96,12 @@ def test_settings_are_the_weights_own(name, quick, note):
     assert ("QuickGELU" in {type(part).__name__ for part in model.modules()}) == quick
     assert bool(model.provenance.notes) == bool(note)
     assert note in "".join(model.provenance.notes)
-    found = model.preprocessing
+    preprocessing = model.preprocessing
     if "SigLIP" in name:
-        assert (found.resize, found.mean) == (None, (0.5, 0.5, 0.5))
+        assert (preprocessing.resize, preprocessing.mean) == (None, (0.5, 0.5, 0.5))
     else:
-        assert (found.resize, found.interpolation) == (224, "bicubic")
-        assert found.mean == pytest.approx((0.48145466, 0.4578275, 0.40821073))
+        assert (preprocessing.resize, preprocessing.interpolation) == (224, "bicubic")
+        assert preprocessing.mean == pytest.approx((0.48145466, 0.4578275, 0.40821073))
 
 
 def test_weights_of_a_file(tmp_path):
@@ -111,11 +111,11 @@ def test_weights_of_a_file(tmp_path):
     save_file(
         {key: value.contiguous() for key, value in weights.items()}, tmp_path / "clip.safetensors"
     )
-    found = vitlens.load(f"mine=open-clip:tiny-clip@{tmp_path / 'clip.safetensors'}")
+    loaded = vitlens.load(f"mine=open-clip:tiny-clip@{tmp_path / 'clip.safetensors'}")
     assert torch.equal(tiny(seed=5)(images), model(images))
     assert not torch.equal(tiny()(images), model(images))
-    torch.testing.assert_close(found(images), model(images))
-    assert (found.alias, found.provenance.weights) == ("mine", "clip.safetensors")
+    torch.testing.assert_close(loaded(images), model(images))
+    assert (loaded.alias, loaded.provenance.weights) == ("mine", "clip.safetensors")
     torch.save(weights, tmp_path / "clip.pt")
     again = vitlens.load(
         "open-clip:tiny-clip", weights=tmp_path / "clip.pt", classes=("cat", "dog")

@@ -149,8 +149,8 @@ def test_heads_are_told_from_windows_also_where_their_numbers_are_equal(
     build = windowed(heads, windows, order, is_fused=is_fused)
     model = wrapped(build)
     expected = own_weights(seeded(build), noise())
-    for ours, own in zip(vitlens.attention(model, noise()), expected, strict=True):
-        torch.testing.assert_close(ours, own, atol=1e-6, rtol=1e-5)
+    for ours, expected_weights in zip(vitlens.attention(model, noise()), expected, strict=True):
+        torch.testing.assert_close(ours, expected_weights, atol=1e-6, rtol=1e-5)
     with torch.no_grad():
         with vitlens.intervene(model, {"blocks.0.head.0": "zero"}):
             changed = model(noise())
@@ -167,8 +167,8 @@ def test_the_self_check_notices_windows_taken_for_heads():
 
 
 def test_heads_mixed_after_the_softmax_have_no_output_of_their_own():
-    def mixed(own: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return torch.einsum("bhqk,hg->bgqk", kinds.scores(q, k).softmax(-1), own.heads) @ v
+    def mixed(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.einsum("bhqk,hg->bgqk", kinds.scores(q, k).softmax(-1), module.heads) @ v
 
     model = wrapped(of_layers(mixed, mixed))
     assert len(vitlens.attention(model, noise())) == 2

@@ -98,12 +98,12 @@ def test_other_weights_than_its_own_and_random_ones(tmp_path):
 
 def test_preprocessing_and_classes_that_were_told_are_kept(tmp_path):
     model = small()
-    told = {"mean": (0.1, 0.2, 0.3), "std": (0.3, 0.2, 0.1), "classes": ("x", "y", "z")}
+    hints = {"mean": (0.1, 0.2, 0.3), "std": (0.3, 0.2, 0.1), "classes": ("x", "y", "z")}
     again = vitlens.load(
-        str(written(vitlens.load(str(written(model, tmp_path)), **told), tmp_path / "b"))
+        str(written(vitlens.load(str(written(model, tmp_path)), **hints), tmp_path / "b"))
     )
-    assert again.preprocessing == replace(model.preprocessing, mean=told["mean"], std=told["std"])
-    assert again.classes == told["classes"]
+    assert again.preprocessing == replace(model.preprocessing, mean=hints["mean"], std=hints["std"])
+    assert again.classes == hints["classes"]
 
 
 def test_a_file_that_is_replaced_is_replaced_whole(tmp_path, monkeypatch):

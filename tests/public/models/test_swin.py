@@ -49,20 +49,22 @@ TWINS: dict[str, tuple[dict[str, object], dict[str, object]]] = {
 def test_logits_and_the_weights_of_every_window_are_timms(twin: str):
     change, options = TWINS[twin]
     theirs = shaken(lambda: timm.create_model(TIMM, **SWIN | options))
-    own = our_swin(**change)
+    our_model = our_swin(**change)
     state = {}
     for name, value in theirs.state_dict().items():
         name = name.replace("attn.relative_position_bias_table", "position_bias.bias_table")
         state[name.replace("head.fc.", "head.")] = value
-    own.module.load_state_dict(state, strict=True)
-    wrapped = half(theirs, own.input_size)
+    our_model.module.load_state_dict(state, strict=True)
+    wrapped = half(theirs, our_model.input_size)
     seen: list[list[Tensor]] = [[], []]
     logits = []
-    for model, kept in zip((own, wrapped), seen):
+    for model, weights in zip((our_model, wrapped), seen):
         vitlens.observe(
-            model, images(own.input_size), lambda call, kept=kept: kept.append(call.weights())
+            model,
+            images(our_model.input_size),
+            lambda call, store=weights: store.append(call.weights()),
         )
-        logits.append(model(images(own.input_size)))
+        logits.append(model(images(our_model.input_size)))
     torch.testing.assert_close(*logits, atol=1e-5, rtol=0)
     assert len(seen[0]) == len(seen[1]) == 4
     for one, other in zip(*seen):

@@ -80,7 +80,7 @@ def test_outputs_are_those_of_transformers_on_pixels_normalised_by_its_processor
     """And those of the model that is saved and loaded again without the folder; another image size
     is taken, too.
     """
-    folder, own = folder_of(name)
+    folder, reference = folder_of(name)
     model = loaded(name)
     larger = vitlens.load(f"hf:{folder}", image_size=48)
     images = pixels()
@@ -90,7 +90,7 @@ def test_outputs_are_those_of_transformers_on_pixels_normalised_by_its_processor
     ]
     again = vitlens.load(str(written(model, tmp_path)))
     with torch.no_grad():
-        theirs = tower(name, own)(pixel_values=inputs, output_hidden_states=True)
+        theirs = tower(name, reference)(pixel_values=inputs, output_hidden_states=True)
         expected = (
             FEATURES[name](theirs)
             if name in FEATURES
@@ -100,7 +100,7 @@ def test_outputs_are_those_of_transformers_on_pixels_normalised_by_its_processor
         assert torch.equal(again(images), model(images))
         assert larger(pixels(size=48)).shape == expected.shape
         if name == "vit":
-            resized = own(
+            resized = reference(
                 pixel_values=larger.prepare(pixels(size=48)), interpolate_pos_encoding=True
             ).logits
             torch.testing.assert_close(larger(pixels(size=48)), resized, rtol=1e-5, atol=1e-5)
@@ -113,22 +113,22 @@ def test_outputs_are_those_of_transformers_on_pixels_normalised_by_its_processor
     assert (model.supports("stats") is None) == (name != "convnext")
     if name in HIDDEN:
         prefix = len(SEQUENCES[name][0]) if name in SEQUENCES else 0
-        found = vitlens.features(model, images, embedding=True).at("embedding")
+        features = vitlens.features(model, images, embedding=True).at("embedding")
         torch.testing.assert_close(
-            found, theirs.hidden_states[0][:, prefix:].mean(1), atol=1e-5, rtol=1e-4
+            features, theirs.hidden_states[0][:, prefix:].mean(1), atol=1e-5, rtol=1e-4
         )
 
 
 def eager_attention(name):
     """Of transformers itself, for the same pixels."""
-    own = folder_of(name)[1]
-    own.set_attn_implementation("eager")
+    reference = folder_of(name)[1]
+    reference.set_attn_implementation("eager")
     with torch.no_grad():
-        found = tower(name, own)(
+        attentions = tower(name, reference)(
             pixel_values=loaded(name).prepare(pixels()), output_attentions=True
         ).attentions
-    own.set_attn_implementation("sdpa" if type(own)._supports_sdpa else "eager")
-    return found
+    reference.set_attn_implementation("sdpa" if type(reference)._supports_sdpa else "eager")
+    return attentions
 
 
 @pytest.mark.parametrize("name", SEQUENCES)
@@ -180,8 +180,8 @@ def test_windows_are_placed_where_patches_depend_on_each_other(name, window):
     config = getattr(transformers, f"{family}Config")(**fields | {"window_size": window})
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        own = getattr(transformers, family + kind)(config).eval()
-    model = half(own, 32)
+        reference = getattr(transformers, family + kind)(config).eval()
+    model = half(reference, 32)
     for layer, weights in zip(
         model.anatomy.blocks[:2], windowed(model, pixels()[:1])[1]
     ):  # the second one is shifted
@@ -197,11 +197,11 @@ def test_windows_are_placed_where_patches_depend_on_each_other(name, window):
 
 
 def test_a_kernel_that_cannot_be_observed_is_refused_by_name():
-    own = copy.deepcopy(folder_of("vit")[1])
+    reference = copy.deepcopy(folder_of("vit")[1])
     for kernel in ("flex_attention", "kernels-community/flash-attn"):
-        own.config._attn_implementation_internal = kernel
+        reference.config._attn_implementation_internal = kernel
         with pytest.raises(UnsupportedError, match=f"'{kernel}'.*set_attn_implementation"):
-            half(own, 32)
+            half(reference, 32)
 
 
 def save_tokenizer(folder):
@@ -218,7 +218,7 @@ def save_tokenizer(folder):
 
 @pytest.mark.parametrize("name", ["clip", "siglip"])
 def test_zero_shot_logits_are_transformers_own(name, tmp_path):
-    own = save_family(name, tmp_path)
+    reference = save_family(name, tmp_path)
     texts = ["a cat", "a dog", "an owl"]
     tokenizer = save_tokenizer(tmp_path)
     model = vitlens.load(f"hf:{tmp_path}")
@@ -227,9 +227,9 @@ def test_zero_shot_logits_are_transformers_own(name, tmp_path):
     with torch.no_grad():
         inputs = model.prepare(pixels())
         torch.testing.assert_close(
-            model(pixels()), own.get_image_features(pixel_values=inputs).pooler_output
+            model(pixels()), reference.get_image_features(pixel_values=inputs).pooler_output
         )
-        expected = own(input_ids=ids, pixel_values=inputs).logits_per_image
+        expected = reference(input_ids=ids, pixel_values=inputs).logits_per_image
     torch.testing.assert_close(classifier(pixels()), expected, rtol=1e-4, atol=1e-4)
     assert (model.classes, classifier.classes, classifier.layout.grid) == ((), tuple(texts), (4, 4))
     assert "image tower" in model.supports("train")
@@ -254,13 +254,13 @@ def test_without_a_tokenizer_the_tower_of_images_is_a_model_of_features(tmp_path
 
 
 def test_provenance_has_the_sha256_of_one_file_and_of_several(tmp_path):
-    folder, own = folder_of("vit")
-    whole = loaded("vit")
+    folder, reference = folder_of("vit")
+    in_one_file = loaded("vit")
     assert (
-        whole.provenance.sha256
+        in_one_file.provenance.sha256
         == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     )
-    own.save_pretrained(tmp_path, max_shard_size="20KB")
+    reference.save_pretrained(tmp_path, max_shard_size="20KB")
     shutil.copy(folder / PROCESSOR, tmp_path)
     shards = sorted(tmp_path.glob("model-*.safetensors"))
     assert len(shards) > 1
@@ -269,7 +269,7 @@ def test_provenance_has_the_sha256_of_one_file_and_of_several(tmp_path):
         model.provenance.sha256
         == hashlib.sha256(b"".join(shard.read_bytes() for shard in shards)).hexdigest()
     )
-    assert torch.equal(model(pixels()), whole(pixels()))
+    assert torch.equal(model(pixels()), in_one_file(pixels()))
 
 
 def test_random_weights_are_seeded_and_need_no_file_and_weights_are_taken_from_another(tmp_path):
@@ -432,14 +432,14 @@ def test_a_processor_that_is_missing_or_not_plain_is_replaced_by_mean_std_and_im
     folder = changed(tmp_path, file=PROCESSOR, image_processor_type=kind)
     if not kind:
         (folder / PROCESSOR).unlink()
-    given = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4), "image_size": 32}
-    for missing in given:
+    settings = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4), "image_size": 32}
+    for missing in settings:
         with pytest.raises(UnsupportedError, match="mean=, std= and image_size="):
             vitlens.load(
-                f"hf:{folder}", **{key: value for key, value in given.items() if key != missing}
+                f"hf:{folder}", **{key: value for key, value in settings.items() if key != missing}
             )
-    model = vitlens.load(f"hf:{folder}", **given)
-    mean, std = (torch.tensor(given[key])[:, None, None] for key in ("mean", "std"))
+    model = vitlens.load(f"hf:{folder}", **settings)
+    mean, std = (torch.tensor(settings[key])[:, None, None] for key in ("mean", "std"))
     with torch.no_grad():
         expected = folder_of("vit")[1](pixel_values=(pixels() - mean) / std).logits
         torch.testing.assert_close(model(pixels()), expected, rtol=1e-5, atol=1e-5)

@@ -92,9 +92,9 @@ def test_weights_of_zeros_do_not_hide_what_the_classifier_reads(pool, zeros):
     expected = wrapped(net).anatomy
     ZEROS[zeros](net)
     before = copy.deepcopy(net.state_dict())
-    found = wrapped(net).anatomy
-    assert found.readout == pool
-    assert found == expected
+    anatomy = wrapped(net).anatomy
+    assert anatomy.readout == pool
+    assert anatomy == expected
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
@@ -166,9 +166,9 @@ def test_what_was_tried_with_zeros_is_not_believed_of_other_weights(stem, change
                 vitlens.explain(current, batch, method="integrated-gradients", targets=labels),
             )
         )
-    for found, expected in zip(*results):
+    for result, expected in zip(*results):
         assert expected.abs().max() > 1e-4
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(result, expected)
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -190,9 +190,9 @@ def test_what_was_tried_with_some_weights_is_not_believed_of_others(change):
         net.stem = built(stem="mixing").stem
     else:
         CHANGES[change](net, state)
-    found = vitlens.explain(model, batch, method="occlusion", targets=labels)
+    maps = vitlens.explain(model, batch, method="occlusion", targets=labels)
     expected = vitlens.explain(wrapped(net), batch, method="occlusion", targets=labels)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(maps, expected)
 
 
 def test_logits_that_never_depend_on_the_image_are_said():

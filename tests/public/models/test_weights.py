@@ -38,9 +38,9 @@ def loaded(path: Path) -> vitlens.Model:
 
 
 def has_them(model: vitlens.Model) -> bool:
-    found = model.module.state_dict()
-    return found.keys() == whole().keys() and all(
-        torch.equal(found[key], whole()[key]) for key in whole()
+    state = model.module.state_dict()
+    return state.keys() == whole().keys() and all(
+        torch.equal(state[key], whole()[key]) for key in whole()
     )
 
 
@@ -175,11 +175,11 @@ def test_a_zip_of_something_else_and_a_packed_one(tmp_path):
     refused(tmp_path / "w.pth", "a zip archive: unpack it first")
     stored(tmp_path, {"a": torch.zeros(20 << 20, dtype=torch.uint8)})
     with (
-        zipfile.ZipFile(tmp_path / "w.pth") as whole,
+        zipfile.ZipFile(tmp_path / "w.pth") as saved,
         zipfile.ZipFile(tmp_path / "bomb.pth", "w", zipfile.ZIP_DEFLATED) as bomb,
     ):
-        for name in whole.namelist():
-            bomb.writestr(name, whole.read(name))
+        for name in saved.namelist():
+            bomb.writestr(name, saved.read(name))
     refused(tmp_path / "bomb.pth", "packed")
 
 

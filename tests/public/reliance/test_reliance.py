@@ -84,7 +84,7 @@ def test_no_more_than_a_batch_of_a_split_is_read_at_once(monkeypatch):
         reads("brightness"), split, cues=["brightness"], batch_size=SEEN_AT_ONCE
     ).rows
     assert rows[0].n == 24
-    assert max(split.source.asked) <= SEEN_AT_ONCE
+    assert max(split.source.requested) <= SEEN_AT_ONCE
 
 
 @pytest.mark.parametrize("cue", ["hue", "texture"])
@@ -149,11 +149,11 @@ def test_groups_widen_intervals_and_raise_p():
 def test_the_order_of_the_images_has_no_effect():
     order = torch.randperm(len(SPLIT), generator=torch.Generator().manual_seed(1))
     cues = ["background-colour", "background", "layout", "parts"]
-    usual = found("shape", cues=cues)
+    in_order = found("shape", cues=cues)
     mixed = vitlens.reliance(
         reads("shape"), labelled_by("shape", SPLIT, FACTORS).pick(order), cues=cues
     )
-    assert mixed.rows == usual.rows
+    assert mixed.rows == in_order.rows
 
 
 def test_what_is_unmatched_supports_no_sentence():

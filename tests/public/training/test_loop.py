@@ -82,27 +82,27 @@ def test_the_files_match_the_result_and_the_model_is_as_before(tmp_path):
     [(7, None, 6, "muon"), (2, 3, 1, "adamw"), (9, 3, 7, "adamw"), (STEPS, 3, 13, "adamw")],
 )
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path, at, every, again, optimiser):
-    given = {"recipe": trainings.tiny_recipe(optimiser=optimiser), "checkpoint_every": every}
+    settings = {"recipe": trainings.tiny_recipe(optimiser=optimiser), "checkpoint_every": every}
     cut = tmp_path / "cut"
     steps = list[int]()
-    whole, _ = trained(tmp_path / "whole", **given)
+    uninterrupted, _ = trained(tmp_path / "whole", **settings)
     with pytest.raises(EnoughError):
-        trained(cut, on_progress=interrupting(at), **given)
-    more = {"resume": True, **given}
+        trained(cut, on_progress=interrupting(at), **settings)
+    more = {"resume": True, **settings}
     resumed, result = trained(
-        cut, tiny_model(seed=7), on_progress=lambda told: steps.append(told.step), **more
+        cut, tiny_model(seed=7), on_progress=lambda facts: steps.append(facts.step), **more
     )
     assert min(steps) == again
-    assert same(state(resumed), state(whole))
+    assert same(state(resumed), state(uninterrupted))
     assert trainings.timeless(cut) == trainings.timeless(tmp_path / "whole")
     for name in ("best.safetensors", "model.safetensors"):
         assert same(load_file(cut / name), load_file(tmp_path / "whole" / name))
     last, repeated = trained(cut, tiny_model(seed=8), **more)  # nothing is left to do
-    assert (repeated, same(state(last), state(whole))) == (result, True)
+    assert (repeated, same(state(last), state(uninterrupted))) == (result, True)
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("changes", "message"),
     [
         (
             {"recipe": plain_recipe(epochs=1, learning_rate=1.0)},
@@ -126,10 +126,10 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path, at, every, again, optim
         ({"train_last": 1}, "train_last = None, found 1"),
     ],
 )
-def test_resuming_another_run_is_refused_by_the_first_difference(tmp_path, changes, named):
+def test_resuming_another_run_is_refused_by_the_first_difference(tmp_path, changes, message):
     recipe = plain_recipe(epochs=1)
     trained(tmp_path, recipe=recipe, resume=True)  # without a checkpoint it starts
-    with pytest.raises(InputError, match=named):
+    with pytest.raises(InputError, match=message):
         trained(tmp_path, resume=True, **{"recipe": recipe, **changes})
 
 
@@ -139,14 +139,14 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
     folder = tmp_path / "killed"
     torch.set_num_threads(1)
     try:
-        whole, _ = trained(tmp_path / "whole")
+        uninterrupted, _ = trained(tmp_path / "whole")
         command = [sys.executable, "-m", "tests.kit.training_job", str(folder), "4"]
         done = subprocess.run(command, cwd=Path(__file__).parents[3], timeout=HANGS, check=False)
         assert done.returncode == -signal.SIGKILL
         resumed, _ = trained(folder, tiny_model(seed=7), resume=True)
     finally:
         torch.set_num_threads(threads)
-    assert same(state(resumed), state(whole))
+    assert same(state(resumed), state(uninterrupted))
     assert trainings.timeless(folder) == trainings.timeless(tmp_path / "whole")
     assert not list((folder / "checkpoint").glob(".*"))
 
@@ -160,8 +160,8 @@ def test_a_broken_checkpoint_is_refused(tmp_path):
 
 BARE = replace(TRAIN, labels=None)
 ONE = [
-    replace(each, classes=("a",), labels=torch.zeros(len(each), dtype=torch.long))
-    for each in (TRAIN, TEST)
+    replace(split, classes=("a",), labels=torch.zeros(len(split), dtype=torch.long))
+    for split in (TRAIN, TEST)
 ]
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"train": BARE}, DataError, "train images in random, found images without labels"),
@@ -187,8 +187,8 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 @pytest.mark.parametrize("number", range(len(REFUSED)))
 def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path, number):
-    changes, error, told = REFUSED[number]
-    with pytest.raises(error, match=told):
+    changes, error, message = REFUSED[number]
+    with pytest.raises(error, match=message):
         trained(tmp_path, **changes)
     assert not list(tmp_path.iterdir())
 
@@ -224,7 +224,7 @@ def test_weights_that_explode_in_the_last_step_of_an_epoch_are_not_written(tmp_p
 @pytest.mark.parametrize("at", [4, 8])
 def test_a_full_disk_leaves_a_checkpoint_to_resume_from(tmp_path, at):
     """The kernel refuses a write, as a full disk does: of a checkpoint within the epoch."""
-    whole, _ = trained(tmp_path / "whole")
+    uninterrupted, _ = trained(tmp_path / "whole")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def fill(progress: Any) -> None:
@@ -240,14 +240,14 @@ def test_a_full_disk_leaves_a_checkpoint_to_resume_from(tmp_path, at):
         "state.safetensors"
     ]
     resumed, _ = trained(tmp_path / "full", tiny_model(seed=7), resume=True)
-    assert same(state(resumed), state(whole))
+    assert same(state(resumed), state(uninterrupted))
 
 
 def test_progress_counts_up_to_the_end(tmp_path):
     heard: list[Any] = []
     times = [perf_counter()]
     _, result = trained(
-        tmp_path, on_progress=lambda told: heard.append(told) or times.append(perf_counter())
+        tmp_path, on_progress=lambda facts: heard.append(facts) or times.append(perf_counter())
     )
     steps = [progress.step for progress in heard]
     last = heard[-1]
@@ -316,19 +316,21 @@ def test_every_step_and_every_epoch_is_reported_once_also_by_a_resumed_run(tmp_p
     ]
     assert tuple(notes.epochs) == result.history
     for metrics in notes.epochs:
-        mine = [facts for facts in notes.steps if facts.epoch == metrics.epoch]
-        assert metrics.train_loss == pytest.approx(sum(facts.loss for facts in mine) / 5, rel=1e-6)
-        assert metrics.gradient_norm == pytest.approx(
-            sum(facts.gradient_norm for facts in mine) / 5, rel=1e-6
+        epoch_steps = [facts for facts in notes.steps if facts.epoch == metrics.epoch]
+        assert metrics.train_loss == pytest.approx(
+            sum(facts.loss for facts in epoch_steps) / 5, rel=1e-6
         )
-        assert metrics.learning_rate == mine[-1].learning_rate
+        assert metrics.gradient_norm == pytest.approx(
+            sum(facts.gradient_norm for facts in epoch_steps) / 5, rel=1e-6
+        )
+        assert metrics.learning_rate == epoch_steps[-1].learning_rate
     assert all(0 < facts.images_per_second < math.inf for facts in notes.steps)
     with pytest.raises(EnoughError):
         trained(tmp_path / "cut", on_progress=interrupting(7), watchers=[first])
     trained(tmp_path / "cut", tiny_model(seed=7), resume=True, watchers=[second])
     assert [facts.step for facts in second.steps] == list(range(6, STEPS + 1))
     assert [metrics.epoch for metrics in second.epochs] == [1, 2]
-    assert [len(each.closed) for each in (notes, first, second)] == [1, 1, 1]
+    assert [len(tracker.closed) for tracker in (notes, first, second)] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(

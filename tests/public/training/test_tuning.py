@@ -101,11 +101,11 @@ def test_a_head_on_cached_features_is_the_head_trained_with_the_backbone(
     assert different(one, before) == different(state(model), before) == {"head.weight", "head.bias"}
     for name, value in state(model).items():
         assert torch.allclose(one[name], value, rtol=1e-4, atol=1e-5), name
-    for epoch, wanted in zip(record.history, expected.history, strict=True):
-        assert epoch.train_loss == pytest.approx(wanted.train_loss, rel=1e-4)
-        assert epoch.test_loss == pytest.approx(wanted.test_loss, rel=1e-4)
-        assert epoch.gradient_norm == pytest.approx(wanted.gradient_norm, rel=1e-3)
-        assert (epoch.step, epoch.images) == (wanted.step, wanted.images)
+    for epoch, expected_epoch in zip(record.history, expected.history, strict=True):
+        assert epoch.train_loss == pytest.approx(expected_epoch.train_loss, rel=1e-4)
+        assert epoch.test_loss == pytest.approx(expected_epoch.test_loss, rel=1e-4)
+        assert epoch.gradient_norm == pytest.approx(expected_epoch.gradient_norm, rel=1e-3)
+        assert (epoch.step, epoch.images) == (expected_epoch.step, expected_epoch.images)
     best = state(vitlens.load(str(record.folder / "best.safetensors")))
     assert torch.equal(best["head.weight"], one["head.weight"]) == (
         expected.best_epoch == len(record.history) - 1
@@ -167,14 +167,14 @@ def test_a_stopped_head_goes_on_to_the_same_bits_and_with_no_other_backbone(
     backbone = tmp_path / "backbone" / "model.safetensors"
     save(model, backbone)
     line = f"train {backbone.parent} {PLAIN} --epochs 4"
-    whole = ran(tmp_path / "whole", line).folder
-    with interrupted(lambda _, told: told.step == 12):
+    uninterrupted = ran(tmp_path / "whole", line).folder
+    with interrupted(lambda _, facts: facts.step == 12):
         ran(cut, line, code=130)
-    with interrupted(lambda _, told: steps.append(told.step)):
+    with interrupted(lambda _, facts: steps.append(facts.step)):
         gone_on(cut, "train")
     assert min(steps) == 11  # the epoch that was cut is begun again
     for name in ("model.safetensors", "best.safetensors"):
-        assert (cut / name).read_bytes() == (whole / name).read_bytes()
+        assert (cut / name).read_bytes() == (uninterrupted / name).read_bytes()
     for part in (model.module.head, model.module.norm):
         part.bias.data.add_(1.0)
     save(model, backbone)
@@ -203,17 +203,17 @@ def twice():
 
 
 @pytest.mark.parametrize(
-    ("logits", "told"),
+    ("logits", "message"),
     [
         ("(self.head(maps[:, 0]), self.head(maps.mean(1)))[1]", "--train-last 1"),
         ("2 * self.head(maps.mean(1))", "end forward in an nn.Linear"),
     ],
 )
 def test_a_head_that_is_not_the_last_step_on_one_vector_an_image_is_refused(
-    logits, told, tmp_path, capsys
+    logits, message, tmp_path, capsys
 ):
     (tmp_path / "models.py").write_text(TWICE.replace("{logits}", logits))
     name = f"{tmp_path / 'models.py'}:twice"
-    assert told in refusal(
+    assert message in refusal(
         capsys, f"train {name} --model-file {name} {PLAIN} --quiet --out {tmp_path / 'out'}"
     )

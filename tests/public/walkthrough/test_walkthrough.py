@@ -67,7 +67,7 @@ def by_step(walk):
 def test_every_step_equals_the_models_own(walked):
     name, _, walk = walked
     assert [check.step for check in walk.checks] == STEPS
-    known = by_step(walk)
+    steps = by_step(walk)
     for check in walk.checks:
         if check.difference is None:
             assert check.note
@@ -75,9 +75,9 @@ def test_every_step_equals_the_models_own(walked):
         else:
             assert check.difference <= 1e-4 * check.largest, (name, check)
             assert check.equal
-    assert ("rotated" in known["queries"].note) == (name in ROTARY)
-    assert ("bias" in known["scores"].note) == (name == "beit")
-    assert ("nothing is added" in known["positions"].note) == (name in IN_ATTENTION)
+    assert ("rotated" in steps["queries"].note) == (name in ROTARY)
+    assert ("bias" in steps["scores"].note) == (name == "beit")
+    assert ("nothing is added" in steps["positions"].note) == (name in IN_ATTENTION)
 
 
 def test_the_weights_and_entropies_are_those_of_attention(walked):
@@ -92,7 +92,7 @@ def test_the_weights_and_entropies_are_those_of_attention(walked):
         assert walk.entropies.scaled.numel() == 0
         return
     expected = torch.stack(
-        [entropy(each).mean((0, 2)) for each in weights if each.shape[-1] == each.shape[-2]]
+        [entropy(layer).mean((0, 2)) for layer in weights if layer.shape[-1] == layer.shape[-2]]
     )
     torch.testing.assert_close(walk.entropies.scaled, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(
@@ -119,7 +119,7 @@ def test_permuted_patches_give_permuted_outputs_only_without_positions(walked):
 
 def test_what_the_classifier_reads(walked):
     _, model, walk = walked
-    changed = {each.change: each for each in walk.changed}
+    changed = {row.change: row for row in walk.changed}
     assert torch.equal(changed["none"].logits[0], walk.logits)
     reads_prefix = model.anatomy.readout in ("cls", "cls+distillation")
     assert (changed["patches-zero"].difference == 0) == reads_prefix
@@ -132,7 +132,7 @@ def test_the_changed_models_are_ones_without_positions_or_scaling():
     model = ours()
     walk = vitlens.walkthrough(model, ONE, layer=0, head=0)
     torch.testing.assert_close(walk.unscaled, (walk.queries @ walk.keys.T).softmax(-1))
-    changed = {each.change: each.logits for each in walk.changed}
+    changed = {row.change: row.logits for row in walk.changed}
     for (
         block
     ) in model.module.blocks:  # the same model with queries that are larger by sqrt(head_dim)
@@ -149,9 +149,9 @@ def test_a_convolution_is_unfold_and_a_linear_map():
     embedding = vitlens.walkthrough(model, ONE).embedding
     assert embedding.patches.shape[-1] == 3 * 8 * 16
     pixels = (ONE - model.mean) / model.std
-    own = model.module.patch_embed.proj(pixels).flatten(2).transpose(1, 2)
-    torch.testing.assert_close(embedding.embedded, own, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(embedding.convolved, own, rtol=1e-4, atol=1e-5)
+    tokens = model.module.patch_embed.proj(pixels).flatten(2).transpose(1, 2)
+    torch.testing.assert_close(embedding.embedded, tokens, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(embedding.convolved, tokens, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(
         embedding.patches[0, 1], pixels[0, :, :8, 16:32].flatten()
     )  # row 0, column 1
@@ -234,7 +234,7 @@ def test_by_default_the_layer_in_the_middle_and_its_sharpest_head():
     assert (
         walk.query == model.layout.grid[0] // 2 * model.layout.grid[1] + model.layout.grid[1] // 2
     )
-    assert {each.change for each in walk.changed} == {
+    assert {row.change for row in walk.changed} == {
         "none",
         "no-positions",
         "unscaled",
