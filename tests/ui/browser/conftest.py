@@ -20,14 +20,14 @@ def browser() -> Iterator[Any]:
         "playwright.sync_api", reason="needs playwright: pip install 'vitlens[browser]'"
     )
     with playwright.sync_playwright() as driver:
-        own = driver.chromium.executable_path
-        found = next(
+        bundled = driver.chromium.executable_path
+        executable = next(
             (path for path in map(shutil.which, _NAMES) if path),
-            own if Path(own).is_file() else None,
+            bundled if Path(bundled).is_file() else None,
         )
-        if found is None:
+        if executable is None:
             pytest.skip("needs Chromium: on the PATH, or playwright install chromium")
-        opened = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        opened = driver.chromium.launch(executable_path=executable, args=["--no-sandbox"])
         yield opened
         opened.close()
 

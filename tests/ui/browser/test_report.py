@@ -37,11 +37,11 @@ def radio(page: Opened, name: str):
 
 
 def test_the_head_that_matters_most_or_that_a_sentence_names_is_shown_first(opened, of, tmp_path):
-    shown = (
+    expected = (
         "L2.H0 · next patch · importance 0.3 nats: where CLS looks; greatest at row 0, column "
         "3: 0.75"
     )
-    assert opened.words() == shown
+    assert opened.words() == expected
     assert opened.tab.locator(".ex-shares").inner_text().split("\n") == [
         "CLS 25.0 %",
         "all patches 75.0 %",
@@ -165,9 +165,9 @@ def test_the_keyboard_moves_and_playing_goes_through_the_layers(opened):
 
 
 def test_filters_find_panels(opened):
-    shown = opened.tab.locator("figure.panel:visible")
-    titles = shown.locator(":scope > figcaption")
-    assert shown.count() == 6
+    panels = opened.tab.locator("figure.panel:visible")
+    titles = panels.locator(":scope > figcaption")
+    assert panels.count() == 6
     opened.tab.get_by_label("Outcome").select_option("both wrong")
     assert titles.all_inner_texts() == ["tabby 1", "tabby 3", "tabby 5"]
     opened.tab.get_by_label("Class").select_option("tabby 2")
@@ -227,9 +227,9 @@ def test_on_a_phone_figures_keep_their_size_and_numbers_their_line(browser, whol
     sizes = """[...document.querySelectorAll('figure.drawn img')]
       .filter((image) => image.offsetParent)
       .map((image) => [image.width, +image.getAttribute('width')])"""
-    shown = page.tab.evaluate(sizes)
-    assert shown
-    assert all(width >= own - 14 for width, own in shown)  # its frame
+    widths = page.tab.evaluate(sizes)
+    assert widths
+    assert all(width >= needed - 14 for width, needed in widths)  # its frame
     lines = (
         "[...document.querySelectorAll('td.number')].map((cell) => "
         "getComputedStyle(cell).whiteSpace)"
@@ -285,13 +285,13 @@ STEPS = 4
 @pytest.fixture(scope="module")
 def in_steps(tmp_path_factory) -> str:
     """A page with a slider through its steps."""
-    whole = document()
+    full = document()
     steps = (
         Section(f"{at}. Step <{at}>", (Sentence(f"Text {at}."),), step=True)
         for at in range(1, STEPS + 1)
     )
-    sections = (*whole.sections[:1], *steps, *whole.sections[1:])
-    text = written(tmp_path_factory.mktemp("steps"), replace(whole, sections=sections))
+    sections = (*full.sections[:1], *steps, *full.sections[1:])
+    text = written(tmp_path_factory.mktemp("steps"), replace(full, sections=sections))
     assert page_problems(text) == []
     return text
 
