@@ -164,6 +164,6 @@ def test_time_is_shared_by_kinds_of_kernels_and_with_the_time_in_which_the_card_
         "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl>": "elementwise and sums",
     }
     assert {kernel: kind_of(kernel) for kernel in kernels} == kernels
-    found = summary(Busy(2.0, {"sgemm": 0.5, "gemm_2": 0.2, "gelu": 0.5}), torch.device("cuda"))
-    assert found["shares"] == "idle 40%, matrix products 35%, elementwise and sums 25%"
-    assert str(found["largest kernels"]).startswith("sgemm 25%; gelu 25%; gemm_2 10%")
+    busy = summary(Busy(2.0, {"sgemm": 0.5, "gemm_2": 0.2, "gelu": 0.5}), torch.device("cuda"))
+    assert busy["shares"] == "idle 40%, matrix products 35%, elementwise and sums 25%"
+    assert str(busy["largest kernels"]).startswith("sgemm 25%; gelu 25%; gemm_2 10%")
