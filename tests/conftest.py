@@ -38,9 +38,8 @@ __all__ = [
 ]
 
 keep_scenes()
-gc.set_threshold(
-    50_000, 20, 20
-)  # a tenth of the tests' time went into walking through what stays anyway
+# a tenth of the tests' time went into walking through what stays anyway
+gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -90,9 +90,8 @@ def test_a_part_stops_when_its_time_is_up_and_the_next_run_goes_on(
     assert runs == ["quick", "slow", "slow"]
     assert [row.case for row in Rows(out).rows] == ["quick", "slow"]
     session.seconds = 5
-    with pytest.raises(
-        OutOfTimeError, match="long"
-    ):  # the time left is too short for it: not begun
+    # the time left is too short for it: not begun
+    with pytest.raises(OutOfTimeError, match="long"):
         session.case("long", lambda _: pytest.fail("begun"), batch=1, needs=60)
 
 

@@ -97,10 +97,11 @@ def check_hidden(folder: Path, seed: int = 0) -> None:
     assert row.hidden.value == pytest.approx(
         row.other_losses["resample"].value - row.loss.value, abs=1e-6
     )
+    # each is spare, as is any two
     assert [row.unit for row in without_effect(record)] == [
         "L0.H0",
         "L0.H2",
-    ]  # each is spare, as is any two
+    ]
 
 
 @pytest.mark.parametrize(
@@ -141,6 +142,5 @@ def test_too_few_images_claim_nothing(images, tmp_path):
     assert document.title != record.config.title
     assert str(images) in document.title
     wide = replace(record.heads[0], loss=Estimate(0.0, -0.02, 0.02, unit="nats"))
-    assert (
-        images_needed([wide], Estimate(0.01, unit="nats"), 100).value == 400
-    )  # half the width, four times as many
+    # half the width, four times as many
+    assert images_needed([wide], Estimate(0.01, unit="nats"), 100).value == 400

@@ -77,10 +77,11 @@ def claimed(question: str, *curves: AttackCurveRow, **tables: tuple[object, ...]
             (check("one step against many", "failed", 60, 62, "fgsm-linf, pgd-linf"),),
             [wilson(60, 62)],
         ),
+        # by chance
         (
             (check("one step against many", "failed", 20, 36, "fgsm-linf, pgd-linf"),),
             [],
-        ),  # by chance
+        ),
     ],
 )
 def test_a_self_check_that_fails_clearly_is_the_first_finding(checks, effects):
@@ -220,16 +221,18 @@ def test_transfer_that_beats_the_own_attack_is_a_hidden_fault(own_rate, other, i
     ("pairs", "title", "effect"),
     [  # of (epsilon, difference, p)
         ([(1.0, 15.0, 0.03), (2.0, 15.0, 0.03)], "a withstands attacks at ", 15.0),
+        # at 1, both as clean
         (
             [(1.0, 25.0, 0.03), (2.0, 15.0, 0.03)],
             "a withstands attacks at ",
             15.0,
-        ),  # at 1, both as clean
+        ),
+        # clean or at 0 %
         (
             [(1.0, 15.0, 0.03), (8.0, 15.0, 0.03)],
             "a and b cannot be compared under attack",
             None,
-        ),  # clean or at 0 %
+        ),
         (
             [(2.0, 12.0, 0.03), (4.0, -20.0, 0.03)],
             "Which of b and a is more robust depends on the attack",

@@ -212,9 +212,8 @@ def test_a_worse_model_fails_by_the_paired_test(folders, capsys):
     assert accuracy.difference in [claim.effect for claim in written.claims]
     assert written.claims[0].state == "fail"
     check_first_page(written)
-    assert (
-        run(["report", "--compare", str(folders["vit"]), str(folders["cnn"])]) == 0
-    )  # better is no regression
+    # better is no regression
+    assert run(["report", "--compare", str(folders["vit"]), str(folders["cnn"])]) == 0
 
 
 def test_images_that_share_a_source_count_once_in_a_comparison_of_runs(folders):

@@ -59,11 +59,12 @@ def test_every_folder_is_compared_with_its_copy_and_with_another_run_of_its_comm
         if candidate != name and candidate not in BY_HAND and command(candidate) == command(name)
     ]
     for other in comparable:
+        # 2: more models
         assert run(["report", "--compare", str(golden(other).folder), str(copy)]) in (
             0,
             2,
             3,
-        )  # 2: more models
+        )
 
 
 def command(name: str) -> str:

@@ -149,9 +149,8 @@ def test_a_calibrated_model_passes_and_overconfidence_is_named_by_class_or_as_a_
     assert [claim.question for claim in first_page(record)] == ["top-1 accuracy"]
     assert states(REPORT(record))["calibration of planted"] in ("pass", "warn")
     confidence, right, predicted = calibrated(0)
-    half = (
-        np.random.default_rng(100).random(len(right)) < 0.5
-    )  # of the predictions of class 1 half are right
+    # of the predictions of class 1 half are right
+    half = np.random.default_rng(100).random(len(right)) < 0.5
     record = one(confidence, np.where(predicted == 1, half, right), predicted)
     finding = next(claim for claim in first_page(record) if claim.kind != "answer")
     row = next(row for row in record.by_prediction if "bee" in row.class_name)
@@ -172,11 +171,12 @@ def test_a_calibrated_model_passes_and_overconfidence_is_named_by_class_or_as_a_
     ("confidence", "right", "classes"),
     [
         ([0.9], [True], 5),  # one image
+        # no failure: the bootstrap of the gap excludes 0, the exact test does not
         (
             [0.9] * 12,
             [True] * 12,
             5,
-        ),  # no failure: the bootstrap of the gap excludes 0, the exact test does not
+        ),
         ([0.999] * 4, [False] * 4, 2),
     ],
 )

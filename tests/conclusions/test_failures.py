@@ -93,9 +93,8 @@ def test_a_cause_is_named_where_both_agree_and_drawn_beside_its_control():
     assert title_of([claim], "") == "vit fails on small objects"
     assert shown([claim]) == (claim,)
     much = said(record(covariate(area=0.8), tests=(change(),)))
-    assert much.says.index("90.0 %") < much.says.index(
-        "75.0 %"
-    )  # of the last quarter, of the first
+    # of the last quarter, of the first
+    assert much.says.index("90.0 %") < much.says.index("75.0 %")
     compared = record(covariate(), covariate("clutter", 0.6, p_holm=0.4), tests=(change(),))
     sections = {section.title: section for section in REPORT(compared).sections}
     figures = {figure.name: figure.draw for figure in sections["Why do the models fail?"].figures}
@@ -171,9 +170,8 @@ def test_what_separates_errors_given_the_others_comes_first(covariates, tests):
 
 def test_a_difference_given_the_other_properties_is_enough_for_a_cause():
     assert "because of their size" in said(record(covariate(p_holm=0.2), tests=(change(),))).says
-    suppressed = covariate(
-        area=0.6, p_holm=0.2, slope=-1.0
-    )  # alone, errors seem to have more of it
+    # alone, errors seem to have more of it
+    suppressed = covariate(area=0.6, p_holm=0.2, slope=-1.0)
     assert suppressed.change == "enlarged"
     assert "fails on small objects" in said(record(suppressed, tests=(change(),))).says
 

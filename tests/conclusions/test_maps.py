@@ -77,9 +77,8 @@ def claims(rows, **more) -> list[Claim]:
     ],
 )
 def test_the_verdict_is_that_of_the_worst_check_and_says_what_lacks(changes, state, lacks):
-    on_object = replace(
-        checks()[0], check="object", state="warn", lacks=(), needed=False
-    )  # which does not count
+    # which does not count
+    on_object = replace(checks()[0], check="object", state="warn", lacks=(), needed=False)
     claim, *faults = claims([*checks(**changes), on_object])
     assert (claim.question, claim.state, claim.kind) == ("maps", state, "answer")
     assert lacks in claim.because

@@ -20,9 +20,8 @@ from vitlens.record import Config, ModelEntry
 from vitlens.report.claims import Claim
 from vitlens.uncertainty import Estimate
 
-Times = dict[
-    str, tuple[tuple[float, float, float], ...]
-]  # ms: low, median, high at batches of 1, 8
+# ms: low, median, high at batches of 1, 8
+Times = dict[str, tuple[tuple[float, float, float], ...]]
 APART: Times = {
     "a": ((1.9, 2.0, 2.1), (9.0, 10.0, 11.0)),
     "b": ((3.9, 4.0, 4.1), (19.0, 20.0, 21.0)),

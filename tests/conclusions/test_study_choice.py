@@ -63,20 +63,22 @@ def said(record) -> Claim:
         ((WITHIN, WORSE, WORSE), "cheaper", "vit", "vit", ""),
         ((LITTLE, WORSE, WORSE), "cheaper", "vit", "vit", ""),
         ((WITHIN, WITHIN, WORSE), "cheaper", "swin", "vit swin", ""),
+        # dearer, and not better by the margin
         (
             (OPEN, WITHIN, WORSE),
             "cheaper",
             "swin",
             "swin",
             "vit",
-        ),  # dearer, and not better by the margin
+        ),
+        # cheaper than what would be chosen
         (
             (WITHIN, OPEN, WORSE),
             "inconclusive",
             None,
             "vit",
             "swin",
-        ),  # cheaper than what would be chosen
+        ),
         ((BETTER, WITHIN, WORSE), "inconclusive", None, "swin", "vit"),
         ((OPEN, OPEN, OPEN), "inconclusive", None, "", "vit swin shiftless"),
     ],

@@ -61,9 +61,8 @@ def differences(record):
 def test_the_step_that_matters_is_found_and_what_decides_nothing_is_no_claim():
     record = architecture(0.85)
     subjects = {claim.subject for claim in differences(record)}
-    assert (
-        "the block post-norm and + MLP: a whole block" in subjects
-    )  # whose accuracy was planted to rise
+    # whose accuracy was planted to rise
+    assert "the block post-norm and + MLP: a whole block" in subjects
     assert not any("residual" in subject for subject in subjects)
     assert record.metric("step/post-norm/mlp") in [claim.effect for claim in differences(record)]
     spread = study_record("registers", dict.fromkeys(LABELS["registers"], 0.7), spread=0.05, seed=1)
@@ -110,9 +109,8 @@ def test_each_share_has_its_own_answer_and_a_planned_pair_one_verdict():
         if row.images and row.family == "difference"
     }
     assert winners == {5: "CNN, 5 %", 25: None, 100: "ViT, 100 %"}
-    assert decision(record).cheapest.name.endswith(
-        "25 %"
-    )  # fewer images count before fewer operations
+    # fewer images count before fewer operations
+    assert decision(record).cheapest.name.endswith("25 %")
     assert "2 of 3" in answer(record, "Does the number of images decide?")
     # the CNN against the ViT on all images is one of 3 planned pairs and one of 5 against the best
     shares = {

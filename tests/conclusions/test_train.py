@@ -123,19 +123,19 @@ def test_nothing_planted_nothing_found(test, title):
         record_of((*LEVEL[:-1], 0.92), LEVEL)
     ).claims  # 2 points more in training, or as few as 0.1
     assert "overfitting" not in {claim.question for claim in by_chance}
-    assert (
-        "levelled off" in REPORT(record_of((0.9, 0.9), (0.995, 0.995))).title
-    )  # it cannot rise by a point
+    # it cannot rise by a point
+    assert "levelled off" in REPORT(record_of((0.9, 0.9), (0.995, 0.995))).title
 
 
 def test_an_accuracy_at_chance_is_called_so_and_of_few_images_nothing_is_claimed():
     assert "no better than chance" in REPORT(record_of((0.1,) * 12, (0.11,) * 12, worst=11)).title
     better = record_of((0.2,) * 12, (0.2,) * 12)
     assert "chance" not in REPORT(better).title
+    # always guessing it is 25 % correct
     classes = (
         replace(better.per_class[0], n=300),
         *better.per_class[1:],
-    )  # always guessing it is 25 % correct
+    )
     assert "chance" in REPORT(replace(better, per_class=classes)).title
     record = record_of(LEVEL, LEVEL)
     few = replace(record, scores=(replace(record.scores[0], accuracy=wilson(18, 19)),))
@@ -161,8 +161,7 @@ def test_the_gain_of_a_teacher_is_told_with_its_test(p, words):
     record = replace(
         record, scores=(replace(record.scores[0], role="student"), *references), pairs=pairs
     )
-    (claim,) = [
-        claim for claim in REPORT(record).claims if claim.question == "comparison"
-    ]  # the teacher's is not shown
+    # the teacher's is not shown
+    (claim,) = [claim for claim in REPORT(record).claims if claim.question == "comparison"]
     assert (claim.subject, claim.effect, claim.kind) == ("m and alone", gap, "answer")
     assert words in claim.says

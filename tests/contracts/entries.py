@@ -30,12 +30,13 @@ MODELS: Final[dict[str, Callable[[], Model]]] = {
     "windows": torchvision_swin,
     "cnn": partial(small_cnn, (16, 24)),
 }
+# one sequence of tokens through all blocks
 PLAIN: Final = (
     "odd",
     "ours",
     "distilled",
     "multihead",
-)  # one sequence of tokens through all blocks
+)
 ATTENTIVE: Final = (*PLAIN, "windows")
 EVERY: Final = (*ATTENTIVE, "cnn")
 FAMILIES: Final = {"vit": PLAIN, "windowed": ("windows",), "cnn": ("cnn",)}
@@ -186,12 +187,13 @@ def looked_at(names: Any) -> Tensor:
 
 
 _CALLER: Final = "its caller runs the model, in the caller's mode"
+# in place of the defaults of many passes
 _FEW: Final = {
     "masks": 8,
     "coalitions": 200,
     "samples": 2,
     "steps": 3,
-}  # in place of the defaults of many passes
+}
 _OWN: Final = (
     Entry(
         "ablate",

@@ -55,9 +55,8 @@ def added(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FUNCTIONS, "received_most", received_most)
     for word in ("attack", "explain", "rollout"):
         assert COMMANDS[word].options  # imported, so that it is put back as it was
-        monkeypatch.delitem(
-            sys.modules, f"vitlens.commands.{word}.options"
-        )  # read again, as a new process does
+        # read again, as a new process does
+        monkeypatch.delitem(sys.modules, f"vitlens.commands.{word}.options")
     monkeypatch.setenv("COLUMNS", "200")
 
 

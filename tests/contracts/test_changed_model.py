@@ -32,15 +32,15 @@ def is_comparable(name: str, on: str, kind: str) -> bool:
     """Whether the model that is really changed shows the same, for all that stands in another
     order.
     """
+    # there, the module takes what the place holds, and changes it then
     if kind in (
         "input",
         "patches",
-    ):  # there, the module takes what the place holds, and changes it then
+    ):
         reads_place = name.startswith(("capture", "patch", "replay"))
         return not reads_place and on != "odd"  # whose CAM reads the norm of what enters the block
-    return not (
-        kind in INSIDE and name.startswith("capture")
-    )  # there, what computes the place is changed
+    # there, what computes the place is changed
+    return not (kind in INSIDE and name.startswith("capture"))
 
 
 def cases(name: str, on: str) -> Iterator[Case]:

@@ -196,9 +196,8 @@ def test_nothing_is_left_behind(name: str, on: str) -> None:
     run(model, batch)
     for handle in handles:
         handle.remove()
-    last = (
-        1 if name == "profile" else calls.calls
-    )  # how many passes it makes depends on the time that they take
+    # how many passes it makes depends on the time that they take
+    last = 1 if name == "profile" else calls.calls
     for error, after in ((BrokenError, 1), (KeyboardInterrupt, last)) if calls.calls else ():
         handle = deepest(model).register_forward_pre_hook(Break(error, after))
         fails_as_it_was(model, batch, run, error)
@@ -311,9 +310,8 @@ def test_an_image_does_not_depend_on_its_batch_mates(name: str) -> None:
         together, alone = (
             entry.tensor(model, part).float() for part in (batch, batch[place : place + 1])
         )
-        in_batch = together.unflatten(0, (len(batch), -1))[
-            place
-        ]  # windows of an image stand together
+        # windows of an image stand together
+        in_batch = together.unflatten(0, (len(batch), -1))[place]
         torch.testing.assert_close(
             alone, in_batch.view_as(alone), atol=1e-5, rtol=1e-4, equal_nan=True
         )
@@ -400,9 +398,8 @@ def test_reference_images_and_the_other_run_are_checked_too_and_the_forward_of_t
         vitlens.patch(model, batch, batch * 255, place)
     with vitlens.replay(model, batch) as replay, pytest.raises(DataError):
         replay.run([{place: "mean"}], reference=batch * 255)
-    assert (
-        model(batch * 255).isfinite().all()
-    )  # integrated gradients and attacks leave the range on purpose
+    # integrated gradients and attacks leave the range on purpose
+    assert model(batch * 255).isfinite().all()
 
 
 def test_training_takes_splits_alone():

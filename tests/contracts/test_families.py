@@ -80,9 +80,8 @@ def test_logits_are_unchanged_every_layer_is_seen_with_its_gradient_and_no_image
     together, layers = check(model, batch)
     alone, _, in_batch = observed(model, batch[1:2])
     torch.testing.assert_close(alone[0], together[1], atol=1e-5, rtol=1e-5)
-    tolerance = (
-        1e-5 if name == "swinv2" else 1e-6
-    )  # cosine scores times up to 100: more float noise
+    # cosine scores times up to 100: more float noise
+    tolerance = 1e-5 if name == "swinv2" else 1e-6
     for one, layer in zip(in_batch, layers, strict=True):  # windows of an image stand together
         torch.testing.assert_close(one, layer.unflatten(0, (3, -1))[1], atol=tolerance, rtol=0)
     explicit, _, graph = observed(model, batch, explicit=True)

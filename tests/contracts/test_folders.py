@@ -161,11 +161,12 @@ def test_a_folder_of_an_earlier_schema_is_refused_with_what_to_type(stopped, tmp
         for word, command in COMMANDS.items()
         if "resume" in {one.name for one in fields(command.options)}
     }
+    # whose points are tests/golden/study/test_kinds.py's
     assert resumable == {
         *stopped,
         *USED,
         "study",
-    }  # whose points are tests/golden/study/test_kinds.py's
+    }
     lines = {"study": ["study", "--kind", "pooling", *QUIET]} | {
         word: line for word, (line, _) in stopped.items()
     }

@@ -12,9 +12,8 @@ import pytest
 import vitlens
 
 ROOT = Path(vitlens.__file__).parents[1]
-REFERENCE = re.compile(
-    r"vitlens(\.\w+)+"
-)  # at the start of a string: a module, perhaps with ":function"
+# at the start of a string: a module, perhaps with ":function"
+REFERENCE = re.compile(r"vitlens(\.\w+)+")
 
 
 @dataclass(frozen=True)

@@ -107,10 +107,11 @@ def lines() -> Iterator[tuple[str, list[str]]]:
         if command.serves:
             continue  # needs an extra first: tests/ui/demo
         for what, (name, typed) in OPTIONS.items():
+            # its chapters say so, in its folder
             if (not name or name in flags_of_command) and (word, name) != (
                 "study",
                 "data",
-            ):  # its chapters say so, in its folder
+            ):
                 yield f"{word}, {what}", [*first, *typed.split()]
         if command.needs is not None and len(first) > 1:
             yield f"{word}, no such model", [*first[:-1], "vit-digts"]
@@ -134,9 +135,8 @@ def refused_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     assert code == 2, said
     (error,) = [line for line in said.splitlines() if line.startswith("error: ")]
     assert not list(Path().iterdir()), "something was written"
-    suggested = re.sub(
-        r" \(Possible options: .*?\)", "", error.removeprefix("error: ")
-    )  # as typer's version has it
+    # as typer's version has it
+    suggested = re.sub(r" \(Possible options: .*?\)", "", error.removeprefix("error: "))
     return suggested.replace(f"vitlens {words[0]} --help", "vitlens COMMAND --help")
 
 

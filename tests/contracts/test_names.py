@@ -46,9 +46,8 @@ def test_public_names_are_there_documented_and_what_the_type_checker_is_told():
     modules = {path.stem for path in HOME.glob("*.py")} | {
         path.parent.name for path in HOME.glob("*/__init__.py")
     }
-    assert not modules & set(
-        vitlens.__all__
-    )  # importing the module would put it in the function's place
+    # importing the module would put it in the function's place
+    assert not modules & set(vitlens.__all__)
     for misspelled, meant in (("roll", "rollout"), ("statistcs", "statistics")):
         with pytest.raises(AttributeError, match=f"did you mean .*'{meant}'"):
             getattr(vitlens, misspelled)
@@ -86,9 +85,8 @@ def test_every_word_of_a_choice_does_something_of_its_own_and_no_other_word_does
 
 def test_every_projection_weighting_and_substrate_is_one_of_its_own(golden, tiny_vit, tmp_path):
     record = golden("features").record
-    assert {row.weighting for row in record.depth} - {None} == set(
-        names.WEIGHTINGS
-    )  # the votes: golden/test_features
+    # the votes: golden/test_features
+    assert {row.weighting for row in record.depth} - {None} == set(names.WEIGHTINGS)
     clouds = [record.spaces["a"].points[f"{word}_images"] for word in names.PROJECTIONS]
     assert not any(np.allclose(*pair) for pair in combinations(clouds, 2))
     line = (

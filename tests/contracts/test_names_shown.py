@@ -115,8 +115,7 @@ def test_a_table_shows_the_names_and_json_keeps_them(part, odd, tmp_path):
     assert {row["class_1"] for row in rows} <= set(CLASSES)
     read = [row[0] for row in cells((tmp_path / "out" / "report.md").read_text(encoding="utf-8"))]
     assert len(read) == 1 + len(images)
-    for path, cell in zip(
-        images, read[1:], strict=True
-    ):  # what can be shown of it is shown, to the end of a line
+    # what can be shown of it is shown, to the end of a line
+    for path, cell in zip(images, read[1:], strict=True):
         if path.name.isascii() and path.name.isprintable() and len(path.name) < 60:
             assert cell == path.name.strip()

@@ -11,13 +11,13 @@ from tests.kit.golden import LINES, SAVED_TWICE
 from tests.kit.whole_folder import whole_folder
 from vitlens.commands.registry import COMMANDS
 
-MADE = {
-    word for word, command in COMMANDS.items() if command.reports and not command.serves
-}  # others: tests/ui/demo
+# tests/ui/demo has the others
+MADE = {word for word, command in COMMANDS.items() if command.reports and not command.serves}
+# and a command that was added
 NAMES = [
     *LINES,
     *sorted(MADE - {line.split()[0] for line in LINES.values()}),
-]  # and a command that was added
+]
 
 # long ones that no test of the default suite asks for, and whose parts it makes by hand
 BY_HAND = (

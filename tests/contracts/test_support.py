@@ -75,11 +75,12 @@ FUNCTIONS: dict[str, Callable[[Model, Tensor, Tensor], object]] = {
     "demo": lambda model, batch, _: every_view(model, batch),
     "walkthrough": lambda model, batch, _: vitlens.walkthrough(model, batch[:1]),
 }
+# by default; of a plain ViT and a CNN it is in tests/ui/demo
 DEMO = (
     "class-attention",
     "windows",
     "channels",
-)  # by default; of a plain ViT and a CNN it is in tests/ui/demo
+)
 
 
 def test_every_command_that_takes_a_model_has_its_needs():

@@ -93,9 +93,8 @@ def typed(path: Path) -> list[str]:
     matches = [
         re.search(r"(?:^|\s|/)vitlens (.+)$", line.split(" # ")[0].rstrip()) for line in lines
     ]
-    return [
-        match[1] for match in matches if match and '"${' not in match[1]
-    ]  # which is of a script
+    # which is of a script
+    return [match[1] for match in matches if match and '"${' not in match[1]]
 
 
 def with_model(inline: str) -> str:
@@ -112,20 +111,17 @@ def with_model(inline: str) -> str:
 
 @on(TYPED)
 def test_the_command_line_takes_what_a_page_says_to_type(path, tmp_path, monkeypatch, capsys):
-    (tmp_path / "runs" / "train-my-digits").mkdir(
-        parents=True
-    )  # a trained model that docs/python.md names
+    # a trained model that docs/python.md names
+    (tmp_path / "runs" / "train-my-digits").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        Command, "measure", property(lambda _: lambda _options: ())
-    )  # parsed, checked and not run
+    # parsed, checked and not run
+    monkeypatch.setattr(Command, "measure", property(lambda _: lambda _options: ()))
     for arguments in typed(path):
         words = [word for word in shlex.split(arguments) if word not in ("...", "\\")]
         if words[0] not in COMMANDS and not words[0].startswith("--"):
             assert words[0] == "COMMAND", arguments  # the word for any of them
-        elif (
-            "..." not in arguments and len(words) > 1
-        ):  # else a part of a command, or a command's name
+        elif "..." not in arguments and len(words) > 1:
+            # neither a part of a command nor only its name
             assert run(words) == 0, f"vitlens {arguments}: {capsys.readouterr().err}"
 
 
@@ -139,9 +135,8 @@ def test_commands_are_found_and_python_on_a_page_compiles():
 def test_every_work_is_cited_once_by_one_key():
     keys = [paper.key for paper in works()]
     assert len(keys) == len(set(keys)) > 50
-    assert (DOCS / "references.bib").read_text().count("@misc{") == len(
-        keys
-    )  # none was lost while reading
+    # none was lost while reading
+    assert (DOCS / "references.bib").read_text().count("@misc{") == len(keys)
     assert all(re.fullmatch(r"(\d{4}\.\d{4,5})?", paper.arxiv) for paper in works())
 
 
@@ -161,9 +156,10 @@ def test_registries_and_pages_cite_known_works():
     }
     cited = {where: set(citations(text)) for where, text in texts.items()}
     assert sum(map(len, cited.values())) > 100
+    # a venue
     missing = {
         where: [key for key in keys - paper_keys if key[0] != "ICLR"]
         for where, keys in cited.items()
-    }  # a venue
+    }
     assert not any(missing.values()), missing
     assert all(cited[f"attribution {name}"] for name in ATTRIBUTIONS if name != "attention")

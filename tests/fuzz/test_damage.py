@@ -80,12 +80,8 @@ def damaged(file: Path, damages: tuple[damage.Damage, ...], seed: int) -> str:
     way = draw.choice(damages) if damages and draw.random() < 0.7 else draw.choice(damage.BYTES)
     try:
         way(file, draw)
-    except (
-        EOFError,
-        IndexError,
-        TypeError,
-        ValueError,
-    ):  # no damage of its kind is there to be done
+    except (EOFError, IndexError, TypeError, ValueError):
+        # the file has nothing that this damage could change
         way = damage.cut if file.stat().st_size else damage.replace
         way(file, draw)
     return way.__name__

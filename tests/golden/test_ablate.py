@@ -141,10 +141,11 @@ def test_the_lens_ends_and_curves_begin_at_the_whole_model(pictures, tmp_path):
         tmp_path / "out",
         "ablate vit-digits --data digits --limit 60 --units head --replace zero --pairs 0",
     )
+    # by default an image and its corrupted copy
     [patching], arrays = (
         record.patching,
         record.patched,
-    )  # by default an image and its corrupted copy
+    )
     assert arrays.clean.shape == arrays.corrupted.shape
     assert np.abs(arrays.clean - arrays.corrupted).max() > 0
     model = load("vit-digits")
@@ -258,8 +259,7 @@ def test_a_killed_run_goes_on_at_the_layer_it_was_at_and_no_other(tiny_vit, tmp_
     with stopping("ablate", at=0) as calls:
         again = gone_on(out, "ablate")
     assert calls[0] == every - stored < every  # what was stored was not measured again
-    assert (
-        again.metrics == uninterrupted.metrics
-    )  # also the forward equivalents: recalled outcomes are counted at their cost
+    # also the forward equivalents: recalled outcomes are counted at their cost
+    assert again.metrics == uninterrupted.metrics
     assert (again.status, again.tables) == ("done", uninterrupted.tables)
     assert not (out / "progress").exists()

@@ -36,15 +36,13 @@ def test_each_command_that_a_report_advises_is_understood_as_printed(
     )
     begun = golden(name).record.config.command_line
     monkeypatch.setattr(Command, "measure", property(lambda _: lambda _: ()))
-    for code in dict.fromkeys(
-        CODE.findall(report.replace(begun, ""))
-    ):  # the run's own line wrote its folder
+    # the run's own line wrote its folder
+    for code in dict.fromkeys(CODE.findall(report.replace(begun, ""))):
         words = shlex.split(code) if code.startswith(("vitlens ", "--")) else []
         if len(words) > 2 and words[0] == "vitlens" and words[1] in COMMANDS:
             assert run(words[1:]) == 0, (code, capsys.readouterr().err)
         elif words and words[0] != "vitlens" and run([*words_typed(begun), *words]) != 0:
             error = capsys.readouterr().err
-            only_named = (
-                len(words) == 1 and "requires an argument" in error
-            )  # the reader chooses the value
+            # the reader chooses the value
+            only_named = len(words) == 1 and "requires an argument" in error
             assert only_named, (code, error)

@@ -46,10 +46,11 @@ def test_numbers_are_those_of_the_arrays(record):
         assert record.metric(name).value == pytest.approx(
             robust(row.model, row.attack, row.epsilon).mean()
         )
+        # its own predictions
         assert (row.accuracy.n, row.epsilon or row.accuracy.value) == (
             4,
             row.epsilon or 1,
-        )  # its own predictions
+        )
     for row in record.pairs:
         attack = "pgd-linf" if row.attack == "clean" else row.attack
         first, second = (robust(model, attack, row.epsilon) for model in PAIR)
@@ -86,9 +87,8 @@ def test_the_sample_is_attacked_where_the_curve_fell_and_what_changes_inside_is_
     cnn = ("the-true-class", "each-prediction")
     assert names >= {f"map_agreement/cnn-digits/top/gradcam-for-{maps}" for maps in cnn}
     assert all(0 <= row.distance.low <= row.distance.value <= 2 for row in record.blocks)
-    for row in (
-        record.overall
-    ):  # the first block at which the attack changes half as much as another image
+    # the first block at which the attack changes half as much as another image
+    for row in record.overall:
         of_model = {
             (block.kind, block.block): block.distance.value
             for block in record.blocks
@@ -135,10 +135,11 @@ def test_checks_cover_every_attack_and_nothing_is_claimed_of_four_images(record)
     rows = [row for row in record.checks if row.model == "vit"]
     (of_cw,) = [row for row in rows if (row.name, row.attack) == ("no limit", "cw-l2")]
     assert (of_cw.state != "failed") is (of_cw.found == "none found for 0 of 4")
+    # cw has none
     assert {row.attack for row in rows if row.name == "epsilon 0"} == {
         "fgsm-linf",
         "pgd-linf",
-    }  # cw has none
+    }
     assert {row.name for row in rows if row.attack == "pgd-linf"} == {
         "curve",
         "gradients read",
@@ -177,9 +178,8 @@ def test_few_checks_are_three_a_model_and_look_at_the_strongest_attack(tiny_vit,
         "one step against many",
     }
     assert all("pgd" in attack for name, attack in checks_by_kind["few"] if name != "gradients")
-    assert (
-        checks_by_kind["few"].items() <= checks_by_kind["all"].items()
-    )  # the same checks with the same outcomes
+    # the same checks with the same outcomes
+    assert checks_by_kind["few"].items() <= checks_by_kind["all"].items()
 
 
 def same_arrays(one: AttackRecord, other: AttackRecord) -> None:
@@ -243,12 +243,10 @@ def test_downwards_finds_the_same_with_fewer_passes_and_is_not_resumed_upwards(
     up = ran(tmp_path / "up", line)
     down = ran(tmp_path / "down", f"{line} --downwards")
     same_arrays(up, down)
-    assert (
-        up.attacks[0].forwards > down.attacks[0].forwards > 0
-    )  # what stays correct at the largest epsilon is done
-    (check,) = [
-        row for row in down.checks if row.name == "from below"
-    ]  # deepfool has no epsilons to try
+    # what stays correct at the largest epsilon is done
+    assert up.attacks[0].forwards > down.attacks[0].forwards > 0
+    # deepfool has no epsilons to try
+    (check,) = [row for row in down.checks if row.name == "from below"]
     assert check.attack == "pgd-linf"
     assert check.found.startswith("0 of ")
     assert not [row for row in up.checks if row.name == "from below"]
@@ -305,9 +303,8 @@ def test_corruptions_of_labelled_images(corrupted):
     assert not record.transfer
     document = report(record)
     assert states(document)["common corruptions of cnn-digits"] in ("pass", "warn", "fail")
-    assert (
-        states(document)["common corruptions of other"] == "inconclusive"
-    )  # at chance: nothing to lose
+    # at chance: nothing to lose
+    assert states(document)["common corruptions of other"] == "inconclusive"
     assert [figure.name for figure in document.figures] == ["curves", "pairs", "corruptions"]
 
 

@@ -59,9 +59,8 @@ def test_numbers_are_those_of_the_functions(golden, tmp_path):
         large = enlarged(maps[layer][:, head] if kind == "head" else patch_weights, masks.shape[1:])
         expected = (large * masks).sum((1, 2)) / large.sum((1, 2))
         assert row.estimate.value == pytest.approx(expected.mean(), abs=1e-6)
-        assert (
-            row.of_baseline.value >= masks.mean() - 1e-6
-        )  # of a uniform map, one of the baselines
+        # of a uniform map, one of the baselines
+        assert row.of_baseline.value >= masks.mean() - 1e-6
         gain = 100 * (row.estimate.value - row.of_baseline.value)
         assert row.difference.value == pytest.approx(gain, abs=1e-4)
     for row in record.layers:
@@ -257,9 +256,8 @@ def test_numbers_of_rollout_are_those_of_the_function(tiny_vit, golden):
         assert row.difference.value == pytest.approx(
             100 * (row.pointing.value - row.of_baseline.value)
         )
-        assert (
-            row.of_baseline.value >= split.masks.float().mean().item() - 1e-6
-        )  # of a uniform map, one of them
+        # of a uniform map, one of them
+        assert row.of_baseline.value >= split.masks.float().mean().item() - 1e-6
     assert [row.name for row in record.methods] == ["rollout (max)", "rollout (min)"]
     mass = by_fusion["max"].flatten(1).sum(1).mean().item()
     assert record.metric("rollout/tiny-vit/patch_mass/max").value == pytest.approx(mass, rel=1e-5)
@@ -315,6 +313,5 @@ def test_what_was_planted_is_found_and_nothing_beyond_its_limit():
     missing = said(rollout(difference=Estimate(-40.0, -50.0, -30.0, 40, "points")))
     assert "**mean-map**" in missing["maps that miss the object"]
     none = rollout()
-    assert (
-        "None of 2" in said(replace(none, methods=none.methods[:2]))["pointing game"]
-    )  # gains of 0 and 1 points
+    # gains of 0 and 1 points
+    assert "None of 2" in said(replace(none, methods=none.methods[:2]))["pointing game"]

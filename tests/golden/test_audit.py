@@ -138,9 +138,8 @@ def test_a_second_audit_repeats_nothing_and_a_chapter_is_made_again_by_its_comma
 
 @pytest.mark.slow
 def test_a_cnn_on_one_image_without_a_label_and_an_attack_that_fits(tiny_cnn, pictures, tmp_path):
-    with quick_attacks(
-        [CandidateRow(("pgd",), 1, (1.0, 8.0), 2, None, "too long")]
-    ):  # whatever a pass takes here
+    # whatever a pass takes here
+    with quick_attacks([CandidateRow(("pgd",), 1, (1.0, 8.0), 2, None, "too long")]):
         record = ran(tmp_path / "run", f"audit {tiny_cnn} --images {pictures / '0.png'} --budget 9")
     by_subject = states(record)
     assert (by_subject["accuracy"], by_subject["calibration"], by_subject["attention health"]) == (

@@ -166,9 +166,8 @@ def test_tables_are_those_of_the_public_comparison_and_agree_with_each_other(
         assert row.difference.value == pytest.approx(100 * (first - second))
         assert row.p_holm >= row.p
     assert not record.cue_conflicts
-    assert {row.margin.n for row in record.map_checks if row.margin} == {
-        2
-    }  # as many as were asked for
+    # as many as were asked for
+    assert {row.margin.n for row in record.map_checks if row.margin} == {2}
     scores = {
         row.model: {"mass": row.inside.value, "pointing": row.pointing.value}
         for row in record.methods

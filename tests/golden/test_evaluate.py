@@ -83,9 +83,8 @@ def test_numbers_are_those_of_the_models_and_of_the_arrays(record):
 
 
 def test_the_figures_of_the_confusion_have_the_counts_of_each_model(record):
-    rows = [
-        replace(row, count=20 * row.count + at) for at, row in enumerate(record.confusion)
-    ]  # errors are many
+    # errors are many
+    rows = [replace(row, count=20 * row.count + at) for at, row in enumerate(record.confusion)]
     drawn = [
         figure
         for figure in report(replace(record, confusion=tuple(rows))).figures
@@ -320,9 +319,8 @@ def test_more_scenes_are_drawn_where_errors_are_too_few_and_never_more_than_aske
 ):
     default = len(vitlens.load_data("digits"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "vitlens.commands.shared.saturation.FEWEST_ERRORS", 10**6
-        )  # so that any model is saturated
+        # so that any model is saturated
+        patch.setattr("vitlens.commands.shared.saturation.FEWEST_ERRORS", 10**6)
         patch.setattr("vitlens.commands.evaluate.measure.MOST_SCENES", default + 20)
         patch.setattr("vitlens.commands.evaluate.measure.SAMPLED", 20)
         more = ran(tmp_path / "more", f"evaluate {tiny_vit} --data digits")

@@ -175,12 +175,13 @@ def test_images_that_are_asked_for_are_drawn_whatever_the_sample(tiny_vit, pictu
             Refinement("affinity", layers=(1,), steps=4),
             "4x4",
         ),
+        # whose sum is no longer the method's
         (
             "integrated-gradients",
             "--views 3",
             Refinement(views=3),
             "32x32",
-        ),  # whose sum is no longer the method's
+        ),
         ("gradcam", "--times rollout", Refinement(times="rollout"), "4x4"),
         ("gradcam", "--upsample image", Refinement(upsample="image"), "32x32"),
         (
@@ -468,9 +469,8 @@ def test_other_replacements_are_measured_too_and_composites_are_made_without_mas
         {sentence.text for section in report(written).sections for sentence in section.sentences}
         for written in (record, recognised)
     )
-    assert len(unseen - seen) == len(
-        record.composite_sets
-    )  # another sentence for each kind that shows nothing
+    # another sentence for each kind that shows nothing
+    assert len(unseen - seen) == len(record.composite_sets)
     assert "composite_maps_0" in figures(record)
     assert "composites" not in figures(record)
 

@@ -180,8 +180,7 @@ def test_a_report_of_photographs_says_where_much_attention_lies_on_few_patches(n
     last[:, -1, :, :, 1 + 9] = first[:, 0, :, :, 1 + 9] = 255
     assert said(even) == said(first) == []  # of the last quarter of the layers alone
     region[:, -1, :, :, 5:11] = 255 - 8 * np.arange(6)
-    assert not any(
-        "1 of 16" not in text for text in said(region)
-    )  # at most a tenth of the patches are sinks
+    # at most a tenth of the patches are sinks
+    assert not any("1 of 16" not in text for text in said(region))
     (text,) = said(last)
     assert all(words in text for words in ("layer 1", "1 of 16", " 50 %"))

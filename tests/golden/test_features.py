@@ -131,10 +131,11 @@ def test_without_labels_nothing_is_classified_and_the_rest_is_there(tiny_vit, pi
     [row] = record.sets
     assert (row.bank, row.no_bank, row.chance) == (None, "the images have no labels", 0)
     assert {"patches", "matches", "space_patches"} <= figures(record)
+    # the nearest of three images need not be near
     assert not figures(record) & {
         "depth",
         "retrieval",
-    }  # the nearest of three images need not be near
+    }
     retrieved = record.shown["tiny-vit"]
     assert retrieved.near.shape[:2] == (3, 2)  # of three images each has two others
     assert retrieved.same is None
@@ -222,10 +223,11 @@ def test_rows_are_of_the_models_and_the_layers_counted_from_0(pair, tiny_vit):
     space = pair.spaces["a"]
     np.testing.assert_array_equal(space.wrong_images, wrong.numpy())
     assert space.points["pca_images"].shape == space.points["tsne_images"].shape == (24, 2)
+    # digits have masks: background and object
     assert set(np.unique(space.labels_patches)) == {
         0,
         1,
-    }  # digits have masks: background and object
+    }
     numbered = {"block 0": 0, "block 1": 1, "stage 0": 0, "stage 1": 1, "stage 2": 2}
     assert {row.title: row.layer for row in pair.depth} == {
         "embedding": None,

@@ -88,11 +88,12 @@ def test_it_claims_the_head_with_the_greatest_effect_and_judges_nothing(record):
     document = report(record)
     check_first_page(document)
     assert not judged(document)
+    # files, not paths
     assert [row[0] for row in document.first.glance.rows] == [
         "0.png",
         "1.png",
         "2.png",
-    ]  # files, not paths
+    ]
     assert set(document.explorer.images[0].maps) == {"prediction", "runner-up"}
     mean = np.mean([row.delta_loss for row in record.heads if (row.layer, row.head) == (1, 0)])
     assert document.explorer.importance[1, 0] == pytest.approx(mean)
@@ -159,14 +160,14 @@ def test_the_model_is_the_named_one_then_the_smallest_on_the_disk_then_the_bundl
         assert words in why
     name, why = chosen(tmp_path / "offline", pictures / "0.png", capsys, "--offline")
     assert "nothing is downloaded offline" in why
+    # the first by name
     for file in (
         "deit_base_patch16_224-b5f2ef4d.pth",
         "deit_tiny_patch16_224-a1311bcf.pth",
-    ):  # the first by name
+    ):
         (caches / file).write_bytes(b"many weights" if "base" in file else b"weights")
-    assert (
-        run(["look", str(pictures / "0.png"), "--out", str(tmp_path / "disk")]) == 2
-    )  # they are broken
+    # they are broken
+    assert run(["look", str(pictures / "0.png"), "--out", str(tmp_path / "disk")]) == 2
     assert "takes timm:deit_tiny_patch16_224, the smallest" in capsys.readouterr().err
     weights = (
         f"look {pictures / '0.png'} --weights {caches / 'deit_tiny_patch16_224-a1311bcf.pth'} "
@@ -312,9 +313,8 @@ def test_many_tokens_in_half_precision_are_pooled_and_more_than_a_page_holds_are
     assert not data.images[0].facts  # its rows sum to 1, to rounding
     np.testing.assert_allclose(data.images[0].weights.sum(-1), 1, atol=0.02)
     path = tmp_path / "many.npy"
-    header = np.lib.format.open_memmap(
-        path, mode="w+", dtype=np.float16, shape=(400, 16, 197, 197)
-    )  # of holes
+    # of holes
+    header = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=(400, 16, 197, 197))
     del header
     with pytest.raises(InputError, match=r"save some layers: weights\[-4:\]"):
         vitlens.attention_explorer(np.load(path, mmap_mode="r"), np.zeros((9, 9, 3), np.uint8))

@@ -132,10 +132,11 @@ def test_numbers_are_those_of_the_functions(golden, tiny_vit, tiny_cnn):
         assert (row.latency.unit, row.spread >= 1) == ("ms", True)
         assert row.rate.value == pytest.approx(1000 * row.images / row.latency.value)
         assert row.rate.low == pytest.approx(1000 * row.images / row.latency.high)
+    # 4 N² d in each of two blocks
     assert (vit.products, vit.untrained) == (
         2 * 4 * 17**2 * 16,
         False,
-    )  # 4 N² d in each of two blocks
+    )
     assert (vit.by_formula, cnn.by_formula) == (True, False)
 
 
@@ -148,10 +149,11 @@ def test_exponents_are_those_of_the_points(tmp_path):
     assert [row.tokens for row in record.tokens if row.model == "vit-micro"] == [65, 257, 577]
     assert record.metric("exponent/resnet20/image-size/flops").value == pytest.approx(1, abs=1e-3)
     assert "exponent/resnet20/image-size/products" not in record.metrics
+    # exact, with intervals without width
     for model, power in (
         ("vit-micro", 2.0),
         ("swin-micro", 1.0),
-    ):  # exact, with intervals without width
+    ):
         exponent = record.metric(f"exponent/{model}/image-size/products")
         assert (exponent.value, exponent.low, exponent.high) == pytest.approx(
             (power,) * 3, abs=1e-6

@@ -172,9 +172,8 @@ def test_a_model_whose_heads_are_all_uniform(word, tiny_vit, tmp_path):
 
 
 def test_over_a_training_numbers_are_those_of_the_function_at_every_checkpoint(tmp_path):
-    trained = kept_run(
-        tmp_path / "taught", saved_after=(0, 2, 4), epochs=5
-    )  # before training and after epochs 2 and 4
+    # before training and after epochs 2 and 4
+    trained = kept_run(tmp_path / "taught", saved_after=(0, 2, 4), epochs=5)
     record = ran(tmp_path / "out", f"stats {trained} {LINE} --over-training --no-names")
     images = next(digits("test").limit(12).batches(12)).images
     files = {epochs: trained / "kept" / f"epoch-{epochs:04}.safetensors" for epochs in (0, 2, 4)}

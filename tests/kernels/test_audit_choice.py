@@ -68,9 +68,8 @@ def test_the_time_of_a_rung_by_hand():
     """
     shares = {0.0: 0.9, 1.0: 0.8, 8.0: 0.5}
     few, many = (candidate_of("pgd", 3, (1.0, 8.0), images) for images in (300, 400))
-    run = (
-        3 * ATTACKS["pgd"].steps * 3
-    )  # restarts, steps, and forward passes that a step with its gradient takes
+    # restarts, steps, and forward passes that a step with its gradient takes
+    run = 3 * ATTACKS["pgd"].steps * 3
     assert passes_of(many, shares) - passes_of(few, shares) == pytest.approx(
         100 * run * (0.9 + 0.8)
     )
@@ -79,9 +78,8 @@ def test_the_time_of_a_rung_by_hand():
     assert 60 * row.minutes == pytest.approx(
         PASS * (passes_of(many, shares) + passes_of(fgsm, shares))
     )
-    checks = passes_of(
-        many, dict.fromkeys(shares, 0.0)
-    )  # the self-checks and the sample have all images
+    # the self-checks and the sample have all images
+    checks = passes_of(many, dict.fromkeys(shares, 0.0))
     assert checks == (8 * 16 + 256) * run
 
 
@@ -102,9 +100,8 @@ def test_later_members_of_an_ensemble_get_what_is_left_at_the_same_epsilon():
     shares = {0.0: 1.0, 8.0: 0.0}  # all fooled: APGD-CE alone has work
     assert swept("auto", shares) == pytest.approx(swept("apgd-ce", shares))
     assert swept("auto", ALL) > 5 * swept("auto", shares)
-    assert (
-        swept("square", ALL) == 10 * ATTACKS["square"].passes()
-    )  # without gradients: forward passes
+    # without gradients: forward passes
+    assert swept("square", ALL) == 10 * ATTACKS["square"].passes()
 
 
 def test_what_is_not_defined_is_passed_over_and_rungs_that_are_the_same_stand_once():

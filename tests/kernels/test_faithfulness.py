@@ -124,9 +124,8 @@ def test_the_curves_of_imputed_patches_are_those_of_a_plain_loop():
                     "imputed",
                 )
                 expected = answers.softmax(-1)[:, targets[index]]
-                torch.testing.assert_close(
-                    curve.probability[index], expected, atol=1e-4, rtol=1e-3
-                )  # of the pixels
+                # of the pixels
+                torch.testing.assert_close(curve.probability[index], expected, atol=1e-4, rtol=1e-3)
                 assert torch.equal(curve.predicted[index], answers.argmax(-1))
                 assert torch.equal(curve.kept[index], answers.argmax(-1) == targets[index])
 
@@ -135,9 +134,8 @@ def test_an_image_does_not_depend_on_its_neighbours_or_the_other_maps():
     model = ours()
     batch = images((32, 48), batch=3)
     targets = torch.tensor([1, 3, 0])
-    maps = torch.rand(3, 4, 3, generator=torch.Generator().manual_seed(1)).round(
-        decimals=1
-    )  # with ties
+    # with ties
+    maps = torch.rand(3, 4, 3, generator=torch.Generator().manual_seed(1)).round(decimals=1)
     (together, _) = faithfulness(model, batch, targets, [maps, maps.flip(0)], steps=4)
     assert together.deletion.shares.tolist() == [0, 0.25, 0.5, 0.75, 1]
     (alone,) = faithfulness(model, batch[1:2], targets[1:2], [maps[1:2]], steps=4)
@@ -252,17 +250,19 @@ def judged(
     ("means", "state", "decisive"),
     [
         (FALLING, "pass", 2),
+        # below 0.5 only in the lower half; the least down to the middle block decides
         (
             STAYING,
             "fail",
             2,
-        ),  # below 0.5 only in the lower half; the least down to the middle block decides
+        ),
         ((1.0, 0.4, 0.9, 0.9, 0.2, 0.0), "pass", 1),
+        # all weights random, and the maps are the old ones
         (
             (0.1, 0.1, 0.1, 0.1, 0.1, 0.6),
             "fail",
             5,
-        ),  # all weights random, and the maps are the old ones
+        ),
         ((0.9, 0.8, 0.49, 0.1, 0.1, 0.0), "inconclusive", 2),  # its interval holds 0.5
         ((0.1, 0.1, 0.1, 0.1, 0.1, 0.49), "inconclusive", 0),
     ],

@@ -56,9 +56,8 @@ FORMS: dict[str, bytes] = {
 def test_a_damaged_archive_is_one_line_and_no_memory(tmp_path, form):
     path = tmp_path / "a.npz"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "Duplicate name"
-        )  # zipfile's, of a name that is written twice
+        # zipfile's, of a name that is written twice
+        warnings.filterwarnings("ignore", "Duplicate name")
         for _ in range(2 if form == "twice" else 1):
             archive.writestr(zipfile.ZipInfo("x.npy"), FORMS[form])
     tracemalloc.start()

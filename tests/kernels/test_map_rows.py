@@ -88,8 +88,9 @@ def test_no_baseline_is_of_the_same_photograph_stored_twice():
     maps = [("map", masks.float())]
     (apart,) = on_object_rows("vit", maps, "mass", masks, sources=twice)
     (mixed,) = on_object_rows("vit", maps, "mass", masks)
+    # of the others, none is on the object
     assert apart.baseline in (
         "a uniform map",
         "a map of the centre",
-    )  # of the others, none is on the object
+    )
     assert mixed.of_baseline.value > apart.of_baseline.value

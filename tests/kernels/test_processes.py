@@ -116,9 +116,8 @@ def work_for_real(index: int, port: int, folder: Path) -> None:
     """What one of three real processes does: join, share, sum, gather, write what it found."""
     from accelerate.state import AcceleratorState
 
-    AcceleratorState._reset_state(
-        reset_partial_state=True
-    )  # a fork has what its parent found out about itself
+    # a fork has what its parent found out about itself
+    AcceleratorState._reset_state(reset_partial_state=True)
     place = {
         "RANK": index,
         "LOCAL_RANK": index,

@@ -174,11 +174,12 @@ MODEL = {"alias": "m", "name": "vit", "parameters": 3}
         ("config", {"models": [{**MODEL, "parameters": -1}]}, "parameters"),
         ("config", {"data": {"size": [1, 2, 3]}}, "size"),
         ("config", {"seed": 1.5}, "seed"),
+        # paths as aliases: tests/contracts
         (
             "config",
             {"models": [{**MODEL, "alias": 3}]},
             "alias",
-        ),  # paths as aliases: tests/contracts
+        ),
     ],
 )
 def test_what_does_not_fit_is_one_line_with_its_place(tmp_path, file, changes, place):

@@ -61,9 +61,8 @@ def test_groups_of_one_are_no_groups_and_copies_add_no_certainty(function):
         (alone.value, alone.low, alone.high)
     )
     assert function([1, 1, 1, 0], groups=["a", "a", "a", "b"]).value == 0.75  # the mean over images
-    assert function([0.3], unit="nats") == Estimate(
-        0.3, n=1, unit="nats"
-    )  # few values or groups have no interval
+    # few values or groups have no interval
+    assert function([0.3], unit="nats") == Estimate(0.3, n=1, unit="nats")
     assert function([0.0, 1.0], groups=[4, 4]) == Estimate(0.5, n=2)
     assert function([0.0, 1.0]).low is not None
 
@@ -283,9 +282,8 @@ def test_the_share_of_grouped_successes_is_bounded_and_copies_add_no_certainty()
     assert alone == ours.wilson(8, 10)
     copied = ours.share_of(np.repeat(right, 6), groups=np.repeat(np.arange(10), 6))
     assert (copied.value, copied.n) == (0.8, 60)
-    assert (
-        copied.low < alone.low < alone.high < copied.high < 1
-    )  # Student's quantile instead of the normal one
+    # Student's quantile instead of the normal one
+    assert copied.low < alone.low < alone.high < copied.high < 1
     nearly = ours.share_of([1] * 59 + [0], groups=np.repeat(np.arange(3), 20))
     assert 0 <= nearly.low < nearly.high <= 1
 

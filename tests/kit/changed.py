@@ -122,9 +122,8 @@ def _can_change_inside(model: Model, access: Access) -> bool:
     module: Any = model.module.get_submodule(access.module)
     if access.place.kind == "weights":
         return isinstance(module, MultiHeadSelfAttention)
-    if (
-        access.place.kind == "scores" and model.anatomy.family == "windowed"
-    ):  # to which a bias is added
+    # to which a bias is added
+    if access.place.kind == "scores" and model.anatomy.family == "windowed":
         return False
     is_normed = not isinstance(getattr(module, "q_norm", nn.Identity()), nn.Identity)
     return any(hasattr(module, name) for name in ("qkv", "in_proj_weight")) and not is_normed

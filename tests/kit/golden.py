@@ -21,6 +21,7 @@ from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import read_folder
 from vitlens.report.document import Document
 
+# the study with all its chapters is tests/golden/study/test_whole.py's
 LINES: Final = {
     "evaluate": "evaluate vit-digits cnn-digits --data digits --limit 40 --batch-size 10",
     "predict": "predict {vit} --images {pictures}",
@@ -81,7 +82,7 @@ LINES: Final = {
     "study of pretraining": "study --kind pretraining --seeds 2 --epochs 1 --limit 32 --batch-size "
     "16",
     "walkthrough": "walkthrough {vit} --images {pictures}/1.png --layer 1 --head 1",
-}  # the study with all its chapters is tests/golden/study/test_whole.py's
+}
 UNMET: Final = ("audit",)  # under a requirement that does not hold: exit code 3
 # whose figures are saved by the command and again by `report`, and are the same byte by byte; the
 # others' once
@@ -144,9 +145,8 @@ def golden(
     def find(name: str) -> Golden:
         if name not in goldens:
             folder = shared / name.replace(" ", "-")
-            with FileLock(
-                folder.with_suffix(".lock")
-            ):  # of another process that makes it at this moment
+            # of another process that makes it at this moment
+            with FileLock(folder.with_suffix(".lock")):
                 if not folder.with_suffix(".made").is_file():
                     shutil.rmtree(folder, ignore_errors=True)  # of one that failed
                     folder.mkdir()

@@ -148,9 +148,8 @@ def _node(tree: ast.AST, name: str, *, outside: bool) -> ast.expr | ast.ClassDef
         if isinstance(node, ast.Call) and ast.unparse(node.func) == name:
             return node
         value = _value_of(node, name)
-        if (
-            isinstance(value, ast.Call) and len(value.args) == 1 and not value.keywords
-        ):  # a read-only view
+        # a read-only view
+        if isinstance(value, ast.Call) and len(value.args) == 1 and not value.keywords:
             value = value.args[0]
         if isinstance(value, ast.Tuple | ast.List | ast.Dict) and not outside:
             return value

@@ -28,6 +28,7 @@ from vitlens.lens.trace import layers
 SAME = {"atol": 1e-5, "rtol": 1e-4}
 
 
+# one sequence, by CLS
 PLAIN = (
     "ours",
     "ours-unfused",
@@ -35,7 +36,7 @@ PLAIN = (
     "dinov2-registers",
     "torchvision-vit",
     "registers",
-)  # one sequence, by CLS
+)
 ATTENTIVE = (*PLAIN, "siglip", "cait", "swin", "torchvision-swin")
 MODELS: dict[str, Callable[[], Model]] = {
     **{name: partial(shared_model, name) for name in ATTENTIVE},

@@ -64,9 +64,8 @@ class Game(nn.Module):
         for block in self.blocks:
             stream = block(stream)
         margin = margins(cells_of(stream), self.head.weight[0])
-        colour = (stream[:, 0] - stream[:, 1]).mean(
-            (1, 2)
-        )  # of grey images none, unless the blocks are changed
+        # of grey images none, unless the blocks are changed
+        colour = (stream[:, 0] - stream[:, 1]).mean((1, 2))
         return torch.stack([margin, 100 * colour.abs()], 1)
 
 

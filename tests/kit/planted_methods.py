@@ -27,9 +27,10 @@ def planted_methods(functions: Mapping[str, Method]) -> Iterator[None]:
     """Inside, each of these names is the function, of any model: `planted_methods({"saliency":
     mine})`.
     """
+    # behind the read-only view
     (methods,) = (
         referent for referent in gc.get_referents(ATTRIBUTIONS) if isinstance(referent, dict)
-    )  # behind the read-only view
+    )
     with pytest.MonkeyPatch.context() as patch:
         for place, (name, function) in enumerate(functions.items()):
             patch.setitem(globals(), f"planted_{place}", function)

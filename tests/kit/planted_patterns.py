@@ -48,9 +48,8 @@ def scenes(grid: tuple[int, int], count: int, seed: int) -> Scenes:
         marks[image, torch.randperm(rows * columns, generator=draw)[: 1 + image % 2]] = 1
     colour[:, 2][masks] = 0.8
     pixels = (colour / 2 + 0.5).repeat_interleave(PATCH, 2).repeat_interleave(PATCH, 3)
-    stripes = (
-        torch.tensor([0.1, -0.1]).repeat_interleave(PATCH // 2).repeat(columns)
-    )  # mean 0 in every patch
+    # mean 0 in every patch
+    stripes = torch.tensor([0.1, -0.1]).repeat_interleave(PATCH // 2).repeat(columns)
     marked = (
         marks.view(count, rows, columns).repeat_interleave(PATCH, 1).repeat_interleave(PATCH, 2)
     )
@@ -138,9 +137,8 @@ class Bench:
             "sink": self.content(RGB, 1),
             "object": self.content(2, 1),
             "background": self.content(2, -1),
-            "similar": self.form(
-                colours, colours, 3 * STRONG
-            ),  # all colours are equally far from grey
+            # all colours are equally far from grey
+            "similar": self.form(colours, colours, 3 * STRONG),
             **{name: self.offsets(selected) for name, selected in inside.items()},
             "noise 1": self.noise(),
             "noise 2": self.noise(),

@@ -229,6 +229,5 @@ def shared_model(name: str) -> Model:
     return FAMILIES[name]()
 
 
-CHAINED = tuple(
-    name for name in FAMILIES if "swin" not in name
-)  # one sequence of tokens: rollout is defined
+# one sequence of tokens: rollout is defined
+CHAINED = tuple(name for name in FAMILIES if "swin" not in name)

@@ -39,13 +39,13 @@ def interrupted(
         return plain(replace(task, on_progress=tell), **how)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "vitlens.training.loop.PROGRESS_INTERVAL", 0.0
-        )  # told of every step, however quick
+        # told of every step, however quick
+        patch.setattr("vitlens.training.loop.PROGRESS_INTERVAL", 0.0)
+        # a study's are not counted
         for name in (
             "train_on_images",
             *(() if command == "study" else ("fit_head",)),
-        ):  # a study's are not counted
+        ):
             patch.setattr(module, name, partial(stopping, getattr(module, name)))
         yield
 
@@ -70,7 +70,6 @@ def kept_run(folder: Path, *, saved_after: Sequence[int], epochs: int) -> Path:
         {name: value for name, value in asdict(line).items() if name != "gradient_norm"}
         for line in lines
     ]
-    write_text(
-        folder / METRICS_FILE, "".join(json.dumps(line) + "\n" for line in older)
-    )  # as they once were
+    # as they once were
+    write_text(folder / METRICS_FILE, "".join(json.dumps(line) + "\n" for line in older))
     return folder

@@ -136,9 +136,8 @@ def unwindow(
     index = window_places(cut).to(weights.device)
     count = len(index)
     patches = cut.resolution[0] * cut.resolution[1]
-    split = weights.unflatten(0, (-1, count)).transpose(
-        1, 2
-    )  # (batch, heads, count, inside, inside)
+    # of shape (batch, heads, count, inside, inside)
+    split = weights.unflatten(0, (-1, count)).transpose(1, 2)
     # padding gets an extra row and column, which is cut off at the end
     place = index.masked_fill(index < 0, patches)
     full = weights.new_zeros(*split.shape[:2], patches + 1, patches + 1)

@@ -47,9 +47,8 @@ def difference(model: Model, batch: Tensor) -> float:
         expected_weights = expected.pop(call.site.module)
         module = call.site.module
         weights = call.weights()
-        if hasattr(
-            mixed := model.module.get_submodule(module), "proj_w"
-        ):  # talking heads: timm mixes before attn_drop
+        # talking heads: timm mixes before attn_drop
+        if hasattr(mixed := model.module.get_submodule(module), "proj_w"):
             weights = mixed.proj_w(weights.movedim(1, -1)).movedim(-1, 1)
         assert expected_weights.shape == weights.shape
         assert expected_weights.std() > 1e-4  # the comparison is not empty

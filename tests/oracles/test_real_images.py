@@ -19,11 +19,12 @@ from tests.oracles.test_attention import difference
 from vitlens import Model, Split
 from vitlens.cli.main import run
 
+# ROC-AUC, as data/README says of the stored maps
 FIGURES = {
     "rollout": 0.676,
     "attention": 0.708,
     "relevance": 0.872,
-}  # ROC-AUC, as data/README says of the stored maps
+}
 
 
 @pytest.fixture(scope="module")

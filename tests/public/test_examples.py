@@ -133,9 +133,8 @@ def pictures_of(cell):
 
 def test_every_output_is_stored_and_figures_are_pictures(cells):
     assert TOUR.stat().st_size < LARGEST
-    assert [cell["execution_count"] for cell in cells] == list(
-        range(1, len(cells) + 1)
-    )  # run once, from the top
+    # run once, from the top
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
     kinds = [output["output_type"] for cell in cells for output in cell["outputs"]]
     assert set(kinds) == {"stream", "execute_result"}  # no error
     for cell in cells:
@@ -169,9 +168,8 @@ def test_executed_again_it_gives_the_same_numbers(cells, tmp_path):
     again = [cell for cell in notebook.cells if cell.cell_type == "code"]
     for before, after in zip(cells, again, strict=True):
         assert len(pictures_of(before)) == len(pictures_of(after))
-        if (
-            "vitlens.attack" in after.source
-        ):  # which class an attack ends in may hang on the last bit
+        # which class an attack ends in may hang on the last bit
+        if "vitlens.attack" in after.source:
             continue
         stored = text_of(before)
         numbers_text = text_of(after)

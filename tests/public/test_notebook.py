@@ -87,9 +87,8 @@ def test_heads_of_weights_are_the_rows_of_cls(vit, images):
     layers = len(expected)
     heads = expected.shape[2]
     for source in (weights, vitlens.attention(vit, images, rows="cls")):
-        drawn_heads = shown(vitlens.show_heads(source, images, model=vit, image=1))[
-            1:
-        ]  # beside the image
+        # beside the image
+        drawn_heads = shown(vitlens.show_heads(source, images, model=vit, image=1))[1:]
         assert len(drawn_heads) == layers * heads
         for index, drawn_head in enumerate(drawn_heads):
             layer, head = divmod(index, heads)
@@ -101,9 +100,8 @@ def test_heads_of_weights_are_the_rows_of_cls(vit, images):
     one = vitlens.show_heads(vit, images, layer=1)
     other = vitlens.show_heads(weights, images, model=vit, layer=1)
     for first, second in zip(shown(one), shown(other), strict=True):
-        np.testing.assert_allclose(
-            first, second, atol=0.02
-        )  # rounding may turn a colour into its neighbour
+        # rounding may turn a colour into its neighbour
+        np.testing.assert_allclose(first, second, atol=0.02)
 
 
 def test_the_heads_of_one_image_are_drawn_of_any_number_of_images(vit):

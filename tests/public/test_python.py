@@ -173,9 +173,8 @@ def functions_with(parameter: str) -> set[str]:
     }
 
 
-@pytest.mark.parametrize(
-    "share", [3, pytest.param(1, marks=pytest.mark.slow)]
-)  # by default each takes a third
+# by default each takes a third
+@pytest.mark.parametrize("share", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", TAKES)
 def test_a_folder_files_arrays_and_a_split_give_what_a_tensor_gives(
     name, share, vit, images, forms

@@ -121,11 +121,12 @@ def test_accuracies_are_those_of_the_trained_models(done):
     right = vitlens.evaluate(trained(done, "mean", 1), digits("test").limit(20)).correct
     assert mean[1].tolist() == right.tolist()
     left = {path.name for path in (done.folder / "points" / "mean" / "seed-1").iterdir()}
+    # no checkpoint, no second copy of the weights
     assert left == {
         "metrics.jsonl",
         "model.safetensors",
         "result.npz",
-    }  # no checkpoint, no second copy of the weights
+    }
     assert "points" in figures(done)
 
 
@@ -158,21 +159,24 @@ def test_a_stopped_study_goes_on_and_finds_the_same(done, tmp_path):
 @pytest.mark.parametrize(
     ("images", "typed", "expected"),
     [
+        # the CNN's own size: the ViT's recipe has 256
         (
             10_000,
             "",
             {"vit": (128, 1.414e-3), "cnn": (128, 3e-3)},
-        ),  # the CNN's own size: the ViT's recipe has 256
+        ),
+        # of the user: the learning rates stay
         (
             10_000,
             "--batch-size 64",
             {"vit": (64, 2e-3), "cnn": (64, 3e-3)},
-        ),  # of the user: the learning rates stay
+        ),
+        # 10 steps an epoch, from 256 and from 128
         (
             200,
             "",
             {"vit": (16, 5e-4), "cnn": (16, 1.061e-3)},
-        ),  # 10 steps an epoch, from 256 and from 128
+        ),
     ],
 )
 def test_all_points_have_one_batch_size_though_their_presets_differ(
@@ -247,9 +251,8 @@ def test_position_embeddings_of_every_training_are_measured(pictures, tmp_path):
         ]
         assert values == pytest.approx(np.mean(seed_values, 0), abs=1e-6)
     for label, row in rows.items():
-        assert (
-            (row.before == row.all.value) == (row.all.low is None) == (label != "learned")
-        )  # fixed: of every seed
+        # fixed: of every seed
+        assert (row.before == row.all.value) == (row.all.low is None) == (label != "learned")
     assert record.metric("positions/learned/rank_correlation/all") == rows["learned"].all
     stored = record.position_similarity.similarity
     assert sorted(stored) == [1, 2, 3]

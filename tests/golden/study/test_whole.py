@@ -160,9 +160,8 @@ def test_a_second_study_of_the_same_models_repeats_no_chapter(
         ran(tmp_path / name, f"{line} --seed {seed}")
         for name, seed in (("first", 0), ("second", 0), ("third", 1))
     )
-    assert [row.word for row in second.chapters if not row.cached] == [
-        "profile"
-    ]  # timings are measured anew
+    # timings are measured anew
+    assert [row.word for row in second.chapters if not row.cached] == ["profile"]
     timed = read_folder(second.about("profile", "").record.folder).metrics
     same = {name: value for name, value in first.metrics.items() if name not in timed}
     assert same == {name: value for name, value in second.metrics.items() if name not in timed}
@@ -201,9 +200,8 @@ def test_classes_that_a_model_does_not_know_are_refused_before_any_chapter(
 def test_how_long_the_rest_takes_is_said_before_and_after_every_chapter(
     tiny_vit, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setenv(
-        "VITLENS_CACHE", str(tmp_path / "cache")
-    )  # chapters that are kept take no time
+    # chapters that are kept take no time
+    monkeypatch.setenv("VITLENS_CACHE", str(tmp_path / "cache"))
     with few_chapters(*LONG):
         line = f"{LINE.format(models=f'mine={tiny_vit}')} --device cpu --out {tmp_path / 'out'}"
         assert run(line.split()) == 0

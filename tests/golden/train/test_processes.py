@@ -44,12 +44,13 @@ def words(launch: tuple[str, ...], out: Path, line: str) -> list[str]:
 @pytest.mark.parametrize(
     ("launch", "line", "more", "within"),
     [
+        # 4 images in 2 parts, 3 in 3
         (
             TORCHRUN,
             f"{TINY} --batch-size 7 --epochs 2",
             "--set accumulate=3",
             1e-5,
-        ),  # 4 images in 2 parts, 3 in 3
+        ),
         (ACCELERATE, HEAD, "", 1e-6),
     ],
     ids=["torchrun", "accelerate"],

@@ -122,9 +122,8 @@ def test_a_run_is_not_resumed_on_other_images_and_its_record_of_them_only_grows(
     assert f"the {part} images that the run in" in refusal(capsys, again)
     assert np.array_equal(np.load(folder / "arrays" / "training_images.npz")["numbers"], before)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(
-        json.dumps({**config, "fingerprints": {}})
-    )  # of an earlier version
+    # of an earlier version
+    (folder / "config.json").write_text(json.dumps({**config, "fingerprints": {}}))
     assert f"the {part} images that the training in" in refusal(capsys, again)
     numbers = np.load(folder / "arrays" / "training_images.npz")["numbers"]
     assert np.isin(before, numbers).all()

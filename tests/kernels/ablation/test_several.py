@@ -27,6 +27,5 @@ def test_share_that_can_go(accuracies: tuple[float, ...], share: float | None) -
 def test_the_share_is_uncertain_where_accuracy_is_near_the_bound() -> None:
     removable = share_removable(curve(0.8, 0.8, 0.795, 0.788, 0.2, n=1000))
     assert (removable.low, removable.value, removable.high) == (0.5, 0.5, 0.75)
-    assert (
-        share_removable(curve(0.9, 0.1), groups=torch.zeros(100)) is None
-    )  # one group says nothing of others
+    # one group says nothing of others
+    assert share_removable(curve(0.9, 0.1), groups=torch.zeros(100)) is None

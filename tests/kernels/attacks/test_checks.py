@@ -71,9 +71,8 @@ def test_examples_beyond_the_budget_or_the_range_and_successes_that_are_none():
         "passed",
         "failed",
     ]
-    assert (
-        judged(moved, epsilon=0.0, norm="patch") == "passed"
-    )  # of which the range alone is checked
+    # of which the range alone is checked
+    assert judged(moved, epsilon=0.0, norm="patch") == "passed"
     for outside in (IMAGES + 0.5, IMAGES - 0.5):
         assert [judged(Result(outside, NONE), norm=norm) for norm in ("linf", "patch")] == [
             "failed",

@@ -45,11 +45,12 @@ from vitlens.errors import InputError, UnsupportedError
     [
         (partial(shared_model, "cait"), (1, 2), 2),
         (partial(shared_model, "siglip"), (1, 2), 2),
+        # more images than go at once
         (
             partial(ours, registers=3, size=(64, 96), patch_size=(4, 4)),
             (1, 2),
             9,
-        ),  # more images than go at once
+        ),
         (WINDOWED["swin"], (0, 0), 2),
         *(
             (WINDOWED[name], (9, 9), 2)
@@ -139,9 +140,8 @@ def test_pairs_reach_and_parts_by_loops(name):
     assert third.new is None  # the first layer after merging
     assert fourth.new > 0
     assert len(first.part.unique()) == 16
-    assert (
-        len(second.part.unique()) == 25
-    )  # 3x3 whole windows, and 16 parts of those that the map's end cuts
+    # 3x3 whole windows, and 16 parts of those that the map's end cuts
+    assert len(second.part.unique()) == 25
     assert first.reach == third.reach == 16.0
     every = torch.arange(0, 256, 4)
     assert second.reach == pytest.approx(
@@ -160,13 +160,11 @@ def test_without_shift_nothing_new_is_connected():
 def test_padding_is_no_patch_and_one_window_is_not_shifted():
     (first, second, *_) = window_layers(our_swin(size=(18, 24)), images((18, 24)))  # maps of 9 x 12
     assert first.padding == second.padding == 12 * 12 - 9 * 12
-    assert (
-        first.pairs == 16 * 16 * 6 + 4 * 4 * 3
-    )  # two rows of whole windows; one row of patches is left
+    # two rows of whole windows; one row of patches is left
+    assert first.pairs == 16 * 16 * 6 + 4 * 4 * 3
     assert (first.part.shape, second.shift) == ((9, 12), (2, 2))
-    layers = window_layers(torchvision_swin((8, 16)), images((8, 16)))[
-        :2
-    ]  # maps of 4 x 8 in windows of 4 x 4
+    # maps of 4 x 8 in windows of 4 x 4
+    layers = window_layers(torchvision_swin((8, 16)), images((8, 16)))[:2]
     assert [layer.shift for layer in layers] == [(0, 0), (0, 2)]
     with pytest.raises(UnsupportedError, match="try swin-micro"):
         window_layers(ours(), images((32, 48)))

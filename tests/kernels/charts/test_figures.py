@@ -67,9 +67,8 @@ def test_names_are_written_as_they_are_and_numbers_as_formulas(tmp_path):
         for draw in (lines("x", "y", of="name", log=True), bars("name", "x"))
     )
     for figure in (listed, scatter):
-        figure.savefig(
-            tmp_path / "a.png"
-        )  # an unknown command, or a lacking glyph, would be an error
+        # an unknown command, or a lacking glyph, would be an error
+        figure.savefig(tmp_path / "a.png")
         assert figure.get_suptitle() == " ".join(odd_names)
     assert [text.get_text() for text in listed.legends[0].get_texts()] == odd_names
     assert [
@@ -123,9 +122,8 @@ def test_a_class_has_one_colour_in_all_panels_and_the_list():
     np.testing.assert_array_equal(part, np.stack([all_colours[2], all_colours[5]]))
     assert listed(figure) == ["cat", "dog", "owl"]
     assert to_rgb(figure.legends[0].legend_handles[2].get_color()) == tuple(all_colours[2][:3])
-    apart = np.array(
-        [[0.0, 0.0], [0.01, 0.0], [1.0, 1.0]]
-    )  # names that would lie on each other are left to the list
+    # names that would lie on each other are left to the list
+    apart = np.array([[0.0, 0.0], [0.01, 0.0], [1.0, 1.0]])
     figure = feature_space([cloud(3, points=apart, wrong=None)], "space")
     assert [text.get_text() for text in figure.axes[0].texts] == ["cat", "owl"]
 
@@ -148,9 +146,8 @@ def test_thumbnails_stand_in_place_of_points():
     assert [box.xy for box in axes.artists] == [tuple(point) for point in full.points[chosen]]
     for box, picture in zip(axes.artists, pictures):
         np.testing.assert_array_equal(box.offsetbox.get_data(), picture.transpose(1, 2, 0))
-        assert box.offsetbox.get_zoom() == pytest.approx(
-            44 / 16 / 2
-        )  # of the longer side, 44 px at 200 dots an inch
+        # of the longer side, 44 px at 200 dots an inch
+        assert box.offsetbox.get_zoom() == pytest.approx(44 / 16 / 2)
     assert axes.get_title() == "8 of them as thumbnails"
 
 

@@ -163,9 +163,10 @@ def test_the_object_is_outlined_and_the_highest_point_marked():
     first, hit, miss, bare = figure.axes
     assert [len(axes.collections) for axes in figure.axes] == [2, 2, 2, 0]  # white over black
     ends = first.collections[1].get_paths()[0].get_extents()
+    # of 224
     np.testing.assert_allclose(
         [ends.x0, ends.y0, ends.x1, ends.y1], [-0.5, -0.5, 111.5, 111.5], atol=0.6
-    )  # of 224
+    )
     for axes, place, colour in ((hit, 1.5 / 4, RIGHT), (miss, 3.5 / 4, WRONG)):
         (mark,) = axes.lines
         np.testing.assert_allclose(mark.get_xydata()[0] / 224, place, atol=0.12)
@@ -222,24 +223,27 @@ PEAK[3, 3] = 1
 @pytest.mark.parametrize(
     ("scale", "values", "ticks"),
     [
+        # on nothing a peak is not clipped away
         (
             "joint",
             PEAK,
             ["0", "0.2", "0.4", "0.6", "0.8", "1.0"],
-        ),  # on nothing a peak is not clipped away
+        ),
+        # clipped at 1.99
         (
             "joint",
             np.append(np.linspace(0, 2, 500), 90.0)[None],
             ["0", "0.5", "1.0", "1.5"],
-        ),  # clipped at 1.99
+        ),
         ("joint", ends(0.02, 21.04), ["0", "5", "10", "15", "20"]),  # no 5.26, 10.5, 15.8
         ("joint", ends(-2e-9, 3e-9), ["-2e-09", "-1e-09", "0", "1e-09", "2e-09", "3e-09"]),
         ("joint", np.array([[3.0, 3.0]]), ["3\nall\nequal"]),
+        # symmetric; the ends, rather than 0.4
         (
             "signed",
             np.array([[0.1, -0.5]]),
             ["-0.5", "0", "0.5"],
-        ),  # symmetric; the ends, rather than 0.4
+        ),
         ("signed", np.append(np.ones(60), 9.0)[None], ["≤ -1.0", "-0.5", "0", "0.5", "≥ 1.0"]),
         ("signed", np.array([[np.nan, 2.0]]), ["-2", "-1", "0", "1", "2"]),
     ],

@@ -33,9 +33,8 @@ ANSWERS = np.array(
 SPREAD = np.random.default_rng(4).random((4, 30)) < np.linspace(0.1, 1, 30) * np.array(
     [[1.0], [0.9], [0.3], [0.5]]
 )
-BY_SEED = np.repeat(
-    [[True], [True], [True], [False], [True]], 20, axis=1
-)  # each is right on all images or on none
+# each is right on all images or on none
+BY_SEED = np.repeat([[True], [True], [True], [False], [True]], 20, axis=1)
 
 
 @pytest.mark.parametrize(
@@ -58,9 +57,8 @@ def test_the_mean_squares_are_those_of_a_table_worked_out_by_hand(answers, least
     freedoms = [seeds - 1, images - 1, (seeds - 1) * (images - 1)]
     squares = np.array([*between, (every**2).sum() - sum(between)]) / freedoms
     assert squares[least] == pytest.approx(squares.min(), abs=1e-12)
-    squares[2] = squares[
-        least
-    ]  # else the component of seeds or images is below 0: that of the others alone remains
+    # else the component of seeds or images is below 0: that of the others alone remains
+    squares[2] = squares[least]
     variance = squares[0] + squares[1] - squares[2]
     freedom = variance**2 / sum(square**2 / degrees for square, degrees in zip(squares, freedoms))
     accuracy = accuracy_over_seeds(answers)

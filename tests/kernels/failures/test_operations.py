@@ -89,9 +89,8 @@ def test_covered_squares_have_the_mean_colour_stay_covered_and_are_off_the_grid_
         )
     assert not (gone[0.5] & ~gone[0.75]).any()
     shares = gone[0.5].unflatten(1, (-1, patch)).unflatten(3, (-1, patch)).float().mean((2, 4))
-    assert (
-        ((shares > 0) & (shares < 1)).any((1, 2)).all()
-    )  # every image has patches covered in part
+    # every image has patches covered in part
+    assert ((shares > 0) & (shares < 1)).any((1, 2)).all()
 
 
 @pytest.mark.parametrize("cutoff", [0.0, 0.5])

@@ -254,9 +254,8 @@ def test_patch_tokens_lie_where_the_patches_lie_read_in_one_pass_before_a_block_
     assert tokens.shape == (3, rows, columns, 16)
     expected = model.module.norm(first) if norm else first
     torch.testing.assert_close(tokens[:, 1, 2], expected[:, 3 + columns + 2], atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(
-        embedding.flatten(1, 2), entering[:, 3:], atol=1e-6, rtol=0
-    )  # whatever the norm
+    # whatever the norm
+    torch.testing.assert_close(embedding.flatten(1, 2), entering[:, 3:], atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["cnn", "windowed"])

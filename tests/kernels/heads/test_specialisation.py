@@ -70,9 +70,8 @@ def test_sinks_off_the_object_are_those_of_the_planted_head():
     ]
     off, none, every = (specialise(table).sinks_off_object for table in (*tables, nothing))
     assert none.value == pytest.approx(0, abs=1e-6)
-    assert every.value == pytest.approx(
-        float(nothing.sink_mass.mean()), abs=0.02
-    )  # but for sinks in the prefix
+    # but for sinks in the prefix
+    assert every.value == pytest.approx(float(nothing.sink_mass.mean()), abs=0.02)
     assert 0 <= off.value <= every.value + 1e-9
 
 
@@ -252,12 +251,10 @@ def test_ratios_by_hand():
     ).ratios[0]
     assert itself.shape == (5, 7)
     assert itself[2, 3].item() == itself.sum().item() == pytest.approx(12)
-    assert neighbours[2, 4].item() == pytest.approx(
-        12
-    )  # each pair that is side by side has all of its row
-    assert neighbours[2, 3].item() == pytest.approx(
-        12 * 1 / 4
-    )  # a quarter of the patches has none beside
+    # each pair that is side by side has all of its row
+    assert neighbours[2, 4].item() == pytest.approx(12)
+    # a quarter of the patches has none beside
+    assert neighbours[2, 3].item() == pytest.approx(12 * 1 / 4)
 
 
 @pytest.mark.parametrize(("grid", "prefix"), [((1, 7), 0), ((7, 1), 1), ((1, 1), 0), ((2, 1), 5)])

@@ -81,9 +81,8 @@ def test_gradients_through_frozen_weights_are_the_same_to_rounding(make, product
     model = make()
     batch = images((8, 8), batch=3)
     torch.testing.assert_close(both(model, batch, quick_linear(CPU)), both(model, batch), **CLOSE)
-    assert len(products) == 2 * sum(
-        isinstance(module, nn.Linear) for module in model.modules()
-    )  # forward and back
+    # forward and back
+    assert len(products) == 2 * sum(isinstance(module, nn.Linear) for module in model.modules())
 
 
 def test_weights_that_want_a_gradient_and_other_precisions_are_left_alone(products):

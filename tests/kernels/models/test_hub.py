@@ -78,9 +78,8 @@ def test_it_is_downloaded_once_as_safetensors_and_found_afterwards(server):
     part = constants.DOWNLOAD_CHUNK_SIZE
     said, steps = download()
     assert (said, sum(steps), len(steps) > 1) == ([server.address], 3, True)  # whole MB
-    assert {path for method, path in server.asked if method == "GET"} == {
-        PATH
-    }  # no pickle, no other file
+    # no pickle, no other file
+    assert {path for method, path in server.asked if method == "GET"} == {PATH}
     (vit,) = hub.vits_on_disk()
     assert Path(vit.weights).read_bytes() == server.content
     assert (vit.name, vit.alias) == (f"timm:{hub.SMALL_VIT}", hub.SMALL_VIT)

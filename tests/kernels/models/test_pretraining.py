@@ -38,12 +38,13 @@ NAMES = {  # name -> objective, recipe, data, labels afterwards
         "ImageNet-1k",
     ),
     "resnet50.ft_in1k": ("supervised", "labels", "ImageNet-1k", "ImageNet-1k"),
+    # the optimiser, not the masks
     "vit_base_patch16_224.sam_in1k": (
         "supervised",
         "labels",
         "ImageNet-1k",
         "",
-    ),  # the optimiser, not the masks
+    ),
     "deit_tiny_patch16_224.fb_in1k": (
         "supervised",
         "labels, DeiT's recipe or distillation",
@@ -92,11 +93,12 @@ def test_the_source_tells_and_the_user_knows_better_but_not_of_random_weights():
     assert pretraining_of(dino, told="self-supervised").objective == "random weights"
     hub = told(dino, name)
     unstated = told(dino, name, "mine.safetensors")
+    # timm's tag of its own weights
     assert (hub.recipe, hub.data, hub.source) == (
         "DINOv2",
         "LVD-142M",
         "its name",
-    )  # timm's tag of its own weights
+    )
     assert (unstated.objective, unstated.data) == ("self-supervised", "")
     assert "user's file" in unstated.source
     assert told(dino, f"{name}.lvd142m", "mine.safetensors").data == "LVD-142M"
@@ -107,10 +109,11 @@ def test_the_source_tells_and_the_user_knows_better_but_not_of_random_weights():
         "self-supervised", source="--objective"
     )
     stated = told(dino, name, "mine.safetensors", told="self-supervised")
+    # the word agrees with the name
     assert (stated.recipe, stated.source) == (
         "DINOv2",
         "--objective",
-    )  # the word agrees with the name
+    )
     assert told(dino, name, "mine.safetensors", told="supervised").recipe == ""
 
 
@@ -132,9 +135,8 @@ def test_a_text_tower_tells():
     assert (read.objective, read.recipe, read.data) == ("language-image", "CLIP", "LAION-2B")
     read = told(tiny(), "open-clip:ViT-B-16-SigLIP/webli")
     assert (read.recipe, read.data, read.source) == ("SigLIP", "WebLI", "its text tower")
-    assert (
-        told(tiny(), "runs/laion2b", "model.safetensors").data == ""
-    )  # a folder's name says nothing
+    # a folder's name says nothing
+    assert told(tiny(), "runs/laion2b", "model.safetensors").data == ""
 
 
 @pytest.mark.parametrize(

@@ -165,9 +165,8 @@ def test_it_comes_back_from_its_file(tmp_path, name, heads):
     assert torch.equal(loaded(batch), pruned(batch))
     assert loaded.anatomy == pruned.anatomy
     assert loaded.parameter_count() == pruned.parameter_count() < model.parameter_count()
-    other = vitlens.load(
-        str(tmp_path), image_size=(64, 32)
-    )  # timm resizes positions, and knows whole models
+    # timm resizes positions, and knows whole models
+    other = vitlens.load(str(tmp_path), image_size=(64, 32))
     assert (other.input_size, other.layout.grid) == (
         (64, 32),
         (8, 2) if name == "vit-micro" else (4, 2),
@@ -292,9 +291,8 @@ def test_a_head_for_the_same_classes_is_kept_and_positions_are_those_of_another_
     old = vitlens.load(str(written(small(positions=positions), tmp_path)), image_size=(64, 32))
     new = for_classes(old, old.classes)
     batch = images((64, 32))
-    torch.testing.assert_close(
-        new(batch), old(batch), atol=1e-5, rtol=0
-    )  # which interpolates in every pass
+    # which interpolates in every pass
+    torch.testing.assert_close(new(batch), old(batch), atol=1e-5, rtol=0)
     assert (new.module.config.image_size, new.layout.grid) == ((64, 32), (8, 2))
     assert "from 32x48 to 64x32 px" in new.provenance.notes[-1]
     assert torch.equal(vitlens.load(str(written(new, tmp_path / "again")))(batch), new(batch))

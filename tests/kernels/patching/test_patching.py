@@ -50,15 +50,15 @@ def test_every_number_is_that_of_a_full_forward(name):
             with vitlens.intervene(model, {place: put[place]}):
                 full = difference(model(corrupted)) - patched.corrupted
             torch.testing.assert_close(change, full, atol=1e-5, rtol=0)
-    assert (
-        patched.positions.nan_to_num().abs().amax((0, 2)).min() > 1e-3
-    )  # what was compared is not all zero
+    # what was compared is not all zero
+    assert patched.positions.nan_to_num().abs().amax((0, 2)).min() > 1e-3
     if name == "swin":
         assert patched.heads.isnan().any((0, 2)).tolist() == [True, False]  # 2 heads, then 4
+        # 16 x 16 patches, then 8 x 8
         assert (~patched.positions.isnan()).all(0).sum(1).tolist() == [
             256,
             64,
-        ]  # 16 x 16 patches, then 8 x 8
+        ]
 
 
 @torch.no_grad()
@@ -79,9 +79,8 @@ def test_the_share_of_several_pairs():
     ends = (torch.tensor([2.0, -1.0]), torch.tensor([0.0, 1.0]))
     classes = torch.tensor([0, 0]), torch.tensor([1, 1])
     several = Patching(heads, 2 * heads, *ends, *classes)
-    assert several.restored("heads").tolist() == [
-        [0.5, -0.25]
-    ]  # half of either gap; none, and half the wrong way
+    # half of either gap; none, and half the wrong way
+    assert several.restored("heads").tolist() == [[0.5, -0.25]]
     assert several.restored("positions").tolist() == [[1.0, -0.5]]
     one = Patching(*(values[:1] for values in vars(several).values()))
     assert one.restored("heads").tolist() == [[0.5, 0.0]]
@@ -130,9 +129,8 @@ def test_what_each_corruption_keeps():
     torch.testing.assert_close(blurred.mean((2, 3)), batch.mean((2, 3)), atol=0.05, rtol=0)
     grey = torch.full((1, 3, 64, 64), 0.5)
     assert 0.3 < corrupt(grey, "noise").std() < 0.5  # 0.5, cut off at black and white
-    ramp = (
-        torch.arange(64.0).view(1, 8, 8).expand(3, 8, 8).unsqueeze(0) / 64
-    )  # tiles are moved whole
+    # tiles are moved whole
+    ramp = torch.arange(64.0).view(1, 8, 8).expand(3, 8, 8).unsqueeze(0) / 64
     tiles, moved = (
         [
             tuple(tile.flatten().tolist())

@@ -122,9 +122,8 @@ def test_names_are_read_back_and_no_json_ends_its_script():
     assert data["images"][0]["name"] == "</script><script>alert(1)</script>"
     assert data["labels"][0] == ["next patch", "<!--"]
     assert data["importance"][1] == [0.02, None]
-    odd = (
-        "".join(NASTY).encode("ascii", "backslashreplace").decode()
-    )  # "/" begins no path of the machine
+    # "/" begins no path of the machine
+    odd = "".join(NASTY).encode("ascii", "backslashreplace").decode()
     page = explorer_fragment(explorer(name=odd, label="".join(NASTY)))
     block = page.partition('id="vl-explorer">')[2].partition("</script>")[0]
     assert block.isascii()
@@ -162,9 +161,8 @@ def blocks(patches: int, count: int) -> NDArray[np.float64]:
 
 
 def test_keys_of_a_page_of_very_many_are_added_up_over_blocks(monkeypatch):
-    monkeypatch.setattr(
-        "vitlens.report.html.packing._ONE", 570_000
-    )  # a tenth, as of 120 heads a tenth are here
+    # a tenth, as of 120 heads a tenth are here
+    monkeypatch.setattr("vitlens.report.html.packing._ONE", 570_000)
     weights = attention(3, 4, 1 + 49, 1 + 37 * 37)
     page = page_of(of(weights), special=1, keys=(37, 37), queries=(7, 7))
     back = shown_weights(page, 0)

@@ -59,9 +59,8 @@ def test_a_claim_that_fails_or_surprises_leads_to_a_command_on_its_own_models_an
     assert next_step(Claim("head L3.H1", "a"), config(data="digits")).endswith(
         "vitlens stats a=vit-digits --data digits --names`"
     )
-    assert (
-        next_step(Claim("calibration", "a"), config(images=("cat.jpg",))) == ""
-    )  # it needs labels
+    # it needs labels
+    assert next_step(Claim("calibration", "a"), config(images=("cat.jpg",))) == ""
 
 
 @pytest.mark.parametrize("name", ["attack", "stats", "evaluate", "compare"])

@@ -72,10 +72,11 @@ def test_panels_carry_what_they_are_found_by_and_a_long_table_is_closed(tmp_path
     assert len(panels) == 6
     assert (panels[1]["data-outcome"], panels[1]["data-class"]) == ("both wrong", "tabby 1")
     assert ["open" in attributes for attributes in having(text, "class", "table")] == [False]
+    # all agree alike
     assert [attributes["name"] for attributes in having(text, "tag", "select")] == [
         "outcome",
         "class",
-    ]  # all agree alike
+    ]
 
 
 @pytest.mark.parametrize(("status", "unfinished"), [("done", False), ("interrupted", True)])
@@ -104,9 +105,8 @@ def test_a_name_in_a_sentence_is_read_letter_by_letter(tmp_path):
     words = " ".join(" ".join(Elements(text).words).split())
     for odd in NASTY:
         visible = odd if odd.isprintable() and len(odd) <= 60 else ""
-        if (
-            visible.strip() and "/" not in visible and "\\" not in visible
-        ):  # paths of the machine are cut
+        # paths of the machine are cut
+        if visible.strip() and "/" not in visible and "\\" not in visible:
             assert " ".join(f"before {visible} after".split()) in words, odd
 
 
@@ -188,10 +188,11 @@ def test_a_chart_is_kept_without_loss(tmp_path):
     chart = Image.new("RGB", (400, 200), "white")
     chart.paste((0, 114, 178), (50, 60, 90, 200))
     image = figure_on_page(tmp_path, chart, dpi=(100, 100))
+    # 4 inches at 96 px, enlarged by a tenth
     assert (image["width"], image["height"]) == (
         "422",
         "211",
-    )  # 4 inches at 96 px, enlarged by a tenth
+    )
     np.testing.assert_array_equal(
         np.asarray(picture_of(image["src"]).convert("RGB")), np.asarray(chart)
     )
@@ -201,11 +202,12 @@ def test_a_figure_has_few_more_pixels_than_are_shown_and_a_photograph_is_compres
     image = figure_on_page(tmp_path, Image.new("RGBA", (1440, 720), (0, 0, 0, 0)))
     assert (image["width"], picture_of(image["src"]).size) == ("760", (874, 437))
     assert "class" not in image  # only what says so is inverted on a dark page
+    # a transparent pixel is white
     assert picture_of(image["src"]).convert("RGB").getpixel((5, 5)) == (
         255,
         255,
         255,
-    )  # transparent: white
+    )
     noise = np.random.default_rng(0).integers(0, 255, (200, 300, 3), dtype=np.uint8)
     image = figure_on_page(tmp_path, Image.fromarray(noise))
     assert picture_of(image["src"]).size == (182, 121)

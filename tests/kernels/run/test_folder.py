@@ -60,9 +60,8 @@ def test_a_run_that_ends_well_is_done_and_reads_back(tmp_path):
     with at(out, {"seed": 3}, name_parts=("m", "d")) as folder:
         assert read_run(out).status == "running"
         folder.keep(KEPT)
-        assert (
-            read_run(out).results["metrics"] == {}
-        )  # nothing claims to be there before it is asked for
+        # nothing claims to be there before it is asked for
+        assert read_run(out).results["metrics"] == {}
         assert folder.record().status == "running"
     record = read_run(out)
     assert (record.command, record.status, record.config["seed"]) == ("brightness", "done", 3)
@@ -194,9 +193,8 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, place
         at(tmp_path / place, overwrite=overwrite)
     assert "\n" not in str(caught.value)
     assert (tmp_path / "file").read_text() == "mine"
-    monkeypatch.setattr(
-        Path, "mkdir", raising(13)
-    )  # root may write anywhere, so the refusal is played
+    # root may write anywhere, so the refusal is played
+    monkeypatch.setattr(Path, "mkdir", raising(13))
     with pytest.raises(OutputError, match="Permission denied"):
         at(tmp_path / "run")
 

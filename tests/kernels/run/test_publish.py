@@ -110,9 +110,8 @@ def test_a_page_is_written_where_it_is_asked_for_and_kept_up_to_date(run):
     assert 'class="chart"' in text  # no image is in it, so a dark page may invert it
     assert str(run.parent) not in text
     (run / "report.html").write_text("older")
-    assert (
-        report(run) == run / "report.html"
-    )  # one that lies there would otherwise say what report.md does not
+    # one that lies there would otherwise say what report.md does not
+    assert report(run) == run / "report.html"
     assert (run / "report.html").read_text(encoding="utf-8") == text
 
 

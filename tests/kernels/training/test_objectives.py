@@ -70,9 +70,8 @@ def test_patches_are_the_squares_of_the_image_and_back():
     model = headless()
     pixels = images()
     cut = mae.patchified(pixels, model.layout)
-    assert torch.equal(
-        cut[1, 5], pixels[1, :, 8:16, 8:16].permute(1, 2, 0).flatten()
-    )  # row 1, column 1 of 4 x 4
+    # row 1, column 1 of 4 x 4
+    assert torch.equal(cut[1, 5], pixels[1, :, 8:16, 8:16].permute(1, 2, 0).flatten())
     assert torch.equal(mae.unpatchified(cut, model.layout), pixels)
 
 
@@ -235,9 +234,8 @@ def test_the_zero_shot_classifier_predicts_what_the_cosines_do():
     logits = model(pixels)
     assert torch.equal(logits.argmax(1), cosines.argmax(1))
     ratio = logits / cosines
-    assert torch.allclose(
-        ratio, ratio.mean(1, keepdim=True), rtol=1e-3
-    )  # one factor an image, near the learned one
+    # one factor an image, near the learned one
+    assert torch.allclose(ratio, ratio.mean(1, keepdim=True), rtol=1e-3)
     assert ratio.mean().item() == pytest.approx(objective.logit_scale.exp().item(), rel=0.1)
 
 

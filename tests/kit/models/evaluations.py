@@ -17,13 +17,14 @@ from vitlens.data.catalogue import load_images
 from vitlens.models.rebuild import Architecture, build
 from vitlens.preprocessing import Preprocessing
 
+# height, width: smaller, taller and wider than crops
 SIZES = (
     (37, 91),
     (301, 123),
     (64, 65),
     (250, 333),
     (7, 120),
-)  # height, width: smaller, taller and wider than crops
+)
 
 
 def preprocessing_of_timm(name: str, image_size: tuple[int, int] | None = None) -> Preprocessing:

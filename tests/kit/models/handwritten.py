@@ -24,9 +24,8 @@ HALF = (0.5, 0.5, 0.5)
 DIM = 24
 HEADS = 3
 Build = Callable[[], nn.Module]
-Mix = Callable[
-    [Tensor, Tensor, Tensor], Tensor
-]  # from queries, keys and values to outputs (batch, heads, tokens, ..)
+# from queries, keys and values to outputs (batch, heads, tokens, ..)
+Mix = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def seeded(build: Build) -> nn.Module:

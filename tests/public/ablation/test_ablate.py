@@ -110,9 +110,8 @@ def test_tables_put_heads_where_they_are() -> None:
     assert result.table(result.loss.mean, "block").isnan().all()
     alone = vitlens.ablate(swin, images(batch=8), LABELS, replace="zero", kinds="mlp")
     assert {unit.kind for unit in alone.units} == {"mlp"}
-    pooled = timm_model(
-        "vit_base_patch16_siglip_224"
-    )  # its attention pooling is no block, but has heads
+    # its attention pooling is no block, but has heads
+    pooled = timm_model("vit_base_patch16_siglip_224")
     units = vitlens.ablate(pooled, images(), LABELS[:2], replace="zero", kinds=EVERY).units
     assert [unit.layer for unit in units if unit.kind == "block"] == [0, 1]
     assert max(unit.layer for unit in units if unit.kind == "head") == 2
@@ -179,9 +178,8 @@ def test_few_images_take_another_replacement_than_their_mean_and_say_so(
     )
     assert (result.replace, bool(result.note)) == (by, count < 8)
     assert torch.equal(result.delta_loss, same.delta_loss)
-    assert (
-        result.low.isnan().all() == result.loss.p.isnan().all() == (count == 1)
-    )  # no interval and no test of one
+    # no interval and no test of one
+    assert result.low.isnan().all() == result.loss.p.isnan().all() == (count == 1)
     assert result.is_ranked("head") == bool(result.matters.any())
 
 

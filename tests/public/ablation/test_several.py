@@ -172,9 +172,8 @@ def test_a_curve_is_full_forwards_without_the_first_heads(ablated: Ablated) -> N
     lost = next(count for count in range(7) if least[0] - least[count] > 0.01)
     assert (removable.value, removable.n) == ((lost - 1) / 6, 12)
     resampled = 6 * (ablated.by == "resample")  # in each of six rounds a pass of the other images
-    assert (
-        ablated.record.model.forwards["greedy"].value - resampled < 0.75 * 6 * 7 / 2
-    )  # candidates are replayed
+    # candidates are replayed
+    assert ablated.record.model.forwards["greedy"].value - resampled < 0.75 * 6 * 7 / 2
 
 
 def test_pairs_are_full_forwards_with_paired_intervals(ablated: Ablated) -> None:

@@ -12,9 +12,8 @@ from vitlens.attacks.registry import ATTACKS
 GREY = torch.full((300, 3, 4, 4), 0.5)
 
 
-@pytest.mark.parametrize(
-    ("name", "slack"), [("deepfool", (0.002, 0.0)), ("cw", (0.03, 0.012))]
-)  # C&W's step: 0.01
+# C&W's step: 0.01
+@pytest.mark.parametrize(("name", "slack"), [("deepfool", (0.002, 0.0)), ("cw", (0.03, 0.012))])
 def test_the_smallest_change_of_a_linear_model_is_the_distance_to_its_boundary(name, slack):
     model = linear(classes=2)
     images = pictures(4, low=0.4, high=0.6)
@@ -52,14 +51,12 @@ def test_the_result_lies_just_beyond_the_boundary(intervals):
     with asked(model) as seen:
         result = vitlens.attack(model, black, torch.tensor([0]), method="deepfool")
     assert result.success.all()
-    assert (
-        0 < result.images.mean().item() - intervals[0][0] <= 0.92 * 9**-3 + 1e-6
-    )  # three rounds of eight points
+    # three rounds of eight points
+    assert 0 < result.images.mean().item() - intervals[0][0] <= 0.92 * 9**-3 + 1e-6
     assert result.images.std() < 1e-6
     assert result.forwards.item() == 2 + 24
-    if (
-        intervals[0][0] > 0.9
-    ):  # no nearer image is adversarial: the one found is returned bit for bit
+    # no nearer image is adversarial: the one found is returned bit for bit
+    if intervals[0][0] > 0.9:
         assert torch.equal(result.images, seen[2].detach())
 
 
@@ -163,9 +160,8 @@ def test_noise_is_uniform_independent_and_of_its_seed():
             vitlens.attack(model, GREY, "predicted", seed=seed, **how)
     changes = torch.cat(seen).flatten(1).sub(0.5).div(1e-3)
     drawn = changes[changes.abs().amax(1) > 0].unique(dim=0)
-    assert (
-        abs(len(drawn) - 2 * 3 * 300) <= 60
-    )  # but for images that were fooled; the same seed gives the same
+    # but for images that were fooled; the same seed gives the same
+    assert abs(len(drawn) - 2 * 3 * 300) <= 60
     assert 0.99 < drawn.abs().max() <= 1.001
     assert drawn.mean().abs() < 0.01
     assert abs(drawn.var() - 1 / 3) < 0.01

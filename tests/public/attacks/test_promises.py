@@ -46,9 +46,8 @@ def test_perturbations_are_within_bounds_and_successes_are_real(name):
     fooled = 0
     for number, (model, size, typed, restarts, steps, margin) in enumerate(CASES):
         images = pictures(4, size, seed=number, low=margin, high=1 - margin)
-        images[:, :, :2] = (
-            images[:, :, :2].round() if margin == 0 else images[:, :, :2]
-        )  # black and white
+        # black and white
+        images[:, :, :2] = images[:, :, :2].round() if margin == 0 else images[:, :, :2]
         before = images.clone()
         labels = predictions(model, images)
         labels[0] = (labels[0] + 1) % 5  # misclassified
@@ -64,9 +63,8 @@ def test_perturbations_are_within_bounds_and_successes_are_real(name):
         assert torch.equal(images, before)
         assert 0 <= result.images.min() <= result.images.max() <= 1
         distances = lengths(result.images, images, entry.norm)
-        allowed = (
-            4 / (size[0] * size[1]) if entry.norm == "patch" else epsilon
-        )  # a quarter of the side is 2 px
+        # a quarter of the side is 2 px
+        allowed = 4 / (size[0] * size[1]) if entry.norm == "patch" else epsilon
         assert (distances <= allowed + 1e-6).all()
         assert result.distance.numpy() == pytest.approx(distances, abs=1e-6, rel=1e-5)
         assert result.tried.tolist() == [False, True, True, True]

@@ -85,12 +85,10 @@ def test_the_batch_is_refilled_as_images_leave():
     passes = seen[6:]  # after the clean images
     assert 2 < result.success.sum() < 24
     assert result.forwards.min() < result.forwards.max() == 9
-    assert (
-        0 <= sum(map(len, passes)) - result.forwards.sum() <= len(passes)
-    )  # a batch of 3 is padded to 4
-    assert (
-        sum(batch.requires_grad for batch in passes) <= result.forwards.sum() / 4 + 9
-    )  # but for the last job's steps
+    # a batch of 3 is padded to 4
+    assert 0 <= sum(map(len, passes)) - result.forwards.sum() <= len(passes)
+    # but for the last job's steps
+    assert sum(batch.requires_grad for batch in passes) <= result.forwards.sum() / 4 + 9
 
 
 def test_a_model_that_is_always_wrong_gets_a_note_and_an_empty_curve():
@@ -173,9 +171,8 @@ def test_gradients_of_zero_are_told(tiny_vit, tmp_path):
         "--no-corruptions"
     )
     checks = ran(tmp_path / "run", f"{line} --no-inside --no-transfer").checks
-    (check,) = (
-        check for check in checks if check.name == "gradients read"
-    )  # of noise there are none
+    # of noise there are none
+    (check,) = (check for check in checks if check.name == "gradients read")
     assert (check.state, check.against, check.of) == ("failed", 4, 4)
 
 

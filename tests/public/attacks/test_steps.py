@@ -13,9 +13,8 @@ import vitlens
 from tests.kit.attacked import asked, perceptron, pictures, robust
 from tests.kit.tiny import ours
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::UserWarning"
-)  # of epsilons large enough to see each step
+# of epsilons large enough to see each step
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 def points_of(model: vitlens.Model, image: Tensor, **options: object) -> list[Tensor]:

@@ -68,9 +68,8 @@ def fused_by_loops(
     for row in fused.flatten(0, 1):
         lowest = sorted(range(first, len(row)), key=row.tolist().__getitem__)
         row[lowest[: int(len(row) * discard)]] = 0
-    return (
-        fused / fused.sum(-1, keepdim=True) if weights.shape[2] == 1 else fused
-    )  # of one query: scaled to sum to 1
+    # of one query: scaled to sum to 1
+    return fused / fused.sum(-1, keepdim=True) if weights.shape[2] == 1 else fused
 
 
 WAYS = (

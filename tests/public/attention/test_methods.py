@@ -18,9 +18,8 @@ from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.models.sources.registry import SOURCES
 
-METHODS = [
-    method for method in ATTENTION_METHODS if method != "flow"
-]  # which the command line alone has
+# which the command line alone has
+METHODS = [method for method in ATTENTION_METHODS if method != "flow"]
 
 
 @pytest.mark.parametrize("name", ["rollout", "relevance"])
@@ -69,9 +68,8 @@ WRONG = [  # before any work; others: tests/public/cli/test_refusals.py
 
 @pytest.mark.parametrize(("options", "error", "words"), WRONG)
 def test_settings_out_of_their_range_are_refused(options, error, words, monkeypatch):
-    monkeypatch.setattr(
-        "jaxtyping.config.jaxtyping_disable", True
-    )  # the tests' own check of types would be first
+    # the tests' own check of types would be first
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
     with pytest.raises(error, match=words):
         vitlens.explain(ours(), images((32, 48)), **options)
 
@@ -120,9 +118,8 @@ def by_linear_program(
         for key in range(tokens)
     ]
     inner = [(level, token) for level in range(1, depth + 1) for token in range(tokens)]
-    inner += [
-        (0, token) for token in range(tokens) if token != target
-    ]  # what goes there would be lost: not allowed
+    # what goes there would be lost: not allowed
+    inner += [(0, token) for token in range(tokens) if token != target]
     conservation = [
         [(tail == node) * 1.0 - (head == node) for head, tail, _ in edges] for node in inner
     ]

@@ -23,15 +23,13 @@ gradient_rollout = partial(vitlens.explain, method="gradient-rollout")
 THREE = {"depths": (1, 2, 1), "num_heads": (2, 4, 4)}
 MODELS: dict[str, Callable[[], Model]] = {
     **{name: WINDOWED[name] for name in ("swinv2, padded", "hiera", "sam2's hiera")},
-    "swin, three stages": partial(
-        timm_model, TIMM["swin"], img_size=(36, 20), **THREE
-    ),  # 9 x 5 patches become 5 x 3
+    # 9 x 5 patches become 5 x 3
+    "swin, three stages": partial(timm_model, TIMM["swin"], img_size=(36, 20), **THREE),
     # timm leaves the fused kernel off unless it is asked for: its bias and masks are then given to
     # the kernel
     "swin, fused": lambda: with_kernel(WINDOWED["swin, padded"](), fused=True),
-    "torchvision, merged": partial(
-        torchvision_swin, (18, 28)
-    ),  # patches merged out of fewer than four
+    # patches merged out of fewer than four
+    "torchvision, merged": partial(torchvision_swin, (18, 28)),
 }
 
 

@@ -175,9 +175,8 @@ def test_the_map_is_that_of_the_equation_and_the_image_decides_between_the_candi
     assert margin > -1 or (numbers > 0).all()
     assert margin < 2 or not numbers.any()
     for heat_map, expected in zip(explained, maps[numbers, torch.arange(4)], strict=True):
-        torch.testing.assert_close(
-            heat_map, expected, atol=1e-4 * expected.max().item(), rtol=5e-3
-        )  # p to 1/1000
+        # p to 1/1000
+        torch.testing.assert_close(heat_map, expected, atol=1e-4 * expected.max().item(), rtol=5e-3)
 
 
 def test_a_model_that_ignores_the_image_has_a_map_of_zeros(scenes):

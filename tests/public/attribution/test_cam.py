@@ -80,9 +80,8 @@ def test_values_equal_the_packages(method, name, capsys):
     np.testing.assert_allclose(
         explained(model, batch, method, engine="grad-cam").numpy(), result, atol=1e-5
     )
-    if (
-        method == "eigencam"
-    ):  # the sign of a component is arbitrary; ours makes the greatest value positive
+    # the sign of a component is arbitrary; ours makes the greatest value positive
+    if method == "eigencam":
         raw = raw * np.sign((raw * ours_raw).sum((1, 2), keepdims=True))
         largest = np.abs(ours_raw.reshape(2, -1)).argmax(1)
         assert (np.take_along_axis(ours_raw.reshape(2, -1), largest[:, None], 1) > 0).all()
@@ -164,11 +163,12 @@ LAYERS: dict[str, tuple[Callable[[], Model], str, int]] = {
     # the last map before the pooling
     "convnext": (lambda: timm_cnn("test_convnext", (64, 96)), "norm_pre", 1),
     "efficientnet": (lambda: timm_cnn("test_efficientnet", (32, 48)), "bn2", 1),
+    # the activations are those before the ReLU
     "in-place": (
         lambda: model_of(shaken(InPlace)),
         "norm",
         1,
-    ),  # the activations are those before the ReLU
+    ),
 }
 
 

@@ -213,9 +213,8 @@ def test_noise_is_chosen_with_little_certainty_and_hardly_ever_confirmed(hues, f
         chosen(hues, flat, *(dull(3 * seed + offset) for offset in range(3)), seed=seed)
         for seed in range(times)
     ]
-    assert [choice.confirmation for choice in choices].count("confirmed") <= max(
-        1, times // 10
-    )  # 2.5 %, narrow ones
+    # 2.5 %, narrow ones
+    assert [choice.confirmation for choice in choices].count("confirmed") <= max(1, times // 10)
     assert sum(choice.certainty for choice in choices) / times < (0.9 if times < 40 else 0.85)
     assert len({choice.method for choice in choices}) > (1 if times < 40 else 2)
     assert all(

@@ -175,9 +175,8 @@ def test_language_image_models_prefer_it():
     ],
 )
 def test_refusals(monkeypatch, name, options, error):
-    monkeypatch.setattr(
-        jaxtyping.config, "jaxtyping_disable", True
-    )  # the tests' own check of types would be first
+    # the tests' own check of types would be first
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(error):
         legrad(shared_model(name), **options)
 

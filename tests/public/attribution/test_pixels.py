@@ -73,9 +73,10 @@ def test_smoothgrad_without_noise_is_saliency_and_its_noise_has_the_stated_stand
     torch.testing.assert_close(
         noise.transpose(0, 1).flatten(1).std(1), 0.2 * ranges, rtol=0.02, atol=0
     )
+    # same draws
     torch.testing.assert_close(
         noise[:, 0] / ranges[0], noise[:, 1] / ranges[1], atol=1e-4, rtol=1e-3
-    )  # same draws
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,9 +98,8 @@ def test_copies_in_several_passes_change_nothing_and_none_is_refused(method, opt
 def test_occlusion_is_captums(name):
     model = MODELS[name]()
     batch = images(model.input_size)
-    rows, columns = (
-        model.layout.grid if model.anatomy.layout else (8, 8)
-    )  # of a CNN as of a ViT of its size
+    # of a CNN as of a ViT of its size
+    rows, columns = model.layout.grid if model.anatomy.layout else (8, 8)
     patch = batch.shape[2] // rows, batch.shape[3] // columns
     grey = batch.mean((2, 3), keepdim=True).expand_as(batch)
     window = (3, *patch)
@@ -160,9 +160,8 @@ def test_rise_is_a_plain_loop():
     expected = torch.zeros(2, 32, 48)
     covered = torch.zeros(32, 48)
     for mask in masks_of((32, 48), 9, seed=3):
-        logits = model.module(
-            model.prepare(batch) * mask
-        )  # black after normalisation is the mean colour
+        # black after normalisation is the mean colour
+        logits = model.module(model.prepare(batch) * mask)
         expected += logits.softmax(-1).gather(1, TARGETS[:, None])[:, :, None] * mask
         covered += mask
     torch.testing.assert_close(maps, expected / covered, atol=1e-5, rtol=1e-4)
@@ -200,9 +199,10 @@ def test_few_patches_get_their_exact_shapley_values_and_samples_come_near():
     torch.testing.assert_close(
         explained(model, batch, "kernel-shap"), expected, atol=tolerance, rtol=1e-3
     )
+    # of 4,094
     exact, drawn = (
         explained(ours(), batch, "kernel-shap", coalitions=count) for count in (5000, 1000)
-    )  # of 4,094
+    )
     assert not torch.equal(drawn, exact)
     assert (drawn - exact).abs().max() < 0.1 * exact.abs().max()
 

@@ -95,9 +95,8 @@ def test_a_model_has_the_methods_of_its_family_and_a_look_takes_the_first_by_pre
     assert methods_of(swin, "legrad") == methods_of(swin, "best") == but(*DEPTHS, "best")
     assert methods_of(cnn, "relevance") == methods_of(cnn, "best") == but(*ATTENTION)
     assert methods_of(linear(), "gradcam") == but(*ATTENTION, *CAMS)
-    assert methods_of(model_of(Linear((8, 8)), size=(8, 8)), "gradcam") == but(
-        *ATTENTION, *CAMS
-    )  # without patches
+    # without patches
+    assert methods_of(model_of(Linear((8, 8)), size=(8, 8)), "gradcam") == but(*ATTENTION, *CAMS)
     channels = timm_model("xcit_nano_12_p16_224", embed_dim=64)
     assert methods_of(channels, "relevance") == but(*CHAINED, *DEPTHS)
     looks = {

@@ -35,9 +35,8 @@ def folder(tmp_path_factory) -> Path:
     return root
 
 
-SLOW = [
-    pytest.param(name, marks=pytest.mark.slow) for name in ("compare", "look")
-]  # several seconds each
+# several seconds each
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("compare", "look")]
 QUICK = [name for name in LINES if name not in ("compare", "look")]
 
 

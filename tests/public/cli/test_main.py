@@ -100,17 +100,19 @@ def test_an_error_is_one_line(error, code, says, stand_in, capsys):
 @pytest.mark.parametrize(
     ("error", "options", "tried"),
     [
+        # half of it, a power of two
         (
             out_of_memory("2.00 GiB", "1.50 GiB"),
             "--batch-size 400",
             128,
-        ),  # half of it, a power of two
+        ),
         (out_of_memory("512.00 MiB", "1.00 MiB"), "--batch-size=256", 128),
+        # four times what there is
         (
             out_of_memory("320.00 GiB", "79.00 GiB"),
             "--batch-size 256",
             32,
-        ),  # four times what there is
+        ),
         (out_of_memory("900.00 GiB", "79.00 GiB"), "--batch-size 4", 1),
         (torch.OutOfMemoryError("of no form"), "--batch-size 2", 1),
         (out_of_memory("2.00 GiB", "1.50 GiB"), "--batch-size 1", None),
@@ -184,11 +186,12 @@ def test_threads_sleep_and_pages_are_large_unless_the_user_chose_otherwise(
     program = REPLACED.format(act=SET_FOR_TORCH)
     command = [sys.executable, "-c", program, "predict", "vit-digits"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    # both are read when torch is imported
     assert result.stdout.split() == [
         policy,
         large_pages,
         "False",
-    ]  # both are read when torch is imported
+    ]
 
 
 # Streams

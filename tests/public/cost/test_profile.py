@@ -86,9 +86,8 @@ class Weighted(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if func in (F.linear, F.conv2d):
             weight = args[1] if len(args) > 1 else kwargs["weight"]
-            self.flops += (
-                2 * result.numel() * weight[0].numel()
-            )  # of a convolution: its group's channels x window
+            # of a convolution: its group's channels x window
+            self.flops += 2 * result.numel() * weight[0].numel()
         return result
 
 
@@ -244,10 +243,11 @@ def test_downsampling_is_counted_with_the_stage_that_it_leads_to():
     model = model_of(shaken(lambda: ConvNeXt(settings, num_classes=5)), alias="convnext")
     by_part = parameters(model)
     assert list(by_part) == [STEM, "stage 0", "stage 1", "stage 2", HEAD]
+    # of torchvision's features: the stem, then blocks and downsampling in turn
     for stage in (
         1,
         2,
-    ):  # of torchvision's features: the stem, then blocks and downsampling in turn
+    ):
         stage_parameters = [
             *model.module.features[2 * stage].parameters(),
             *model.module.features[2 * stage + 1].parameters(),
@@ -265,9 +265,8 @@ def test_a_profile_holds_together():
     assert sum(measured.parameters.values()) == model.parameter_count()
     assert measured.by_formula
     assert measured.tokens == 13
-    assert (
-        min(measured.training_bytes, measured.inference_bytes) > 4 * 3 * 32 * 48
-    )  # the images at least
+    # the images at least
+    assert min(measured.training_bytes, measured.inference_bytes) > 4 * 3 * 32 * 48
     assert [one.images for one in measured.latencies] == [1, 2]
     assert all(0 < one.low <= one.median <= one.high for one in measured.latencies)
     less = vitlens.profile(pruned(model, {0: {1}}), batch_sizes=())
@@ -325,9 +324,8 @@ def test_a_training_step_keeps_what_its_layers_need_and_draws_nothing():
         vitlens.profile(ours(fused=way), batch_sizes=()).training_bytes for way in (True, False)
     )
     rows = 4 * 2 * 2 * 13  # bytes of a number for each layer, head and token
-    assert (
-        explicit >= fused + 12 * rows
-    )  # the fused kernel keeps one number a row in place of the weights
+    # the fused kernel keeps one number a row in place of the weights
+    assert explicit >= fused + 12 * rows
     torch.manual_seed(3)
     before = torch.get_rng_state()
     vitlens.profile(odd(), batch_sizes=())  # which has dropout
@@ -372,9 +370,8 @@ def test_latencies_are_quartiles_of_passes_after_those_that_warm_up(monkeypatch)
     model.module.given = []
     (quick,) = vitlens.profile(model, batch_sizes=[3]).latencies
     assert (quick.median, quick.repeats) == (3 / 16, 6)
-    assert model.module.given.count(3) == 3 * (
-        2 + 2
-    )  # a round: two to warm up and choose, two timed
+    # a round: two to warm up and choose, two timed
+    assert model.module.given.count(3) == 3 * (2 + 2)
     (quicker,) = vitlens.profile(model, batch_sizes=[1]).latencies
     assert quicker.repeats == 12
     model.module.each = 1e-9
@@ -388,16 +385,16 @@ def test_on_the_command_line_models_take_turns_and_no_larger_batch_than_is_worth
     turns: list[str] = []
 
     def keep(module: nn.Module, _inputs: object) -> None:
-        if (
-            isinstance(module, vitlens.Model) and torch.is_inference_mode_enabled()
-        ):  # as passes are timed
+        # as passes are timed
+        if isinstance(module, vitlens.Model) and torch.is_inference_mode_enabled():
             turns.append(module.alias)
 
     with nn.modules.module.register_module_forward_pre_hook(keep):
         speed = ran(tmp_path / "run", f"profile {tiny_vit} {tiny_cnn} --sizes 32").speed
     # a round: two passes to warm up and choose, two timed; the sweep over sizes comes afterwards
     assert turns[:24] == (["tiny-vit"] * 4 + ["tiny-cnn"] * 4) * 3
+    # longer than a second
     assert [(row.images, row.latency.value) for row in speed] == [
         (1, 2000.0),
         (1, 2000.0),
-    ]  # longer than a second
+    ]

@@ -61,10 +61,11 @@ GOOD: dict[str, tuple[Image.Image, str, dict[str, Any], np.ndarray]] = {
 def test_pixels_are_kept_to_the_bit(tmp_path, kind):
     image, suffix, options, expected = GOOD[kind]
     image.save(tmp_path / f"a.{suffix}", **options)
+    # not touched at the right size
     for preprocessing in (
         AS_IT_IS,
         fitted((6, 8), interpolation="bicubic"),
-    ):  # not touched at the right size
+    ):
         assert np.array_equal(read(tmp_path, preprocessing), expected)
     pixels = vitlens.images(tmp_path / f"a.{suffix}", linear((6, 8)))
     assert np.array_equal((255 * pixels[0]).round().permute(1, 2, 0).numpy(), expected)

@@ -121,9 +121,8 @@ def test_pixels_inside_the_mask_are_one_colour_and_colours_differ_between_scenes
     for image, values, inner in zip(pixels.float() / 255, light(pixels), grown(masks, -4)):
         ink = image[:, inner]
         even.append(bool((ink.amax(1) - ink.amin(1) <= 0.06 + 2 / 255).all()))
-        assert (
-            values.max() <= values[inner].median() + 0.07
-        )  # no stroke is lighter than the ink, but for the grain
+        # no stroke is lighter than the ink, but for the grain
+        assert values.max() <= values[inner].median() + 0.07
         inks.append(ink.mean(1))
     assert np.mean(even) > 0.97
     assert torch.stack(inks).std(0).min() > 0.05
@@ -149,9 +148,8 @@ def test_redrawn_without_distractors_and_on_another_ground(test_digits):
     for values, around in zip(light(plain), grown(masks, 2)):
         spread = values[~around].max() - values[~around].min()
         assert 0.06 < spread < 0.14 + 0.06 + 0.02  # of the texture and the grain
-    assert (
-        abs(light(other)[~masks].mean() - light(images)[~masks].mean()) < 0.01
-    )  # of the same luminance
+    # of the same luminance
+    assert abs(light(other)[~masks].mean() - light(images)[~masks].mean()) < 0.01
     assert torch.equal(
         split.pick(torch.tensor([5, 2])).scenes.redrawn("other ground"), other[[5, 2]]
     )
@@ -209,9 +207,8 @@ def test_shapes_have_their_areas_and_are_lighter_than_the_ground():
     pixels, masks = drawn(8 * 300, name="shapes")
     labels = torch.arange(8).repeat(300)
     values = light(pixels)
-    sizes = 32**2 * (
-        0.39**2 + 0.16**2 / 12
-    )  # mean of the square, px: uniform from 0.31 to 0.47 of the canvas
+    # mean of the square, px: uniform from 0.31 to 0.47 of the canvas
+    sizes = 32**2 * (0.39**2 + 0.16**2 / 12)
     for label, (name, area) in enumerate(AREAS.items()):
         in_class = labels == label
         assert masks[in_class].flatten(1).sum(1).float().mean() / sizes == pytest.approx(

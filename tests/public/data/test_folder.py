@@ -81,9 +81,8 @@ def test_loose_images_have_no_labels_and_no_parts_and_may_share_a_size(tmp_path)
     assert load_data(str(tmp_path)).size == (4, 5)
     put(tmp_path, "c.png", size=(9, 9))
     assert load_data(str(tmp_path)).size == (224, 224)
-    put(
-        tmp_path / "cat", "a.png", "b.png"
-    )  # images next to class folders are left out, and counted
+    # images next to class folders are left out, and counted
+    put(tmp_path / "cat", "a.png", "b.png")
     complete = load(tmp_path, whole=True)
     assert (len(complete), "3 images" in complete.notes[0]) == (2, True)
 

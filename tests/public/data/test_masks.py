@@ -27,11 +27,12 @@ def folder(tmp_path: Path) -> Path:
         Image.fromarray(pixels).save(tmp_path / "images" / f"{name}.png")
     mask = np.zeros(SIZE, np.uint8)
     mask[4:12, 8:20] = 1
+    # both ways of saying it
     for name, values in (
         ("a", 255 * mask),
         ("b", mask),
         ("c", np.ones((8, 8), np.uint8)),
-    ):  # both ways of saying it
+    ):
         Image.fromarray(values).save(tmp_path / "masks" / f"{name}.png")
     return tmp_path
 

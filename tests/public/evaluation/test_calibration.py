@@ -188,9 +188,8 @@ def test_complete_separation_none_and_too_few():
     wrong = np.arange(40) < 20
     complete, p = separation(150 + 80.0 * wrong, wrong)
     assert (complete.value, complete.high) == (1.0, 1.0)
-    assert 0.5 + (1 - np.sqrt(2) * (1 - wilson(20, 20).low)) / 2 == pytest.approx(
-        complete.low
-    )  # Newcombe's, of two values
+    # Newcombe's, of two values
+    assert 0.5 + (1 - np.sqrt(2) * (1 - wilson(20, 20).low)) / 2 == pytest.approx(complete.low)
     assert 0 < p < 1e-9
     mirrored = np.where(np.arange(40) % 2 == 0, 150.0, 200.0)  # as many errors as successes at each
     none, p = separation(mirrored, wrong)

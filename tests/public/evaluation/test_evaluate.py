@@ -102,11 +102,12 @@ def test_imagenet_answers_for_the_sixteen_shapes_by_the_mean_probability_of_each
     assert len(result.classes) == len(set(result.classes)) == 16
     with torch.no_grad():
         probabilities = model(vitlens.images(split, model)).softmax(1)
+    # Geirhos 2019
     groups = {
         "cat": slice(281, 287),
         "knife": slice(499, 500),
         "elephant": slice(385, 387),
-    }  # Geirhos 2019
+    }
     for name, group in groups.items():
         group_probability = result.logits[:, result.classes.index(name)].exp()
         torch.testing.assert_close(group_probability, probabilities[:, group].mean(1))
@@ -177,6 +178,5 @@ def test_accuracy_is_wilsons_unless_images_share_a_source():
     assert half_right.high <= 1
     assert accuracy([True] * 6, [0, 0, 1, 1, 2, 2]) == Estimate(1.0, wilson(3, 3).low, 1.0, 6)
     assert accuracy([False] * 4, [0, 0, 1, 1]) == Estimate(0.0, 0.0, wilson(0, 2).high, 4)
-    assert accuracy([True, False], [0, 0]) == Estimate(
-        0.5, 0.0, 1.0, 2
-    )  # nothing is known about other groups
+    # nothing is known about other groups
+    assert accuracy([True, False], [0, 0]) == Estimate(0.5, 0.0, 1.0, 2)

@@ -122,7 +122,6 @@ def test_what_is_no_picture_is_refused_on_one_line_and_files_by_name(tmp_path, w
     model, (make, message) = vitlens.load("cnn-digits"), WRONG[wrong]
     model.preprocessing = replace(model.preprocessing, resize=36)
     with pytest.raises(DataError, match=message) as raised:
-        getattr(vitlens.images, "__wrapped__", vitlens.images)(
-            make(tmp_path), model
-        )  # past beartype
+        # past beartype
+        getattr(vitlens.images, "__wrapped__", vitlens.images)(make(tmp_path), model)
     assert "\n" not in str(raised.value)

@@ -144,6 +144,7 @@ def test_the_shape_bias_of_a_classifier_of_shapes_of_textures_and_of_neither():
     assert (bias.bias.value, bias.bias.n, bias.shape.value) == (0.75, 4, 3 / 60)
 
 
+# shape and texture agree in the last
 @pytest.mark.parametrize(
     ("refused", "error"),
     [
@@ -163,7 +164,7 @@ def test_the_shape_bias_of_a_classifier_of_shapes_of_textures_and_of_neither():
             DataError,
         ),
     ],
-)  # shape and texture agree in the last
+)
 def test_refusals(refused, error):
     with pytest.raises(error):
         refused()

@@ -47,9 +47,10 @@ def test_properties_of_an_object():
     assert values["brightness"][0].item() == pytest.approx(
         (16 * WHITE + 240 * GREY) / 256, abs=1e-5
     )
+    # all are equal
     assert (
         not {"object_contrast", "clutter", "contrast", "map_on_object", "map_size"} & values.keys()
-    )  # all are equal
+    )
     at_edge = (0, 6, 4, 4), (12, 6, 4, 4), (6, 0, 4, 4), (6, 12, 4, 4)
     inside = (1, 6, 4, 4), (11, 6, 4, 4), (6, 1, 4, 4), (6, 11, 4, 4)
     assert properties(boxes(*at_edge, *inside))["border"].tolist() == [1] * 4 + [0] * 4
@@ -88,9 +89,8 @@ def test_properties_of_photographs_are_read_off_pixels_and_map():
     assert values["contrast"][0].item() == pytest.approx(
         float(split.source.pixels[0].double().std(correction=0)) / 255
     )
-    assert values["map_off_centre"][1].item() == pytest.approx(
-        math.hypot(6, 6) / 8, rel=0.1
-    )  # the centre of the cell
+    # the centre of the cell
+    assert values["map_off_centre"][1].item() == pytest.approx(math.hypot(6, 6) / 8, rel=0.1)
 
 
 def test_where_a_map_lies():
@@ -110,9 +110,8 @@ def test_where_a_map_lies():
         [math.hypot(row, row) / 8, math.hypot(10.5 - 8, 15.5 - 8) / 8]
     )
     assert values["map_outer"].tolist() == pytest.approx([1 - 4 / 24, 1])
-    assert values["map_size"].tolist() == pytest.approx(
-        [(4 + 4) / 256, 0.5 / 256]
-    )  # the greatest cells first
+    # the greatest cells first
+    assert values["map_size"].tolist() == pytest.approx([(4 + 4) / 256, 0.5 / 256])
 
 
 def test_a_map_that_says_nothing_has_no_place():

@@ -280,9 +280,8 @@ def test_power_is_that_of_the_best_method_beside_each_other(record):
 
 
 def test_a_uniform_map_scores_what_chance_does(league):
-    area = float(
-        games.objects()[1:-1].float().mean()
-    )  # the first map is not finite and counts as uniform, too
+    # the first map is not finite and counts as uniform, too
+    area = float(games.objects()[1:-1].float().mean())
     chance = float(games.objects()[:-1].float().mean())
     row = league["rise"]
     assert (row.roc_auc.value, row.iou.value) == (0.5, 0.0)
@@ -346,9 +345,8 @@ def test_weights_are_permuted_from_the_head_down_and_come_back(record, seen):
             torch.equal(call[name].flatten().sort()[0], original[name].flatten().sort()[0])
             for name in original
         )
-        assert torch.equal(
-            call["head.weight"], stages[0]["head.weight"]
-        )  # a tensor's draw is its own
+        # a tensor's draw is its own
+        assert torch.equal(call["head.weight"], stages[0]["head.weight"])
         model.module.load_state_dict(call)
         shares.append(float((model(games.pixels()).argmax(-1) == before).double().mean()))
         expected = mean_rank_correlation(
@@ -540,14 +538,14 @@ def test_an_ideal_a_uniform_and_an_opposite_map(of_composites, kind):
     assert [
         estimate.value for estimate in (ideal.mass, ideal.pointing, ideal.roc_auc)
     ] == pytest.approx([1, 1, 1], abs=1e-2)
+    # negative is no mass
     assert (none.mass.value, none.roc_auc.value) == (
         0,
         pytest.approx(0, abs=1e-2),
-    )  # negative is no mass
+    )
     assert even.roc_auc.value == 0.5
-    assert (
-        even.mass.value == even.pointing.value == pytest.approx(PARTS[kind][2], abs=1e-6)
-    )  # all points tie
+    # all points tie
+    assert even.mass.value == even.pointing.value == pytest.approx(PARTS[kind][2], abs=1e-6)
     assert ideal.mass.n == MADE * PARTS[kind][1]
 
 

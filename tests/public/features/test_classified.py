@@ -237,9 +237,8 @@ def test_four_images_are_mapped(tiny_vit, tmp_path):
 def check_components(scores: np.ndarray, values: np.ndarray, explained: float) -> None:
     """The first principal components, each with its sign."""
     model = PCA(scores.shape[1], svd_solver="full").fit(values)
-    signs = np.sign(
-        [component[np.abs(component).argmax()] for component in model.components_]
-    )  # the greatest loading is positive
+    # the greatest loading is positive
+    signs = np.sign([component[np.abs(component).argmax()] for component in model.components_])
     expected = signs * model.transform(values)
     for actual, by_hand in zip(scores.T, expected.T, strict=True):
         np.testing.assert_allclose(

@@ -17,11 +17,12 @@ from vitlens import Model
 from vitlens.commands.attention.record import AttentionRecord
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
 
+# their classifier reads an attention pooling, which is no layer
 POOLED = (
     "siglip",
     "perception-encoder",
     "cait",
-)  # their classifier reads an attention pooling, which is no layer
+)
 
 
 def cnn() -> Model:
@@ -103,9 +104,8 @@ def test_every_pooling_before_and_after_the_norm(pool, norm):
         expected = torch.cat([parts[word] for word in pool.split("+")], 1)
         torch.testing.assert_close(values, expected, atol=1e-6, rtol=1e-5)
         assert (layer.dim, layer.norm) == (values.shape[1], "norm" if norm else None)
-    embedding = entering(model, "blocks.0", batch)[:, 4:].mean(
-        1
-    )  # its CLS token is the same for all images
+    # its CLS token is the same for all images
+    embedding = entering(model, "blocks.0", batch)[:, 4:].mean(1)
     torch.testing.assert_close(features.at("embedding"), embedding)
     assert (features.layers[0].dim, features.layers[0].norm) == (16, None)
 
@@ -213,11 +213,12 @@ def test_windows_without_shift_see_one_window_and_with_shift_more(
 ) -> None:
     fields = measured[1].receptive_fields
     shifted = vitlens.load(str(measured[0])).module.config.shift
+    # a shifted one touches four
     seen = [
         8 * 16 / 32**2,
         (16 * 32 if shifted else 8 * 16) / 32**2,
         16 * 32 / 32**2,
-    ]  # a shifted one touches four
+    ]
     assert [row.seen for row in fields][:2] == seen[:2]
     if not shifted:
         assert [row.seen for row in fields][2:] == seen[2:] * 2  # merged patches are twice as large

@@ -19,13 +19,14 @@ from vitlens.errors import InputError
 
 @pytest.mark.parametrize(
     ("count", "biased", "offset"),
+    # in batches of 1,024
     [
         (40, True, 0),
         (40, False, 0),
         (1030, False, 0),
         (50, True, 3000),
         (50, False, 3000),
-    ],  # in batches of 1,024
+    ],
 )
 def test_cka_is_that_of_whole_gram_matrices_and_large_means_cancel_no_digits(
     count, biased, offset

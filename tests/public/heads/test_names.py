@@ -72,10 +72,11 @@ def test_by_what_planted_heads_attend_and_what_they_look_at_is_named_and_stands_
     looks = {name: head.looks for name, head in zip(ATTENDS, named_heads.heads)}
     for name in ("position", "object", "next", "similar"):
         assert (looks[name].word, looks[name].holds) == (name, True)
+    # no pattern that could move
     assert (looks["uniform"].word, looks["uniform"].holds) == (
         "uniform",
         None,
-    )  # no pattern that could move
+    )
 
 
 def test_a_dead_head_has_no_pattern_that_is_tested():
@@ -142,9 +143,8 @@ def test_every_head_is_there_though_it_may_have_no_word():
     }
 
 
-@pytest.mark.parametrize(
-    "family", ["ours", "beit"]
-)  # the second adds a bias for every pair of positions
+# the second adds a bias for every pair of positions
+@pytest.mark.parametrize("family", ["ours", "beit"])
 def test_shares_are_those_of_the_logits_that_the_model_computes(family):
     """The same keys whoever asks: the variance of the mean row."""
     model = FAMILIES[family]()

@@ -493,11 +493,12 @@ def test_a_pooling_query_has_a_row_and_no_place(name):
         for name in ("distance", "entropy", "self_mass", "sinks")
     )
     first = table.geometries[0]
+    # CLS that comes in later is no patch
     assert (first.grid, first.pitch, first.prefix) == (
         (4, 4),
         (8.0, 8.0),
         0,
-    )  # CLS that comes in later is no patch
+    )
     for name, expected in of_rows(weights[:, :, 0].numpy()).items():
         actual = getattr(table, f"cls_{name}")[-1, : last.heads].numpy()
         np.testing.assert_allclose(actual, expected.mean(0), rtol=1e-5, atol=1e-7)

@@ -226,9 +226,8 @@ class Multihead(nn.Module):
         self.attention = nn.MultiheadAttention(32, 4, **options)
         self.mask = mask
         self.average = average
-        self.key = (
-            nn.Identity() if itself else nn.Linear(32, 32)
-        )  # of itself, its projections are one product
+        # of itself, its projections are one product
+        self.key = nn.Identity() if itself else nn.Linear(32, 32)
 
     def forward(self, tokens: Tensor) -> Tensor:
         mask = self.mask

@@ -57,16 +57,14 @@ def test_what_was_captured_changes_nothing_and_another_images_does(name):
     plain = changed(model, batch, {})
     listed = changeable(model)
     captured = vitlens.capture(model, batch, listed)
-    cloned = changed(
-        model, batch, dict.fromkeys(listed, torch.clone)
-    )  # what one does wrong, the next ones read
+    # what one does wrong, the next ones read
+    cloned = changed(model, batch, dict.fromkeys(listed, torch.clone))
     torch.testing.assert_close(cloned, plain, atol=1e-6, rtol=1e-6)
     for place in listed:
         logits = changed(model, batch, {place: captured[place]})
         torch.testing.assert_close(logits, plain, atol=1e-6, rtol=1e-6, msg=place)
-        if not torch.equal(
-            captured[place][0], captured[place][1]
-        ):  # the query of attention pooling is a parameter
+        # the query of attention pooling is a parameter
+        if not torch.equal(captured[place][0], captured[place][1]):
             moved = changed(model, batch, {place: captured[place].flip(0) + 0.1})
             assert not torch.allclose(moved, plain, atol=1e-6), place
 
@@ -95,9 +93,8 @@ def cut_by_hand(
     if removable(model, layer):
         entered = entering(model, layer, batch)
         yield {name: "remove"}, hooked(model, batch, unit, lambda _output: entered, before=False)
-    if model.alias in FAMILIES and not unit.startswith(
-        "blocks_token_only"
-    ):  # CaiT's CLS: beside the patches
+    # CaiT's CLS: beside the patches
+    if model.alias in FAMILIES and not unit.startswith("blocks_token_only"):
         yield (
             {f"{name}.tokens": entering(model, layer, batch).flatten(1, -2).flip(0)},
             model(batch).flip(0),
@@ -205,9 +202,8 @@ def test_the_mean_of_a_model_in_16_bits_is_rounded_once():
     mean = seen(model, reference, "blocks.1.mlp").double().mean(0)
     with vitlens.intervene(model, {"blocks.1.mlp": "mean"}, reference=reference):
         mean_output = seen(model, reference[:1], "blocks.1.mlp")[0]
-    assert (
-        (mean_output.double() - mean).abs().le(2**-8 * mean.abs() + 1e-9).all()
-    )  # half of the last bit
+    # half of the last bit
+    assert (mean_output.double() - mean).abs().le(2**-8 * mean.abs() + 1e-9).all()
 
 
 def test_resampling_takes_each_image_once_and_never_its_own_by_the_seed_alone():
@@ -241,9 +237,8 @@ def test_what_comes_first_in_the_model_is_changed_first(case, fused):
     model = ours(fused=fused)
     batch = images((32, 48))
     for first, second in (NESTED[case], NESTED[case][::-1]):
-        if set(first) | set(second) <= set(
-            model.places().names
-        ):  # unfused attention has no queries and values
+        # unfused attention has no queries and values
+        if set(first) | set(second) <= set(model.places().names):
             with vitlens.intervene(model, first):
                 nested = changed(model, batch, second)
             assert not torch.equal(nested, changed(model, batch, first))
@@ -328,9 +323,8 @@ def test_a_query_that_attends_to_nothing_reads_zeros(name):
     shapes = {place.name: place.shape for place in model.places()}
     for layer in range(len(heads_by_layer(model))):
         weights = f"blocks.{layer}.attention.weights"
-        if (
-            name != "cait" or shapes[weights][-2] == 1
-        ):  # talking heads: a bias joins the weights after the softmax
+        # talking heads: a bias joins the weights after the softmax
+        if name != "cait" or shapes[weights][-2] == 1:
             zero = changed(model, batch, {f"blocks.{layer}.head.*": "zero"})
             torch.testing.assert_close(changed(model, batch, {weights: KnockOut()}), zero, **SAME)
 

@@ -162,9 +162,8 @@ def every_change() -> list[object]:
     ]
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*weight_norm:FutureWarning"
-)  # of torch: some models still have it
+# of torch: some models still have it
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 @pytest.mark.parametrize(("change", "layer", "name"), every_change())
 def test_other_code_of_a_block_is_what_runs(change, layer, name):
     """Also where it comes after the model was used."""

@@ -46,9 +46,8 @@ def test_every_place_has_the_shape_that_is_listed_and_reading_it_changes_nothing
     for place in listed:
         assert captured[place.name].shape == (3, *place.shape), place
         assert len(place.axes) == len(place.shape)
-    exact = (
-        1e-5 if name in ("torchvision-vit", "multihead", "encoder") else 0
-    )  # another kernel when unobserved
+    # another kernel when unobserved
+    exact = 1e-5 if name in ("torchvision-vit", "multihead", "encoder") else 0
     torch.testing.assert_close(captured.logits, changed(model, batch, {}), atol=exact, rtol=0)
     assert not any(tensor.requires_grad for tensor in captured.values())
     for pattern, shape, words in listed.lines():

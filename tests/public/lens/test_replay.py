@@ -23,10 +23,11 @@ from tests.kit.tiny import FAMILIES, model_of, ours, shared_model, timm_model
 from vitlens import KnockOut, Model
 from vitlens.errors import InputError, UnknownNameError
 
+# what is really reached on these models, where it tells a mistake
 TIGHT = {
     "atol": 2e-6,
     "rtol": 1e-5,
-}  # what is really reached on these models, where it tells a mistake
+}
 Sets = list[dict[str, object]]
 
 
@@ -328,9 +329,8 @@ def test_a_model_that_cannot_be_replayed_is_run_in_full_and_says_so():
         assert not replay.exact
         assert "reaches is run by full forwards" in replay.note
         logits = replayed(replay, sets)
-        assert replay.forward_equivalents == pytest.approx(
-            len(sets)
-        )  # the clean pass is that of {}
+        # the clean pass is that of {}
+        assert replay.forward_equivalents == pytest.approx(len(sets))
     torch.testing.assert_close(logits, full(model, batch, sets), **TIGHT)
     assert not vitlens.patch(model, batch, batch.flip(0), "blocks.1").exact
 

@@ -72,9 +72,8 @@ def test_hieras_tokens_are_where_its_own_unrolling_puts_them():
         places = window_places(windows)  # row by row in each window
         raw = call.weights()[0, 0]
         placed = call.placed()[0, 0]
-        pooled = (
-            site.keys // site.queries
-        )  # a query stands at each of the patches of which timm takes the maximum
+        # a query stands at each of the patches of which timm takes the maximum
+        pooled = site.keys // site.queries
         for place, query in enumerate(inside[:, 0].tolist()):
             for other, key in enumerate(inside[:, 0].tolist()):
                 at = [(places[0] == patch).nonzero().item() for patch in (query, key)]
@@ -100,9 +99,8 @@ def test_windows_that_are_never_shifted_are_padded_below_and_on_the_right(
     name, shape, first, sides
 ):
     calls = calls_of(of_timm(name, size=(64, 96), **shape), images((64, 96)))
-    windows = [
-        call.site.windows for call in calls if call.site.kind != "channel"
-    ]  # every second layer of DaViT
+    # every second layer of DaViT
+    windows = [call.site.windows for call in calls if call.site.kind != "channel"]
     placements = [
         (layer_windows.resolution, layer_windows.window, layer_windows.shift)
         for layer_windows in windows

@@ -48,9 +48,8 @@ def test_the_function_s_model_under_its_own_name(here, capsys):
     assert model.provenance.sha256 == hashlib.sha256((here / "my.py").read_bytes()).hexdigest()
     assert any("code was run" in note for note in model.provenance.notes)
     assert str(here) not in sys.path
-    assert (
-        load("./my.py:cnn").alias == "cnn"
-    )  # the code runs once, and is read again when it changes
+    # the code runs once, and is read again when it changes
+    assert load("./my.py:cnn").alias == "cnn"
     assert capsys.readouterr() == ("", "to stderr\n")
     (here / "my.py").write_text(CODE + "NAME = 1\n")
     load("my.py:vit")

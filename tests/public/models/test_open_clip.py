@@ -198,9 +198,8 @@ def test_refused(case):
     kind, call, words = REFUSED[case]
     with one_line(kind, words):
         call()
-    assert (
-        case != "a long text" or prompted(tiny(), "dog " * 22).classes
-    )  # with a start and an end just 24
+    # with a start and an end just 24
+    assert case != "a long text" or prompted(tiny(), "dog " * 22).classes
 
 
 def test_without_open_clip_it_is_said_what_to_type(monkeypatch):

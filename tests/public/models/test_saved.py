@@ -79,9 +79,8 @@ def test_half_precision_is_half_the_size_and_nearly_the_same(tmp_path):
         for key, value in model.module.state_dict().items():
             half = load_file(tmp_path / FILE)[key]
             assert half.dtype == (torch.float16 if value.is_floating_point() else value.dtype)
-            torch.testing.assert_close(
-                half.float(), value.float(), atol=1e-7, rtol=2**-11
-            )  # rounded to 11 bits
+            # rounded to 11 bits
+            torch.testing.assert_close(half.float(), value.float(), atol=1e-7, rtol=2**-11)
         assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
         torch.testing.assert_close(loaded(batch), model(batch), atol=atol, rtol=0)
 

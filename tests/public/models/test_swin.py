@@ -147,9 +147,8 @@ def test_padding_changes_no_patch():
     )
     state = large.state_dict()
     name = "layers.0.blocks.0.position_bias.bias_table"
-    state[name] = (
-        state[name].view(9, 11, 2)[2:-2, 2:-2].reshape(-1, 2)
-    )  # offsets up to 2 rows and 3 columns
+    # offsets up to 2 rows and 3 columns
+    state[name] = state[name].view(9, 11, 2)[2:-2, 2:-2].reshape(-1, 2)
     small.load_state_dict(state)
     maps = torch.randn(2, 3, 4, 8)
     torch.testing.assert_close(large.layers(maps), small.layers(maps), atol=1e-6, rtol=0)

@@ -48,6 +48,7 @@ SEQUENCES = {  # family -> the prefix of its tokens, and what reads them
     "siglip-classifier": ((), "mean"),  # its pooling head runs, but is not read
 }
 OTHERS = {"swin": "windowed", "swinv2": "windowed", "convnext": "cnn"}
+# whose first hidden state is read
 HIDDEN = (
     "vit",
     "deit-distilled",
@@ -56,7 +57,7 @@ HIDDEN = (
     "siglip",
     "swin",
     "swinv2",
-)  # whose first hidden state is read
+)
 
 
 @cache
@@ -182,9 +183,8 @@ def test_windows_are_placed_where_patches_depend_on_each_other(name, window):
         torch.manual_seed(0)
         reference = getattr(transformers, family + kind)(config).eval()
     model = half(reference, 32)
-    for layer, weights in zip(
-        model.anatomy.blocks[:2], windowed(model, pixels()[:1])[1]
-    ):  # the second one is shifted
+    # the second one is shifted
+    for layer, weights in zip(model.anatomy.blocks[:2], windowed(model, pixels()[:1])[1]):
         block = model.module.get_submodule(layer)
         tokens = torch.randn(1, 256, 16).requires_grad_()
         output = block(tokens, (16, 16))[0]
@@ -233,9 +233,8 @@ def test_zero_shot_logits_are_transformers_own(name, tmp_path):
     torch.testing.assert_close(classifier(pixels()), expected, rtol=1e-4, atol=1e-4)
     assert (model.classes, classifier.classes, classifier.layout.grid) == ((), tuple(texts), (4, 4))
     assert "image tower" in model.supports("train")
-    assert vitlens.zero_shot(
-        model, ["a b c d e f g h i j k l m n"], templates=["{}"]
-    )  # 14, a start and an end
+    # 14, a start and an end
+    assert vitlens.zero_shot(model, ["a b c d e f g h i j k l m n"], templates=["{}"])
     with pytest.raises(InputError, match="at most 16 tokens"):
         vitlens.zero_shot(model, ["a b c d e f g h i j k l m n o"], templates=["{}"])
 

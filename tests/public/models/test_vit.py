@@ -137,9 +137,8 @@ def test_tokens_stand_as_the_layout_says_and_no_position_is_added_to_a_register(
 
 def test_without_positions_the_order_of_patches_is_lost():
     images = pictures()
-    swapped = torch.cat(
-        (images[..., 6:], images[..., :6]), dim=-1
-    )  # three columns of patches change places
+    # three columns of patches change places
+    swapped = torch.cat((images[..., 6:], images[..., :6]), dim=-1)
     for positions in ("learned", "none"):
         model = ours(**NARROW, positions=positions)
         assert torch.allclose(model(images), model(swapped), atol=1e-5) is (positions == "none")
@@ -225,9 +224,8 @@ def test_drop_path_grows_with_depth_and_drops_whole_images():
     torch.manual_seed(0)
     untouched = (block(tokens) == tokens).all(dim=2).float()
     assert (untouched.mean(1).unique().tolist()) == [0, 1]  # an image's tokens go together
-    assert untouched.mean().item() == pytest.approx(
-        0.4**2, abs=4 * (0.16 * 0.84 / 400) ** 0.5
-    )  # both branches out
+    # both branches out
+    assert untouched.mean().item() == pytest.approx(0.4**2, abs=4 * (0.16 * 0.84 / 400) ** 0.5)
     assert (block.eval()(tokens) != tokens).any(dim=2).all()
 
 

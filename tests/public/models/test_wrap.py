@@ -74,9 +74,8 @@ def test_anatomy_and_weights_are_the_modules_own_and_a_head_at_zero_is_its_colum
     if readout == "pool":
         return
     with vitlens.replay(model, batch) as replay:
-        assert replay.exact == (
-            style not in ("einsum", "encoder")
-        )  # no module is a block; tokens first
+        # no module is a block; tokens first
+        assert replay.exact == (style not in ("einsum", "encoder"))
         replayed = replay.run([{f"blocks.{layer}.head.1": "zero"} for layer in range(len(parts))])
     for part, logits in zip(parts, replayed, strict=True):
         cut = seeded(build)

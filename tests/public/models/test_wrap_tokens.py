@@ -110,9 +110,8 @@ def test_the_order_of_tokens_changes_in_its_own_run_alone():
         threading.Thread(target=lambda: outputs.extend(model(images) for _ in range(8)))
         for _ in range(4)
     ]
-    sys.setswitchinterval(
-        1e-6
-    )  # so that threads meet between any two steps of torch's calls of hooks
+    # so that threads meet between any two steps of torch's calls of hooks
+    sys.setswitchinterval(1e-6)
     try:
         for thread in threads:
             thread.start()
@@ -480,9 +479,8 @@ def test_what_is_compiled_in_place_after_wrapping_changes_nothing(what, is_used)
     ):
         torch.testing.assert_close(function(model, noise()), function(plain, noise()))
     assert len(vitlens.attention(model, noise())) == len(vitlens.attention(plain, noise()))
-    assert any(
-        part._compiled_call_impl is not None for part in model.modules()
-    )  # outside it stays compiled
+    # outside it stays compiled
+    assert any(part._compiled_call_impl is not None for part in model.modules())
 
 
 @pytest.mark.parametrize("what", REPLACED)
@@ -552,9 +550,8 @@ def test_a_module_compiled_in_place_is_observed_and_changed_as_one_that_is_not(p
         with vitlens.intervene(candidate, {"blocks.0.attention": "zero"}), torch.no_grad():
             logits.append(candidate(noise()))
     torch.testing.assert_close(*logits)
-    assert all(
-        module.get_submodule(part)._compiled_call_impl is not None for part in parts
-    )  # still compiled
+    # still compiled
+    assert all(module.get_submodule(part)._compiled_call_impl is not None for part in parts)
 
 
 def test_an_exported_module_is_refused_in_one_line():

@@ -67,9 +67,8 @@ def test_the_parts_sum_to_the_logit_and_the_lens_ends_in_the_logits(name):
     assert torch.equal(lens.predictions, lens.logits.argmax(-1))
     assert lens.places == ("blocks.0.input", "blocks.0.residual", "blocks.1.residual")
     for depth, stream in enumerate(vitlens.capture(model, batch, lens.places).values()):
-        with vitlens.intervene(
-            model, {"blocks.1.residual": stream}
-        ):  # the stream put behind the last block
+        # the stream put behind the last block
+        with vitlens.intervene(model, {"blocks.1.residual": stream}):
             torch.testing.assert_close(lens.logits[:, depth], model(batch), atol=1e-5, rtol=1e-4)
     assert (lens.logits[:, 1:] - lens.logits[:, :-1]).abs().amax((0, 2)).min() > 1e-3
 

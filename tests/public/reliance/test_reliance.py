@@ -76,9 +76,8 @@ def test_images_in_every_form_give_the_same_rows(form, tmp_path):
 
 
 def test_no_more_than_a_batch_of_a_split_is_read_at_once(monkeypatch):
-    monkeypatch.setattr(
-        "vitlens.data.identity._AT_ONCE", SEEN_AT_ONCE
-    )  # of which the content decides the order
+    # of which the content decides the order
+    monkeypatch.setattr("vitlens.data.identity._AT_ONCE", SEEN_AT_ONCE)
     split = counted((SIDE, SIDE), CLASSES, count=24)
     rows = vitlens.reliance(
         reads("brightness"), split, cues=["brightness"], batch_size=SEEN_AT_ONCE

@@ -148,9 +148,8 @@ def test_rectangles_of_noise_of_the_right_sizes_in_a_share_of_the_images(tmp_pat
     across = changed[hit].any(1)
     tall = down.sum(1)
     wide = across.sum(1)
-    assert torch.equal(
-        changed[hit], down[:, :, None] & across[:, None]
-    )  # a rectangle without holes
+    # a rectangle without holes
+    assert torch.equal(changed[hit], down[:, :, None] & across[:, None])
     areas = tall * wide / (16 * 24)
     aspects = tall / wide
     assert 0.01 < areas.min() < 0.05
@@ -333,6 +332,5 @@ def test_the_first_batch_of_a_report_is_what_enters_the_model(size, more, words,
     (setup,) = record.setup
     assert (setup.augmentation, setup.shown) == (words, count)
     assert setup.mixed == ((batch.targets > 0).sum(1) > 1).sum()
-    assert (record.scores[0].gap is None) == (
-        "mixup" in more
-    )  # mixed images say nothing of overfitting
+    # mixed images say nothing of overfitting
+    assert (record.scores[0].gap is None) == ("mixup" in more)

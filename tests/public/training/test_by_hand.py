@@ -202,9 +202,8 @@ def test_long_trainings_are_compiled_where_there_is_a_compiler(
     compiled_modules: list[nn.Module] = []
     monkeypatch.setattr("shutil.which", lambda name: name if name == compiler else None)
     monkeypatch.setattr(torch, "compile", lambda module: compiled_modules.append(module) or module)
-    with pytest.raises(
-        EnoughError
-    ):  # of five steps an epoch, and of 2,000 from which it is worth it
+    # of five steps an epoch, and of 2,000 from which it is worth it
+    with pytest.raises(EnoughError):
         trained(tmp_path, recipe=plain_recipe(epochs=epochs), on_progress=interrupting(1))
     assert len(compiled_modules) == compiled
 

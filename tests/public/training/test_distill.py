@@ -101,9 +101,8 @@ def test_views_that_differ_each_time_are_not_remembered(more, still, tiny_cnn, t
         tmp_path / "out", f"{LINE} --epochs 3 --distill-from {tiny_cnn} {more.format(still=still)}"
     )
     assert record.taught[0].forms == 0
-    assert (record.first_batch is None) == (
-        not more
-    )  # of a recipe without augmentation none is shown
+    # of a recipe without augmentation none is shown
+    assert (record.first_batch is None) == (not more)
 
 
 def test_a_teacher_without_finite_answers_is_refused(tmp_path, capsys):

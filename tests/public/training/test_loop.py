@@ -339,11 +339,12 @@ def test_every_step_and_every_epoch_is_reported_once_also_by_a_resumed_run(tmp_p
         ("step", {}, ZeroDivisionError),
         ("close", {}, ZeroDivisionError),
         ("", {"train": BARE}, DataError),  # before anything begins
+        # which torch before 2.9 does not have
         (
             "",
             {"recipe": plain_recipe(optimiser="muon")},
             InputError,
-        ),  # which torch before 2.9 does not have
+        ),
     ],
 )
 def test_all_watchers_are_closed_though_something_fails(

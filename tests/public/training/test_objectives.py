@@ -170,9 +170,8 @@ def test_captions_name_the_class_and_are_the_same_again(data):
 
 def test_captions_say_where_the_object_is():
     test = scenes("test", 560)
-    test = test.pick(
-        (test.labels % 4 == 1).nonzero()[:, 0]
-    )  # crosses and squares, whose middle is their centre
+    # crosses and squares, whose middle is their centre
+    test = test.pick((test.labels % 4 == 1).nonzero()[:, 0])
     said = captions_of(test)(torch.arange(len(test)), 0)
     rows, columns = torch.meshgrid(torch.arange(32.0), torch.arange(32.0), indexing="ij")
     area = test.masks.sum((1, 2))

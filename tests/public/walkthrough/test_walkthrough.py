@@ -27,10 +27,11 @@ WALKED = {
     )
 } | {"wrapped": HANDWRITTEN["softmax"]}
 ROTARY = {"dinov3", "perception-encoder"}  # queries and keys are rotated after their projection
+# positions that do not leave with the vectors added to the patches
 IN_ATTENTION = {
     "beit",
     "dinov3",
-}  # positions that do not leave with the vectors added to the patches
+}
 STEPS = [
     "embedding",
     "positions",
@@ -102,9 +103,8 @@ def test_the_weights_and_entropies_are_those_of_attention(walked):
 
 def test_permuted_patches_give_permuted_outputs_only_without_positions(walked):
     name, _, walk = walked
-    if (
-        name == "perception-encoder"
-    ):  # a norm before the first block: what is added is no fixed vector
+    # a norm before the first block: what is added is no fixed vector
+    if name == "perception-encoder":
         assert walk.permutations == ()
         assert walk.positions is None
         return
@@ -152,9 +152,8 @@ def test_a_convolution_is_unfold_and_a_linear_map():
     tokens = model.module.patch_embed.proj(pixels).flatten(2).transpose(1, 2)
     torch.testing.assert_close(embedding.embedded, tokens, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(embedding.convolved, tokens, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(
-        embedding.patches[0, 1], pixels[0, :, :8, 16:32].flatten()
-    )  # row 0, column 1
+    # row 0, column 1
+    torch.testing.assert_close(embedding.patches[0, 1], pixels[0, :, :8, 16:32].flatten())
 
 
 def test_a_block_that_adds_something_else_is_seen():
@@ -228,9 +227,8 @@ def test_by_default_the_layer_in_the_middle_and_its_sharpest_head():
     assert torch.equal(walk.order, same)
     assert not torch.equal(walk.order, other)
     assert sorted(other.tolist()) == list(range(model.layout.patches))
-    walk = vitlens.walkthrough(
-        ours(pooling="mean"), ONE
-    )  # without CLS the patch in the middle is followed
+    # without CLS the patch in the middle is followed
+    walk = vitlens.walkthrough(ours(pooling="mean"), ONE)
     assert (
         walk.query == model.layout.grid[0] // 2 * model.layout.grid[1] + model.layout.grid[1] // 2
     )
@@ -247,13 +245,14 @@ def test_by_default_the_layer_in_the_middle_and_its_sharpest_head():
     [
         (torchvision_swin, 1, {}, UnsupportedError, "the same steps hold within each window"),
         (FAMILIES["cait"], 1, {}, UnsupportedError, "talking heads"),
+        # tests/public/cli/test_refusals.py has the others
         (
             ours,
             1,
             {"head": -1},
             InputError,
             "from 0 to 1",
-        ),  # others: tests/public/cli/test_refusals.py
+        ),
         (ours, 2, {}, InputError, "found 2"),
     ],
 )

@@ -46,9 +46,8 @@ def test_the_head_that_matters_most_or_that_a_sentence_names_is_shown_first(open
         "CLS 25.0 %",
         "all patches 75.0 %",
     ]
-    assert (
-        opened.tab.get_by_text("steps of their square root").count() == 0
-    )  # the planted weights are exact
+    # the planted weights are exact
+    assert opened.tab.get_by_text("steps of their square root").count() == 0
     said = (
         "**L1.H0** of **tiny** matters.",
         "**L0.H1** of **tiny** does not.",
@@ -99,20 +98,20 @@ def test_means_rollout_and_maps(opened):
     )
     radio(opened, "rollout from CLS").click()
     opened.tab.get_by_label("Layer", exact=True).fill("1")
-    row = shown_rollout(explorer_fragment(explorer()), 0)[1][
-        1:
-    ]  # up to layer 1, checked in tests/kernels/report
+    # up to layer 1, checked in tests/kernels/report
+    row = shown_rollout(explorer_fragment(explorer()), 0)[1][1:]
     best = int(row.argmax())
     where = f"greatest at row {best // COLUMNS}, column {best % COLUMNS}"
     said = re.fullmatch(rf"Rollout up to layer 1; {where}: ([\d.]+)", opened.words())
     assert float(said[1]) == pytest.approx(row.max(), rel=0.01)
     radio(opened, "relevance for tabby").click()
     assert opened.words() == f"greatest at row {ROWS - 1}, column {COLUMNS - 1}: 11"
+    # centred at 0
     assert opened.tab.locator(".ex-ticks").inner_text().split("\n")[:3] == [
         "-11",
         "0",
         "11",
-    ]  # centred at 0
+    ]
     radio(opened, "second.jpg").click()  # of layer means alone
     opened.tab.get_by_role("columnheader", name="mean").wait_for()
     assert opened.words().startswith(
@@ -271,10 +270,11 @@ def test_many_tokens_are_interactive_within_a_second(of):
         "x", np.zeros((518, 518, 3), np.uint8), rows / rows.sum(-1, keepdims=True)
     )
     page = of(explorer_fragment(Explorer("m", (image,), (37, 37), ("CLS",), (14, 14))))
+    # ms
     assert (
         page.tab.evaluate("performance.getEntriesByName('vitlens-explorer-ready')[0].startTime")
         < 1000
-    )  # ms
+    )
     page.point(20, 30, (37, 37))
     assert "the patch in row 20, column 30 looks" in page.words()
 

@@ -102,10 +102,11 @@ def test_a_request_that_computes_too_long_is_stopped_and_leaves_the_model_as_it_
     assert not [hook for module in model.modules() for hook in module._forward_pre_hooks.values()]
     assert not model.training
     short = replace(pool, running=0.0)
+    # and of its report nothing is left
     with (
         pytest.raises(TooLongError),
         short.turn(model.alias) as served,
-    ):  # and of its report nothing is left
+    ):
         written(
             DemoSite(short, (), tmp_path), served, picture, write_look, session="one", word="look"
         )

@@ -93,9 +93,8 @@ def test_the_class_that_was_typed_is_explained_by_the_chosen_method_of_those_tha
 
 def test_a_class_that_the_second_model_lacks_is_told_from_one_that_both_lack():
     letters = with_classes(VIT, "letters", tuple("abcdefghij"))
-    assert tabs.lacks_class(
-        "8", CNN, letters
-    )  # the name of a digit, not the index of another class
+    # the name of a digit, not the index of another class
+    assert tabs.lacks_class("8", CNN, letters)
     assert tabs.lacks_class("a", letters, CNN)
     assert not tabs.lacks_class("8", CNN, VIT)
     assert not tabs.lacks_class(tabs.PREDICTED, CNN, letters)
