@@ -187,15 +187,16 @@ def test_what_got_worse_stands_before_what_only_differs():
 def accuracy(before: float, after: float, p: float, words: str = "accuracy") -> MetricChange:
     """One accuracy of 60 images before and after."""
     points = 100 * (after - before)
-    was, now = (Estimate(value, value - 0.1, value + 0.1, 60) for value in (before, after))
+    was = Estimate(before, before - 0.1, before + 0.1, 60)
+    now = Estimate(after, after - 0.1, after + 0.1, 60)
     difference = Estimate(points, points - 9, points + 9, 60, "points")
     return MetricChange("accuracy/m", words, was, now, difference, p, p, "paired", "higher")
 
 
 def cross_entropy(p: float) -> MetricChange:
-    was, now, more = (
-        Estimate(value, value - 0.1, value + 0.1, 60, "nats") for value in (0.8, 1.2, 0.4)
-    )
+    was = Estimate(0.8, 0.8 - 0.1, 0.8 + 0.1, 60, "nats")
+    now = Estimate(1.2, 1.2 - 0.1, 1.2 + 0.1, 60, "nats")
+    more = Estimate(0.4, 0.4 - 0.1, 0.4 + 0.1, 60, "nats")
     return MetricChange(
         "cross_entropy/m", "cross-entropy", was, now, more, p, p, "independent", "lower"
     )

@@ -51,9 +51,8 @@ def compared(pairs):
 
 def row(alias, correct, objective) -> FeaturesRow:
     knn = {"20": reached(correct[KNN])} if KNN in correct else {}
-    probe, head_accuracy = (
-        reached(correct[name]) if name in correct else None for name in (PROBE, "own")
-    )
+    probe = reached(correct[PROBE]) if PROBE in correct else None
+    head_accuracy = reached(correct["own"]) if "own" in correct else None
     return FeaturesRow(
         alias,
         objective,

@@ -42,9 +42,10 @@ def made(kind: str) -> Model:
 
 GAINS = [(0, 40.0), (1, 40.0), (2, 40.0), (0, 0.2), (1, 0.0), (3, 40.0)]
 writing = partial(writers, GAINS)
-corner, uniform, dead, plain = (
-    partial(made, kind) for kind in ("corner", "uniform", "dead", "plain")
-)
+corner = partial(made, "corner")
+uniform = partial(made, "uniform")
+dead = partial(made, "dead")
+plain = partial(made, "plain")
 
 
 def found(folder: Path, kind: str, images: int = 20):

@@ -83,7 +83,8 @@ def test_it_leaves_a_whole_folder_of_what_it_declares_whose_report_is_made_again
 
 @pytest.mark.usefixtures("added")
 def test_models_say_whether_they_support_it(tmp_path, capsys):
-    vit, cnn = (vitlens.load(name) for name in ("vit-digits", "cnn-digits"))
+    vit = vitlens.load("vit-digits")
+    cnn = vitlens.load("cnn-digits")
     assert vit.supports(WORD) is None
     assert "cnn-digits supports" in str(cnn.supports(WORD))
     assert run(["models", "*-digits"]) == 0

@@ -307,9 +307,8 @@ def test_an_image_does_not_depend_on_its_batch_mates(name: str) -> None:
         model = shared(on)
         batch = batch_of(model)
         place = 0 if entry.draws else 1  # random numbers are drawn for an image by its place
-        together, alone = (
-            entry.tensor(model, part).float() for part in (batch, batch[place : place + 1])
-        )
+        together = entry.tensor(model, batch).float()
+        alone = entry.tensor(model, batch[place : place + 1]).float()
         # windows of an image stand together
         in_batch = together.unflatten(0, (len(batch), -1))[place]
         torch.testing.assert_close(

@@ -123,9 +123,9 @@ def test_every_format_of_figures_is_written_as_such(tiny_vit, tmp_path):
 def test_every_precision_is_taken_and_no_other_word():
     model = vitlens.load("vit-digits")
     batch = vitlens.load_data("digits", limit=2)
-    fp32, auto, bf16 = (
-        vitlens.evaluate(model, batch, precision=word).logits for word in ("fp32", "auto", "bf16")
-    )
+    fp32 = vitlens.evaluate(model, batch, precision="fp32").logits
+    auto = vitlens.evaluate(model, batch, precision="auto").logits
+    bf16 = vitlens.evaluate(model, batch, precision="bf16").logits
     assert torch.equal(fp32, auto)
     assert not torch.equal(fp32, bf16)
     torch.testing.assert_close(bf16, fp32, atol=0.2, rtol=0.1)

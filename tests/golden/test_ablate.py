@@ -151,7 +151,8 @@ def test_the_lens_ends_and_curves_begin_at_the_whole_model(pictures, tmp_path):
     model = load("vit-digits")
     with torch.no_grad():
         both = model(torch.from_numpy(np.stack([arrays.clean, arrays.corrupted])).float())
-    target, other = (model.classes.index(name) for name in (patching.target, patching.other))
+    target = model.classes.index(patching.target)
+    other = model.classes.index(patching.other)
     difference = (both[:, target] - both[:, other]).tolist()
     assert [patching.difference_clean, patching.difference_corrupted] == pytest.approx(
         difference, rel=1e-4

@@ -119,7 +119,8 @@ def test_two_processes_find_what_one_finds(name, places, golden, tmp_path, monke
         assert (two.methods, two.shown) == (one.methods, one.shown)
         np.testing.assert_allclose(two.maps.maps, one.maps.maps, atol=1e-6)
     if name == "attack":
-        first, second = (asdict(record.attacked["tiny-vit"]) for record in (one, two))
+        first = asdict(one.attacked["tiny-vit"])
+        second = asdict(two.attacked["tiny-vit"])
         np.testing.assert_equal(second, first)
         epsilons = {
             attack: [row.epsilon for row in one.curves if row.attack == attack]

@@ -183,7 +183,8 @@ def test_few_checks_are_three_a_model_and_look_at_the_strongest_attack(tiny_vit,
 
 
 def same_arrays(one: AttackRecord, other: AttackRecord) -> None:
-    first, second = (record.attacked["tiny-vit"] for record in (one, other))
+    first = one.attacked["tiny-vit"]
+    second = other.attacked["tiny-vit"]
     np.testing.assert_equal(asdict(second), asdict(first))
 
 

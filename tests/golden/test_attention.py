@@ -300,14 +300,12 @@ def test_what_was_planted_is_found_and_nothing_beyond_its_limit():
     assert sentences.keys() == {"pointing game", "information", "fusion of heads"}
     assert "1 of 3" in sentences["pointing game"]
     assert "**relevance**" in sentences["pointing game"]
-    flat, not_flat = (
-        said(rollout(information=Estimate(v, v - 0.1, v + 0.1, 40, "bits"))) for v in (0.2, 0.45)
-    )
+    flat = said(rollout(information=Estimate(0.2, 0.2 - 0.1, 0.2 + 0.1, 40, "bits")))
+    not_flat = said(rollout(information=Estimate(0.45, 0.45 - 0.1, 0.45 + 0.1, 40, "bits")))
     assert "**mean-map** is nearly uniform" in flat["information"]
     assert "nearly uniform" not in not_flat["information"]
-    fixed, not_fixed = (
-        said(rollout(by_place=Estimate(v, v - 0.03, v + 0.03, 40))) for v in (0.95, 0.77)
-    )
+    fixed = said(rollout(by_place=Estimate(0.95, 0.95 - 0.03, 0.95 + 0.03, 40)))
+    not_fixed = said(rollout(by_place=Estimate(0.77, 0.77 - 0.03, 0.77 + 0.03, 40)))
     assert "**mean-map**" in fixed["fixed places"]
     assert "fixed places" not in not_fixed
     missing = said(rollout(difference=Estimate(-40.0, -50.0, -30.0, 40, "points")))

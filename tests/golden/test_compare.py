@@ -210,7 +210,8 @@ def test_shape_biases_are_those_of_the_function_and_the_model_that_relies_on_sha
         ]
         assert by_class == [(row.shape, row.texture) for row in by_function.by_class]
     assert record.metric("shape_bias/vit") == record.shape_bias[0].bias
-    high, low = (Estimate(value, value - 0.1, value + 0.1, 100, "fraction") for value in (0.8, 0.3))
+    high = Estimate(0.8, 0.8 - 0.1, 0.8 + 0.1, 100, "fraction")
+    low = Estimate(0.3, 0.3 - 0.1, 0.3 + 0.1, 100, "fraction")
     for biases, words in (
         ((high, low), "**vit** relies on shape more than **cnn**"),
         ((low, high), "**cnn** relies on shape more than **vit**"),

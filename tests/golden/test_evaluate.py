@@ -103,7 +103,8 @@ def require_same(one: EvaluateRecord, other: EvaluateRecord, *, rel: float) -> N
     assert one.metric("accuracy/vit-digits") == other.metric("accuracy/vit-digits")
     assert one.metrics.keys() == other.metrics.keys()
     for name, metric in one.metrics.items():
-        actual, expected = (asdict(estimate) for estimate in (other.metrics[name], metric))
+        actual = asdict(other.metrics[name])
+        expected = asdict(metric)
         assert actual == {
             k: pytest.approx(v, rel=rel) if isinstance(v, float) else v for k, v in expected.items()
         }

@@ -42,9 +42,8 @@ def test_two_models_are_paired_on_the_same_images_and_probes_and_queries_recorde
     assert difference == pytest.approx(
         100 * (pair.metric("probe_accuracy/a").value - pair.metric("accuracy/a").value)
     )
-    vit, cnn = (
-        features(load(str(model)), pixels()[0], embedding=True) for model in (tiny_vit, tiny_cnn)
-    )
+    vit = features(load(str(tiny_vit)), pixels()[0], embedding=True)
+    cnn = features(load(str(tiny_cnn)), pixels()[0], embedding=True)
     expected = similarity(vit, cnn)
     for row, layer in enumerate(("embedding", 0, 1)):
         for column, other in enumerate(("embedding", 0, 1, 2)):
@@ -155,7 +154,8 @@ def test_a_cache_is_used_and_a_broken_one_built_again(tiny_vit, pictures, tmp_pa
         file.write_bytes(file.read_bytes()[:-8])
     second = ran(tmp_path / "out1", line)
     assert first.depth == second.depth
-    before, after = ([row.note for row in record.notes] for record in (first, second))
+    before = [row.note for row in first.notes]
+    after = [row.note for row in second.notes]
     assert sum("built again" in note for note in after) == 7
     assert [note.partition(": ")[2] for note in before] == [
         "5 of the 10 classes of the test images have no training image, so none of their images "

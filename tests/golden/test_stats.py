@@ -138,10 +138,8 @@ def test_two_processes_find_what_one_does(tiny_vit, golden, tmp_path, monkeypatc
             assert getattr(two.metrics[name], end) == close, name
     for row, other in zip(one.heads, two.heads, strict=True):
         assert (other.label, other.best, other.other) == (row.label, row.best, row.other)
-        actual, expected = (
-            (label.score.value, label.score.low, label.score.high, label.explained_by_offset)
-            for label in (other, row)
-        )
+        actual = (other.score.value, other.score.low, other.score.high, other.explained_by_offset)
+        expected = (row.score.value, row.score.low, row.score.high, row.explained_by_offset)
         assert actual == pytest.approx(expected, rel=1e-4, abs=1e-5)
     for layer, mass in one.offsets["tiny-vit"].layer.items():
         np.testing.assert_allclose(two.offsets["tiny-vit"].layer[layer], mass, rtol=1e-5, atol=1e-7)

@@ -181,7 +181,8 @@ def test_attention_before_and_after_a_training_is_of_the_same_images_and_compare
         for word in ("map_information", "prefix_attention")
         for head in range(2)
     }
-    was, now = (record.by_image.information[1].astype(float) for record in (before, after))
+    was = before.by_image.information[1].astype(float)
+    now = after.by_image.information[1].astype(float)
     change = paired["map_information/run/L0.H1"]
     assert change.difference.value == pytest.approx((now - was).mean())
     assert change.p == pytest.approx(stats.ttest_rel(now, was).pvalue)

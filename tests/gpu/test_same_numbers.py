@@ -84,11 +84,10 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     ],
 )
 def test_the_tolerance(first, second, unit, n, is_same):
-    one, two = (
-        {"metrics": {"a": {"value": value, "unit": unit, "n": n}}, "tables": {}}
-        for value in (first, second)
-    )
+    one = {"metrics": {"a": {"value": first, "unit": unit, "n": n}}, "tables": {}}
+    two = {"metrics": {"a": {"value": second, "unit": unit, "n": n}}, "tables": {}}
     assert (differences(one, two) == []) is is_same
     assert differences(one, {"metrics": {}, "tables": {}}) == ["a: only in one run"]
-    more, fewer = ({"metrics": {}, "tables": {"rows": rows}} for rows in ([{}], []))
+    more = {"metrics": {}, "tables": {"rows": [{}]}}
+    fewer = {"metrics": {}, "tables": {"rows": []}}
     assert differences(more, fewer) == ["table rows: 1 and 0 rows"]

@@ -67,7 +67,8 @@ def test_the_time_of_a_rung_by_hand():
     at the second.
     """
     shares = {0.0: 0.9, 1.0: 0.8, 8.0: 0.5}
-    few, many = (candidate_of("pgd", 3, (1.0, 8.0), images) for images in (300, 400))
+    few = candidate_of("pgd", 3, (1.0, 8.0), 300)
+    many = candidate_of("pgd", 3, (1.0, 8.0), 400)
     # restarts, steps, and forward passes that a step with its gradient takes
     run = 3 * ATTACKS["pgd"].steps * 3
     assert passes_of(many, shares) - passes_of(few, shares) == pytest.approx(

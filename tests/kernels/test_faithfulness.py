@@ -97,9 +97,8 @@ def test_images_of_another_size_are_resized_first():
     small = F.interpolate(
         large, size=model.input_size, mode="bilinear", antialias=True, align_corners=False
     )
-    logits, expected = (
-        Variants(model, pictures).logits(which, removed) for pictures in (large, small)
-    )
+    logits = Variants(model, large).logits(which, removed)
+    expected = Variants(model, small).logits(which, removed)
     torch.testing.assert_close(logits, expected)
 
 

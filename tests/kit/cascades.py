@@ -53,7 +53,8 @@ def _effects(model: Model) -> dict[str, tuple[bool, bool, bool]]:
 
 def _seen(model: Model) -> tuple[Tensor, ...]:
     captured: dict[str, Tensor] = {}
-    first, last = (model.module.get_submodule(model.anatomy.blocks[at]) for at in (0, -1))
+    first = model.module.get_submodule(model.anatomy.blocks[0])
+    last = model.module.get_submodule(model.anatomy.blocks[(-1)])
     with ExitStack() as stack:
         stack.enter_context(
             first.register_forward_pre_hook(lambda _m, args: captured.update(first=args[0].clone()))

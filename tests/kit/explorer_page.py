@@ -31,7 +31,8 @@ def shown_weights(page: str, image: int) -> Shown | None:
     special = len(data["special"])
     if packed is None:
         return None
-    queries, keys = (special + grid[0] * grid[1] for grid in (packed["queries"], packed["keys"]))
+    queries = special + packed["queries"][0] * packed["queries"][1]
+    keys = special + packed["keys"][0] * packed["keys"][1]
     shape = packed["layers"], max(packed["heads"], 1), queries
     content = zlib.decompress(b64decode(_script(page, packed["block"])))
     return _restored(content, shape, keys, special, packed["levels"])

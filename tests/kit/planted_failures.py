@@ -59,7 +59,8 @@ def squares(count: int = 300, *, seed: int = 0, masks: bool = True, dots: int = 
     )
     for at, (size, down, across, edge, contrast, bright) in enumerate(columns):
         side = int(size)
-        row, column = (2 + int(share * (SIDE - side - 3)) for share in (down, across))
+        row = 2 + int(down * (SIDE - side - 3))
+        column = 2 + int(across * (SIDE - side - 3))
         row = 0 if edge < 1 / 6 else row
         column = SIDE - side if 1 / 6 <= edge < 1 / 3 else column
         where = slice(row, row + side), slice(column, column + side)
@@ -84,10 +85,8 @@ class Planted(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         planes = luminance(images)
         stripes = planes.clamp(max=0.85)  # without the bright pixels
-        down, across = (
-            F.pad(stripes.diff(dim=axis).abs(), pad)
-            for axis, pad in ((1, (0, 0, 0, 1)), (2, (0, 1)))
-        )
+        down = F.pad(stripes.diff(dim=1).abs(), (0, 0, 0, 1))
+        across = F.pad(stripes.diff(dim=2).abs(), (0, 1))
         local = F.avg_pool2d((down - across)[:, None], 7, 1, 3)[:, 0]
         strongest = local.flatten(1).abs().argmax(1, keepdim=True)
         score = 30 * local.flatten(1).gather(1, strongest)[:, 0]

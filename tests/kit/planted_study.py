@@ -154,7 +154,8 @@ def probe_correct(
     """
     options = StudyOptions(kind="pretraining", data="digits")
     setup = Setup(options, (), train, test, torch.device("cpu"))
-    bank, read = (extract(model, split, layer=-1, pool="cls+mean") for split in (train, test))
+    bank = extract(model, train, layer=-1, pool="cls+mean")
+    read = extract(model, test, layer=-1, pool="cls+mean")
     assert bank is not None
     assert read is not None
     assert train.labels is not None

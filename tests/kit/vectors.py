@@ -44,5 +44,6 @@ def gram_cka(first: Tensor, second: Tensor, *, biased: bool = False) -> float:
         ends = k.sum() * m.sum() / ((n - 1) * (n - 2))
         return float(((k * m).sum() + ends - 2 / (n - 2) * (k.sum(0) @ m.sum(0))) / (n * (n - 3)))
 
-    k, m = (part.double().numpy() @ part.double().numpy().T for part in (first, second))
+    k = first.double().numpy() @ first.double().numpy().T
+    m = second.double().numpy() @ second.double().numpy().T
     return hsic(k, m) / np.sqrt(hsic(k, k) * hsic(m, m))

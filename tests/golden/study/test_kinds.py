@@ -99,7 +99,8 @@ def test_accuracies_are_those_of_the_trained_models(done):
         ("mean", 0),
         ("mean", 1),
     ]
-    cls, mean = (done.correct.correct[at] for at in (0, 1))
+    cls = done.correct.correct[0]
+    mean = done.correct.correct[1]
     assert cls.shape == mean.shape == (2, 20)
     assert [row.accuracy.value for row in done.points] == pytest.approx([cls.mean(), mean.mean()])
     assert done.metric("difference/mean/cls").value == pytest.approx(

@@ -61,7 +61,8 @@ def test_all_points_have_one_architecture_and_budget_and_random_weights_none(don
 
 
 def test_neighbours_are_those_of_the_frozen_features(done):
-    truth, labels = (shapes(part).labels.numpy() for part in ("test", "train"))
+    truth = shapes("test").labels.numpy()
+    labels = shapes("train").labels.numpy()
     for label in POINTS[1:]:
         accuracies = []
         for seed in (0, 1):

@@ -64,7 +64,8 @@ def test_how_the_vit_works_is_one_picture_with_a_row_for_each_layer(inspected):
     section = how_it_works(inspected)
     (figure,) = section.figures
     assert section.tables == ()
-    stats, ablate = (inspected.about(word, "mine").record for word in ("stats", "ablate"))
+    stats = inspected.about("stats", "mine").record
+    ablate = inspected.about("ablate", "mine").record
     drawn = figure.draw()
     names = {f"L{row.layer}" for row in stats.layers}
     assert names <= set(texts(drawn))
@@ -89,7 +90,8 @@ def test_a_chapter_that_is_missing_is_named_in_place_of_its_part_of_the_picture(
 
 
 def test_the_explorer_follows_from_the_chapters_of_the_vit(inspected):
-    stats, ablate = (inspected.about(word, "mine").record for word in ("stats", "ablate"))
+    stats = inspected.about("stats", "mine").record
+    ablate = inspected.about("ablate", "mine").record
     explorer = REPORT(inspected).explorer
     for row in ablate.heads:
         assert explorer.importance[row.layer, row.head] == pytest.approx(row.loss.value)

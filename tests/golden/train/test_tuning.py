@@ -19,7 +19,8 @@ LINE = "--data digits --limit 40 --batch-size 10"
 
 
 def changed(before: Path, after: Path) -> set[str]:
-    one, other = (load(str(folder)).module.state_dict() for folder in (before, after))
+    one = load(str(before)).module.state_dict()
+    other = load(str(after)).module.state_dict()
     return {name for name in other if not torch.equal(one[name], other[name])}
 
 

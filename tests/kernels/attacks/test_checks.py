@@ -152,10 +152,8 @@ def test_a_weaker_attack_that_breaks_more_is_a_sign_of_masking(weak, strong, exp
 
 @pytest.mark.parametrize(("epsilons", "state"), [((0.1, 0.2), "failed"), ((0.2,), "inconclusive")])
 def test_only_epsilons_that_both_tried_are_compared(epsilons, state):
-    weak, strong = (
-        outcome("x", [at] * 6, epsilons=epsilons_of)
-        for at, epsilons_of in ((0.1, (0.1, 0.3)), (INF, epsilons))
-    )
+    weak = outcome("x", [0.1] * 6, epsilons=(0.1, 0.3))
+    strong = outcome("x", [INF] * 6, epsilons=epsilons)
     assert checks.weaker_breaks_no_more(weak, strong, reason="r").state == state  # p = 2 / 2^6
 
 

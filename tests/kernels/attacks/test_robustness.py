@@ -24,9 +24,8 @@ def test_robust_is_right_before_and_not_broken_up_to_epsilon():
         moved = broken(*(at + wobble for at in (1, 2, 4)))
         assert [int(moved.robust(epsilon).sum()) for epsilon in EPSILONS] == [2, 1, 0]
     groups = torch.arange(4).repeat_interleave(5)  # images of a group do not count as many
-    together, apart = (
-        broken(*[INF] * 10, *[1] * 10, groups=members).accuracies()[0] for members in (groups, None)
-    )
+    together = broken(*[INF] * 10, *[1] * 10, groups=groups).accuracies()[0]
+    apart = broken(*[INF] * 10, *[1] * 10, groups=None).accuracies()[0]
     assert together.high - together.low > apart.high - apart.low
 
 

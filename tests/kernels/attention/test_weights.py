@@ -67,7 +67,8 @@ def test_row_and_column_of_a_patch(make, patch, count):
         for call in calls_of(model, batch)
         if call.site.kind != "class"
     ]
-    looks, seen = (patch_views(model, batch, side=side, patch=patch) for side in ("query", "key"))
+    looks = patch_views(model, batch, side="query", patch=patch)
+    seen = patch_views(model, batch, side="key", patch=patch)
     grids = [
         look.site.windows.resolution if look.site.windows else model.layout.grid for look in looks
     ]
@@ -121,10 +122,8 @@ PATCHES = [(row, column) for row in range(16) for column in range(16)]
 
 @pytest.mark.parametrize("name", ["swin", "torchvision-swin"])
 def test_pairs_reach_and_parts_by_loops(name):
-    plain, shifted = (
-        {(a, b) for a in PATCHES for b in PATCHES if meets(a, b, shift=step, side=16)}
-        for step in (0, 2)
-    )
+    plain = {(a, b) for a in PATCHES for b in PATCHES if meets(a, b, shift=0, side=16)}
+    shifted = {(a, b) for a in PATCHES for b in PATCHES if meets(a, b, shift=2, side=16)}
     through = {
         a: {c for b in PATCHES if (a, b) in shifted for c in PATCHES if (b, c) in plain}
         for a in PATCHES

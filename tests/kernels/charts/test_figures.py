@@ -62,10 +62,8 @@ def test_names_are_written_as_they_are_and_numbers_as_formulas(tmp_path):
     names = ["$x^2$", "$\\nocommand$", "\x1b[31m", "\U000ffff0", said(name="a*b`c")]
     odd_names = ["$x^2$", "$\\nocommand$", "\\x1b[31m", "\\U000ffff0", "a*b`c"]
     rows = [Row(name, at + 1.0, 1000.0**at) for at, name in enumerate(names)]
-    listed, scatter = (
-        draw(rows, " ".join(names))
-        for draw in (lines("x", "y", of="name", log=True), bars("name", "x"))
-    )
+    listed = lines("x", "y", of="name", log=True)(rows, " ".join(names))
+    scatter = bars("name", "x")(rows, " ".join(names))
     for figure in (listed, scatter):
         # an unknown command, or a lacking glyph, would be an error
         figure.savefig(tmp_path / "a.png")

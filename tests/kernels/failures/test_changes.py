@@ -83,10 +83,9 @@ def test_moved_off_the_border_with_a_control_along_it(scenes):
 def test_scaled_with_a_move_as_control(sign, least, most):
     pictures = pictures_of(vitlens.load_data("digits", limit=40))
     changed, control = CHANGES["size"](pictures, sign)
-    before, after, moved = (
-        ((images - pictures.ground).abs().amax(1) > 0.15).flatten(1).sum(1).sqrt()
-        for images in (pictures.images, changed, control)
-    )
+    before = ((pictures.images - pictures.ground).abs().amax(1) > 0.15).flatten(1).sum(1).sqrt()
+    after = ((changed - pictures.ground).abs().amax(1) > 0.15).flatten(1).sum(1).sqrt()
+    moved = ((control - pictures.ground).abs().amax(1) > 0.15).flatten(1).sum(1).sqrt()
     free = before < 18  # room to grow
     assert least < float((after / before)[free].mean()) < most
     assert float((moved / before).mean()) == pytest.approx(1, abs=0.05)
@@ -108,11 +107,12 @@ def test_pixels_change_nearly_as_much_as_those_of_a_control_that_keeps_the_prope
         smooth = transforms.gaussian_blur(split.source.pixels, [9, 9], [1.5, 1.5])
         split = split_of(smooth, split.labels, split.classes)
     images, (changed, control) = images_of(split), edited(split, name, sign)
-    size, control_size = (
-        (pictures - images).abs().mean((1, 2, 3)) for pictures in (changed, control)
-    )
+    size = (changed - images).abs().mean((1, 2, 3))
+    control_size = (control - images).abs().mean((1, 2, 3))
     assert ((control_size > 0.6 * size) & (control_size < 1.1 * size)).all()
-    before, after, same = (of_pixels(pictures)[name] for pictures in (images, changed, control))
+    before = of_pixels(images)[name]
+    after = of_pixels(changed)[name]
+    same = of_pixels(control)[name]
     assert (after - before).mean() * sign > 4 * (same - before).abs().mean()
     assert 0 <= float(control.min()) <= float(control.max()) <= 1
 
@@ -120,10 +120,9 @@ def test_pixels_change_nearly_as_much_as_those_of_a_control_that_keeps_the_prope
 @pytest.mark.parametrize(("sign", "factor"), [(-1, 1 / 1.5), (1, 1.5)])
 def test_the_contrast_of_an_object_to_its_ground_changes_by_a_half(scenes, sign, factor):
     changed, control = edited(scenes, "object_contrast", sign)
-    before, after, same = (
-        of_pixels(pictures, scenes.masks)["object_contrast"]
-        for pictures in (images_of(scenes), changed, control)
-    )
+    before = of_pixels(images_of(scenes), scenes.masks)["object_contrast"]
+    after = of_pixels(changed, scenes.masks)["object_contrast"]
+    same = of_pixels(control, scenes.masks)["object_contrast"]
     dark = before < 0.2  # brighter ones reach white
     torch.testing.assert_close(after[dark], factor * before[dark], rtol=0.1, atol=5e-3)
     torch.testing.assert_close(same, before, rtol=0, atol=0.02)
@@ -147,10 +146,9 @@ def test_scenes_are_drawn_again_without_clutter_or_blurred_and_the_control_is_as
     torch.testing.assert_close(*edges, rtol=0.15, atol=0)
     split = squares(30, seed=1)
     changed, control = edited(split, "clutter", -1)
-    before, after, same = (
-        of_pixels(pictures, split.masks)["clutter"]
-        for pictures in (images_of(split), changed, control)
-    )
+    before = of_pixels(images_of(split), split.masks)["clutter"]
+    after = of_pixels(changed, split.masks)["clutter"]
+    same = of_pixels(control, split.masks)["clutter"]
     assert after.mean() < 0.3 * before.mean()
     assert float(same.mean()) == pytest.approx(float(before.mean()), rel=0.15)
     unchanged = split.masks[:, None].expand_as(changed)

@@ -141,10 +141,8 @@ def test_files_are_known_by_their_content(tmp_path, pictures):
     copies.mkdir()
     for path in Path(pictures).glob("*.png"):
         (copies / f"copy-{path.name}").write_bytes(path.read_bytes())
-    here, there = (
-        vitlens.load_data(str(place), preprocessing=model.preprocessing)
-        for place in (pictures, copies)
-    )
+    here = vitlens.load_data(str(pictures), preprocessing=model.preprocessing)
+    there = vitlens.load_data(str(copies), preprocessing=model.preprocessing)
     extract(model, here, cache=tmp_path / "cache")
     seen = runs_of(model)
     extract(model, there, cache=tmp_path / "cache")

@@ -301,7 +301,9 @@ def test_a_head_for_the_same_classes_is_kept_and_positions_are_those_of_another_
 def test_random_weights_have_the_same_shapes_and_depend_on_the_seed():
     retrained = for_classes(small(), ("cat", "dog")).double()
     state = torch.random.get_rng_state()
-    first, again, other = (untrained_like(retrained, seed=seed) for seed in (0, 0, 1))
+    first = untrained_like(retrained, seed=0)
+    again = untrained_like(retrained, seed=0)
+    other = untrained_like(retrained, seed=1)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert (first.classes, first.provenance.weights, first.alias) == (
         ("cat", "dog"),

@@ -56,10 +56,8 @@ def study() -> Record:
 
 
 def test_one_number_with_two_values_on_the_same_images_is_an_error(study):
-    evaluate, compare = (
-        next(part.record for part in study.parts if part.row.word == word)
-        for word in ("evaluate", "compare")
-    )
+    evaluate = next(part.record for part in study.parts if part.row.word == "evaluate")
+    compare = next(part.record for part in study.parts if part.row.word == "compare")
     first, *rest = compare.scores
     count = evaluate.scores[0].accuracy.n
     other = replace(first.accuracy, value=first.accuracy.value - 0.1, low=None, high=None, n=count)
@@ -80,10 +78,8 @@ def test_numbers_of_other_images_are_reconciled_by_a_sentence(study):
 
 @pytest.mark.parametrize("is_same", [True, False])
 def test_a_head_with_two_labels_is_an_error_unless_the_images_differ(study, is_same):
-    stats, ablate = (
-        next(part.record for part in study.parts if part.row.word == word)
-        for word in ("stats", "ablate")
-    )
+    stats = next(part.record for part in study.parts if part.row.word == "stats")
+    ablate = next(part.record for part in study.parts if part.row.word == "ablate")
     units = tuple(
         replace(row, label="planted") if row.head is not None else row for row in ablate.units
     )

@@ -117,7 +117,9 @@ def test_the_default_place_is_named_by_what_and_when(tmp_path, monkeypatch):
 
 
 def test_an_existing_folder_is_kept_unless_asked_and_a_foreign_one_always(tmp_path):
-    out, foreign, empty = (tmp_path / name for name in ("run", "foreign", "empty"))
+    out = tmp_path / "run"
+    foreign = tmp_path / "foreign"
+    empty = tmp_path / "empty"
     with at(out) as folder:
         folder.arrays("old", x=np.ones(1))
     files = [out / "notes.txt", out / "figures" / "mine.txt", foreign / "config.json"]

@@ -222,7 +222,8 @@ class Windows(Attention):
 
     def own(self, x: Tensor) -> Tensor:
         """Weights (batch x windows, heads, query, key)."""
-        q, k = (self.cut(layer(x)) for layer in (self.q, self.k))
+        q = self.cut(self.q(x))
+        k = self.cut(self.k(x))
         return scores(q, k).softmax(-1).transpose(1, 2).flatten(0, 1)
 
     def cut(self, x: Tensor) -> Tensor:

@@ -99,10 +99,9 @@ class Attention(nn.Module):
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values (batch, heads, tokens, head_dim)."""
-        q, k, v = (
-            layer(x).unflatten(-1, (self.count, -1)).transpose(1, 2)
-            for layer in (self.q, self.k, self.v)
-        )
+        q = self.q(x).unflatten(-1, (self.count, -1)).transpose(1, 2)
+        k = self.k(x).unflatten(-1, (self.count, -1)).transpose(1, 2)
+        v = self.v(x).unflatten(-1, (self.count, -1)).transpose(1, 2)
         return q, k, v
 
     def own(self, x: Tensor) -> Tensor:

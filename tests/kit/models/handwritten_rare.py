@@ -25,7 +25,9 @@ from tests.kit.models.handwritten import (
 
 
 def heads_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    q, k, v = (part.transpose(0, 1) for part in (q, k, v))
+    q = q.transpose(0, 1)
+    k = k.transpose(0, 1)
+    v = v.transpose(0, 1)
     return (weights(q, k) @ v).transpose(0, 1)
 
 
@@ -37,7 +39,9 @@ def heads_last(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def merged(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Batch and heads on one axis."""
     batch = len(q)
-    q, k, v = (part.flatten(0, 1) for part in (q, k, v))
+    q = q.flatten(0, 1)
+    k = k.flatten(0, 1)
+    v = v.flatten(0, 1)
     scores = torch.bmm(q, k.transpose(1, 2)) / q.shape[-1] ** 0.5
     return torch.bmm(torch.softmax(scores, -1), v).unflatten(0, (batch, -1))
 
@@ -75,7 +79,9 @@ class MergedHeadsFirst(Attention):
     """Heads and batch on one axis, the heads first, as in Set Transformer."""
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (torch.cat(layer(x).chunk(self.count, -1)) for layer in (self.q, self.k, self.v))
+        q = torch.cat(self.q(x).chunk(self.count, -1))
+        k = torch.cat(self.k(x).chunk(self.count, -1))
+        v = torch.cat(self.v(x).chunk(self.count, -1))
         return self.o(torch.cat((weights(q, k) @ v).split(len(x)), -1))
 
 
@@ -93,10 +99,9 @@ class Grouped(Attention):
         self.bias = nn.Parameter(torch.randn(4, 14, 14))
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = (
-            layer(x).unflatten(-1, (-1, DIM // 4)).transpose(1, 2)
-            for layer in (self.q, self.k, self.v)
-        )
+        q = self.q(x).unflatten(-1, (-1, DIM // 4)).transpose(1, 2)
+        k = self.k(x).unflatten(-1, (-1, DIM // 4)).transpose(1, 2)
+        v = self.v(x).unflatten(-1, (-1, DIM // 4)).transpose(1, 2)
         return self.q_norm(q), self.k_norm(k), v
 
     def own(self, x: Tensor) -> Tensor:

@@ -172,10 +172,8 @@ def test_forward_passes_are_counted() -> None:
 def test_few_images_take_another_replacement_than_their_mean_and_say_so(
     count: int, by: str
 ) -> None:
-    result, same = (
-        vitlens.ablate(ours(), seen(count), LABELS[:count], replace=replacement)
-        for replacement in (None, by)
-    )
+    result = vitlens.ablate(ours(), seen(count), LABELS[:count], replace=None)
+    same = vitlens.ablate(ours(), seen(count), LABELS[:count], replace=by)
     assert (result.replace, bool(result.note)) == (by, count < 8)
     assert torch.equal(result.delta_loss, same.delta_loss)
     # no interval and no test of one
@@ -187,9 +185,8 @@ def test_what_cannot_be_said_is_noted() -> None:
     right = ours()(seen(9)).argmax(1)
     never = vitlens.ablate(ours(), seen(9), (right + 1) % 5, replace="zero")
     assert (never.clean_accuracy, bool(never.note)) == (0, True)
-    same, predicted = (
-        vitlens.ablate(ours(), seen(9), targets, replace="zero") for targets in (right, "predicted")
-    )
+    same = vitlens.ablate(ours(), seen(9), right, replace="zero")
+    predicted = vitlens.ablate(ours(), seen(9), "predicted", replace="zero")
     assert (predicted.clean_accuracy, predicted.note) == (1, "")
     assert torch.equal(predicted.delta_loss, same.delta_loss)
     one_group = split_of(seen(9), right, ours().classes, groups=torch.zeros(9, dtype=torch.int64))
@@ -257,10 +254,8 @@ def test_too_few_images_for_the_correction_are_noted() -> None:
 def test_log_odds_too_large_for_a_loss_in_double_precision_are_not_lost() -> None:
     """From log-odds of 745 on the loss is 0."""
     labels = ours()(seen()).argmax(1)
-    some, many = (
-        vitlens.ablate(certain_vit(scale), seen(), labels, replace="zero")
-        for scale in (80.0, 80_000.0)
-    )
+    some = vitlens.ablate(certain_vit(80.0), seen(), labels, replace="zero")
+    many = vitlens.ablate(certain_vit(80_000.0), seen(), labels, replace="zero")
     assert many.clean_loss == 0
     assert some.log_odds is not None
     assert many.log_odds is not None
@@ -273,9 +268,8 @@ def test_heads_of_a_certain_model_are_ranked_by_log_odds() -> None:
     plain = ours()
     certain = certain_vit(80.0)
     labels = plain(seen(20)).argmax(1)
-    first, second = (
-        vitlens.ablate(model, seen(20), labels, replace="zero") for model in (plain, certain)
-    )
+    first = vitlens.ablate(plain, seen(20), labels, replace="zero")
+    second = vitlens.ablate(certain, seen(20), labels, replace="zero")
     assert first.log_odds is None
     assert first.ranking() == tuple(
         first.units[at] for at in first.loss.mean.argsort(descending=True).tolist()

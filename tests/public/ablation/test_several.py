@@ -121,7 +121,8 @@ def test_every_images_effects_are_stored_and_the_slope_towards_the_replacement(
         place = ablated.place(head)
         activations = ablated.captured[place]
         towards = step * (ablated.put(place) - activations)
-        forth, back = (ablated.losses({place: activations + sign * towards})[0] for sign in (1, -1))
+        forth = ablated.losses({place: activations + 1 * towards})[0]
+        back = ablated.losses({place: activations + (-1) * towards})[0]
         np.testing.assert_allclose(slopes[row], ((forth - back) / (2 * step)).numpy(), atol=5e-3)
         assert ablated.record.heads[row].first_order == pytest.approx(
             float(slopes[row].mean()), abs=1e-6
@@ -211,9 +212,8 @@ def test_two_processes_find_the_same_pairs(
     assert run_in_processes(2, lambda _: run(line), monkeypatch) == [0, 0]
     for row, other in zip(ablated.record.pairs, read_folder(tmp_path / "two").pairs, strict=True):
         assert (other.pair, other.chosen) == (row.pair, row.chosen)
-        actual, expected = (
-            (pair.similarity, pair.both, pair.synergy.value) for pair in (other, row)
-        )
+        actual = (other.similarity, other.both, other.synergy.value)
+        expected = (row.similarity, row.both, row.synergy.value)
         assert actual == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 

@@ -128,10 +128,8 @@ def candidates_of(images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             (similarity @ similarity @ maps.clamp_min(0).flatten(1)[..., None]).view_as(maps)
         )
 
-    rollout, gradcam = (
-        vitlens.explain(model, images, targets=targets, method=name).double()
-        for name in ("gradient-rollout", "gradcam")
-    )
+    rollout = vitlens.explain(model, images, targets=targets, method="gradient-rollout").double()
+    gradcam = vitlens.explain(model, images, targets=targets, method="gradcam").double()
     libra = (cells * gradient).sum(2).view_as(gradcam)
     where = twice(rollout) * (twice(gradcam) + twice(libra))
     rollout = by_mean(rollout)

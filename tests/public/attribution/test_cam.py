@@ -181,7 +181,8 @@ def test_the_target_layer(name):
     output, gradient = read_at(module, model, batch)
     assert gradient.abs().amax() > 0
     if axis == 2:
-        output, gradient = (values[:, -model.layout.patches :] for values in (output, gradient))
+        output = output[:, -model.layout.patches :]
+        gradient = gradient[:, -model.layout.patches :]
     places = [place for place in range(1, output.dim()) if place != axis]
     expected = (gradient.mean(places, keepdim=True) * output).sum(axis)
     expected = expected.unflatten(1, model.layout.grid) if axis == 2 else expected

@@ -178,7 +178,8 @@ def test_shapes_are_balanced_in_shape_and_texture(name, pairs):
 def test_the_mask_is_where_the_texture_is_and_inside_the_image():
     """The same image in two textures differs on the mask and, but for its soft edge, nowhere
     else."""
-    one, other = (load_data(name) for name in ("shapes", "shapes-conflict"))
+    one = load_data("shapes")
+    other = load_data("shapes-conflict")
     different = change(pixels_of(one), pixels_of(other)) > 8
     masks = one.masks
     areas = masks.flatten(1).sum(1)

@@ -24,7 +24,8 @@ def test_train_and_test_inside_are_the_parts(tmp_path):
     put(tmp_path / "train/cat", "a.png", "b.png")
     put(tmp_path / "train/dog", "a.png")
     put(tmp_path / "test/dog", "c.png", value=3)
-    train, test = (load(tmp_path, part) for part in ("train", "test"))
+    train = load(tmp_path, "train")
+    test = load(tmp_path, "test")
     assert train.classes == test.classes == ("cat", "dog")
     assert (train.labels.tolist(), test.labels.tolist()) == ([0, 0, 1], [1])
     assert train.files == ("train/cat/a.png", "train/cat/b.png", "train/dog/a.png")
@@ -51,7 +52,8 @@ def test_without_a_test_part_a_fifth_of_each_class_is_held_out(tmp_path, top):
         put(tmp_path / "few" / top / name, "a.png")
     many = tmp_path / "many"
     few = tmp_path / "few"
-    train, test = (load(many, part, seed=1) for part in ("train", "test"))
+    train = load(many, "train", seed=1)
+    test = load(many, "test", seed=1)
     assert test.labels.bincount(minlength=4).tolist() == [2, 2, 1, 0]
     assert all(("cat", "dog", "elk")[label] in file for file, label in zip(test.files, test.labels))
     every = sorted(str(path.relative_to(many)) for path in many.rglob("*.png"))
@@ -166,7 +168,8 @@ def tiny(tmp_path: Path) -> Path:
 
 
 def test_train_and_val_of_tiny_imagenet_are_the_parts_and_words_name_the_classes(tiny):
-    train, test = (load_data(str(tiny), part=part) for part in ("train", "test"))
+    train = load_data(str(tiny), part="train")
+    test = load_data(str(tiny), part="test")
     lesser_panda = imagenet_classes()[imagenet_indices()["n02509815"]]  # not in this words.txt
     assert train.classes == test.classes == ("goldfish", "Egyptian cat", lesser_panda)
     assert train.labels.tolist() == [0, 0, 1, 1, 2, 2]

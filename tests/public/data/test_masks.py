@@ -209,7 +209,8 @@ def test_class_folders_of_images_and_masks_give_both(folder):
         "dog/c.png",
         "dog/d.png",
     ]
-    train, test = (load(root, part=part) for part in ("train", "test"))
+    train = load(root, part="train")
+    test = load(root, part="test")
     assert not set(train.files) & set(test.files)
 
 

@@ -179,7 +179,8 @@ def test_sharpness_is_cretes():
     ratios = []
     for axis in (0, 1):
         again = ndimage.uniform_filter1d(plane.numpy(), 9, axis=axis, mode="nearest")
-        before, after = (np.abs(np.diff(picture, axis=axis)) for picture in (plane.numpy(), again))
+        before = np.abs(np.diff(plane.numpy(), axis=axis))
+        after = np.abs(np.diff(again, axis=axis))
         ratios.append(1 - np.maximum(before - after, 0).sum() / before.sum())
     pixels = torch.stack([plane, torch.full((20, 30), 100.0)]).byte()[:, None].expand(-1, 3, -1, -1)
     sharpness = properties(split_of(pixels, torch.tensor([0, 1]), ("across", "down")))["sharpness"]
@@ -329,10 +330,8 @@ def test_few_errors_allow_few_properties_and_none_an_interval():
     """One property for every five errors, the strongest alone; fewer than ten errors have neither
     test nor interval.
     """
-    some, few = (
-        vitlens.failures(model(at_border), squares(count, seed=3), method="saliency")
-        for count in (60, 30)
-    )
+    some = vitlens.failures(model(at_border), squares(60, seed=3), method="saliency")
+    few = vitlens.failures(model(at_border), squares(30, seed=3), method="saliency")
     tested = [
         row for row in some.covariates if row.likelihood_ratio is not None and not row.known.sought
     ]
@@ -359,10 +358,9 @@ def test_images_of_one_source_count_once():
         masks=one.masks[twice],
         groups=twice,
     )
-    alone, both, more = (
-        vitlens.failures(model(low_contrast), data, method="saliency")
-        for data in (one, copies, replace(copies, groups=None))
-    )
+    alone = vitlens.failures(model(low_contrast), one, method="saliency")
+    both = vitlens.failures(model(low_contrast), copies, method="saliency")
+    more = vitlens.failures(model(low_contrast), replace(copies, groups=None), method="saliency")
     for first, second, third in zip(
         alone.covariates, both.covariates, more.covariates, strict=True
     ):
@@ -374,10 +372,8 @@ def test_images_of_one_source_count_once():
             assert widths[2] < 0.8 * widths[0]
         if first.likelihood_ratio is not None:
             assert second.likelihood_ratio == pytest.approx(first.likelihood_ratio, rel=1e-6)
-    (first,), (second,) = (
-        [row for row in diagnosis.interventions if row.covariate == "object_contrast"]
-        for diagnosis in (alone, both)
-    )
+    (first,) = [row for row in alone.interventions if row.covariate == "object_contrast"]
+    (second,) = [row for row in both.interventions if row.covariate == "object_contrast"]
     assert (second.p, second.p_change) == (first.p, first.p_change)
     assert second.mended == 2 * first.mended > 20
 

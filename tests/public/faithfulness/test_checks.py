@@ -105,7 +105,8 @@ def test_curves_are_those_of_removing_one_patch_after_the_other(record, league, 
     counts = [round(share * CELLS**2) for share in arrays.shares.tolist()]
     assert (counts[0], counts[-1], len(counts)) == (0, CELLS**2, 21)
     assert counts == [CELLS**2 - count for count in reversed(counts)]
-    most, least = (margins_by_rank(sign * maps_of(method), counts) for sign in (1, -1))
+    most = margins_by_rank(1 * maps_of(method), counts)
+    least = margins_by_rank((-1) * maps_of(method), counts)
     place = arrays.methods.tolist().index(method)
     np.testing.assert_allclose(arrays.deletion[place], most.sigmoid().mean(0), atol=1e-5)
     np.testing.assert_allclose(arrays.insertion[place][::-1], least.sigmoid().mean(0), atol=1e-5)
@@ -451,7 +452,8 @@ def test_methods_are_compared_pairwise_on_the_grid_of_patches(record):
         assert rows[pair].spearman.value == pytest.approx(
             mean_rank_correlation(first, second), abs=1e-5
         )
-        above, other = (maps > maps.mean(1, keepdim=True) for maps in (first, second))
+        above = first > first.mean(1, keepdim=True)
+        other = second > second.mean(1, keepdim=True)
         shared = (above & other).sum(1) / (above | other).sum(1)
         assert rows[pair].iou.value == pytest.approx(float(shared.mean()), abs=1e-5)
         tops = [
@@ -534,7 +536,9 @@ def test_the_evidence_lies_where_the_mask_says_and_another_class_everywhere_else
 @pytest.mark.parametrize("kind", PARTS)
 def test_an_ideal_a_uniform_and_an_opposite_map(of_composites, kind):
     rows = {row.method: row for row in of_composites.composites if row.kind == kind}
-    ideal, none, even = (rows[name] for name in ("saliency", "occlusion", "gradcam"))
+    ideal = rows["saliency"]
+    none = rows["occlusion"]
+    even = rows["gradcam"]
     assert [
         estimate.value for estimate in (ideal.mass, ideal.pointing, ideal.roc_auc)
     ] == pytest.approx([1, 1, 1], abs=1e-2)

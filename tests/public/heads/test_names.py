@@ -243,7 +243,8 @@ def test_copies_of_an_image_in_one_source_make_no_word_more_certain():
     once = split_of(pixels, labels, model.classes)
     twice = torch.arange(60).repeat_interleave(2)
     copies = split_of(once.source.pixels[twice], labels[twice], model.classes, groups=twice)
-    plain, grouped = (vitlens.name_heads(model, split).heads for split in (once, copies))
+    plain = vitlens.name_heads(model, once).heads
+    grouped = vitlens.name_heads(model, copies).heads
     for head, other in zip(plain, grouped, strict=True):
         one = head.writes
         two = other.writes
@@ -416,9 +417,8 @@ def test_predictions_stand_for_labels_and_heads_of_windows_write_nothing_that_is
     model, (pixels, _) = writers(GAINS), pictures(60, 0)
     with torch.no_grad():
         predicted = model(pixels).argmax(-1)
-    heads, same = (
-        vitlens.name_heads(model, pixels, labels).heads for labels in ("predicted", predicted)
-    )
+    heads = vitlens.name_heads(model, pixels, "predicted").heads
+    same = vitlens.name_heads(model, pixels, predicted).heads
     assert [head.writes.auc for head in heads] == [head.writes.auc for head in same]
     windowed = FAMILIES["torchvision-swin"]()
     batch = images(windowed.input_size, batch=50)

@@ -274,10 +274,9 @@ def test_nearly_uniform_rows_in_fp32_keep_their_precision(spread):
 def test_batches_change_nothing_and_memory_does_not_grow_with_the_images():
     layers = [random_weights(9, 3, 17, seed=seed).double() for seed in range(2)]
     model = made_model(*layers, grid=(4, 3), prefix=5)
-    at_once, parts, few = (
-        vitlens.statistics(model, numbered(model, count), batch_size=size)
-        for count, size in ((9, 9), (9, 4), (2, 2))
-    )
+    at_once = vitlens.statistics(model, numbered(model, 9), batch_size=9)
+    parts = vitlens.statistics(model, numbered(model, 9), batch_size=4)
+    few = vitlens.statistics(model, numbered(model, 2), batch_size=2)
     for name in STATISTICS:
         torch.testing.assert_close(
             parts.low(name), at_once.low(name), atol=1e-12, rtol=1e-9, equal_nan=True
@@ -433,9 +432,8 @@ def test_windows_are_measured_in_image_coordinates(name):
             )
             assert getattr(table, statistic)[layer, site.heads :].isnan().all()
         near = unwindow(place.pairs()[:, None].double(), site.windows)[0, 0].numpy()
-        tall, wide = (
-            mass.shape[-1] // 2 for mass in (table.offset_mass[layer].mT, table.offset_mass[layer])
-        )
+        tall = table.offset_mass[layer].mT.shape[-1] // 2
+        wide = table.offset_mass[layer].shape[-1] // 2
         sums = np.zeros((site.heads, 2 * tall + 1, 2 * wide + 1))
         for query, key in np.argwhere(near):
             offset = down[query, key] + tall, across[query, key] + wide

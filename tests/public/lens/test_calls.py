@@ -150,7 +150,8 @@ def test_weights_are_those_of_the_definition(case, layout, explicit):
     model(batch)
     query, key, value, output = model.module.attn.seen
     if case == "grouped":  # two queries share a key, in order
-        key, value = (heads.repeat_interleave(2, 1) for heads in (key, value))
+        key = key.repeat_interleave(2, 1)
+        value = value.repeat_interleave(2, 1)
     exponentials = (query @ key.mT * scale + bias).exp() * (
         allowed(tokens) if callable(allowed) else allowed
     )

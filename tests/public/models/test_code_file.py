@@ -58,7 +58,9 @@ def test_the_function_s_model_under_its_own_name(here, capsys):
 
 def test_random_weights_follow_the_seed_and_the_callers_random_state_is_kept(here):
     before = torch.random.get_rng_state()
-    first, second, again = (load("my.py:small", seed=seed).module.head.weight for seed in (0, 1, 0))
+    first = load("my.py:small", seed=0).module.head.weight
+    second = load("my.py:small", seed=1).module.head.weight
+    again = load("my.py:small", seed=0).module.head.weight
     assert torch.equal(torch.random.get_rng_state(), before)
     assert torch.equal(first, again)
     assert not torch.equal(first, second)
@@ -156,10 +158,8 @@ def test_a_module_is_trained_and_its_folder_is_a_model(here, capsys):
             vitlens.load(folder, code_files=("my.py:small",), **more)
     line = "evaluate run cnn-digits --model-file my.py:small --limit 16 --out judged --quiet"
     assert run(line.split()) == 0
-    before, after = (
-        json.loads((here / name / "results.json").read_text())["metrics"]
-        for name in ("run", "judged")
-    )
+    before = json.loads((here / "run" / "results.json").read_text())["metrics"]
+    after = json.loads((here / "judged" / "results.json").read_text())["metrics"]
     assert after["accuracy/run"]["value"] == before["accuracy/small"]["value"]
     config = json.loads((here / "judged" / "config.json").read_text())
     assert config["options"]["model_options"]["model_file"] == ["my.py:small"]

@@ -71,10 +71,9 @@ def test_relevance_for_a_text_is_that_of_its_similarity():
     """
     model = tiny("tiny-sigmoid")
     images = pictures(model)
-    alone, among, other = (
-        vitlens.relevance(prompted(model, *texts), images, targets=torch.full((2,), target))
-        for texts, target in ((PROMPTS[:1], 0), (PROMPTS[::-1], 2), (PROMPTS, 1))
-    )
+    alone = vitlens.relevance(prompted(model, *PROMPTS[:1]), images, targets=torch.full((2,), 0))
+    among = vitlens.relevance(prompted(model, *PROMPTS[::-1]), images, targets=torch.full((2,), 2))
+    other = vitlens.relevance(prompted(model, *PROMPTS), images, targets=torch.full((2,), 1))
     torch.testing.assert_close(alone, among, atol=1e-6, rtol=1e-3)
     assert float(alone.max()) > 0
     assert not torch.allclose(alone, other, rtol=1e-2)

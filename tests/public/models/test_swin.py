@@ -142,9 +142,8 @@ def test_a_patch_depends_on_those_that_share_its_window_and_were_neighbours(
 
 def test_padding_changes_no_patch():
     """One window that is larger than the map gives what a window of the map's size gives."""
-    large, small = (
-        our_swin(dim=8, depths=(1,), heads=(2,), window=side).module for side in ((5, 6), (3, 4))
-    )
+    large = our_swin(dim=8, depths=(1,), heads=(2,), window=(5, 6)).module
+    small = our_swin(dim=8, depths=(1,), heads=(2,), window=(3, 4)).module
     state = large.state_dict()
     name = "layers.0.blocks.0.position_bias.bias_table"
     # offsets up to 2 rows and 3 columns

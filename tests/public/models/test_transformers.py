@@ -275,9 +275,8 @@ def test_random_weights_are_seeded_and_need_no_file_and_weights_are_taken_from_a
     folder = changed(tmp_path)
     images = pixels()
     (folder / "model.safetensors").unlink()
-    first, second = (
-        vitlens.load(f"hf:{folder}", random_weights=True, seed=seed)(images) for seed in (0, 1)
-    )
+    first = vitlens.load(f"hf:{folder}", random_weights=True, seed=0)(images)
+    second = vitlens.load(f"hf:{folder}", random_weights=True, seed=1)(images)
     assert torch.equal(first, vitlens.load(f"hf:{folder}@random", seed=0)(images))
     assert not torch.equal(first, second)
     taken = vitlens.load(f"hf:{folder}@{folder_of('vit')[0] / 'model.safetensors'}")
@@ -438,7 +437,8 @@ def test_a_processor_that_is_missing_or_not_plain_is_replaced_by_mean_std_and_im
                 f"hf:{folder}", **{key: value for key, value in settings.items() if key != missing}
             )
     model = vitlens.load(f"hf:{folder}", **settings)
-    mean, std = (torch.tensor(settings[key])[:, None, None] for key in ("mean", "std"))
+    mean = torch.tensor(settings["mean"])[:, None, None]
+    std = torch.tensor(settings["std"])[:, None, None]
     with torch.no_grad():
         expected = folder_of("vit")[1](pixel_values=(pixels() - mean) / std).logits
         torch.testing.assert_close(model(pixels()), expected, rtol=1e-5, atol=1e-5)

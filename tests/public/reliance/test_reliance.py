@@ -174,9 +174,8 @@ def test_of_two_models_the_one_that_relies_more_is_named():
     }
     effects = {(row.model, row.cue, row.intervention): row.changed.value for row in result.rows}
     for row in result.pairs:
-        one, other = (
-            effects[model, row.cue, row.intervention] for model in (row.first, row.second)
-        )
+        one = effects[row.first, row.cue, row.intervention]
+        other = effects[row.second, row.cue, row.intervention]
         assert row.changed.value == pytest.approx(one - other)
     same = vitlens.reliance(
         [reads("hue"), twin()], labelled_by("hue", SPLIT, FACTORS), cues=["background-colour"]

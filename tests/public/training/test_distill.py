@@ -62,9 +62,8 @@ def test_the_loss_of_a_batch_is_that_of_the_formulas(
             assert torch.allclose((for_labels + for_teacher) / 2, student(images), atol=1e-5)
     target = 0.9 * np.eye(10)[labels] + 0.01  # smoothed
     labelled = -(target * np.log(probabilities(for_labels))).sum(1)
-    taught_probabilities, said = (
-        probabilities(logits, temperature) for logits in (teacher, for_teacher)
-    )
+    taught_probabilities = probabilities(teacher, temperature)
+    said = probabilities(for_teacher, temperature)
     distillation = temperature**2 * (
         taught_probabilities * np.log(taught_probabilities / said)
     ).sum(1)

@@ -175,7 +175,8 @@ def test_captions_say_where_the_object_is():
     said = captions_of(test)(torch.arange(len(test)), 0)
     rows, columns = torch.meshgrid(torch.arange(32.0), torch.arange(32.0), indexing="ij")
     area = test.masks.sum((1, 2))
-    down, across = ((test.masks * axis).sum((1, 2)) / area for axis in (rows, columns))
+    down = (test.masks * rows).sum((1, 2)) / area
+    across = (test.masks * columns).sum((1, 2)) / area
     for words, place in (("top", down), ("left", across)):
         other = "bottom" if words == "top" else "right"
         low = [place[at].item() for at, text in enumerate(said) if words in text.split()]

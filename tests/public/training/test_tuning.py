@@ -97,7 +97,8 @@ def test_a_head_on_cached_features_is_the_head_trained_with_the_backbone(
     model, expected = trained(
         tmp_path / "uncached", vitlens.load(str(tiny_vit)), train_last=0, **how, **data
     )
-    before, one = (state(vitlens.load(str(place))) for place in (tiny_vit, record.folder))
+    before = state(vitlens.load(str(tiny_vit)))
+    one = state(vitlens.load(str(record.folder)))
     assert different(one, before) == different(state(model), before) == {"head.weight", "head.bias"}
     for name, value in state(model).items():
         assert torch.allclose(one[name], value, rtol=1e-4, atol=1e-5), name
