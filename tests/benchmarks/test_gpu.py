@@ -16,6 +16,7 @@ from benchmarks.gpu.registry import PARTS, Part
 from benchmarks.gpu.rows import Row, Rows
 from benchmarks.gpu.session import OutOfTimeError, Session
 from benchmarks.gpu.table import TINY
+from tests.kit.select import select
 
 CPU = torch.device("cpu")
 LONG = ("ablation", "observation", "attacks", "profile", "train")  # over 5 s on a busy core
@@ -37,8 +38,8 @@ def test_a_part_runs_small_on_a_cpu_and_measures_nothing_twice(name, tmp_path, c
     line = ["--part", name, "--device", "cpu", "--out", str(out)]
     assert main(line) == 0, capsys.readouterr().err
     rows = Rows(out).rows
-    checks = [row for row in rows if row.kind == "check"]
-    cases = [row for row in rows if row.kind == "case"]
+    checks = select(rows, kind="check")
+    cases = select(rows, kind="case")
     assert {row.values["result"] for row in checks} <= {"passed"}
     assert cases
     assert all(row.tiny and row.part == name for row in rows)

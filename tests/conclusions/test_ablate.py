@@ -9,6 +9,7 @@ import pytest
 
 from tests.kit.contradictions import contradictions
 from tests.kit.planted_heads import write
+from tests.kit.select import select_one
 from vitlens.cli.main import run
 from vitlens.commands.ablate.record import (
     AblateRecord,
@@ -72,7 +73,7 @@ def check_redundant(folder: Path, seed: int = 0) -> None:
     claim = claims["redundant heads"]
     assert claim.is_shown
     assert "L0.H0 and L0.H2" in claim.says
-    [row] = [row for row in record.pairs if row.chosen == "similarity"]
+    row = select_one(record.pairs, chosen="similarity")
     assert row.similarity == pytest.approx(1, abs=1e-4)
     red = reds(folder)
     left = np.log1p(

@@ -12,6 +12,7 @@ import vitlens
 from tests.kit.commands import ran
 from tests.kit.contradictions import contradictions
 from tests.kit.first_page import clear_effects, findings_of, states
+from tests.kit.select import select, select_one
 from vitlens import Model
 from vitlens.commands.attack.record import (
     AttackCheckRow,
@@ -59,7 +60,7 @@ def record_of(
 def claimed(question: str, *curves: AttackCurveRow, **tables: tuple[object, ...]) -> list[Claim]:
     claims = REPORT(record_of(*curves, **tables)).claims
     assert list(contradictions(claims)) == []
-    return [claim for claim in claims if claim.question == question]
+    return select(claims, question=question)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,7 @@ def claimed(question: str, *curves: AttackCurveRow, **tables: tuple[object, ...]
 def test_a_self_check_that_fails_clearly_is_the_first_finding(checks, effects):
     record = record_of(curve("m", 1.0, 185), curve("m", 8.0, 150), checks=checks)
     document = REPORT(record)
-    failed_checks = [claim for claim in document.claims if claim.question == "masked gradients"]
+    failed_checks = select(document.claims, question="masked gradients")
     assert [claim.effect for claim in failed_checks] == effects
     if failed_checks:
         assert shown(document.claims)[0] == failed_checks[0]
@@ -185,9 +186,7 @@ def test_one_step_in_an_audit_shows_no_robustness_but_shows_what_cannot_pass(gol
         for part in record.parts
     ]
     vars(record)["parts"] = tuple(chapters)  # in place of those of its folder
-    (claim,) = [
-        claim for claim in COMMANDS["audit"].report(record).claims if claim.question == "robustness"
-    ]
+    claim = select_one(COMMANDS["audit"].report(record).claims, question="robustness")
     assert claim.state == state
 
 
@@ -200,7 +199,7 @@ def test_what_could_not_fail_was_not_tried_or_is_of_few_images_claims_nothing():
     rows = (curve("m", 0.0, 190), curve("m", 1.0, 185))
     record = record_of(*rows, checks=(check("gradients", "failed", 60, 62),))
     few = replace(record, config=replace(record.config, data=Data(images=19, classes=10)))
-    assert not [claim for claim in REPORT(few).claims if claim.question == "masked gradients"]
+    assert not select(REPORT(few).claims, question="masked gradients")
 
 
 @pytest.mark.parametrize(

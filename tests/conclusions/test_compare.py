@@ -13,6 +13,7 @@ from tests.kit.first_page import check_first_page, states
 from tests.kit.map_rows import CENTRE, RANDOM, STAYING, checks
 from tests.kit.pages import page_problems
 from tests.kit.planted_answers import answers, compare_record
+from tests.kit.select import select_one
 from vitlens.cli.main import run
 from vitlens.commands.compare.record import CompareRecord, DisturbedPairRow, HarderRow
 from vitlens.commands.compare.report import REPORT
@@ -193,11 +194,7 @@ def test_a_worse_model_fails_by_the_paired_test(folders, capsys):
     assert "worse" in printed.err
     before = read_folder(folders["cnn"])
     after = read_folder(folders["vit"])
-    (accuracy,) = [
-        change
-        for change in compared_runs(before, after, "").changes
-        if change.metric == "accuracy/vit-digits"
-    ]
+    accuracy = select_one(compared_runs(before, after, "").changes, metric="accuracy/vit-digits")
     was, now = (
         np.load(folders[name] / "arrays" / f"predictions-{name}-digits.npz")
         for name in ("cnn", "vit")

@@ -15,6 +15,7 @@ from tests.contracts.test_report_folders import BY_HAND, NAMES
 from tests.kit.commands import quick_attacks, ran
 from tests.kit.first_page import check_first_page
 from tests.kit.golden import LINES
+from tests.kit.select import select, select_one
 from vitlens.cli.main import run
 from vitlens.commands.report.record import ComparedRuns, MetricChange
 from vitlens.commands.report.report import REPORT, compared_runs
@@ -104,11 +105,7 @@ def test_other_images_of_the_same_names_are_not_paired_and_the_title_says_so(tmp
         ran(tmp_path / f"run-{at}", f"evaluate cnn-digits --data {folder}")
         for at, folder in enumerate(folders)
     )
-    (accuracy,) = [
-        row
-        for row in compared_runs(first, second, "").changes
-        if row.metric == "accuracy/cnn-digits"
-    ]
+    accuracy = select_one(compared_runs(first, second, "").changes, metric="accuracy/cnn-digits")
     assert accuracy.test == "independent"
     document = comparison(first, second)
     assert "other images" in document.title
@@ -116,11 +113,7 @@ def test_other_images_of_the_same_names_are_not_paired_and_the_title_says_so(tmp
     assert any("fingerprint" in row.setting for row in compared_runs(first, second, "").settings)
     moved = shutil.copytree(folders[0], tmp_path / "elsewhere" / "test")
     again = ran(tmp_path / "again", f"evaluate cnn-digits --data {moved}")
-    (accuracy,) = [
-        row
-        for row in compared_runs(first, again, "").changes
-        if row.metric == "accuracy/cnn-digits"
-    ]
+    accuracy = select_one(compared_runs(first, again, "").changes, metric="accuracy/cnn-digits")
     assert accuracy.test == "paired"
 
 
@@ -165,9 +158,9 @@ def test_an_accuracy_is_corrected_for_accuracies_alone(tmp_path):
         for name in ("vit-digits", "cnn-digits")
     ]
     rows = compared_runs(*records, "").tested
-    (accuracy_row,) = [row for row in rows if row.metric == "accuracy/m"]
+    accuracy_row = select_one(rows, metric="accuracy/m")
     assert accuracy_row.p_holm == accuracy_row.p
-    judged_rows = [row for row in rows if row.family == "judged"]
+    judged_rows = select(rows, family="judged")
     assert min(row.p_holm for row in judged_rows) == pytest.approx(
         min(1.0, len(judged_rows) * min(row.p for row in judged_rows))
     )

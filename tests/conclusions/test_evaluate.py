@@ -10,6 +10,7 @@ from scipy.stats import binomtest
 
 from tests.kit.first_page import check_first_page, judged, states
 from tests.kit.planted_answers import NAMES, Answers, answers, evaluate_record
+from tests.kit.select import select
 from vitlens.cli.main import run
 from vitlens.commands.evaluate.report import REPORT
 from vitlens.report.claims import Claim, shown
@@ -43,7 +44,7 @@ def test_pairs_are_counts_with_exact_tests_corrected_together_and_the_best_comes
     smallest = min(record.pairs, key=lambda row: row.p)
     assert smallest.p_holm == pytest.approx(min(1.0, 3 * smallest.p))
     assert [row.better for row in record.pairs] == ["a", "undecided", "c"]
-    better, alike = (claim for claim in first_page(record) if claim.kind == "answer")
+    better, alike = select(first_page(record), kind="answer")
     first = record.pairs[0]
     assert (better.subject, better.effect, better.p) == ("a and b", first.difference, first.p_holm)
     swapped = evaluate_record({"b": models["b"], "a": models["a"]})

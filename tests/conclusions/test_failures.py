@@ -14,6 +14,7 @@ from tests.kit.contradictions import contradictions
 from tests.kit.planted_answers import answers, compare_record
 from tests.kit.planted_failures import at_border, audited, failures_of, low_contrast, model, squares
 from tests.kit.planted_methods import planted_methods
+from tests.kit.select import select, select_one
 from vitlens.commands.compare.record import CompareRecord
 from vitlens.commands.compare.report import REPORT
 from vitlens.report.claims import Claim, shown, title_of
@@ -68,7 +69,7 @@ def record(*rows, tests=()) -> CompareRecord:
 
 def said(compared: CompareRecord) -> Claim:
     document = REPORT(compared)
-    (claim,) = (claim for claim in document.claims if claim.question == "why it fails")
+    claim = select_one(document.claims, question="why it fails")
     assert not list(contradictions([claim]))
     assert (claim.evidence == "intervened") == any(word in claim.says for word in CAUSES)
     unknown = [line.text for line in document.first.unknown if "why" in line.text]
@@ -210,7 +211,7 @@ def test_a_confused_pair_of_classes_is_named_without_a_change():
     compared = replace(
         compared, quarters=tuple(replace(row, covariate="pair") for row in quarters("pair")[:0:-2])
     )
-    (claim,) = (claim for claim in REPORT(compared).claims if claim.question == "why it fails")
+    claim = select_one(REPORT(compared).claims, question="why it fails")
     assert claim.title == "vit fails on images of 3 and 8"
     assert claim.evidence == "observed"
     assert claim.effect.value == pytest.approx(-10.0)
@@ -263,9 +264,7 @@ def test_a_property_that_hardly_marks_errors_is_not_called_more_frequent():
 def test_a_control_that_is_not_matched_is_called_so():
     for control_size, words in ((0.1, "matched"), (0.3, "unmatched"), (0.04, "unmatched")):
         document = REPORT(record(covariate(), tests=(change(control_size=control_size),)))
-        (section,) = [
-            section for section in document.sections if section.title == "What fixes their errors?"
-        ]
+        section = select_one(document.sections, title="What fixes their errors?")
         assert section.tables[0].rows[0][-1] == words
         assert any(claim.evidence == "intervened" for claim in document.claims) == (
             words == "matched"
@@ -285,7 +284,7 @@ def test_accuracies_by_quarters_of_a_map_are_those_of_all_images():
             for method in ("saliency", "gradcam")
         }
     ):
-        quarters = [row for row in audited(at_border, split) if row.covariate == "map_size"]
+        quarters = select(audited(at_border, split), covariate="map_size")
     images = sum(row.accuracy.n for row in quarters)
     mean = sum(row.accuracy.value * row.accuracy.n for row in quarters) / images
     assert 150 < images < 300
@@ -303,11 +302,9 @@ def test_examples_are_errors_that_a_change_mends_and_its_control_does_not():
     }
     sure = [row for row in compared.covariate_differences if row.p_holm <= 0.05]
     apart = max(sure, key=lambda row: abs(row.difference.value))
-    (why,) = (
-        section for section in document.sections if section.title == "Why do the models fail?"
-    )
+    why = select_one(document.sections, title="Why do the models fail?")
     assert f"differ most in how **{apart.title}**" in why.sentences[0].text
-    (figure,) = (figure for figure in document.figures if figure.name == "failure_examples")
+    figure = select_one(document.figures, name="failure_examples")
     assert (
         len(panels(figure.draw()))
         == 3 * sum(len(examples_of.image) for examples_of in compared.failure_examples.values())

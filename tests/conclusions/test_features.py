@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.kit.contradictions import contradictions
+from tests.kit.select import select_one
 from vitlens.commands.features.record import (
     PROBE,
     BetweenRow,
@@ -203,7 +204,7 @@ def test_objects_that_the_embedding_finds_as_well_compare_nothing(values, words)
     layers = [("a", "embedding"), ("a", "5"), ("b", "embedding"), ("b", "5")]
     rows = tuple(overlap(*layer, value) for layer, value in zip(layers, values))
     record = record_of({alias: {PROBE: right(0.7, 0)} for alias in "ab"}, OBJECTIVES, patches=rows)
-    (claim,) = [claim for claim in REPORT(record).claims if claim.question == "object by patches"]
+    claim = select_one(REPORT(record).claims, question="object by patches")
     assert words in claim.says
     assert (claim.effect is not None) == ("best" in words)
 

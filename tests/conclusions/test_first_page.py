@@ -27,6 +27,7 @@ from tests.kit.first_page_answers import (
 )
 from tests.kit.planted_causes import PLANTED, factor_row, judgement
 from tests.kit.reliance_rows import PAIR, misleading_row, pair_row, record_of
+from tests.kit.select import select, select_one
 from vitlens import evaluate, load, load_data
 from vitlens.commands.compare.report import REPORT as COMPARED
 from vitlens.commands.run.publish import read_folder
@@ -101,11 +102,7 @@ def test_the_cause_of_errors_has_what_was_fixed_and_broken_next_to_the_control()
     assert text.endswith(second.brief)
     cells = [cell for line in first_page(record).glance.rows for cell in line]
     for model in compared.aliases:
-        (other,) = [
-            result
-            for result in compared.reliance
-            if result.model == model and result.change == row.change
-        ][-1:]
+        (other,) = select(compared.reliance, model=model, change=row.change)[-1:]
         assert any(
             str(other.fixed) in str(cell) and str(other.errors) in str(cell) for cell in cells
         )
@@ -166,11 +163,7 @@ def test_a_misleading_cue_leads_to_the_models_without_it_or_to_a_training_of_one
     ):
         models = tuple(ModelEntry(alias, name) for alias, name in zip(PAIR, names))
         config = replace(record.config, models=models, options={"models": names, "data": "digits"})
-        (claim,) = [
-            claim
-            for claim in COMPARED.register(replace(record, config=config))
-            if claim.question == "shortcut"
-        ]
+        claim = select_one(COMPARED.register(replace(record, config=config)), question="shortcut")
         assert f"vitlens {command}" in claim.next_step
 
 
@@ -214,7 +207,7 @@ def test_a_misleading_cue_says_which_model_is_better_without_it(low, high, bette
     rows = [misleading_row(alias, *HUE, 20.0) for alias in PAIR]
     difference = Estimate((low + high) / 2, low, high, 200, "points")
     record = record_of(*rows, pairs=(pair_row(*rows, 0.001, accuracy=difference),))
-    (claim,) = [claim for claim in COMPARED.register(record) if claim.question == "shortcut"]
+    claim = select_one(COMPARED.register(record), question="shortcut")
     last = claim.says.rpartition(" Without it, ")[2]
     assert [alias for alias in PAIR if alias in last] == ([better] if better else [])
 

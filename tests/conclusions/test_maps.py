@@ -11,6 +11,7 @@ from tests.kit.contradictions import contradictions
 from tests.kit.first_page import clear_effects, states
 from tests.kit.making import save
 from tests.kit.map_rows import CENTRE, IMPUTED, RANDOM, SHUFFLED, STAYING, checks
+from tests.kit.select import select, select_one
 from vitlens import load
 from vitlens.cli.main import run
 from vitlens.commands.explain.record import ExplainRecord, MethodRow
@@ -99,7 +100,7 @@ def test_the_best_is_first_and_its_equals_are_named_and_few_images_are_inconclus
     assert "3 of 4 methods" in first.says
     assert "gradcam** is not measurably worse" in first.says
     assert "saliency" not in first.says
-    (imputed,) = [row for row in rows if (row.method, row.check) == ("relevance", IMPUTED)]
+    imputed = select_one(rows, method="relevance", check=IMPUTED)
     assert first.effect == imputed.margin
     assert (faulty.effect.value, "**rollout**" in faulty.says) == (STAYING[2], True)
     document = document_of([*checks(), *checks(method="edges", cascade=(1.0,) * 6)], images=19)
@@ -123,13 +124,11 @@ def test_faults_are_named_where_no_map_passes_and_beside_one_that_does():
     assert found_claims[2].effect.value == pytest.approx(-0.3)
     assert claims([]) == []
     document = document_of([*checks(), *checks(method="edges", cascade=(1.0,) * 6)])
-    (claim,) = (claim for claim in document.claims if claim.question == "maps")
+    claim = select_one(document.claims, question="maps")
     assert document.title == claim.title
     assert list(states(document).values()) == [claim.state]
     assert {row[1] for row in document.first.glance.rows} == {"relevance", "edges"}
-    (ignoring,) = (
-        claim for claim in document.claims if claim.question == "maps that ignore the weights"
-    )
+    ignoring = select_one(document.claims, question="maps that ignore the weights")
     assert "**edges**" in ignoring.says
     assert "relevance" not in ignoring.says
 
@@ -183,13 +182,11 @@ def test_an_attack_says_that_the_maps_of_its_examples_are_uniform(golden):
     record = golden("attack").record
     alias, arrays = next(iter(record.examples.items()))
     flat = replace(arrays, before=0 * arrays.before, after=0 * arrays.after)
-    uniform_claims = [
-        claim
-        for claim in report(replace(record, examples={alias: flat})).claims
-        if claim.question == "uniform maps"
-    ]
+    uniform_claims = select(
+        report(replace(record, examples={alias: flat})).claims, question="uniform maps"
+    )
     assert [(claim.subject, claim.is_shown) for claim in uniform_claims] == [(alias, True)]
-    assert not [claim for claim in report(record).claims if claim.question == "uniform maps"]
+    assert not select(report(record).claims, question="uniform maps")
 
 
 def test_uniform_maps_are_a_finding_and_fail(tmp_path, blind):
@@ -201,7 +198,7 @@ def test_uniform_maps_are_a_finding_and_fail(tmp_path, blind):
     document = report(record)
     assert list(states(document).values()) == ["fail"]
     assert [section.status.state for section in document.sections if section.status] == ["fail"]
-    (uniform,) = (claim for claim in document.claims if claim.question == "uniform maps")
+    uniform = select_one(document.claims, question="uniform maps")
     assert uniform.effect.value == 1.0
     assert [(row.constant, row.maps) for row in record.methods] == [(20, 20)]
     assert not list((tmp_path / "run").glob("figures/explain*"))

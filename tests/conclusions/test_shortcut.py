@@ -18,6 +18,7 @@ from tests.kit.reliance_rows import (
     record_of,
     reliance_row,
 )
+from tests.kit.select import select, select_one
 from vitlens.commands.audit.report import REPORT as AUDITED
 from vitlens.commands.compare.report import REPORT
 from vitlens.commands.run.publish import read_folder
@@ -180,7 +181,7 @@ def test_an_audit_fails_a_model_that_a_cue_misleads():
     assert (claim.question, claim.state) == ("shortcut", "fail")
     assert "shortcut" in release.says
     assert document.first.glance.rows[0][0] == "shortcut"
-    (section,) = [section for section in document.sections if section.status == claim.verdict]
+    section = select_one(document.sections, status=claim.verdict)
     assert section.tables[0].rows[0][0] == alias
     unread = AUDITED(replace(record, reliance=()))
-    assert not [claim for claim in unread.claims if claim.question == "shortcut"]
+    assert not select(unread.claims, question="shortcut")

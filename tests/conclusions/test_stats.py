@@ -14,6 +14,7 @@ from tests.kit.first_page import clear_effects
 from tests.kit.planted_patterns import STRONG, Bench, planted, scenes
 from tests.kit.planted_writers import model as writers
 from tests.kit.planted_writers import pictures
+from tests.kit.select import select_one
 from vitlens import Model
 from vitlens.report.claims import Claim
 from vitlens.report.document import Document
@@ -60,7 +61,7 @@ def found(folder: Path, kind: str, images: int = 20):
 
 
 def claim(document: Document, question: str) -> Claim:
-    (match,) = (candidate for candidate in document.claims if candidate.question == question)
+    match = select_one(document.claims, question=question)
     assert match.is_shown
     return match
 
@@ -70,7 +71,7 @@ def test_a_head_that_attends_to_one_place_whatever_the_image(tmp_path):
     place = claim(report, "fixed place")
     assert place.effect.value == pytest.approx(exp(STRONG) / (exp(STRONG) + TOKENS - 1), rel=1e-3)
     assert place.effect.n == 20
-    (row,) = [row for row in record.heads if row.label == "position"]
+    row = select_one(record.heads, label="position")
     assert (row.name, row.place, row.place_mass) == ("L0.H3", (1, 2), place.effect)
     assert row.place_chance == pytest.approx(1 / TOKENS)
     assert place.says in {sentence.text for sentence in report.first.answer}

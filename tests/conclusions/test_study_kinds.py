@@ -10,6 +10,7 @@ import pytest
 from tests.kit.axes import shown
 from tests.kit.contradictions import contradictions
 from tests.kit.planted_study import LABELS, UNTRIED, pretraining_record, study_record, with_curves
+from tests.kit.select import select, select_one
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.study.kinds.record import ComparisonRow
 from vitlens.commands.study.kinds.report import decision
@@ -55,7 +56,7 @@ def answer(record, title: str) -> str:
 
 
 def differences(record):
-    return [claim for claim in said(record).claims if claim.question == "difference"]
+    return select(said(record).claims, question="difference")
 
 
 def test_the_step_that_matters_is_found_and_what_decides_nothing_is_no_claim():
@@ -148,7 +149,7 @@ def test_whether_transfer_wins_and_what_to_take_follow_from_the_differences(
     accuracy, state, chosen
 ):
     record = transfer(accuracy, spread=0.003)
-    (claim,) = (claim for claim in said(record).claims if claim.question == "transfer")
+    claim = select_one(said(record).claims, question="transfer")
     assert claim.says.startswith(
         f"Transfer {state}" if state else "It is undecided whether transfer wins"
     )
@@ -226,7 +227,7 @@ def test_similarities_of_positions_stand_at_the_places_of_their_patches():
     planted = replace(
         record, points=points, position_order=(row,), position_similarity=kind({1: values})
     )
-    (figure,) = [figure for figure in said(planted).figures if figure.name == "position_similarity"]
+    figure = select_one(said(planted).figures, name="position_similarity")
     (panel,) = shown(figure.draw())
     drawn = np.ma.filled(panel.images[0].get_array().astype(float), np.nan)
     assert drawn.shape == (5, 11)  # one empty line between maps of 2 x 3
@@ -245,7 +246,7 @@ KNN = {"random": 0.3, "supervised": 0.8, "mae": 0.6, "dino": 0.5, "clip": 0.7}
 def test_features_without_labels_are_compared_with_random_weights_and_labels():
     document = said(pretraining_record(KNN, dict.fromkeys(KNN, 0.35)))
     assert document.title == "MAE's k-NN is above random weights, below supervised"
-    (objects,) = [claim for claim in document.claims if claim.question == "attention and objects"]
+    objects = select_one(document.claims, question="attention and objects")
     assert objects.state == "inconclusive"  # 0.35 is below the mean mask's
     alike = said(pretraining_record(dict.fromkeys(KNN, 0.5), dict.fromkeys(KNN, 0.35), spread=0.05))
     assert alike.claims[0].state == "inconclusive"

@@ -8,6 +8,7 @@ import pytest
 
 from tests.kit.contradictions import contradictions
 from tests.kit.first_page import judged
+from tests.kit.select import select_one
 from vitlens.commands.train.record import ScoreRow, SetupRow, TrainRecord, last_tenth
 from vitlens.commands.train.report import REPORT
 from vitlens.report.claims import Claim, shown
@@ -162,6 +163,6 @@ def test_the_gain_of_a_teacher_is_told_with_its_test(p, words):
         record, scores=(replace(record.scores[0], role="student"), *references), pairs=pairs
     )
     # the teacher's is not shown
-    (claim,) = [claim for claim in REPORT(record).claims if claim.question == "comparison"]
+    claim = select_one(REPORT(record).claims, question="comparison")
     assert (claim.subject, claim.effect, claim.kind) == ("m and alone", gap, "answer")
     assert words in claim.says

@@ -9,6 +9,7 @@ import typer
 
 from tests.fuzz.box import Box
 from tests.kit.nasty import NASTY as NAMES
+from tests.kit.select import select
 
 NASTY = (
     "",
@@ -144,11 +145,7 @@ class Lines:
             return [draw.choice(choices) for _ in range(draw.randint(0, 3))]
         name = draw.choice(sorted(self._commands))
         words = [name, *self._arguments(name, draw)]
-        options = [
-            parameter
-            for parameter in self._commands[name].params
-            if parameter.param_type_name == "option"
-        ]
+        options = select(self._commands[name].params, param_type_name="option")
         flags = {opt for option in options for opt in option.opts}
         words += SHORT.get(name, "--limit 2" if "--limit" in flags else "").split()
         for option in draw.sample(options, min(len(options), draw.choice((0, 1, 1, 2, 2, 3, 5)))):

@@ -12,6 +12,7 @@ import vitlens
 from tests.kit.commands import figures, gone_on, ran, refusal, report, stopping, written_digits
 from tests.kit.first_page import clear_effects, states
 from tests.kit.making import digits, save
+from tests.kit.select import select
 from vitlens import load
 from vitlens.cli.main import run
 from vitlens.commands.ablate.record import fewest_images
@@ -211,7 +212,7 @@ def test_exemplars_are_the_images_of_whose_label_a_head_raises_the_logit_most(tm
     above = added.gather(-1, batch.labels[:, None, None, None].expand(*added.shape[:3], 1))[
         ..., 0
     ] - added.mean(-1)
-    exemplars = [row for row in record.exemplars if (row.layer, row.head) == (3, 2)]
+    exemplars = select(record.exemplars, layer=3, head=2)
     best = above[:, 3, 2].argsort(descending=True)[: len(exemplars)].tolist()
     assert [row.image for row in exemplars] == [split.names[index] for index in best]
     assert [row.class_name for row in exemplars] == [

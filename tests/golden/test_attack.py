@@ -10,6 +10,7 @@ import vitlens
 from tests.kit.commands import gone_on, quick_attacks, ran, refusal, report, stopping
 from tests.kit.first_page import clear_effects, judged, states
 from tests.kit.making import save
+from tests.kit.select import select, select_one
 from vitlens import load
 from vitlens.cli.main import run
 from vitlens.commands.attack.record import AttackRecord
@@ -72,7 +73,7 @@ def test_numbers_are_those_of_the_arrays(record):
 def test_the_sample_is_attacked_where_the_curve_fell_and_what_changes_inside_is_recorded(record):
     """An image that withstood the attack up to the sample's epsilon counts as not fooled."""
     for row in record.overall:
-        of_model = [curve for curve in record.curves if curve.model == row.model]
+        of_model = select(record.curves, model=row.model)
         (reached,) = [curve for curve in of_model if f"{curve.title} at {curve.at}" == row.sample]
         assert 0 < row.fooled <= round((1 - reached.accuracy.value) * 4)
     fooled = {row.model: row.fooled for row in record.overall}
@@ -132,8 +133,8 @@ def test_noise_beside_an_attack_is_as_large_as_its_perturbation(name, alias, mod
 
 
 def test_checks_cover_every_attack_and_nothing_is_claimed_of_four_images(record):
-    rows = [row for row in record.checks if row.model == "vit"]
-    (of_cw,) = [row for row in rows if (row.name, row.attack) == ("no limit", "cw-l2")]
+    rows = select(record.checks, model="vit")
+    of_cw = select_one(rows, name="no limit", attack="cw-l2")
     assert (of_cw.state != "failed") is (of_cw.found == "none found for 0 of 4")
     # cw has none
     assert {row.attack for row in rows if row.name == "epsilon 0"} == {
@@ -247,10 +248,10 @@ def test_downwards_finds_the_same_with_fewer_passes_and_is_not_resumed_upwards(
     # what stays correct at the largest epsilon is done
     assert up.attacks[0].forwards > down.attacks[0].forwards > 0
     # deepfool has no epsilons to try
-    (check,) = [row for row in down.checks if row.name == "from below"]
+    check = select_one(down.checks, name="from below")
     assert check.attack == "pgd-linf"
     assert check.found.startswith("0 of ")
-    assert not [row for row in up.checks if row.name == "from below"]
+    assert not select(up.checks, name="from below")
     assert any("--downwards" in sentence.text for sentence in report(down).first.unknown)
     assert "with its epsilons" in refusal(
         capsys, f"{line} --device cpu --quiet --resume {tmp_path / 'down'}"

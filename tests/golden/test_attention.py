@@ -15,6 +15,7 @@ import vitlens
 from tests.kit.commands import figures, ran, report
 from tests.kit.making import digits, save, untrained
 from tests.kit.planted_maps import attention, enlarged, on_highest, rollout, said
+from tests.kit.select import select_one
 from vitlens import load, load_data
 from vitlens.commands.attention.record import AttentionRecord
 from vitlens.uncertainty import Estimate
@@ -93,11 +94,11 @@ def test_views_of_a_patch(golden, tiny_vit):
         for name, view in (("query", looks[:, :, 1:]), ("key", seen)):
             mean = record.views[name].mean[layer]
             np.testing.assert_allclose(mean, view.mean(1).reshape(mean.shape), atol=1e-7)
-        (row,) = [view for view in record.query if view.layer == layer]
+        row = select_one(record.query, layer=layer)
         assert (row.row, row.column, row.grid) == (1, 2, (4, 4))
         assert row.prefix == pytest.approx(looks[:, :, 0].mean().item())
         assert row.itself == pytest.approx(looks[:, :, query].mean().item())
-        (row,) = [view for view in record.key if view.layer == layer]
+        row = select_one(record.key, layer=layer)
         assert row.received == pytest.approx(seen.sum(2).mean().item())
 
 

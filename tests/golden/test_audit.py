@@ -11,6 +11,7 @@ import pytest
 
 from tests.kit.commands import quick_attacks, ran, report, said_first
 from tests.kit.first_page import check_first_page, judged
+from tests.kit.select import select_one
 from vitlens.commands.audit.record import CandidateRow
 from vitlens.commands.run.publish import read_folder
 from vitlens.record import Record
@@ -153,9 +154,7 @@ def test_a_cnn_on_one_image_without_a_label_and_an_attack_that_fits(tiny_cnn, pi
     attack = next(row for row in record.chapters if (row.word, row.part) == ("attack", ""))
     chapter = read_folder(tmp_path / "run" / attack.folder)
     assert chapter.metric("accuracy/tiny-cnn").value == 1  # of its predictions
-    (corruptions,) = [
-        claim for claim in judged(report(record)) if claim.question == "common corruptions"
-    ]
+    corruptions = select_one(judged(report(record)), question="common corruptions")
     assert corruptions.effect.value == pytest.approx(
         1 - record.metric("mean_error_on_corruptions/tiny-cnn").value
     )

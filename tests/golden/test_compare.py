@@ -14,6 +14,7 @@ import vitlens
 from tests.kit.commands import ran, report
 from tests.kit.first_page import check_first_page
 from tests.kit.making import save, untrained
+from tests.kit.select import select
 from vitlens import load, load_data
 from vitlens.commands.compare.record import CELLS, CompareRecord
 from vitlens.uncertainty import Estimate
@@ -148,13 +149,13 @@ def test_tables_are_those_of_the_public_comparison_and_agree_with_each_other(
     assert [row.method for row in record.methods] == ["best", "gradcam"]  # none was asked for
     accuracies = {row.model: row.accuracy.value for row in record.scores}
     for alias, accuracy in accuracies.items():
-        classes = [row for row in record.per_class if row.model == alias]
+        classes = select(record.per_class, model=alias)
         assert sum(row.n for row in classes) == COUNT
         assert sum(row.n * row.accuracy.value for row in classes) == pytest.approx(COUNT * accuracy)
-        confused = [row for row in record.confusions if row.model == alias]
+        confused = select(record.confusions, model=alias)
         assert sum(row.count for row in confused) == round(COUNT * (1 - accuracy))
         assert all(row.truth != row.prediction for row in confused)
-        levels = [row for row in record.robustness if (row.model, row.kind) == (alias, "low-pass")]
+        levels = select(record.robustness, model=alias, kind="low-pass")
         assert levels[0].accuracy.value == accuracy, "the first level changes nothing"
         assert record.metric(f"hardened_accuracy/{alias}/shuffle/1").value == accuracy
     assert 2 * len(record.disturbed_pairs) == len(record.robustness)
@@ -240,11 +241,7 @@ def test_maps_are_drawn_from_all_images_alike_so_that_accuracies_on_them_are_tho
     np.savez(tmp_path / "data.npz", test_images=pixels, test_labels=labels, classes=("a", "b"))
     more = "--maps 20 --checked 0 --panels 1 --no-harder --method saliency"
     record = ran(tmp_path / "out", f"compare {line} --data {tmp_path / 'data.npz'} {more}")
-    quarters = [
-        row
-        for row in record.quarters
-        if row.covariate == "map_size" and row.model == record.scores[0].model
-    ]
+    quarters = select(record.quarters, covariate="map_size", model=record.scores[0].model)
     images = sum(row.accuracy.n for row in quarters)
     right = sum(row.accuracy.n * row.accuracy.value for row in quarters)
     assert images == 20

@@ -14,6 +14,7 @@ from tests.kit.first_page import clear_effects, judged, states
 from tests.kit.making import CLASSES, digits, save, untrained
 from tests.kit.map_rows import FALLING, STAYING, checks
 from tests.kit.saving import no_figures
+from tests.kit.select import select, select_one
 from vitlens import Refinement, explain, load
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.explain.record import OVERALL, SEARCH, ExplainRecord
@@ -67,7 +68,7 @@ def as_functions(
 ) -> tuple[str, ...]:
     """The methods of a model, whose maps are those of their functions."""
     model = load(str(place))
-    rows = [row for row in record.methods if row.model == model.alias]
+    rows = select(record.methods, model=model.alias)
     for row, stored in zip(rows, record.maps[model.alias].maps.values(), strict=True):
         expected = explain(model, vitlens.images(source, model), method=row.method, **more).numpy()
         # a ReLU near 0 is active in only one of the two
@@ -115,7 +116,7 @@ def test_each_model_gets_the_methods_defined_for_it_and_nothing_is_judged(golden
 
 def test_images_too_few_to_show_any_difference_of_removal_scores_are_said(golden):
     record = golden("explain verified").record
-    (power,) = (row for row in record.power if row.check == "road")
+    power = select_one(record.power, check="road")
     seen, unseen = (
         [sentence.text for sentence in report(replace(record, power=(row,))).first.unknown]
         for row in (power, replace(power, detectable=None))
@@ -298,7 +299,7 @@ def test_a_choice_has_the_numbers_of_the_function_and_only_the_chosen_method_is_
     )
     document = report(chosen)
     assert row.method in document.title
-    (claim,) = [claim for claim in document.claims if claim.question == "choice"]
+    claim = select_one(document.claims, question="choice")
     assert claim.effect.value == pytest.approx(
         expected.margin(row.runner_up, "score").value, abs=1e-3
     )
@@ -431,7 +432,7 @@ def test_other_replacements_are_measured_too_and_composites_are_made_without_mas
     (power,) = record.power  # no masks, so no localisation
     assert (power.check, power.detectable.n) == ("road", IMAGES)
     assert record.metric("detectable/tiny-vit/road") == power.detectable
-    for row in [row for row in record.stability if row.disturbance == OVERALL]:
+    for row in select(record.stability, disturbance=OVERALL):
         assert record.metric(f"stability/tiny-vit/jumped/{OVERALL}/{row.method}") == row.jumped
     few = "--method relevance --composite-count 3 --other-substrates none --no-stability"
     model = load("vit-digits")
@@ -455,9 +456,7 @@ def test_other_replacements_are_measured_too_and_composites_are_made_without_mas
         assert difference < 0.005 * float(substrates.abs().max())  # of its rounded pixels
     mass = record.metric("composites/vit-digits/mosaic-2/mass/relevance")
     assert (mass.n, mass.low <= mass.value <= mass.high) == (12, True)
-    (row,) = (
-        row for row in record.composites if (row.kind, row.method) == ("mosaic-2", "relevance")
-    )
+    row = select_one(record.composites, kind="mosaic-2", method="relevance")
     assert row.above == ()  # three composites show nothing
     # the bundled ViT knows digits of one size: in a mosaic it names the classes as often as by
     # guessing
@@ -484,7 +483,7 @@ def test_pasted_objects_are_seen_and_found(tmp_path):
     record = ran(tmp_path / "out", f"{line} {more}")
     (row,) = record.composite_sets
     assert (row.seen, row.maps) == (True, 12)
-    (relevance,) = (row for row in record.composites if row.method == "relevance")
+    relevance = select_one(record.composites, method="relevance")
     assert relevance.mass.low > 0.3
     assert relevance.above == BASELINES
     assert record.stability == ()

@@ -12,6 +12,7 @@ from PIL import Image
 import vitlens
 from tests.kit.commands import figures, ran, report, said_first
 from tests.kit.making import digits
+from tests.kit.select import select_one
 from vitlens import features, load, similarity
 from vitlens.commands.features.record import FeaturesRecord
 
@@ -50,9 +51,7 @@ def test_two_models_are_paired_on_the_same_images_and_probes_and_queries_recorde
             cka = pair.metric(f"cka/a/b/{layer}/{other}")
             assert cka.value == pytest.approx(float(expected.values[row, column]))
             assert cka.low == pytest.approx(float(expected.low[row, column]))
-    [last] = [
-        row for row in pair.depth if (row.model, row.classifier, row.layer) == ("a", "probe", 1)
-    ]
+    last = select_one(pair.depth, model="a", classifier="probe", layer=1)
     assert pair.metric("probe_accuracy/a") == last.accuracy
     assert (last.c > 0, last.weighting) == (True, None)
     retrieved = pair.shown["a"]

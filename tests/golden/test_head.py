@@ -10,6 +10,7 @@ from scipy.stats import ttest_rel
 import vitlens
 from tests.kit.commands import ran, refusal, report
 from tests.kit.making import digits
+from tests.kit.select import select_one
 from vitlens import load
 
 
@@ -18,7 +19,7 @@ def test_words_and_tests_are_those_of_the_function(golden, tiny_vit):
     split = digits("test").limit(60)
     model = load(str(tiny_vit))
     named_heads = vitlens.name_heads(model, split, masks=split.masks, batch_size=30)
-    (one,) = (head for head in named_heads.heads if (head.layer, head.head) == (1, 0))
+    one = select_one(named_heads.heads, layer=1, head=0)
     (attends,), (looks,), (writes,) = record.attends, record.looks, record.writes
     assert (attends.word, attends.holds, attends.share) == (
         one.attends.word,

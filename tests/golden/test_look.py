@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 import vitlens
 from tests.kit.commands import refusal, report
 from tests.kit.first_page import check_first_page, judged
+from tests.kit.select import select, select_one
 from vitlens import load
 from vitlens.cli.main import run
 from vitlens.commands.look.record import LookRecord
@@ -282,8 +283,8 @@ def test_rows_that_do_not_sum_to_1_are_said_and_others_are_not(pictures, tmp_pat
     weights[1, 0, 3] *= 0.5
     assert run([*line, saved(tmp_path, weights), "--out", str(tmp_path / "half")]) == 0
     said = {name: REPORT(read_folder(tmp_path / name)).claims for name in ("whole", "half")}
-    assert not [claim for claim in said["whole"] if claim.question == "sums of rows"]
-    (claim,) = [claim for claim in said["half"] if claim.question == "sums of rows"]
+    assert not select(said["whole"], question="sums of rows")
+    claim = select_one(said["half"], question="sums of rows")
     assert "1 of 68" in claim.says
     (row,) = read_folder(tmp_path / "half").given
     assert row.least == pytest.approx(0.5, abs=1e-5)

@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from tests.kit.commands import few_passes, figures, ran, refusal, report, said_first
+from tests.kit.select import select
 from vitlens import load, load_data, profile
 from vitlens.cli.main import run
 from vitlens.commands.models.options import ModelsOptions
@@ -116,7 +117,7 @@ def test_numbers_are_those_of_the_functions(golden, tiny_vit, tiny_cnn):
         model = load(str(place))
         again = profile(model, batch_sizes=())
         assert record.metric(f"parameters/{row.model}").value == model.parameter_count()
-        parts = [part for part in record.parts if part.model == row.model]
+        parts = select(record.parts, model=row.model)
         for name in ("parameters", "flops"):
             parameters = {part: value for part, value in getattr(again, name).items() if value}
             assert {
@@ -158,7 +159,7 @@ def test_exponents_are_those_of_the_points(tmp_path):
         assert (exponent.value, exponent.low, exponent.high) == pytest.approx(
             (power,) * 3, abs=1e-6
         )
-    both = [claim for claim in report(record).claims if claim.subject == "vit-micro and swin-micro"]
+    both = select(report(record).claims, subject="vit-micro and swin-micro")
     [claim] = [claim for claim in both if "products" in claim.question]
     assert claim.effect == record.metric("exponent/vit-micro/image-size/products")
     vit = record.costs[0]

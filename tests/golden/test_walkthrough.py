@@ -11,6 +11,7 @@ import pytest
 import vitlens
 from tests.kit.commands import ran
 from tests.kit.first_page import judged, states
+from tests.kit.select import select_one
 from vitlens import load
 from vitlens.cli.main import run
 from vitlens.commands.run.publish import read_folder
@@ -102,7 +103,7 @@ def test_its_report_judges_the_differences_and_counts_changed_predictions(record
     rows = [replace(answer, prediction=unchanged.prediction) for answer in rest]
     rows[1] = replace(rows[1], prediction="a *cat*")
     claims = REPORT(replace(record, answers=(unchanged, *rows))).claims
-    (claim,) = [claim for claim in claims if claim.question == "changes"]
+    claim = select_one(claims, question="changes")
     assert f"1 of {len(rest)} " in claim.says
     assert "a *cat*" not in claim.says  # a class's name is no markup
     assert claim.evidence == "intervened"

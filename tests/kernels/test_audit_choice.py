@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.kit.select import select_one
 from vitlens.attacks.registry import ATTACKS
 from vitlens.commands.attack.record import AttackRow
 from vitlens.commands.audit.plan import (
@@ -34,8 +35,7 @@ def considered_in(seconds, *, images=100, defined=lambda _: True):
 
 
 def chosen(rows):
-    (row,) = (row for row in rows if row.state == "chosen")
-    return row
+    return select_one(rows, state="chosen")
 
 
 def candidate_of(attack, restarts, epsilons, images):

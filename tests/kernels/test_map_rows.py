@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.kit.map_rows import IMPUTED
+from tests.kit.select import select
 from vitlens import load_data
 from vitlens.commands.shared.maps.measure import CheckedMaps, map_rows, on_object_rows
 from vitlens.uncertainty import Side
@@ -33,7 +34,7 @@ def test_no_method_chooses_by_the_removals_that_judge_and_the_object_does_not_co
     record = golden("explain verified").record
     assert {row.check for row in record.checks if row.margin and row.needed} == {"mean", IMPUTED}
     checked = {row.method: row for row in record.checks if row.check == "object"}
-    rows = [row for row in record.on_object if row.score == "roc_auc"]
+    rows = select(record.on_object, score="roc_auc")
     assert rows
     for row in rows:
         checks_of_map = checked[row.maps]

@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 
 import vitlens
+from tests.kit.select import select
 
 README = Path(__file__).parents[2] / "README.md"
 PAGE = README.parent / "docs" / "python.md"
@@ -165,7 +166,7 @@ def test_executed_again_it_gives_the_same_numbers(cells, tmp_path):
     nbclient.NotebookClient(
         notebook, resources={"metadata": {"path": str(tmp_path)}}, **options
     ).execute()
-    again = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    again = select(notebook.cells, cell_type="code")
     for before, after in zip(cells, again, strict=True):
         assert len(pictures_of(before)) == len(pictures_of(after))
         # which class an attack ends in may hang on the last bit

@@ -15,6 +15,7 @@ import vitlens
 from tests.kit.commands import gone_on, ran, refusal
 from tests.kit.making import digits
 from tests.kit.saving import no_figures
+from tests.kit.select import select
 from tests.kit.training_runs import interrupted
 from tests.kit.whole_folder import whole_folder
 from vitlens import load_data
@@ -127,7 +128,7 @@ def test_attention_moves_only_where_something_was_trained_before_it(record):
     assert {rows["last-blocks", 0, head].moved.value for head in (0, 1)} == {0.0}
     assert all(row.moved.value > 0 for row in rows.values() if row.label == "full")
     for row in record.moved:
-        heads = [head for head in rows.values() if head.label == row.label]
+        heads = select(rows.values(), label=row.label)
         assert row.moved.value == pytest.approx(np.mean([head.moved.value for head in heads]))
         assert row.beyond == sum(head.moved.low > head.between for head in heads)
         assert record.metric(f"attention_moved/{row.label}") == row.moved

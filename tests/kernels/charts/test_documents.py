@@ -11,15 +11,14 @@ from matplotlib.figure import Figure
 from tests.kit.axes import array, cut_off, shown
 from tests.kit.commands import ran
 from tests.kit.making import save, untrained
+from tests.kit.select import select_one
 from vitlens.commands.registry import COMMANDS
 from vitlens.uncertainty import wilson
 
 
 def figure_of(record, name: str) -> Figure:
     """A figure of a record's report."""
-    (figure,) = [
-        figure for figure in COMMANDS[record.command].report(record).figures if figure.name == name
-    ]
+    figure = select_one(COMMANDS[record.command].report(record).figures, name=name)
     return figure.draw()
 
 

@@ -5,11 +5,12 @@ from dataclasses import replace
 import vitlens
 from tests.kit.cues import suspects
 from tests.kit.planted_reliance import images, reads
+from tests.kit.select import select_one
 
 
 def test_a_cue_misleads_although_another_change_of_it_moves_more_predictions():
     reliance = vitlens.reliance(reads("hue"), images(120)[0], cues=["background-colour"])
-    (base,) = (row for row in reliance.rows if row.intervention == "greyed")
+    base = select_one(reliance.rows, intervention="greyed")
     points = replace(base.changed, value=20.0, low=15.0, high=25.0)
     greyed = replace(
         base,

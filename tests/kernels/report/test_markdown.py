@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from tests.kit.claims import Verdict
 from tests.kit.nasty import NASTY, cells, parsed, problems, read
 from tests.kit.pages import document, record, said
+from tests.kit.select import select_one
 from vitlens.cli.main import run
 from vitlens.record import ModelEntry
 from vitlens.report.document import Document, FigureSpec, FirstPage, Section, Sentence, Table
@@ -230,7 +231,7 @@ def test_a_name_in_a_report_is_only_read_letter_by_letter():
 def test_any_name_in_a_report_is_only_read_and_a_block_of_code_holds_any_line(name):
     text = report_of(name)
     assert problems(text) == []
-    (block,) = (block for block in parsed(text) if block.type == "fence")
+    block = select_one(parsed(text), type="fence")
     assert block.content == "".join(
         f"{line}\n" for line in map(seen, f"vitlens look '{name}'".split("\n"))
     )

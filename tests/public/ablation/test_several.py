@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import vitlens
 from tests.kit.commands import gone_on, ran
 from tests.kit.making import CLASSES, save, untrained
+from tests.kit.select import select
 from tests.kit.sign_flips import sign_flip_test
 from tests.kit.simulated_processes import run_in_processes
 from tests.kit.vectors import gram_cka
@@ -156,7 +157,7 @@ def test_a_curve_is_full_forwards_without_the_first_heads(ablated: Ablated) -> N
     names = {row.order for row in ablated.record.curves}
     assert names == {*known_orders, "random 0", "random 1"}
     for name in names:
-        points = [row for row in ablated.record.curves if row.order == name]
+        points = select(ablated.record.curves, order=name)
         assert [row.removed for row in points] == list(range(7))
         for row in points:
             if name in known_orders or row.removed in (0, 6):

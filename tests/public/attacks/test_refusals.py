@@ -10,6 +10,7 @@ import vitlens
 from tests.kit.attacked import asked, linear, made, perceptron, pictures, predictions
 from tests.kit.commands import ran
 from tests.kit.making import save
+from tests.kit.select import select_one
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
 
 LABELS = torch.tensor([0, 1, 2])
@@ -172,7 +173,7 @@ def test_gradients_of_zero_are_told(tiny_vit, tmp_path):
     )
     checks = ran(tmp_path / "run", f"{line} --no-inside --no-transfer").checks
     # of noise there are none
-    (check,) = (check for check in checks if check.name == "gradients read")
+    check = select_one(checks, name="gradients read")
     assert (check.state, check.against, check.of) == ("failed", 4, 4)
 
 

@@ -14,6 +14,7 @@ import vitlens
 from tests.kit.commands import ran
 from tests.kit.planted_answers import Answers, evaluate_record
 from tests.kit.reader import confident
+from tests.kit.select import select_one
 from tests.kit.splits import split_of
 from vitlens.commands.evaluate.record import EvaluateRecord
 from vitlens.uncertainty import Estimate, bootstrap_mean, calibration_test, holm, wilson
@@ -135,7 +136,7 @@ def separation(sure: np.ndarray, wrong: np.ndarray) -> tuple[Estimate, float | N
     pixels[:, 1] = torch.from_numpy(sure.astype(np.uint8))[:, None, None]
     split = split_of(pixels, torch.from_numpy(wrong.astype(np.int64)), tuple("abcde"))
     diagnosis = vitlens.failures(confident(), split, method="saliency")
-    (row,) = [row for row in diagnosis.covariates if row.covariate == "confidence"]
+    row = select_one(diagnosis.covariates, covariate="confidence")
     assert row.errors == wrong.sum()
     return row.area, row.p
 

@@ -23,6 +23,7 @@ from tests.kit.planted_failures import (
     squares,
 )
 from tests.kit.planted_methods import planted_methods
+from tests.kit.select import select_one
 from tests.kit.splits import split_of
 from vitlens import Split
 from vitlens.errors import DataError, UnsupportedError
@@ -109,11 +110,7 @@ def test_a_change_is_tested_against_its_control_and_against_no_change_by_mcnemar
     """Nothing is broken by the change or its control: the pairs that differ are the errors that one
     of them mends.
     """
-    (row,) = (
-        row
-        for row in of_squares(low_contrast, 150, 0).interventions
-        if row.covariate == "object_contrast"
-    )
+    row = select_one(of_squares(low_contrast, 150, 0).interventions, covariate="object_contrast")
     assert row.change == "given more contrast"
     assert (row.broken, row.control_broken) == (0, 0)
     only = row.mended - row.control_mended
@@ -145,9 +142,9 @@ def test_errors_that_depend_on_a_mark_in_a_corner():
     pixels[:45, :, :3, :3] = 255
     diagnosis = diagnosed(marked, split_of(pixels, split.labels, split.classes))
     assert diagnosis.causes == ("mark",)
-    (row,) = (row for row in diagnosis.covariates if row.covariate == "mark")
+    row = select_one(diagnosis.covariates, covariate="mark")
     assert row.where == "images brighter at the upper left"
-    (test,) = (row for row in diagnosis.interventions if row.covariate == "mark")
+    test = select_one(diagnosis.interventions, covariate="mark")
     assert (test.mended, test.errors) == (45, 45)
     assert test.control_mended < 5
 
@@ -163,7 +160,7 @@ def test_two_classes_that_are_confused():
     )
     diagnosis = vitlens.failures(threes, split, method="saliency")
     assert diagnosis.causes[:1] == ("pair",)
-    (row,) = (row for row in diagnosis.covariates if row.covariate == "pair")
+    row = select_one(diagnosis.covariates, covariate="pair")
     assert row.where == "images of 3 and 8"
     assert not vitlens.failures(every, split, method="saliency").causes
 

@@ -9,6 +9,7 @@ import vitlens
 from tests.kit.planted_failures import boxes, even, properties
 from tests.kit.planted_methods import planted_methods
 from tests.kit.planted_places import CLASSES, bars, covered_bars, failing, never, small, touched
+from tests.kit.select import select_one
 from tests.kit.splits import split_of
 
 SIDE = 16
@@ -24,7 +25,7 @@ def without_maps() -> Iterator[None]:
 def test_errors_on_partly_covered_objects_have_this_cause():
     diagnosis = vitlens.failures(failing(touched), covered_bars(), method="saliency")
     assert diagnosis.causes[:1] == ("occlusion",)
-    (row,) = (row for row in diagnosis.interventions if row.covariate == "occlusion")
+    row = select_one(diagnosis.interventions, covariate="occlusion")
     assert row.matched
     assert row.mended > 0.8 * row.errors
     assert row.control_mended < 0.2 * row.errors

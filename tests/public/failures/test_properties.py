@@ -25,6 +25,7 @@ from tests.kit.planted_failures import (
     squares,
 )
 from tests.kit.planted_methods import planted_methods
+from tests.kit.select import select, select_one
 from tests.kit.splits import split_of
 from vitlens import Split
 from vitlens.uncertainty import difference_of, wilson
@@ -372,8 +373,8 @@ def test_images_of_one_source_count_once():
             assert widths[2] < 0.8 * widths[0]
         if first.likelihood_ratio is not None:
             assert second.likelihood_ratio == pytest.approx(first.likelihood_ratio, rel=1e-6)
-    (first,) = [row for row in alone.interventions if row.covariate == "object_contrast"]
-    (second,) = [row for row in both.interventions if row.covariate == "object_contrast"]
+    first = select_one(alone.interventions, covariate="object_contrast")
+    second = select_one(both.interventions, covariate="object_contrast")
     assert (second.p, second.p_change) == (first.p, first.p_change)
     assert second.mended == 2 * first.mended > 20
 
@@ -415,8 +416,8 @@ def test_the_difference_of_two_models_is_as_uncertain_as_delong_says(diagnosed, 
 def test_quarters_hold_all_images_and_never_part_equal_values(diagnosed):
     values = diagnosed.values[0]
     correct = diagnosed.correct
-    rows = [row for row in diagnosed.quarters if row.model == "first"]
-    off = [row for row in rows if row.covariate == "off_centre"]
+    rows = select(diagnosed.quarters, model="first")
+    off = select(rows, covariate="off_centre")
     assert [row.quarter for row in off] == [1, 2, 3, 4]
     edges = torch.quantile(values["off_centre"].double(), torch.tensor([0.25, 0.5, 0.75]).double())
     quarter = (values["off_centre"].double()[:, None] > edges).sum(1)

@@ -27,6 +27,7 @@ from tests.kit.planted_games import (
     PASSES,
 )
 from tests.kit.planted_methods import planted_methods
+from tests.kit.select import select, select_one
 from vitlens import Model
 from vitlens.commands.explain.record import ExplainRecord, LeagueRow
 from vitlens.uncertainty import power_of
@@ -154,7 +155,7 @@ def test_along_a_map_the_first_length_that_changes_the_prediction_is_found(recor
         turned = margins_by_rank(maps_of(method), list(range(CELLS**2 + 1))) < 0
         assert turned.any(1).all()
         sizes = turned.int().argmax(1)
-        (row,) = (row for row in record.orders if row.method == method)
+        row = select_one(record.orders, method=method)
         assert row.size.value == pytest.approx(float(sizes.double().mean()) / CELLS**2)
         assert (row.turned.value, row.turned.n) == (1.0, COUNT)
         assert method != "xgradcam" or sizes[1] == 1
@@ -185,7 +186,7 @@ def test_no_patch_of_a_searched_set_can_be_put_back_and_no_order_has_a_smaller_o
             assert games.margins(cells[image] * ~fewer, games.worth()) >= 0
         by_map = arrays.removed[image].reshape(len(names), -1).sum(1)
         assert removed.sum() <= by_map.min()
-    (row,) = (row for row in record.orders if row.method == "search")
+    row = select_one(record.orders, method="search")
     assert row.searched.n == COUNT
 
 
@@ -205,9 +206,7 @@ def test_replacements_are_compared_by_the_rankings_that_they_give(record):
             for substrate in (row.first, row.second)
         ]
         assert row.tau.value == pytest.approx(stats.kendalltau(*means).statistic)
-        pairs = [
-            pair for pair in record.swapped if (pair.first, pair.second) == (row.first, row.second)
-        ]
+        pairs = select(record.swapped, first=row.first, second=row.second)
         assert (row.methods, row.swapped) == (len(METHODS), len(pairs))
     for pair in record.swapped:
         for substrate, difference in ((pair.first, pair.in_first), (pair.second, pair.in_second)):
@@ -266,7 +265,7 @@ def test_power_is_that_of_the_best_method_beside_each_other(record):
                 for heat_map, mask in zip(large, masks)
             ]
         )
-    (row,) = (row for row in record.power if row.check == "roc_auc")
+    row = select_one(record.power, check="roc_auc")
     assert values[row.best].mean() == max(scores.mean() for scores in values.values())
     powers = [
         power_of(values[row.best] - scores) for name, scores in values.items() if name != row.best
@@ -318,7 +317,7 @@ def test_weights_are_permuted_from_the_head_down_and_come_back(record, seen):
         "blocks 0 to 2",
         "embedding",
     )
-    rows = [row for row in record.stages if row.method == "saliency"]
+    rows = select(record.stages, method="saliency")
     assert tuple(row.stage for row in rows) == names
     model = games.game()
     original = {name: value.detach().clone() for name, value in model.module.named_parameters()}
@@ -410,11 +409,7 @@ def test_a_map_that_stays_is_compared_with_itself_moved_linearly(record, disturb
     share = pixel * CELLS / 16
     moved = (1 - share) * heat_map + share * np.concatenate([heat_map[:1], heat_map[:-1]])
     moved = (1 - share) * moved + share * np.concatenate([moved[:, :1], moved[:, :-1]], 1)
-    (row,) = (
-        row
-        for row in record.stability
-        if (row.method, row.disturbance) == ("hirescam", disturbance)
-    )
+    row = select_one(record.stability, method="hirescam", disturbance=disturbance)
     assert row.correlation.value == pytest.approx(
         stats.spearmanr(heat_map.ravel(), moved.ravel()).statistic, abs=1e-5
     )
@@ -424,9 +419,7 @@ def test_a_map_that_stays_jumps_from_side_to_side_when_its_image_is_flipped_and_
     record,
 ):
     for method, place in (("hirescam", CHANGED), ("xgradcam", BRIGHT)):
-        (row,) = (
-            row for row in record.stability if (row.method, row.disturbance) == (method, "flip")
-        )
+        row = select_one(record.stability, method=method, disturbance="flip")
         heat_map = games.marked(place)
         expected = stats.spearmanr(heat_map.flatten(), heat_map.flip(1).flatten()).statistic
         assert row.correlation.value == pytest.approx(expected, abs=1e-5)
@@ -498,7 +491,7 @@ def of_composites(tmp_path_factory: pytest.TempPathFactory) -> ExplainRecord:
 def test_the_evidence_lies_where_the_mask_says_and_another_class_everywhere_else(
     of_composites, kind
 ):
-    (row_of_kind,) = (row for row in of_composites.composite_sets if row.kind == kind)
+    row_of_kind = select_one(of_composites.composite_sets, kind=kind)
     classes, maps_each, chance = PARTS[kind]
     assert (row_of_kind.refused, row_of_kind.composites, row_of_kind.maps) == (
         "",

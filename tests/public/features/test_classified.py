@@ -3,8 +3,6 @@ classification.
 """
 
 import re
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +18,7 @@ import vitlens
 from tests.kit.commands import ran
 from tests.kit.datasets import put
 from tests.kit.making import save
+from tests.kit.select import select_one
 from vitlens.cli.main import run
 from vitlens.commands.features.record import DepthRow, FeaturesRecord
 from vitlens.commands.run.publish import read_folder
@@ -57,14 +56,6 @@ def read(vit, splits) -> list[dict[object, np.ndarray]]:
     ]
 
 
-def only(rows: Sequence[Any], **fields: object) -> Any:
-    """The one row of these values."""
-    (only_row,) = [
-        row for row in rows if all(getattr(row, name) == value for name, value in fields.items())
-    ]
-    return only_row
-
-
 def unit(values: np.ndarray) -> np.ndarray:
     return values / np.linalg.norm(values, axis=-1, keepdims=True)
 
@@ -91,7 +82,7 @@ def test_votes_of_neighbours_are_scikit_learns_and_dinos(record, splits, read, l
             ("majority", model.predict(queries)),
             ("dino", dino(similarity, train, k)),
         ):
-            row = only(record.depth, classifier=f"knn-{k}", weighting=votes, **at)
+            row = select_one(record.depth, classifier=f"knn-{k}", weighting=votes, **at)
             assert row.accuracy.value == (answers == test).mean()
             assert row.chance == np.bincount(test).max() / len(test)
         if layer == 1:
@@ -105,10 +96,10 @@ def test_the_public_classifiers_are_those_of_the_command(record, splits, vit):
     queries, bank = (vitlens.features(vit, split).at(1) for split in splits)
     for k in map(int, record.features[0].knn):
         voted = vitlens.knn(bank, train.labels, queries, test.labels, k=k, groups=test.groups)
-        row = only(record.depth, model="a", layer=1, classifier=f"knn-{k}", weighting="dino")
+        row = select_one(record.depth, model="a", layer=1, classifier=f"knn-{k}", weighting="dino")
         assert voted.accuracy == row.accuracy
         assert torch.equal(voted.correct, voted.predictions == test.labels)
-    row = only(record.depth, model="a", layer=1, classifier="probe")
+    row = select_one(record.depth, model="a", layer=1, classifier="probe")
     groups = {"train_groups": train.groups, "groups": test.groups}
     probed = vitlens.probe(bank, train.labels, queries, test.labels, **groups)
     assert (probed.accuracy, probed.c) == (row.accuracy, row.c)
@@ -179,7 +170,7 @@ def check_probe(
 def test_the_probe_is_scikit_learns_with_the_c_that_held_out_images_choose(
     record, splits, read, layer
 ):
-    row = only(
+    row = select_one(
         record.depth, model="a", layer=None if layer == "embedding" else layer, classifier="probe"
     )
     check_probe(row, *splits, *(split_values[layer] for split_values in read))
@@ -205,7 +196,7 @@ def test_constant_features_say_nothing_and_a_classs_only_image_has_no_part_in_ch
         ran(tmp_path / "out", line),
         (vitlens.features(model, split) for split in (images, train)),
     )
-    row = only(read_record.depth, layer=1, classifier="probe")
+    row = select_one(read_record.depth, layer=1, classifier="probe")
     check_probe(row, images, train, queries.at(1).double().numpy(), bank.at(1).double().numpy())
     assert any("5 classes have a single training image" in row.note for row in read_record.notes)
 
@@ -214,7 +205,7 @@ def test_constant_features_say_nothing_and_a_classs_only_image_has_no_part_in_ch
 def test_maps_are_of_unit_vectors_and_as_trustworthy_as_scikit_learn_says(record, read, method):
     points = record.spaces["a"].points[f"{method}_images"]
     values = unit(read[0][1])
-    row = only(record.maps, model="a", of="images", method=method)
+    row = select_one(record.maps, model="a", of="images", method=method)
     assert (row.n, row.neighbours, row.perplexity is None) == (len(values), 10, method == "pca")
     trust = manifold.trustworthiness(values, points, n_neighbors=10)
     assert row.trustworthiness.value == pytest.approx(trust, abs=1e-6)
@@ -266,7 +257,7 @@ def test_patches_that_enter_block_0_are_mapped_and_their_content_is_what_is_left
     space = record.spaces["a"]
     content = entering - entering.mean(0)
     for of, values in (("embedding", entering), ("content", content)):
-        row = only(record.maps, model="a", of=of, method="pca")
+        row = select_one(record.maps, model="a", of=of, method="pca")
         flat = unit(values.reshape(-1, values.shape[-1]))
         assert row.n == len(flat)
         check_components(space.points[f"pca_{of}"], flat, row.explained)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import vitlens
 from tests.kit.commands import ran
+from tests.kit.select import select_one
 from tests.kit.vectors import gram_cka, layers, of
 from vitlens import similarity
 from vitlens.errors import InputError
@@ -126,7 +127,7 @@ def test_of_many_images_the_distances_of_a_seeded_thousand_are_ranked(tiny_vit, 
     )
     chosen = torch.randperm(1030, generator=torch.Generator().manual_seed(5))[:1000].sort().values
     read = vitlens.features(model, torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255)
-    [row] = [row for row in record.within if (row.layer, row.other) == ("0", "1")]
+    row = select_one(record.within, layer="0", other="1")
     assert row.rank == pytest.approx(
         rank_correlation(read.at(0)[chosen], read.at(1)[chosen]), abs=1e-6
     )

@@ -16,6 +16,7 @@ from tests.kit.families import FAMILIES as MANY
 from tests.kit.planted_patterns import STRONG, Bench, planted, scenes
 from tests.kit.planted_writers import model as writers
 from tests.kit.planted_writers import pictures
+from tests.kit.select import select
 from tests.kit.splits import split_of
 from tests.kit.tiny import FAMILIES, images, model_of, ours, small_cnn
 from vitlens.errors import InputError, UnsupportedError
@@ -156,7 +157,7 @@ def test_shares_are_those_of_the_logits_that_the_model_computes(family):
     ].double()
     logits = scores[..., prefix:, prefix:]
     logits = logits - logits.mean(-1, keepdim=True)
-    for head in [head for head in named_heads.heads if head.layer == 1]:
+    for head in select(named_heads.heads, layer=1):
         head_logits = logits[:, head.head]
         mean = head_logits.mean(1, keepdim=True).expand_as(head_logits)
         shares = head.attends.shares

@@ -20,6 +20,7 @@ from tests.kit.planted_reliance import (
     trained_on,
     wrapped,
 )
+from tests.kit.select import select
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.uncertainty import LEVEL
 
@@ -212,9 +213,7 @@ def test_what_cannot_be_changed_is_one_line_and_the_others_go_on():
         "background",
     }
     assert "fine-detail" in result.relied_on()
-    assert len([row for row in result.left_out if row.cue == "colour"]) == 3, (
-        "one for each intervention"
-    )
+    assert len(select(result.left_out, cue="colour")) == 3, "one for each intervention"
     few = vitlens.reliance(
         reads("texture"), split.pick(torch.arange(7)), cues=["brightness", "contrast"]
     )

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 import vitlens
 from tests.kit import trainings
+from tests.kit.select import select
 from tests.kit.trainings import (
     TEST,
     TRAIN,
@@ -316,7 +317,7 @@ def test_every_step_and_every_epoch_is_reported_once_also_by_a_resumed_run(tmp_p
     ]
     assert tuple(notes.epochs) == result.history
     for metrics in notes.epochs:
-        epoch_steps = [facts for facts in notes.steps if facts.epoch == metrics.epoch]
+        epoch_steps = select(notes.steps, epoch=metrics.epoch)
         assert metrics.train_loss == pytest.approx(
             sum(facts.loss for facts in epoch_steps) / 5, rel=1e-6
         )

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 import vitlens
 from tests.kit.commands import ran, refusal, report
 from tests.kit.objectives import NAMES, captions_of, headless, pretrained, scenes, text_classifier
+from tests.kit.select import select_one
 from tests.kit.trainings import (
     EnoughError,
     interrupting,
@@ -132,7 +133,7 @@ def test_a_teacher_that_is_not_centred_collapses_and_the_report_says_so(tmp_path
     record = ran(tmp_path / "out", f"{line} --set centring=false --set momentum=0.5 --warmup 0")
     (row,) = record.pretraining
     assert row.information.value < COLLAPSE
-    (claim,) = [claim for claim in report(record).claims if claim.question == "collapse"]
+    claim = select_one(report(record).claims, question="collapse")
     assert claim.state == "fail"
     assert claim.says.count("collapsed") == 1
 
