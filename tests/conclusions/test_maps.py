@@ -142,7 +142,8 @@ def test_uniform_maps(unusable, images, shares):
     assert [(claim.question, claim.effect.value) for claim in uniform_claims] == [
         ("uniform maps", share) for share in shares
     ]
-    assert all(claim.is_shown for claim in uniform_claims)
+    for claim in uniform_claims:
+        assert claim.is_shown
 
 
 @pytest.fixture

@@ -56,7 +56,8 @@ def test_two_models_that_one_cue_misleads_are_one_claim_that_fails():
     assert claim.evidence == "intervened"
     assert claim.effect.value == pytest.approx(30)  # the larger gain
     assert {"171", "200", "63", "111"} <= set(claim.says.split())
-    assert not any(alias in claim.title for alias in PAIR)
+    for alias in PAIR:
+        assert alias not in claim.title
 
 
 def test_of_two_models_only_the_one_that_is_misled_is_named():

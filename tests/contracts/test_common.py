@@ -275,8 +275,10 @@ def test_a_module_in_training_mode_is_measured_in_evaluation_mode(name: str) -> 
     before = {key: value.clone() for key, value in model.named_buffers()}
     first, second = (entry.run(model, batch_of(model)) for _ in range(2))
     assert not differences(first, second)
-    assert all(torch.equal(value, before[key]) for key, value in model.named_buffers())
-    assert all(module.training for module in model.modules())
+    for key, value in model.named_buffers():
+        assert torch.equal(value, before[key])
+    for module in model.modules():
+        assert module.training
 
 
 def differences(first: object, second: object, where: str = "") -> list[str]:

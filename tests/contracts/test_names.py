@@ -42,7 +42,8 @@ def test_public_names_are_there_documented_and_what_the_type_checker_is_told():
         for alias in node.names
     }
     assert stubs == vitlens._HOMES
-    assert all(name == "__version__" or getattr(vitlens, name).__doc__ for name in vitlens.__all__)
+    for name in vitlens.__all__:
+        assert name == "__version__" or getattr(vitlens, name).__doc__
     modules = {path.stem for path in HOME.glob("*.py")} | {
         path.parent.name for path in HOME.glob("*/__init__.py")
     }
@@ -88,7 +89,8 @@ def test_every_projection_weighting_and_substrate_is_one_of_its_own(golden, tiny
     # the votes: golden/test_features
     assert {row.weighting for row in record.depth} - {None} == set(names.WEIGHTINGS)
     clouds = [record.spaces["a"].points[f"{word}_images"] for word in names.PROJECTIONS]
-    assert not any(np.allclose(*pair) for pair in combinations(clouds, 2))
+    for pair in combinations(clouds, 2):
+        assert not np.allclose(*pair)
     line = (
         f"explain {tiny_vit} --data digits --limit 2 --method saliency --verify --no-stability "
         "--no-counterfactuals"
@@ -117,7 +119,8 @@ def test_every_format_of_figures_is_written_as_such(tiny_vit, tmp_path):
     for form, beginning in beginnings.items():
         files = list((tmp_path / "out" / "figures").glob(f"*.{form}"))
         assert files
-        assert all(file.read_bytes().startswith(beginning) for file in files)
+        for file in files:
+            assert file.read_bytes().startswith(beginning)
 
 
 def test_every_precision_is_taken_and_no_other_word():

@@ -169,9 +169,9 @@ def test_the_windows_of_a_swin_and_a_patch_through_its_stages(pictures, tmp_path
     assert record.field_maps.field[0].shape == (32, 32)
     places = [(row.grid, row.row, row.column) for row in record.query[::2]]
     assert places == [((16, 16), 13, 7), ((8, 8), 6, 3), ((4, 4), 3, 1)]
-    assert all(
-        row.prefix is None and (row.padding is None or row.padding < 1e-5) for row in record.query
-    )
+    for row in record.query:
+        assert row.prefix is None
+        assert row.padding is None or row.padding < 1e-5
 
 
 @pytest.mark.usefixtures("undrawn")

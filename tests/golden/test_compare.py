@@ -49,7 +49,8 @@ def test_panels_by_rising_agreement_say_and_show_what_the_rows_hold(record):
     (section,) = [section for section in report(record).sections if section.panels]
     examples = [row for row in record.images_shown if row.panel is None]
     assert len(section.panels) == len(in_panels) + len(examples)
-    assert all(row.example for row in examples)
+    for row in examples:
+        assert row.example
     names = {row.cell: row.name for row in record.cells}
     for panel, row in zip(section.panels, [*in_panels, *examples]):
         assert (panel.tags.class_name, panel.tags.outcome) == (row.truth, names[row.cell])
@@ -154,7 +155,8 @@ def test_tables_are_those_of_the_public_comparison_and_agree_with_each_other(
         assert sum(row.n * row.accuracy.value for row in classes) == pytest.approx(COUNT * accuracy)
         confused = select(record.confusions, model=alias)
         assert sum(row.count for row in confused) == round(COUNT * (1 - accuracy))
-        assert all(row.truth != row.prediction for row in confused)
+        for row in confused:
+            assert row.truth != row.prediction
         levels = select(record.robustness, model=alias, kind="low-pass")
         assert levels[0].accuracy.value == accuracy, "the first level changes nothing"
         assert record.metric(f"hardened_accuracy/{alias}/shuffle/1").value == accuracy

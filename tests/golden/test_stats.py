@@ -68,7 +68,8 @@ def test_the_words_of_heads_are_those_of_the_function(tiny_vit, golden):
     assert [row.note for row in record.notes] == [
         "what heads write: expected at least 50 images with labels, found 12"
     ]
-    assert all(row.state is None for row in record.names)
+    for row in record.names:
+        assert row.state is None
 
 
 def test_words_rest_on_the_statistics_of_all_images_and_attributes_are_read_before_anything(

@@ -104,12 +104,14 @@ def test_other_images_than_the_share_and_a_process_that_ended_are_told(monkeypat
     errors = run_in_processes(
         2, lambda processes: processes.gathered(torch.zeros(1 + processes.index)), monkeypatch
     )
-    assert all(isinstance(error, RunError) for error in errors)
+    for error in errors:
+        assert isinstance(error, RunError)
     assert "found [1, 2]" in str(errors[0])
     _, *rest = run_in_processes(
         3, lambda processes: processes.is_first or processes.gathered(torch.zeros(2)), monkeypatch
     )
-    assert all(isinstance(error, RunError) for error in rest)
+    for error in rest:
+        assert isinstance(error, RunError)
 
 
 def work_for_real(index: int, port: int, folder: Path) -> None:

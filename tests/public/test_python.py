@@ -307,7 +307,8 @@ def test_an_attack_is_targeted_by_name_too(vit, images):
         vitlens.attack(vit, images, labels, method="pgd-targeted", steps=2, targets=targets).images
         for targets in (ones, 1, vit.classes[1])
     )
-    assert all(torch.equal(first, other) for other in rest)
+    for other in rest:
+        assert torch.equal(first, other)
 
 
 def test_options_of_rollout_are_the_same_through_explain(vit, images):
@@ -348,8 +349,12 @@ def test_lists_are_the_registries(vit, images):
         vitlens.list_statistics(),
         vitlens.list_models(),
     ):
-        assert all(entry.name and entry.help and entry.family for entry in listed)
-        assert all(entry.name in repr(listed) for entry in listed[:20])
+        for entry in listed:
+            assert entry.name
+            assert entry.help
+            assert entry.family
+        for entry in listed[:20]:
+            assert entry.name in repr(listed)
         assert len(listed[:2]) == 2
     assert set(STATISTICS) <= set(dir(vitlens.statistics(vit, images)))
 
@@ -407,7 +412,8 @@ def test_names_are_escaped_and_nothing_runs_for_a_repr(monkeypatch):
     assert "<script>" not in vit._repr_html_()
     assert "&lt;script&gt;" in vit._repr_html_()
     assert "\x1b" not in repr(vit)
-    assert all(words in repr(vit) for words in (f"{vit.parameter_count():,}", "2 heads"))
+    for words in (f"{vit.parameter_count():,}", "2 heads"):
+        assert words in repr(vit)
 
 
 def test_results_become_data_frames_with_a_row_for_each_head_image_or_epsilon(vit, images):
@@ -444,7 +450,8 @@ def test_attention_weights_are_a_tuple_of_tensors_that_is_shown_in_a_line_a_laye
     model = ours()
     weights = vitlens.attention(model, torch.rand(2, 3, *model.input_size))
     assert isinstance(weights, tuple)
-    assert all(isinstance(layer, torch.Tensor) for layer in weights)
+    for layer in weights:
+        assert isinstance(layer, torch.Tensor)
     assert len(repr(weights).splitlines()) == 1 + len(weights)
     (listed,) = [line for line in repr(model).splitlines() if line.strip().startswith("supports")]
     assert "attention" in listed.replace(",", "").split()

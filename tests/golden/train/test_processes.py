@@ -72,7 +72,8 @@ def test_two_processes_train_what_one_does(launch, line, more, within, tmp_path)
         assert second["train_accuracy"] == first["train_accuracy"]
         assert second["test_accuracy"] == first["test_accuracy"]
     left, right = (load_file(tmp_path / name / "model.safetensors") for name in BOTH)
-    assert all(torch.allclose(left[name], right[name], rtol=1e-4, atol=1e-5) for name in left)
+    for name in left:
+        assert torch.allclose(left[name], right[name], rtol=1e-4, atol=1e-5)
     assert json.loads((tmp_path / "two" / "results.json").read_text())["status"] == "done"
 
 

@@ -122,7 +122,8 @@ def test_gradients_that_vanish_and_gradients_that_are_not_finite():
     silent.module[3].weight.zero_()
     broken.module[1].weight.fill_(float("nan"))
     assert checks.gradients_not_zero(MODEL, IMAGES, LABELS).state == "passed"
-    assert all(parameter.grad is None for parameter in MODEL.parameters())
+    for parameter in MODEL.parameters():
+        assert parameter.grad is None
     check = checks.gradients_not_zero(silent, IMAGES, LABELS)
     assert (check.state, check.against, check.of) == ("failed", 8, 8)
     with pytest.raises(NonFiniteError, match="from made on image 0"):

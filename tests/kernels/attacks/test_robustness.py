@@ -19,7 +19,9 @@ def test_robust_is_right_before_and_not_broken_up_to_epsilon():
     attacked = broken(0, 1, 2, 4, INF, INF)
     assert attacked.robust(0.0).tolist() == [False, True, True, True, True, True]
     assert [one.value for one in attacked.accuracies()] == pytest.approx([4 / 6, 3 / 6, 2 / 6])
-    assert all(one.n == 6 and one.low < one.value < one.high for one in attacked.accuracies())
+    for one in attacked.accuracies():
+        assert one.n == 6
+        assert one.low < one.value < one.high
     for wobble in (-1e-7, 1e-7):  # epsilons are stored rounded
         moved = broken(*(at + wobble for at in (1, 2, 4)))
         assert [int(moved.robust(epsilon).sum()) for epsilon in EPSILONS] == [2, 1, 0]

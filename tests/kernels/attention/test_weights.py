@@ -197,7 +197,8 @@ def test_attention_moved_by_its_total_variation_and_only_from_the_changed_block_
     for parameter in swins[1].module.parameters():
         parameter.data.mul_(1.5)
     same, moved = attention_moved(vit, [vit, other], digits)
-    assert all(not layer.any() for layer in same)
+    for layer in same:
+        assert not layer.any()
     assert [bool(layer.any()) for layer in moved] == [False] * 4 + [
         True
     ] * 2  # its MLP is read by the next block

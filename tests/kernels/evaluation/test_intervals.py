@@ -183,7 +183,9 @@ def test_what_has_no_interval() -> None:
     with pytest.raises(InputError):
         sign_flips(noise(1, 2), groups=torch.zeros(3))
     for one in (intervals(noise(2, 1)), intervals(noise(2, 3), groups=torch.zeros(3))):
-        assert all(end.isnan().all() and end.shape == (2,) for end in one)
+        for end in one:
+            assert end.isnan().all()
+            assert end.shape == (2,)
 
 
 def test_a_rank_correlation_has_ties_at_their_mean_rank_and_is_undefined_of_equal_values() -> None:

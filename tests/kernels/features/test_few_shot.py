@@ -25,9 +25,8 @@ def test_draws_are_stratified_nested_and_seeded():
     assert most.shape == (4, 3, 5)
     for draw in most:
         assert len(draw.unique()) == 15  # no image twice
-        assert all(
-            LABELS[indices].unique().tolist() == [label] for label, indices in enumerate(draw)
-        )
+        for label, indices in enumerate(draw):
+            assert LABELS[indices].unique().tolist() == [label]
     fewer = drawn_shots(LABELS, most=2, draws=4, seed=1)
     assert torch.equal(fewer, most[:, :, :2])
     assert not torch.equal(most[0], most[1])

@@ -42,10 +42,9 @@ def test_each_planted_head_is_found_with_its_name_and_no_other(seed):
     for name, label in zip(forms, heads.labels[0], strict=True):
         assert label in ((MIXED, UNLABELLED) if name.startswith("noise") else (name,))
     assert set(heads.labels[0]) >= set(RULES) - {"high-norm"}  # which needs a layer before it
-    assert all(
-        rule_scores.min() >= 0 and rule_scores.max() <= 1
-        for rule_scores in heads.all_scores.values()
-    )
+    for rule_scores in heads.all_scores.values():
+        assert rule_scores.min() >= 0
+        assert rule_scores.max() <= 1
 
 
 def test_a_head_that_attends_to_patches_of_exceptional_norm():
@@ -264,7 +263,8 @@ def test_grids_of_one_row_column_or_patch(grid, prefix):
         table_of(grid, prefix, maker.even(), maker.head(torch.eye(maker.patches)), maker.beside())
     )
     assert set(heads.labels[0]) <= set(LABELS)
-    assert all(torch.isfinite(heads.all_scores[rule]).all() for rule in RULES)
+    for rule in RULES:
+        assert torch.isfinite(heads.all_scores[rule]).all()
     assert heads.labels[0][0] == "uniform"
     if maker.patches > 2:
         assert heads.labels[0][1:] == ("self", "next" if grid[1] > 1 else "self")

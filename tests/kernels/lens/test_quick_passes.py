@@ -90,7 +90,8 @@ def test_weights_that_want_a_gradient_and_other_precisions_are_left_alone(produc
     batch = images((8, 8), batch=3)
     with quick_linear(CPU):
         model(batch).sum().backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
+    for parameter in model.parameters():
+        assert parameter.grad is not None
     model.requires_grad_(False)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         torch.testing.assert_close(
@@ -139,7 +140,8 @@ def test_an_mlp_with_its_gelu_in_one_call_is_itself_unless_somebody_listens(buil
     with quick_layers(model):
         assert model(batch.clone().requires_grad_()).grad_fn is not None
     with quick_layers(model.to("meta")):
-        assert not any("forward" in vars(module) for module in model.modules())
+        for module in model.modules():
+            assert "forward" not in vars(module)
 
 
 def test_convolutions_with_channels_last_are_the_same_and_their_weights_come_back():
@@ -149,7 +151,8 @@ def test_convolutions_with_channels_last_are_the_same_and_their_weights_come_bac
     places = [(weight.data_ptr(), weight.stride()) for weight in weights]
     plain = both(model, batch)
     with suppress(KeyError), quick_convolutions(model):
-        assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
+        for weight in weights:
+            assert weight.is_contiguous(memory_format=torch.channels_last)
         assert any(weight.stride() != stride for weight, (_, stride) in zip(weights, places))
         torch.testing.assert_close(both(model, batch), plain, **CLOSE)
         raise KeyError

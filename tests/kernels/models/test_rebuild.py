@@ -215,14 +215,18 @@ def test_a_projection_without_a_bias_takes_no_means():
 
 def test_training_mode_and_gradients_are_kept():
     frozen = prune_heads(ours(), {0: (0,)})
-    assert not any(module.training for module in frozen.modules())
-    assert not any(parameter.requires_grad for parameter in frozen.parameters())
+    for module in frozen.modules():
+        assert not module.training
+    for parameter in frozen.parameters():
+        assert not parameter.requires_grad
     pruned = prune_heads(
         ours(dropout=0.5).train().requires_grad_(True), {0: (0,)}, means={0: torch.zeros(2, 8)}
     )
-    assert all(module.training for module in pruned.modules())
+    for module in pruned.modules():
+        assert module.training
     pruned(images(pruned.input_size)).sum().backward()
-    assert all(parameter.grad is not None for parameter in pruned.parameters())
+    for parameter in pruned.parameters():
+        assert parameter.grad is not None
 
 
 # ---- for other classes, with random weights
@@ -264,7 +268,8 @@ def test_the_head_is_new_and_nothing_else(name: str, tmp_path):
         "replaced the head of" if old.has_classifier else "added a head"
     )
     assert not new.training
-    assert not any(parameter.requires_grad for parameter in new.parameters())
+    for parameter in new.parameters():
+        assert not parameter.requires_grad
     for path in classifiers(new):
         new.module.get_submodule(path).weight.normal_()
     again = vitlens.load(str(written(new, tmp_path)))  # and it is a model like any other
@@ -310,8 +315,10 @@ def test_random_weights_have_the_same_shapes_and_depend_on_the_seed():
         "random",
         retrained.alias,
     )
-    assert not any(part.training for part in first.modules())
-    assert not any(parameter.requires_grad for parameter in first.parameters())
+    for part in first.modules():
+        assert not part.training
+    for parameter in first.parameters():
+        assert not parameter.requires_grad
     assert same(values(first), values(again))
     assert not same(values(first), values(other))
     shapes = [

@@ -140,7 +140,8 @@ def test_what_was_kept_is_recalled_by_its_key_and_process_and_forgotten_but_for_
         store.remember("pgd-0", "digest", ARRAYS)
         recalled = store.recall("pgd-0", "digest", FORMS)
         assert (recalled is None) == (store.folder is None)
-    assert all((recalled[name] == array).all() for name, array in ARRAYS.items())
+    for name, array in ARRAYS.items():
+        assert (recalled[name] == array).all()
     for other in (
         store.recall("pgd-1", "digest", FORMS),
         ProgressStore(folder, 1).recall("pgd-0", "digest", FORMS),

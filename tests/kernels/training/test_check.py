@@ -53,8 +53,10 @@ def test_a_healthy_model_passes_and_is_as_before(mode):
     findings = run(model)
     assert states(findings) == "pppp"
     assert findings["initial loss"].value == pytest.approx(math.log(10), abs=0.1)
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    assert all(part.training is mode for part in model.modules())
+    for name, value in model.state_dict().items():
+        assert torch.equal(before[name], value)
+    for part in model.modules():
+        assert part.training is mode
     gradients = {
         name: parameter.grad
         for name, parameter in model.module.named_parameters()
@@ -137,9 +139,9 @@ def test_what_is_broken_is_named(kind):
     model = tiny()
     damage(model)
     findings = run(model, fresh=fresh)
-    assert all(
-        state == letter for state, letter in zip(states(findings), expected) if letter != "."
-    ), states(findings)
+    for state, letter in zip(states(findings), expected):
+        if letter != ".":
+            assert state == letter, states(findings)
     assert says in findings[name].line
 
 
@@ -173,7 +175,8 @@ def test_a_part_that_is_frozen_on_purpose_is_no_fault():
     findings = run(model, train_last=1, fresh=False, recipe=replace(RECIPE, optimiser="adamw"))
     assert states(findings)[0] == "i"  # it knows the digits
     assert "f" not in states(findings)
-    assert not any(parameter.requires_grad for parameter in model.parameters())
+    for parameter in model.parameters():
+        assert not parameter.requires_grad
 
 
 def test_images_of_one_class_and_without_labels():

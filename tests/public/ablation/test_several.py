@@ -231,7 +231,8 @@ def test_heads_of_windows_are_compared_within_a_layer(tmp_path: Path) -> None:
     )
     pairs = ran(tmp_path / "out", f"{line} --no-patch --no-curves --pairs 8").pairs
     assert len(pairs) == 8 * 7 / 2
-    assert all((row.similarity is None) == (row.first[1] != row.second[1]) for row in pairs)
+    for row in pairs:
+        assert (row.similarity is None) == (row.first[1] != row.second[1])
 
 
 def test_a_loss_that_is_not_finite_is_measured_again_by_a_resumed_run(

@@ -76,7 +76,8 @@ def test_the_planted_method_wins_on_mosaics_and_is_confirmed_and_scores_follow_f
     assert choice.checks == (FAITHFULNESS, LOCALISATION)
     assert (choice.method, choice.certainty, choice.confirmation) == ("saliency", 1.0, "confirmed")
     assert choice.scores[0].report[LOCALISATION].value > 0.9
-    assert all(choice.margin(base).low > 0 for base in BASELINES)
+    for base in BASELINES:
+        assert choice.margin(base).low > 0
     assert choice.scores[0].report[LOCALISATION].n <= len(choice.report)
     assert sorted([*choice.selection, *choice.report]) == list(range(COUNT))
     scales = {
@@ -167,7 +168,9 @@ def test_candidates_explain_a_class_are_not_slow_and_come_by_rank(engine):
     ranked = {
         entry.candidate: entry for entry in ATTRIBUTIONS.values() if entry.candidate is not None
     }
-    assert all(entry.needs_class and not entry.slow for entry in ranked.values())
+    for entry in ranked.values():
+        assert entry.needs_class
+        assert not entry.slow
     assert sorted(ranked) == list(range(1, len(ranked) + 1))
     for model in (ours(), vitlens.load("cnn-digits")):
         names = vitlens.choose_method(
@@ -219,9 +222,8 @@ def test_noise_is_chosen_with_little_certainty_and_hardly_ever_confirmed(hues, f
     assert [choice.confirmation for choice in choices].count("confirmed") <= max(1, times // 10)
     assert sum(choice.certainty for choice in choices) / times < (0.9 if times < 40 else 0.85)
     assert len({choice.method for choice in choices}) > (1 if times < 40 else 2)
-    assert all(
-        sum(row.wins or 0.0 for row in choice.scores) == pytest.approx(1.0) for choice in choices
-    )
+    for choice in choices:
+        assert sum(row.wins or 0.0 for row in choice.scores) == pytest.approx(1.0)
 
 
 def test_a_method_that_is_good_on_the_selection_half_alone_is_contradicted(hues, flat):

@@ -68,7 +68,9 @@ def test_an_image_does_not_depend_on_its_batch_and_epochs_share_none(name):
     epochs = [picked.epoch(number) for number in range(4)]
     assert torch.equal(pixels_of(epochs[0]), pixels_of(picked))
     assert len(torch.cat([pixels_of(epoch) for epoch in epochs]).flatten(1).unique(dim=0)) == 8
-    assert all(torch.equal(epoch.labels, picked.labels) and epoch.masks is None for epoch in epochs)
+    for epoch in epochs:
+        assert torch.equal(epoch.labels, picked.labels)
+        assert epoch.masks is None
     assert split.source.read(torch.arange(0)).shape == (0, 3, 32, 32)
 
 

@@ -174,7 +174,8 @@ def test_factors_are_a_table_that_cannot_be_changed(test_digits):
     with pytest.raises(ValueError, match="read-only"):
         factors["height"][0] = 0
     copied = pickle.loads(pickle.dumps(factors))
-    assert all(np.array_equal(copied[name], factors[name]) for name in factors)
+    for name in factors:
+        assert np.array_equal(copied[name], factors[name])
     assert load_data("shapes").factors is None
 
 

@@ -56,8 +56,10 @@ def test_no_image_is_in_both_parts_and_none_is_lost(tmp_path, names):
         (tmp_path / "data" / old).rename(tmp_path / "data" / new)
     train = vitlens.load_data(str(tmp_path / "data"), part="train")
     test = vitlens.load_data(str(tmp_path / "data"), part="test")
-    assert all(file.startswith(names[0]) for file in train.files)
-    assert all(file.startswith(names[1]) for file in test.files)
+    for file in train.files:
+        assert file.startswith(names[0])
+    for file in test.files:
+        assert file.startswith(names[1])
     assert len(train) == len(test) == 4
 
 

@@ -103,7 +103,9 @@ def test_interventions_count_the_images_that_they_change_and_go_towards_correct_
         assert max(row.p, row.p_change) <= row.p_holm <= len(rows) * max(row.p, row.p_change)
     assert border.mended > 0.9 * border.errors
     assert border.supported
-    assert not any(row.supported for row in rows.values() if row.mended <= row.broken)
+    for row in rows.values():
+        if row.mended <= row.broken:
+            assert not row.supported
 
 
 def test_a_change_is_tested_against_its_control_and_against_no_change_by_mcnemar():

@@ -249,7 +249,8 @@ def test_localisation_is_scikit_learns_on_maps_enlarged_bilinearly(league, metho
             np.mean([scores_of_image[name] for scores_of_image in scores]), abs=1e-5
         ), name
     if method == "layercam":
-        assert all(getattr(league[method], name).value == 1 for name in scores[0])
+        for name in scores[0]:
+            assert getattr(league[method], name).value == 1
 
 
 def test_power_is_that_of_the_best_method_beside_each_other(record):
@@ -341,10 +342,8 @@ def test_weights_are_permuted_from_the_head_down_and_come_back(record, seen):
     assert len(numbers[-1]) > BLOCKS - 3  # an identity may be permuted to itself
     assert ["stem.weight" in more for more in changed] == [False] * 5 + [True]
     for row, call in zip(rows, stages, strict=True):
-        assert all(
-            torch.equal(call[name].flatten().sort()[0], original[name].flatten().sort()[0])
-            for name in original
-        )
+        for name in original:
+            assert torch.equal(call[name].flatten().sort()[0], original[name].flatten().sort()[0])
         # a tensor's draw is its own
         assert torch.equal(call["head.weight"], stages[0]["head.weight"])
         model.module.load_state_dict(call)
@@ -355,7 +354,8 @@ def test_weights_are_permuted_from_the_head_down_and_come_back(record, seen):
         assert row.similarity.value == pytest.approx(expected, abs=1e-5)
     assert [row.kept for row in rows] == pytest.approx(shares)
     assert min(shares) < 0.5 < max(shares)
-    assert all(torch.equal(seen[-1][name], original[name]) for name in original)
+    for name in original:
+        assert torch.equal(seen[-1][name], original[name])
 
 
 def test_a_method_that_knows_no_model_fails_and_one_whose_maps_are_uniform_is_not_judged(
@@ -556,5 +556,7 @@ def test_too_few_classes_make_no_mosaic(tmp_path):
             tmp_path / "run",
             f"explain {words} {OF_COMPOSITES} --method saliency,gradcam --composites mosaic-2",
         )
-    assert all(row.refused and row.composites == 0 for row in refused.composite_sets)
+    for row in refused.composite_sets:
+        assert row.refused
+        assert row.composites == 0
     assert refused.composites == ()

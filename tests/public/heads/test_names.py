@@ -340,7 +340,8 @@ def test_a_word_names_up_to_three_attributes_of_which_none_is_clearly_best(count
         assert (head.writes.word, head.writes.state, head.writes.p) == (None, "several", None)
     else:
         assert head.writes.word.startswith("a")
-        assert all(f" {name}" in head.writes.word for name in "bcd"[: count - 1])
+        for name in "bcd"[: count - 1]:
+            assert f" {name}" in head.writes.word
         assert head.writes.state == "shown to matter"
 
 
@@ -427,20 +428,24 @@ def test_predictions_stand_for_labels_and_heads_of_windows_write_nothing_that_is
         windowed, batch, torch.zeros(50).long(), attributes={"odd": torch.arange(50) % 2 == 1}
     )
     assert "what heads write" in in_windows.notes[-1]
-    assert all(head.writes is None for head in in_windows.heads)
+    for head in in_windows.heads:
+        assert head.writes is None
 
 
 def test_words_that_need_nothing_else_are_given_and_the_others_are_told_why_not():
     model = ours()
     batch = images((32, 48), batch=9)
     named_heads = vitlens.name_heads(model, batch)
-    assert all(head.writes is None and head.attends is not None for head in named_heads.heads)
+    for head in named_heads.heads:
+        assert head.writes is None
+        assert head.attends is not None
     for labels, said in ((None, "labels"), (torch.arange(9) % 3, "50 images")):
         (note,) = vitlens.name_heads(model, batch, labels).notes
         assert said in note
     few = vitlens.name_heads(model, batch[:2])
     assert [head.attends for head in few.heads] == [None] * len(few.heads)
-    assert all(head.looks is not None for head in few.heads)
+    for head in few.heads:
+        assert head.looks is not None
     with pytest.raises(InputError, match="masks"):
         vitlens.name_heads(model, batch, masks=torch.ones(3, 32, 48, dtype=torch.bool))
     with pytest.raises(UnsupportedError):

@@ -217,7 +217,8 @@ def test_resampling_takes_each_image_once_and_never_its_own_by_the_seed_alone():
         order = (logits[:, None] - plain).norm(dim=-1).argmin(1).tolist()
         torch.testing.assert_close(logits, plain[order], **SAME)
         assert sorted(order) == list(range(count))
-        assert all(source != other for source, other in enumerate(order))
+        for source, other in enumerate(order):
+            assert source != other
         orders.add((count, *order))
     assert len(orders) == 4  # the same seed twice, and another
     assert torch.equal(torch.get_rng_state(), state)

@@ -49,7 +49,8 @@ def test_every_place_has_the_shape_that_is_listed_and_reading_it_changes_nothing
     # another kernel when unobserved
     exact = 1e-5 if name in ("torchvision-vit", "multihead", "encoder") else 0
     torch.testing.assert_close(captured.logits, changed(model, batch, {}), atol=exact, rtol=0)
-    assert not any(tensor.requires_grad for tensor in captured.values())
+    for tensor in captured.values():
+        assert not tensor.requires_grad
     for pattern, shape, words in listed.lines():
         fitting = vitlens.capture(model, batch[:1], pattern).places
         assert {place.described() for place in fitting} == {shape}
@@ -242,7 +243,9 @@ def test_the_norms_of_a_stream_of_maps_are_those_of_its_channels(build, channels
             lambda _m, _i, output: seen.append(output)
         )
     model(images((64, 64)))
-    assert all(output.dim() == 4 and output.shape[channels] != output.shape[2] for output in seen)
+    for output in seen:
+        assert output.dim() == 4
+        assert output.shape[channels] != output.shape[2]
     expected = [
         float(output.norm(dim=channels).flatten(1).quantile(0.5, dim=1).mean()) for output in seen
     ]

@@ -114,7 +114,8 @@ def test_told_preprocessing_classes_and_size():
     assert (model.preprocessing.mean, model.preprocessing.std) == (mean, std)
     assert (model.classes, model.input_size) == (names, (16, 16))
     assert not model.training
-    assert not any(parameter.requires_grad for parameter in model.parameters())
+    for parameter in model.parameters():
+        assert not parameter.requires_grad
     expected = (torch.zeros(1, 3, 16, 16) - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(
         std
     ).view(3, 1, 1)

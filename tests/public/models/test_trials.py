@@ -95,7 +95,8 @@ def test_weights_of_zeros_do_not_hide_what_the_classifier_reads(pool, zeros):
     anatomy = wrapped(net).anatomy
     assert anatomy.readout == pool
     assert anatomy == expected
-    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, before[name])
 
 
 def optimised(net: Pooled, state: dict[str, Tensor]) -> None:

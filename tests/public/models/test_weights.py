@@ -76,7 +76,8 @@ def test_the_usual_wrappers_are_taken_off_and_said(tmp_path, case):
     model = loaded(tmp_path / name)
     assert has_them(model)
     assert len(model.provenance.notes) == len(taken)
-    assert all(word in note for word, note in zip(taken, model.provenance.notes))
+    for word, note in zip(taken, model.provenance.notes):
+        assert word in note
 
 
 def test_weights_in_half_precision_are_loaded_as_full(tmp_path):

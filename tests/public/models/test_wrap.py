@@ -193,7 +193,8 @@ def test_wrapping_and_using_a_module_leaves_it_and_the_random_state_as_they_were
     vitlens.explain(model, batch, targets=LABELS, method="saliency")
     assert torch.equal(torch.get_rng_state(), state)
     assert is_untouched(module)
-    assert all(torch.equal(value, weights[name]) for name, value in module.state_dict().items())
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, weights[name])
     assert torch.equal(model.eval()(batch), model.read_output(module((batch - 0.5) / 0.5)))
 
 

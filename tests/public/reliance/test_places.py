@@ -25,8 +25,10 @@ def test_a_cause_of_errors_by_place_or_size_misleads(rule):
 
 def test_the_controls_of_position_and_size_are_matched_and_leave_a_bar_readable():
     rows = vitlens.reliance(failing(never), bars(), cues=GEOMETRY).rows
-    assert all(row.is_matched for row in rows)
-    assert all(row.errors == 0 for row in rows)
+    for row in rows:
+        assert row.is_matched
+    for row in rows:
+        assert row.errors == 0
     assert max(row.changed_by_control.value for row in rows) < 0.02
 
 
@@ -46,4 +48,5 @@ def test_images_without_masks_are_changed_as_a_whole():
     result = vitlens.reliance(failing(off_centre), bars(masks=False), cues=GEOMETRY)
     assert {row.cue for row in result.rows} == set(GEOMETRY)
     assert not result.left_out
-    assert all(row.is_matched for row in result.rows)
+    for row in result.rows:
+        assert row.is_matched

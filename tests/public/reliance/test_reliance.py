@@ -102,7 +102,8 @@ def test_a_model_that_every_change_confuses_alike_relies_on_nothing():
 
 def test_controls_are_matched_by_distance():
     rows = whole("shape").rows
-    assert all(row.is_matched for row in rows)
+    for row in rows:
+        assert row.is_matched
     assert len({(row.cue, row.intervention) for row in rows}) == len(rows) > 20
     tuned = [row for row in rows if row.cue not in ("layout", "position", "size", "background")]
     for row in tuned:
@@ -117,7 +118,8 @@ def test_a_model_that_ignores_colour_never_changes_its_predictions():
         "greying and turning hues keep luminance"
     )
     assert {(row.fixed, row.broken) for row in rows} == {(0, 0)}
-    assert not any(row.is_relied_on for row in rows)
+    for row in rows:
+        assert not row.is_relied_on
 
 
 def test_a_misleading_hue_is_named_with_what_greying_fixes():
@@ -229,7 +231,8 @@ def test_masks_that_do_not_fit_are_one_line_and_the_others_go_on():
         reads("brightness"), pixels, FACTORS["brightness"][:40], masks=masks, cues=cues
     )
     assert {row.cue for row in result.left_out} == {"background", "object-colour"}
-    assert all("(39, 8, 8)" in row.reason for row in result.left_out)
+    for row in result.left_out:
+        assert "(39, 8, 8)" in row.reason
     assert [row.cue for row in result.rows] == ["brightness"]
 
 

@@ -84,7 +84,8 @@ def test_a_view_depends_on_seed_epoch_and_image_and_not_on_its_batch(kind, tmp_p
     )
     by_index = len(first[:40].unique(dim=0))
     assert len(first.unique(dim=0)) > by_index > 15  # and by epoch
-    assert not any(torch.equal(first.sort(0).values, other.sort(0).values) for other in rest)
+    for other in rest:
+        assert not torch.equal(first.sort(0).values, other.sort(0).values)
     assert torch.equal(PIXELS, before)
 
 
@@ -198,7 +199,8 @@ def test_a_batch_is_mixed_with_the_given_probability_by_one_of_two(tmp_path):
         cut = torch.isin(images, pixels).all()
         kinds["whole" if targets.ndim == 1 else "cut" if cut else "mixed"] += 1
         if targets.ndim == 1:  # the labels as they are, of images as they are
-            assert all((pixels == image).flatten(1).all(1).any() for image in images)
+            for image in images:
+                assert (pixels == image).flatten(1).all(1).any()
     assert abs(kinds["whole"] - 60) < 17  # three standard deviations
     assert abs(kinds["cut"] - kinds["mixed"]) < 25
     alone, target = shown(tiny_split("train", 1), tmp_path, batch_size=1, mixup=1.0)  # one image

@@ -212,7 +212,8 @@ def test_a_loss_that_explodes_keeps_the_last_good_weights_and_the_model_its_stat
     assert as_before(model)
     assert len(trainings.timeless(tmp_path)) == 2
     for file in ("model.safetensors", "best.safetensors", STATE):
-        assert all(value.isfinite().all() for value in load_file(tmp_path / file).values())
+        for value in load_file(tmp_path / file).values():
+            assert value.isfinite().all()
 
 
 def test_weights_that_explode_in_the_last_step_of_an_epoch_are_not_written(tmp_path):
@@ -259,7 +260,9 @@ def test_progress_counts_up_to_the_end(tmp_path):
     assert (last.loss, last.accuracy) == pytest.approx(
         (result.history[-1].train_loss, result.history[-1].train_accuracy)
     )
-    assert all(progress.images_per_second > 0 and 0 <= progress.accuracy <= 1 for progress in heard)
+    for progress in heard:
+        assert progress.images_per_second > 0
+        assert 0 <= progress.accuracy <= 1
     late = steps.index(STEPS - 1)
     elapsed = (STEPS - 1) * heard[late].seconds_left  # one step is left
     assert times[late + 1] - times[1] <= elapsed <= times[late + 1] - times[0]
@@ -325,7 +328,8 @@ def test_every_step_and_every_epoch_is_reported_once_also_by_a_resumed_run(tmp_p
             sum(facts.gradient_norm for facts in epoch_steps) / 5, rel=1e-6
         )
         assert metrics.learning_rate == epoch_steps[-1].learning_rate
-    assert all(0 < facts.images_per_second < math.inf for facts in notes.steps)
+    for facts in notes.steps:
+        assert 0 < facts.images_per_second < math.inf
     with pytest.raises(EnoughError):
         trained(tmp_path / "cut", on_progress=interrupting(7), watchers=[first])
     trained(tmp_path / "cut", tiny_model(seed=7), resume=True, watchers=[second])
