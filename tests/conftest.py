@@ -56,17 +56,13 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_beats() -> None:
-    """What a slow machine makes a run repeat would be read as part of its messages; tests of it
-    call it themselves.
-    """
+    """Turn off the repeated progress lines of slow machines, which messages would contain."""
     progress.BEAT = 1e6
 
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """The folder of real images and weights; tests that need it are skipped where VITLENS_DATA
-    names none.
-    """
+    """Return the folder of real images and weights; skip the test without VITLENS_DATA."""
     if not (folder := os.environ.get("VITLENS_DATA")):
         pytest.skip("needs real images and weights: set VITLENS_DATA to the folder that holds them")
     return Path(folder)

@@ -31,7 +31,7 @@ HIDDEN_HEAD = [("red", 11.0), ("red", 25.0), ("red", 11.0), ("green", 2.0)]
 def ablated(
     folder: Path, heads, *more: str, seed: int = 0
 ) -> tuple[AblateRecord, dict[str, Claim]]:
-    """The record and the claims by their question."""
+    """Return the record and the claims by their question."""
     typed = write(folder, heads, seed=seed)
     quick = ["--no-curves", "--no-patch", "--units", "head", *more, "--out", str(folder / "out")]
     assert run(["ablate", *typed, *quick]) == 0
@@ -42,12 +42,12 @@ def ablated(
 
 
 def reds(folder: Path) -> np.ndarray:
-    """The red of every image, from -1 to 1."""
+    """Return the red of every image, from -1 to 1."""
     return np.load(folder / "data.npz")["images"][:, 0, 0, 0] / 127.5 - 1
 
 
 def check_plain(folder: Path, seed: int = 0) -> None:
-    """An oracle: without its red head the red bit costs ln 2."""
+    """Check that without its red head the red bit costs ln 2."""
     record, claims = ablated(folder, PLAIN, "--replace", "mean,resample", seed=seed)
     assert claims.keys() == {"most important head", "heads with an effect"}
     lead, most = claims["most important head"], max(record.heads, key=lambda row: row.loss.value)

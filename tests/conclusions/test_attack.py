@@ -47,7 +47,7 @@ def check(
 def record_of(
     *curves: AttackCurveRow, images: int = 200, **tables: tuple[object, ...]
 ) -> AttackRecord:
-    """A record of 200 images with these rows."""
+    """Return a record of 200 images with these rows."""
     names = list(dict.fromkeys(row.model for row in curves))
     clean = {row.model: row.accuracy for row in curves if row.epsilon == 0}
     overall = tuple(AttackedModelRow(name, clean.get(name, wilson(190, 200))) for name in names)
@@ -273,7 +273,7 @@ def test_which_of_two_models_is_more_robust(pairs, title, effect):
 
 
 def two_models(robust: tuple[int, int], **tables: tuple[object, ...]) -> AttackRecord:
-    """Two models that keep so many of 200 images at 8/255, which differ significantly there."""
+    """Return a record of two models: at 8/255, `robust` of 200 images stay correct."""
     counts = {0.0: (190, 190), 1.0: (185, 185), 8.0: robust}
     curves = [
         curve(model, epsilon, right)

@@ -32,14 +32,14 @@ N = 1000
 def recorded(
     errors, *, seed=0, map_checks=(*VIT, *CNN), methods=("relevance", "gradcam"), n=N
 ) -> CompareRecord:
-    """Two models of these shares of errors on n images, with rows of their maps."""
+    """Return a record of two models with these shares of errors on n images, and their maps."""
     generator = np.random.default_rng(seed)
     models = {alias: answers(generator.random(n) >= share) for alias, share in zip(PAIR, errors)}
     return replace(compare_record(models, methods=methods, seed=seed), map_checks=tuple(map_checks))
 
 
 def found(record: CompareRecord) -> list[Claim]:
-    """The claims of the first page but for those that no difference is shown."""
+    """Return the claims of the first page, except those that show no difference."""
     return [claim for claim in shown(REPORT(record).claims, 9) if claim.question != "no difference"]
 
 

@@ -178,7 +178,7 @@ def test_what_got_worse_stands_before_what_only_differs():
 
 
 def accuracy(before: float, after: float, p: float, words: str = "accuracy") -> MetricChange:
-    """One accuracy of 60 images before and after."""
+    """Return the change of one accuracy on 60 images."""
     points = 100 * (after - before)
     was = Estimate(before, before - 0.1, before + 0.1, 60)
     now = Estimate(after, after - 0.1, after + 0.1, 60)

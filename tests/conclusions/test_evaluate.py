@@ -125,7 +125,7 @@ def calibrated(seed: int, n: int = 1000) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def one(confidence: np.ndarray, right: np.ndarray, predicted: np.ndarray):
-    """The record of one model."""
+    """Return the record of one model."""
     return evaluate_record(
         {"planted": Answers(confidence, predicted, np.where(right, predicted, (predicted + 1) % 5))}
     )

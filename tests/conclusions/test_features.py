@@ -41,9 +41,7 @@ def reached(correct: np.ndarray) -> Estimate:
 
 
 def compared(pairs):
-    """The difference of each pair of models, its p, and after Holm, and which is better
-    ("undecided").
-    """
+    """Yield each pair's difference, p-value, p-value after Holm, and if it is decided."""
     p = [mcnemar(int((one & ~two).sum()), int((two & ~one).sum())) for one, two in pairs]
     for (one, two), p_value, adjusted in zip(pairs, p, holm(p)):
         gap = accuracy_difference(one, two)
@@ -75,9 +73,7 @@ def row(alias, correct, objective) -> FeaturesRow:
 
 
 def record_of(models, objectives=None, **tables) -> FeaturesRecord:
-    """A record with the tests that the command makes of which images are classified correctly: by
-    "own", "knn-20" and "probe".
-    """
+    """Return a record with the command's tests, for the classifiers "own", "knn-20" and "probe"."""
     rows = [
         row(alias, correct, (objectives or {}).get(alias, "supervised"))
         for alias, correct in models.items()

@@ -23,7 +23,7 @@ from vitlens.report.document import Document
 
 
 def document_of(rows, *, images: int = 100, unusable: dict[str, int] | None = None) -> Document:
-    """The report of one model whose maps were checked."""
+    """Return the report of one model whose maps were checked."""
     config = Config(
         models=(ModelEntry("vit"),), data=Data("made", images=images), options={"verify": True}
     )
@@ -148,7 +148,7 @@ def test_uniform_maps(unusable, images, shares):
 
 @pytest.fixture
 def blind(tmp_path: Path, tiny_vit: Path) -> Path:
-    """A model no pixel of which changes a logit."""
+    """Write a model whose logits depend on no pixel."""
     model = load(str(tiny_vit))
     with torch.no_grad():
         model.module.head.weight.zero_()

@@ -12,7 +12,7 @@ OTHER = "layout"
 
 
 def outcome(sentence: str) -> str:
-    """What a sentence says of the report, whatever its other words."""
+    """Return the outcome in a sentence of the report, without its other words."""
     if "wrong" in sentence:
         return "wrong"
     if "recover" not in sentence:

@@ -13,7 +13,7 @@ TILES = ("layout", "tiles")
 
 
 def said(*rows, **more):
-    """The claims on reliance, by question and subject."""
+    """Return the claims about reliance, by question and subject."""
     claims = REPORT(record_of(*rows, **more)).claims
     assert not list(contradictions(claims))
     return {

@@ -30,14 +30,14 @@ FIGURES = {"cue_examples", "cue_maps", "cue_heads"}
 
 
 def said(record, question):
-    """The claims on one question, by subject."""
+    """Return the claims about one question, by subject."""
     claims = REPORT(record).claims
     assert not list(contradictions(claims))
     return {claim.subject: claim for claim in claims if claim.question == question}
 
 
 def shown(record):
-    """The figures on cues that mislead, by name, with their section."""
+    """Return the sections of the figures about misleading cues, by the figure's name."""
     sections = {}
     for section in REPORT(record).sections:
         sections |= {figure.name: section for figure in section.figures if figure.name in FIGURES}

@@ -26,7 +26,7 @@ FAULTS = {"dead heads", "uniform heads", "fixed place", "sinks"}
 
 
 def made(kind: str) -> Model:
-    """A model of four plain heads and, last but one, the head of this kind."""
+    """Build a model of four plain heads and, last but one, a head of this kind."""
     bench = Bench(GRID, 0)
     available = bench.heads()
     forms = [available[name] for name in ("previous", "same row", "local", "similar")]
@@ -50,7 +50,7 @@ plain = partial(made, "plain")
 
 
 def found(folder: Path, kind: str, images: int = 20):
-    """The record and report of a model of this kind, by its name."""
+    """Return the record and the report of a model of this kind."""
     pixels = (scenes(GRID, images, 0).images.permute(0, 2, 3, 1) * 255).round().byte().numpy()
     np.savez(folder / "data.npz", images=pixels, labels=np.zeros(images, np.int64))
     model = f"{kind}={__file__}:{kind}"

@@ -19,8 +19,10 @@ COSTS = {"vit": 40, "swin": 20, "shiftless": 20}
 
 
 def study(gaps, *, detectable=None, costs=COSTS, trained=None) -> VariantsRecord:
-    """The best costs 80 operations; gaps: of the others, in points, with their ends and p
-    (Holm)."""
+    """Return a study whose best model costs 80 operations.
+
+    gaps: of the other models, in points, with their ends and their p-value after Holm.
+    """
 
     def point(name, operations):
         parameters = (trained or {}).get(name, 100)

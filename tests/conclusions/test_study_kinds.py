@@ -50,7 +50,7 @@ def said(record):
 
 
 def answer(record, title: str) -> str:
-    """The first sentence of a section."""
+    """Return the first sentence of a section."""
     (section,) = (part for part in said(record).sections if title in part.title)
     return section.sentences[0].text
 

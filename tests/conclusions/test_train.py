@@ -26,7 +26,7 @@ def accuracy_of(share: float) -> Estimate:
 
 
 def record_of(train, test, *, worst: int = 92) -> TrainRecord:
-    """A finished training of these accuracies, with ten classes of 100 test images each."""
+    """Return a finished training with these accuracies and ten classes of 100 test images each."""
     history = tuple(
         ROWS["history"](
             place,

@@ -84,7 +84,7 @@ def observed(model: Model, batch: Tensor, **how: bool) -> Tensor:
 
 
 def nearest_classes(model: Model, batch: Tensor) -> Any:
-    """The class of the image itself, which is its nearest neighbour."""
+    """Return the classes of the nearest neighbours, where each image is its own neighbour."""
     values = vitlens.features(model, batch).at(-1)
     return vitlens.knn(values, labels_of(batch), values, labels_of(batch), k=1)
 
@@ -96,7 +96,7 @@ def probed_classes(model: Model, batch: Tensor) -> Any:
 
 
 def captured(model: Model, batch: Tensor, *, graph: bool = False) -> dict[str, Tensor]:
-    """Every place."""
+    """Capture every place."""
     activations = vitlens.capture(
         model, batch, vitlens.places(model).names[: -1 if graph else None], graph=graph
     )
@@ -106,9 +106,7 @@ def captured(model: Model, batch: Tensor, *, graph: bool = False) -> dict[str, T
 
 
 def intervened(model: Model, batch: Tensor) -> Tensor:
-    """Every place changed at once, in a context within another, with gradients on and off; captured
-    inside.
-    """
+    """Change all places at once, in nested contexts with and without gradients, and capture."""
     names = [place.name for place in vitlens.places(model) if place.changeable]
     with (
         vitlens.intervene(model, dict.fromkeys(names, torch.clone)),
@@ -146,7 +144,7 @@ def replayed(model: Model, batch: Tensor) -> Tensor:
 
 
 def patched(model: Model, batch: Tensor) -> Tensor:
-    """Every place patched by that of another run, each apart."""
+    """Patch every place separately with that of another run."""
     other = batch.flip(-1) if isinstance(batch, Tensor) else batch
     return vitlens.patch(model, batch, other, vitlens.places(model).names[:-1]).logits.transpose(
         0, 1
@@ -163,21 +161,21 @@ def profiled(model: Model, _: Tensor) -> Any:
 
 
 def chosen(model: Model, batch: Tensor) -> Any:
-    """On as many images as it needs."""
+    """Choose a method on as many images as the choice needs."""
     right = isinstance(batch, Tensor) and batch.shape[1:2] == (3,) and batch.dim() == 4
     many = batch.repeat(7, 1, 1, 1)[:20] if right else batch
     return vitlens.choose_method(model, many, methods=["saliency", "input-x-gradient"])
 
 
 def relied_on(model: Model, batch: Tensor) -> Any:
-    """On as many images as it needs."""
+    """Measure reliance on as many images as it needs."""
     right = isinstance(batch, Tensor) and batch.shape[1:2] == (3,) and batch.dim() == 4
     many = batch.repeat(7, 1, 1, 1)[:20] if right else batch
     return vitlens.reliance(model, many, labels_of(many), cues=["colour", "layout"])
 
 
 def measured(table: Any) -> Tensor:
-    """One statistic of every head, and the norms of their outputs, by which labels are decided."""
+    """Return one statistic of every head and the output norms, which decide the labels."""
     norms = [total for (name, _), total in table.evidence.sums.items() if name == "output"]
     return torch.cat([table.distance.flatten(), *(norm.flatten() for norm in norms)])
 
@@ -371,7 +369,7 @@ def cover() -> Iterator[tuple[str, str, bool]]:
 
 @cache
 def shared(name: str) -> Model:
-    """A model that no test changes."""
+    """Return a model that no test changes."""
     return MODELS[name]()
 
 
@@ -381,5 +379,5 @@ def batch_of(model: Model) -> Tensor:
 
 @cache
 def headless() -> Model:
-    """Its own configuration in timm has no classes."""
+    """Load a model that has no classes in its timm configuration."""
     return vitlens.load(HEADLESS, random_weights=True, image_size=(28, 28))

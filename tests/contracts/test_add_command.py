@@ -18,9 +18,7 @@ from vitlens.commands.registry import COMMANDS
 
 @pytest.fixture
 def added(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A throw-away command: its folder (tests/contracts/throw_away/), and its entry in the one
-    mapping.
-    """
+    """Add a command: the folder tests/contracts/throw_away/ and its entry in the registry."""
     monkeypatch.setitem(COMMANDS, WORD, ENTRY)
 
 

@@ -30,7 +30,7 @@ def received_most(layer: PatchRows) -> Tensor:
 
 
 def always(layer: LayerEvidence) -> Tensor:
-    """A rule that every head meets."""
+    """Return a score of one: a rule that every head meets."""
     return torch.ones_like(layer.bits)
 
 

@@ -20,7 +20,7 @@ Case = tuple[str, str]  # a place and a way to change it
 
 
 def functions() -> list[str]:
-    """The entries with numbers to compare; of the attacks, one of those that share their code."""
+    """Return the entries with numbers to compare; of attacks that share code, the first."""
     first_by_kind: dict[str, str] = {}
     for name, entry in ENTRIES.items():
         if entry.read is not None:
@@ -29,9 +29,7 @@ def functions() -> list[str]:
 
 
 def is_comparable(name: str, on: str, kind: str) -> bool:
-    """Whether the model that is really changed shows the same, for all that stands in another
-    order.
-    """
+    """Return True if the results of the model with interventions and the changed one must agree."""
     # there, the module takes what the place holds, and changes it then
     if kind in (
         "input",
@@ -63,8 +61,9 @@ def really(on: str, place: str, device: str) -> Model:
 
 
 def differs(name: str, on: str, place: str, way: str, device: str = "cpu") -> str:
-    """How the function's result for the changed model differs from that for the one really changed;
-    "" where equal.
+    """Return a description of how the two results differ, or "" if they are equal.
+
+    They are the function's result for the model with interventions and for the changed model.
     """
     entry = ENTRIES[name]
     model = on_device(on, device)

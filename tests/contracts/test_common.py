@@ -72,9 +72,7 @@ class Break:
 
 
 def unsettled(model: Model) -> Model:
-    """The model in a state worth keeping: parts in training mode, some gradients asked for, one
-    gradient there.
-    """
+    """Put parts into training mode, request some gradients and set one."""
     leaves = (module for module in model.modules() if not any(True for _ in module.children()))
     for module in islice(leaves, 0, None, 3):
         module.training = not isinstance(module, nn.BatchNorm2d)
@@ -115,9 +113,10 @@ def state_of(model: Model) -> list[object]:
 def of_check(
     check: str, *, reads: bool = True, per_image: bool = False, of: str = "all"
 ) -> pytest.MarkDecorator:
-    """The entries that a check is for. reads: those with numbers to compare; each: with a row for
-    each image; of a registry, "all", one of each "kind" (of what they share), or "one" alone, as
-    the check is of what all share.
+    """Parametrize a test with the entries that a check applies to.
+
+    reads: entries with numbers to compare; per_image: entries with one row per image;
+    of: "all" entries of a registry, one of each "kind" that shares code, or only "one".
     """
     assert check in CHECKS
     first_by_kind: dict[str, Entry] = {}
@@ -138,13 +137,13 @@ def of_check(
 
 @cache
 def own(on: str, state: str) -> Model:
-    """The model of all checks of one state, which each leaves as it found it."""
+    """Return the model in this state, which all checks share and none changes."""
     model = MODELS[on]()
     return {"unsettled": unsettled, "training": Model.train, "float64": Model.double}[state](model)
 
 
 def takes_model(function: Callable[..., object]) -> bool:
-    """Whether a parameter is a model, or a model or several."""
+    """Return True if a parameter is a model, or one model or several."""
     kinds = [parameter.annotation for parameter in signature(function).parameters.values()]
     return Model in kinds or any({Model, list[Model]} <= set(get_args(kind)) for kind in kinds)
 
@@ -164,7 +163,7 @@ def test_every_public_function_of_a_model_is_an_entry():
 
 
 def deepest(model: Model) -> nn.Module:
-    """A layer in the middle of things: the last linear one of a block, or of the model."""
+    """Return a layer inside the model: the last linear layer of a block, or of the model."""
     linear = [
         (name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)
     ]
@@ -282,7 +281,7 @@ def test_a_module_in_training_mode_is_measured_in_evaluation_mode(name: str) -> 
 
 
 def differences(first: object, second: object, where: str = "") -> list[str]:
-    """Where two results differ in a number or a word."""
+    """Return the places where two results differ in a number or a word."""
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         return [] if torch.equal(first.nan_to_num(nan=-7), second.nan_to_num(nan=-7)) else [where]
     if is_dataclass(first):

@@ -40,7 +40,7 @@ READ = {
 
 
 def observed(model: Model, batch: Tensor, **how: bool) -> tuple[Tensor, list[str], list[Tensor]]:
-    """The logits, and the module and weights of every layer."""
+    """Return the logits, and the module and the weights of every layer."""
     modules = []
     layers = []
 

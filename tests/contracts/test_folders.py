@@ -58,7 +58,7 @@ def everything(folder: Path) -> dict[Path, bytes]:
 def stopped(
     tmp_path_factory: pytest.TempPathFactory, tiny_vit: Path
 ) -> dict[str, tuple[list[str], Path]]:
-    """For each command its line and a folder with all that a run needs to go on."""
+    """Return each command's line and a folder with all that a run needs to resume."""
     place = tmp_path_factory.mktemp("stopped")
     lines = {
         "train": TRAIN,
@@ -78,7 +78,7 @@ def stopped(
 def resumed(
     stopped: dict[str, tuple[list[str], Path]], name: str, folder: Path
 ) -> tuple[list[str], Path]:
-    """A fresh copy, and the line that goes on in it."""
+    """Copy the folder of a stopped run and return the line that resumes it."""
     line, source = stopped[name]
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(source, folder)
@@ -149,7 +149,7 @@ def test_links_are_not_resumed(stopped, tmp_path, capsys, name):
 
 
 def marked(folder: Path, command: str) -> Path:
-    """The same folder as one that an earlier version's command of that word wrote."""
+    """Mark a folder as written by the command of that name of an earlier version."""
     content = json.loads((folder / "results.json").read_text())
     (folder / "results.json").write_text(json.dumps(content | {"schema": 1, "command": command}))
     return folder
@@ -200,13 +200,13 @@ def test_as_a_model_it_still_serves_and_its_training_images_are_not_known(
 
 @pytest.fixture(scope="module")
 def original(golden) -> Path:
-    """A finished run whose alias stands in names of files."""
+    """Return a finished run whose alias is part of its file names."""
     return golden("evaluate").folder
 
 
 @pytest.fixture(scope="module")
 def predicted(golden) -> Path:
-    """A finished run that is quick to tell again."""
+    """Return a finished run whose report is written quickly."""
     return golden("predict").folder
 
 

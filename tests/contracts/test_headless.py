@@ -123,7 +123,7 @@ def test_maps_without_a_classifier_are_those_that_need_none(command, method, tmp
 
 @pytest.mark.slow
 def test_a_head_is_added_by_training_it(tmp_path):
-    """What the message says: the trained model has a classifier, and predicts."""
+    """As the message says, the trained model has a classifier and predicts."""
     save(headless(), tmp_path / "eva" / "model.safetensors")
     learn = [
         "--freeze-backbone",

@@ -91,7 +91,7 @@ PYTHONS = (
 
 
 def flags(options: type) -> set[str]:
-    """The fields of a command's options, those of its bundles too."""
+    """Return the fields of a command's options, including those of its bundles."""
     names = {option.name for option in fields(options)}
     bundles = [
         option.default_factory for option in fields(options) if is_dataclass(option.default_factory)
@@ -148,7 +148,7 @@ def refused_call(call: Callable[[Any, Any], object]) -> str:
 
 
 def read() -> dict[str, str]:
-    """The message of each call."""
+    """Return the message of each call."""
     messages: dict[str, str] = {}
     message = ""
     for line in FILE.read_text().splitlines():
@@ -161,7 +161,7 @@ def read() -> dict[str, str]:
 
 
 def as_text(said: dict[str, str]) -> str:
-    """Each message once; below it what is wrong, and in which commands and functions."""
+    """Write each message once, followed by the wrong values and their commands and functions."""
     calls: dict[str, dict[str, str]] = {}
     for call, message in said.items():
         subject, _, what = call.partition(", ")

@@ -19,9 +19,7 @@ from vitlens.record import read_run
 
 
 def on_disk(name: str) -> bool:
-    """Whether a folder, and a file of that name and .png, can be made and is not passed over as
-    hidden.
-    """
+    """Return True if a folder and a file can have the name without being hidden."""
     return (
         bool(name)
         and "/" not in name
@@ -59,7 +57,7 @@ LINES = {
 
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The folder of a model of classes with such names, and one with a test image of each."""
+    """Write a model with such class names and a folder with a test image of each class."""
     folder = tmp_path_factory.mktemp("odd")
     model = folder / "[a](b) <i>m`$"
     data = folder / "da|ta ![x](y)\x1b[31m"

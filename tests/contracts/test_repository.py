@@ -105,7 +105,7 @@ def test_a_command_has_the_files_that_are_told():
 
 
 def imported(path: Path) -> set[str]:
-    """The modules of vitlens that a file imports."""
+    """Return the modules of vitlens that a file imports."""
 
     def is_module(name: str) -> bool:
         place = ROOT.joinpath(*name.split("."))
@@ -122,7 +122,7 @@ def imported(path: Path) -> set[str]:
 
 
 def test_the_kernels_are_few_and_no_other_folder_is_left_out_of_the_contract():
-    """What import-linter's contract on tests (pyproject.toml) leaves free."""
+    """The kernels are all that import-linter's contract on tests (pyproject.toml) leaves free."""
     free = [
         line.partition(" -> ")[2]
         for line in SEAMS["ignore_imports"]

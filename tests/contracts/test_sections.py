@@ -223,7 +223,7 @@ def package_of(word: str) -> str:
 
 
 def reports(word: str) -> tuple[Report, ...]:
-    """The report of a command, or all that it may be."""
+    """Return all reports that a command can have."""
     every: tuple[Report, ...] = getattr(import_module(f"{package_of(word)}.report"), "REPORTS", ())
     return every or (COMMANDS[word].report,)
 

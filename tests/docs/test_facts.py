@@ -42,12 +42,12 @@ def blocks(path: Path, kind: str) -> list[str]:
 
 
 def prose(path: Path) -> str:
-    """A page without its blocks of code."""
+    """Return a page without its blocks of code."""
     return re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
 def anchors(path: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub and MyST make them."""
+    """Return the anchors of a page's headings, as GitHub and MyST form them."""
     titles = re.findall(r"^#+ (.+?)\s*$", prose(path), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -83,7 +83,7 @@ def test_a_link_that_leaves_the_site_becomes_an_address_of_the_repository():
 
 
 def typed(path: Path) -> list[str]:
-    """What a page says to type after the word vitlens."""
+    """Return what a page says to type after the word vitlens."""
     code = "\n".join(blocks(path, "(?:sh|bash)")).replace("\\\n", " ")
     lines = [part for line in code.splitlines() for part in re.split(r" && | \| ", line)]
     lines += [
@@ -98,9 +98,7 @@ def typed(path: Path) -> list[str]:
 
 
 def with_model(inline: str) -> str:
-    """A command within a sentence, without brackets, and with a model where it names only an
-    option.
-    """
+    """Return a command of a sentence without brackets, with a model if it names only an option."""
     words = inline.replace("\\|", "|").replace("[", "").replace("]", "").split()
     entry = COMMANDS.get(words[1])
     option = words[2:] and words[2].startswith("--")

@@ -45,7 +45,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The built site."""
+    """Build the site."""
     for package in ("sphinx", "furo", "myst_parser", "latex2mathml"):
         pytest.importorskip(package, reason=f"{package} is in the extra docs")
     out = tmp_path_factory.mktemp("site")

@@ -38,9 +38,7 @@ class Outcome:
     seconds: float
 
     def faults(self) -> list[str]:
-        """What is wrong with it, whatever was asked: a hang, a traceback, a code or error line that
-        should not be.
-        """
+        """Return the faults of any run: a hang, a traceback, a wrong code or error line."""
         lines = len(re.findall(r"^error: ", self.err, re.MULTILINE))
         faults = {
             f"hung after {self.seconds:.0f} s": self.code is None,
@@ -53,7 +51,7 @@ class Outcome:
         return [fault for fault, present in faults.items() if present]
 
     def description(self) -> str:
-        """The run and its faults, as a failed test prints them."""
+        """Describe the run and its faults for the message of a failed test."""
         line = " ".join(
             repr(word) if not word or not word.isprintable() else word for word in self.words
         )
@@ -100,7 +98,7 @@ class Box:
         self._before = self._everything()
 
     def trespasses(self) -> list[str]:
-        """What appeared, changed or went away since `seal` where no run may write."""
+        """Return what appeared, changed or went away since `seal` where no run may write."""
         now = self._everything()
         return sorted(
             path
@@ -109,8 +107,9 @@ class Box:
         )
 
     def run(self, words: Sequence[str]) -> Outcome:
-        """One command line in this process, in the working folder. A crash ends the worker:
-        pytest-xdist says so.
+        """Run one command line in this process, in the working folder.
+
+        A crash ends the worker, which pytest-xdist reports.
         """
         err = io.StringIO()
         code = None
@@ -142,9 +141,7 @@ class Box:
 
 
 def start_command(words: Sequence[str], folder: Path) -> "subprocess.Popen[bytes]":
-    """A command line as a process of its own, not waited for: this tree's vitlens, one thread, no
-    hub.
-    """
+    """Start a command line of this tree's vitlens, with one thread and without a hub."""
     tree = str(Path(__file__).parents[2])
     nowhere = subprocess.DEVNULL
     settings = {

@@ -57,7 +57,7 @@ _TEXTS = (
 
 
 def flip_head(path: Path, draw: random.Random) -> None:
-    """Some of the first bytes are others: headers stand there."""
+    """Change some of the first bytes, which hold the headers."""
     content = bytearray(path.read_bytes())
     for _ in range(draw.choice((1, 2, 4))):
         content[draw.randrange(min(96, len(content)))] = draw.choice(
@@ -67,7 +67,7 @@ def flip_head(path: Path, draw: random.Random) -> None:
 
 
 def cut(path: Path, draw: random.Random) -> None:
-    """The end is missing, up to all of it."""
+    """Cut off the end, up to the entire file."""
     content = path.read_bytes()
     path.write_bytes(
         content[: draw.choice((0, 1, 7, 8, 9, draw.randrange(len(content)), len(content) - 1))]
@@ -92,7 +92,7 @@ BYTES: tuple[Damage, ...] = (damage_bytes, damage_bytes, flip_head, flip_head, c
 
 
 def change_json(value: Any, draw: random.Random) -> Any:
-    """The same value with one place damaged: replaced, left out, doubled, renamed."""
+    """Damage one place of the value: replace, remove, double or rename it."""
     if not (all_places := list(places(value))):
         return draw.choice(_VALUES)
     holder, (*way, key) = value, draw.choice(all_places)
@@ -111,7 +111,7 @@ def change_json(value: Any, draw: random.Random) -> Any:
 
 
 def json_file(path: Path, draw: random.Random) -> None:
-    """A JSON file with one to three places damaged."""
+    """Damage one to three places of a JSON file."""
     value = json.loads(path.read_text())
     for _ in range(draw.choice((1, 1, 2, 3))):
         value = change_json(value, draw)
@@ -119,7 +119,7 @@ def json_file(path: Path, draw: random.Random) -> None:
 
 
 def safetensors_header(path: Path, draw: random.Random) -> None:
-    """What a safetensors file says of its tensors, or of itself in its metadata, is damaged."""
+    """Damage the header of a safetensors file: its tensors or its metadata."""
     content = path.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
     header = json.loads(content[8 : 8 + length])
@@ -135,7 +135,7 @@ def safetensors_header(path: Path, draw: random.Random) -> None:
 
 
 def state_dict(path: Path, draw: random.Random) -> None:
-    """A .pth whose tensors, names or wrappers are not those of a state dict."""
+    """Write a .pth whose tensors, names or wrappers are not those of a state dict."""
     checkpoint = torch.load(path, weights_only=True)
     state: dict[Any, Any] = dict(checkpoint["state_dict"])
     key = draw.choice(sorted(state))
@@ -174,9 +174,7 @@ def state_dict(path: Path, draw: random.Random) -> None:
 
 
 def arrays(path: Path, draw: random.Random) -> None:
-    """An .npz whose arrays have other shapes, types or names, or whose headers promise what is not
-    there.
-    """
+    """Write an .npz with other shapes, types or names, or headers of missing arrays."""
     with np.load(path, allow_pickle=False) as archive:
         held: dict[str, Any] = {name: archive[name] for name in archive.files}
     name = draw.choice(sorted(held))

@@ -138,7 +138,7 @@ class Lines:
         self._count = 0
 
     def draw(self, seed: int) -> list[str]:
-        """One command line; the same for the same seed but for the number of its --out folder."""
+        """Draw one command line by the seed; only the number of its --out folder varies."""
         draw = random.Random(seed)
         if draw.random() < 0.03:
             choices = [*NASTY, "evalute", "--help", "--version", "--debug"]
@@ -204,7 +204,7 @@ class Lines:
         return [opt, draw.choice(NASTY)]
 
     def _spoilt(self, words: Sequence[str], draw: random.Random) -> list[str]:
-        """A word left out, doubled, moved or replaced; --out stays at the end."""
+        """Remove, double, move or replace a word; --out stays at the end."""
         head = list(words[:-2])
         tail = list(words[-2:])
         if head:

@@ -65,7 +65,7 @@ SETTINGS = ("results.json", "config.json")
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Box:
-    """A box with runs of every command in out/finished and out/begun."""
+    """Return a box with runs of every command in out/finished and out/begun."""
     sandbox = Box(tmp_path_factory.mktemp("damage") / "box")
     make_inputs(sandbox.inputs)
     make_finished(sandbox, sandbox.work / "out" / "finished")

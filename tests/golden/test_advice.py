@@ -14,7 +14,7 @@ OWN = ("--out", "--device")  # options of the run itself that its advice does no
 
 
 def words_typed(line: str) -> list[str]:
-    """The words of the line with which a run was begun, without the folder that it wrote."""
+    """Return the words of the line that began a run, without the folder that the run wrote."""
     words = shlex.split(line)[1:]
     advised = []
     skip = False

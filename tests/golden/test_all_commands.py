@@ -182,7 +182,7 @@ PICTURED = {  # the figure of each command that draws some of the images, and ho
 
 
 def errors_shown(record):
-    """The errors that are drawn, of each model: of two models at most six each."""
+    """Return the errors that are drawn of each model: at most six of each of two models."""
     return [prediction.surest_errors[:6] for prediction in record.predictions.values()]
 
 
@@ -225,7 +225,7 @@ TEXTS = {  # what a note of a run may say, and what the copy says
 
 @pytest.fixture(scope="module")
 def original(pictures: Path, tiny_vit: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on photographs in a folder whose name has a space."""
+    """Return a run on photographs in a folder whose name has a space."""
     root = tmp_path_factory.mktemp("sharing")
     photos = Path(shutil.copytree(pictures, root / "my photos"))
     line = [

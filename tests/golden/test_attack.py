@@ -30,9 +30,7 @@ def _checked_on_few():
 
 @pytest.fixture(scope="module")
 def record(golden) -> AttackRecord:
-    """A sharp ViT and the bundled CNN, attacked with its predictions as labels, with all
-    measurements.
-    """
+    """Attack a sharp ViT and the bundled CNN with predictions as labels, fully measured."""
     return golden("attack").record
 
 
@@ -261,7 +259,7 @@ def test_downwards_finds_the_same_with_fewer_passes_and_is_not_resumed_upwards(
 
 @pytest.fixture(scope="module")
 def corrupted(tmp_path_factory):
-    """A trained and an untrained model on corruptions."""
+    """Return corruptions of a trained and an untrained model."""
     line = (
         "attack cnn-digits other=cnn-digits@random --data digits --limit 24 --attack fgsm "
         "--epsilon 2,8 --no-inside"

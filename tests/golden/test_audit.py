@@ -35,7 +35,7 @@ def states(record: Record) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def labelled(golden) -> Path:
-    """An audit of 4 images of digits under a requirement that does not hold."""
+    """Return an audit of 4 images of digits with a requirement that does not hold."""
     return golden("audit").folder.parent
 
 

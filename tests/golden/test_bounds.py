@@ -44,7 +44,7 @@ UNBOUNDED = {
 
 
 def numbers(value: Any, name: str = "") -> Iterator[tuple[str, Estimate]]:
-    """Every estimate below a value, with the row class and the field that hold it."""
+    """Yield every estimate below a value, with the row class and the field that hold it."""
     if isinstance(value, Estimate):
         yield name, value
     elif isinstance(value, Mapping):

@@ -26,12 +26,12 @@ PAIR = ("tiny-vit", "tiny-cnn")
 
 @pytest.fixture(scope="module")
 def record(golden) -> CompareRecord:
-    """Two untrained models on 12 scenes."""
+    """Return a comparison of two untrained models on 12 scenes."""
     return golden("compare").record
 
 
 def pair(folder: Path, classes: tuple[str, ...]) -> str:
-    """A ViT and a CNN of these classes, as they are typed."""
+    """Write a ViT and a CNN of these classes and return their arguments."""
     for name, preset, overrides in (("vit", "vit-mini", SHAPE), ("cnn", "resnet20", None)):
         save(
             untrained(preset, classes=classes, seed=1, overrides=overrides),

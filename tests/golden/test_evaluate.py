@@ -39,7 +39,7 @@ LINE = f"evaluate {' '.join(PAIR)} --data digits --limit 40 --batch-size 10"
 
 @pytest.fixture(scope="module")
 def record(golden) -> EvaluateRecord:
-    """The bundled pair on 40 images, in one process."""
+    """Return an evaluation of the bundled pair on 40 images, in one process."""
     return golden("evaluate").record
 
 

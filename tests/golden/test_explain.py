@@ -66,7 +66,7 @@ def test_maps_are_the_functions(tiny_vit, tmp_path):
 def as_functions(
     record: ExplainRecord, place: Path, source: object, **more: object
 ) -> tuple[str, ...]:
-    """The methods of a model, whose maps are those of their functions."""
+    """Check that stored maps are those of the functions, and return the methods of the model."""
     model = load(str(place))
     rows = select(record.methods, model=model.alias)
     for row, stored in zip(rows, record.maps[model.alias].maps.values(), strict=True):

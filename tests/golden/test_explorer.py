@@ -22,7 +22,7 @@ EXACT = 1.01 / 255  # of a row's largest weight: the error of a byte that holds 
 
 @pytest.fixture(scope="module")
 def attended(golden) -> Any:
-    """The record of six digits, of which four are kept whole."""
+    """Return the record of six digits, with the weights of four of them."""
     return golden("attention of digits").record
 
 

@@ -26,7 +26,7 @@ def pixels() -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def pair(golden) -> FeaturesRecord:
-    """One run of a ViT and a CNN with everything that needs no second one."""
+    """Return one run of a ViT and a CNN with everything that needs no second run."""
     return golden("features").record
 
 

@@ -27,7 +27,7 @@ QUIET = ("--device", "cpu", "--quiet")
 
 @pytest.fixture(scope="module")
 def record(golden) -> LookRecord:
-    """A look at three images."""
+    """Return a look at three images."""
     return golden("look").record
 
 
@@ -147,7 +147,7 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def chosen(folder: Path, image: Path, capsys, *more: str) -> tuple[str, str]:
-    """The model that is taken and why, as the record and the terminal say."""
+    """Return the model that is chosen and the reason, from the record and the terminal."""
     assert run(["look", str(image), *more, "--device", "cpu", "--out", str(folder)]) == 0
     looked = read_folder(folder)
     (row,) = looked.look

@@ -143,7 +143,7 @@ def test_numbers_are_those_of_the_functions(golden, tiny_vit, tiny_cnn):
 
 @pytest.mark.usefixtures("undrawn")
 def test_exponents_are_those_of_the_points(tmp_path):
-    """That of all FLOPs of a ViT: tests/public/cost."""
+    """tests/public/cost has the exponent of all FLOPs of a ViT."""
     record = ran(
         tmp_path / "out", "profile vit-micro resnet20 swin-micro --batch-sizes 1 --sizes 32,64,96"
     )

@@ -21,7 +21,7 @@ EACH = 15  # images of each of two classes
 
 
 def painted(folder: Path, *, seed: int) -> Path:
-    """A folder of two class folders, every image another one."""
+    """Write a folder of two class folders in which all images differ."""
     draws = np.random.default_rng(seed)
     for name in ("green", "red"):
         (folder / name).mkdir(parents=True)
@@ -48,12 +48,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def evaluated(out: Path, model: Path, data: Path) -> Any:
-    """With another seed than the training's: what was held out is known by content."""
+    """Evaluate with another seed than the training's: held-out images are recognised by content."""
     return ran(out, f"evaluate {model} --data {data} --seed 7")
 
 
 def files(record: Any) -> set[str]:
-    """The images that predictions are of, as green/1.png."""
+    """Return the images of the predictions, as green/1.png."""
     return {"/".join(Path(row.image).parts[-2:]) for row in record.predictions}
 
 
@@ -98,7 +98,7 @@ def test_images_that_were_all_trained_on_are_said_to_be_no_test(place, held_out,
 
 @pytest.mark.parametrize("order", ["{run} vit-digits", "vit-digits {run}"])
 def test_models_beside_each_other_answer_the_same_unseen_images(place, held_out, tmp_path, order):
-    """What is left out is asked of all models together."""
+    """Both models leave out the same images."""
     line = (
         f"explain {order.format(run=place / 'run')} --data {place / 'pictures'} --method "
         "saliency --seed 7"

@@ -27,7 +27,7 @@ def results(folder: Path) -> dict[str, Any]:
 
 
 def differences(expected: dict[str, Any], measured: dict[str, Any]) -> list[str]:
-    """A line for each metric or table that differs."""
+    """Return a line for each metric or table that differs."""
     lines = [
         f"{name}: only in one run"
         for name in sorted(expected["metrics"].keys() ^ measured["metrics"].keys())

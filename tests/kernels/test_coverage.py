@@ -40,7 +40,7 @@ Draw = Callable[[np.random.Generator], tuple[Estimate, float]]
 
 
 def coverage(draw: Draw, *, runs: int = RUNS, seed: int = 0) -> float:
-    """The percentage of intervals that hold the true value."""
+    """Return the percentage of intervals that hold the true value."""
     generator = np.random.default_rng(seed)
     held = 0
     for _ in range(runs):
@@ -177,9 +177,7 @@ def test_of_welchs_difference(first, second):
 def seeded(
     generator: np.random.Generator, seeds: int, of_images: np.ndarray, spread: float
 ) -> np.ndarray:
-    """Whether each seed is right on each image: the logit is that of the image plus that of the
-    seed.
-    """
+    """Draw answers of seeds to images: a logit is that of the image plus that of the seed."""
     logits = of_images + spread * generator.normal(size=(seeds, 1)) + 1.5
     return generator.random(logits.shape) < 1 / (1 + np.exp(-logits))
 

@@ -36,7 +36,7 @@ MODELS = {
 
 
 def grid_of(model: Model) -> tuple[int, int]:
-    """Of a model of windows that of a ViT of its size."""
+    """Return the grid of a model; of a model of windows that of a ViT of its size."""
     return model.layout.grid if model.anatomy.layout else (8, 8)
 
 
@@ -44,7 +44,7 @@ def grid_of(model: Model) -> tuple[int, int]:
 def by_pixels(
     model: Model, batch: Tensor, which: Tensor, removed: Tensor, substrate: str
 ) -> Tensor:
-    """The logits of each variant, put together from pixels."""
+    """Return the logits of each variant, put together from pixels."""
     cells = removed.view(-1, 1, *grid_of(model)).float()
     holes = F.interpolate(cells, size=model.input_size, mode="nearest-exact") > 0.5
     if substrate == "imputed":
@@ -173,7 +173,7 @@ def test_refusals(maps, more):
 
 
 def holes(kind: str, size: tuple[int, int] = (24, 20)) -> Tensor:
-    """One hole in the middle, a chequered one, or all but a corner."""
+    """Return one hole in the middle, a chequered hole, or everything except a corner."""
     rows = torch.arange(size[0])[:, None]
     columns = torch.arange(size[1])
     shapes = {
@@ -185,9 +185,7 @@ def holes(kind: str, size: tuple[int, int] = (24, 20)) -> Tensor:
 
 
 def package_fills(image: Tensor, hole: Tensor) -> Tensor:
-    """The grad-cam package's linear system, solved by scipy; the package's own call stumbles over
-    NumPy 2.
-    """
+    """Solve the grad-cam package's linear system with scipy, as it fails with NumPy 2."""
     from pytorch_grad_cam.metrics.road import NoisyLinearImputer, neighbors_weights
 
     present = (~hole).float().numpy()
@@ -221,7 +219,7 @@ def test_holes_are_filled_as_the_grad_cam_package_does(kind, size):
 
 
 def test_imputed_images():
-    """What is known stays, each image is by itself, holes are noisy, and all hole is refused."""
+    """Pixels outside the hole stay, each image is filled separately, filled holes are noisy."""
     batch = images((24, 20), batch=3)
     hole = torch.cat([holes(kind) for kind in ("middle", "chequers", "corner")])
     filled = imputed(batch, hole)

@@ -22,7 +22,7 @@ from vitlens.files import inside, named_file, read_json, sha256, write_atomicall
 
 
 def header(shape: str, kind: str = "<f8") -> bytes:
-    """The start of a .npy that claims a shape."""
+    """Return the start of a .npy that claims a shape."""
     text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}}}".encode()
     text += b" " * (-(len(text) + 11) % 64) + b"\n"
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
@@ -176,9 +176,7 @@ def test_json_holds_no_nan_and_says_where(tmp_path, bad):
 
 
 def test_no_place_outside_no_link_and_no_path_in_a_name(tmp_path):
-    """That links are neither read nor written through: tests/contracts. The folder itself may be
-    one.
-    """
+    """The folder itself may be a link; tests/contracts has those inside it."""
     (tmp_path / "latest").symlink_to(tmp_path)
     with pytest.raises(InputError, match="no link"):
         inside(tmp_path, "latest", "y.npz")

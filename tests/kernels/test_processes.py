@@ -115,7 +115,7 @@ def test_other_images_than_the_share_and_a_process_that_ended_are_told(monkeypat
 
 
 def work_for_real(index: int, port: int, folder: Path) -> None:
-    """What one of three real processes does: join, share, sum, gather, write what it found."""
+    """Run one of three real processes: join, share, sum, gather and write the results."""
     from accelerate.state import AcceleratorState
 
     # a fork has what its parent found out about itself

@@ -65,7 +65,7 @@ ROWS = (Point("cat\n*1*", 1.0, {"a": HALF, "c": HALF, "b": None}, "odd"), Point(
 
 
 def back(path: Path, **parts: object) -> PointsRecord:
-    """A record of these parts as it is read from its folder."""
+    """Write a record of these parts and read it from its folder."""
     with RunFolder.opened("rollout", RunOptions(out=path)) as folder:
         folder.keep(PointsRecord(**parts))  # type: ignore[arg-type]
     return read_record(PointsRecord, read_run(path))

@@ -70,7 +70,7 @@ def predictions(model: Model, images: Tensor) -> Tensor:
 
 @contextmanager
 def asked(model: Model) -> Iterator[list[Tensor]]:
-    """The images of each pass inside."""
+    """Record the images of each pass inside the context."""
     seen: list[Tensor] = []
     handle = model.module.register_forward_pre_hook(
         lambda _module, inputs: seen.append(inputs[0].clone())

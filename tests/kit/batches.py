@@ -44,7 +44,7 @@ def counted(
 
 
 def in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on, no more than four images fit at once."""
+    """Let no more than four images fit at once."""
     root = Path(vitlens.__file__).parents[1]
     for path in (root / "vitlens").rglob("*.py"):
         if "fitting_batch_size" in path.read_text():

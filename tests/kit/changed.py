@@ -26,7 +26,7 @@ KNOCKED = KnockOut(keys=[1, 3])
 
 
 def mixed(tensor: Tensor) -> Tensor:
-    """Of all tokens, so that a computation of some tokens alone differs."""
+    """Mix all tokens, so that a computation of only some tokens differs."""
     ramp = torch.linspace(-1, 1, tensor.shape[-1], dtype=tensor.dtype, device=tensor.device)
     return 0.5 * tensor - 0.4 * tensor.mean(1, keepdim=True) + 0.3 * ramp
 

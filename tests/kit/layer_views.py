@@ -13,7 +13,7 @@ LONG = "German short-haired pointer and American black bear"
 
 
 def views(count: int, heads: int) -> list[LayerView]:
-    """As many layers, of which everything is known, with long names."""
+    """Return views of so many layers with long names, in which everything is known."""
     random = np.random.default_rng(1)
     rows = []
     for layer in range(count):

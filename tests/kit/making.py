@@ -19,7 +19,7 @@ _MOST: Final = 1800  # scenes that are drawn together and kept
 
 
 def keep_scenes() -> None:
-    """From now on, the same few scenes of digits are drawn once in this process."""
+    """Draw the same few scenes of digits only once in this process."""
     draw = drawing._scenes
     cache = {}
 

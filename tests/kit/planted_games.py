@@ -163,7 +163,7 @@ def noise(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
 
 
 def broken(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
-    """Not finite for the first image, and the same everywhere for the others."""
+    """Return maps that are not finite for the first image and constant for the others."""
     maps = torch.ones(len(images), 8, 8)
     maps[0, 0, 0] = torch.nan
     return maps

@@ -28,10 +28,9 @@ _PIXEL: Final = b64decode(
 
 
 def save_little() -> None:
-    """From now on, a report's PNG is one pixel, unless `saved_figures` is entered; other formats
-    are saved.
+    """Save a report's PNGs with one pixel outside `saved_figures`, other formats as usual.
 
-    Nor does anything wait until it is on the disk, thousands of times 5 ms.
+    Nothing waits until it is on the disk, which takes 5 ms thousands of times.
     """
     from vitlens.commands.run import publish
     from vitlens.files import write_atomically

@@ -81,7 +81,7 @@ def tiny_recipe(**changes: object) -> Recipe:
 
 
 def plain_recipe(**changes: object) -> Recipe:
-    """Without augmentation, warm-up, decay of the rate, clipping and averaging."""
+    """Return a recipe without augmentation, warm-up, decay of the rate, clipping and averaging."""
     none = {
         "average": 0.0,
         "crop_padding": 0,

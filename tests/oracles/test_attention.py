@@ -32,9 +32,7 @@ def unfused_attention(model: Model, batch: Tensor) -> dict[str, Tensor]:
 
 
 def difference(model: Model, batch: Tensor) -> float:
-    """The largest over all layers that timm shows, which are all of ours; in double precision, as
-    noise adds up.
-    """
+    """Return the largest difference over all layers, in double precision."""
     model = copy.deepcopy(model).double()
     batch = batch.double()
     expected = unfused_attention(model, batch)

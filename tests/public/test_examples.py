@@ -111,7 +111,7 @@ SHOWN = (
 
 @pytest.fixture(scope="module")
 def cells():
-    """The cells of code, as stored."""
+    """Return the cells of code, as stored."""
     return [cell for cell in json.loads(TOUR.read_text())["cells"] if cell["cell_type"] == "code"]
 
 

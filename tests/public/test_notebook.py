@@ -31,7 +31,7 @@ def images(vit):
 
 
 def panels(figure):
-    """The axes that show an image."""
+    """Return the axes that show an image."""
     return [axes for axes in figure.axes if axes.images]
 
 

@@ -137,7 +137,7 @@ def opened(file: Path) -> Image.Image:
 def forms(
     vit: Model, pixels: Tensor, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, object]:
-    """The same three images, of the first three classes, in every form but a tensor."""
+    """Return the same three images, of the first three classes, in every form except a tensor."""
     folder = tmp_path_factory.mktemp("classes")
     loose = tmp_path_factory.mktemp("loose")
     arrays = pixels.permute(0, 2, 3, 1).numpy()

@@ -85,7 +85,7 @@ def test_a_word_of_a_class_name_is_found():
 
 
 def folder_of(root, *names):
-    """A folder with empty files."""
+    """Make a folder with empty files."""
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(b"")

@@ -22,7 +22,7 @@ PARTS = ("attention", "residual", "norm", "mlp", "norm_first")  # which a point 
 
 @pytest.fixture(scope="module")
 def done(golden) -> VariantsRecord:
-    """Two points, two seeds, two epochs."""
+    """Return a study of two points, two seeds and two epochs."""
     return golden("study of points").record
 
 

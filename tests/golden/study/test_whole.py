@@ -24,8 +24,9 @@ LONG = ("explain", "compare", "attack", "features", "profile")
 
 @pytest.fixture(scope="module")
 def inspected(tiny_vit, tmp_path_factory):
-    """A study of a ViT and a preset; the chapters that take long are left out here: with all of
-    them it is test_a_whole_study, by hand.
+    """Return a study of a ViT and a preset, without the chapters that take long.
+
+    The slow test_a_whole_study runs all chapters.
     """
     with few_chapters(*LONG):
         line = f"{LINE.format(models=f'mine={tiny_vit} resnet20')} --epochs 1"
@@ -55,7 +56,7 @@ def test_what_few_images_leave_undecided_is_said_on_the_first_page(inspected):
 
 
 def how_it_works(record):
-    """The one section about how the model works."""
+    """Return the only section about how the model works."""
     (section,) = [section for section in REPORT(record).sections if "work" in section.title]
     return section
 

@@ -29,7 +29,7 @@ def weights(folder: Path) -> bytes:
 
 
 def events(folder: Path) -> Any:
-    """All that TensorBoard would show of a folder."""
+    """Return everything that TensorBoard would show of a folder."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     log = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0, "images": 0})
@@ -106,7 +106,7 @@ def libraries(monkeypatch) -> dict[str, Recording]:
 
 
 def failures(out: Path, line: str, capsys) -> list[str]:
-    """What a run says of failures."""
+    """Return the messages of a run about failures."""
     ran(out, line)
     return [said for said in capsys.readouterr().err.splitlines() if "failed" in said]
 

@@ -35,7 +35,7 @@ def trial(attempt: Callable[..., object], labels: Tensor = LABELS) -> Trial:
 
 
 def stuck(images: Tensor, success: Tensor, tried: Tensor = EVERY) -> Trial:
-    """An attack that always gives these images."""
+    """Return an attack that always gives these images."""
     return trial(lambda *_, **__: Result(images, success, tried))
 
 

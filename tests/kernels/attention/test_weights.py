@@ -111,7 +111,7 @@ def test_a_patch_that_is_not_there_is_refused():
 def meets(
     one: tuple[int, int], other: tuple[int, int], *, shift: int, side: int, window: int = 4
 ) -> bool:
-    """Whether two patches share a window of the shifted map, without crossing its seam."""
+    """Return True if two patches share a window of the shifted map without crossing its seam."""
     places = [tuple((axis - shift) % side for axis in patch) for patch in (one, other)]
     near = all(a - b == p - q for a, b, p, q in zip(*places, one, other))
     return near and all(a // window == b // window for a, b in zip(*places))
@@ -217,7 +217,7 @@ def test_attention_moved_by_its_total_variation_and_only_from_the_changed_block_
 def pairs(
     similarity: Tensor, patch: tuple[int, int], keep: Callable[[int, int], bool]
 ) -> list[tuple[float, float]]:
-    """The similarities of the pairs of 3 x 4 patches, and minus their distances in pixels."""
+    """Return the similarities of pairs of 3 x 4 patches with minus their distances in pixels."""
     values = []
     for i in range(12):
         for j in range(i):

@@ -17,13 +17,13 @@ from vitlens.uncertainty import wilson
 
 
 def figure_of(record, name: str) -> Figure:
-    """A figure of a record's report."""
+    """Return a figure of a record's report."""
     figure = select_one(COMMANDS[record.command].report(record).figures, name=name)
     return figure.draw()
 
 
 def confusions(golden, counts):
-    """An evaluation with these counts (class, prediction)."""
+    """Return an evaluation with these counts (class, prediction)."""
     record = golden("evaluate").record
     kinds = record.contents().tables
     model = record.aliases[0]
@@ -76,7 +76,7 @@ def test_bins_have_the_interval_of_their_accuracy_and_empty_ones_are_left_out(go
 
 @pytest.fixture(scope="module")
 def swin(pictures, tmp_path_factory):
-    """The attention of an untrained Swin: windows of 4x4 patches, shifted in every second layer."""
+    """Return the attention of an untrained Swin, with windows of 4x4 patches."""
     folder = tmp_path_factory.mktemp("swin")
     shape = {"dim": 16, "depths": [2, 2], "heads": [2, 2]}
     save(

@@ -23,7 +23,7 @@ def random() -> np.random.Generator:
 
 
 def large(values, size, *, smooth=True):
-    """A map at an image's size, by torch."""
+    """Enlarge a map to an image's size by torch."""
     mode = {"mode": "bilinear", "align_corners": False} if smooth else {"mode": "nearest"}
     return torch.nn.functional.interpolate(torch.from_numpy(values)[None, None], size, **mode)[
         0, 0
@@ -210,7 +210,7 @@ def test_maps_alone_have_the_colours_of_their_numbers():
 
 
 def ends(low, high):
-    """Two values, each of half the cells."""
+    """Return a map of two values, each in half of the cells."""
     return np.repeat([low, high], 200).reshape(20, 20)
 
 

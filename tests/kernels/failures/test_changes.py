@@ -30,13 +30,14 @@ def of_pixels(images: Tensor, masks: Tensor | None = None) -> dict[str, Tensor]:
 
 
 def border(planes: Tensor) -> Tensor:
-    """Whether any pixel at the border is true."""
+    """Return True where any pixel at the border is true."""
     return torch.cat([planes[:, 0], planes[:, -1], planes[:, :, 0], planes[:, :, -1]], 1).any(1)
 
 
 def from_centre(images: Tensor) -> Tensor:
-    """Where the centre of what is brighter than the ground lies, down and right, px; bright pixels
-    left out.
+    """Return how far the centre of the bright part lies from that of the image, down and right, px.
+
+    Pixels brighter than the ground count; very bright pixels do not.
     """
     planes = luminance(images)
     inside = ((planes > 0.38) & (planes < 0.9)).float()

@@ -28,9 +28,7 @@ def split(count: int = 7, *, seed: int = 0) -> Split:
 
 
 def runs_of(model: Model) -> list[int]:
-    """How many images each forward pass is given, from now on; the one that looks for layers is
-    over.
-    """
+    """Record how many images each forward pass gets, after the pass that looks for layers."""
     vitlens.features(model, images(model.input_size))
     seen: list[int] = []
     run = model.run
@@ -228,7 +226,7 @@ def test_several_processes_read_what_one_reads(tmp_path, monkeypatch, count, cac
 
 
 def stream(model: Model, batch: Tensor) -> list[Tensor]:
-    """What enters block 0 of our ViT, and what each block puts out."""
+    """Return the input of block 0 of our ViT and the output of each block."""
     with torch.no_grad():
         states = [model.module.tokens(model.prepare(batch))]
         for block in model.module.blocks:

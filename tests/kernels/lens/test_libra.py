@@ -12,9 +12,7 @@ from vitlens.lens.libra import LibraMode
 
 
 def full_gradient(module: nn.Module, pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """A logit, and input · gradient plus, of every parameter that is added (not multiplied),
-    parameter · gradient.
-    """
+    """Return a logit, and input · gradient plus parameter · gradient of every added parameter."""
     pixels = pixels.clone().requires_grad_()
     ends = ("bias", "_token", "pos_embed", "pos_embedding")
     added = [parameter for name, parameter in module.named_parameters() if name.endswith(ends)]

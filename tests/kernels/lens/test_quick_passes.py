@@ -29,7 +29,7 @@ Product = tuple[tuple[int, ...], str]  # the shape of what is multiplied, and wh
 
 @pytest.fixture
 def products(monkeypatch: pytest.MonkeyPatch) -> list[Product]:
-    """Those that oneDNN computes."""
+    """Record the products that oneDNN computes."""
     computed: list[Product] = []
     product = quick._product
     monkeypatch.setattr(

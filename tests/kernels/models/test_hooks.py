@@ -25,7 +25,7 @@ CHANGED = {
 
 
 def logits_and_gradient(model: vitlens.Model) -> tuple[Tensor, Tensor]:
-    """Of the first class, with respect to the pixels."""
+    """Return the logit of the first class and its gradient with respect to the pixels."""
     pixels = images((32, 48)).requires_grad_()
     logits = model(pixels)
     return logits.detach(), torch.autograd.grad(logits[:, 0].sum(), pixels)[0]

@@ -31,8 +31,10 @@ def caches(tmp_path: Path, monkeypatch) -> tuple[Path, Path]:
 
 @pytest.fixture
 def server(caches: tuple[Path, Path], monkeypatch) -> Iterator[SimpleNamespace]:
-    """A running hub with one file, and empty caches. broken: bytes after which a connection
-    ends."""
+    """Run a hub with one file and empty caches.
+
+    broken: bytes after which a connection ends.
+    """
     state = SimpleNamespace(content=b"weights" * 1000, broken=None, status=200, asked=[])
 
     class Handler(http.server.BaseHTTPRequestHandler):

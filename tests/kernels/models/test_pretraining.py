@@ -76,7 +76,7 @@ def test_most_of_timms_names_are_known_and_none_of_dino_or_clip_is_called_superv
 
 
 def told(model: vitlens.Model, name: str, weights: str = "hub", **said: Any) -> Pretraining:
-    """Of the model as if these weights had been loaded: the hub's, or a file's."""
+    """Describe the model as if these weights, of the hub or of a file, had been loaded."""
     model.provenance = replace(model.provenance, name=name, weights=weights)
     return pretraining_of(model, told=said.get("told"))
 

@@ -119,9 +119,7 @@ def test_means_go_into_the_bias_in_the_precision_of_the_model(name, heads):
 
 
 def test_pruned_again_is_pruned_at_once():
-    """What is second in a layer that lost its first head was third; a layer without heads keeps its
-    number.
-    """
+    """The second head of a layer without its first was its third; a layer without heads stays."""
     model = ours(depth=3, dim=24, heads=4)
     twice = prune_heads(
         prune_heads(model, {0: (0,), 1: (0, 1, 2, 3), 2: (3,)}), {0: (1,), 2: (0, 2)}

@@ -24,7 +24,7 @@ OTHERS = torch.tensor([2, 3])
 
 
 def pair(model: Model) -> tuple[Tensor, Tensor]:
-    """Two images and two others, darker."""
+    """Return two images and two darker ones."""
     return images(model.input_size), 0.2 * images(model.input_size, seed=1)
 
 

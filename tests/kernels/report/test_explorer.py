@@ -156,7 +156,7 @@ def test_a_page_of_many_weights_loses_detail_then_queries_and_says_so():
 
 
 def blocks(patches: int, count: int) -> NDArray[np.float64]:
-    """Which block each patch of a row is in: (patches, blocks) of zeros and ones."""
+    """Return the block of each patch of a row: zeros and ones of shape (patches, blocks)."""
     return np.eye(count)[np.arange(patches) * count // patches]
 
 

@@ -14,7 +14,7 @@ from vitlens.uncertainty import Estimate
 def effect(
     name: str, value: float, half: float, p: float | None = None, unit: str = "points", n: int = 200
 ) -> Claim:
-    """One effect with a sentence; of an AUC the reference is 0.5."""
+    """Return one effect with a sentence; of an AUC the reference is 0.5."""
     estimate = Estimate(value, value - half, value + half, n, unit)
     return Claim(
         name, "vit and cnn", f"{name}.", effect=estimate, p=p, reference=0.5 if unit == AUC else 0.0

@@ -185,23 +185,21 @@ NAMES = st.one_of(
 
 
 def report_of(name: str) -> str:
-    """A report with a name everywhere, as a run would write it."""
+    """Write a report with a name everywhere, as a run would."""
     model = ModelEntry("vit", name, name, parameters=1, notes=(name,))
     run = record(Path("run"), command_line=f"vitlens look '{name}'", device=name, models=(model,))
     return markdown(document(name=said(name=name)), run)
 
 
 def paragraph(text: str) -> str:
-    """A sentence as a report's paragraph."""
+    """Write a sentence as a paragraph of a report."""
     return markdown(
         Document("t", (), FirstPage(()), preface=(Sentence(text),)), record(Path("run"))
     ).split("\n\n")[1]
 
 
 def seen(name: str) -> str:
-    """What a reader sees of a name: escapes as Python writes them, and spaces of any width as
-    spaces.
-    """
+    """Return a name as a reader sees it: with Python's escapes and plain spaces."""
     spaced = "".join(" " if unicodedata.category(one) == "Zs" else one for one in name)
     return "".join(
         one if one.isprintable() or one in "\u200c\u200d" else ascii(one)[1:-1] for one in spaced

@@ -18,13 +18,13 @@ from vitlens.report.html import page
 def page_of(
     folder: Path, *sentences: str, sections: tuple[Section, ...] = (), **config: object
 ) -> str:
-    """The page of these sentences and sections."""
+    """Return the page of these sentences and sections."""
     first = FirstPage(tuple(map(Sentence, sentences)))
     return page(Document("t", sections, first), record(folder, **config))
 
 
 def having(text: str, name: str, value: str) -> list[dict[str, str]]:
-    """The elements of which an attribute has this value, or "tag"."""
+    """Return the elements of which the attribute, or "tag", has this value."""
     return [
         attributes
         for tag, attributes in Elements(text).found
@@ -175,7 +175,7 @@ def test_the_glossary_has_the_terms_that_are_used_as_whole_words(text, names, tm
 
 
 def figure_on_page(folder: Path, drawn: Image.Image, **saved: object) -> dict[str, str]:
-    """The element of a figure, of 200 dots an inch unless told otherwise."""
+    """Return the element of a figure, at 200 dots an inch by default."""
     (folder / "figures").mkdir(exist_ok=True)
     drawn.save(folder / "figures" / "one.png", **{"dpi": (200, 200), **saved})
     section = Section("S", figures=(FigureSpec("one", "One.", Figure, alt="What it shows"),))

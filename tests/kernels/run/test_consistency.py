@@ -28,7 +28,7 @@ STALE = {
 
 
 def problems(name: str) -> list[str]:
-    """What two parts of a committed report say differently, and statuses without their reason."""
+    """Return contradictions between parts of a report, and statuses without a reason."""
     folder = REPORTS / name
     text = (folder / "report.md").read_text(encoding="utf-8")
     record = read_folder(folder)

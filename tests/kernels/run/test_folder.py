@@ -46,7 +46,7 @@ def ended(
     error: BaseException | None,
     full: pytest.MonkeyPatch | None = None,
 ):
-    """A run that keeps a record and ends with an error, or on a disk that is full."""
+    """Run something that keeps a record and ends with an error or on a full disk."""
     with at(out) as folder:
         folder.keep(record)
         if full:
@@ -142,7 +142,7 @@ def test_an_existing_folder_is_kept_unless_asked_and_a_foreign_one_always(tmp_pa
 
 
 def hold(out: Path, holds: Any, ends: Any) -> None:
-    """A run in another process, which goes on until it may end, or is killed."""
+    """Run in another process until it may end or is killed."""
     with at(out) as folder:
         folder.keep(KEPT)
         holds.set()

@@ -40,7 +40,7 @@ def added(monkeypatch):
 
 
 def published(out: Path, *, formats: tuple[str, ...] = (), **options: object) -> Path:
-    """The page or text that a run writes at its end."""
+    """Return the page or the text that a run writes at its end."""
     config = {"models": [{"alias": "m"}], "options": {"run": options}}
     with RunFolder.opened(WORD, RunOptions(out=out, formats=formats), config) as folder:
         folder.keep(RECORDED)

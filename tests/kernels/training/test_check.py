@@ -40,7 +40,7 @@ def run(
 
 
 def states(findings: dict[str, Finding]) -> str:
-    """The first letter of each finding's state: pass, warn, fail, inconclusive."""
+    """Return the first letter of each finding's state: pass, warn, fail, inconclusive."""
     return "".join(finding.state[0] for finding in findings.values())
 
 

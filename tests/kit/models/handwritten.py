@@ -43,7 +43,7 @@ def half(
 
 
 def wrapped(build: Build, **hints: Any) -> vitlens.Model:
-    """That module as a model."""
+    """Wrap that module as a model."""
     return half(seeded(build), **hints)
 
 

@@ -27,7 +27,7 @@ def seen(batch: int = 8) -> Tensor:
 
 
 def full(model: Model, pictures: Tensor, changes: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Every image's loss, and whether it is right, in one forward pass."""
+    """Return every image's loss, and True where it is correct, from one forward pass."""
     with vitlens.intervene(model, changes, seed=2) as changed, torch.no_grad():
         logits = changed(pictures)
     return F.cross_entropy(logits, LABELS, reduction="none").double(), logits.argmax(-1) == LABELS
@@ -125,7 +125,7 @@ def test_of_many_heads_one_can_matter() -> None:
 
 
 def certain_vit(scale: float) -> Model:
-    """A model that predicts its labels with log-odds `scale` times those of `ours`."""
+    """Return a model that predicts its labels with log-odds `scale` times those of `ours`."""
     model = ours()
     with torch.no_grad():
         model.module.head.weight.mul_(scale)

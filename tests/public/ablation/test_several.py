@@ -68,9 +68,7 @@ class Ablated:
         return f"blocks.{head[1]}.head.{head[4]}"
 
     def put(self, place: str) -> Tensor:
-        """What stands in the place of a head's output: the mean over images, or another image's
-        output.
-        """
+        """Return the replacement of a head's output: the mean, or another image's output."""
         activations = self.captured[place]
         if self.by == "mean":
             return activations.mean(0).expand_as(activations)
@@ -78,7 +76,7 @@ class Ablated:
             return vitlens.capture(self.model, self.images, place)[place]
 
     def without(self, *heads: str) -> tuple[Tensor, Tensor]:
-        """Every image's loss, and whether it is right."""
+        """Return every image's loss, and True where it is correct."""
         return self.losses({self.place(head): self.put(self.place(head)) for head in heads})
 
     def losses(self, changes: dict[str, Any], part: slice = slice(None)) -> tuple[Tensor, Tensor]:
@@ -90,9 +88,7 @@ class Ablated:
         ) == labels
 
     def ranked(self, *heads: str) -> float:
-        """The mean loss of the images on which heads are ranked again, which have one another's
-        outputs.
-        """
+        """Return the mean loss of the images that rank heads again, with one another's outputs."""
         part = slice(0, None, 2)
         if self.by == "resample":
             return float(

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 def points_of(model: vitlens.Model, image: Tensor, **options: object) -> list[Tensor]:
-    """What the model is asked about after the clean image."""
+    """Return the images that the model is asked about after the clean image."""
     with asked(model) as seen:
         result = vitlens.attack(model, image, "predicted", **options)
     assert options["method"] == "deepfool" or not result.success.any()
@@ -34,7 +34,7 @@ def margin(logits: Tensor, label: int) -> Tensor:
 def ascent(
     model: vitlens.Model, image: Tensor, loss: str, target: int | None = None, *, l2: bool = False
 ):
-    """What is maximised, of one image of class 0, and its steepest step of length 1."""
+    """Return the maximised objective of one image of class 0, and its steepest step of length 1."""
     leaf = image.clone().requires_grad_()
     logits = model(leaf)[0]
     ranked = logits.sort(descending=True).values

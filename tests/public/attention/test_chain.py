@@ -21,7 +21,7 @@ PATCHES = [1 / 12] * 12
 
 
 def deep(**options: object) -> Model:
-    """Three blocks, two registers, a grid of 4 x 3; weights that are not nearly even."""
+    """Build three blocks, two registers and a grid of 4 x 3, with uneven weights."""
     model = ours(depth=3, registers=2, **options)
     for parameter in model.module.parameters():
         parameter.mul_(2)
@@ -44,7 +44,7 @@ Case = tuple[Model, Tensor, list[float] | None, list[Tensor]]
 
 @pytest.fixture(scope="module", params=READOUTS)
 def case(request: pytest.FixtureRequest) -> Case:
-    """A model, images, its readout by hand, and the Ā of all its layers."""
+    """Return a model, images, its readout by hand, and the Ā of all its layers."""
     make, row = READOUTS[request.param]
     model = make()
     batch = images(model.input_size)
@@ -52,7 +52,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 def rolled(matrix: Tensor, row: list[float] | None, model: Model) -> Tensor:
-    """What is left on a CLS that joins late has no place in the image: it is shared out."""
+    """Share out among all patches what is left on a CLS token that joins late."""
     return as_read(matrix, row, model) / (
         1 if row is not READER else matrix[:, 0, 1:].sum(-1)[:, None, None]
     )

@@ -112,9 +112,10 @@ def bits(maps: Tensor) -> list[float]:
 
 
 def explained(maps: Tensor) -> list[float]:
-    """The gain in log2-likelihood over an even map, in parts of the bits (at least one), of each
-    map under the mean of those of other images, which is mixed with an even map with the weight of
-    one image.
+    """Return how well the mean map of the other images, mixed with an even map, predicts each map.
+
+    The gain in log2-likelihood over an even map is a fraction of the map's bits, of at least one
+    bit. In the mixture an even map weighs as much as one image.
     """
     flat = maps.flatten(1).double()
     flat = flat / flat.sum(1, keepdim=True)

@@ -103,8 +103,9 @@ PRECISION = 1e-5  # capacities are whole numbers of 6e-8, and a cut has at most 
 def by_linear_program(
     start: NDArray[np.float64], layers: list[NDArray[np.float64]], target: int
 ) -> float:
-    """The most that can arrive at a token of the input: one variable an edge, what enters a node
-    leaves it.
+    """Return the largest flow that can arrive at a token of the input.
+
+    Each edge has one variable, and what enters a node leaves it.
     """
     tokens = len(start)
     depth = len(layers)

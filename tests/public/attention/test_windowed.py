@@ -34,9 +34,7 @@ MODELS: dict[str, Callable[[], Model]] = {
 
 
 def merging(fine: Pair) -> Tensor:
-    """How patches stand for those they were merged from: (merged, fine), 1 / number of children
-    where one is.
-    """
+    """Return which patches were merged into which: (merged, fine), 1 / number of children."""
     rows = (fine[0] + 1) // 2
     columns = (fine[1] + 1) // 2
     matrix = torch.zeros(rows, columns, *fine)
@@ -48,8 +46,7 @@ def merging(fine: Pair) -> Tensor:
 
 
 def row_by_row(tensor: Tensor, windows: Any) -> Tensor:
-    """The queries and keys of each window row by row; a pooled query stands at each of its
-    patches."""
+    """Order each window's queries and keys by rows; a pooled query stands at its patches."""
     return (
         tensor[..., list(windows.queries), :][..., list(windows.keys)] if windows.keys else tensor
     )
@@ -76,9 +73,7 @@ def whole_layers(
 
 
 def product(layers: list[Tensor], maps: list[Pair], start_layer: int) -> Tensor:
-    """From the mean over the last patches down: each layer's matrix, and the merging where the map
-    gets finer.
-    """
+    """Multiply the layers' matrices from the last patches down, merging where needed."""
     patches = layers[-1].shape[-1]
     row = layers[-1].new_full((len(layers[0]), 1, patches), 1 / patches)
     for layer in range(len(layers) - 1, -1, -1):
@@ -99,7 +94,7 @@ def mixed(layer: Tensor, alpha: float) -> Tensor:
 def case(
     request: pytest.FixtureRequest,
 ) -> tuple[Model, Tensor, list[Tensor], list[Tensor], list[Pair]]:
-    """A model and images in double precision; its weights, Ā and maps by layer, spelled out."""
+    """Return a model and images in double precision, with its weights, Ā and maps by layer."""
     model = MODELS[request.param]().double()
     batch = images(model.input_size).double()
     return model, batch, *whole_layers(model, batch)

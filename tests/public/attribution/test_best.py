@@ -19,14 +19,16 @@ PATCH = 4
 
 
 def constant_norm(norm: Any, tokens: Tensor) -> Tensor:
-    """A LayerNorm whose standard deviation is a constant."""
+    """Apply a LayerNorm whose standard deviation is a constant."""
     spread = (tokens.detach().var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
     return (tokens - tokens.mean(-1, keepdim=True)) / spread * norm.weight + norm.bias
 
 
 def cells_of(model: Model, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Of patches (batch, patches, dim) the input of the last block's attention, and LibraGrad's
-    gradient there: weights of attention, gates of the GELU and standard deviations are constants.
+    """Return the input of the last block's attention and LibraGrad's gradient there.
+
+    Both have the shape (batch, patches, dim). Weights of attention, gates of the GELU and standard
+    deviations are constants.
     """
     module: Any = model.module
     before = vitlens.capture(model, images, "blocks.5.input")["blocks.5.input"]
@@ -47,7 +49,7 @@ def cells_of(model: Model, images: Tensor, targets: Tensor) -> tuple[Tensor, Ten
 
 
 def by_mean(maps: Tensor) -> Tensor:
-    """The positive part divided by its mean; 0 where nothing is positive."""
+    """Divide the positive part by its mean; return 0 where nothing is positive."""
     return (maps.clamp_min(0) / maps.clamp_min(0).mean((1, 2), keepdim=True)).nan_to_num(0.0)
 
 
@@ -60,7 +62,7 @@ def alike(cells: Tensor) -> Tensor:
 
 
 def blurred(images: Tensor) -> Tensor:
-    """A Gaussian blur of an eighth of the side, truncated at three standard deviations."""
+    """Blur with a Gaussian of an eighth of the side, truncated at three standard deviations."""
     return gaussian_blur(images, [25, 25], [4.0, 4.0])
 
 
@@ -99,9 +101,7 @@ def smooth(where: Tensor, rollout: Tensor, cells: Tensor, effects: Tensor) -> Te
 
 
 def kept_with(model: Model, images: Tensor, targets: Tensor, maps: Tensor) -> Tensor:
-    """The target's probability with the highest 32 of 64 patches, the others from the blurred
-    image.
-    """
+    """Return the target's probability with the highest 32 of 64 patches, the others blurred."""
     ranks = maps.flatten(1).argsort(descending=True, stable=True).argsort().view_as(maps)
     visible = F.interpolate((ranks < 32).float()[:, None], scale_factor=PATCH) > 0.5
     with torch.no_grad():
@@ -113,9 +113,10 @@ def kept_with(model: Model, images: Tensor, targets: Tensor, maps: Tensor) -> Te
 
 
 def candidates_of(images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The smooth, the sharp and the rollout candidate, and what each keeps of the target's
-    probability: from V = S²G · (S²C⁺ + S²N⁺), G and C⁺ + N⁺, each factor divided by its mean; S is
-    of the layers 2 to 5.
+    """Return the smooth, the sharp and the rollout candidate, and the probability that each keeps.
+
+    V = S²G · (S²C⁺ + S²N⁺), G and C⁺ + N⁺ give them, with each factor divided by its mean.
+    S is that of layers 2 to 5.
     """
     model = vitlens.load("vit-digits")
     similarity, (cells, gradient) = (
@@ -159,9 +160,7 @@ def candidates(scenes) -> tuple[Tensor, Tensor]:
 def test_the_map_is_that_of_the_equation_and_the_image_decides_between_the_candidates(
     scenes, candidates, margin, monkeypatch
 ):
-    """By what each keeps of the target's probability; a margin of -1 never gives the smooth one, 2
-    always does.
-    """
+    """The candidate that keeps most of the probability wins; the margin shifts the smooth one."""
     if margin is not None:
         monkeypatch.setattr("vitlens.attribution.best.MARGIN", margin)
     explained = vitlens.explain(

@@ -37,8 +37,9 @@ def explained(model: Model, batch: Tensor, method: str = "gradcam", **options: o
 
 
 def packages(method: str, name: str, model: Model, batch: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """The package's raw map before its ReLU, and its result, from a model of its own with gradients
-    everywhere.
+    """Return the package's raw map before its ReLU and its result.
+
+    The package gets its copy of the model, with gradients everywhere.
     """
     module = copy.deepcopy(model.module).requires_grad_(True)
     layer, tokens = TARGET_LAYERS[name]
@@ -112,7 +113,7 @@ def test_the_package_leaves_gradients_and_flags_alone(method, name):
 
 
 def read_at(module: str, model: Model, batch: Tensor) -> tuple[Tensor, Tensor]:
-    """The output of a module and the target's gradient there, with a plain graph."""
+    """Return the output of a module and the target's gradient there, with a plain graph."""
     outputs: list[Tensor] = []
 
     def keep(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ def flat() -> Split:
 
 
 def with_masks(split: Split, which: object = slice(None), **more: object) -> Split:
-    """The colour is the object of these images, the others are without one."""
+    """Give these images a mask, the colour, and the others none."""
     masks = torch.zeros(COUNT, SIDE, SIDE, dtype=torch.bool)
     masks[which, :, :16] = True
     return replace(split, masks=masks, **more)
@@ -60,7 +60,7 @@ def dull(seed: int) -> Maps:
 
 
 def chosen(model: Model, split: Split, *functions: Maps, seed: int = 0):
-    """The choice between functions, under the NAMES."""
+    """Choose between functions, under the NAMES."""
     planted = dict(zip(NAMES, functions))
     with planted_methods(planted):
         return vitlens.choose_method(model, split, methods=list(planted), seed=seed)
@@ -269,7 +269,7 @@ def test_intervals_are_over_groups(hues, flat):
     """
 
     def alternating(model: Model, images: Tensor, targets: Tensor) -> Tensor:
-        """The planted method for every other class, its opposite for the others."""
+        """Return the planted map for every other class and its opposite for the others."""
         return (1 - 2 * (targets % 2))[:, None, None] * near(model, images, targets)
 
     twice = torch.arange(COUNT) // 2

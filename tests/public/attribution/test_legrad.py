@@ -42,7 +42,7 @@ def summed(model: Model, blocks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def by_graph(model: Model, read: Read, *, first: int = 0) -> Tensor:
-    """The maps from one plain graph of the model, of its layers with heads from the first on."""
+    """Return the maps of the layers with heads, from `first` on, by one plain graph."""
     weights = [name for name in vitlens.places(model).names if name.endswith("attention.weights")][
         first:
     ]

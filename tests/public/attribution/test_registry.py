@@ -80,7 +80,7 @@ def test_the_class_the_seed_and_the_options_matter_as_the_registry_says(method):
 
 
 def methods_of(model: Model, lacking: str) -> tuple[str, ...]:
-    """The methods that a refusal names."""
+    """Return the methods that a refusal names."""
     with pytest.raises(UnsupportedError) as refused:
         vitlens.explain(model, images(model.input_size), method=lacking)
     return tuple(str(refused.value).partition("it has ")[2].split(", "))

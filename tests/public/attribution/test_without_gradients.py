@@ -69,7 +69,7 @@ RUNS: dict[str, tuple[Any, str, bool]] = {
 
 
 def list_of_working(model: vitlens.Model, images: Tensor, words: str) -> list[str]:
-    """The methods that give finite maps; the others are refused with these words."""
+    """Return the methods that give finite maps; the others must be refused with these words."""
     refusals = dict[str, UnsupportedError]()
     for method in METHODS:
         try:

@@ -43,7 +43,7 @@ def test_vitlens_alone_is_help_which_names_every_command(capsys):
 
 
 def out_of_memory(amount: str, free: str) -> torch.OutOfMemoryError:
-    """As torch 2.15 says it."""
+    """Return the error of torch 2.15."""
     return torch.OutOfMemoryError(
         f"CUDA out of memory. Tried to allocate {amount}. GPU 0 has a total capacity of 79.10 GiB "
         f"of which {free} is "

@@ -21,7 +21,7 @@ ARGUMENTS = {
 
 
 def words_of(command: Command) -> list[str]:
-    """A line of the command, without the run."""
+    """Return a line of the command, without the run."""
     return [command.word, *ARGUMENTS.get(command.word, ["vit-digits"])]
 
 

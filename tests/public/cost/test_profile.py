@@ -135,8 +135,10 @@ def test_torch_s_multihead_attention_is_seen_into():
 
 
 def swin_flops(model: Model) -> dict[str, int]:
-    """Of our Swin: in each window of n places 4 n² d for the two products; places include
-    padding."""
+    """Count the FLOPs of our Swin: 4 n² d for the two products of a window of n places.
+
+    Places include padding.
+    """
     config, (height, width) = model.module.config, model.input_size
     maps = config.maps((height, width))
     inside = config.window[0] * config.window[1]

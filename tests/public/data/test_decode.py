@@ -27,7 +27,7 @@ PICTURE[..., 1] = np.arange(6)[:, None] * 40
 
 
 def read(folder: Path, preprocessing: Any = AS_IT_IS) -> np.ndarray:
-    """The pixels of the only file of a folder."""
+    """Return the pixels of the only file of a folder."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return (
@@ -90,7 +90,7 @@ def test_transparency_is_laid_on_white(tmp_path):
 
 @pytest.fixture
 def animation(tmp_path: Path) -> Path:
-    """Of a red frame and a blue one."""
+    """Write an animation of a red frame and a blue one."""
     frames = [Image.new("RGB", (8, 6), colour) for colour in ("red", "blue")]
     frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
     return tmp_path / "a.gif"
@@ -132,7 +132,7 @@ def test_a_single_pixel_becomes_one_colour_and_a_large_crop_is_filled(tmp_path):
 
 
 def png_header(width: int, height: int) -> bytes:
-    """A PNG that claims a size and holds no pixels."""
+    """Return a PNG that claims a size and holds no pixels."""
     body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunk = struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body))
     return (

@@ -40,9 +40,7 @@ def without_factors(split: Split) -> Split:
 
 
 def ground_of(split: Split) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mean colour (n, 3) and the luminance (n,) of the pixels away from the digit and the
-    strokes.
-    """
+    """Return mean colour (n, 3) and luminance (n,) of the pixels away from digit and strokes."""
     images = pixels_of(split).float() / 255
     plain = split.scenes.redrawn("without distractors").float() / 255
     clear = ((images == plain).all(1) & ~split.masks).float()

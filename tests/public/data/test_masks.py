@@ -188,7 +188,7 @@ def test_damaged_json_beside_images_is_refused_in_one_line(folder, file):
 
 
 def sorted_into_classes(folder: Path) -> Path:
-    """The same images and masks in folders of two classes, with the same names in both."""
+    """Write the same images and masks into folders of two classes, with the same names in both."""
     for place in ("images", "masks"):
         for name in ("cat", "dog"):
             shutil.copytree(folder / place, folder / "sorted" / place / name)

@@ -26,7 +26,7 @@ def named(examples: tuple[Example, ...]) -> pytest.MarkDecorator:
 
 
 def require_right_labels(split: vitlens.Split) -> None:
-    """The grey level of each image is that of its class."""
+    """Check that the grey level of each image is that of its class."""
     greys = pixels_of(split).float().mean((1, 2, 3))
     expected = [GREYS[split.classes[label]] for label in split.labels.tolist()]
     assert torch.allclose(greys, torch.tensor(expected, dtype=torch.float32), atol=4)
@@ -137,9 +137,7 @@ def test_a_photograph_and_its_boxes_are_turned_together(tmp_path, orientation):
 
 
 def write_turned(root: Path, orientation: int) -> None:
-    """The image again with another EXIF orientation, its mask replaced by a box on the stored
-    pixels.
-    """
+    """Store the image with another EXIF orientation, and its mask as a box on the stored pixels."""
     shutil.rmtree(root / "masks")
     exif = Image.Exif()
     exif[0x0112] = orientation

@@ -131,7 +131,7 @@ def test_classes_and_confusions_are_counted(planted: Planted) -> None:
 
 
 def separation(sure: np.ndarray, wrong: np.ndarray) -> tuple[Estimate, float | None]:
-    """The area of the confidence (n,), in 255ths, for errors, and its p."""
+    """Return the area of the confidence (n,), in 255ths, for errors, and its p-value."""
     pixels = torch.zeros(len(sure), 3, 4, 6, dtype=torch.uint8)
     pixels[:, 1] = torch.from_numpy(sure.astype(np.uint8))[:, None, None]
     split = split_of(pixels, torch.from_numpy(wrong.astype(np.int64)), tuple("abcde"))
@@ -156,9 +156,7 @@ def delong(high: np.ndarray, low: np.ndarray) -> tuple[float, float]:
 
 
 def mann_whitney(high: np.ndarray, low: np.ndarray) -> float:
-    """The p of equal distributions: variance of the statistic with its correction for ties, and for
-    continuity.
-    """
+    """Return the p-value of equal distributions, corrected for ties and for continuity."""
     n = len(high) + len(low)
     pairs = len(high) * len(low)
     ties = np.unique(np.concatenate([high, low]), return_counts=True)[1]

@@ -161,7 +161,7 @@ def test_a_file_is_named_and_of_two_models_the_one_that_does_not_know_the_classe
 
 
 def accuracy(right: list[bool], groups: list[int] | None = None) -> Estimate:
-    """As the result says it."""
+    """Return the accuracy of the result."""
     sources = None if groups is None else torch.tensor(groups)
     split = answered(
         [0 if is_right else 10 for is_right in right], [0] * len(right), groups=sources

@@ -52,7 +52,7 @@ def model(request: pytest.FixtureRequest) -> Model:
 
 @pytest.fixture(scope="module")
 def seen(model: Model, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
-    """What `vitlens predict` gives the model for each file."""
+    """Return what `vitlens predict` passes to the model for each file."""
     place = tmp_path_factory.mktemp("predict")
     save(model, place / "model" / "model.safetensors")
     pixels = ran(place / "out", f"predict {place / 'model'} --images {folder}").images_drawn.pixels

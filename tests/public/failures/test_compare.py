@@ -22,7 +22,7 @@ COLUMNS = {(True, True): 0, (False, True): 1, (True, False): 2}
 
 
 def compared(first: list[int], second: list[int], labels: list[int], **more: object):
-    """Two readers whose answers are given: each sees images of its own."""
+    """Compare two readers with these answers, each on its images."""
     one = answered([10 * answer for answer in first], labels)
     two = answered([10 * answer for answer in second], labels)
     return vitlens.compare(reader(), reader(**more), one, second_images=two)

@@ -50,8 +50,9 @@ def of_squares(rule: Rule, count: int, seed: int, *, masks: bool = True):
 
 
 def check(count: int, seed: int) -> None:
-    """Every planted cause is named first; nothing is named of errors at random, nor where no change
-    tests the cause.
+    """Check that every planted cause comes first, and that there is no cause without one.
+
+    Errors at random have no cause, and neither has a property that no change tests.
     """
     for rule, cause in CAUSES.items():
         assert of_squares(rule, count, seed).causes[:1] == (cause,), rule.__name__

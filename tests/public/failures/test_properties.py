@@ -173,9 +173,7 @@ def test_luminance_weighs_green_most():
 
 
 def test_sharpness_is_cretes():
-    """What a mean over nine pixels takes of the differences, along the axis that loses less; a
-    plain image has none.
-    """
+    """A mean over nine pixels removes differences along the axis that loses less."""
     plane = (255 * torch.rand(20, 30, generator=torch.Generator().manual_seed(0))).round()
     ratios = []
     for axis in (0, 1):
@@ -195,7 +193,7 @@ def scenes() -> Split:
 
 @pytest.fixture(scope="module")
 def diagnosed(scenes):
-    """Two planted models on the same images."""
+    """Diagnose two planted models on the same images."""
     with planted_methods({"saliency": even}):
         first = model(at_border, "first")
         second = model(low_contrast, "second")
@@ -204,7 +202,7 @@ def diagnosed(scenes):
 
 @pytest.fixture(scope="module")
 def wrong(scenes) -> dict[str, np.ndarray]:
-    """Which images each model misclassifies."""
+    """Return True for the images that each model misclassifies."""
     rules = {"first": at_border, "second": low_contrast}
     return {
         alias: ~vitlens.evaluate(model(rule), scenes).correct.numpy()
@@ -382,7 +380,7 @@ def test_the_difference_of_two_models_is_as_uncertain_as_delong_says(diagnosed, 
     numbers = diagnosed.values[0]["brightness"].numpy()
 
     def parts(in_class: np.ndarray) -> np.ndarray:
-        """What each image adds to the area's deviation from its mean: DeLong's placements."""
+        """Return each image's part of the area's deviation from its mean: DeLong's placements."""
         wins = (numbers[in_class][:, None] > numbers[~in_class]) + (
             numbers[in_class][:, None] == numbers[~in_class]
         ) / 2

@@ -38,7 +38,7 @@ Call = dict[str, Tensor]
 
 @pytest.fixture(scope="module")
 def seen() -> list[Call]:
-    """The weights that the model has at each call of one method."""
+    """Record the weights of the model at each call of one method."""
     return []
 
 
@@ -64,7 +64,7 @@ def league(record) -> dict[str, LeagueRow]:
 
 
 def maps_of(name: str, grid: tuple[int, int] | None = None) -> Tensor:
-    """The maps of a method, as it gives them or on a grid."""
+    """Return the maps of a method, as it gives them or on a grid."""
     maps = METHODS[name](
         games.game(), games.pixels(), torch.zeros(COUNT, dtype=torch.long)
     ).detach()
@@ -217,7 +217,7 @@ def test_replacements_are_compared_by_the_rankings_that_they_give(record):
 
 
 def scores_by_hand(maps: Tensor, mask: Tensor) -> dict[str, float]:
-    """Of one image whose map has its mask's size."""
+    """Return the scores of one image whose map has its mask's size."""
     values = maps.flatten().double()
     inside = mask.flatten()
     above = values > values.mean()

@@ -34,7 +34,7 @@ def record(golden) -> FeaturesRecord:
 
 @pytest.fixture(scope="module")
 def splits(record) -> tuple[vitlens.Split, vitlens.Split]:
-    """The images, and the training images that classifiers use."""
+    """Return the images, and the training images that classifiers use."""
     (sizes,) = record.sets
     return vitlens.load_data("digits", limit=sizes.test), vitlens.load_data(
         "digits", part="train", limit=sizes.bank
@@ -226,7 +226,7 @@ def test_four_images_are_mapped(tiny_vit, tmp_path):
 
 
 def check_components(scores: np.ndarray, values: np.ndarray, explained: float) -> None:
-    """The first principal components, each with its sign."""
+    """Check the first principal components, including their signs."""
     model = PCA(scores.shape[1], svd_solver="full").fit(values)
     # the greatest loading is positive
     signs = np.sign([component[np.abs(component).argmax()] for component in model.components_])
@@ -239,7 +239,7 @@ def check_components(scores: np.ndarray, values: np.ndarray, explained: float) -
 
 
 def patches(model: vitlens.Model, images: Tensor, *, embedding: bool = False) -> np.ndarray:
-    """The patches of the last block after the norm, or what enters the first, on their grid."""
+    """Return the patches after the last norm, or before the first block, on their grid."""
     module = model.module
     with torch.no_grad():
         tokens = module.tokens(model.prepare(images))

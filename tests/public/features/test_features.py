@@ -30,7 +30,7 @@ def cnn() -> Model:
 
 
 def entering(model: Model, module: str, batch: Tensor) -> Tensor:
-    """What a module is given, by a hook of plain torch."""
+    """Return the input of a module, by a hook of plain torch."""
     entered: list[Tensor] = []
     hook = model.module.get_submodule(module).register_forward_pre_hook(
         lambda _module, inputs: entered.append(inputs[0].clone())
@@ -188,7 +188,7 @@ def test_a_layer_that_was_not_read_is_said():
 def measured(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, AttentionRecord]:
-    """A Swin of two stages, 4 x 4 patches of 2 x 4 px in a window, on one image."""
+    """Measure a Swin of two stages on one image: windows of 4 x 4 patches of 2 x 4 px."""
     shape = {
         "dim": 16,
         "depths": [2, 2],

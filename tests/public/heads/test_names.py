@@ -36,8 +36,10 @@ ATTENDS = {
 
 
 def forms(bench: Bench) -> list[torch.Tensor]:
-    """The heads of ATTENDS; the last but two ask by the red of a patch for one of two places, and
-    by the half of the image that a patch is in for red or for green.
+    """Return the heads of ATTENDS.
+
+    Before the last two come one that asks by the red of a patch for one of two places, and one
+    that asks by the half of the image for red or for green.
     """
     available = bench.heads()
     patches = slice(2, bench.tokens)
@@ -91,8 +93,7 @@ def test_a_dead_head_has_no_pattern_that_is_tested():
 
 @pytest.mark.slow  # looking through all objects takes long
 def test_queries_and_keys_of_all_images_are_not_kept():
-    """What is alive when the last image passes grows by little more than the pixels of the
-    images."""
+    """Memory alive at the last image grows by little more than the pixels of the images."""
     alive: dict[int, int] = {}
     for count in (16, 64):
         model = ours()
@@ -257,8 +258,9 @@ def test_copies_of_an_image_in_one_source_make_no_word_more_certain():
 
 
 def false_words(seed: int, copies: int) -> int:
-    """How many of four heads have a word for labels at random; so many images of each of 30 sources
-    are alike.
+    """Count the words that four heads get for labels at random.
+
+    copies: how many images of each of 30 sources are alike.
     """
     draw = torch.Generator().manual_seed(seed)
     groups = torch.arange(30).repeat_interleave(copies)
@@ -285,9 +287,7 @@ def test_images_of_one_source_are_no_evidence_for_a_word(copies, runs):
 
 
 def several_classes(gains: list[list[tuple[int, float]]]) -> vitlens.Model:
-    """A head for each list of (channel, gain): it adds gain times the mean of each of these colours
-    to its class.
-    """
+    """Build a head for each list of (channel, gain), which adds these mean colours to its class."""
     model = writers([(0, 0.0) for _ in gains])
     attention = model.module.blocks[0].attn
     classifier = model.module.head

@@ -57,7 +57,7 @@ def of_rows(rows: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def possible(name: str, keys: int) -> tuple[float, float]:
-    """The least and the largest value of a statistic, where its intervals end."""
+    """Return the least and the largest value of a statistic, where its intervals end."""
     name = name.removeprefix("cls_")
     ends = {
         "entropy": (0, math.log(keys)),
@@ -71,7 +71,7 @@ def possible(name: str, keys: int) -> tuple[float, float]:
 def of_head(
     attention: np.ndarray, place: Place, *, renormalise: bool
 ) -> tuple[dict[str, float], np.ndarray]:
-    """All statistics of one head on one image, and its mass by offset."""
+    """Return all statistics of one head on one image, and its mass by offset."""
     (rows, columns), (height, width), prefix = place.grid, place.pitch, place.prefix
     queries = attention[prefix:]
     inside, (row, column) = queries[:, prefix:], np.divmod(np.arange(rows * columns), columns)
@@ -366,7 +366,7 @@ def test_token_norms_are_of_each_blocks_output(build, prefix):
 
 
 def test_patches_before_the_prefix_comes_in_are_on_the_models_own_grid():
-    """Which need not be of square patches."""
+    """The patches need not be square."""
     model = made_model(random_weights(2, 1, 12), grid=(4, 3), prefix=1, patch_size=(8, 16))
     (early,) = vitlens.statistics(model, numbered(model, 2)).geometries
     assert (early.grid, early.pitch, early.prefix) == ((4, 3), (8.0, 16.0), 0)
@@ -442,7 +442,7 @@ def test_windows_are_measured_in_image_coordinates(name):
 
 
 def with_even_attention(model: Model) -> Model:
-    """The model with the same score for every key that a query may attend to."""
+    """Return the model with the same score for every key that a query may attend to."""
     for module in model.module.modules():
         joint = getattr(module, "qkv", None)
         if isinstance(joint, torch.nn.Linear):

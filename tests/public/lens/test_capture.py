@@ -17,7 +17,7 @@ WEIGHTS = "blocks.0.attention.weights"
 
 
 def seen_by_hand(model: Model, batch: Tensor) -> dict[str, Tensor]:
-    """Every place of timm's ViT by plain hooks and formulas: how one would do it without a lens."""
+    """Read every place of timm's ViT by plain hooks and formulas, without a lens."""
     values: dict[str, Tensor] = {}
     handles = []
 

@@ -38,7 +38,7 @@ WEIGHTS, SCORES, VALUES = (f"blocks.0.attention.{part}" for part in ("weights", 
 def seen(
     model: Model, batch: Tensor, place: str, changes: Mapping[str, object] = MappingProxyType({})
 ) -> Tensor:
-    """What stands at a place under changes."""
+    """Return the tensor at a place under changes."""
     with vitlens.intervene(model, changes):
         return vitlens.capture(model, batch, place)[place]
 

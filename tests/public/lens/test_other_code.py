@@ -45,7 +45,7 @@ def activation_of(block: Any) -> nn.Module:
 
 
 def adapted(linear: nn.Linear) -> None:
-    """Of rank 1, as a subclass of nn.Linear whose weight is not all that it computes."""
+    """Add a rank-1 part by a subclass of nn.Linear whose weight is not all that it computes."""
     down = torch.linspace(-1, 1, linear.in_features)
     up = torch.linspace(1, -0.5, linear.out_features)
     with_forward(
@@ -54,7 +54,7 @@ def adapted(linear: nn.Linear) -> None:
 
 
 def normed(linear: nn.Linear, way: Callable[[nn.Module], nn.Module]) -> None:
-    """Its weight is computed in every pass, from a factor that changes afterwards."""
+    """Compute the weight in every pass from a factor that changes afterwards."""
     way(linear)
     with torch.no_grad():
         factor = next(
@@ -133,7 +133,7 @@ def occluded(model: Model, batch: Tensor, targets: Tensor) -> Tensor:
 
 @torch.no_grad()
 def ablated(model: Model, batch: Tensor, labels: Tensor) -> Tensor:
-    """The rise of the loss where a head is zero, by full forward passes."""
+    """Return the rise of the loss where a head is zero, by full forward passes."""
     clean = F.cross_entropy(model(batch), labels)
     rises = torch.zeros(2, 2)
     for layer in range(2):
@@ -153,7 +153,7 @@ def check(model: Model) -> None:
 
 
 def every_change() -> list[object]:
-    """Each in both blocks of both models, by default in one of them."""
+    """Return every change in both blocks of both models; three of four are slow."""
     places = [(1, "ours"), (1, "timm"), (0, "ours"), (0, "timm")]
     return [
         pytest.param(change, *place, marks=() if number % 4 == turn else pytest.mark.slow)

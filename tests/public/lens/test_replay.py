@@ -41,7 +41,7 @@ def replayed(replay: Any, sets: Sets) -> Tensor:
 
 
 def of_every_kind(model: Model, batch: Tensor) -> Sets:
-    """All that can be done at each layer, and some of it at once; {} is the last."""
+    """Return all changes of each layer, some of them at once, and {} at the end."""
     heads = heads_by_layer(model)
     generator = torch.Generator().manual_seed(1)
     outputs = [
@@ -51,7 +51,7 @@ def of_every_kind(model: Model, batch: Tensor) -> Sets:
     ]
 
     def given(layer: int) -> Tensor:
-        """The output of one head."""
+        """Return the output of one head."""
         return torch.randn(outputs[layer].select(-3, 0).shape, generator=generator)
 
     sets: Sets = []
@@ -104,7 +104,7 @@ def of_every_kind(model: Model, batch: Tensor) -> Sets:
 
 
 def keeps_the_models_own(replay: Any) -> None:
-    """What is kept of the clean pass, or computed again."""
+    """Return what the replay keeps of the clean pass or computes again."""
     model = replay.model
     batch = replay.images
     places = [
@@ -241,7 +241,7 @@ HOOKED = ("blocks.0.attn", "blocks.1.attn", "blocks.1.attn.proj", "blocks.1.mlp"
 
 
 def flipped(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
-    """A user's hook that mixes tokens."""
+    """Mix the tokens, as a hook of a user."""
     return output.flip(1) - 0.5 * output.mean(1, keepdim=True)
 
 

@@ -15,7 +15,7 @@ LABELS = torch.tensor([0, 1, 2])
 
 
 def together(*functions: Callable[[], object]) -> list[object]:
-    """What the functions return, or raise, each in a thread."""
+    """Run each function in a thread and return what they return or raise."""
     results: list[object] = [None] * len(functions)
     start = threading.Barrier(len(functions))
 

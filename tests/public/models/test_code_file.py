@@ -20,7 +20,7 @@ CODE = (Path(__file__).parents[2] / "kit" / "models" / "code_file.py").read_text
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A folder with my.py and a module that it imports; the current folder."""
+    """Change into a folder with my.py and a module that it imports."""
     (tmp_path / "my.py").write_text(CODE)
     (tmp_path / "neighbour.py").write_text("NAME = 'vit-digits'\n")
     monkeypatch.chdir(tmp_path)

@@ -118,7 +118,7 @@ MODELS: dict[
 
 @pytest.fixture(params=MODELS)
 def twins(request) -> tuple[vitlens.Model, vitlens.Model, list[int]]:
-    """A model, the same with blocks that add nothing, and the numbers of the layers there."""
+    """Return a model, the same with silent blocks, and the numbers of its layers there."""
     build, changed, numbers, hints = MODELS[request.param]
     before = wrapped(build)
     after = wrapped(changed, **hints)

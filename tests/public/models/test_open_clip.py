@@ -29,7 +29,7 @@ PROMPTS = ["a photo of a cat.", "a photo of a dog.", "grass"]
 
 
 def prompted(model, *texts):
-    """A classifier whose prompts are these texts."""
+    """Return a classifier with these prompts."""
     return vitlens.zero_shot(model, texts, templates=["{}"])
 
 

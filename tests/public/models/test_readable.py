@@ -94,7 +94,7 @@ HUB = "timm:vit_tiny_patch16_224"
 
 
 def described_as(folder: Path, content: dict[str, Any]) -> Path:
-    """A file of weights beside a config.json."""
+    """Write a file of weights next to a config.json."""
     file = hub_folder(folder, tiny())
     (folder / "config.json").write_text(json.dumps(content))
     return file

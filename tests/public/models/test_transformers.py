@@ -121,7 +121,7 @@ def test_outputs_are_those_of_transformers_on_pixels_normalised_by_its_processor
 
 
 def eager_attention(name):
-    """Of transformers itself, for the same pixels."""
+    """Return the attention of transformers for the same pixels."""
     reference = folder_of(name)[1]
     reference.set_attn_implementation("eager")
     with torch.no_grad():
@@ -155,7 +155,7 @@ def test_attention_under_sdpa_is_transformers_own_eager_attention(name):
 
 
 def windowed(model, images):
-    """Each layer's attention weights: of its windows, and between all patches of the map."""
+    """Return each layer's attention weights: of its windows, and between all patches of the map."""
     weights = []
     patches = []
 
@@ -205,7 +205,7 @@ def test_a_kernel_that_cannot_be_observed_is_refused_by_name():
 
 
 def save_tokenizer(folder):
-    """A tokenizer of letters with a start and an end, as CLIP's: the end has the largest id."""
+    """Write a tokenizer of letters as CLIP's, with a start and an end of the largest id."""
     letters = {letter: index for index, letter in enumerate("abcdefghijklmnopqrstuvwxyz")}
     words = letters | {f"{letter}</w>": 26 + index for letter, index in letters.items()}
     words |= {"<|startoftext|>": 52, "<|endoftext|>": 53}

@@ -100,7 +100,7 @@ def test_weights_of_zeros_do_not_hide_what_the_classifier_reads(pool, zeros):
 
 
 def optimised(net: Pooled, state: dict[str, Tensor]) -> None:
-    """One step, which makes the weights what they are in the state."""
+    """Make one step, which sets the weights to those of the state."""
     for name, parameter in net.named_parameters():
         parameter.grad = parameter.detach() - state[name]
     torch.optim.SGD(net.parameters(), lr=1.0).step()

@@ -23,7 +23,7 @@ LITTLE = {"a.bias": torch.ones(2), "a.weight": torch.arange(6.0).view(2, 3)}  # 
 
 @cache
 def whole(prefix: str = "") -> dict[str, torch.Tensor]:
-    """The weights of a small CNN, with a prefix of every name."""
+    """Return the weights of a small CNN, with a prefix of every name."""
     state = vitlens.load("resnet20@random", seed=1).module.state_dict()
     return {f"{prefix}{name}": value for name, value in state.items()}
 

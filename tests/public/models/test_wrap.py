@@ -120,7 +120,7 @@ def test_the_traced_anatomy_of_a_librarys_model_is_that_of_its_names(name: str):
 
 
 def eva(kind: type[nn.Module]) -> nn.Module:
-    """A model of timm with a norm and a gate after the heads."""
+    """Build a model of timm with a norm and a gate after the heads."""
     model = Eva(**VIT, use_rot_pos_emb=True)
     for block in model.blocks:
         block.attn = kind(

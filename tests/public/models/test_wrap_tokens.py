@@ -183,7 +183,7 @@ def test_patches_in_another_order_have_no_layout_and_no_grid_that_is_said(order:
 
 
 def cut(kernel: int, stride: int, padding: int, patches: int) -> plain.Build:
-    """A ViT whose patches are cut by such a convolution."""
+    """Build a ViT whose patches are cut by such a convolution."""
 
     def build() -> nn.Module:
         module = ViT()

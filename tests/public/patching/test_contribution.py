@@ -198,7 +198,7 @@ class TwoLists(nn.Module):
 
 
 def with_pre_logits() -> Model:
-    """A hidden layer with tanh before the classifier."""
+    """Build a model with a hidden layer with tanh before the classifier."""
     build = partial(TorchvisionViT, **TORCHVISION_VIT, num_classes=5, representation_size=8)
     return model_of(shaken(build, scale=0.5), alias="tanh")
 

@@ -40,7 +40,7 @@ PIXELS = MANY.source.read(torch.arange(40))
 
 
 def rows(images: Tensor) -> list[int]:
-    """Which images these are."""
+    """Return the indices of these images."""
     plain = PIXELS.float() / 255
     return [(plain == image).flatten(1).all(1).nonzero().item() for image in images]
 

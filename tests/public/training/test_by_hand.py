@@ -31,7 +31,7 @@ TWO_HEADS = {"registers": 2, "distillation": True}
 
 
 def rate(step: int, warmup: int, minimum: float) -> float:
-    """A line up to the peak, then a cosine."""
+    """Return the rate: a line up to the peak, then a cosine."""
     if step < warmup:
         return PEAK * (step + 1) / warmup
     share = (step - warmup) / max(STEPS - warmup - 1, 1)
@@ -83,8 +83,9 @@ def by_hand(
     accumulate=1,
     **shape,
 ):
-    """The weights after the last step, averaged where they are; loss, gradient norm, rate and
-    accuracy of each step.
+    """Return the weights after the last step, and loss, norm, rate and accuracy of each step.
+
+    The weights are averaged if the recipe averages them.
     """
     model = tiny_model(drop_path=0.0, dropout=0.0, **shape).requires_grad_(True)
     module = model.module.train()
@@ -176,7 +177,7 @@ def test_a_training_is_the_loop_written_out(changes, shape, tmp_path):
 
 
 def kept(folder, **how: bool) -> tuple[int, dict[str, torch.Tensor]]:
-    """How many numbers are kept for the backward passes, and the weights after them."""
+    """Count the numbers stored for the backward passes, and return the weights after them."""
     saved: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(
         lambda tensor: saved.append(tensor.numel()) or tensor, lambda tensor: tensor

@@ -45,7 +45,7 @@ def accuracy_of(file: object) -> float:
 
 
 def as_before(model: Model) -> bool:
-    """Whether a model that was frozen and in evaluation mode, without hooks, is so again."""
+    """Return True if a model is again frozen, in evaluation mode and without hooks."""
     modes = any(module.training or module._forward_hooks for module in model.modules())
     blocks = model.module.blocks
     plain = all(block.attn.fused and "forward" not in block.__dict__ for block in blocks)

@@ -36,7 +36,7 @@ SMALL = {"mae": "--set decoder_dim=8", "dino": "--set outputs=12", "clip": "--se
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A run of each objective."""
+    """Return a run of each objective."""
     return {
         name: ran(
             tmp_path_factory.mktemp("runs") / name, f"{LINE} --objective {name} {SMALL[name]}"

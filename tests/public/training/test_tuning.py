@@ -28,7 +28,7 @@ def different(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> s
 
 
 def changed(model: vitlens.Model, last: int | None, folder: Path) -> set[str]:
-    """The weights that a training changes."""
+    """Return the weights that a training changes."""
     before = state(model)
     trained(folder, model, train_last=last, recipe=plain_recipe(epochs=1))
     return different(state(model), before)

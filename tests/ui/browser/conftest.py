@@ -34,7 +34,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def whole_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file of a page with every part of a document."""
+    """Write a page with every part of a document."""
     folder = tmp_path_factory.mktemp("page")
     file = folder / "report.html"
     file.write_text(written(folder, document()), encoding="utf-8")
@@ -62,7 +62,7 @@ class Opened:
             self.tab.wait_for_selector("[data-ready=true]")
 
     def words(self) -> str:
-        """What the explorer says of the map that is shown, once it is drawn."""
+        """Return what the explorer says of the map that is shown, once it is drawn."""
         self.tab.evaluate(
             "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
         )

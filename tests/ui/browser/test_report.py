@@ -286,7 +286,7 @@ STEPS = 4
 
 @pytest.fixture(scope="module")
 def in_steps(tmp_path_factory) -> str:
-    """A page with a slider through its steps."""
+    """Return a page with a slider through its steps."""
     full = document()
     steps = (
         Section(f"{at}. Step <{at}>", (Sentence(f"Text {at}."),), step=True)

@@ -43,7 +43,7 @@ def picture():
 
 
 def folder_of(page: Path) -> Path:
-    """The report folder of a page, from the archive beside it."""
+    """Return the report folder of a page, from the archive next to it."""
     shutil.unpack_archive(page.with_suffix(".zip"), page.parent)
     return page.with_suffix("")
 
