@@ -50,7 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Chapters of studies are kept in a folder of this session."""
+    """Keep chapters of studies in a folder of this session."""
     os.environ["VITLENS_CACHE"] = str(of_all_processes(tmp_path_factory, "cache"))
 
 

@@ -287,7 +287,7 @@ def two_models(robust: tuple[int, int], **tables: tuple[object, ...]) -> AttackR
 
 
 def again(model: str, survivors: int, missed: int) -> SurvivorsRow:
-    """Stronger attacks at 8/255 on survivors of which they break so many."""
+    """Return stronger attacks at 8/255 on survivors, of which they break so many."""
     before = wilson(survivors, 200)
     after = wilson(survivors - missed, 200)
     return SurvivorsRow(model, 8.0, survivors, before, after, missed, 0)

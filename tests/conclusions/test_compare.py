@@ -160,7 +160,7 @@ def test_maps_by_two_methods_are_compared_only_where_both_are_verified():
 
 @pytest.fixture(scope="module")
 def folders(weaker: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Evaluations of the CNN, a worse ViT, and that ViT again, under another alias."""
+    """Evaluate the CNN, a worse ViT, and that ViT again under another alias."""
     paths = {}
     for name, model in (
         ("cnn", "cnn-digits"),

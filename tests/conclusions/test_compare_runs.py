@@ -88,7 +88,7 @@ def test_metrics_with_numbers_in_their_names_are_found_under_another_alias(
 
 
 def photographs(folder: Path, *, darker: bool) -> Path:
-    """Class folders of the same names and sizes; darker: of other images."""
+    """Write class folders of the same names and sizes; darker: of other images."""
     generator = np.random.default_rng(int(darker))
     for label in range(10):
         for number in range(3):

@@ -26,7 +26,7 @@ def first_page(record) -> list[Claim]:
 
 
 def with_errors(seed: int = 0, n: int = N, **shares: float) -> dict[str, Answers]:
-    """Models that make errors of their own at these shares."""
+    """Return models that make independent errors at these shares."""
     generator = np.random.default_rng(seed)
     return {name: answers(generator.random(n) >= share) for name, share in shares.items()}
 
@@ -118,7 +118,7 @@ def test_requirements_decide_the_exit_code(most, code, tmp_path, capsys):
 
 
 def calibrated(seed: int, n: int = 1000) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Confidences, whether each is right with that probability, and predictions of five classes."""
+    """Draw confidences, right with that probability, and predictions of five classes."""
     generator = np.random.default_rng(seed)
     confidence = 0.6 + 0.39 * generator.random(n)
     return confidence, generator.random(n) < confidence, generator.integers(0, 5, n)

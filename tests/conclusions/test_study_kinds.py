@@ -32,8 +32,9 @@ def architecture(last, **more):
 
 
 def transfer(accuracy, *, by_share=((0.5, 0.6, 0.3),), **more):
-    """accuracy: of the ways; by_share: of frozen, full and from scratch on 20 % and 50 % of the
-    images.
+    """Return a study of transfer with these accuracies of the ways.
+
+    by_share: of frozen, full and from scratch on 20 % and 50 % of the images.
     """
     shares = dict(zip(WAYS, accuracy))
     for part, values in zip((20, 50), by_share):

@@ -120,8 +120,7 @@ def intervened(model: Model, batch: Tensor) -> Tensor:
 
 
 def knocked_out(model: Model, batch: Tensor) -> Tensor:
-    """Keys knocked out in all layers, a head and a block removed, the last block set to its
-    mean."""
+    """Knock out keys, remove a head and a block, and set the last block to its mean."""
     keys = vitlens.KnockOut(keys=[0, 1], queries=2)
     last = vitlens.places(model).names[-2]
     changes = {"blocks.*.attention.weights": keys, "blocks.0.head.1": "zero", "blocks.1": "remove"}
@@ -134,7 +133,7 @@ def knocked_out(model: Model, batch: Tensor) -> Tensor:
 
 
 def replayed(model: Model, batch: Tensor) -> Tensor:
-    """Changes by place from a kept clean pass, inside a changed model."""
+    """Replay changes by place from a stored clean pass, inside a changed model."""
     with (
         vitlens.intervene(model, {"blocks.0.mlp": "zero"}),
         vitlens.replay(model, batch, chunk=2) as session,
@@ -350,12 +349,10 @@ ENTRIES: Final = {entry.name: entry for entry in (*_OWN, *_attributions(), *_att
 
 
 def cover() -> Iterator[tuple[str, str, bool]]:
-    """(entry, model, whether by default): each entry meets two models or three, each model entries
-    of each kind.
+    """Return (entry, model, by default), so that each entry and each kind of model is covered.
 
-    What is put back is put back by code that the models share: the first model of an entry, the CNN
-    where it is one of them and, in turn, another. The methods of a registry share theirs too: one
-    model each, in turn.
+    The models share the code that restores them: each entry meets its first model, the CNN where
+    it applies and, in turn, another. Methods of a registry share code too: one model each, in turn.
     """
     for number, entry in enumerate(ENTRIES.values()):
         first, *rest = entry.models

@@ -84,7 +84,7 @@ def unsettled(model: Model) -> Model:
 
 
 def state_of(model: Model) -> list[object]:
-    """Everything that a use of a model might forget to put back, in the model and in torch."""
+    """Return all that a use of a model might forget to restore, in the model and in torch."""
     modules = [
         (name, module.training, vars(module).get("forward"), *map(list, hooks))
         for name, module in model.named_modules()

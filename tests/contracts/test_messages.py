@@ -100,7 +100,7 @@ def flags(options: type) -> set[str]:
 
 
 def lines() -> Iterator[tuple[str, list[str]]]:
-    """Wrong lines of every command, each with its name: the command, what is wrong."""
+    """Yield wrong lines of every command, each with its name: the command and the mistake."""
     for word, command in COMMANDS.items():
         first = command.example.partition("&&")[0].split(" --")[0].split()[1:]
         flags_of_command = flags(command.options)

@@ -104,7 +104,7 @@ def rows(alias: str = "cat", fur: float = 0.75) -> tuple[FurRow, ...]:
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Path]:
-    """Writes the folder of a command whose parts are these."""
+    """Return a function that writes the folder of a command with these parts."""
     for part in ("record", "report"):
         monkeypatch.setitem(sys.modules, f"tests.contracts.fur.{part}", sys.modules[__name__])
     command = replace(COMMANDS["stats"], word="fur", package="tests.contracts.fur")

@@ -112,7 +112,7 @@ def test_writing_the_pages_changes_only_what_is_outdated(pages, tmp_path, monkey
 
 @pytest.fixture
 def page(tmp_path, monkeypatch):
-    """Fills a template of a page that lies in docs/."""
+    """Return a function that fills a template of a page in docs/."""
     monkeypatch.setattr(measured, "ROOT", tmp_path)
 
     def fill(text: str) -> str:

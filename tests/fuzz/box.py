@@ -24,7 +24,7 @@ _SHIFT = int(os.environ.get("VITLENS_FUZZ_SEED", "0")) * 1_000_003
 
 
 def seeds(count: int) -> list[int]:
-    """So many seeds, those of the fuzzer's own shift."""
+    """Return so many seeds, shifted by the fuzzer's setting."""
     return [_SHIFT + index for index in range(count)]
 
 
@@ -94,7 +94,7 @@ class Box:
         self.work.mkdir()
 
     def seal(self) -> None:
-        """Remember what is there: `trespasses` compares with it."""
+        """Record what is there, for `trespasses` to compare with."""
         self._before = self._everything()
 
     def trespasses(self) -> list[str]:
@@ -157,7 +157,7 @@ def start_command(words: Sequence[str], folder: Path) -> "subprocess.Popen[bytes
 
 
 def require_sound(outcomes: Sequence[Outcome], box: Box) -> None:
-    """Fail with every run that has a fault, and with what was written where no run may write."""
+    """Fail for every run with a fault, and for what was written where no run may write."""
     faults = [outcome.description() for outcome in outcomes if outcome.faults()]
     faults += [f"written outside its folder: {path}" for path in box.trespasses()]
     assert not faults, "\n".join([f"{len(faults)} faults of {len(outcomes)} runs", *faults])

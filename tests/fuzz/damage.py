@@ -75,9 +75,7 @@ def cut(path: Path, draw: random.Random) -> None:
 
 
 def replace(path: Path, draw: random.Random) -> None:
-    """Something else altogether: text, deep JSON, zeros, a folder, a link to itself, to nothing, to
-    a device.
-    """
+    """Replace it by text, deep JSON, zeros, a folder, or a link (to itself, nothing, a device)."""
     path.unlink()
     target = draw.choice((path.name, "/nowhere/at/all", "/dev/zero", None, *[""] * 4))
     if target is None:

@@ -99,7 +99,7 @@ def test_the_figures_of_the_confusion_have_the_counts_of_each_model(record):
 
 
 def require_same(one: EvaluateRecord, other: EvaluateRecord, *, rel: float) -> None:
-    """Both hold the same results: counts and predictions exactly, other floats within rel."""
+    """Check that both hold the same counts and predictions, and other floats within rel."""
     assert one.metric("accuracy/vit-digits") == other.metric("accuracy/vit-digits")
     assert one.metrics.keys() == other.metrics.keys()
     for name, metric in one.metrics.items():

@@ -174,7 +174,7 @@ def test_columns_of_a_csv_are_attributes_that_a_head_may_write(tiny_vit, tmp_pat
 
 @pytest.fixture
 def folders(tmp_path):
-    """Sixty digits in ten class folders, whose files have the same names."""
+    """Write sixty digits into ten class folders, whose files have the same names."""
     split = digits("test").limit(60)
     pixels = split.source.read(torch.arange(60))
     count = dict.fromkeys(range(10), 0)

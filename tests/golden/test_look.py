@@ -134,7 +134,7 @@ def test_a_map_that_says_nothing_is_crossed_out_with_the_reason(record, change, 
 
 @pytest.fixture
 def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Empty caches of the hubs, without a network; the checkpoints of torch.hub."""
+    """Return empty caches of the hubs, without a network, and the checkpoints of torch.hub."""
     monkeypatch.delenv("TORCH_HOME", raising=False)
     monkeypatch.setattr(
         "huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "huggingface" / "hub")
@@ -218,7 +218,7 @@ def test_how_it_works_is_told_by_stages_from_labels_and_ablated_heads(record, se
 
 
 def weights_of(*shape: int, seed: int = 0) -> NDArray[np.float32]:
-    """Weights (..., keys) whose rows sum to 1."""
+    """Draw weights (..., keys) whose rows sum to 1."""
     raw = np.random.default_rng(seed).exponential(size=shape).astype(np.float32)
     return np.asarray(raw / raw.sum(-1, keepdims=True))
 

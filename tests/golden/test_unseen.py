@@ -34,8 +34,9 @@ def painted(folder: Path, *, seed: int) -> Path:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """pictures/ (trained on by run/), others/ (never seen), moved/ (the pictures under other names
-    and some others).
+    """Write pictures/ (training data of run/), others/ (never seen) and moved/.
+
+    moved/ has the pictures under other names and some others.
     """
     root = tmp_path_factory.mktemp("unseen")
     painted(root / "pictures", seed=0)

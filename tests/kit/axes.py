@@ -37,7 +37,7 @@ def array(axes: Axes) -> np.ndarray:
 
 
 def texts(figure: Figure) -> list[str]:
-    """Return all that is written in the figure and can be seen."""
+    """Return all visible texts of the figure."""
     return [text.get_text() for text in _visible(figure)]
 
 
@@ -80,8 +80,9 @@ def _visible(figure: Figure) -> list[Text]:
 
 
 def _unseen_ticks(axes: Axes) -> list[Text]:
-    """Labels that matplotlib keeps but does not draw: beyond the ends of an axis, or of one
-    switched off.
+    """Return labels that matplotlib has but does not draw.
+
+    They lie beyond the ends of an axis, or belong to one that is switched off.
     """
     labels = []
     for axis in (axes.xaxis, axes.yaxis):

@@ -35,7 +35,7 @@ class Counting:
 def counted(
     size: tuple[int, int], classes: tuple[str, ...], *, count: int = 11, length: int | None = None
 ) -> Split:
-    """Noise whose source counts; length: that it pretends to have."""
+    """Draw noise whose source counts; length: that it pretends to have."""
     drawn = torch.rand(count, 3, *size, generator=torch.Generator().manual_seed(0))
     source = Counting((255 * drawn).byte(), length=length)
     return Split(

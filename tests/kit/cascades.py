@@ -38,9 +38,7 @@ def used_before(model: Model) -> set[str]:
 
 @torch.no_grad()
 def _effects(model: Model) -> dict[str, tuple[bool, bool, bool]]:
-    """Return whether a parameter changes the first block's input, the last block's output, and the
-    logits.
-    """
+    """Return which of first input, last output and logits each parameter changes."""
     plain = _seen(model)
     effects = {}
     for name, parameter in model.module.named_parameters():
@@ -54,7 +52,7 @@ def _effects(model: Model) -> dict[str, tuple[bool, bool, bool]]:
 def _seen(model: Model) -> tuple[Tensor, ...]:
     captured: dict[str, Tensor] = {}
     first = model.module.get_submodule(model.anatomy.blocks[0])
-    last = model.module.get_submodule(model.anatomy.blocks[(-1)])
+    last = model.module.get_submodule(model.anatomy.blocks[-1])
     with ExitStack() as stack:
         stack.enter_context(
             first.register_forward_pre_hook(lambda _m, args: captured.update(first=args[0].clone()))

@@ -103,12 +103,12 @@ def around(forward: Callable[..., Any], access: Access) -> Callable[..., Any]:
 
 
 def _given(args: tuple[Any, ...]) -> int:
-    """Return how many of the arguments are not the module itself."""
+    """Count the arguments that are not the module itself."""
     return sum(not isinstance(arg, nn.Module) for arg in args)
 
 
 def knocked_out(_forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Our attention with some keys masked."""
+    """Return our attention with some keys masked."""
 
     def run(module: MultiHeadSelfAttention, tokens: Tensor) -> Tensor:
         mask = torch.ones(tokens.shape[1], dtype=torch.bool, device=tokens.device)
@@ -145,8 +145,9 @@ def _rows(attention: Any, access: Access) -> Iterator[Tensor]:
 
 @contextmanager
 def intervened(model: Model, place: str, how: str) -> Iterator[None]:
-    """Inside, a place is changed: by `intervene`, by a user's forward hook, or by a forward put
-    into its module.
+    """Change a place inside the context.
+
+    how: by `intervene`, by a user's forward hook, or by a forward put into its module.
     """
     access = accesses(model)[place]
     module = model.module.get_submodule(access.module)

@@ -73,8 +73,9 @@ def _script(page: str, name: str) -> str:
 
 
 def _restored(content: bytes, rows: tuple[int, ...], keys: int, special: int, levels: int) -> Shown:
-    """Bytes as weights: the square root of the share of a maximum of the row, of special tokens and
-    of patches.
+    """Return bytes as weights: the square root of the share of a maximum.
+
+    The maximum is that of the row, of special tokens and of patches.
     """
     maxima = np.frombuffer(content, "<f4", count=2 * int(np.prod(rows))).reshape(*rows, 2)
     steps = np.frombuffer(content, np.uint8, offset=maxima.nbytes).reshape(*rows, keys)

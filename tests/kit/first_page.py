@@ -27,7 +27,7 @@ def states(document: Document) -> dict[str, str]:
 
 
 def clear_effects(document: Document) -> list[Claim]:
-    """Return what stands out of all that was measured, the clearest first."""
+    """Return the clear effects of all that was measured, the clearest first."""
     return [claim for claim in shown(document.claims, 7) if claim.rank]
 
 
@@ -39,7 +39,7 @@ def findings_of(report: Report, record: Any) -> tuple[Claim, ...]:
 
 
 def check_first_page(document: Document) -> None:
-    """Fail where a report says more than a reader takes in, or contradicts itself."""
+    """Fail if a report says more than a reader takes in, or contradicts itself."""
     first = document.first
     assert len(first.answer) <= SENTENCES
     assert len(first.unknown) <= SENTENCES

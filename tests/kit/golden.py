@@ -130,7 +130,7 @@ def of_all_processes(tmp_path_factory: pytest.TempPathFactory, name: str) -> Pat
 
 @pytest.fixture(scope="session")
 def places(tiny_vit: Path, tiny_cnn: Path, sharp_vit: Path, pictures: Path) -> dict[str, Path]:
-    """Return what the lines name."""
+    """Return the paths that the lines name."""
     return {"vit": tiny_vit, "cnn": tiny_cnn, "sharp": sharp_vit, "pictures": pictures}
 
 
@@ -138,7 +138,7 @@ def places(tiny_vit: Path, tiny_cnn: Path, sharp_vit: Path, pictures: Path) -> d
 def golden(
     places: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Golden]:
-    """`golden("attack")`: the run of that name, or of a command that was added."""
+    """Return a function: `golden("attack")` is the run of that name, or of an added command."""
     goldens: dict[str, Golden] = {}
     shared = of_all_processes(tmp_path_factory, "golden")
 

@@ -51,7 +51,7 @@ class Block:
 
 
 def titles() -> list[str]:
-    """Return what the guide has an example of: "An attack" ..."""
+    """Return the titles of the guide's examples: "An attack" ..."""
     return [title for title, _ in _EXAMPLE.findall(GUIDE.read_text())]
 
 

@@ -57,7 +57,7 @@ EVERY = {**MODELS, **HANDWRITTEN}
 
 
 def of(model: Model, *, batch: int = 3, seed: int = 0) -> Tensor:
-    """Images of the model's size."""
+    """Draw images of the model's size."""
     return images(model.input_size, batch=batch, seed=seed)
 
 
@@ -80,7 +80,7 @@ def changeable(model: Model) -> list[str]:
 
 
 def heads_by_layer(model: Model) -> list[int]:
-    """Return how many heads each layer has."""
+    """Return the number of heads of each layer."""
     return [layer.heads for layer in layers(model)]
 
 
@@ -113,7 +113,7 @@ def without_head(model: Model, layer: int, head: int, constant: Tensor | None = 
 
 
 def entering(model: Model, layer: int, batch: Tensor, *, projection: bool = False) -> Tensor:
-    """Return what a plain hook sees that enters a layer's block, or its output projection."""
+    """Return the input of a layer's block, or of its output projection, by a plain hook."""
     block = layers(model)[layer]
     module = (
         projection_of(model, block.attention)

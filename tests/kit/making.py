@@ -35,6 +35,6 @@ def keep_scenes() -> None:
 
 
 def little_vit(classes: tuple[str, ...] = CLASSES, *, seed: int = 1) -> Model:
-    """Untrained: two blocks, two heads, a grid of 4 x 4 on 32 pixels."""
+    """Build an untrained ViT of two blocks and two heads, with a grid of 4 x 4 on 32 pixels."""
     shape = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [8, 8]}
     return untrained("vit-mini", classes=classes, seed=seed, overrides=shape)

@@ -200,7 +200,7 @@ _FOLDED = re.compile(r"<details><summary>[^<>&]*</summary>|</details>")  # our o
 
 
 def problems(text: str) -> list[str]:
-    """Return what is alive in a report that should only be read; empty for a good one."""
+    """Return everything active in a report that should only be read; empty for a good one."""
     faults = [f"control character {one!r}" for one in set(text) if one != "\n" and hidden(one)]
     for token in (one for block in parsed(text) for one in (block, *(block.children or ()))):
         source = str(token.attrs.get("src", ""))
@@ -231,7 +231,7 @@ def cells(text: str) -> list[list[str]]:
 
 
 def read(token: Token) -> str:
-    """Return what a reader sees of an inline token."""
+    """Return an inline token as a reader sees it."""
     return "".join(
         child.content if child.type in ("text", "code_inline", "text_special") else ""
         for child in token.children or ()
@@ -246,7 +246,7 @@ def hidden(character: str) -> bool:
 
 
 def _crooked(text: str) -> list[str]:
-    """Tables whose rows differ in length, before markdown's own mending of them."""
+    """Return tables whose rows differ in length, before markdown repairs them."""
     faults = []
     width = 0
     code = {

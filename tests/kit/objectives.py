@@ -43,7 +43,7 @@ def headless(*, seed: int = 0, **shape: Any) -> Model:
 def built(
     name: str, model: Model | None = None, *, train: Split | None = None, **settings: Any
 ) -> Any:
-    """Return what an objective trains."""
+    """Return the module that an objective trains."""
     train = train or scenes("train")
     objective = make_objective(name, train, train, {**SETTINGS[name], **settings})
     assert objective is not None

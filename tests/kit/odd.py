@@ -109,5 +109,5 @@ def shared_odd() -> vitlens.Model:
 
 
 def odd_images(batch: int = 3, *, size: tuple[int, int] = SIZE) -> Tensor:
-    """Noise in [0, 1]."""
+    """Draw noise in [0, 1]."""
     return images(size, batch=batch)

@@ -85,9 +85,10 @@ _ELEMENTS = {  # that a page may hold
 
 
 def next_patch_weights() -> NDArray[np.float32]:
-    """Weights (layers, heads, queries, keys) that a reader can check: each token looks at CLS with
-    0.25, and with 0.75 in head 0 of layer l at the patch l + 1 places to the right, in head 1 at
-    the first patch.
+    """Return weights (layers, heads, queries, keys) that a reader can check.
+
+    Each token looks at CLS with 0.25, and with 0.75 in head 0 of layer l at the patch l + 1 places
+    to the right, in head 1 at the first patch.
     """
     weights = np.zeros((LAYERS, HEADS, TOKENS, TOKENS), np.float32)
     query = np.arange(TOKENS)
@@ -126,7 +127,7 @@ def explorer(*, name: str = "cat.jpg", label: str = "sink") -> Explorer:
 
 
 def document(*, name: str = "tabby") -> Document:
-    """Return every part of a report; name: stands wherever a name from outside can stand."""
+    """Return a report with every part; name: stands wherever a name from outside can stand."""
     rows = tuple(
         (f"{name} {number}", Estimate(0.5, 0.4, 0.6, 100, "fraction")) for number in range(60)
     )
@@ -217,7 +218,7 @@ class Elements(HTMLParser):
 
 
 def page_problems(text: str) -> list[str]:
-    """Return what could act, load or lead out of a page, or says nothing; empty for a good one."""
+    """Return what could act, load, leave the page or be empty; nothing for a good page."""
     elements = Elements(text)
     faults = [
         f"control character {one!r}" for one in sorted(set(text)) if one != "\n" and hidden(one)

@@ -37,8 +37,7 @@ class Answers:
 def answers(
     right: NDArray[np.bool_], confidence: NDArray[np.floating] | float = 0.9, *, classes: int = 5
 ) -> Answers:
-    """Return predictions of images of the class of their number; a wrong answer is the next
-    class."""
+    """Return predictions of images of the class of their number; errors predict the next class."""
     labels = np.arange(len(right)) % classes
     return Answers(np.broadcast_to(confidence, labels.shape), (labels + ~right) % classes, labels)
 
@@ -63,7 +62,7 @@ def evaluations(
 def evaluate_record(
     models: Mapping[str, Answers], *, seed: int = 0, names: Sequence[str] = NAMES
 ) -> EvaluateRecord:
-    """Return what `vitlens evaluate` records of such models."""
+    """Return the record of `vitlens evaluate` for such models."""
     results, config = evaluations(models, names)
     return replace(recorded(results, classes=len(names), seed=seed), config=config)
 
@@ -74,9 +73,7 @@ def compare_record(
     methods: Sequence[str] = ("relevance", "gradcam"),
     seed: int = 0,
 ) -> CompareRecord:
-    """Return what `vitlens compare` records of two such models, with maps by these methods that
-    agree partly.
-    """
+    """Return the record of `vitlens compare` for two such models, with maps that agree partly."""
     results, config = evaluations(models, NAMES)
     return replace(
         prediction_record(compare_evaluations(*results), seed),

@@ -36,10 +36,9 @@ GROUND = 0.3
 
 @cache
 def squares(count: int = 300, *, seed: int = 0, masks: bool = True, dots: int = 40) -> Split:
-    """Squares of any contrast, a third of them at the border, among none to 40 bright pixels (or
-    `dots`).
+    """Draw squares of any contrast, a third of them at the border, among up to 40 bright pixels.
 
-    Shared: nobody changes them.
+    dots: the number of bright pixels. The split is shared: do not change it.
     """
     draw = torch.Generator().manual_seed(seed)
 
@@ -101,23 +100,23 @@ def low_contrast(_planes: Tensor, local: Tensor) -> Tensor:
 
 
 def at_border(planes: Tensor, _local: Tensor) -> Tensor:
-    """Return a stripe reaches the edge of the image."""
+    """Return True for images in which a stripe reaches the edge."""
     edge = torch.cat([planes[:, 0], planes[:, -1], planes[:, :, 0], planes[:, :, -1]], 1)
     return ((edge > 0.36) & (edge < 0.85)).any(1)
 
 
 def cluttered(planes: Tensor, _local: Tensor) -> Tensor:
-    """There are many bright pixels."""
+    """Return True for images with many bright pixels."""
     return (planes > 0.9).flatten(1).sum(1) > 28
 
 
 def at_random(planes: Tensor, _local: Tensor) -> Tensor:
-    """Nothing that a property tells apart."""
+    """Return answers that no property explains."""
     return (1e5 * planes.mean((1, 2))).sin() > 0.6
 
 
 def marked(planes: Tensor, _local: Tensor) -> Tensor:
-    """There is a white square in the upper left corner."""
+    """Return True for images with a white square in the upper left corner."""
     return planes[:, :3, :3].flatten(1).amin(1) > 0.98
 
 
@@ -150,7 +149,7 @@ def model(rule: Callable[[Tensor, Tensor], Tensor], alias: str = "planted") -> M
 
 
 def boxes(*places: tuple[int, int, int, int], side: int = 16, masks: bool = True) -> Split:
-    """White rectangles (top, left, height, width) on grey of 100, of two classes in turn."""
+    """Draw white rectangles (top, left, height, width) on grey of 100, of two classes in turn."""
     pixels = torch.full((len(places), 3, side, side), 100, dtype=torch.uint8)
     objects = torch.zeros(len(places), side, side, dtype=torch.bool)
     for at, (top, left, height, width) in enumerate(places):
@@ -162,14 +161,13 @@ def boxes(*places: tuple[int, int, int, int], side: int = 16, masks: bool = True
 
 
 def pictures_of(split: Split, maps: Tensor | None = None) -> Pictures:
-    """Return all images of a split and their maps, as they are given to a change of one
-    property."""
+    """Return all images of a split and their maps, as a change of one property takes them."""
     evaluation = Evaluation("made", split.classes, torch.zeros(len(split), 2), split.labels)
     return Pictures(Subject(None, split, evaluation, maps), torch.arange(len(split)))
 
 
 def even(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
-    """Maps that say nothing."""
+    """Return uniform maps."""
     return torch.ones(len(images), 4, 4)
 
 
@@ -186,9 +184,7 @@ def failures_of(
     maps: Tensor | None = None,
     indices: Tensor | None = None,
 ) -> dict[str, Any]:
-    """Return what a record holds on why such models of these aliases fail; maps: of the images at
-    these indices.
-    """
+    """Return the record's tables on why these models fail; maps: of the images at these indices."""
     models = [model(rule, alias) for alias, rule in rules.items()]
     subjects = [
         Subject(subject, split, vitlens.evaluate(subject, split), maps, indices)
@@ -200,7 +196,7 @@ def failures_of(
 def chance_tests(
     property_of: Callable[[Generator], Numbers], draws: int
 ) -> list[tuple[Estimate, float | None]]:
-    """Return how a property of 450 images separates 20 errors at random."""
+    """Return the tests of a property of 450 images with 20 errors at random."""
     generator = np.random.default_rng(0)
     results = []
     for _ in range(draws):

@@ -30,9 +30,7 @@ BRIGHT = slice(56, 64)
 
 
 def worth() -> Tensor:
-    """Return what a white patch adds to the margin: the first and last row, a pair, one patch, and
-    little elsewhere.
-    """
+    """Return the part of a white patch in the margin: large for two rows, a pair and one patch."""
     values = torch.rand(CELLS**2, generator=torch.Generator().manual_seed(0)) * 0.6 - 0.2
     values[CHANGED], values[BRIGHT] = 1.2, 0.4
     values[FIRST], values[list(PAIR)] = 3.0, 2.0
@@ -40,9 +38,7 @@ def worth() -> Tensor:
 
 
 def margins(cells: Tensor, values: Tensor) -> Tensor:
-    """Return how far the first class is ahead, of brightnesses (..., patches) and what they are
-    worth.
-    """
+    """Return the margin of the first class, by brightnesses (..., patches) and their worth."""
     gone = 1 - cells
     return (cells @ values + OFFSET - BONUS * gone[..., PAIR[0]] * gone[..., PAIR[1]]) / SCALE
 
@@ -88,8 +84,10 @@ def game() -> Model:
 
 
 def brightness() -> Tensor:
-    """(images, patches) in steps of 1/255. Of the first image all is black but the pair and one
-    patch; without any of its three patches the second one is of the other class.
+    """Return the brightness (images, patches) in steps of 1/255.
+
+    Of the first image all is black except the pair and one patch; without any of its three patches
+    the second one is of the other class.
     """
     levels = torch.rand(COUNT, CELLS**2, generator=torch.Generator().manual_seed(1))
     levels[:, [FIRST, *PAIR]] = 1.0
@@ -110,7 +108,7 @@ def pixels() -> Tensor:
 
 
 def objects() -> Tensor:
-    """Masks of what is brighter than the mean grey; the last image has no background."""
+    """Return masks of what is brighter than the mean grey; the last image has no background."""
     covered = pixels().mean(1) > 0.5
     covered[-1] = True
     return covered
@@ -123,9 +121,7 @@ def write(folder: Path) -> str:
 
 
 def written(folder: Path, images: Tensor, masks: Tensor, model: str) -> str:
-    """Files of images (n, height, width, 3) and their masks, uint8, and the words that explain them
-    by this model.
-    """
+    """Write images (n, height, width, 3) and masks, uint8; return the words that explain them."""
     for name, parts in (("images", images), ("masks", masks)):
         (folder / "data" / name).mkdir(parents=True, exist_ok=True)
         for index, part in enumerate(parts):
@@ -134,7 +130,7 @@ def written(folder: Path, images: Tensor, masks: Tensor, model: str) -> str:
 
 
 def truth(model: Model, images: Tensor, _targets: Tensor) -> Tensor:
-    """Return what each patch is worth, by the weights that the model has at that time."""
+    """Return the worth of each patch, by the weights that the model has at that time."""
     return (cells_of(images) * model.module.head.weight[0].detach()).unflatten(1, (CELLS, CELLS))
 
 
@@ -155,7 +151,7 @@ def marked(place: slice) -> Tensor:
 
 
 def noise(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
-    """Depends on the pixels without any continuity."""
+    """Return maps that depend on the pixels without any continuity."""
     seeds = (images.double().sum((1, 2, 3)) * 1e6).long().tolist()
     return torch.stack(
         [torch.rand(8, 8, generator=torch.Generator().manual_seed(seed)) for seed in seeds]

@@ -24,9 +24,7 @@ ANY = {
 
 @contextmanager
 def planted_methods(functions: Mapping[str, Method]) -> Iterator[None]:
-    """Inside, each of these names is the function, of any model: `planted_methods({"saliency":
-    mine})`.
-    """
+    """Replace methods of these names, inside the context: `planted_methods({"saliency": mine})`."""
     # behind the read-only view
     (methods,) = (
         referent for referent in gc.get_referents(ATTRIBUTIONS) if isinstance(referent, dict)

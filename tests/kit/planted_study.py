@@ -36,8 +36,9 @@ UNTRIED: Final = {kind: planned.untried for kind, planned in KINDS.items()}
 def predicted(
     shares: Mapping[str, float], *, seeds: int, seed: int, spread: float
 ) -> dict[str, NDArray[np.bool_]]:
-    """Predictions (seeds, images) of each variant, which find the same images hard; accuracy varies
-    with the seed.
+    """Draw predictions (seeds, images) of each variant, which find the same images hard.
+
+    Accuracy varies with the seed.
     """
     generator = np.random.default_rng(seed)
     hardness = generator.random(IMAGES)

@@ -68,7 +68,7 @@ def classes(
 
 
 def parts(*names: str, below: str = "") -> Callable[[Path], None]:
-    """Parts of these names with class folders."""
+    """Write parts of these names with class folders."""
 
     def make(root: Path) -> None:
         for name in names:
@@ -413,7 +413,7 @@ FOLDERS: Final = (
 def _labelled(
     text: str | bytes, *, names: tuple[str, str, str] = ("a", "b", "c")
 ) -> Callable[[Path], Path]:
-    """Images a.png (a cat), b.png and c.png (dogs), and a table."""
+    """Write images a.png (a cat), b.png and c.png (dogs), and a table."""
 
     def make(root: Path) -> Path:
         folder = root / "flat"

@@ -54,7 +54,7 @@ def save_little() -> None:
 
 @contextmanager
 def saved_figures() -> Iterator[None]:
-    """Inside, figures are saved whole, if coarsely."""
+    """Save complete but coarse figures inside the context."""
     _WHOLE.append(None)
     try:
         yield
@@ -64,8 +64,9 @@ def saved_figures() -> Iterator[None]:
 
 @contextmanager
 def no_figures() -> Iterator[None]:
-    """Inside, no figure of a report is made, unless `saved_figures` is entered: other tests draw
-    what runs here.
+    """Draw no figure of a report, unless `saved_figures` is entered.
+
+    Other tests draw these figures.
     """
     from vitlens.commands.run import publish
 

@@ -68,7 +68,7 @@ def images(size: tuple[int, int] = (32, 32), *, batch: int = 2, seed: int = 0) -
 
 
 def ours(*, fused: bool = True, size: tuple[int, int] = (32, 48), **changes: object) -> Model:
-    """Our ViT on a grid that is not square (4 x 3 with the default size)."""
+    """Build our ViT on a grid that is not square (4 x 3 with the default size)."""
     shape: dict[str, object] = {
         "patch_size": (8, 16),
         "dim": 16,
@@ -85,7 +85,7 @@ def ours(*, fused: bool = True, size: tuple[int, int] = (32, 48), **changes: obj
 
 
 def our_swin(*, size: tuple[int, int] = (32, 32), classes: int = 5, **changes: object) -> Model:
-    """Our Swin of two stages; the second block of each shifts its windows."""
+    """Build our Swin of two stages; the second block of each shifts its windows."""
     shape: dict[str, object] = {"dim": 16, "depths": (2, 2), "heads": (2, 4), "classes": classes}
     config = SwinConfig(image_size=size, **{**shape, **changes})
     return model_of(shaken(lambda: SwinTransformer(config)), alias="our-swin", size=size)

@@ -24,7 +24,7 @@ from vitlens.training.task import Task
 def interrupted(
     when: Callable[[int, Progress], bool], command: Literal["train", "study"] = "train"
 ) -> Iterator[None]:
-    """Inside, a training is interrupted, by its number (from 1 on) and its progress."""
+    """Interrupt a training by its number (from 1 on) and its progress, inside the context."""
     module = kinds if command == "study" else trainings
     begun = 0
 

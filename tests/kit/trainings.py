@@ -52,7 +52,7 @@ def tiny_cnn() -> Model:
 
 
 def split_of(pixels: Tensor, *, part: Part = "train") -> Split:
-    """Images given as pixels, labelled in turn."""
+    """Return images with these pixels, labelled in turn."""
     return replace(
         splits.split_of(pixels, torch.arange(len(pixels)) % len(CLASSES), CLASSES),
         name="random",
@@ -123,7 +123,7 @@ def trained(
 
 
 def interrupting(at: int) -> Callable[[Progress], None]:
-    """Stops a training after a step."""
+    """Return a callback that stops a training after a step."""
 
     def stop(progress: Progress) -> None:
         if progress.step == at:
@@ -214,8 +214,9 @@ def shown(
 
 @contextmanager
 def one_of(processes: int, index: int, model: Model) -> Iterator[dict[str, Tensor]]:
-    """Inside, a training is one of several processes; the gradients that would be averaged are kept
-    by name.
+    """Train inside the context as one of several processes.
+
+    The gradients that would be averaged are stored by name.
     """
     gradients: dict[str, Tensor] = {}
 

@@ -30,8 +30,9 @@ def of(values: Sequence[Tensor], alias: str = "made") -> Features:
 
 
 def gram_cka(first: Tensor, second: Tensor, *, biased: bool = False) -> float:
-    """Linear CKA from whole Gram matrices (samples, samples): Song 2012, equation 5, or with biased
-    HSIC.
+    """Compute linear CKA from full Gram matrices (samples, samples): Song 2012, equation 5.
+
+    biased: with biased HSIC.
     """
 
     def hsic(k: np.ndarray, m: np.ndarray) -> float:

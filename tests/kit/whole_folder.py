@@ -16,10 +16,10 @@ from vitlens.record import SCHEMA, MetricName, read_run
 
 
 def whole_folder(out: Path, command: str, *, drawn: bool = True, saved: bool = False) -> None:
-    """Fail where a folder lacks something, or where its report made again is another.
+    """Fail if a folder lacks something, or if its report written again differs.
 
     drawn: save the figures, too; a study's figures are those of other commands. saved: they are
-    saved already, as the command ran within `saved_figures`, and must be the same when made again.
+    already there, as the command ran within `saved_figures`, and must be the same again.
     """
     check_results(json.loads((out / "results.json").read_text()), command)
     config = json.loads((out / "config.json").read_text())
@@ -69,9 +69,7 @@ def check_report(out: Path, *, drawn: bool) -> None:
 
 
 def check_declared(out: Path) -> None:
-    """Fail where a folder holds a metric, a table or an array that its command does not declare, or
-    lacks a table.
-    """
+    """Fail if a folder has an undeclared metric, table or array, or lacks a declared table."""
     written = read_run(out)
     record = read(written)
     contents = type(record).contents()

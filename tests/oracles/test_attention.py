@@ -15,9 +15,7 @@ from vitlens import Model
 
 
 def unfused_attention(model: Model, batch: Tensor) -> dict[str, Tensor]:
-    """timm's weights by module, through its own fused_attn=False: the input of attn_drop, before
-    dropout.
-    """
+    """Return timm's weights by module with fused_attn=False: the input of attn_drop."""
     twin = with_kernel(copy.deepcopy(model), fused=False)
     attention_inputs = dict[str, Tensor]()
     for name, module in twin.module.named_modules():
@@ -84,8 +82,9 @@ def test_whole_models(name):
 
 
 def relevance_of(products: list[Tensor], model: Model) -> Tensor:
-    """R + Ā R of every layer (Chefer 2021), Ā the mean over heads of the positive part of weights ⊙
-    gradient; the readout's row of R - I over the patches.
+    """Return the readout's row of R - I over the patches, with Chefer's R + Ā R of every layer.
+
+    Ā is the mean over heads of the positive part of weights ⊙ gradient.
     """
     prefix = len(model.layout.prefix)
     tokens = products[0].shape[-1]

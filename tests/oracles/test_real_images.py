@@ -52,7 +52,7 @@ def photos(real_data: Path, reference: dict[str, Any]) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def some(deit: Model, photos: list[Path], reference: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Ten photographs and their classes."""
+    """Return ten photographs and their classes."""
     return vitlens.images(photos[::30], deit), torch.from_numpy(reference["labels"][::30])
 
 

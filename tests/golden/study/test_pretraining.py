@@ -22,7 +22,7 @@ POINTS = ("random", "supervised", "mae", "dino", "clip")
 
 @pytest.fixture(scope="module")
 def done(golden) -> PretrainingRecord:
-    """Five points, two seeds, one epoch of 32 images."""
+    """Return a study of five points and two seeds, with one epoch of 32 images."""
     return golden("study of pretraining").record
 
 
@@ -31,9 +31,7 @@ def shapes(part: str) -> vitlens.Split:
 
 
 def read(model: vitlens.Model, part: str) -> np.ndarray:
-    """Features of length 1 by hand: CLS and the mean of the patches after the last layer and its
-    norm.
-    """
+    """Compute features of length 1 by hand: CLS and the mean of the patches after the last norm."""
     images = next(shapes(part).batches(32)).images
     both = [vitlens.features(model, images, layer=-1, pool=pool).at(-1) for pool in ("cls", "mean")]
     vectors = torch.cat(both, 1).double().numpy()

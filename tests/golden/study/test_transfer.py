@@ -26,8 +26,9 @@ LINE = "study {model} --kind transfer --data {data} --epochs 2 --batch-size 15 -
 
 
 def write_folder(root: Path, **counts: dict[str, int]) -> Path:
-    """Class folders of the embedded digits: train={"zero": 12 ...}; those of `top` stand at the
-    top.
+    """Write class folders of the embedded digits, as in train={"zero": 12 ...}.
+
+    top: those that stand at the top.
     """
     for part, classes in counts.items():
         split = digits("test" if part == "test" else "train")

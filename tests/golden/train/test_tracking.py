@@ -91,7 +91,7 @@ class Recording:
 
 @pytest.fixture
 def libraries(monkeypatch) -> dict[str, Recording]:
-    """Stand-ins for the trackers' libraries, which can be made to fail."""
+    """Replace the trackers' libraries by stand-ins that can be made to fail."""
     from accelerate import tracking
 
     recordings = {"tensorboard": Recording(), "wandb": Recording()}

@@ -31,7 +31,7 @@ def large(values, size, *, smooth=True):
 
 
 def halves() -> np.ndarray:
-    """Positive on the left, negative on the right."""
+    """Return a map that is positive on the left and negative on the right."""
     values = np.zeros((4, 4))
     values[:, 0], values[:, 3] = 3.0, -3.0
     return values

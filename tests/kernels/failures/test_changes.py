@@ -23,7 +23,7 @@ def images_of(split: Split) -> Tensor:
 
 
 def of_pixels(images: Tensor, masks: Tensor | None = None) -> dict[str, Tensor]:
-    """Properties of changed images."""
+    """Measure the properties of changed images."""
     return properties(
         split_of(images.clamp(0, 1), torch.arange(len(images)) % 2, ("across", "down"), masks=masks)
     )

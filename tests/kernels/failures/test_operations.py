@@ -110,7 +110,7 @@ def test_the_cut_off_is_where_it_says(across):
     """
 
     def grating(*size: int) -> torch.Tensor:
-        """Eight periods of a sine along one axis, around 0.5."""
+        """Draw eight periods of a sine along one axis, around 0.5."""
         wave = 0.5 + 0.4 * (16 * math.pi * torch.arange(size[across]) / size[across]).sin()
         return (wave[None] if across else wave[:, None]).expand(1, 3, *size).contiguous()
 
@@ -129,7 +129,7 @@ def test_the_cut_off_is_where_it_says(across):
 
 
 def made(alias: str, shares: list[float]) -> Corrupted:
-    """Right on the first share of 40 images, one share a kind, the same at all severities."""
+    """Return results that are right on the first share of 40 images, at all severities."""
     rows = torch.stack([torch.arange(40) < 40 * share for share in shares])
     return Corrupted(
         alias, rows[:, None].expand(len(CORRUPTIONS), len(SEVERITIES), 40).contiguous()

@@ -11,7 +11,7 @@ LABELS = torch.tensor([2, 0, 1] * 7)
 
 
 def vectors(labels: torch.Tensor, *, apart: float, seed: int) -> torch.Tensor:
-    """Classes around means of their own."""
+    """Draw vectors of classes around separate means."""
     means = apart * torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
     return (
         means[labels]

@@ -12,7 +12,7 @@ CELL = 3
 
 
 def masks(count: int, *, seed: int = 0) -> torch.Tensor:
-    """Rectangles at random places, of any part of a cell."""
+    """Draw rectangles at random places, which cover any part of a cell."""
     generator = torch.Generator().manual_seed(seed)
     side = SIDE * CELL
     drawn = torch.zeros(count, side, side, dtype=torch.bool)
@@ -28,7 +28,7 @@ def noise(count: int, heads: int, *, seed: int = 1) -> torch.Tensor:
 
 
 def planted(count: int, *, head: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Maps of noise but for a head that sees the object's share of each cell."""
+    """Draw maps of noise, except for a head that sees the object's share of each cell."""
     objects = masks(count)
     maps = noise(count, 4)
     cells = objects.view(count, SIDE, CELL, SIDE, CELL).double().mean((2, 4))
@@ -37,8 +37,9 @@ def planted(count: int, *, head: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def looped(values: torch.Tensor, mask: torch.Tensor) -> float:
-    """Pixels from the highest cell down until as many are marked as the mask has; equal cells share
-    what is left.
+    """Compute the overlap by a loop from the highest cell down until the mask's area is marked.
+
+    Equal cells share what is left.
     """
     left = float(mask.sum())
     both = 0.0

@@ -176,7 +176,7 @@ def test_one_image_cannot_tell_a_place_from_a_sink():
 
 
 def scores(**values: float) -> dict[str, Tensor]:
-    """Scores of all labels with a little spread over 16 groups of images."""
+    """Return scores of all labels with a little spread over 16 groups of images."""
     noise = 1e-4 * torch.randn(17, generator=torch.Generator().manual_seed(0)).double()
     return {name: values.get(name.replace(" ", "_"), 0.05) + noise for name in RULES}
 

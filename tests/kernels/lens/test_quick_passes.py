@@ -50,7 +50,7 @@ def both(
     batch: Tensor,
     within: AbstractContextManager[object] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Logits and the gradient of what is given."""
+    """Return the logits and the gradient of the inputs."""
     leaf = batch.clone().requires_grad_()
     with within or nullcontext():
         logits = model(leaf)

@@ -23,7 +23,7 @@ PATH = f"/timm/{hub.SMALL_VIT}/resolve/main/model.safetensors"
 
 @pytest.fixture
 def caches(tmp_path: Path, monkeypatch) -> tuple[Path, Path]:
-    """Empty caches of Hugging Face's hub and of torch.hub."""
+    """Return empty caches of Hugging Face's hub and of torch.hub."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     return tmp_path / "hub", tmp_path / "torch" / "hub" / "checkpoints"
@@ -54,7 +54,7 @@ def server(caches: tuple[Path, Path], monkeypatch) -> Iterator[SimpleNamespace]:
         do_HEAD = do_GET  # noqa: N815
 
         def log_message(self, *_: object) -> None:
-            """Nothing on stderr."""
+            """Print nothing on stderr."""
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
         threading.Thread(target=running.serve_forever, daemon=True).start()
@@ -67,7 +67,7 @@ def server(caches: tuple[Path, Path], monkeypatch) -> Iterator[SimpleNamespace]:
 
 
 def download() -> tuple[list[str], list[int]]:
-    """Download it; the addresses said before, and the steps of the bar."""
+    """Download the model; return the addresses that it announces and the steps of the bar."""
     said = []
     steps = []
     name = hub.download_small_vit(begins=said.append, progress=lambda _: nullcontext(steps.append))

@@ -26,9 +26,7 @@ def model():
 
 
 def without_other_parts(model):
-    """Zero every head but one, and every MLP: what is left of a change passes through that head or
-    the residual.
-    """
+    """Zero every head except one, and every MLP, so that changes pass that head or the residual."""
     places = [
         f"blocks.{layer}.head.{head}"
         for layer in range(6)

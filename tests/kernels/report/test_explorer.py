@@ -20,7 +20,7 @@ Grid = tuple[int, int]
 
 
 def attention(*shape: int, seed: int = 0) -> NDArray[np.float32]:
-    """Rows of softmax with a few large weights."""
+    """Draw rows of softmax with a few large weights."""
     scores = np.exp(3 * np.random.default_rng(seed).normal(size=shape))
     return (scores / scores.sum(-1, keepdims=True)).astype(np.float32)
 

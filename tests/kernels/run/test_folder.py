@@ -32,7 +32,7 @@ def at(
 
 
 def raising(code: int):
-    """Stands in for a function of the operating system that is refused."""
+    """Return a stand-in for a function that the operating system refuses."""
 
     def refuse(*args: object, **kwargs: object) -> None:
         raise OSError(code, os.strerror(code))

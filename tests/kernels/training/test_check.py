@@ -83,7 +83,7 @@ def zero_head(model: Model) -> None:  # as a new head of a trained model
 
 
 def hooked(part: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Model], object]:
-    """Changes what a part of the model puts out."""
+    """Return a function that changes the output of a part of the model."""
     return lambda model: model.module.get_submodule(part).register_forward_hook(
         lambda _, __, output: change(output)
     )

@@ -221,13 +221,13 @@ class Windows(Attention):
         self.is_fused = is_fused
 
     def own(self, x: Tensor) -> Tensor:
-        """Weights (batch x windows, heads, query, key)."""
+        """Return weights (batch x windows, heads, query, key)."""
         q = self.cut(self.q(x))
         k = self.cut(self.k(x))
         return scores(q, k).softmax(-1).transpose(1, 2).flatten(0, 1)
 
     def cut(self, x: Tensor) -> Tensor:
-        """(batch, heads, windows, tokens, head_dim)."""
+        """Cut into windows: (batch, heads, windows, tokens, head_dim)."""
         return (
             x.unflatten(1, (-1, self.windows))
             .unflatten(-1, (self.count, -1))

@@ -98,7 +98,7 @@ class Attention(nn.Module):
         self.q, self.k, self.v, self.o = (nn.Linear(DIM, DIM, bias=bias) for _ in range(4))
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (batch, heads, tokens, head_dim)."""
+        """Return queries, keys and values (batch, heads, tokens, head_dim)."""
         q = self.q(x).unflatten(-1, (self.count, -1)).transpose(1, 2)
         k = self.k(x).unflatten(-1, (self.count, -1)).transpose(1, 2)
         v = self.v(x).unflatten(-1, (self.count, -1)).transpose(1, 2)

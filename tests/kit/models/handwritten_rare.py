@@ -37,7 +37,7 @@ def heads_last(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def merged(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Batch and heads on one axis."""
+    """Merge batch and heads into one axis."""
     batch = len(q)
     q = q.flatten(0, 1)
     k = k.flatten(0, 1)
@@ -53,7 +53,7 @@ def merged_fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def five_axes(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Scores (batch, 1, heads, query, key), and softmax by named arguments."""
+    """Compute scores (batch, 1, heads, query, key), and softmax by named arguments."""
     weights = torch.softmax(input=q[:, None] @ k[:, None].mT / q.shape[-1] ** 0.5, dim=-1)
     return (weights @ v[:, None])[:, 0]
 
@@ -63,7 +63,7 @@ def one_by_one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def linearised(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Softmax of queries over channels, and of keys over tokens."""
+    """Apply a softmax of queries over channels, and of keys over tokens."""
     return q.softmax(-1) @ (k.softmax(-2).mT @ v)
 
 

@@ -128,8 +128,7 @@ def test_every_images_effects_are_stored_and_the_slope_towards_the_replacement(
 
 
 def orders(ablated: Ablated) -> dict[str, list[str]]:
-    """Ranked on the first half of the images by full forwards; those at random are not known
-    here."""
+    """Rank heads on the first half of the images by full forwards; random orders are left out."""
     ranked = slice(0, None, 2)
     alone = {head: float(ablated.rise(head)[ranked].mean()) for head in ablated.heads}
     least = sorted(ablated.heads, key=alone.__getitem__)

@@ -26,7 +26,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "attacks.md"
 
 
 def scaled(name: str, *epsilons: float) -> list[float]:
-    """Epsilons of L∞, larger for L2 and for noise."""
+    """Return epsilons of L∞, larger for L2 and for noise."""
     return [
         epsilon * (8 if ATTACKS[name].norm == "l2" or name == "noise" else 1)
         for epsilon in epsilons

@@ -87,7 +87,7 @@ def test_projected_gradient_descent(name, loss, length, steps):
 
 
 def auto_pgd(model, clean, start, epsilon, steps, loss, target):
-    """Croce & Hein 2020, algorithm 1: all its points."""
+    """Return all points of Croce & Hein 2020, algorithm 1."""
     share = 0.22
     before = 0.0
     marks = []
@@ -152,9 +152,7 @@ def test_auto_pgd(name, loss, seed):
 
 
 def carlini_wagner(model, clean, label, steps):
-    """Carlini & Wagner 2017: Adam on distance² + c x margin in tanh space, and a binary search for
-    c.
-    """
+    """Run Carlini & Wagner 2017: Adam on distance² + c x margin in tanh space, with a search."""
     origin = torch.atanh((2 * clean - 1) * (1 - 1e-6))
     points = []
     c = 1e-3
@@ -299,7 +297,7 @@ def test_changes_have_the_frequencies_of_their_part_alone(part):
 
 
 def boxes(images: Tensor, clean: Tensor) -> list[tuple[int, int, int, int]]:
-    """Top, left, bottom and right of what was changed."""
+    """Return top, left, bottom and right of what was changed."""
     corners = []
     for changed in (images != clean).any(1):
         rows = changed.any(1).nonzero()[:, 0].tolist()

@@ -61,8 +61,7 @@ def rolled(matrix: Tensor, row: list[float] | None, model: Model) -> Tensor:
 def fused_by_loops(
     weights: Tensor, fusion: str, discard: float, tokens: int, prefix: tuple[str, ...]
 ) -> Tensor:
-    """Heads fused, then each row's lowest entries but CLS dropped, one row of one image at a
-    time."""
+    """Fuse heads, then drop each row's lowest entries except CLS, one row after the other."""
     fused = {"mean": torch.mean, "max": torch.amax, "min": torch.amin}[fusion](weights, 1)
     first = 1 if "cls" in prefix or weights.shape[-1] > tokens else 0
     for row in fused.flatten(0, 1):

@@ -106,7 +106,7 @@ def test_layers_that_are_not_of_all_tokens_are_not_explored(make):
 
 
 def bits(maps: Tensor) -> list[float]:
-    """log2 of the patches minus the entropy of each map."""
+    """Return log2 of the number of patches minus the entropy of each map."""
     flat = maps.flatten(1).double().clamp_min(0).numpy()
     return [np.log2(len(row)) - stats.entropy(row, base=2) for row in flat]
 

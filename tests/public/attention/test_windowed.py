@@ -55,8 +55,10 @@ def row_by_row(tensor: Tensor, windows: Any) -> Tensor:
 def whole_layers(
     model: Model, batch: Tensor, *, libra: bool = False
 ) -> tuple[list[Tensor], list[Tensor], list[Pair]]:
-    """Weights and Ā over all patches of each layer's map (batch, .., patches, patches); the
-    maps."""
+    """Return weights and Ā over all patches of each layer's map, and the maps.
+
+    Weights and Ā: (batch, .., patches, patches).
+    """
     windows = [call.site.windows for call in calls_of(model, batch)]
     weights, gradients = (
         [
@@ -85,7 +87,7 @@ def product(layers: list[Tensor], maps: list[Pair], start_layer: int) -> Tensor:
 
 
 def mixed(layer: Tensor, alpha: float) -> Tensor:
-    """(1 - alpha) A + alpha I, rows scaled to 1; a row loses what lies on padding."""
+    """Return (1 - alpha) A + alpha I, rows scaled to 1; a row loses what lies on padding."""
     mixture = (1 - alpha) * layer + alpha * torch.eye(layer.shape[-1])
     return mixture / mixture.sum(-1, keepdim=True)
 

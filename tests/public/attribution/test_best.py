@@ -54,7 +54,7 @@ def by_mean(maps: Tensor) -> Tensor:
 
 
 def alike(cells: Tensor) -> Tensor:
-    """T: of tokens less their mean, exp(5 cos), rows scaled to sum to 1."""
+    """Return T: of tokens less their mean, exp(5 cos), rows scaled to sum to 1."""
     centred = cells - cells.mean(1, keepdim=True)
     lengths = centred.norm(dim=2, keepdim=True)
     similarity = (5 * (centred @ centred.mT) / (lengths * lengths.mT)).exp()
@@ -67,7 +67,7 @@ def blurred(images: Tensor) -> Tensor:
 
 
 def effect(model: Model, images: Tensor, targets: Tensor) -> Tensor:
-    """e: each patch's share of the logit's first-order change at 9/10 blurred and 1/10 image."""
+    """Return e, a patch's share of the logit's first-order change at 9/10 blur and 1/10 image."""
     change = images - blurred(images)
     start = (blurred(images) + change / 10).requires_grad_()
     (gradient,) = torch.autograd.grad(model(start).gather(1, targets[:, None]).sum(), start)
@@ -76,14 +76,15 @@ def effect(model: Model, images: Tensor, targets: Tensor) -> Tensor:
 
 
 def spread(maps: Tensor) -> Tensor:
-    """(Σ m)² / (N Σ m²): the share of the patches that a map of zeros and equal values would
-    mark."""
+    """Return (Σ m)² / (N Σ m²), the share of patches in a map of zeros and equal values."""
     return maps.sum((-2, -1)) ** 2 / (maps.shape[-2:].numel() * (maps**2).sum((-2, -1)))
 
 
 def smooth(where: Tensor, rollout: Tensor, cells: Tensor, effects: Tensor) -> Tensor:
-    """((4/5 Q + 1/5 BQ) / max + 3/2 e)⁺ over its greatest value and to a power, with Q = (R + TR) /
-    2 and R = (V⁶ G)^⅙; B has the kernel (1, 6, 1) / 8 along each axis, the border repeated.
+    """Return ((4/5 Q + 1/5 BQ) / max + 3/2 e)⁺ over its greatest value and to a power.
+
+    Q = (R + TR) / 2 and R = (V⁶ G)^⅙; B has the kernel (1, 6, 1) / 8 along each axis, with the
+    border repeated.
     """
     root = (where**6 * rollout) ** (1 / 6)
     root = (root + (alike(cells) @ root.flatten(1)[..., None]).view_as(root)) / 2
@@ -143,8 +144,9 @@ def candidates_of(images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture(scope="module")
 def scenes() -> tuple[Tensor, Tensor]:
-    """Scenes that the model classifies correctly, as nothing of a map may be positive for another
-    class.
+    """Return scenes that the model classifies correctly.
+
+    For other classes all values of a map may be zero or less.
     """
     (batch,) = vitlens.load_data("digits", limit=12).batches(12)
     correct = vitlens.load("vit-digits")(batch.images).argmax(1) == batch.labels

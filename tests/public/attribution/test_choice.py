@@ -41,7 +41,7 @@ def hues() -> Model:
 
 @pytest.fixture(scope="module")
 def flat() -> Split:
-    """Images of one colour each on the left two thirds, with noise on the right."""
+    """Draw images of one colour each on the left two thirds, with noise on the right."""
     return flat_images()
 
 

@@ -30,8 +30,9 @@ def batch_of(model: Model) -> Tensor:
 
 
 def summed(model: Model, blocks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """Σ_l mean over heads and queries of (∂s_l/∂A_l)⁺ at the patches; blocks: the logits and the
-    weights of each.
+    """Return Σ_l mean over heads and queries of (∂s_l/∂A_l)⁺ at the patches.
+
+    blocks: the logits and the weights of each.
     """
     maps = torch.zeros(3, model.layout.patches)
     for logits, weights in blocks:
@@ -58,7 +59,7 @@ def by_graph(model: Model, read: Read, *, first: int = 0) -> Tensor:
 
 
 def same(actual: Tensor, expected: Tensor) -> None:
-    """Equal to 1e-5, and beside the largest value."""
+    """Check equality to 1e-5, relative to the largest value."""
     torch.testing.assert_close(
         actual, expected, atol=1e-5 * min(1.0, expected.max().item()), rtol=0
     )

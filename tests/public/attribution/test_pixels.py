@@ -137,9 +137,7 @@ def test_of_many_patches_each_is_in_four_coalitions_and_the_ends_are_two_more():
 
 
 def masks_of(size: tuple[int, int], count: int, seed: int) -> Tensor:
-    """RISE's: 7 x 7 cells, each visible or not, and one more a side, enlarged and cropped at
-    random.
-    """
+    """Draw RISE's masks: 7 x 7 random cells and one more a side, enlarged and cropped at random."""
     generator = torch.Generator().manual_seed(seed)
     masks = []
     cell = [-(-side // 7) for side in size]
@@ -168,9 +166,7 @@ def test_rise_is_a_plain_loop():
 
 
 def by_permutations(model: Model, batch: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Shapley values as they are defined: what each patch adds, over all orders in which patches
-    can come.
-    """
+    """Compute Shapley values by definition: what each patch adds, over all orders."""
     players = grid[0] * grid[1]
     subsets = (torch.arange(2**players)[:, None] >> torch.arange(players)) % 2 == 1
     visible = (

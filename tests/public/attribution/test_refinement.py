@@ -27,7 +27,7 @@ def images() -> Tensor:
 
 
 def refined(model: Model, images: Tensor, maps: Tensor, **changes: object) -> Tensor:
-    """Planted maps, refined."""
+    """Refine planted maps."""
     with planted_methods({"occlusion": lambda *_: maps}):
         return vitlens.explain(model, images, method="occlusion", refinement=Refinement(**changes))
 

@@ -17,7 +17,7 @@ PARTS = (("test", True), ("train", False), ("test", False))  # and whether all i
 
 
 def medmnist(**changes):
-    """MedMNIST's layout: parts by name, labels (n, 1)."""
+    """Return MedMNIST's layout: parts by name, labels (n, 1)."""
     counts = {"train": 6, "val": 2, "test": 4}
     arrays = {f"{part}_images": GREY[:n] + index for index, (part, n) in enumerate(counts.items())}
     arrays |= {

@@ -26,7 +26,7 @@ def test_digits() -> Split:
 
 
 def drawn(count: int, *, name: str = "digits", canvas: int | None = None) -> tuple[Tensor, Tensor]:
-    """Pixels and masks of the first images of the training part."""
+    """Return pixels and masks of the first images of the training part."""
     return load_data(name, part="train", canvas=canvas).source.draw(torch.arange(count))
 
 
@@ -35,7 +35,7 @@ def light(pixels: Tensor) -> Tensor:
 
 
 def grown(masks: Tensor, by: int) -> Tensor:
-    """by: px in every direction, fewer than 0 to shrink."""
+    """Grow masks in every direction by so many px, or shrink them if negative."""
     if by < 0:
         return ~grown(~masks, -by)
     return F.max_pool2d(masks[:, None].float(), 2 * by + 1, 1, by)[:, 0] > 0

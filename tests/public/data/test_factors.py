@@ -26,7 +26,7 @@ def test_digits() -> Split:
 
 @pytest.fixture(scope="module")
 def many() -> Split:
-    """Many scenes, of which no pixel is drawn."""
+    """Return many scenes, of which no pixel is drawn."""
     return load_data("digits", part="train", scenes=20)
 
 

@@ -141,7 +141,7 @@ WNIDS = ("n02124075", "n01443537", "n02509815")  # Egyptian cat, goldfish, lesse
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
-    """Tiny ImageNet as it is distributed, in miniature."""
+    """Write a miniature of Tiny ImageNet as it is distributed."""
     root = tmp_path / "tiny-imagenet-200"
     size = (8, 8)
     lines = []

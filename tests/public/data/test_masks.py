@@ -19,7 +19,7 @@ SIZE = (24, 32)  # height, width
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Images a to d, of which a and b have a mask, c one of another size, d none."""
+    """Write images a to d, of which a and b have a mask, c one of another size, d none."""
     for place in ("images", "masks"):
         (tmp_path / place).mkdir()
     for seed, name in enumerate("abcd"):

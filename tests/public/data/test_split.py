@@ -11,7 +11,7 @@ from vitlens.errors import DataError
 
 
 def seen(split: Split) -> list[int]:
-    """Numbers of the images of a split, in its order."""
+    """Return the numbers of the images of a split, in its order."""
     return pixels_of(split)[:, 0, 0, 0].tolist()
 
 

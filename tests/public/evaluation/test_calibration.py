@@ -142,14 +142,14 @@ def separation(sure: np.ndarray, wrong: np.ndarray) -> tuple[Estimate, float | N
 
 
 def made(n: int, shift: float, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """n numbers with ties, half of errors that lie higher by shift."""
+    """Draw n numbers with ties, half of errors that lie higher by shift."""
     wrong = np.arange(n) % 2 == 1
     numbers = np.random.default_rng(seed).normal(size=n) + shift * wrong
     return (170 + 10 * numbers).round().clip(130, 250), wrong
 
 
 def delong(high: np.ndarray, low: np.ndarray) -> tuple[float, float]:
-    """Area and its variance by the definition's double loop."""
+    """Compute the area and its variance by the definition's double loop."""
     kernel = np.array([[1.0 if x > y else 0.5 if x == y else 0.0 for y in low] for x in high])
     variance = kernel.mean(1).var(ddof=1) / len(high) + kernel.mean(0).var(ddof=1) / len(low)
     return kernel.mean(), variance

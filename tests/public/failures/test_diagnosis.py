@@ -35,7 +35,7 @@ Rule = Callable[[Tensor, Tensor], Tensor]
 
 @pytest.fixture(autouse=True)
 def without_maps() -> Iterator[None]:
-    """Maps that say nothing: the causes are those of pixels and masks alone."""
+    """Plant uniform maps, so that only pixels and masks have causes."""
     with planted_methods({"saliency": even}):
         yield
 

@@ -17,7 +17,7 @@ SIDE = 16
 
 @pytest.fixture(autouse=True)
 def without_maps() -> Iterator[None]:
-    """Maps that say nothing: the causes are those of pixels and masks alone."""
+    """Plant uniform maps, so that only pixels and masks have causes."""
     with planted_methods({"saliency": even}):
         yield
 

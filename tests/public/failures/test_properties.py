@@ -36,7 +36,7 @@ WHITE = 200 / 255
 
 @pytest.fixture(autouse=True)
 def without_maps() -> Iterator[None]:
-    """Maps that say nothing, where a test plants no others."""
+    """Plant uniform maps where a test plants no others."""
     with planted_methods({"saliency": even}):
         yield
 

@@ -77,7 +77,7 @@ def mean_rank_correlation(first: Tensor, second: Tensor) -> float:
 
 
 def margins_by_rank(maps: Tensor, counts: list[int], *, substrate: str = "black") -> Tensor:
-    """(images, counts): the margin without the highest patches of each map, the textbook way."""
+    """Return the margins (images, counts) without the highest patches of each map."""
     margins = torch.zeros(COUNT, len(counts))
     for image, cells in enumerate(games.brightness()):
         order = maps[image].flatten().argsort(descending=True, stable=True)
@@ -89,7 +89,7 @@ def margins_by_rank(maps: Tensor, counts: list[int], *, substrate: str = "black"
 
 
 def area(values: Tensor, counts: list[int]) -> float:
-    """Under the mean curve, by trapezoids."""
+    """Return the area under the mean curve, by trapezoids."""
     shares = [count / CELLS**2 for count in counts]
     means = values.double().mean(0).tolist()
     steps = pairwise(zip(shares, means, strict=True))

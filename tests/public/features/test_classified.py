@@ -48,7 +48,7 @@ def vit(tiny_vit) -> vitlens.Model:
 
 @pytest.fixture(scope="module")
 def read(vit, splits) -> list[dict[object, np.ndarray]]:
-    """Both sets' features by layer, float64."""
+    """Return both sets' features by layer, in float64."""
     features = [vitlens.features(vit, split, embedding=True) for split in splits]
     return [
         {layer: split_features.at(layer).double().numpy() for layer in ("embedding", 1)}
@@ -61,7 +61,7 @@ def unit(values: np.ndarray) -> np.ndarray:
 
 
 def dino(similarity: np.ndarray, labels: np.ndarray, k: int) -> np.ndarray:
-    """Written after facebookresearch/dino's eval_knn: exp(similarity / 0.07), summed by class."""
+    """Vote as facebookresearch/dino's eval_knn: exp(similarity / 0.07), summed by class."""
     votes = np.zeros((len(similarity), 10))
     for row, nearest in enumerate(np.argsort(-similarity, axis=1, kind="stable")[:, :k]):
         np.add.at(votes[row], labels[nearest], np.exp(similarity[row, nearest] / 0.07))
@@ -134,8 +134,9 @@ def test_more_neighbours_than_training_images_are_refused():
 def check_probe(
     row: DepthRow, split: vitlens.Split, train: vitlens.Split, queries: np.ndarray, bank: np.ndarray
 ) -> None:
-    """scikit-learn's on standardised features; C is the least of the best on a seeded fifth of each
-    class's sources.
+    """Check the probe against scikit-learn's on standardised features.
+
+    C is the least of the best on a seeded fifth of each class's sources.
     """
     bank_labels = train.labels.numpy()
     source = np.unique(train.groups.numpy(), return_inverse=True)[1]

@@ -79,7 +79,7 @@ def test_the_first_features_enter_block_0_and_the_last_the_classifier(name):
 
 
 def by_hand(model: Model, batch: Tensor) -> list[Tensor]:
-    """Our ViT's stream after each block."""
+    """Return our ViT's stream after each block."""
     module = model.module
     pooled = []
     with torch.no_grad():

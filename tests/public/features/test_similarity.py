@@ -87,7 +87,7 @@ def test_the_interval_is_the_jackknife_of_groups() -> None:
 
 
 def rank_correlation(x: Tensor, y: Tensor) -> float:
-    """Spearman's correlation of the distances between images, 1 - cosine."""
+    """Return Spearman's correlation of the distances between images, 1 - cosine."""
     rows, columns = np.triu_indices(len(x), 1)
     units = [torch.nn.functional.normalize(part.double()) for part in (x, y)]
     one, other = (1 - (unit @ unit.T).numpy()[rows, columns] for unit in units)

@@ -39,7 +39,7 @@ class Place:
 
 
 def of_rows(rows: np.ndarray) -> dict[str, np.ndarray]:
-    """Entropy and sparsity of rows, as the textbooks have them."""
+    """Return entropy and sparsity of rows, as in textbooks."""
     keys = rows.shape[-1]
     root = math.sqrt(keys)
     rank = 2 * np.arange(1, keys + 1) - keys - 1
@@ -108,8 +108,9 @@ def of_head(
 
 
 def exact_weights(model: Model, batch: Tensor) -> list[np.ndarray]:
-    """Softmax in float64 of the queries and keys that the lens shows, (images, heads, query, key)
-    by layer.
+    """Return softmax in float64 of the lens's queries and keys, by layer.
+
+    Its shape is (images, heads, query, key).
     """
     weights: list[np.ndarray] = []
 
@@ -132,8 +133,9 @@ def check(
     renormalise: bool = True,
     sinks: bool = True,
 ) -> None:
-    """Means, Student's intervals and mass by offset are those of the reference; sinks: of which no
-    key is doubtful.
+    """Check that means, Student's intervals and mass by offset are those of the reference.
+
+    sinks: those of which no key is doubtful.
     """
     values: dict[tuple[str, int], list[list[float]]] = {}
     for layer, of_layer in enumerate(weights):

@@ -100,7 +100,7 @@ NOTHING = ALL.index_fill(0, torch.tensor(3), False)  # the fourth query attends 
 
 
 def by_image(tokens: Tensor) -> Tensor:
-    """Another mask for each image; every query has a key."""
+    """Return another mask for each image, in which every query has a key."""
     return (tokens[:, None, :, :6] > 0) | torch.eye(6, dtype=torch.bool)
 
 

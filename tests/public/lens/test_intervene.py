@@ -72,9 +72,7 @@ def test_what_was_captured_changes_nothing_and_another_images_does(name):
 def cut_by_hand(
     model: Model, layer: int, batch: Tensor
 ) -> Iterator[tuple[dict[str, object], Tensor]]:
-    """Changes of a layer, each with the logits of a copy of the model that is cut, or with a hook
-    of plain torch.
-    """
+    """Yield changes of a layer, each with the logits of a copy that is cut or has a plain hook."""
     name, (unit, _, mlp) = f"blocks.{layer}", module_paths(model, layer)
     for place in (place for place in model.places() if place.name.startswith(f"{name}.head.")):
         head = int(place.name.rpartition(".")[2])

@@ -118,7 +118,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 
 @torch.no_grad()
 def occluded(model: Model, batch: Tensor, targets: Tensor) -> Tensor:
-    """Occlusion by full forward passes: the fall of the logit where a patch is the image's mean."""
+    """Compute occlusion by full passes: the fall of the logit with a patch of the mean colour."""
     rows, columns = model.layout.grid
     mean = batch.mean((2, 3), keepdim=True).expand_as(batch)
     falls = []

@@ -310,7 +310,7 @@ class Goes(type(ours().module.blocks[0].attn)):
 
 
 def vit_with(change: str) -> Model:
-    """Our ViT, made into one that a replay must not take for what it looks like."""
+    """Change our ViT so that a replay must not take it for the original."""
     module = ours().module
     if change == "other":
         module.blocks[1].__class__ = Other

@@ -39,7 +39,7 @@ def test_a_softmax_of_scores_is_seen_wherever_it_is_written(kind):
 
 
 def recorded_mixing(module: nn.Module) -> tuple[Tensor, Tensor]:
-    """Values and outputs (batch, heads, tokens, head_dim) of the second layer."""
+    """Record values and outputs (batch, heads, tokens, head_dim) of the second layer."""
     attention = module.layers[1].att
     seen = []
     mix = attention.mix

@@ -77,9 +77,7 @@ def test_logits_and_the_weights_of_every_window_are_timms(twin: str):
 def patches_that_meet(
     size: tuple[int, int], window: tuple[int, int], shift: tuple[int, int]
 ) -> set[tuple[int, int]]:
-    """Pairs of patches in one window of the shifted map whose offset in it is that in the map, by
-    loops.
-    """
+    """Return pairs of patches in one shifted window whose offset is that in the map, by loops."""
     rows, columns = (-(-side // part) * part for side, part in zip(size, window))
     place = {
         row * size[1] + column: (

@@ -62,7 +62,7 @@ HIDDEN = (
 
 @cache
 def loaded(name):
-    """Shared: nobody changes it."""
+    """Load a model, which all tests share and none changes."""
     return vitlens.load(f"hf:{folder_of(name)[0]}")
 
 

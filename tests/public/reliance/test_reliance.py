@@ -37,7 +37,7 @@ TOGETHER = {"hue": (), "texture": ("background",), "brightness": (), "shape": ()
 
 @cache
 def whole(cue: str):
-    """Return what a model relies on, by all cues."""
+    """Measure the reliance of a model on all cues."""
     return vitlens.reliance(reads(cue), labelled_by(cue, SPLIT, FACTORS))
 
 

@@ -39,7 +39,7 @@ def rate(step: int, warmup: int, minimum: float) -> float:
 
 
 def layer(name: str) -> int:
-    """BEiT's: embeddings 0, block i layer i + 1, norm and head depth + 1."""
+    """Return BEiT's layer: embeddings 0, block i layer i + 1, norm and head depth + 1."""
     return (
         int(name.split(".")[1]) + 1
         if name.startswith("blocks.")
@@ -50,8 +50,9 @@ def layer(name: str) -> int:
 def optimisers(
     module, *, kind, betas, weight_decay, decay
 ) -> list[tuple[torch.optim.Optimizer, float]]:
-    """AdamW, and Muon of the blocks' matrices, each with its share of the rate; matrices decay,
-    tokens, positions and vectors do not.
+    """Return AdamW, and Muon for the blocks' matrices, each with its share of the rate.
+
+    Matrices decay; tokens, positions and vectors do not.
     """
     pairs: list[tuple[torch.optim.Optimizer, float]] = []
     for name, parameter in module.named_parameters():
@@ -121,9 +122,7 @@ def by_hand(
 def close(
     actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], *, atol: float
 ) -> None:
-    """Equal weights, but for the bias of the keys: softmax ignores it, and its gradient is
-    rounding.
-    """
+    """Check that weights are equal, except the bias of the keys, whose gradient is rounding."""
     for name, value in actual.items():
         differs = (value - expected[name]).abs()
         if name.endswith("qkv.bias"):

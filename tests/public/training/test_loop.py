@@ -195,7 +195,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path, numbe
 
 
 def poisoning(model: Model, weight: str, *, at: int, value: float) -> Callable[[Any], None]:
-    """Sets a weight after a step."""
+    """Return a callback that sets a weight after a step."""
 
     def poison(progress: Any) -> None:
         if progress.step == at:

@@ -186,7 +186,7 @@ def test_captions_say_where_the_object_is():
 
 
 def images_in(folder: Path, count: int = 8) -> list[str]:
-    """Image files of two classes in train/ and test/; their names."""
+    """Write image files of two classes into train/ and test/, and return their names."""
     names = []
     for part in ("train", "test"):
         for at in range(count):

@@ -47,7 +47,7 @@ ONE = images((32, 48), batch=1)
 
 
 def entropy(weights: torch.Tensor) -> torch.Tensor:
-    """Nats, of each row."""
+    """Compute the entropy of each row, in nats."""
     return torch.special.entr(weights).sum(-1)
 
 

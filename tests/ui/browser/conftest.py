@@ -62,7 +62,7 @@ class Opened:
             self.tab.wait_for_selector("[data-ready=true]")
 
     def words(self) -> str:
-        """Return what the explorer says of the map that is shown, once it is drawn."""
+        """Return the explorer's words about the map that is shown, once it is drawn."""
         self.tab.evaluate(
             "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
         )
@@ -78,9 +78,7 @@ class Opened:
         self.tab.locator(".ex-stage").hover(position=place)
 
     def close(self) -> None:
-        """Fail for a line of the console, and a request to anywhere but the file itself and its own
-        data.
-        """
+        """Fail for a line of the console, and for requests except to the file and its data."""
         outside = [
             url
             for url in self.asked

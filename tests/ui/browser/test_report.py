@@ -19,7 +19,7 @@ from vitlens.report.html import explorer_fragment
 
 @pytest.fixture
 def of(browser, tmp_path) -> Iterator[Callable[..., Opened]]:
-    """Opens the page of a text."""
+    """Open the page of a text."""
     pages: list[Opened] = []
 
     def open_(text: str, **settings) -> Opened:
