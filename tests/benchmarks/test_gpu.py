@@ -16,6 +16,7 @@ from benchmarks.gpu.registry import PARTS, Part
 from benchmarks.gpu.rows import Row, Rows
 from benchmarks.gpu.session import OutOfTimeError, Session
 from benchmarks.gpu.table import TINY
+from tests.kit.marks import slow_among
 from tests.kit.select import select
 
 CPU = torch.device("cpu")
@@ -30,9 +31,7 @@ def session(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler and profiler, and of foolbox
-@pytest.mark.parametrize(
-    "name", [pytest.param(part, marks=pytest.mark.slow if part in LONG else ()) for part in PARTS]
-)
+@pytest.mark.parametrize("name", slow_among(PARTS, LONG))
 def test_a_part_runs_small_on_a_cpu_and_measures_nothing_twice(name, tmp_path, capsys):
     out = tmp_path / "gpu.jsonl"
     line = ["--part", name, "--device", "cpu", "--out", str(out)]

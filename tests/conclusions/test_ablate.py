@@ -9,7 +9,7 @@ import pytest
 
 from tests.kit.contradictions import contradictions
 from tests.kit.planted_heads import write
-from tests.kit.select import select_one
+from tests.kit.select import index_by, select_one
 from vitlens.cli.main import run
 from vitlens.commands.ablate.record import (
     AblateRecord,
@@ -38,7 +38,7 @@ def ablated(
     record = read_folder(folder / "out")
     claims = REPORT(record).claims
     assert not list(contradictions(claims))
-    return record, {claim.question: claim for claim in claims}
+    return record, index_by(claims, "question")
 
 
 def reds(folder: Path) -> np.ndarray:

@@ -181,10 +181,10 @@ def test_one_step_in_an_audit_shows_no_robustness_but_shows_what_cannot_pass(gol
     planted = record_of(
         *(curve("mine", *row, "fgsm-linf") for row in ((0.0, 190), (1.0, robust), (8.0, 5)))
     )
-    chapters = [
-        replace(part, record=planted) if part.row.word == "attack" else part
-        for part in record.parts
-    ]
+    chapters = []
+    for part in record.parts:
+        is_attack = part.row.word == "attack"
+        chapters.append(replace(part, record=planted) if is_attack else part)
     vars(record)["parts"] = tuple(chapters)  # in place of those of its folder
     claim = select_one(COMMANDS["audit"].report(record).claims, question="robustness")
     assert claim.state == state
@@ -242,11 +242,9 @@ def test_transfer_that_beats_the_own_attack_is_a_hidden_fault(own_rate, other, i
 )
 def test_which_of_two_models_is_more_robust(pairs, title, effect):
     counts = {0.0: (180, 170), 1.0: (180, 170), 2.0: (90, 60), 4.0: (60, 90), 8.0: (0, 0)}
-    curves = [
-        curve(model, epsilon, right)
-        for epsilon, both in counts.items()
-        for model, right in zip("ab", both)
-    ]
+    curves = []
+    for epsilon, (right_a, right_b) in counts.items():
+        curves += [curve("a", epsilon, right_a), curve("b", epsilon, right_b)]
     rows = tuple(
         RobustPairRow(
             "pgd-linf",
@@ -275,11 +273,9 @@ def test_which_of_two_models_is_more_robust(pairs, title, effect):
 def two_models(robust: tuple[int, int], **tables: tuple[object, ...]) -> AttackRecord:
     """Return a record of two models: at 8/255, `robust` of 200 images stay correct."""
     counts = {0.0: (190, 190), 1.0: (185, 185), 8.0: robust}
-    curves = [
-        curve(model, epsilon, right)
-        for epsilon, both in counts.items()
-        for model, right in zip("ab", both)
-    ]
+    curves = []
+    for epsilon, (right_a, right_b) in counts.items():
+        curves += [curve("a", epsilon, right_a), curve("b", epsilon, right_b)]
     gap = 100 * (robust[0] - robust[1]) / 200
     difference = Estimate(gap, gap - 3, gap + 3, 200, "points")
     row = RobustPairRow("pgd-linf", "PGD L∞", "linf", 8.0, "a", "b", 9, 1, difference, 1e-6, 1e-5)
@@ -306,11 +302,7 @@ def test_no_title_rests_on_attacks_that_the_verdict_calls_too_weak(survivors, is
     document = REPORT(record)
     assert document.title.startswith("a withstands attacks") == is_title
     assert bool(findings_of(REPORT, record)) == is_title
-    (verdict,) = [
-        claim.verdict
-        for claim in document.claims
-        if claim.question == "robustness" and claim.subject == "a"
-    ]
+    verdict = select_one(document.claims, question="robustness", subject="a").verdict
     assert (verdict.state, verdict.doubts) == (("pass", False) if is_title else ("warn", True))
     (section,) = [
         section

@@ -13,7 +13,7 @@ from tests.kit.first_page import check_first_page, states
 from tests.kit.map_rows import CENTRE, RANDOM, STAYING, checks
 from tests.kit.pages import page_problems
 from tests.kit.planted_answers import answers, compare_record
-from tests.kit.select import select_one
+from tests.kit.select import index_by, select_one
 from vitlens.cli.main import run
 from vitlens.commands.compare.record import CompareRecord, DisturbedPairRow, HarderRow
 from vitlens.commands.compare.report import REPORT
@@ -143,9 +143,7 @@ def test_the_largest_of_many_differences_has_an_interval_for_so_many():
 
 def test_maps_by_two_methods_are_compared_only_where_both_are_verified():
     def compares(**how: object) -> bool:
-        sections = {
-            section.title: section for section in REPORT(recorded((0.1, 0.1), **how)).sections
-        }
+        sections = index_by(REPORT(recorded((0.1, 0.1), **how)).sections, "title")
         text = " ".join(
             sentence.text for sentence in sections["Do both models mark the same places?"].sentences
         )
@@ -214,24 +212,19 @@ def test_a_worse_model_fails_by_the_paired_test(folders, capsys):
 
 
 def test_images_that_share_a_source_count_once_in_a_comparison_of_runs(folders):
-    before, after = (
-        replace(
-            record,
-            predictions={
-                alias: replace(evaluation, groups=np.arange(100) // 10)
-                for alias, evaluation in record.predictions.items()
-            },
-        )
-        for record in (read_folder(folders["cnn"]), read_folder(folders["vit"]))
-    )
-    alone, grouped = (
-        next(
-            change
-            for change in compared_runs(*runs, "").changes
-            if change.metric == "accuracy/vit-digits"
-        )
-        for runs in ((read_folder(folders["cnn"]), read_folder(folders["vit"])), (before, after))
-    )
+    def in_groups(record):
+        evaluations = {}
+        for alias, evaluation in record.predictions.items():
+            evaluations[alias] = replace(evaluation, groups=np.arange(100) // 10)
+        return replace(record, predictions=evaluations)
+
+    def accuracy_change(before, after):
+        return select_one(compared_runs(before, after, "").changes, metric="accuracy/vit-digits")
+
+    before = read_folder(folders["cnn"])
+    after = read_folder(folders["vit"])
+    alone = accuracy_change(before, after)
+    grouped = accuracy_change(in_groups(before), in_groups(after))
     assert grouped.test == "paired"
     assert grouped.p > alone.p
     assert grouped.difference.value == alone.difference.value

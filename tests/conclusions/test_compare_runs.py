@@ -15,6 +15,7 @@ from tests.contracts.test_report_folders import BY_HAND, NAMES
 from tests.kit.commands import quick_attacks, ran
 from tests.kit.first_page import check_first_page
 from tests.kit.golden import LINES
+from tests.kit.marks import slow_among
 from tests.kit.select import select, select_one
 from vitlens.cli.main import run
 from vitlens.commands.report.record import ComparedRuns, MetricChange
@@ -42,11 +43,7 @@ LONG = (
 )
 
 
-def slow_if_long(names):
-    return [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in names]
-
-
-@pytest.mark.parametrize("name", slow_if_long(NAMES))
+@pytest.mark.parametrize("name", slow_among(NAMES, LONG))
 def test_every_folder_is_compared_with_its_copy_and_with_another_run_of_its_command(
     name, golden, tmp_path
 ):
@@ -54,11 +51,10 @@ def test_every_folder_is_compared_with_its_copy_and_with_another_run_of_its_comm
     copy = Path(shutil.copytree(original.folder, tmp_path / "copy"))
     assert run(["report", "--compare", str(original.folder), str(copy)]) == 0
     assert not compared_runs(original.record, read_folder(copy), "").changed
-    comparable = [
-        candidate
-        for candidate in NAMES
-        if candidate != name and candidate not in BY_HAND and command(candidate) == command(name)
-    ]
+    comparable = []
+    for candidate in NAMES:
+        if candidate not in (name, *BY_HAND) and command(candidate) == command(name):
+            comparable.append(candidate)
     for other in comparable:
         # 2: more models
         assert run(["report", "--compare", str(golden(other).folder), str(copy)]) in (
@@ -118,7 +114,7 @@ def test_other_images_of_the_same_names_are_not_paired_and_the_title_says_so(tmp
 
 
 @pytest.mark.parametrize(
-    "name", slow_if_long(["walkthrough", "explain", "features", "audit", "study"])
+    "name", slow_among(["walkthrough", "explain", "features", "audit", "study"], LONG)
 )
 def test_folders_without_their_arrays_are_compared(golden, tmp_path, name):
     original = golden(name)

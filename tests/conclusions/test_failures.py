@@ -14,7 +14,7 @@ from tests.kit.contradictions import contradictions
 from tests.kit.planted_answers import answers, compare_record
 from tests.kit.planted_failures import at_border, audited, failures_of, low_contrast, model, squares
 from tests.kit.planted_methods import planted_methods
-from tests.kit.select import select, select_one
+from tests.kit.select import index_by, select, select_one
 from vitlens.commands.compare.record import CompareRecord
 from vitlens.commands.compare.report import REPORT
 from vitlens.report.claims import Claim, shown, title_of
@@ -97,7 +97,7 @@ def test_a_cause_is_named_where_both_agree_and_drawn_beside_its_control():
     # of the last quarter, of the first
     assert much.says.index("90.0 %") < much.says.index("75.0 %")
     compared = record(covariate(), covariate("clutter", 0.6, p_holm=0.4), tests=(change(),))
-    sections = {section.title: section for section in REPORT(compared).sections}
+    sections = index_by(REPORT(compared).sections, "title")
     figures = {figure.name: figure.draw for figure in sections["Why do the models fail?"].figures}
     area, *_ = figures["failure_properties"]().axes
     assert area.lines[0].get_xdata().tolist() == pytest.approx([0.2, 0.6])

@@ -78,12 +78,9 @@ def record_of(models, objectives=None, **tables) -> FeaturesRecord:
         row(alias, correct, (objectives or {}).get(alias, "supervised"))
         for alias, correct in models.items()
     ]
-    row_keys = [
-        (a, b, name)
-        for a, b in combinations(models, 2)
-        for name in (KNN, PROBE)
-        if name in models[a]
-    ]
+    row_keys = []
+    for a, b in combinations(models, 2):
+        row_keys += [(a, b, name) for name in (KNN, PROBE) if name in models[a]]
     pairs = []
     for (a, b, name), (gap, p, p_holm, clear) in zip(
         row_keys, compared([(models[a][n], models[b][n]) for a, b, n in row_keys])
@@ -91,25 +88,22 @@ def record_of(models, objectives=None, **tables) -> FeaturesRecord:
         better = (a if gap.value > 0 else b) if clear else "undecided"
         both = (None, gap) if name == KNN else (gap, None)
         pairs.append(PairRow(a, b, name, 20 if name == KNN else 0, p, p_holm, better, *both))
-    with_head = [
-        (a, name)
-        for a, classifiers in models.items()
-        for name in (KNN, PROBE)
-        if "own" in classifiers and name in classifiers
-    ]
+    with_head = []
+    for a, classifiers in models.items():
+        if "own" in classifiers:
+            with_head += [(a, name) for name in (KNN, PROBE) if name in classifiers]
     head_differences = compared([(models[a][name], models[a]["own"]) for a, name in with_head])
     heads = [
         HeadRow(a, name, gap, p, p_holm)
         for (a, name), (gap, p, p_holm, _) in zip(with_head, head_differences)
     ]
-    depth = [
-        DepthRow(
-            alias, "block 1", 1.0, name, reached(answers), 0.2, 1, "dino" if name != PROBE else None
-        )
-        for alias, correct in models.items()
-        for name, answers in correct.items()
-        if name != "own"
-    ]
+    depth = []
+    for alias, correct in models.items():
+        for name, answers in correct.items():
+            if name != "own":
+                weighting = None if name == PROBE else "dino"
+                accuracy = reached(answers)
+                depth.append(DepthRow(alias, "block 1", 1.0, name, accuracy, 0.2, 1, weighting))
     config = Config(
         models=tuple(ModelEntry(alias) for alias in models),
         data=Data(title="made", images=N),

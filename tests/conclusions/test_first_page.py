@@ -2,6 +2,7 @@
 cause."""
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -100,7 +101,7 @@ def test_the_cause_of_errors_has_what_was_fixed_and_broken_next_to_the_control()
         claim for claim in record.of("compare")[0].claims if claim.question == "why it fails"
     )
     assert text.endswith(second.brief)
-    cells = [cell for line in first_page(record).glance.rows for cell in line]
+    cells = list(chain.from_iterable(first_page(record).glance.rows))
     for model in compared.aliases:
         (other,) = select(compared.reliance, model=model, change=row.change)[-1:]
         assert any(
@@ -190,12 +191,9 @@ def test_whether_models_are_calibrated_follows_from_their_verdicts(error, n, rig
 
 def test_a_claim_that_shows_no_effect_stands_under_what_is_not_shown():
     record = read_folder(REPORTS / "study-digits")
-    nulls = [
-        claim.brief or claim.says
-        for chapter in record.parts
-        for claim in chapter.claims
-        if claim.is_null
-    ]
+    nulls = []
+    for chapter in record.parts:
+        nulls += [claim.brief or claim.says for claim in chapter.claims if claim.is_null]
     unknown = [sentence.text for sentence in REPORT.unknown(record)]
     assert any(says in unknown for says in nulls)
     assert not {claim.says for claim in shown(REPORT.register(record))} & set(nulls)

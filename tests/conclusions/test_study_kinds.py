@@ -125,12 +125,11 @@ def test_each_share_has_its_own_answer_and_a_planned_pair_one_verdict():
         "cnn-100": 0.9,
     }
     record = study_record("data", shares)
-    rows = [
-        replace(row, p_holm=0.04 if row.family == "difference" else 0.06)
-        if {row.label, row.against} == {"vit-100", "cnn-100"}
-        else row
-        for row in record.comparisons
-    ]
+    rows = []
+    for row in record.comparisons:
+        is_full_pair = {row.label, row.against} == {"vit-100", "cnn-100"}
+        p_holm = 0.04 if row.family == "difference" else 0.06
+        rows.append(replace(row, p_holm=p_holm) if is_full_pair else row)
     assert "ViT, 100 %" in [
         row.name for row in decision(replace(record, comparisons=tuple(rows))).worse
     ]

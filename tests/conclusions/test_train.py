@@ -8,7 +8,7 @@ import pytest
 
 from tests.kit.contradictions import contradictions
 from tests.kit.first_page import judged
-from tests.kit.select import select_one
+from tests.kit.select import index_by, select_one
 from vitlens.commands.train.record import ScoreRow, SetupRow, TrainRecord, last_tenth
 from vitlens.commands.train.report import REPORT
 from vitlens.report.claims import Claim, shown
@@ -68,7 +68,7 @@ def record_of(train, test, *, worst: int = 92) -> TrainRecord:
 def found_in(record: TrainRecord) -> dict[str, Claim]:
     claims = REPORT(record).claims
     assert list(contradictions(claims)) == []
-    return {claim.question: claim for claim in shown(claims)}
+    return index_by(shown(claims), "question")
 
 
 def test_an_overfitted_training_and_one_that_had_not_converged_and_the_worst_class():

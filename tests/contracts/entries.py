@@ -17,6 +17,7 @@ from torch import Tensor
 import vitlens
 from tests.kit.commands import few_passes
 from tests.kit.odd import odd
+from tests.kit.select import index_by
 from tests.kit.tiny import images, ours, small_cnn, timm_model, torchvision_swin, torchvision_vit
 from vitlens import Model
 from vitlens.attacks.registry import ATTACKS
@@ -345,7 +346,7 @@ def _attacks() -> Iterator[Entry]:
         )
 
 
-ENTRIES: Final = {entry.name: entry for entry in (*_OWN, *_attributions(), *_attacks())}
+ENTRIES: Final = index_by((*_OWN, *_attributions(), *_attacks()), "name")
 
 
 def cover() -> Iterator[tuple[str, str, bool]]:

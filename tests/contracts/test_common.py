@@ -32,6 +32,7 @@ from tests.contracts.entries import (
     headless,
     shared,
 )
+from tests.kit.marks import slow_if
 from vitlens import Model
 from vitlens.errors import DataError, InputError, UnsupportedError
 
@@ -46,10 +47,7 @@ CHECKS = {
 }
 QUICK = pytest.mark.parametrize(
     ("name", "on"),
-    [
-        pytest.param(name, on, marks=() if quick else pytest.mark.slow)
-        for name, on, quick in cover()
-    ],
+    [slow_if(not quick, name, on) for name, on, quick in cover()],
 )
 
 
@@ -85,20 +83,15 @@ def unsettled(model: Model) -> Model:
 
 def state_of(model: Model) -> list[object]:
     """Return all that a use of a model might forget to restore, in the model and in torch."""
-    modules = [
-        (name, module.training, vars(module).get("forward"), *map(list, hooks))
-        for name, module in model.named_modules()
-        for hooks in [(module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)]
-    ]
-    parameters = [
-        (
-            name,
-            value.requires_grad,
-            value.stride(),
-            None if value.grad is None else value.grad.sum().item(),
-        )
-        for name, value in model.named_parameters()
-    ]
+    modules = []
+    for name, module in model.named_modules():
+        hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
+        forward = vars(module).get("forward")
+        modules.append((name, module.training, forward, *map(list, hooks)))
+    parameters = []
+    for name, value in model.named_parameters():
+        gradient = None if value.grad is None else value.grad.sum().item()
+        parameters.append((name, value.requires_grad, value.stride(), gradient))
     values = [
         value.sum().item() for value in model.state_dict().values() if value.is_floating_point()
     ]

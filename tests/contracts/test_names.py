@@ -35,12 +35,12 @@ def test_every_preset_can_be_built_and_every_bundled_model_has_its_folder():
 
 
 def test_public_names_are_there_documented_and_what_the_type_checker_is_told():
-    stubs = {
-        (alias.asname or "").replace("_fit", "train"): (node.module, alias.name)
-        for node in ast.parse((HOME / "__init__.pyi").read_text()).body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
+    stubs = {}
+    for node in ast.parse((HOME / "__init__.pyi").read_text()).body:
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                name = (alias.asname or "").replace("_fit", "train")
+                stubs[name] = (node.module, alias.name)
     assert stubs == vitlens._HOMES
     for name in vitlens.__all__:
         assert name == "__version__" or getattr(vitlens, name).__doc__

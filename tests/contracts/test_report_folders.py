@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.golden import LINES, SAVED_TWICE
+from tests.kit.marks import slow_among
 from tests.kit.whole_folder import whole_folder
 from vitlens.commands.registry import COMMANDS
 
@@ -34,10 +35,7 @@ BY_HAND = (
 )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in BY_HAND else ()) for name in NAMES],
-)
+@pytest.mark.parametrize("name", slow_among(NAMES, BY_HAND))
 def test_a_command_leaves_a_whole_folder_that_can_be_made_again(name, golden, tmp_path):
     original = golden(name)
     copy = Path(shutil.copytree(original.folder, tmp_path / "run"))

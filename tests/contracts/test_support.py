@@ -12,6 +12,7 @@ from torch import Tensor
 import vitlens
 from tests.kit.families import FAMILIES, MADE
 from tests.kit.forms import every_view
+from tests.kit.marks import slow_except
 from vitlens import Model, Split
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
@@ -35,10 +36,7 @@ LACKS = {  # what a family does not have, by what the family is, not by the code
     "torchvision-swin": {"walkthrough"},
     "class-attention": {"walkthrough"},
 }
-EACH = pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FAMILIES],
-)
+EACH = pytest.mark.parametrize("name", slow_except(FAMILIES, QUICK))
 
 
 @pytest.fixture(autouse=True)

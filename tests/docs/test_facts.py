@@ -20,10 +20,13 @@ from vitlens.commands.registry import COMMANDS, Command
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "reports/README.md")] + [
-    page
-    for pattern in ("*.md", "commands/*.md", "parts/*.md")
-    for page in sorted(DOCS.glob(pattern))
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "reports/README.md",
+    *sorted(DOCS.glob("*.md")),
+    *sorted(DOCS.glob("commands/*.md")),
+    *sorted(DOCS.glob("parts/*.md")),
 ]
 TYPED = [
     page for page in PAGES if page.parent in (DOCS, DOCS / "commands") or page == ROOT / "README.md"
@@ -85,7 +88,7 @@ def test_a_link_that_leaves_the_site_becomes_an_address_of_the_repository():
 def typed(path: Path) -> list[str]:
     """Return what a page says to type after the word vitlens."""
     code = "\n".join(blocks(path, "(?:sh|bash)")).replace("\\\n", " ")
-    lines = [part for line in code.splitlines() for part in re.split(r" && | \| ", line)]
+    lines = re.split(r" && | \| |\n", code)
     lines += [
         with_model(inline)
         for inline in re.findall(r"(?<!`)`(vitlens [^`\n]+)`(?!`)", path.read_text())
@@ -125,9 +128,11 @@ def test_the_command_line_takes_what_a_page_says_to_type(path, tmp_path, monkeyp
 
 def test_commands_are_found_and_python_on_a_page_compiles():
     assert sum(len(typed(path)) for path in TYPED) > 100
-    for code in (code for path in TYPED for code in blocks(path, "python")):
-        if ">>>" not in code:  # those of docs/python.md are run by tests/public/test_examples.py
-            ast.parse(code)
+    for path in TYPED:
+        for code in blocks(path, "python"):
+            # those of docs/python.md are run by tests/public/test_examples.py
+            if ">>>" not in code:
+                ast.parse(code)
 
 
 def test_every_work_is_cited_once_by_one_key():

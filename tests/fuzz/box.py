@@ -52,9 +52,10 @@ class Outcome:
 
     def description(self) -> str:
         """Describe the run and its faults for the message of a failed test."""
-        line = " ".join(
-            repr(word) if not word or not word.isprintable() else word for word in self.words
-        )
+        printed = []
+        for word in self.words:
+            printed.append(word if word and word.isprintable() else repr(word))
+        line = " ".join(printed)
         return f"{', '.join(self.faults())}: vitlens {line[:600]}\n    {self.err.strip()[-600:]}"
 
 

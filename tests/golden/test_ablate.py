@@ -3,6 +3,7 @@ other.
 """
 
 import re
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import vitlens
 from tests.kit.commands import figures, gone_on, ran, refusal, report, stopping, written_digits
 from tests.kit.first_page import clear_effects, states
 from tests.kit.making import digits, save
-from tests.kit.select import select
+from tests.kit.select import select, select_one
 from vitlens import load
 from vitlens.cli.main import run
 from vitlens.commands.ablate.record import fewest_images
@@ -162,22 +163,18 @@ def test_the_lens_ends_and_curves_begin_at_the_whole_model(pictures, tmp_path):
     assert patching.corrupted.startswith(f"{patching.clean}, ")
     assert patching.target == patching.clean != patching.other
     assert "patching" in figures(record)
-    (caption,) = (
-        figure.caption
-        for section in report(record).sections
-        for figure in section.figures
-        if figure.name == "patching_pair"
-    )
+    all_figures = chain.from_iterable(section.figures for section in report(record).sections)
+    caption = select_one(all_figures, name="patching_pair").caption
     assert "60" in caption  # one of so many images is drawn
     assert {row.part for row in record.contributions} == {"head", "MLP", "rest"}
     last = record.lens[-1]
     assert last.accuracy.value == pytest.approx(record.model.accuracy.value)
     half = next(row for row in record.lens if row.accuracy.value >= last.accuracy.value / 2)
-    (section,) = [
-        found_section
-        for found_section in report(record).sections
-        if "lens" in {figure.name for figure in found_section.figures}
-    ]
+    with_lens = []
+    for candidate in report(record).sections:
+        if select(candidate.figures, name="lens"):
+            with_lens.append(candidate)
+    (section,) = with_lens
     sentence = section.sentences[0].text
     assert f" {half.depth} block" in sentence
     assert {f"{100 * row.accuracy.value:.1f}" for row in (half, last)} <= {

@@ -16,6 +16,7 @@ import pytest
 
 from tests.kit.commands import figures, quick_attacks, ran, refusal
 from tests.kit.golden import LINES
+from tests.kit.select import select
 from tests.kit.simulated_processes import run_in_processes
 from tests.kit.training_runs import kept_run
 from vitlens.cli.main import run
@@ -123,10 +124,9 @@ def test_two_processes_find_what_one_finds(name, places, golden, tmp_path, monke
         first = asdict(one.attacked["tiny-vit"])
         second = asdict(two.attacked["tiny-vit"])
         np.testing.assert_equal(second, first)
-        epsilons = {
-            attack: [row.epsilon for row in one.curves if row.attack == attack]
-            for attack in first["distance"]
-        }
+        epsilons = {}
+        for attack in first["distance"]:
+            epsilons[attack] = [row.epsilon for row in select(one.curves, attack=attack)]
         assert epsilons == {"fgsm-linf": [0.0, 4.0, 32.0], "low-frequency-linf": [0.0, 64.0]}
     for row, other in zip(
         getattr(one, "learning_heads", ()), getattr(two, "learning_heads", ()), strict=True
@@ -191,10 +191,9 @@ def test_a_figure_of_some_images_says_how_many_of_how_many(name, golden):
     figure_name, count = PICTURED[name]
     run_of = golden(name)
     document = run_of.document
-    every = [
-        document.first.picture,
-        *(figure for section in document.sections for figure in section.figures),
-    ]
+    every = [document.first.picture]
+    for section in document.sections:
+        every += section.figures
     (caption,) = (
         figure.caption for figure in every if figure is not None and figure.name == figure_name
     )

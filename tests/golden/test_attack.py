@@ -10,7 +10,7 @@ import vitlens
 from tests.kit.commands import gone_on, quick_attacks, ran, refusal, report, stopping
 from tests.kit.first_page import clear_effects, judged, states
 from tests.kit.making import save
-from tests.kit.select import select, select_one
+from tests.kit.select import index_by, select, select_one
 from vitlens import load
 from vitlens.cli.main import run
 from vitlens.commands.attack.record import AttackRecord
@@ -167,9 +167,7 @@ def test_few_checks_are_three_a_model_and_look_at_the_strongest_attack(tiny_vit,
     checks_by_kind = {}
     for kind in ("few", "all"):
         typed = f"{line} --attack fgsm,pgd --epsilon 1,4 --steps pgd=3 --self-checks {kind}"
-        checks_by_kind[kind] = {
-            (row.name, row.attack): row for row in ran(tmp_path / kind, typed).checks
-        }
+        checks_by_kind[kind] = index_by(ran(tmp_path / kind, typed).checks, "name", "attack")
     assert {name for name, _ in checks_by_kind["few"]} == {
         "gradients",
         "more steps",

@@ -15,7 +15,7 @@ import vitlens
 from tests.kit.commands import figures, ran, report
 from tests.kit.making import digits, save, untrained
 from tests.kit.planted_maps import attention, enlarged, on_highest, rollout, said
-from tests.kit.select import select_one
+from tests.kit.select import index_by, select_one
 from vitlens import load, load_data
 from vitlens.commands.attention.record import AttentionRecord
 from vitlens.uncertainty import Estimate
@@ -53,7 +53,7 @@ def test_numbers_are_those_of_the_functions(golden, tmp_path):
     )
     assert {"layers", "layers_more"} <= figures(record)
     masks = load_data("digits", limit=9).masks.numpy()
-    rows = {(row.maps, row.layer, row.head): row for row in record.on_object}
+    rows = index_by(record.on_object, "maps", "layer", "head")
     assert len(rows) == 3 + 3 + 6
     for (kind, layer, head), row in rows.items():
         patch_weights = record.maps.rollout[:, layer] if kind == "rollout" else maps[layer].mean(1)
@@ -231,7 +231,8 @@ def test_of_few_images_nothing_is_claimed():
     rolled = rollout(images=19)
     assert said(few).keys() == {"position embeddings"}
     assert not said(rolled)
-    titles = {part.title for record in (few, rolled) for part in report(record).sections}
+    sections = (*report(few).sections, *report(rolled).sections)
+    titles = {section.title for section in sections}
     assert not titles & {
         "Which layers attend to the object?",
         "How do the maps change over the layers?",

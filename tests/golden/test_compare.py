@@ -176,9 +176,11 @@ def test_tables_are_those_of_the_public_comparison_and_agree_with_each_other(
         for row in record.methods
     }
     on_object = {(row.model, row.score): row.estimate.value for row in record.on_object}
-    assert on_object == {
-        (alias, name): value for alias, values in scores.items() for name, value in values.items()
-    }
+    expected = {}
+    for alias, values in scores.items():
+        for name, value in values.items():
+            expected[alias, name] = value
+    assert on_object == expected
 
 
 def test_shape_biases_are_those_of_the_function_and_the_model_that_relies_on_shape_is_named(

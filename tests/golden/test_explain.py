@@ -1,6 +1,7 @@
 """The record of `vitlens explain` holds what the functions compute, and its figures show it."""
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from tests.kit.first_page import clear_effects, judged, states
 from tests.kit.making import CLASSES, digits, save, untrained
 from tests.kit.map_rows import FALLING, STAYING, checks
 from tests.kit.saving import no_figures
-from tests.kit.select import select, select_one
+from tests.kit.select import index_by, select, select_one
 from vitlens import Refinement, explain, load
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.explain.record import OVERALL, SEARCH, ExplainRecord
@@ -117,10 +118,9 @@ def test_each_model_gets_the_methods_defined_for_it_and_nothing_is_judged(golden
 def test_images_too_few_to_show_any_difference_of_removal_scores_are_said(golden):
     record = golden("explain verified").record
     power = select_one(record.power, check="road")
-    seen, unseen = (
-        [sentence.text for sentence in report(replace(record, power=(row,))).first.unknown]
-        for row in (power, replace(power, detectable=None))
-    )
+    undecided = replace(record, power=(replace(power, detectable=None),))
+    seen = [sentence.text for sentence in report(replace(record, power=(power,))).first.unknown]
+    unseen = [sentence.text for sentence in report(undecided).first.unknown]
     (changed,) = set(unseen) - set(seen)
     assert len(unseen) == len(seen)
     assert f"with {record.images} images" in changed
@@ -151,14 +151,14 @@ def test_many_methods_are_divided_among_sheets_and_failed_ones_crossed_out(golde
         checks("tiny-vit", name, cascade=(FALLING, STAYING)[at % 2])
         for at, name in enumerate(names)
     ]
-    document = report(replace(record, checks=tuple(row for sheet in rows for row in sheet)))
+    document = report(replace(record, checks=tuple(chain.from_iterable(rows))))
     sheets = [figure for figure in document.figures if figure.name.startswith("explain")]
     assert [figure.name for figure in sheets] == ["explain", "explain_more"]
     panels = [figure.draw().axes[:-1] for figure in sheets]
-    assert (
-        sum(bool(crosses(axes)) for sheet in panels for axes in sheet[: len(sheet) // 3])
-        == len(names) // 2
-    )
+    crossed_out = 0
+    for sheet in panels:
+        crossed_out += sum(bool(crosses(axes)) for axes in sheet[: len(sheet) // 3])
+    assert crossed_out == len(names) // 2
 
 
 def test_images_that_are_asked_for_are_drawn_whatever_the_sample(tiny_vit, pictures, tmp_path):
@@ -237,7 +237,7 @@ def test_checks_are_of_the_refined_maps(tiny_vit, tmp_path):
         ran(tmp_path / name, f"{line} --other-substrates none {more}")
         for name, more in (("plain", ""), ("refined", "--refine affinity --views 2"))
     )
-    rows = [{row.method: row for row in record.league} for record in (plain, refined)]
+    rows = [index_by(plain.league, "method"), index_by(refined.league, "method")]
     assert rows[0]["gradcam"].gap != rows[1]["gradcam"].gap
     assert rows[0]["random"].gap == rows[1]["random"].gap
     assert rows[1]["gradcam"].forwards.value > 2 * rows[0]["gradcam"].forwards.value
@@ -368,16 +368,13 @@ def test_the_checks_of_a_method_are_its_rows_of_the_table(golden):
     """On six images with masks and labels; they are computed by hand in
     tests/public/faithfulness."""
     masked = golden("explain verified").record
-    league = {row.method: row for row in masked.league}
+    league = index_by(masked.league, "method")
     assert 1.5 < league["relevance"].forwards.value < 3  # a forward and a cheap backward pass
     for method in ("relevance", "attention"):
         rows = {row.check: row for row in masked.checks if row.method == method}
         assert len(rows) == 5
-        (road,) = [
-            row
-            for row in rows.values()
-            if row.value and row.value.value == pytest.approx(league[method].road.value)
-        ]
+        expected_road = pytest.approx(league[method].road.value)
+        (road,) = [row for row in rows.values() if row.value and row.value.value == expected_road]
         margins = [league[method].road.value - league[name].road.value for name in BASELINES]
         assert road.margin.value <= min(margins) + 1e-6  # of the hardest baseline
         assert league[method].roc_auc.value in [
@@ -419,7 +416,7 @@ def test_other_replacements_are_measured_too_and_composites_are_made_without_mas
             f"explain {tiny_vit} {data} --method relevance,rollout --composites none",
         )
     methods = ("relevance", "rollout", *BASELINES)
-    league = {row.method: row for row in record.league}
+    league = index_by(record.league, "method")
     substrates = {row.substrate for row in record.substrates}
     assert substrates >= {"blur", "mean", "absent"}
     (imputed,) = substrates - {"blur", "mean", "absent"}
@@ -437,7 +434,7 @@ def test_other_replacements_are_measured_too_and_composites_are_made_without_mas
     few = "--method relevance --composite-count 3 --other-substrates none --no-stability"
     model = load("vit-digits")
     record = ran(tmp_path / "composed", f"explain vit-digits {data} {few}")
-    rows = {row.kind: row for row in record.composite_sets}
+    rows = index_by(record.composite_sets, "kind")
     assert [
         (row.kind, row.composites, row.maps, row.refused, row.labels) for row in rows.values()
     ] == [
@@ -464,10 +461,13 @@ def test_other_replacements_are_measured_too_and_composites_are_made_without_mas
     recognised = replace(
         record, composite_sets=tuple(replace(row, seen=True) for row in record.composite_sets)
     )
-    unseen, seen = (
-        {sentence.text for section in report(written).sections for sentence in section.sentences}
-        for written in (record, recognised)
-    )
+
+    def sentences_of(written):
+        sentences = chain.from_iterable(section.sentences for section in report(written).sections)
+        return {sentence.text for sentence in sentences}
+
+    unseen = sentences_of(record)
+    seen = sentences_of(recognised)
     # another sentence for each kind that shows nothing
     assert len(unseen - seen) == len(record.composite_sets)
     assert "composite_maps_0" in figures(record)

@@ -4,6 +4,7 @@ back.
 
 import shutil
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -124,9 +125,8 @@ def test_the_public_explorer_is_the_same(tiny_vit, pictures, tmp_path):
     assert [image.weights is None for image in data.images] == [False, True, True]
     names = vitlens.name_heads(model, batch)
     with_names = vitlens.explorer(model, batch, names=names)
-    assert [words for layer in with_names.explorer.words for words in layer] == [
-        head.words for head in names.heads
-    ]
+    words = list(chain.from_iterable(with_names.explorer.words))
+    assert words == [head.words for head in names.heads]
     assert names.heads[0].words in with_names.save(tmp_path / "named.html").read_text()
     with pytest.raises(
         vitlens.errors.InputError, match="names of 2 layers and 2 heads, found 1 and 2"

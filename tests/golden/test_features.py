@@ -110,11 +110,13 @@ def test_only_the_images_asked_for_are_drawn(tiny_vit, pictures, tmp_path):
     )
     images = [np.asarray(Image.open(path)).transpose(2, 0, 1) for path in chosen]
     arrays = [dict(np.load(path)) for path in (tmp_path / "out" / "arrays").glob("*.npz")]
-    drawn = [array for file in arrays for array in file.values() if array.dtype == np.uint8]
+    drawn = []
+    for file in arrays:
+        drawn += [array for array in file.values() if array.dtype == np.uint8]
     assert len(drawn) == 5  # the images, queries, neighbours, both sides of the matches
-    pictures_drawn = {
-        image.tobytes() for array in drawn for image in array.reshape(-1, *array.shape[-3:])
-    }
+    pictures_drawn = set()
+    for array in drawn:
+        pictures_drawn |= {image.tobytes() for image in array.reshape(-1, *array.shape[-3:])}
     assert pictures_drawn == {image.tobytes() for image in images}
     np.testing.assert_array_equal(record.shown["tiny-vit"].pixels[0], images[0])
     assert record.spaces["tiny-vit"].cut_pixels is None  # patches are parts of images

@@ -192,10 +192,10 @@ def test_attributes_of_files_with_the_same_name_go_by_their_folders(
 ):
     table = tmp_path / "table.csv"
     files = sorted(folders.rglob("*.png"))
-    lines = [
-        f"{prefix}{file.parent.name}/{file.name},{'yes' if file.parent.name < '4' else 'no'}"
-        for file in files
-    ]
+    lines = []
+    for file in files:
+        answer = "yes" if file.parent.name < "4" else "no"
+        lines.append(f"{prefix}{file.parent.name}/{file.name},{answer}")
     table.write_text("\n".join(["file,small", *lines]))
     record = ran(tmp_path / "out", f"head {tiny_vit} L1.H1 --data {folders} --attributes {table}")
     images = {row.name: row.images for row in record.classes}
@@ -223,10 +223,10 @@ def test_of_a_column_of_two_values_one_is_an_attribute(folders, tiny_vit, tmp_pa
     """The other one is its opposite, which every head would separate as well."""
     table = tmp_path / "table.csv"
     files = sorted(folders.rglob("*.png"))
-    lines = [
-        f"{file.parent.name}/{file.name},{'low' if file.parent.name < '4' else 'high'}"
-        for file in files
-    ]
+    lines = []
+    for file in files:
+        answer = "low" if file.parent.name < "4" else "high"
+        lines.append(f"{file.parent.name}/{file.name},{answer}")
     table.write_text("\n".join(["file,size", *lines]))
     record = ran(tmp_path / "out", f"head {tiny_vit} L1.H1 --data {folders} --attributes {table}")
     assert [row.name for row in record.classes if "size" in row.name] == ["size = high"]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from scipy.spatial.distance import cdist
 
 import vitlens
 from tests.kit.commands import refusal, report
@@ -272,7 +273,7 @@ def test_its_explorer_is_that_of_the_model_whose_weights_they_are(
     for layer, layer_row in enumerate(record.given_layers):
         patches = exact[layer].mean(0)[1:, 1:]
         mean_weights = exact[layer].mean(0)
-        apart = [[np.hypot(a - c, b - d) for c, d in places] for a, b in places]
+        apart = cdist(places, places)
         assert layer_row.distance == pytest.approx(
             (patches * apart).sum() / patches.sum(), rel=1e-4
         )

@@ -3,6 +3,7 @@ line.
 """
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import vitlens
 from tests.kit.commands import ran
 from tests.kit.first_page import judged, states
-from tests.kit.select import select_one
+from tests.kit.select import index_by, select_one
 from vitlens import load
 from vitlens.cli.main import run
 from vitlens.commands.run.publish import read_folder
@@ -76,13 +77,12 @@ def test_its_rows_and_arrays_are_what_the_function_gives(record, tiny_vit, pictu
 
 def test_its_report_judges_the_differences_and_counts_changed_predictions(record):
     def told(walked: WalkthroughRecord) -> str:
-        return " ".join(
-            sentence.text for part in REPORT(walked).sections for sentence in part.sentences
-        )
+        sentences = chain.from_iterable(part.sentences for part in REPORT(walked).sections)
+        return " ".join(sentence.text for sentence in sentences)
 
     assert [section.step for section in REPORT(record).sections] == [True] * 13
     assert "it has none" not in told(record)
-    none = {step.step: step for step in record.steps}
+    none = index_by(record.steps, "step")
     none["positions"] = replace(none["positions"], difference=None, note="it has none")
     assert "it has none" in told(replace(record, steps=tuple(none.values())))
     (verdict,) = judged(REPORT(record))

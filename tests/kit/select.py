@@ -1,7 +1,8 @@
 """Rows of a table chosen by their values."""
 
 from collections.abc import Iterable
-from typing import TypeVar
+from operator import attrgetter
+from typing import Any, TypeVar
 
 Row = TypeVar("Row")
 
@@ -17,3 +18,9 @@ def select_one(rows: Iterable[Row], /, **values: object) -> Row:
     """Return the only row with these values; ValueError where there is none, or another."""
     (row,) = select(rows, **values)
     return row
+
+
+def index_by(rows: Iterable[Row], *names: str) -> dict[Any, Row]:
+    """Return the rows by the value of this field, or by those of several fields as a tuple."""
+    value = attrgetter(*names)
+    return {value(row): row for row in rows}

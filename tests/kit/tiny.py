@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 
-import pytest
 import timm
 import torch
 from torch import Tensor, nn
 from torchvision.models.swin_transformer import SwinTransformer as TorchvisionSwin
 from torchvision.models.vision_transformer import VisionTransformer as TorchvisionViT
 
+from tests.kit.marks import slow_except
 from vitlens.models.anatomy import Anatomy
 from vitlens.models.configs import SwinConfig, ViTConfig
 from vitlens.models.model import Model, Provenance
@@ -216,9 +216,7 @@ _MECHANISMS = (
     "torchvision-swin",
     "our-swin",
 )
-EACH_FAMILY = [
-    pytest.param(name, marks=() if name in _MECHANISMS else pytest.mark.slow) for name in FAMILIES
-]
+EACH_FAMILY = slow_except(FAMILIES, _MECHANISMS)
 
 
 @cache

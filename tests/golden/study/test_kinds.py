@@ -12,6 +12,7 @@ import torch
 import vitlens
 from tests.kit.commands import figures, gone_on, ran, refusal
 from tests.kit.making import digits
+from tests.kit.select import index_by, select
 from tests.kit.training_runs import interrupted
 from vitlens.commands.study.kinds.variants.record import VariantsRecord
 
@@ -40,7 +41,7 @@ SLOW = ("data", "size", "swin", "positions", "patch-size")
 def test_every_point_of_a_kind_is_built_and_does_a_step(kind, tmp_path):
     limit = "--limit 200 --batch-size 100" if kind == "data" else "--limit 10"
     record = ran(tmp_path / "out", f"{LINE} --kind {kind} --seeds 1 --epochs 1 {limit}")
-    points = {row.label: row for row in record.points}
+    points = index_by(record.points, "label")
     assert len(points) == len(record.points) >= 2
     assert len({row.words for row in record.points}) == len(points)
     assert len({row.steps for row in record.points}) == 1  # also of shares of the data
@@ -59,10 +60,12 @@ def test_every_point_of_a_kind_is_built_and_does_a_step(kind, tmp_path):
             for point in config["points"]
             if point["base"]
         ]
-        assert [
-            {name for name in {**one, **other} if one.get(name) != other.get(name)}
-            for one, other in pairs
-        ] == [
+        differing = []
+        for one, other in pairs:
+            differing.append(
+                {name for name in {**one, **other} if one.get(name) != other.get(name)}
+            )
+        assert differing == [
             {"attention", "mlp", "heads"},
             {"heads"},
             {"residual"},
@@ -82,10 +85,10 @@ def test_every_point_of_a_kind_is_built_and_does_a_step(kind, tmp_path):
         parameters = [row.parameters for row in points.values()]
         assert max(parameters) < 1.04 * min(parameters)
         assert points["swin"].flops == points["swin-no-shift"].flops
-        seen = {
-            label: [row.seen for row in record.receptive_fields if row.model == label]
-            for label in points
-        }
+        seen = {}
+        for label in points:
+            rows = select(record.receptive_fields, model=label)
+            seen[label] = [row.seen for row in rows]
         assert seen["vit"] == [1.0] * 4
         assert seen["swin"][:2] == [8 * 8 / 32**2, 16 * 16 / 32**2]
         assert seen["swin-no-shift"][:2] == [8 * 8 / 32**2] * 2
@@ -234,7 +237,7 @@ def test_another_study_and_results_about_other_images_are_not_resumed(done, tmp_
 @pytest.mark.usefixtures("undrawn")
 def test_position_embeddings_of_every_training_are_measured(pictures, tmp_path):
     record = ran(tmp_path / "positions", f"{LINE} --kind positions --seeds 2 --epochs 1 --limit 10")
-    rows = {row.label: row for row in record.position_order}
+    rows = index_by(record.position_order, "label")
     assert list(rows) == ["sine", "sine-2d", "learned"]
     for label, seeds in (("sine", (0,)), ("learned", (0, 1))):
         seed_values = []

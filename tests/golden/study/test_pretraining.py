@@ -4,6 +4,7 @@ trained models.
 
 import json
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -106,9 +107,7 @@ def test_every_measure_has_every_point_and_its_comparisons(done):
             assert by_label["random"].over_random is by_label["supervised"].over_supervised is None
             gain = 100 * (by_label["mae"].value.value - by_label["supervised"].value.value)
             assert by_label["mae"].over_supervised.value == pytest.approx(gain, abs=1e-9)
-    assert {(row.label, row.shots) for row in done.few_shot} == {
-        (label, k) for label in POINTS for k in (1, 2)
-    }
+    assert {(row.label, row.shots) for row in done.few_shot} == set(product(POINTS, (1, 2)))
     assert {row.label for row in done.objectness} == {*POINTS}
     cka = {(row.label, row.against): row.cka.value for row in done.likeness}
     assert len(cka) == 25

@@ -15,7 +15,7 @@ import vitlens
 from tests.kit.commands import gone_on, ran, refusal
 from tests.kit.making import digits
 from tests.kit.saving import no_figures
-from tests.kit.select import select
+from tests.kit.select import index_by, select
 from tests.kit.training_runs import interrupted
 from tests.kit.whole_folder import whole_folder
 from vitlens import load_data
@@ -64,10 +64,11 @@ def test_every_way_trains_what_its_name_says(record, tiny_vit):
     start = dict(vitlens.load(str(tiny_vit)).module.state_dict())
     heads = {name for name in start if name.startswith("head")}
     start |= {name: torch.zeros_like(states["frozen"][name]) for name in heads}
-    changed = {
-        label: {name for name, value in weights.items() if not torch.equal(value, start[name])}
-        for label, weights in states.items()
-    }
+    changed = {}
+    for label, weights in states.items():
+        changed[label] = {
+            name for name, value in weights.items() if not torch.equal(value, start[name])
+        }
     assert changed["frozen"] == heads
     frozen = ("blocks.0", "patch_embed", "pos_embed", "cls_token")
     assert not any(name.startswith(frozen) for name in changed["last-blocks"])
@@ -86,7 +87,7 @@ def test_every_way_trains_what_its_name_says(record, tiny_vit):
 def test_accuracies_of_a_transfer_are_those_of_the_models_and_sizes_are_as_said(three, record):
     split = load_data(str(three), part="test")
     stored = record.correct.correct
-    points = {row.label: row for row in record.points}
+    points = index_by(record.points, "label")
     for place, row in enumerate(record.points):
         assert stored[place].shape == (2, 15)
         assert (
@@ -122,7 +123,7 @@ def test_accuracies_of_a_transfer_are_those_of_the_models_and_sizes_are_as_said(
 
 
 def test_attention_moves_only_where_something_was_trained_before_it(record):
-    rows = {(row.label, row.layer, row.head): row for row in record.heads_moved}
+    rows = index_by(record.heads_moved, "label", "layer", "head")
     assert set(rows) == {*product(("last-blocks", "full"), (0, 1), (0, 1))}
     assert {rows["last-blocks", 0, head].moved.value for head in (0, 1)} == {0.0}
     for row in rows.values():

@@ -42,10 +42,9 @@ def test_tensorboard_is_told_what_metrics_say_and_changes_no_bit(golden, tmp_pat
     record = ran(tmp_path, f"{GOLDEN} --track tensorboard --overwrite")
     assert weights(tmp_path) == weights(golden("train").folder)
     log = events(tmp_path)
-    calls = {
-        name: [(event.step, event.value) for event in log.Scalars(name)]
-        for name in log.Tags()["scalars"]
-    }
+    calls = {}
+    for name in log.Tags()["scalars"]:
+        calls[name] = [(event.step, event.value) for event in log.Scalars(name)]
     for name in (
         "train_loss",
         "train_accuracy",

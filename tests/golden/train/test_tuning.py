@@ -12,6 +12,7 @@ from scipy.stats import binomtest
 import vitlens
 from tests.kit.commands import gone_on, ran, refusal, written_digits
 from tests.kit.making import save, untrained
+from tests.kit.select import index_by
 from tests.kit.training_runs import interrupted
 from vitlens import load, load_data
 
@@ -69,7 +70,7 @@ def test_the_student_has_a_token_and_numbers_are_those_of_the_models(golden, tin
     models = [load(str(place)) for place in (folder, tiny_vit, "cnn-digits")]
     assert models[0].layout.prefix == ("cls", "distillation")
     assert tuple(model.alias for model in record.config.models) == names
-    roles = {row.role: row for row in record.table("scores")}
+    roles = index_by(record.table("scores"), "role")
     assert list(roles) == ["student", "teacher", "without a teacher"]
     assert roles["teacher"].agreement is None
     images = next(split.batches(60)).images
@@ -82,7 +83,7 @@ def test_the_student_has_a_token_and_numbers_are_those_of_the_models(golden, tin
         if name != "tiny-vit":
             same = (answers[name] == answers["tiny-vit"]).float().mean().item()
             assert record.metrics[f"agreement_with_teacher/{name}"].value == pytest.approx(same)
-    pairs = {(row.first, row.second): row for row in record.table("pairs")}
+    pairs = index_by(record.table("pairs"), "first", "second")
     assert list(pairs) == [*combinations(names, 2)]
     for (first, second), row in pairs.items():
         gain = 100 * (correct[first].float().mean() - correct[second].float().mean()).item()

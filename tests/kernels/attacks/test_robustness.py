@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.kit.attacked import INF, linear, outcome, pictures
+from tests.kit.select import index_by
 from tests.kit.tiny import our_swin, ours
 from vitlens.attacks.robustness import cosines, halfway_block, halving_epsilon, transfers
 from vitlens.errors import InputError
@@ -57,10 +58,9 @@ def test_rates_of_transfer_are_of_what_fooled_the_source_and_the_target_has_righ
     fooled = torch.tensor([[1, 1, 0, 0], [0, 1, 0, 0]]).bool()
     of_first = torch.tensor([[0, 0, 1, 0], [1, 0, 0, 1]]).bool()  # the first's images shown to both
     of_second = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 1]]).bool()
-    pairs = {
-        (one.source, one.target): one
-        for one in transfers(clean, [of_first, of_second], fooled, groups=groups)
-    }
+    pairs = index_by(
+        transfers(clean, [of_first, of_second], fooled, groups=groups), "source", "target"
+    )
     assert [pairs[pair].rate.value for pair in ((0, 0), (0, 1), (1, 0), (1, 1))] == [1, 0.5, 0, 1]
     assert [pairs[pair].rate.n for pair in ((0, 1), (1, 0))] == [2, 1]
     assert (pairs[0, 1].accuracy.value, pairs[0, 1].clean.value) == (0.5, 0.75)

@@ -13,6 +13,7 @@ from torch import nn
 
 import vitlens
 from tests.kit.making import untrained
+from tests.kit.select import index_by
 from vitlens import Model, Split
 from vitlens.errors import DataError
 from vitlens.training.check import Finding, check_training
@@ -31,10 +32,7 @@ def tiny(**changes: object) -> Model:
 def run(
     model: Model, split: Split = IMAGES, *, recipe: Recipe = RECIPE, **more: Any
 ) -> dict[str, Finding]:
-    findings = {
-        finding.name: finding
-        for finding in check_training(model, split, split, recipe=recipe, **more)
-    }
+    findings = index_by(check_training(model, split, split, recipe=recipe, **more), "name")
     assert tuple(findings) == ("initial loss", "gradient norms", "one batch", "learning rate")
     return findings
 

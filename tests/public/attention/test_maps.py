@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import vitlens
 from tests.kit.attention import by_rollout
+from tests.kit.select import index_by
 from tests.kit.tiny import TIMM, images, ours, shared_model, small_cnn, timm_model, torchvision_vit
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.uncertainty import student_mean
@@ -134,7 +135,7 @@ def test_information_and_what_is_the_same_in_other_images(golden, places):
     record = golden("rollout").record
     model = vitlens.load(str(places["vit"]))
     digits = vitlens.load_data("digits", limit=record.methods[0].information.n)
-    rows = {row.maps: row for row in record.methods}
+    rows = index_by(record.methods, "maps")
     assert set(rows) == {"rollout-max", "rollout-min"}
     for fusion in ("max", "min"):
         maps = vitlens.rollout(model, digits, fusion=fusion)

@@ -23,7 +23,7 @@ from tests.kit.planted_failures import (
     squares,
 )
 from tests.kit.planted_methods import planted_methods
-from tests.kit.select import select_one
+from tests.kit.select import index_by, select_one
 from tests.kit.splits import split_of
 from vitlens import Split
 from vitlens.errors import DataError, UnsupportedError
@@ -80,7 +80,7 @@ def test_interventions_count_the_images_that_they_change_and_go_towards_correct_
     split = squares(seed=1)
     done = []
     diagnosis = diagnosed(at_border, split, batch_size=32, advance=done.append)
-    rows = {row.covariate: row for row in diagnosis.interventions}
+    rows = index_by(diagnosis.interventions, "covariate")
     separating = [
         row
         for row in diagnosis.covariates
@@ -129,10 +129,7 @@ def test_a_shift_to_the_centre_of_a_map_counts_the_images_with_maps():
     maps = torch.rand(len(some), 8, 8, generator=torch.Generator().manual_seed(0)) ** 4
     wrong = ~vitlens.evaluate(model(at_border), split).correct[some]
     maps[wrong, 0, 0] = 4.0  # so that the places of errors' maps differ
-    rows = {
-        row.covariate: row
-        for row in failures_of({"a": at_border}, split, maps, some)["interventions"]
-    }
+    rows = index_by(failures_of({"a": at_border}, split, maps, some)["interventions"], "covariate")
     row = rows["map_off_centre"]
     assert 0 < row.gain.n <= len(some)
     assert 0 < row.errors <= int(wrong.sum())

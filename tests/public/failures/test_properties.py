@@ -25,7 +25,7 @@ from tests.kit.planted_failures import (
     squares,
 )
 from tests.kit.planted_methods import planted_methods
-from tests.kit.select import select, select_one
+from tests.kit.select import index_by, select, select_one
 from tests.kit.splits import split_of
 from vitlens import Split
 from vitlens.uncertainty import difference_of, wilson
@@ -391,7 +391,7 @@ def test_the_difference_of_two_models_is_as_uncertain_as_delong_says(diagnosed, 
         )
         return added
 
-    rows = {row.covariate: row for row in diagnosed.differences}
+    rows = index_by(diagnosed.differences, "covariate")
     areas = {(row.model, row.covariate): row.area.value for row in diagnosed.covariates}
     for name, row in rows.items():
         assert (row.first, row.second) == ("first", "second")

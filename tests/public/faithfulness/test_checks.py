@@ -27,7 +27,7 @@ from tests.kit.planted_games import (
     PASSES,
 )
 from tests.kit.planted_methods import planted_methods
-from tests.kit.select import select, select_one
+from tests.kit.select import index_by, select, select_one
 from vitlens import Model
 from vitlens.commands.explain.record import ExplainRecord, LeagueRow
 from vitlens.uncertainty import power_of
@@ -60,7 +60,7 @@ def record(tmp_path_factory: pytest.TempPathFactory, seen: list[Call]) -> Explai
 
 @pytest.fixture(scope="module")
 def league(record) -> dict[str, LeagueRow]:
-    return {row.method: row for row in record.league}
+    return index_by(record.league, "method")
 
 
 def maps_of(name: str, grid: tuple[int, int] | None = None) -> Tensor:
@@ -377,7 +377,7 @@ def test_a_method_that_knows_no_model_fails_and_one_whose_maps_are_uniform_is_no
 
 
 def test_maps_that_follow_their_images_stay_and_noise_jumps(record):
-    rows = {(row.method, row.disturbance): row for row in record.stability}
+    rows = index_by(record.stability, "method", "disturbance")
     shifts = ("shift-quarter", "shift-half", "shift-one")
     for name in ("shifts", *shifts, "flip"):
         assert rows["occlusion", name].correlation.value == pytest.approx(1.0, abs=1e-4)
@@ -438,7 +438,7 @@ def test_costs_are_counted_in_forward_passes_and_costly_methods_are_randomised_o
 
 
 def test_methods_are_compared_pairwise_on_the_grid_of_patches(record):
-    rows = {(row.first, row.second): row for row in record.agreement}
+    rows = index_by(record.agreement, "first", "second")
     assert rows.keys() == set(combinations(METHODS, 2))
     for pair in (("saliency", "occlusion"), ("occlusion", "smoothgrad"), ("hirescam", "xgradcam")):
         first, second = (maps_of(name, (CELLS, CELLS)).flatten(1) for name in pair)

@@ -13,6 +13,7 @@ from sklearn.metrics import roc_auc_score
 
 import vitlens
 from tests.kit.families import FAMILIES as MANY
+from tests.kit.marks import slow_except
 from tests.kit.planted_patterns import STRONG, Bench, planted, scenes
 from tests.kit.planted_writers import model as writers
 from tests.kit.planted_writers import pictures
@@ -23,7 +24,7 @@ from vitlens.errors import InputError, UnsupportedError
 
 GRID = (4, 5)
 COUNT = 24
-SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed > 1 else ()) for seed in range(20)]
+SEEDS = slow_except(range(20), (0, 1))
 ATTENDS = {
     "position": "same keys",
     "object": "same keys",

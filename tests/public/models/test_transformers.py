@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 import vitlens
+from tests.kit.marks import slow_among
 from tests.kit.models.files import description, one_line, rewrite, written
 from tests.kit.models.handwritten import half
 from tests.kit.models.transformers import (
@@ -75,7 +76,7 @@ TWINS = {
 
 @pytest.mark.parametrize(  # of two with the same parts, one
     "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in TWINS else ()) for name in FAMILIES],
+    slow_among(FAMILIES, TWINS),
 )
 def test_outputs_are_those_of_transformers_on_pixels_normalised_by_its_processor(name, tmp_path):
     """And those of the model that is saved and loaded again without the folder; another image size

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import vitlens
 from tests.kit.lens import HANDWRITTEN
+from tests.kit.select import index_by
 from tests.kit.tiny import FAMILIES, images, ours, torchvision_swin
 from vitlens.errors import InputError, UnsupportedError
 
@@ -62,7 +63,7 @@ def walked(request):
 
 
 def by_step(walk):
-    return {check.step: check for check in walk.checks}
+    return index_by(walk.checks, "step")
 
 
 def test_every_step_equals_the_models_own(walked):
@@ -119,7 +120,7 @@ def test_permuted_patches_give_permuted_outputs_only_without_positions(walked):
 
 def test_what_the_classifier_reads(walked):
     _, model, walk = walked
-    changed = {row.change: row for row in walk.changed}
+    changed = index_by(walk.changed, "change")
     assert torch.equal(changed["none"].logits[0], walk.logits)
     reads_prefix = model.anatomy.readout in ("cls", "cls+distillation")
     assert (changed["patches-zero"].difference == 0) == reads_prefix
