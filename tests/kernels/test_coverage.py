@@ -135,11 +135,11 @@ def test_of_an_accuracy_over_groups(groups, size, within, share):
 )
 def test_of_a_share(n, share, least):
     """Exactly, over all counts: Wilson's is discrete."""
-    held = [
-        stats.binom.pmf(count, n, share)
-        for count in range(n + 1)
-        if (interval := ours.wilson(count, n)).low <= share <= interval.high
-    ]
+    held = []
+    for count in range(n + 1):
+        interval = ours.wilson(count, n)
+        if interval.low <= share <= interval.high:
+            held.append(stats.binom.pmf(count, n, share))
     assert least <= 100 * sum(held) <= 99
 
 

@@ -6,6 +6,7 @@ import copy
 import json
 import random
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 NAN = "NaN!"  # written as the bare word
@@ -59,7 +60,7 @@ def damaged(content: object, at: tuple[str | int, ...], value: object) -> str:
 
 def every(content: object) -> list[tuple[tuple[str | int, ...], object]]:
     """Return all pairs of a place and a value."""
-    return [(at, value) for at in places(content) for value in VALUES]
+    return list(product(places(content), VALUES))
 
 
 def damage_bytes(file: Path, generator: random.Random) -> None:

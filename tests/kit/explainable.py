@@ -58,12 +58,8 @@ def affinity(model: Model, images: Tensor, layers: Sequence[int] | None = None) 
     affinities = [
         layer[:, :, first:, first:].double().mean(1) for layer in vitlens.attention(model, images)
     ]
-    total = torch.stack(
-        [
-            layer_map
-            for layer, layer_map in enumerate(affinities)
-            if layers is None or layer in layers
-        ]
-    ).sum(0)
+    if layers is not None:
+        affinities = [affinities[layer] for layer in range(len(affinities)) if layer in layers]
+    total = torch.stack(affinities).sum(0)
     both = total + total.mT
     return both / both.sum(-1, keepdim=True)

@@ -3,9 +3,12 @@
 import re
 import unicodedata
 from functools import cache
+from itertools import chain
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
+
+from tests.kit.select import select
 
 NASTY = (
     "<script>alert(1)<",
@@ -202,7 +205,9 @@ _FOLDED = re.compile(r"<details><summary>[^<>&]*</summary>|</details>")  # our o
 def problems(text: str) -> list[str]:
     """Return everything active in a report that should only be read; empty for a good one."""
     faults = [f"control character {one!r}" for one in set(text) if one != "\n" and hidden(one)]
-    for token in (one for block in parsed(text) for one in (block, *(block.children or ()))):
+    blocks = parsed(text)
+    tokens = [*blocks, *chain.from_iterable(block.children or () for block in blocks)]
+    for token in tokens:
         source = str(token.attrs.get("src", ""))
         if token.type in ("html_block", "html_inline", "link_open") and not _FOLDED.fullmatch(
             token.content.strip()
@@ -232,10 +237,8 @@ def cells(text: str) -> list[list[str]]:
 
 def read(token: Token) -> str:
     """Return an inline token as a reader sees it."""
-    return "".join(
-        child.content if child.type in ("text", "code_inline", "text_special") else ""
-        for child in token.children or ()
-    )
+    shown = ("text", "code_inline", "text_special")
+    return "".join(child.content for child in token.children or () if child.type in shown)
 
 
 def hidden(character: str) -> bool:
@@ -249,12 +252,9 @@ def _crooked(text: str) -> list[str]:
     """Return tables whose rows differ in length, before markdown repairs them."""
     faults = []
     width = 0
-    code = {
-        at
-        for block in parsed(text)
-        if block.type == "fence"
-        for at in range(*(block.map or (0, 0)))
-    }
+    code = set()
+    for block in select(parsed(text), type="fence"):
+        code |= set(range(*(block.map or (0, 0))))
     for number, line in enumerate(text.split("\n")):
         if not line.startswith("| ") or number in code:
             width = 0

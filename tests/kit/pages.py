@@ -224,11 +224,9 @@ def page_problems(text: str) -> list[str]:
         f"control character {one!r}" for one in sorted(set(text)) if one != "\n" and hidden(one)
     ]
     for tag, attributes in elements.found:
-        faults += [
-            f"{tag} with {name}"
-            for name in attributes
-            if name.startswith("on") or name in ("style", "srcset")
-        ]
+        for name in attributes:
+            if name.startswith("on") or name in ("style", "srcset"):
+                faults.append(f"{tag} with {name}")
         if not attributes.get("href", "#").startswith("#"):
             faults.append(f"{tag} to {attributes['href']}")
         if not attributes.get("src", "data:image/").startswith("data:image/"):

@@ -130,16 +130,13 @@ def pretraining_record(
     record: PretrainingRecord = study_record("pretraining", dict.fromkeys(knn, 0.6), seeds=seeds)
     words = {row.label: row.words for row in record.points}
     noise = spread * np.random.default_rng(0).standard_normal((len(knn), seeds))
-    scores = {
-        label: [value + offset for offset in offsets]
-        for (label, value), offsets in zip(knn.items(), noise)
-    }
-    overlaps = {
-        label: [
-            torch.tensor([iou[label] + offset, 0.3, 0.4], dtype=torch.float64) for offset in offsets
-        ]
-        for label, offsets in zip(iou, noise)
-    }
+    scores = {}
+    for (label, value), offsets in zip(knn.items(), noise):
+        scores[label] = [value + offset for offset in offsets]
+    overlaps = {}
+    for label, offsets in zip(iou, noise):
+        values = [[iou[label] + offset, 0.3, 0.4] for offset in offsets]
+        overlaps[label] = list(torch.tensor(values, dtype=torch.float64))
     return replace(
         record,
         feature_scores=tuple(score_rows({"k-NN, k = 20": scores}, words, 0.125)),

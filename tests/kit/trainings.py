@@ -95,12 +95,11 @@ def plain_recipe(**changes: object) -> Recipe:
 
 def recipe_of(settings: Mapping[str, str]) -> Recipe:
     """Return the recipe that a record shows."""
-    return Recipe(
-        **{
-            name: value if name in ("source", "optimiser") else literal_eval(value)
-            for name, value in settings.items()
-        }
-    )
+    values: dict[str, Any] = {}
+    for name, value in settings.items():
+        is_text = name in ("source", "optimiser")
+        values[name] = value if is_text else literal_eval(value)
+    return Recipe(**values)
 
 
 TRAIN = tiny_split("train", 40)

@@ -31,10 +31,10 @@ def whole_folder(out: Path, command: str, *, drawn: bool = True, saved: bool = F
     check_first_page(COMMANDS[command].report(record))
     assert not consistency.errors(record)
     assert not consistency.bare_statuses((out / "report.md").read_text())
-    contents = {
-        path: path.read_bytes()
-        for path in [out / "report.md", *((out / "figures").glob("*.png") if saved else ())]
-    }
+    files = [out / "report.md"]
+    if saved:
+        files += (out / "figures").glob("*.png")
+    contents = {path: path.read_bytes() for path in files}
     for path in contents:
         path.unlink()
     with saved_figures() if drawn else nullcontext():

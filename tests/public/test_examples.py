@@ -10,6 +10,7 @@ import json
 import re
 import shutil
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -136,12 +137,13 @@ def test_every_output_is_stored_and_figures_are_pictures(cells):
     assert TOUR.stat().st_size < LARGEST
     # run once, from the top
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
-    kinds = [output["output_type"] for cell in cells for output in cell["outputs"]]
+    outputs = chain.from_iterable(cell["outputs"] for cell in cells)
+    kinds = [output["output_type"] for output in outputs]
     assert set(kinds) == {"stream", "execute_result"}  # no error
     for cell in cells:
         last = ast.parse("".join(cell["source"])).body[-1]
         assert bool(cell["outputs"]) == (not isinstance(last, ast.ClassDef)), cell["source"]
-    pictures = [picture for cell in cells for picture in pictures_of(cell)]
+    pictures = list(chain.from_iterable(map(pictures_of, cells)))
     assert len(pictures) == sum("vitlens.show" in "".join(cell["source"]) for cell in cells) >= 7
     for picture in pictures:
         assert min(picture.shape) > 100

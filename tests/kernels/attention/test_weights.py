@@ -62,11 +62,14 @@ def test_row_and_column_of_a_patch(make, patch, count):
     """After merging, of the patch that contains it; not of layers whose query is no patch."""
     model = make()
     batch = images(model.input_size, batch=count)
-    full = [
-        unwindow(call.placed(), call.site.windows) if call.site.windows else call.weights()
-        for call in calls_of(model, batch)
-        if call.site.kind != "class"
-    ]
+    full = []
+    for call in calls_of(model, batch):
+        if call.site.kind == "class":
+            continue
+        if call.site.windows:
+            full.append(unwindow(call.placed(), call.site.windows))
+        else:
+            full.append(call.weights())
     looks = patch_views(model, batch, side="query", patch=patch)
     seen = patch_views(model, batch, side="key", patch=patch)
     grids = [
@@ -124,10 +127,9 @@ PATCHES = [(row, column) for row in range(16) for column in range(16)]
 def test_pairs_reach_and_parts_by_loops(name):
     plain = {(a, b) for a in PATCHES for b in PATCHES if meets(a, b, shift=0, side=16)}
     shifted = {(a, b) for a in PATCHES for b in PATCHES if meets(a, b, shift=2, side=16)}
-    through = {
-        a: {c for b in PATCHES if (a, b) in shifted for c in PATCHES if (b, c) in plain}
-        for a in PATCHES
-    }
+    through = {patch: set() for patch in PATCHES}
+    for first, middle in shifted:
+        through[first] |= {last for start, last in plain if start == middle}
     first, second, third, fourth = layers = window_layers(shared_model(name), images())
     assert (
         [layer.shift for layer in layers[:2]]
@@ -181,7 +183,8 @@ def test_nothing_passes_through_padding():
         ):
             met.add((int(layer.places[window, query]), int(layer.places[window, key])))
     for patch in (0, 76, 152):
-        expected = {c for a, b in edges[1] if a == patch for b2, c in edges[0] if b2 == b}
+        middles = {end for start, end in edges[1] if start == patch}
+        expected = {end for start, end in edges[0] if start in middles}
         assert (
             set(reached(layers, torch.tensor([patch]))[0].nonzero().flatten().tolist()) == expected
         )

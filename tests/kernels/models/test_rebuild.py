@@ -43,9 +43,10 @@ PRUNED: list[
 
 @torch.no_grad()
 def masked(model: vitlens.Model, heads: Heads, batch: torch.Tensor) -> torch.Tensor:
-    with vitlens.intervene(
-        model, {f"blocks.{layer}.head.{head}": "zero" for layer in heads for head in heads[layer]}
-    ):
+    changes = {}
+    for layer, removed in heads.items():
+        changes |= {f"blocks.{layer}.head.{head}": "zero" for head in removed}
+    with vitlens.intervene(model, changes):
         return model(batch)
 
 
@@ -78,11 +79,8 @@ def test_the_logits_of_masked_heads_with_fewer_parameters_and_the_lens_sees_thos
     assert same(values(model), before)
     assert pruned.provenance.notes[-1].startswith(f"removed {count} of ")
     counts = [model.anatomy.parts[name].heads for name in model.anatomy.attention_modules]
-    left = [
-        remaining
-        for layer, count in enumerate(counts)
-        if (remaining := count - len(heads.get(layer, ())))
-    ]
+    left = [count - len(heads.get(layer, ())) for layer, count in enumerate(counts)]
+    left = [count for count in left if count > 0]
     assert [pruned.anatomy.parts[name].heads for name in pruned.anatomy.attention_modules] == left
     assert pruned.anatomy.layout == model.anatomy.layout
     if not left:
@@ -105,11 +103,9 @@ def test_means_go_into_the_bias_in_the_precision_of_the_model(name, heads):
         model, images(model.input_size, batch=4, seed=3).double(), "blocks.*.heads"
     )
     means = {layer: seen[f"blocks.{layer}.heads"].mean((0, 2)) for layer in heads}
-    what = {
-        f"blocks.{layer}.head.{head}": means[layer][head]
-        for layer, some in heads.items()
-        for head in some
-    }
+    what = {}
+    for layer, removed in heads.items():
+        what |= {f"blocks.{layer}.head.{head}": means[layer][head] for head in removed}
     with vitlens.intervene(model, what):
         expected = model(batch)
     torch.testing.assert_close(

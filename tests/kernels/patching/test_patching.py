@@ -131,13 +131,13 @@ def test_what_each_corruption_keeps():
     assert 0.3 < corrupt(grey, "noise").std() < 0.5  # 0.5, cut off at black and white
     # tiles are moved whole
     ramp = torch.arange(64.0).view(1, 8, 8).expand(3, 8, 8).unsqueeze(0) / 64
-    tiles, moved = (
-        [
-            tuple(tile.flatten().tolist())
-            for tile in picture[0, 0].unfold(0, 2, 2).unfold(1, 2, 2).flatten(0, 1)
-        ]
-        for picture in (ramp, corrupt(ramp, "shuffle"))
-    )
+
+    def tiles_of(picture):
+        tiles = picture[0, 0].unfold(0, 2, 2).unfold(1, 2, 2).flatten(0, 1)
+        return [tuple(tile.flatten().tolist()) for tile in tiles]
+
+    tiles = tiles_of(ramp)
+    moved = tiles_of(corrupt(ramp, "shuffle"))
     assert sorted(tiles) == sorted(moved) != moved
     with pytest.raises(UnknownNameError, match="did you mean 'blur'"):
         corrupt(images(), "blurr")

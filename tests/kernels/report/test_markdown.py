@@ -200,10 +200,15 @@ def paragraph(text: str) -> str:
 
 def seen(name: str) -> str:
     """Return a name as a reader sees it: with Python's escapes and plain spaces."""
-    spaced = "".join(" " if unicodedata.category(one) == "Zs" else one for one in name)
-    return "".join(
-        one if one.isprintable() or one in "\u200c\u200d" else ascii(one)[1:-1] for one in spaced
-    )
+    text = ""
+    for letter in name:
+        if unicodedata.category(letter) == "Zs":
+            text += " "
+        elif letter.isprintable() or letter in "\u200c\u200d":
+            text += letter
+        else:
+            text += ascii(letter)[1:-1]
+    return text
 
 
 def test_a_name_in_a_report_is_only_read_letter_by_letter():

@@ -80,9 +80,11 @@ def test_numbers_of_other_images_are_reconciled_by_a_sentence(study):
 def test_a_head_with_two_labels_is_an_error_unless_the_images_differ(study, is_same):
     stats = next(part.record for part in study.parts if part.row.word == "stats")
     ablate = next(part.record for part in study.parts if part.row.word == "ablate")
-    units = tuple(
-        replace(row, label="planted") if row.head is not None else row for row in ablate.units
-    )
+    units = []
+    for row in ablate.units:
+        is_head = row.head is not None
+        units.append(replace(row, label="planted") if is_head else row)
+    units = tuple(units)
     images = stats.images if is_same else stats.images - 1
     config = replace(ablate.config, data=replace(stats.config.data, images=images))
     planted = with_chapter(study, "ablate", units=units, config=config)

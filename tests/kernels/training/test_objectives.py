@@ -44,15 +44,11 @@ def test_the_loss_of_masked_patches_is_that_of_plain_loops():
     target = drawn(3, 5, 4, seed=1)
     masked = torch.tensor([[1, 1, 0, 0, 1], [0, 1, 1, 1, 0], [1, 0, 0, 1, 1]]).bool()
     for image, loss in enumerate(mae.masked_error(predicted, target, masked).tolist()):
-        errors = [
-            sum(
-                (predicted[image, patch, pixel] - target[image, patch, pixel]).item() ** 2
-                for pixel in range(4)
-            )
-            / 4
-            for patch in range(5)
-            if masked[image, patch]
-        ]
+        errors = []
+        for patch in range(5):
+            if masked[image, patch]:
+                difference = predicted[image, patch] - target[image, patch]
+                errors.append(sum(value.item() ** 2 for value in difference) / 4)
         assert loss == pytest.approx(sum(errors) / len(errors), rel=1e-9)
 
 

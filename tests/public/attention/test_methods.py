@@ -3,6 +3,7 @@ attention flow.
 """
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -110,18 +111,15 @@ def by_linear_program(
     tokens = len(start)
     depth = len(layers)
     edges = [(("source", 0), (depth, token), start[token]) for token in range(tokens)]
-    edges += [
-        ((layer + 1, query), (layer, key), weights[query, key])
-        for layer, weights in enumerate(layers)
-        for query in range(tokens)
-        for key in range(tokens)
-    ]
-    inner = [(level, token) for level in range(1, depth + 1) for token in range(tokens)]
+    for layer, weights in enumerate(layers):
+        for query, key in product(range(tokens), repeat=2):
+            edges.append(((layer + 1, query), (layer, key), weights[query, key]))
+    inner = list(product(range(1, depth + 1), range(tokens)))
     # what goes there would be lost: not allowed
     inner += [(0, token) for token in range(tokens) if token != target]
-    conservation = [
-        [(tail == node) * 1.0 - (head == node) for head, tail, _ in edges] for node in inner
-    ]
+    conservation = []
+    for node in inner:
+        conservation.append([(tail == node) * 1.0 - (head == node) for head, tail, _ in edges])
     gain = np.array([tail == (0, target) for _, tail, _ in edges], dtype=float)
     solved = linprog(
         -gain,

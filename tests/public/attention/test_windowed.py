@@ -60,13 +60,14 @@ def whole_layers(
     Weights and Ā: (batch, .., patches, patches).
     """
     windows = [call.site.windows for call in calls_of(model, batch)]
-    weights, gradients = (
-        [
-            unwindow(row_by_row(layer, layer_windows), layer_windows)
-            for layer, layer_windows in zip(layers, windows, strict=True)
-        ]
-        for layers in explicit_gradients(model, batch, libra=libra)
-    )
+
+    def without_windows(layers):
+        full = []
+        for layer, layer_windows in zip(layers, windows, strict=True):
+            full.append(unwindow(row_by_row(layer, layer_windows), layer_windows))
+        return full
+
+    weights, gradients = map(without_windows, explicit_gradients(model, batch, libra=libra))
     return (
         weights,
         [raising(*pair) for pair in zip(weights, gradients)],

@@ -94,10 +94,10 @@ def smooth(where: Tensor, rollout: Tensor, cells: Tensor, effects: Tensor) -> Te
     maps = (mixed / mixed.amax((1, 2), keepdim=True) + 1.5 * effects).clamp_min(0)
     maps = maps / maps.amax((1, 2), keepdim=True)
     powers = [1 + 3 * step / 5000 for step in range(5001)]
-    chosen = [
-        max([power for power in powers if spread(heat_map**power) >= 0.15], default=1.0)
-        for heat_map in maps
-    ]
+    chosen = []
+    for heat_map in maps:
+        wide = [power for power in powers if spread(heat_map**power) >= 0.15]
+        chosen.append(max(wide, default=1.0))
     return torch.stack([heat_map**power for heat_map, power in zip(maps, chosen, strict=True)])
 
 

@@ -148,9 +148,8 @@ def test_the_classes_and_maps_of_a_look_are_those_of_the_two_most_probable(vit):
     top = vit(batch).softmax(-1).topk(5)
     assert torch.equal(seen.classes, top.indices)
     torch.testing.assert_close(seen.probabilities, top.values)
-    assert seen.names == tuple(
-        tuple(vit.classes[place] for place in row) for row in top.indices.tolist()
-    )
+    names = [[vit.classes[place] for place in row] for row in top.indices.tolist()]
+    assert seen.names == tuple(map(tuple, names))
     for rank in (0, 1):
         expected = vitlens.explain(vit, batch, targets=top.indices[:, rank], method="best")
         torch.testing.assert_close(seen.maps[:, rank], expected, rtol=1e-4, atol=1e-6)

@@ -230,11 +230,10 @@ def test_every_parameter_of_every_family_has_a_known_part(family):
     assert common <= set(by_part) <= common | {POSITIONS, BETWEEN}
     if family in PLACED:
         tensors = dict(model.module.named_parameters())
-        position_counts = [
-            tensors[name].numel()
-            for name in tensors
-            if any(word in name for word in PLACED[family])
-        ]
+        position_counts = []
+        for name, tensor in tensors.items():
+            if any(word in name for word in PLACED[family]):
+                position_counts.append(tensor.numel())
         assert by_part[POSITIONS] == sum(position_counts)
     if family == "our-swin":
         assert by_part[BETWEEN] == 4 * 16 * 32  # the patch merging, without its norm

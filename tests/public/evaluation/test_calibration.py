@@ -150,7 +150,10 @@ def made(n: int, shift: float, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray
 
 def delong(high: np.ndarray, low: np.ndarray) -> tuple[float, float]:
     """Compute the area and its variance by the definition's double loop."""
-    kernel = np.array([[1.0 if x > y else 0.5 if x == y else 0.0 for y in low] for x in high])
+    kernel = np.empty((len(high), len(low)))
+    for row, x in enumerate(high):
+        for column, y in enumerate(low):
+            kernel[row, column] = float(x > y) + 0.5 * float(x == y)
     variance = kernel.mean(1).var(ddof=1) / len(high) + kernel.mean(0).var(ddof=1) / len(low)
     return kernel.mean(), variance
 

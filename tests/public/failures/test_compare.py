@@ -39,10 +39,9 @@ def test_cells_are_what_they_say_and_the_test_is_mcnemars(rows):
     for (label, one, two), cell in zip(rows, comparison.cells.tolist(), strict=True):
         both_wrong = 3 if one == two else 4
         assert cell == COLUMNS.get((one == label, two == label), both_wrong)
-    only = [
-        sum(first_answer != label and other == label for label, first_answer, other in answers)
-        for answers in (rows, swapped(rows))
-    ]
+    only = []
+    for answers in (rows, swapped(rows)):
+        only.append(sum(wrong != label and right == label for label, wrong, right in answers))
     expected = stats.binomtest(min(only), sum(only), 0.5).pvalue if sum(only) else 1.0
     assert comparison.p == pytest.approx(expected)
     one, two = comparison.accuracies()

@@ -81,11 +81,11 @@ def test_interventions_count_the_images_that_they_change_and_go_towards_correct_
     done = []
     diagnosis = diagnosed(at_border, split, batch_size=32, advance=done.append)
     rows = index_by(diagnosis.interventions, "covariate")
-    separating = [
-        row
-        for row in diagnosis.covariates
-        if min(row.p, 1.0 if row.p_joint is None else row.p_joint) <= 0.05
-    ]
+    separating = []
+    for row in diagnosis.covariates:
+        p_joint = 1.0 if row.p_joint is None else row.p_joint
+        if min(row.p, p_joint) <= 0.05:
+            separating.append(row)
     assert rows.keys() == {row.covariate for row in separating if row.change}
     assert sum(done) == len(split) * (1 + 2 * len(rows))
     border = rows["border"]

@@ -201,10 +201,9 @@ def test_replacements_are_compared_by_the_rankings_that_they_give(record):
         expected = area(curves[0], counts) - area(curves[1], counts)
         assert gaps["mean", method].value == pytest.approx(expected, abs=5e-3)  # of other steps
     for row in record.rankings:
-        means = [
-            [gaps[substrate, name].value for name in METHODS]
-            for substrate in (row.first, row.second)
-        ]
+        means = []
+        for substrate in (row.first, row.second):
+            means.append([gaps[substrate, name].value for name in METHODS])
         assert row.tau.value == pytest.approx(stats.kendalltau(*means).statistic)
         pairs = select(record.swapped, first=row.first, second=row.second)
         assert (row.methods, row.swapped) == (len(METHODS), len(pairs))
@@ -324,15 +323,13 @@ def test_weights_are_permuted_from_the_head_down_and_come_back(record, seen):
     original = {name: value.detach().clone() for name, value in model.module.named_parameters()}
     before = model(games.pixels()).argmax(-1)
     shares = []
-    stages = [
-        call
-        for call in seen
-        if not all(torch.equal(call[name], original[name]) for name in original)
-    ]
-    changed = [
-        {name for name in original if not torch.equal(call[name], original[name])}
-        for call in stages
-    ]
+    stages = []
+    for call in seen:
+        if not all(torch.equal(call[name], original[name]) for name in original):
+            stages.append(call)
+    changed = []
+    for call in stages:
+        changed.append({name for name in original if not torch.equal(call[name], original[name])})
     assert changed[0] == {"head.weight"}
     assert all(before <= after for before, after in pairwise(changed))
     numbers = [{int(name.split(".")[1]) for name in more if "blocks" in name} for more in changed]

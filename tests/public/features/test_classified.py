@@ -49,11 +49,12 @@ def vit(tiny_vit) -> vitlens.Model:
 @pytest.fixture(scope="module")
 def read(vit, splits) -> list[dict[object, np.ndarray]]:
     """Return both sets' features by layer, in float64."""
-    features = [vitlens.features(vit, split, embedding=True) for split in splits]
-    return [
-        {layer: split_features.at(layer).double().numpy() for layer in ("embedding", 1)}
-        for split_features in features
-    ]
+    by_split = []
+    for split in splits:
+        features = vitlens.features(vit, split, embedding=True)
+        layers = ("embedding", 1)
+        by_split.append({layer: features.at(layer).double().numpy() for layer in layers})
+    return by_split
 
 
 def unit(values: np.ndarray) -> np.ndarray:

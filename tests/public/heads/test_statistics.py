@@ -139,9 +139,9 @@ def check(
     """
     values: dict[tuple[str, int], list[list[float]]] = {}
     for layer, of_layer in enumerate(weights):
-        heads_by_image = [
-            [of_head(head, place, renormalise=renormalise) for head in image] for image in of_layer
-        ]
+        heads_by_image = []
+        for image in of_layer:
+            heads_by_image.append([of_head(head, place, renormalise=renormalise) for head in image])
         offsets = np.mean([[mass for _, mass in heads] for heads in heads_by_image], 0)
         np.testing.assert_allclose(table.offset_mass[layer].numpy(), offsets, rtol=1e-5, atol=1e-12)
         for heads in heads_by_image:

@@ -234,10 +234,9 @@ class Multihead(nn.Module):
         mask = self.mask
         if mask is not None and mask.dim() == 3:
             mask = mask.repeat(len(tokens), 1, 1)
-        query, key = (
-            (tensor if self.attention.batch_first else tensor.transpose(0, 1))
-            for tensor in (tokens, self.key(tokens))
-        )
+        query, key = tokens, self.key(tokens)
+        if not self.attention.batch_first:
+            query, key = query.transpose(0, 1), key.transpose(0, 1)
         output, self.returned = self.attention(
             query, key, key, attn_mask=mask, average_attn_weights=self.average
         )

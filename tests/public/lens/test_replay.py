@@ -74,9 +74,8 @@ def of_every_kind(model: Model, batch: Tensor) -> Sets:
     mean = outputs[0].mean(0)
     knock = KnockOut(keys=1)
     # the values of functions and means may depend on all images
-    sets += [
-        {f"blocks.{block}.{part}": torch.neg} for block in (0, 1) for part in ("attention", "mlp")
-    ]
+    for block in (0, 1):
+        sets += [{f"blocks.{block}.attention": torch.neg}, {f"blocks.{block}.mlp": torch.neg}]
     return [
         *sets,
         {"blocks.0.head.0": "zero", "blocks.0.head.1": mean.select(-3, 1), f"{last}.heads": "zero"},

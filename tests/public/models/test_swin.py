@@ -79,23 +79,20 @@ def patches_that_meet(
 ) -> set[tuple[int, int]]:
     """Return pairs of patches in one shifted window whose offset is that in the map, by loops."""
     rows, columns = (-(-side // part) * part for side, part in zip(size, window))
-    place = {
-        row * size[1] + column: (
-            (row - shift[0]) % rows,
-            (column - shift[1]) % columns,
-            row,
-            column,
-        )
-        for row in range(size[0])
-        for column in range(size[1])
-    }
-    return {
-        (one, other)
-        for one, (down, across, row, column) in place.items()
-        for other, (down2, across2, row2, column2) in place.items()
-        if (down // window[0], across // window[1]) == (down2 // window[0], across2 // window[1])
-        and (down - down2, across - across2) == (row - row2, column - column2)
-    }
+    place = {}
+    for row in range(size[0]):
+        for column in range(size[1]):
+            shifted = ((row - shift[0]) % rows, (column - shift[1]) % columns)
+            place[row * size[1] + column] = (*shifted, row, column)
+    pairs = set()
+    for one, (down, across, row, column) in place.items():
+        for other, (down2, across2, row2, column2) in place.items():
+            same_row = down // window[0] == down2 // window[0]
+            same_column = across // window[1] == across2 // window[1]
+            same_offset = (down - down2, across - across2) == (row - row2, column - column2)
+            if same_row and same_column and same_offset:
+                pairs.add((one, other))
+    return pairs
 
 
 # patches of the map, of a window, and by how many the second block shifts (none where one window

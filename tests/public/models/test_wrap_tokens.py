@@ -145,7 +145,8 @@ class Arranged(ViT):
 
 
 def snake(x: Tensor) -> Tensor:
-    rows = [x[:, :, row].flip(-1) if row % 2 else x[:, :, row] for row in range(x.shape[2])]
+    rows = list(x.unbind(2))
+    rows[1::2] = [row.flip(-1) for row in rows[1::2]]
     return torch.stack(rows, 2)
 
 

@@ -4,6 +4,7 @@ them.
 
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 
 import pytest
 import torch
@@ -194,9 +195,8 @@ def twin():
 def test_grey_images_are_left_out_and_counted():
     grey, _ = images(60, grey=True)
     mixed = SPLIT.pick(torch.arange(80))
-    pixels = torch.cat(
-        [batch.images for part in (mixed, grey) for batch in part.batches(len(part))]
-    )
+    batches = chain(mixed.batches(len(mixed)), grey.batches(len(grey)))
+    pixels = torch.cat([batch.images for batch in batches])
     masks = torch.cat([mixed.masks, grey.masks])
     labels = torch.cat([FACTORS["hue"][:80], FACTORS["hue"][:60]])
     result = vitlens.reliance(reads("hue"), pixels, labels, masks=masks, cues=["colour"])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -173,11 +174,12 @@ def test_uploads_are_deleted_at_once_and_two_visitors_do_not_see_each_other(
         assert visitor.tab.locator("#picture b").count() == 0
         opened(visitor, "Intervene")
     patterns = ("*cat*", "*text*")
-    assert eventually(
-        lambda: (
-            not [path for name in patterns for path in served.files.rglob(name) if path.is_file()]
-        )
-    )
+
+    def uploads() -> list[Path]:
+        paths = chain.from_iterable(served.files.rglob(pattern) for pattern in patterns)
+        return [path for path in paths if path.is_file()]
+
+    assert eventually(lambda: not uploads())
     switch_off(one, "L0.H0")
     switch_off(two, "L4.H2")
     assert "L4.H2" not in one.shows("intervene", "Without L0.H0")
