@@ -17,7 +17,7 @@ from benchmarks.gpu.rows import Row, Rows
 from benchmarks.gpu.session import OutOfTimeError, Session
 from benchmarks.gpu.table import TINY
 from tests.kit.marks import slow_among
-from tests.kit.select import select
+from tests.kit.select import select, values_of
 
 CPU = torch.device("cpu")
 LONG = ("ablation", "observation", "attacks", "profile", "train")  # over 5 s on a busy core
@@ -89,10 +89,10 @@ def test_a_part_stops_when_its_time_is_up_and_the_next_run_goes_on(
     assert main(line) == 1
     assert time.monotonic() - began < 10
     assert "missing: any, the rest: the 0 s of a part were up" in capsys.readouterr().err
-    assert [row.case for row in Rows(out).rows] == ["quick"]
+    assert values_of(Rows(out).rows, "case") == ["quick"]
     assert main(line) == 0
     assert runs == ["quick", "slow", "slow"]
-    assert [row.case for row in Rows(out).rows] == ["quick", "slow"]
+    assert values_of(Rows(out).rows, "case") == ["quick", "slow"]
     session.seconds = 5
     # the time left is too short for it: not begun
     with pytest.raises(OutOfTimeError, match="long"):

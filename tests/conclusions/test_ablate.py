@@ -9,7 +9,7 @@ import pytest
 
 from tests.kit.contradictions import contradictions
 from tests.kit.planted_heads import write
-from tests.kit.select import index_by, select_one
+from tests.kit.select import index_by, select_one, values_of
 from vitlens.cli.main import run
 from vitlens.commands.ablate.record import (
     AblateRecord,
@@ -57,7 +57,7 @@ def check_plain(folder: Path, seed: int = 0) -> None:
     assert without_effect(record) == []
     clean = np.mean([log1p(exp(-2.0 * abs(value))) for value in reds(folder)])
     assert record.heads[0].loss.value == pytest.approx(np.log(2) - clean, abs=5e-3)
-    assert {row.label for row in record.heads} == {"uniform"}
+    assert set(values_of(record.heads, "label")) == {"uniform"}
 
 
 def check_dead(folder: Path, seed: int = 0) -> None:
@@ -99,7 +99,7 @@ def check_hidden(folder: Path, seed: int = 0) -> None:
         row.other_losses["resample"].value - row.loss.value, abs=1e-6
     )
     # each is spare, as is any two
-    assert [row.unit for row in without_effect(record)] == [
+    assert values_of(without_effect(record), "unit") == [
         "L0.H0",
         "L0.H2",
     ]

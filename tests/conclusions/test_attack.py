@@ -12,7 +12,7 @@ import vitlens
 from tests.kit.commands import ran
 from tests.kit.contradictions import contradictions
 from tests.kit.first_page import clear_effects, findings_of, states
-from tests.kit.select import select, select_one
+from tests.kit.select import select, select_one, values_of
 from vitlens import Model
 from vitlens.commands.attack.record import (
     AttackCheckRow,
@@ -89,7 +89,7 @@ def test_a_self_check_that_fails_clearly_is_the_first_finding(checks, effects):
     record = record_of(curve("m", 1.0, 185), curve("m", 8.0, 150), checks=checks)
     document = REPORT(record)
     failed_checks = select(document.claims, question="masked gradients")
-    assert [claim.effect for claim in failed_checks] == effects
+    assert values_of(failed_checks, "effect") == effects
     if failed_checks:
         assert shown(document.claims)[0] == failed_checks[0]
         assert document.title == failed_checks[0].title
@@ -213,7 +213,7 @@ def test_transfer_that_beats_the_own_attack_is_a_hidden_fault(own_rate, other, i
         for made_for, robust_count in (("a", own_rate), ("b", other))
     )
     claims_made = claimed("transfer beats the attack", curve("a", 0.0, 190), transfer=rows)
-    assert [claim.effect for claim in claims_made] == ([wilson(own_rate, 200)] if is_masked else [])
+    assert values_of(claims_made, "effect") == ([wilson(own_rate, 200)] if is_masked else [])
 
 
 @pytest.mark.parametrize(
@@ -335,4 +335,4 @@ def test_survivors_of_a_weak_attack_are_attacked_again_before_robustness_is_judg
         assert row.before.value > 0.5
         assert row.after.value == pytest.approx(row.before.value - row.missed / 6)
         assert record.metric(f"robust_accuracy/{row.model}/worst-case-linf/{epsilon}") == row.after
-    assert {row.attack for row in record.pairs} == {"clean", f"{attack}-linf", "worst-case-linf"}
+    assert set(values_of(record.pairs, "attack")) == {"clean", f"{attack}-linf", "worst-case-linf"}

@@ -13,7 +13,7 @@ from tests.kit.first_page import check_first_page, states
 from tests.kit.map_rows import CENTRE, RANDOM, STAYING, checks
 from tests.kit.pages import page_problems
 from tests.kit.planted_answers import answers, compare_record
-from tests.kit.select import index_by, select_one
+from tests.kit.select import index_by, select_one, values_of
 from vitlens.cli.main import run
 from vitlens.commands.compare.record import CompareRecord, DisturbedPairRow, HarderRow
 from vitlens.commands.compare.report import REPORT
@@ -106,9 +106,10 @@ def test_disturbed_images(accuracies, better, clear):
     disturbed = found(
         replace(recorded((0.1, 0.1), seed=1), robustness=harder, disturbed_pairs=(row,))
     )
-    assert [(claim.question, claim.subject, claim.effect) for claim in disturbed] == [
-        ("disturbed images", "vit", apart)
-    ] * clear
+    assert (
+        values_of(disturbed, "question", "subject", "effect")
+        == [("disturbed images", "vit", apart)] * clear
+    )
 
 
 def test_the_largest_of_many_differences_has_an_interval_for_so_many():
@@ -204,7 +205,7 @@ def test_a_worse_model_fails_by_the_paired_test(folders, capsys):
     assert accuracy.difference.value == pytest.approx(won - lost)
     assert accuracy.direction == "worse"
     written = OF_RUNS(compared_runs(before, after, "vitlens report"))
-    assert accuracy.difference in [claim.effect for claim in written.claims]
+    assert accuracy.difference in values_of(written.claims, "effect")
     assert written.claims[0].state == "fail"
     check_first_page(written)
     # better is no regression
@@ -262,9 +263,9 @@ def test_a_comparison_of_runs_is_repeated_by_its_command_and_the_same_is_no_chan
     assert {change.difference.value for change in same} == {0.0}
     for change in same:
         assert not change.changed
-    assert [
-        claim.state for claim in OF_RUNS(compared_runs(before, after, "vitlens report")).claims
-    ] == ["pass"]
+    assert values_of(OF_RUNS(compared_runs(before, after, "vitlens report")).claims, "state") == [
+        "pass"
+    ]
 
 
 @pytest.mark.parametrize("before", ["profile", "evaluate", "missing"])

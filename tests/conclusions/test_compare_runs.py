@@ -16,7 +16,7 @@ from tests.kit.commands import quick_attacks, ran
 from tests.kit.first_page import check_first_page
 from tests.kit.golden import LINES
 from tests.kit.marks import slow_among
-from tests.kit.select import select, select_one
+from tests.kit.select import select, select_one, values_of
 from vitlens.cli.main import run
 from vitlens.commands.report.record import ComparedRuns, MetricChange
 from vitlens.commands.report.report import REPORT, compared_runs
@@ -144,7 +144,7 @@ def test_folders_without_fingerprints_are_read_and_not_paired(golden, tmp_path):
     (old / "config.json").write_text(json.dumps(config))
     assert run(["report", str(old)]) == 0
     runs = compared_runs(read_folder(old), original.record, "")
-    assert (runs.same_images, {row.test for row in runs.tested}) == ("not known", {"independent"})
+    assert (runs.same_images, set(values_of(runs.tested, "test"))) == ("not known", {"independent"})
     assert "not known" in comparison(read_folder(old), original.record).title
 
 
@@ -169,7 +169,7 @@ def test_what_got_worse_stands_before_what_only_differs():
     runs = ComparedRuns(
         earlier="old", later="new", same_images="the same", changes=(described, cross_entropy(0.01))
     )
-    assert [row.words for row in runs.changed] == ["cross-entropy", "distance"]
+    assert values_of(runs.changed, "words") == ["cross-entropy", "distance"]
     assert "cross-entropy" in REPORT(runs).first.glance.rows[0][0]
 
 

@@ -10,7 +10,7 @@ from scipy.stats import binomtest
 
 from tests.kit.first_page import check_first_page, judged, states
 from tests.kit.planted_answers import NAMES, Answers, answers, evaluate_record
-from tests.kit.select import select
+from tests.kit.select import select, values_of
 from vitlens.cli.main import run
 from vitlens.commands.evaluate.report import REPORT
 from vitlens.report.claims import Claim, shown
@@ -43,7 +43,7 @@ def test_pairs_are_counts_with_exact_tests_corrected_together_and_the_best_comes
         assert row.p == pytest.approx(binomtest(alone[0], sum(alone)).pvalue)
     smallest = min(record.pairs, key=lambda row: row.p)
     assert smallest.p_holm == pytest.approx(min(1.0, 3 * smallest.p))
-    assert [row.better for row in record.pairs] == ["a", "undecided", "c"]
+    assert values_of(record.pairs, "better") == ["a", "undecided", "c"]
     better, alike = select(first_page(record), kind="answer")
     first = record.pairs[0]
     assert (better.subject, better.effect, better.p) == ("a and b", first.difference, first.p_holm)
@@ -134,7 +134,7 @@ def one(confidence: np.ndarray, right: np.ndarray, predicted: np.ndarray):
 def test_the_same_model_twice_is_no_finding_nor_is_a_tiny_significant_difference():
     result = with_errors(a=0.1)["a"]
     record = evaluate_record({"a": result, "b": result})
-    assert [claim.question for claim in first_page(record)] == ["no difference"]
+    assert values_of(first_page(record), "question") == ["no difference"]
     assert states(REPORT(record))["accuracy of a and b"] == "pass"
     right = calibrated(2, 1400)[1]
     more = right.copy()
@@ -148,7 +148,7 @@ def test_the_same_model_twice_is_no_finding_nor_is_a_tiny_significant_difference
 
 def test_a_calibrated_model_passes_and_overconfidence_is_named_by_class_or_as_a_whole():
     record = one(*calibrated(1, 1500))
-    assert [claim.question for claim in first_page(record)] == ["top-1 accuracy"]
+    assert values_of(first_page(record), "question") == ["top-1 accuracy"]
     assert states(REPORT(record))["calibration of planted"] in ("pass", "warn")
     confidence, right, predicted = calibrated(0)
     # of the predictions of class 1 half are right
@@ -186,6 +186,6 @@ def test_a_calibrated_model_passes_and_overconfidence_is_named_by_class_or_as_a_
 def test_a_few_images_judge_nothing(confidence, right, classes):
     few = answers(np.array(right), np.array(confidence), classes=classes)
     record = evaluate_record({"planted": few, "same": few}, names=NAMES[:classes])
-    assert {claim.state for claim in judged(REPORT(record))} == {"inconclusive"}
+    assert set(values_of(judged(REPORT(record)), "state")) == {"inconclusive"}
     assert not first_page(record)
     assert not {"calibration", "per_class"} & {figure.name for figure in REPORT(record).figures}

@@ -28,7 +28,7 @@ from tests.kit.first_page_answers import (
 )
 from tests.kit.planted_causes import PLANTED, factor_row, judgement
 from tests.kit.reliance_rows import PAIR, misleading_row, pair_row, record_of
-from tests.kit.select import select, select_one
+from tests.kit.select import select, select_one, values_of
 from vitlens import evaluate, load, load_data
 from vitlens.commands.compare.report import REPORT as COMPARED
 from vitlens.commands.run.publish import read_folder
@@ -50,7 +50,7 @@ def test_the_first_page_is_full_of_claims_that_show_something(name):
     answers = shown(claims)
     assert len(answers) == 5
     assert not [claim.question for claim in answers if claim.is_null]
-    assert len({(claim.question, claim.subject) for claim in answers}) == 5
+    assert len(set(values_of(answers, "question", "subject"))) == 5
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -196,7 +196,7 @@ def test_a_claim_that_shows_no_effect_stands_under_what_is_not_shown():
         nulls += [claim.brief or claim.says for claim in chapter.claims if claim.is_null]
     unknown = [sentence.text for sentence in REPORT.unknown(record)]
     assert any(says in unknown for says in nulls)
-    assert not {claim.says for claim in shown(REPORT.register(record))} & set(nulls)
+    assert not set(values_of(shown(REPORT.register(record)), "says")) & set(nulls)
 
 
 @pytest.mark.parametrize(

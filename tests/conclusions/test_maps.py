@@ -11,7 +11,7 @@ from tests.kit.contradictions import contradictions
 from tests.kit.first_page import clear_effects, states
 from tests.kit.making import save
 from tests.kit.map_rows import CENTRE, IMPUTED, RANDOM, SHUFFLED, STAYING, checks
-from tests.kit.select import select, select_one
+from tests.kit.select import select, select_one, values_of
 from vitlens import load
 from vitlens.cli.main import run
 from vitlens.commands.explain.record import ExplainRecord, MethodRow
@@ -104,7 +104,7 @@ def test_the_best_is_first_and_its_equals_are_named_and_few_images_are_inconclus
     assert first.effect == imputed.margin
     assert (faulty.effect.value, "**rollout**" in faulty.says) == (STAYING[2], True)
     document = document_of([*checks(), *checks(method="edges", cascade=(1.0,) * 6)], images=19)
-    assert [(claim.state, claim.says) for claim in document.claims] == [("inconclusive", "")]
+    assert values_of(document.claims, "state", "says") == [("inconclusive", "")]
     assert not clear_effects(document)
     assert document.first.answer == ()
     assert any("too few" in sentence.text for sentence in document.first.unknown)
@@ -114,12 +114,12 @@ def test_faults_are_named_where_no_map_passes_and_beside_one_that_does():
     edges = checks(method="edges", cascade=(1.0,) * 6)
     below = checks(method="gradcam", over={RANDOM: -0.2, CENTRE: -0.3})
     found_claims = claims([*edges, *below], images=50)
-    assert [claim.question for claim in found_claims] == [
+    assert values_of(found_claims, "question") == [
         "maps",
         "maps that ignore the weights",
         "maps below a baseline",
     ]
-    assert [claim.state for claim in found_claims] == ["fail", "", ""]
+    assert values_of(found_claims, "state") == ["fail", "", ""]
     assert len(shown(found_claims)) == 3
     assert found_claims[2].effect.value == pytest.approx(-0.3)
     assert claims([]) == []
@@ -139,7 +139,7 @@ def test_faults_are_named_where_no_map_passes_and_beside_one_that_does():
 )
 def test_uniform_maps(unusable, images, shares):
     uniform_claims = claims([], images=images, unusable={"relevance": unusable, "gradcam": 0})
-    assert [(claim.question, claim.effect.value) for claim in uniform_claims] == [
+    assert values_of(uniform_claims, "question", "effect.value") == [
         ("uniform maps", share) for share in shares
     ]
     for claim in uniform_claims:
@@ -186,7 +186,7 @@ def test_an_attack_says_that_the_maps_of_its_examples_are_uniform(golden):
     uniform_claims = select(
         report(replace(record, examples={alias: flat})).claims, question="uniform maps"
     )
-    assert [(claim.subject, claim.is_shown) for claim in uniform_claims] == [(alias, True)]
+    assert values_of(uniform_claims, "subject", "is_shown") == [(alias, True)]
     assert not select(report(record).claims, question="uniform maps")
 
 
@@ -201,6 +201,6 @@ def test_uniform_maps_are_a_finding_and_fail(tmp_path, blind):
     assert [section.status.state for section in document.sections if section.status] == ["fail"]
     uniform = select_one(document.claims, question="uniform maps")
     assert uniform.effect.value == 1.0
-    assert [(row.constant, row.maps) for row in record.methods] == [(20, 20)]
+    assert values_of(record.methods, "constant", "maps") == [(20, 20)]
     assert not list((tmp_path / "run").glob("figures/explain*"))
     assert any("uniform or not finite" in sentence.text for sentence in document.first.unknown)

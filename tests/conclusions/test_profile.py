@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.kit.first_page import states
+from tests.kit.select import values_of
 from vitlens.commands.profile.record import (
     CostRow,
     ExponentRow,
@@ -81,7 +82,7 @@ def test_the_fastest_model_comes_first_at_each_batch_size():
     assert REPORT(record).first.answer[0].text == first.says
     assert found(record, "operations")[0].subject == "b and a"
     times: Times = {**APART, "a": (APART["a"][0], (29.0, 30.0, 31.0))}
-    assert [claim.subject for claim in found(record_of(times), "latency")] == ["a", "b"]
+    assert values_of(found(record_of(times), "latency"), "subject") == ["a", "b"]
 
 
 @pytest.mark.parametrize("low", [3.9, 1.9])

@@ -18,7 +18,7 @@ from tests.kit.reliance_rows import (
     record_of,
     reliance_row,
 )
-from tests.kit.select import select, select_one
+from tests.kit.select import select, select_one, values_of
 from vitlens.commands.audit.report import REPORT as AUDITED
 from vitlens.commands.compare.report import REPORT
 from vitlens.commands.run.publish import read_folder
@@ -87,7 +87,7 @@ def test_what_misleads_is_suspected_before_what_a_model_relies_on_more():
         reliance_row("vit", *BACKGROUND, 0.9, 0.06),
         misleading_row("vit", "position", "shifted", 20.0),
     ]
-    assert [row.cue for row in suspects(rows, "vit")] == ["position", "background"]
+    assert values_of(suspects(rows, "vit"), "cue") == ["position", "background"]
 
 
 def test_a_small_gain_misleads_nobody():

@@ -14,7 +14,7 @@ from tests.kit.first_page import clear_effects
 from tests.kit.planted_patterns import STRONG, Bench, planted, scenes
 from tests.kit.planted_writers import model as writers
 from tests.kit.planted_writers import pictures
-from tests.kit.select import select_one
+from tests.kit.select import select_one, values_of
 from vitlens import Model
 from vitlens.report.claims import Claim
 from vitlens.report.document import Document
@@ -86,12 +86,12 @@ def test_a_dead_and_a_uniform_head_are_found_and_plain_heads_have_no_fault(tmp_p
     assert (dead.effect.value, dead.effect.high) == (0.0, 0.0)
     assert "L0.H3" in dead.says
     assert record.metric("dead_or_uniform_heads/dead") == Estimate(1 / 5, n=5)
-    outputs = [row.output.value for row in record.heads]  # as shares of their mean
+    outputs = values_of(record.heads, "output.value")  # as shares of their mean
     assert outputs[3] == 0
     assert np.mean(outputs) == pytest.approx(1)
     record, report = found(tmp_path, "plain")
     assert not {judged_claim.question for judged_claim in report.claims} & FAULTS
-    assert [row.place_grid for row in record.heads] == [GRID] * 4
+    assert values_of(record.heads, "place_grid") == [GRID] * 4
 
 
 def test_one_image_judges_nothing(tmp_path):
@@ -119,7 +119,7 @@ def test_heads_that_write_a_class_are_counted_and_the_one_that_matters_most_is_n
     )
     record = ran(tmp_path / "out", line)
     written = claim(report(record), "writes")
-    assert [row.state for row in record.names] == ["shown to matter"] * 3 + [
+    assert values_of(record.names, "state") == ["shown to matter"] * 3 + [
         "correlates",
         "nothing",
         "nothing",

@@ -10,7 +10,7 @@ import pytest
 from tests.kit.axes import shown
 from tests.kit.contradictions import contradictions
 from tests.kit.planted_study import LABELS, UNTRIED, pretraining_record, study_record, with_curves
-from tests.kit.select import select, select_one
+from tests.kit.select import select, select_one, values_of
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.study.kinds.record import ComparisonRow
 from vitlens.commands.study.kinds.report import decision
@@ -62,12 +62,12 @@ def differences(record):
 
 def test_the_step_that_matters_is_found_and_what_decides_nothing_is_no_claim():
     record = architecture(0.85)
-    subjects = {claim.subject for claim in differences(record)}
+    subjects = set(values_of(differences(record), "subject"))
     # whose accuracy was planted to rise
     assert "the block post-norm and + MLP: a whole block" in subjects
     for subject in subjects:
         assert "residual" not in subject
-    assert record.metric("step/post-norm/mlp") in [claim.effect for claim in differences(record)]
+    assert record.metric("step/post-norm/mlp") in values_of(differences(record), "effect")
     spread = study_record("registers", dict.fromkeys(LABELS["registers"], 0.7), spread=0.05, seed=1)
     assert not differences(spread)
     assert said(spread).claims[0].state == "inconclusive"
@@ -77,7 +77,7 @@ def test_the_step_that_matters_is_found_and_what_decides_nothing_is_no_claim():
     ):
         document = said(study_record("pooling", {"cls": cls, "mean": mean}, seeds=seeds))
         assert document.title.startswith(title)
-        assert [claim.state for claim in document.claims] == ["inconclusive", ""]
+        assert values_of(document.claims, "state") == ["inconclusive", ""]
 
 
 @pytest.mark.parametrize("kind", LABELS)
@@ -130,9 +130,9 @@ def test_each_share_has_its_own_answer_and_a_planned_pair_one_verdict():
         is_full_pair = {row.label, row.against} == {"vit-100", "cnn-100"}
         p_holm = 0.04 if row.family == "difference" else 0.06
         rows.append(replace(row, p_holm=p_holm) if is_full_pair else row)
-    assert "ViT, 100 %" in [
-        row.name for row in decision(replace(record, comparisons=tuple(rows))).worse
-    ]
+    assert "ViT, 100 %" in values_of(
+        decision(replace(record, comparisons=tuple(rows))).worse, "name"
+    )
 
 
 @pytest.mark.parametrize(
@@ -161,9 +161,9 @@ def test_whether_transfer_wins_and_what_to_take_follow_from_the_differences(
 
 def test_each_reason_has_the_state_of_its_number_and_a_way_the_epoch_at_which_it_reached_the_best():
     wins = reasons(transfer(WINS, by_share=((0.7, 0.8, 0.2),), spread=0.003))
-    assert [row.state for row in wins] == ["supported"] * 5
+    assert values_of(wins, "state") == ["supported"] * 5
     loses = reasons(transfer(LOSES, by_share=((0.3, 0.4, 0.35),), gain=(-9.0, -15.0, -2.0)))
-    assert [row.state for row in loses] == [
+    assert values_of(loses, "state") == [
         "contradicted",
         "contradicted",
         "supported",
@@ -171,14 +171,14 @@ def test_each_reason_has_the_state_of_its_number_and_a_way_the_epoch_at_which_it
         "supported",
     ]
     equal = reasons(transfer(EQUAL, by_share=((0.5, 0.5, 0.5),), gain=(1.0, -4.0, 6.0)))
-    assert {row.state for row in equal} == {"not decided"}
+    assert set(values_of(equal, "state")) == {"not decided"}
     record = with_curves(transfer(WINS), {"full": (0.5, 0.76, 0.8), "scratch": (0.3, 0.4, 0.5)})
     rows = record.reached
-    assert [(row.label, row.epochs, row.seconds) for row in rows] == [
+    assert values_of(rows, "label", "epochs", "seconds") == [
         ("full", 2, 4.0),
         ("scratch", None, None),
     ]
-    assert [row.accuracy for row in rows] == pytest.approx([0.76, 0.76])
+    assert values_of(rows, "accuracy") == pytest.approx([0.76, 0.76])
 
 
 def at(images, low, high):

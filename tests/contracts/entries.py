@@ -17,7 +17,7 @@ from torch import Tensor
 import vitlens
 from tests.kit.commands import few_passes
 from tests.kit.odd import odd
-from tests.kit.select import index_by
+from tests.kit.select import index_by, values_of
 from tests.kit.tiny import images, ours, small_cnn, timm_model, torchvision_swin, torchvision_vit
 from vitlens import Model
 from vitlens.attacks.registry import ATTACKS
@@ -288,7 +288,7 @@ _OWN: Final = (
     Entry(
         "reliance",
         relied_on,
-        lambda result: torch.tensor([row.changed_by.value for row in result.rows]),
+        lambda result: torch.tensor(values_of(result.rows, "changed_by.value")),
         per_image=False,
     ),
     Entry("replay", replayed, lambda result: result, PLAIN, needs_class=False),

@@ -15,6 +15,7 @@ from torch import Tensor
 import vitlens
 from tests.kit import guide
 from tests.kit.odd import PREFIX, odd_images, shared_odd
+from tests.kit.select import values_of
 from vitlens.analysis.heads.registry import LABELS, STATISTICS, Label, Statistic, shown_in
 from vitlens.analysis.heads.rows import FUNCTIONS, PatchRows
 from vitlens.analysis.heads.specialisation import RULES, LayerEvidence
@@ -98,10 +99,10 @@ def test_a_method_is_listed_run_and_reported(line, name, said, tiny_vit, tmp_pat
     record = read_folder(tmp_path / "out")
     assert said in (tmp_path / "out" / "report.md").read_text()
     if word == "attack":
-        assert {"fgsm", name} <= {row.name for row in record.attacks}
+        assert {"fgsm", name} <= set(values_of(record.attacks, "name"))
         assert COMMANDS["attack"].report(record).claims
     if word == "explain":
-        assert [(row.method, row.map) for row in record.methods] == [
+        assert values_of(record.methods, "method", "map") == [
             (name, "32x32"),
             ("rise", "32x32"),
         ]

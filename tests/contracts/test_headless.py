@@ -12,6 +12,7 @@ import vitlens
 from tests.contracts.entries import HEADLESS, batch_of, headless
 from tests.kit import families
 from tests.kit.making import save
+from tests.kit.select import values_of
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.cli.main import run
 from vitlens.commands.run.publish import read_folder
@@ -116,8 +117,8 @@ def test_maps_without_a_classifier_are_those_that_need_none(command, method, tmp
     assert run([command, "made:headless", *DIGITS, *QUIET, *method, "--out", str(out)]) == 0
     record = read_folder(out)
     free = {name for name, entry in ATTRIBUTIONS.items() if not entry.needs_class}
-    assert {row.method for row in record.methods} == (free if method else {"rollout"})
-    assert [(row.prediction, row.target) for row in record.shown] == [(None, None)] * 2
+    assert set(values_of(record.methods, "method")) == (free if method else {"rollout"})
+    assert values_of(record.shown, "prediction", "target") == [(None, None)] * 2
     assert "| prediction" not in (out / "report.md").read_text()
 
 

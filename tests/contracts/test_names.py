@@ -16,6 +16,7 @@ import vitlens
 from tests.kit.commands import few_passes
 from tests.kit.making import untrained
 from tests.kit.odd import odd_images, shared_odd
+from tests.kit.select import values_of
 from vitlens import names
 from vitlens.cli.main import run
 from vitlens.commands.ablate.record import REPLACED
@@ -87,7 +88,7 @@ def test_every_word_of_a_choice_does_something_of_its_own_and_no_other_word_does
 def test_every_projection_weighting_and_substrate_is_one_of_its_own(golden, tiny_vit, tmp_path):
     record = golden("features").record
     # the votes: golden/test_features
-    assert {row.weighting for row in record.depth} - {None} == set(names.WEIGHTINGS)
+    assert set(values_of(record.depth, "weighting")) - {None} == set(names.WEIGHTINGS)
     clouds = [record.spaces["a"].points[f"{word}_images"] for word in names.PROJECTIONS]
     for pair in combinations(clouds, 2):
         assert not np.allclose(*pair)

@@ -18,6 +18,7 @@ import pytest
 from jinja2 import nodes
 
 import vitlens
+from tests.kit.select import values_of
 from vitlens.charts import bars, board, intervals, lines, matrix, scatter
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
@@ -150,7 +151,7 @@ def test_a_column_says_everything(written):
         listed = list(csv.DictReader(file))
     assert (len(listed), listed[1]["fur_low"], listed[1]["weight"]) == (9, "0.5", "4.5")
     judged = outcomes(requirements_of(["furriness/0/3=0.49"], ["furriness/0/3=0.5"]), record)
-    assert [claim.holds for claim in judged] == [True, False]
+    assert values_of(judged, "holds") == [True, False]
     document = REPORT(record)
     suite = ElementTree.fromstring(junit(document, (), suite="fur", seconds=1.0))
     assert [case.get("name") for case in suite.iter("testcase")] == ["fur of cat"]
@@ -214,7 +215,7 @@ def test_the_first_page_has_answers_then_faults_then_what_is_clearest():
         Claim("answer", "x", says="answer", kind="answer", title="Yes"),
         Claim("silent", "x", verdict=Verdict("pass", "small"), effect=sure),
     ]
-    assert [claim.question for claim in shown(planted)] == ["answer", "fault", "clear"]
+    assert values_of(shown(planted), "question") == ["answer", "fault", "clear"]
     assert title_of(planted, "no title") == "Yes"
     assert title_of(planted[:1], "no title") == "no title"
 
@@ -288,10 +289,10 @@ def test_marks_stand_where_the_numbers_are():
     np.testing.assert_allclose(axes.lines[0].get_xydata(), list(enumerate(percent)))
     assert axes.collections[0].get_datalim(axes.transData).ymax == pytest.approx(90)
     (axes,) = bars("head", "weight")(some, "").axes
-    assert [bar.get_width() for bar in axes.patches] == [row.weight for row in some]
+    assert [bar.get_width() for bar in axes.patches] == values_of(some, "weight")
     (axes,) = scatter("weight", "fur")(some, "").axes
     np.testing.assert_allclose(
-        axes.lines[0].get_xydata(), list(zip([row.weight for row in some], percent))
+        axes.lines[0].get_xydata(), list(zip(values_of(some, "weight"), percent))
     )
     for draw in (board("fur"), matrix("layer", "head", "fur")):
         drawn = np.asarray(draw(heads, "").axes[0].images[0].get_array())

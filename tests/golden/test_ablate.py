@@ -13,7 +13,7 @@ import vitlens
 from tests.kit.commands import figures, gone_on, ran, refusal, report, stopping, written_digits
 from tests.kit.first_page import clear_effects, states
 from tests.kit.making import digits, save
-from tests.kit.select import select, select_one
+from tests.kit.select import select, select_one, values_of
 from vitlens import load
 from vitlens.cli.main import run
 from vitlens.commands.ablate.record import fewest_images
@@ -47,11 +47,11 @@ def test_numbers_are_those_of_the_function_and_one_row_holds_every_replacement(
             assert estimate.low <= estimate.value <= estimate.high
         assert row.matters == (row.p <= LEVEL)
     assert record.metric("heads_that_matter/tiny-vit").value == np.mean(
-        [row.matters for row in record.heads]
+        values_of(record.heads, "matters")
     )
     spared = [row.effect == "no effect" for row in record.heads]
     assert record.metric("heads_without_effect/tiny-vit").value == np.mean(spared)
-    assert record.effects["zero"].units.tolist() == [row.unit for row in record.units]
+    assert record.effects["zero"].units.tolist() == values_of(record.units, "unit")
     correct = vitlens.evaluate(model, split).correct
     assert record.model.accuracy.value == pytest.approx(correct.float().mean().item())
     every = golden("ablate").record
@@ -117,7 +117,7 @@ def test_few_images_take_another_replacement_than_their_mean(
         f"ablate {tiny_vit} {images_typed} --pairs 5 --prune 0.5 --units head --no-patch",
     )
     assert record.options["replace"] == [by]
-    assert {row.replace for row in record.units} == {record.model.replace} == {by}
+    assert set(values_of(record.units, "replace")) == {record.model.replace} == {by}
     assert bool(record.model.reason) == (by != "mean")
     assert record.model.reason in (tmp_path / "out" / "report.md").read_text()
     if images < 8:
@@ -126,7 +126,7 @@ def test_few_images_take_another_replacement_than_their_mean(
     if images == 1:  # no interval, no test and no conclusion; its prediction is the label
         assert (record.model.accuracy.value, record.model.accuracy.n) == (1.0, 1)
         assert record.metric("importance/tiny-vit/delta_loss/0/0").low is None
-        assert {(row.p, row.effect) for row in record.units} == {(None, "undecided")}
+        assert set(values_of(record.units, "p", "effect")) == {(None, "undecided")}
         assert not clear_effects(report(record))
         assert set(states(report(record)).values()) <= {"inconclusive", "not tested"}
 
@@ -166,7 +166,7 @@ def test_the_lens_ends_and_curves_begin_at_the_whole_model(pictures, tmp_path):
     all_figures = chain.from_iterable(section.figures for section in report(record).sections)
     caption = select_one(all_figures, name="patching_pair").caption
     assert "60" in caption  # one of so many images is drawn
-    assert {row.part for row in record.contributions} == {"head", "MLP", "rest"}
+    assert set(values_of(record.contributions, "part")) == {"head", "MLP", "rest"}
     last = record.lens[-1]
     assert last.accuracy.value == pytest.approx(record.model.accuracy.value)
     half = next(row for row in record.lens if row.accuracy.value >= last.accuracy.value / 2)
@@ -211,16 +211,16 @@ def test_exemplars_are_the_images_of_whose_label_a_head_raises_the_logit_most(tm
     ] - added.mean(-1)
     exemplars = select(record.exemplars, layer=3, head=2)
     best = above[:, 3, 2].argsort(descending=True)[: len(exemplars)].tolist()
-    assert [row.image for row in exemplars] == [split.names[index] for index in best]
-    assert [row.class_name for row in exemplars] == [
+    assert values_of(exemplars, "image") == [split.names[index] for index in best]
+    assert values_of(exemplars, "class_name") == [
         model.classes[int(batch.labels[index])] for index in best
     ]
-    assert [row.adds for row in exemplars] == pytest.approx(above[best, 3, 2].tolist(), abs=1e-4)
-    pixels = record.pictures.images[[row.picture for row in exemplars]] / 255
+    assert values_of(exemplars, "adds") == pytest.approx(above[best, 3, 2].tolist(), abs=1e-4)
+    pixels = record.pictures.images[values_of(exemplars, "picture")] / 255
     assert np.abs(pixels - batch.images[best].numpy()).max() < 0.01
-    assert {(row.layer, row.head) for row in record.exemplars} == {
-        (row.layer, row.head) for row in record.heads
-    }
+    assert set(values_of(record.exemplars, "layer", "head")) == set(
+        values_of(record.heads, "layer", "head")
+    )
 
 
 def test_a_killed_run_goes_on_at_the_layer_it_was_at_and_no_other(tiny_vit, tmp_path, capsys):

@@ -16,7 +16,7 @@ import pytest
 
 from tests.kit.commands import figures, quick_attacks, ran, refusal
 from tests.kit.golden import LINES
-from tests.kit.select import select
+from tests.kit.select import select, values_of
 from tests.kit.simulated_processes import run_in_processes
 from tests.kit.training_runs import kept_run
 from vitlens.cli.main import run
@@ -126,7 +126,7 @@ def test_two_processes_find_what_one_finds(name, places, golden, tmp_path, monke
         np.testing.assert_equal(second, first)
         epsilons = {}
         for attack in first["distance"]:
-            epsilons[attack] = [row.epsilon for row in select(one.curves, attack=attack)]
+            epsilons[attack] = values_of(select(one.curves, attack=attack), "epsilon")
         assert epsilons == {"fgsm-linf": [0.0, 4.0, 32.0], "low-frequency-linf": [0.0, 64.0]}
     for row, other in zip(
         getattr(one, "learning_heads", ()), getattr(two, "learning_heads", ()), strict=True

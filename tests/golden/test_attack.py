@@ -10,7 +10,7 @@ import vitlens
 from tests.kit.commands import gone_on, quick_attacks, ran, refusal, report, stopping
 from tests.kit.first_page import clear_effects, judged, states
 from tests.kit.making import save
-from tests.kit.select import index_by, select, select_one
+from tests.kit.select import index_by, select, select_one, values_of
 from vitlens import load
 from vitlens.cli.main import run
 from vitlens.commands.attack.record import AttackRecord
@@ -59,7 +59,7 @@ def test_numbers_are_those_of_the_arrays(record):
         )
         assert row.difference.value == pytest.approx(100 * (first.mean() - second.mean()))
         assert row.p <= row.p_holm <= 1
-    assert [row.attack for row in record.pairs].count("clean") == 1
+    assert values_of(record.pairs, "attack").count("clean") == 1
     for row in record.attacks:
         values = record.attacked[row.model].broken_at[row.attack]
         assert (row.right, row.broken) == (
@@ -269,7 +269,7 @@ def corrupted(tmp_path_factory):
 def test_differences_under_corruptions_are_paired_and_corrected_together(corrupted):
     rows = corrupted.corruption_pairs
     assert len(rows) == 7 * 5
-    assert [row.p_holm for row in rows] == pytest.approx(holm([row.p for row in rows]))
+    assert values_of(rows, "p_holm") == pytest.approx(holm(values_of(rows, "p")))
     accuracies = {
         (row.model, row.kind, row.severity): row.accuracy.value for row in corrupted.corruptions
     }
@@ -322,7 +322,7 @@ def test_a_model_without_a_correct_image_has_nothing_to_attack(tmp_path, tiny_vi
         "pgd --steps 2"
     )
     record = ran(tmp_path / "run", line)
-    assert {(row.accuracy.value, row.accuracy.n) for row in record.curves} == {(0.0, 6)}
+    assert set(values_of(record.curves, "accuracy.value", "accuracy.n")) == {(0.0, 6)}
     assert record.checks == ()
     assert set(states(report(record)).values()) == {"inconclusive"}
 

@@ -15,7 +15,7 @@ import vitlens
 from tests.kit.commands import figures, ran, report
 from tests.kit.making import digits, save, untrained
 from tests.kit.planted_maps import attention, enlarged, on_highest, rollout, said
-from tests.kit.select import index_by, select_one
+from tests.kit.select import index_by, select_one, values_of
 from vitlens import load, load_data
 from vitlens.commands.attention.record import AttentionRecord
 from vitlens.uncertainty import Estimate
@@ -148,8 +148,8 @@ def test_layers_without_a_place_are_named_and_the_others_keep_their_numbers(pict
         f"{pictures / '0.png'}"
     )
     record = ran(tmp_path / "out", line)
-    assert [row.layer for row in record.layers] == list(range(4, 12))
-    assert [row.layer for row in record.without_map] == list(range(4))
+    assert values_of(record.layers, "layer") == list(range(4, 12))
+    assert values_of(record.without_map, "layer") == list(range(4))
 
 
 def test_the_windows_of_a_swin_and_a_patch_through_its_stages(pictures, tmp_path):
@@ -157,7 +157,7 @@ def test_the_windows_of_a_swin_and_a_patch_through_its_stages(pictures, tmp_path
     save(untrained("swin-micro", classes=("a", "b")), tmp_path / "swin.safetensors")
     line = f"attention {tmp_path / 'swin.safetensors'} --images {pictures / '0.png'} --query 13,7"
     record = ran(tmp_path / "out", line)
-    assert [row.shift for row in record.windows] == [(0, 0), (2, 2), (0, 0), (2, 2), (0, 0), (0, 0)]
+    assert values_of(record.windows, "shift") == [(0, 0), (2, 2), (0, 0), (2, 2), (0, 0), (0, 0)]
     arrays = record.window_maps
     assert record.windows[0].patch == (7, 7)
     assert [int(arrays.reach[index].sum()) for index in range(4)] == [16, 64, 16, 64]
@@ -165,9 +165,9 @@ def test_the_windows_of_a_swin_and_a_patch_through_its_stages(pictures, tmp_path
     assert record.windows[0].pairs == 16 * 16**2  # each of 256 patches with the 16 of its window
     assert (record.windows[0].new, record.windows[1].new > 0) == (record.windows[2].new, True)
     assert {"windows", "receptive_field", "receptive_maps", "heads_1", "heads_3"} <= figures(record)
-    assert [row.seen for row in record.receptive_fields[:2]] == [8 * 8 / 32**2, 16 * 16 / 32**2]
+    assert values_of(record.receptive_fields[:2], "seen") == [8 * 8 / 32**2, 16 * 16 / 32**2]
     assert record.field_maps.field[0].shape == (32, 32)
-    places = [(row.grid, row.row, row.column) for row in record.query[::2]]
+    places = values_of(record.query[::2], "grid", "row", "column")
     assert places == [((16, 16), 13, 7), ((8, 8), 6, 3), ((4, 4), 3, 1)]
     for row in record.query:
         assert row.prefix is None
@@ -187,7 +187,7 @@ def test_images_of_another_size_than_the_models_are_resized_by_it(preset, tmp_pa
         assert row.image_size == tuple(
             side * patch for side, patch in zip(row.grid, row.patch_size)
         )
-    assert [row.map for row in record.windows[:1]] == [(20, 20)] * (preset == "swin-micro")
+    assert values_of(record.windows[:1], "map") == [(20, 20)] * (preset == "swin-micro")
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -260,7 +260,7 @@ def test_numbers_of_rollout_are_those_of_the_function(tiny_vit, golden):
         )
         # of a uniform map, one of them
         assert row.of_baseline.value >= split.masks.float().mean().item() - 1e-6
-    assert [row.name for row in record.methods] == ["rollout (max)", "rollout (min)"]
+    assert values_of(record.methods, "name") == ["rollout (max)", "rollout (min)"]
     mass = by_fusion["max"].flatten(1).sum(1).mean().item()
     assert record.metric("rollout/tiny-vit/patch_mass/max").value == pytest.approx(mass, rel=1e-5)
     (pair,) = record.pairs
@@ -278,7 +278,7 @@ def test_own_images_are_shown_and_have_no_pointing_game(tiny_vit, pictures, tmp_
     assert not [name for name in record.metrics if name.startswith("localisation")]
     assert [Path(row.image).name for row in record.shown] == ["0.png", "1.png", "2.png"]
     every_method = ["rollout-mean", "rollout-max", "rollout-min", "relevance"]
-    assert [row.maps for row in record.methods] == every_method  # none was asked for
+    assert values_of(record.methods, "maps") == every_method  # none was asked for
     assert "broken.jpg" in record.config.data.skipped[0].file
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.kit.commands import quick_attacks, ran, report, said_first
 from tests.kit.first_page import check_first_page, judged
-from tests.kit.select import select_one
+from tests.kit.select import select_one, values_of
 from vitlens.commands.audit.record import CandidateRow
 from vitlens.commands.run.publish import read_folder
 from vitlens.record import Record
@@ -41,7 +41,7 @@ def labelled(golden) -> Path:
 
 def test_all_chapters_are_run_and_all_subjects_judged(labelled):
     record = read_folder(labelled / "run")
-    done = {(row.word, row.part) for row in record.chapters}
+    done = set(values_of(record.chapters, "word", "part"))
     assert done == {("evaluate", ""), ("explain", ""), ("stats", ""), ("attack", "corruptions")}
     for row in record.chapters:
         assert row.seconds > 0
@@ -73,7 +73,7 @@ def test_what_does_not_fit_the_budget_is_left_out_and_the_report_says_so(
         f"audit mine={tiny_vit} --data digits --limit 4 --batch-size 4 --budget 1e-6",
     )
     assert set(little.named) == {"evaluate"}
-    assert {row.part for row in little.untested} == {
+    assert set(values_of(little.untested, "part")) == {
         "stats",
         "corruptions",
         "explain",
@@ -123,7 +123,7 @@ def test_a_second_audit_repeats_nothing_and_a_chapter_is_made_again_by_its_comma
     for row in record.chapters:
         assert row.cached
     first = read_folder(labelled / "run")
-    assert [row.seconds for row in record.chapters] == [row.seconds for row in first.chapters]
+    assert values_of(record.chapters, "seconds") == values_of(first.chapters, "seconds")
     assert record.metrics == first.metrics
     assert states(record)["accuracy"] == "not tested"  # nothing to judge it by
     record = read_folder(labelled / "run")
@@ -149,9 +149,9 @@ def test_a_cnn_on_one_image_without_a_label_and_an_attack_that_fits(tiny_cnn, pi
         "not tested",
     ) * 3
     assert by_subject["common corruptions"] == "inconclusive"  # one image shows little
-    assert {row.part for row in record.untested} == {"evaluate", "stats"}
+    assert set(values_of(record.untested, "part")) == {"evaluate", "stats"}
     assert "accuracy/tiny-cnn" not in record.metrics  # 1 by construction
-    chosen = [(row.attacks, row.state) for row in record.attacks_considered]
+    chosen = values_of(record.attacks_considered, "attacks", "state")
     assert chosen == [(("pgd",), "chosen"), (("fgsm",), "weaker")]
     attack = next(row for row in record.chapters if (row.word, row.part) == ("attack", ""))
     chapter = read_folder(tmp_path / "run" / attack.folder)

@@ -14,7 +14,7 @@ import vitlens
 from tests.kit.commands import ran, report
 from tests.kit.first_page import check_first_page
 from tests.kit.making import save, untrained
-from tests.kit.select import select
+from tests.kit.select import select, values_of
 from vitlens import load, load_data
 from vitlens.commands.compare.record import CELLS, CompareRecord
 from vitlens.uncertainty import Estimate
@@ -44,8 +44,8 @@ def test_panels_by_rising_agreement_say_and_show_what_the_rows_hold(record):
     in_panels = sorted(
         (row for row in record.images_shown if row.panel is not None), key=lambda row: row.panel
     )
-    assert [row.panel for row in in_panels] == list(range(6))
-    assert [row.agreement for row in in_panels] == sorted(row.agreement for row in in_panels)
+    assert values_of(in_panels, "panel") == list(range(6))
+    assert values_of(in_panels, "agreement") == sorted(row.agreement for row in in_panels)
     (section,) = [section for section in report(record).sections if section.panels]
     examples = [row for row in record.images_shown if row.panel is None]
     assert len(section.panels) == len(in_panels) + len(examples)
@@ -83,8 +83,8 @@ def test_unusable_maps_are_counted(tmp_path, tiny_vit):
     assert not [row for row in record.images_shown if row.panel is not None]
     assert "4 of 4 maps of dead are uniform" in text.read_text()
     assert (
-        {row.accuracy.n for row in record.robustness}
-        == {row.difference.n for row in record.disturbed_pairs}
+        set(values_of(record.robustness, "accuracy.n"))
+        == set(values_of(record.disturbed_pairs, "difference.n"))
         == {3}
     )
     assert "Only 3 images are disturbed" in text.read_text()
@@ -109,7 +109,7 @@ def test_levels_of_disturbances_are_the_interventions_and_few_images_are_said_to
         assert after == pytest.approx(clean + (row.fixed - row.broken) / row.n)
     assert {row.n + row.unchanged for row in run.reliance} == {24}
     assert not record.reliance, "12 images are too few"
-    assert {row.cue for row in record.reliance_left_out} >= {"colour", "layout", "background"}
+    assert set(values_of(record.reliance_left_out, "cue")) >= {"colour", "layout", "background"}
 
 
 def test_one_image_and_one_class_whose_name_is_markup(tmp_path):
@@ -139,7 +139,7 @@ def test_tables_are_those_of_the_public_comparison_and_agree_with_each_other(
         load(str(tiny_vit)), load(str(tiny_cnn)), load_data("digits", limit=COUNT)
     )
     counts = list(comparison.counts.values())
-    cells = [(row.cell, row.count, row.share.value) for row in record.cells]
+    cells = values_of(record.cells, "cell", "count", "share.value")
     assert cells == [
         (cell, count, pytest.approx(count / COUNT))
         for cell, count in zip(CELLS, counts, strict=True)
@@ -147,7 +147,7 @@ def test_tables_are_those_of_the_public_comparison_and_agree_with_each_other(
     (pair,) = record.pairs
     assert [pair.both_right, pair.only_second_right, pair.only_first_right] == counts[:3]
     assert pair.both_wrong == counts[3] + counts[4]
-    assert [row.method for row in record.methods] == ["best", "gradcam"]  # none was asked for
+    assert values_of(record.methods, "method") == ["best", "gradcam"]  # none was asked for
     accuracies = {row.model: row.accuracy.value for row in record.scores}
     for alias, accuracy in accuracies.items():
         classes = select(record.per_class, model=alias)
@@ -213,7 +213,7 @@ def test_shape_biases_are_those_of_the_function_and_the_model_that_relies_on_sha
             for conflict in record.cue_conflicts
             if conflict.model == row.model
         ]
-        assert by_class == [(row.shape, row.texture) for row in by_function.by_class]
+        assert by_class == values_of(by_function.by_class, "shape", "texture")
     assert record.metric("shape_bias/vit") == record.shape_bias[0].bias
     high = Estimate(0.8, 0.8 - 0.1, 0.8 + 0.1, 100, "fraction")
     low = Estimate(0.3, 0.3 - 0.1, 0.3 + 0.1, 100, "fraction")

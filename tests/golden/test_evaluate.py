@@ -20,7 +20,7 @@ from tests.kit.commands import impatient, ran, report, said_first
 from tests.kit.first_page import check_first_page
 from tests.kit.making import save, untrained
 from tests.kit.planted_maps import prediction
-from tests.kit.select import select
+from tests.kit.select import select, values_of
 from tests.kit.simulated_processes import run_in_processes
 from tests.kit.waiting import HANGS
 from vitlens import load
@@ -244,9 +244,9 @@ def test_runs_of_unequal_budgets_say_so_first_and_what_nobody_knows_is_not_made_
         f"evaluate {tmp_path / 'long'} {tmp_path / 'short'} --data digits --limit 20",
     )
     rows = record.training
-    assert [(row.model, row.epochs, row.steps) for row in rows] == [("long", 3, 6), ("short", 1, 2)]
-    assert [row.augmentation for row in rows] == ["none", "flip"]
-    assert [row.images for row in rows] == [20, 20]
+    assert values_of(rows, "model", "epochs", "steps") == [("long", 3, 6), ("short", 1, 2)]
+    assert values_of(rows, "augmentation") == ["none", "flip"]
+    assert values_of(rows, "images") == [20, 20]
     said = next(
         sentence.text for sentence in report(record).first.unknown if "epochs" in sentence.text
     )

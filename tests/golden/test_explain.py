@@ -15,7 +15,7 @@ from tests.kit.first_page import clear_effects, judged, states
 from tests.kit.making import CLASSES, digits, save, untrained
 from tests.kit.map_rows import FALLING, STAYING, checks
 from tests.kit.saving import no_figures
-from tests.kit.select import index_by, select, select_one
+from tests.kit.select import index_by, select, select_one, values_of
 from vitlens import Refinement, explain, load
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.explain.record import OVERALL, SEARCH, ExplainRecord
@@ -43,7 +43,7 @@ def test_maps_are_the_functions(tiny_vit, tmp_path):
     maps = dict(
         zip(methods, map(torch.from_numpy, record.maps[model.alias].maps.values()), strict=True)
     )
-    assert [row.method for row in record.methods] == list(methods)
+    assert values_of(record.methods, "method") == list(methods)
     for row in record.methods:
         expected = explain(model, batch.images, targets=batch.labels, method=row.method, seed=4)
         torch.testing.assert_close(
@@ -51,7 +51,7 @@ def test_maps_are_the_functions(tiny_vit, tmp_path):
         )
         assert row.map == "x".join(map(str, expected.shape[1:]))
         assert (row.gain is None) == (row.method != "integrated-gradients")
-    assert [row.target for row in record.shown] == [str(int(label)) for label in batch.labels]
+    assert values_of(record.shown, "target") == [str(int(label)) for label in batch.labels]
     with torch.no_grad():
         gain = (model(batch.images) - model(torch.zeros_like(batch.images)))[
             torch.arange(5), batch.labels
@@ -101,14 +101,14 @@ def test_every_method_of_a_cnn_is_the_function_of_its_name(tiny_cnn, pictures, t
 def test_each_model_gets_the_methods_defined_for_it_and_nothing_is_judged(golden):
     record = golden("explain").record
     names = ("relevance", "gradcam", "integrated-gradients", "occlusion")
-    rows = [(row.model, row.method) for row in record.methods]
+    rows = values_of(record.methods, "model", "method")
     assert rows == [
         *(("tiny-vit", name) for name in names),
         *(("tiny-cnn", name) for name in names[1:]),
     ]
     assert not record.checks
     document = report(record)
-    assert [(claim.state, claim.effect) for claim in judged(document)] == [("not tested", None)] * 2
+    assert values_of(judged(document), "state", "effect") == [("not tested", None)] * 2
     assert not clear_effects(document)
     assert "--verify" in document.first.unknown[0].text
     assert "**relevance** is not defined for tiny-cnn" in said_first(document)
@@ -146,7 +146,7 @@ def test_many_methods_are_divided_among_sheets_and_failed_ones_crossed_out(golde
     """Every other method was made to fail the randomisation check."""
     record = golden("explain by every method").record
     record = replace(record, methods=record.methods[:8])
-    names = [row.method for row in record.methods]
+    names = values_of(record.methods, "method")
     rows = [
         checks("tiny-vit", name, cascade=(FALLING, STAYING)[at % 2])
         for at, name in enumerate(names)
@@ -283,7 +283,7 @@ def test_a_choice_has_the_numbers_of_the_function_and_only_the_chosen_method_is_
     }
     assert set(margins) == {(margin.against, margin.check) for margin in expected.margins}
     assert {*BASELINES, expected.runner_up} <= {against for against, _ in margins}
-    assert [row.method for row in chosen.methods] == [row.method]
+    assert values_of(chosen.methods, "method") == [row.method]
     (check,) = chosen.checks
     of_choice = {
         name: value
@@ -348,7 +348,7 @@ def test_verify_checks_the_chosen_method_of_each_model(tmp_path, sharp_vit):
     )
     brief = "--composites none --other-substrates none --no-stability --no-counterfactuals"
     record = ran(tmp_path / "out", f"{line} {brief}")
-    assert {claim.question for claim in report(record).claims} >= {"choice", "maps"}
+    assert set(values_of(report(record).claims, "question")) >= {"choice", "maps"}
     for row in record.chosen:
         checked = [
             (check.method, check.check) for check in record.checks if check.model == row.model
@@ -359,7 +359,7 @@ def test_verify_checks_the_chosen_method_of_each_model(tmp_path, sharp_vit):
         for metric in ("faithfulness/{}/gap/{}", "randomisation/{}/{}"):
             assert metric.format(row.model, row.method) in record.metrics
         assert f"checks_{row.model}" in figures(record)
-    assert [row.model for row in record.chosen] == ["sharp-vit", "tiny-cnn"]
+    assert values_of(record.chosen, "model") == ["sharp-vit", "tiny-cnn"]
     of_cnn = [row.stage for row in record.stages if row.model == "tiny-cnn"]
     assert (of_cnn[0], of_cnn[-1], len(of_cnn)) == ("head", "embedding", 6)
 
@@ -381,7 +381,7 @@ def test_the_checks_of_a_method_are_its_rows_of_the_table(golden):
             pytest.approx(row.value.value) for row in rows.values() if row.value
         ]
     assert list(states(report(masked)).values()) == ["inconclusive"]  # of six images
-    scores = [row.road.value for row in masked.league]
+    scores = values_of(masked.league, "road.value")
     assert scores == sorted(scores, reverse=True)
     assert {row.method: row.baseline for row in masked.league} == {
         "relevance": False,
@@ -398,7 +398,7 @@ def test_the_checks_of_a_method_are_its_rows_of_the_table(golden):
         assert masked.metric(name).n == 6
     assert (masked.composite_sets, masked.composites) == ((), ())  # masks are known
     assert masked.metric("faithfulness/tiny-vit/relevance_gain/relevance").unit == "logits"
-    assert [row.score for row in masked.on_object[::2]] == ["roc_auc", "mass", "pointing"]
+    assert values_of(masked.on_object[::2], "score") == ["roc_auc", "mass", "pointing"]
 
 
 def test_other_replacements_are_measured_too_and_composites_are_made_without_masks(
@@ -417,7 +417,7 @@ def test_other_replacements_are_measured_too_and_composites_are_made_without_mas
         )
     methods = ("relevance", "rollout", *BASELINES)
     league = index_by(record.league, "method")
-    substrates = {row.substrate for row in record.substrates}
+    substrates = set(values_of(record.substrates, "substrate"))
     assert substrates >= {"blur", "mean", "absent"}
     (imputed,) = substrates - {"blur", "mean", "absent"}
     for substrate, column in (("blur", "gap"), (imputed, "road")):
@@ -435,15 +435,13 @@ def test_other_replacements_are_measured_too_and_composites_are_made_without_mas
     model = load("vit-digits")
     record = ran(tmp_path / "composed", f"explain vit-digits {data} {few}")
     rows = index_by(record.composite_sets, "kind")
-    assert [
-        (row.kind, row.composites, row.maps, row.refused, row.labels) for row in rows.values()
-    ] == [
+    assert values_of(rows.values(), "kind", "composites", "maps", "refused", "labels") == [
         ("mosaic-2", 3, 12, "", "labels"),
         ("embedded", 3, 3, "", "labels"),
     ]
     assert (rows["mosaic-2"].chance, rows["mosaic-2"].guessed) == (0.25, pytest.approx(0.4))
     assert record.metric("composites/vit-digits/mosaic-2/recognised").n == 12
-    assert {row.method for row in record.composites} == {"relevance", *BASELINES}
+    assert set(values_of(record.composites, "method")) == {"relevance", *BASELINES}
     arrays = record.composite_maps["mosaic-2-vit-digits"]
     images = torch.from_numpy(arrays.images[:1]).float() / 255
     targets = [model.classes.index(name) for name in arrays.targets]

@@ -15,6 +15,7 @@ import torch
 import vitlens
 from tests.kit.commands import ran, report, said_first, small_explorer
 from tests.kit.making import untrained
+from tests.kit.select import values_of
 from vitlens import load
 from vitlens.commands.run.publish import read_folder
 
@@ -126,7 +127,7 @@ def test_the_public_explorer_is_the_same(tiny_vit, pictures, tmp_path):
     names = vitlens.name_heads(model, batch)
     with_names = vitlens.explorer(model, batch, names=names)
     words = list(chain.from_iterable(with_names.explorer.words))
-    assert words == [head.words for head in names.heads]
+    assert words == values_of(names.heads, "words")
     assert names.heads[0].words in with_names.save(tmp_path / "named.html").read_text()
     with pytest.raises(
         vitlens.errors.InputError, match="names of 2 layers and 2 heads, found 1 and 2"

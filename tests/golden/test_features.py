@@ -12,7 +12,7 @@ from PIL import Image
 import vitlens
 from tests.kit.commands import figures, ran, report, said_first
 from tests.kit.making import digits
-from tests.kit.select import select_one
+from tests.kit.select import select_one, values_of
 from vitlens import features, load, similarity
 from vitlens.commands.features.record import FeaturesRecord
 
@@ -37,8 +37,8 @@ def test_two_models_are_paired_on_the_same_images_and_probes_and_queries_recorde
     first, second = (pair.metric(f"knn_accuracy/{alias}/3").value for alias in "ab")
     assert gap.value == pytest.approx(100 * (first - second))
     assert (gap.n, gap.unit) == (24, "points")
-    assert [row.classifier for row in pair.pairs] == ["knn-1", "knn-3", "probe"]
-    assert [row.difference for row in pair.pairs][1:] == [gap, pair.metric("probe_difference/a/b")]
+    assert values_of(pair.pairs, "classifier") == ["knn-1", "knn-3", "probe"]
+    assert values_of(pair.pairs, "difference")[1:] == [gap, pair.metric("probe_difference/a/b")]
     difference = pair.metric("head_difference/a/probe").value
     assert difference == pytest.approx(
         100 * (pair.metric("probe_accuracy/a").value - pair.metric("accuracy/a").value)
@@ -66,16 +66,16 @@ def test_two_models_are_paired_on_the_same_images_and_probes_and_queries_recorde
 
 
 def test_pretraining_is_read_or_told(pair, tiny_vit, tiny_cnn, tmp_path):
-    assert [row.objective for row in pair.features] == ["supervised"] * 2
+    assert values_of(pair.features, "objective") == ["supervised"] * 2
     models = [f"a={tiny_vit}", f"b={tiny_cnn}", f"c={tiny_vit}@random"]
     line = f"features {' '.join(models)} {FAST} --bank 20 --k 1 --objective b=self-supervised"
     record = ran(tmp_path / "out", line)
-    assert [row.objective for row in record.features] == [
+    assert values_of(record.features, "objective") == [
         "supervised",
         "self-supervised",
         "random weights",
     ]
-    assert [row.parameters for row in record.features] == [
+    assert values_of(record.features, "parameters") == [
         load(name).parameter_count() for name in models
     ]
     glance = {row[0]: row[1:4] for row in report(record).first.glance.rows}
@@ -120,7 +120,7 @@ def test_only_the_images_asked_for_are_drawn(tiny_vit, pictures, tmp_path):
     assert pictures_drawn == {image.tobytes() for image in images}
     np.testing.assert_array_equal(record.shown["tiny-vit"].pixels[0], images[0])
     assert record.spaces["tiny-vit"].cut_pixels is None  # patches are parts of images
-    assert [row.among for row in record.features] == ["images shown"]
+    assert values_of(record.features, "among") == ["images shown"]
 
 
 def test_without_labels_nothing_is_classified_and_the_rest_is_there(tiny_vit, pictures, tmp_path):
@@ -156,8 +156,8 @@ def test_a_cache_is_used_and_a_broken_one_built_again(tiny_vit, pictures, tmp_pa
         file.write_bytes(file.read_bytes()[:-8])
     second = ran(tmp_path / "out1", line)
     assert first.depth == second.depth
-    before = [row.note for row in first.notes]
-    after = [row.note for row in second.notes]
+    before = values_of(first.notes, "note")
+    after = values_of(second.notes, "note")
     assert sum("built again" in note for note in after) == 7
     assert [note.partition(": ")[2] for note in before] == [
         "5 of the 10 classes of the test images have no training image, so none of their images "
@@ -185,12 +185,12 @@ def test_a_language_image_model_by_names_alone(tmp_path):
     # its 16 outputs are numbered like the digits, but are not digits
     assert "accuracy/clip" not in record.metrics
     ensemble, *single = record.templates
-    assert [row.template for row in (ensemble, *single)] == ["ensemble of all", *templates]
+    assert values_of((ensemble, *single), "template") == ["ensemble of all", *templates]
     assert (ensemble.gain, ensemble.p) == (None, None)
     gains = [100 * (row.accuracy.value - ensemble.accuracy.value) for row in single]
-    assert [row.gain.value for row in single] == pytest.approx(gains)
+    assert values_of(single, "gain.value") == pytest.approx(gains)
     assert record.shown["clip"].prompts.shape == (6, 2, 4, 4)
-    assert [(row.image, row.prompt) for row in record.prompts[:3]] == [
+    assert values_of(record.prompts[:3], "image", "prompt") == [
         (0, "a_five"),
         (0, "grass"),
         (1, "a_five"),
@@ -207,8 +207,8 @@ def test_a_model_without_an_embedding_has_its_layers(tmp_path):
     )
     (row,) = record.features
     assert (row.embedding, row.layers > 0) == (None, True)
-    assert {row.layer for row in record.depth} == set(range(row.layers))
-    assert {row.layer for row in record.patches} == {str(row.layers - 1)}
+    assert set(values_of(record.depth, "layer")) == set(range(row.layers))
+    assert set(values_of(record.patches, "layer")) == {str(row.layers - 1)}
 
 
 def test_rows_are_of_the_models_and_the_layers_counted_from_0(pair, tiny_vit):
@@ -248,7 +248,7 @@ def test_rows_are_of_the_models_and_the_layers_counted_from_0(pair, tiny_vit):
             "depth" in {figure.name for figure in report(replace(pair, depth=part)).figures}
         ) != majority
     assert pair.metric("patch_neighbours/a/embedding/class").n == 24 * 4 * 4
-    measured = {(row.model, row.title, row.share) for row in pair.patches}
+    measured = set(values_of(pair.patches, "model", "title", "share"))
     layers = [("a", "embedding"), ("a", "block 1"), ("b", "stem"), ("b", "stage 2")]
     assert measured == {
         (*layer, share) for layer in layers for share in ("position", "class", "object")

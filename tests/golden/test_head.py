@@ -10,7 +10,7 @@ from scipy.stats import ttest_rel
 import vitlens
 from tests.kit.commands import ran, refusal, report
 from tests.kit.making import digits
-from tests.kit.select import select_one
+from tests.kit.select import select_one, values_of
 from vitlens import load
 
 
@@ -39,7 +39,7 @@ def test_words_and_tests_are_those_of_the_function(golden, tiny_vit):
         one.writes.p,
     )
     (counts,) = record.heads
-    states = [head.writes.state for head in named_heads.heads]
+    states = values_of(named_heads.heads, "writes.state")
     assert (counts.matter, counts.correlate, counts.nothing) == tuple(
         states.count(state) for state in ("shown to matter", "correlates", "nothing")
     )
@@ -66,9 +66,9 @@ def test_what_is_lost_without_the_head_is_that_of_the_ablated_model(golden, tiny
             for logits in (clean, without)
         ]
         assert row.lost.value == pytest.approx(100 * float(right[0] - right[1]))
-    adds = [row.adds for row in record.exemplars]
+    adds = values_of(record.exemplars, "adds")
     assert adds == sorted(adds, reverse=True)
-    assert [row.quantile for row in record.exemplars][::5] == [1, 0]
+    assert values_of(record.exemplars, "quantile")[::5] == [1, 0]
 
 
 def test_exemplars_show_what_the_head_adds_through_each_patch_and_classes_what_it_adds(

@@ -14,7 +14,7 @@ from scipy.spatial.distance import cdist
 import vitlens
 from tests.kit.commands import refusal, report
 from tests.kit.first_page import check_first_page, judged
-from tests.kit.select import select, select_one
+from tests.kit.select import select, select_one, values_of
 from vitlens import load
 from vitlens.cli.main import run
 from vitlens.commands.look.record import LookRecord
@@ -70,11 +70,9 @@ def test_its_rows_and_arrays_are_what_the_function_gives_and_the_terminal_shows_
         == ["0.png", "1.png", "2.png"]
     )
     heads = record.heads_of(1, most=4)
-    assert [(row.layer, row.head) for row in heads] == [
-        (head.layer, head.head) for head in seen.heads(1, most=4)
-    ]
-    assert [row.delta_loss for row in heads] == pytest.approx(
-        [head.delta_loss for head in seen.heads(1, most=4)]
+    assert values_of(heads, "layer", "head") == values_of(seen.heads(1, most=4), "layer", "head")
+    assert values_of(heads, "delta_loss") == pytest.approx(
+        values_of(seen.heads(1, most=4), "delta_loss")
     )
     np.testing.assert_allclose(record.maps.prediction, seen.maps[:, 0])
     np.testing.assert_allclose(record.maps.runner_up, seen.maps[:, 1])
@@ -184,7 +182,7 @@ def test_the_model_is_the_named_one_then_the_smallest_on_the_disk_then_the_bundl
 
 
 def test_how_it_works_is_told_by_stages_from_labels_and_ablated_heads(record, seen):
-    assert [row.layers for row in record.stages] == ["0", "1"]
+    assert values_of(record.stages, "layers") == ["0", "1"]
     for layer, row in enumerate(record.stages):
         labels = [specialisation.label for specialisation in seen.labels[layer]]
         clear = [label for label in labels if label not in ("mixed", "no single pattern")]

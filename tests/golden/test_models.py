@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from tests.kit.commands import few_passes, figures, ran, refusal, report, said_first
-from tests.kit.select import select
+from tests.kit.select import select, values_of
 from vitlens import load, load_data, profile
 from vitlens.cli.main import run
 from vitlens.commands.models.options import ModelsOptions
@@ -171,7 +171,7 @@ def test_patch_sizes_stand_side_by_side_and_a_size_that_does_not_run_is_said(tmp
     record = ran(
         tmp_path / "out", "profile vit-mini resnet20 --patch-size 4,8,8x16 --batch-sizes 1"
     )
-    assert [(row.model, row.tokens) for row in record.costs] == [
+    assert values_of(record.costs, "model", "tokens") == [
         ("vit-mini-p4", 65),
         ("vit-mini-p8", 17),
         ("vit-mini-p8x16", 9),
@@ -179,7 +179,7 @@ def test_patch_sizes_stand_side_by_side_and_a_size_that_does_not_run_is_said(tmp
     ]
     for row in record.costs:
         assert row.untrained
-    sweeps = {(row.model, row.sweep) for row in record.tokens}
+    sweeps = set(values_of(record.tokens, "model", "sweep"))
     assert sweeps == {("vit-mini", "patch-size"), ("resnet20", "image-size")}
     assert record.metric("exponent/vit-mini/patch-size/products").value == pytest.approx(2)
     assert "growth_patch-size" in figures(record)
@@ -188,5 +188,5 @@ def test_patch_sizes_stand_side_by_side_and_a_size_that_does_not_run_is_said(tmp
     )
     (left,) = record.left_out
     assert (left.size, left.sweep) == ((16, 16), "image-size")
-    assert [row.size for row in record.tokens] == [(side, side) for side in (24, 32, 48, 64)]
+    assert values_of(record.tokens, "size") == [(side, side) for side in (24, 32, 48, 64)]
     assert "16x16" in said_first(report(record))

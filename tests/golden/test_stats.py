@@ -13,6 +13,7 @@ import vitlens
 from tests.kit.commands import figures, ran, refusal, report
 from tests.kit.first_page import check_first_page
 from tests.kit.making import digits, save
+from tests.kit.select import values_of
 from tests.kit.simulated_processes import run_in_processes
 from tests.kit.training_runs import kept_run
 from vitlens import load, statistics
@@ -34,7 +35,7 @@ def test_numbers_are_those_of_the_function(tiny_vit, golden):
             assert metric.value == pytest.approx(getattr(table, name)[layer, head].item(), rel=1e-6)
             assert metric.low == pytest.approx(table.low(name)[layer, head].item(), rel=1e-6)
             assert metric.n == 12
-    assert [row.name for row in rows] == ["L0.H0", "L0.H1", "L1.H0", "L1.H1"]
+    assert values_of(rows, "name") == ["L0.H0", "L0.H1", "L1.H0", "L1.H1"]
     assert [row.statistics["gini"].high for row in rows] == pytest.approx(
         table.high("gini").flatten().tolist()
     )
@@ -60,12 +61,10 @@ def test_the_words_of_heads_are_those_of_the_function(tiny_vit, golden):
     record = golden("stats").record
     split = digits("test").limit(12)
     named_heads = vitlens.name_heads(load(str(tiny_vit)), split, masks=split.masks, batch_size=5)
-    assert [row.words for row in record.names] == [head.words for head in named_heads.heads]
-    assert [row.share for row in record.names] == [head.attends.share for head in named_heads.heads]
-    assert [row.looks_hold for row in record.names] == [
-        head.looks.holds for head in named_heads.heads
-    ]
-    assert [row.note for row in record.notes] == [
+    assert values_of(record.names, "words") == values_of(named_heads.heads, "words")
+    assert values_of(record.names, "share") == values_of(named_heads.heads, "attends.share")
+    assert values_of(record.names, "looks_hold") == values_of(named_heads.heads, "looks.holds")
+    assert values_of(record.notes, "note") == [
         "what heads write: expected at least 50 images with labels, found 12"
     ]
     for row in record.names:
@@ -177,7 +176,7 @@ def test_over_a_training_numbers_are_those_of_the_function_at_every_checkpoint(t
     images = next(digits("test").limit(12).batches(12)).images
     files = {epochs: trained / "kept" / f"epoch-{epochs:04}.safetensors" for epochs in (0, 2, 4)}
     files[5] = trained / "model.safetensors"
-    assert [row.epochs for row in record.learning] == [0, 2, 4, 5]
+    assert values_of(record.learning, "epochs") == [0, 2, 4, 5]
     rows = {(row.epochs, row.layer, row.head): row.statistics for row in record.learning_heads}
     assert len(rows) == 4 * 2 * 2
     for epochs, file in files.items():

@@ -12,7 +12,7 @@ import pytest
 import vitlens
 from tests.kit.commands import ran
 from tests.kit.first_page import judged, states
-from tests.kit.select import index_by, select_one
+from tests.kit.select import index_by, select_one, values_of
 from vitlens import load
 from vitlens.cli.main import run
 from vitlens.commands.run.publish import read_folder
@@ -65,8 +65,8 @@ def test_its_rows_and_arrays_are_what_the_function_gives(record, tiny_vit, pictu
         classes[int(change.logits.argmax())] for change in walk.changed
     ]
     assert len({answer.change for answer in record.answers}) == len(walk.changed)
-    assert [row.positions for row in record.permutations] == [True, False]
-    assert [row.norm for row in record.added] == pytest.approx(
+    assert values_of(record.permutations, "positions") == [True, False]
+    assert values_of(record.added, "norm") == pytest.approx(
         walk.head_norms[:, 0].tolist(), rel=1e-4
     )
     ends = [float(tokens[0].norm()) for tokens in (walk.input, walk.after)]

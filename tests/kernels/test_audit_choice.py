@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.kit.select import select_one
+from tests.kit.select import select_one, values_of
 from vitlens.attacks.registry import ATTACKS
 from vitlens.commands.attack.record import AttackRow
 from vitlens.commands.audit.plan import (
@@ -51,8 +51,8 @@ def test_the_strongest_that_fits_is_chosen_and_more_time_is_never_a_weaker_one()
         for row in rows[: places[-1]]:
             assert row.minutes * 60 > seconds
         assert chosen(rows).attacks == FGSM or chosen(rows).minutes * 60 <= seconds
-        assert {row.state for row in rows[: places[-1]]} <= {"too long"}
-        assert {row.state for row in rows[places[-1] + 1 :]} <= {"weaker"}
+        assert set(values_of(rows[: places[-1]], "state")) <= {"too long"}
+        assert set(values_of(rows[places[-1] + 1 :], "state")) <= {"weaker"}
     assert places == sorted(places, reverse=True)
     assert len(set(places)) > 5
     assert (places[0], rows[-1].attacks, places[-1]) == (len(rows) - 1, FGSM, 0)
@@ -111,8 +111,8 @@ def test_what_is_not_defined_is_passed_over_and_rungs_that_are_the_same_stand_on
     assert chosen(rows).attacks == ("apgd-ce",)
     assert {row.minutes for row in rows if row.state == "undefined"} == {None}
     rows = considered_in(10.0, images=40)  # fewer than several rungs take
-    assert len({(row.attacks, row.restarts, row.epsilons) for row in rows}) == len(rows)
-    assert {row.images for row in rows} == {40}
+    assert len(set(values_of(rows, "attacks", "restarts", "epsilons"))) == len(rows)
+    assert set(values_of(rows, "images")) == {40}
 
 
 @pytest.mark.parametrize(

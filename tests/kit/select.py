@@ -24,3 +24,8 @@ def index_by(rows: Iterable[Row], *names: str) -> dict[Any, Row]:
     """Return the rows by the value of this field, or by those of several fields as a tuple."""
     value = attrgetter(*names)
     return {value(row): row for row in rows}
+
+
+def values_of(rows: Iterable[object], *names: str) -> list[Any]:
+    """Return a column of a table, or several as tuples; "value.low" is a field of a field."""
+    return list(map(attrgetter(*names), rows))

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import vitlens
 from tests.kit.batches import SEEN_AT_ONCE, counted, in_small_batches
+from tests.kit.select import values_of
 from tests.kit.splits import split_of
 from tests.kit.tiny import ours
 from vitlens import Model
@@ -69,7 +70,7 @@ STREAMED: dict[str, Take] = {  # a split is read batch by batch
     "logit_lens": lambda vit, source, _: vitlens.logit_lens(vit, source).logits,
     "look": lambda vit, source, _: vitlens.look(vit, source, **AT_ONCE).delta_loss,
     "name_heads": lambda vit, source, _: torch.tensor(
-        [head.looks.score.value for head in vitlens.name_heads(vit, source, **AT_ONCE).heads]
+        values_of(vitlens.name_heads(vit, source, **AT_ONCE).heads, "looks.score.value")
     ),
     "relevance": lambda vit, source, _: vitlens.relevance(vit, source),
     "rollout": lambda vit, source, _: vitlens.rollout(vit, source),

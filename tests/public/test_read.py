@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import vitlens
+from tests.kit.select import values_of
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import report
 from vitlens.errors import InputError, UnknownNameError
@@ -92,8 +93,8 @@ def test_a_table_as_pandas_has_a_column_for_each_field_and_four_for_an_interval(
     rows = run.table("curves")
     accuracy = {"accuracy", "accuracy_low", "accuracy_high", "accuracy_n"}
     assert set(table.columns) == set(asdict(rows[0])) | accuracy
-    assert list(table["loss"]) == [row.loss for row in rows]
-    assert list(table["accuracy_low"]) == [row.accuracy.low for row in rows]
+    assert list(table["loss"]) == values_of(rows, "loss")
+    assert list(table["accuracy_low"]) == values_of(rows, "accuracy.low")
 
 
 def test_an_empty_table_as_pandas_has_its_columns():

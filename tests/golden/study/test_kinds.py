@@ -12,7 +12,7 @@ import torch
 import vitlens
 from tests.kit.commands import figures, gone_on, ran, refusal
 from tests.kit.making import digits
-from tests.kit.select import index_by, select
+from tests.kit.select import index_by, select, values_of
 from tests.kit.training_runs import interrupted
 from vitlens.commands.study.kinds.variants.record import VariantsRecord
 
@@ -43,8 +43,8 @@ def test_every_point_of_a_kind_is_built_and_does_a_step(kind, tmp_path):
     record = ran(tmp_path / "out", f"{LINE} --kind {kind} --seeds 1 --epochs 1 {limit}")
     points = index_by(record.points, "label")
     assert len(points) == len(record.points) >= 2
-    assert len({row.words for row in record.points}) == len(points)
-    assert len({row.steps for row in record.points}) == 1  # also of shares of the data
+    assert len(set(values_of(record.points, "words"))) == len(points)
+    assert len(set(values_of(record.points, "steps"))) == 1  # also of shares of the data
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert [point["label"] for point in config["points"]] == [*points]
     shapes = {}
@@ -82,21 +82,21 @@ def test_every_point_of_a_kind_is_built_and_does_a_step(kind, tmp_path):
             f"{name}-{share}": 2 * share for name in ("vit", "cnn") for share in (5, 25, 100)
         }
     if kind == "swin":  # equal sizes, and how far they see
-        parameters = [row.parameters for row in points.values()]
+        parameters = values_of(points.values(), "parameters")
         assert max(parameters) < 1.04 * min(parameters)
         assert points["swin"].flops == points["swin-no-shift"].flops
         seen = {}
         for label in points:
             rows = select(record.receptive_fields, model=label)
-            seen[label] = [row.seen for row in rows]
+            seen[label] = values_of(rows, "seen")
         assert seen["vit"] == [1.0] * 4
         assert seen["swin"][:2] == [8 * 8 / 32**2, 16 * 16 / 32**2]
         assert seen["swin-no-shift"][:2] == [8 * 8 / 32**2] * 2
 
 
 def test_accuracies_are_those_of_the_trained_models(done):
-    assert (done.status, [row.label for row in done.points]) == ("done", ["cls", "mean"])
-    assert [(row.label, row.seed) for row in done.trials] == [
+    assert (done.status, values_of(done.points, "label")) == ("done", ["cls", "mean"])
+    assert values_of(done.trials, "label", "seed") == [
         ("cls", 0),
         ("cls", 1),
         ("mean", 0),
@@ -105,7 +105,7 @@ def test_accuracies_are_those_of_the_trained_models(done):
     cls = done.correct.correct[0]
     mean = done.correct.correct[1]
     assert cls.shape == mean.shape == (2, 20)
-    assert [row.accuracy.value for row in done.points] == pytest.approx([cls.mean(), mean.mean()])
+    assert values_of(done.points, "accuracy.value") == pytest.approx([cls.mean(), mean.mean()])
     assert done.metric("difference/mean/cls").value == pytest.approx(
         100 * (mean.mean() - cls.mean())
     )
@@ -116,7 +116,7 @@ def test_accuracies_are_those_of_the_trained_models(done):
         20,
         (32, 32),
     )
-    assert {row.steps for row in done.points} == {4}
+    assert set(values_of(done.points, "steps")) == {4}
     for row in done.points:
         assert (
             row.training_bytes
@@ -270,7 +270,7 @@ def test_the_image_that_is_cut_is_the_first_of_the_test_images(golden):
     record = golden("study along an axis").record
     image = digits("test").limit(20).source.read(torch.arange(1)).numpy()
     assert np.array_equal(record.cut.image, image)
-    assert [(row.tokens, row.grid, row.patch) for row in record.points] == [
+    assert values_of(record.points, "tokens", "grid", "patch") == [
         (1 + side * side, (side, side), (32 // side, 32 // side)) for side in (8, 4, 2)
     ]
     assert "cuts" in figures(record)

@@ -14,6 +14,7 @@ import vitlens
 from tests.kit.commands import figures, gone_on, ran
 from tests.kit.objectives import headless
 from tests.kit.planted_study import probe_correct
+from tests.kit.select import values_of
 from tests.kit.training_runs import interrupted
 from vitlens.commands.study.kinds.pretraining.record import PretrainingRecord
 
@@ -101,14 +102,14 @@ def test_every_measure_has_every_point_and_its_comparisons(done):
         "linear probe",
     ]
     for rows in (done.feature_scores, done.corrupted):
-        for measure in {row.measure for row in rows}:
+        for measure in set(values_of(rows, "measure")):
             by_label = {row.label: row for row in rows if row.measure == measure}
             assert tuple(by_label) == POINTS
             assert by_label["random"].over_random is by_label["supervised"].over_supervised is None
             gain = 100 * (by_label["mae"].value.value - by_label["supervised"].value.value)
             assert by_label["mae"].over_supervised.value == pytest.approx(gain, abs=1e-9)
-    assert {(row.label, row.shots) for row in done.few_shot} == set(product(POINTS, (1, 2)))
-    assert {row.label for row in done.objectness} == {*POINTS}
+    assert set(values_of(done.few_shot, "label", "shots")) == set(product(POINTS, (1, 2)))
+    assert set(values_of(done.objectness, "label")) == {*POINTS}
     cka = {(row.label, row.against): row.cka.value for row in done.likeness}
     assert len(cka) == 25
     for (one, other), value in cka.items():
@@ -118,9 +119,9 @@ def test_every_measure_has_every_point_and_its_comparisons(done):
 
 def test_words_are_spread_over_wordings(done):
     (spread,) = done.zero_shot
-    accuracies = [row.accuracy.value for row in done.wordings]
+    accuracies = values_of(done.wordings, "accuracy.value")
     assert (spread.label, spread.wordings, spread.chance) == ("clip", len(accuracies), 1 / 8)
-    assert {row.seen for row in done.wordings} == {True, False}
+    assert set(values_of(done.wordings, "seen")) == {True, False}
     assert spread.mean.value == pytest.approx(np.mean(accuracies))
     assert (
         spread.lowest.value

@@ -15,7 +15,7 @@ import vitlens
 from tests.kit.commands import gone_on, ran, refusal
 from tests.kit.making import digits
 from tests.kit.saving import no_figures
-from tests.kit.select import index_by, select
+from tests.kit.select import index_by, select, values_of
 from tests.kit.training_runs import interrupted
 from tests.kit.whole_folder import whole_folder
 from vitlens import load_data
@@ -110,7 +110,7 @@ def test_accuracies_of_a_transfer_are_those_of_the_models_and_sizes_are_as_said(
     )
     assert points["full"].trained == points["full"].parameters == points["scratch"].trained
     assert points["distilled"].before == points["full"].seconds
-    assert [row.epochs for row in record.points[:5]] == [2, 30, 2, 2, 2]
+    assert values_of(record.points[:5], "epochs") == [2, 30, 2, 2, 2]
     assert {row.label: row.train_images for row in record.points if not row.candidate} == {
         f"{label}-{share}": images
         for share, images in ((20, 6), (50, 15))
@@ -131,7 +131,7 @@ def test_attention_moves_only_where_something_was_trained_before_it(record):
             assert row.moved.value > 0
     for row in record.moved:
         heads = select(rows.values(), label=row.label)
-        assert row.moved.value == pytest.approx(np.mean([head.moved.value for head in heads]))
+        assert row.moved.value == pytest.approx(np.mean(values_of(heads, "moved.value")))
         assert row.beyond == sum(head.moved.low > head.between for head in heads)
         assert record.metric(f"attention_moved/{row.label}") == row.moved
 
@@ -155,7 +155,7 @@ def test_similarity_is_one_where_nothing_was_trained(record):
     assert rows["last-blocks", 0] == pytest.approx(1.0, abs=1e-6)
     assert rows["full", 1] < 1
     assert {label for label, _ in rows} == {"last-blocks", "full", "scratch", "distilled"}
-    assert [(row.label, row.layer) for row in record.probes] == [
+    assert values_of(record.probes, "label", "layer") == [
         *product(("pretrained", "random", "full"), (0, 1))
     ]
     probes = {row.label: row.accuracy.value for row in record.probes if row.layer == 1}
@@ -165,7 +165,7 @@ def test_similarity_is_one_where_nothing_was_trained(record):
 
 def test_maps_show_one_image_of_each_class_with_both_models_own_classes(record, tiny_vit):
     stored = record.map_arrays
-    assert [row.name for row in record.maps] == sorted(NAMES)
+    assert values_of(record.maps, "name") == sorted(NAMES)
     assert all(row.before in "0123456789" for row in record.maps)  # the digits it was made for
     assert all(row.after in NAMES for row in record.maps)
     pixels = torch.from_numpy(stored.images).float() / 255

@@ -12,6 +12,7 @@ from tests.kit.commands import few_chapters, ran, refusal, stopping_at
 from tests.kit.contradictions import contradictions
 from tests.kit.first_page import check_first_page
 from tests.kit.first_page_answers import BETTER
+from tests.kit.select import values_of
 from tests.kit.whole_folder import whole_folder
 from vitlens.cli.main import run
 from vitlens.commands.run.publish import read_folder
@@ -35,7 +36,7 @@ def inspected(tiny_vit, tmp_path_factory):
 
 def test_a_preset_is_trained_and_every_chapter_is_a_folder_of_its_own(inspected):
     chapters = [f"chapters/{name}" for name in ("train-resnet20", "evaluate", *INSPECTED)]
-    assert [(row.folder, row.cached) for row in inspected.chapters] == [
+    assert values_of(inspected.chapters, "folder", "cached") == [
         (chapter, False) for chapter in chapters
     ]
     evaluated = read_folder(inspected.folder / "chapters/evaluate").metrics
@@ -112,7 +113,7 @@ def test_the_report_of_a_study_that_was_stopped_shows_its_finished_chapters(
     assert run(["report", str(out)]) == 0
     record = read_folder(out)
     assert record.status == "interrupted"
-    assert [row.word for row in record.chapters] == ["evaluate", "attention"]
+    assert values_of(record.chapters, "word") == ["evaluate", "attention"]
     assert "accuracy/mine" in record.metrics
     text = (out / "report.md").read_text()
     assert "interrupted" in text
@@ -138,7 +139,7 @@ def test_a_whole_study(tiny_vit, tmp_path):
         "features",
         "profile",
     )
-    assert [row.folder for row in record.chapters] == [
+    assert values_of(record.chapters, "folder") == [
         f"chapters/{name}" for name in ("train-resnet20", "evaluate", *INSPECTED, *rest)
     ]
     assert record.metric("parameters/resnet20").value == 269_722
@@ -179,9 +180,9 @@ def test_a_second_study_of_the_same_models_repeats_no_chapter(
 @pytest.mark.slow  # every chapter that needs no labels
 def test_a_study_of_own_images_leaves_out_what_needs_labels(pictures, tmp_path):
     record = ran(tmp_path / "out", f"study vit-digits --images {pictures} --predicted")
-    words = [row.word for row in record.chapters]
+    words = values_of(record.chapters, "word")
     assert words == ["attention", "rollout", "stats", "ablate", "explain", "attack", "profile"]
-    assert [row.chapter for row in record.left_out] == ["evaluate", "compare", "features"]
+    assert values_of(record.left_out, "chapter") == ["evaluate", "compare", "features"]
     for name in record.metrics:
         assert name.split("/")[0] != "accuracy"
 

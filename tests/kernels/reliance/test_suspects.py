@@ -5,7 +5,7 @@ from dataclasses import replace
 import vitlens
 from tests.kit.cues import suspects
 from tests.kit.planted_reliance import images, reads
-from tests.kit.select import select_one
+from tests.kit.select import select_one, values_of
 
 
 def test_a_cue_misleads_although_another_change_of_it_moves_more_predictions():
@@ -31,4 +31,4 @@ def test_a_cue_misleads_although_another_change_of_it_moves_more_predictions():
     assert suspect.misleads
     assert suspect.intervention == "greyed"
     whole_image = [replace(row, cue="colour") for row in (exchanged, greyed)]
-    assert [row.cue for row in suspects(whole_image, base.model)] == ["colour"]
+    assert values_of(suspects(whole_image, base.model), "cue") == ["colour"]

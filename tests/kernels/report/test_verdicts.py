@@ -7,6 +7,7 @@ import pytest
 from tests.kit.claims import Verdict
 from tests.kit.first_page import suite_of
 from tests.kit.pages import written
+from tests.kit.select import values_of
 from vitlens.record import Record
 from vitlens.report.claims import Claim, shown, title_of, together, verdict_rows, vetoed
 from vitlens.report.document import Document, FirstPage, Section, Table
@@ -80,4 +81,4 @@ def test_a_measurement_that_its_verdict_doubts_gives_no_title_and_no_answer():
     assert title_of(vetoed([better, sound, other]), "") == "cnn is better"
     doubted = vetoed([better, Claim("robustness", "vit", verdict=WEAK), other])
     assert title_of(doubted, "") == "vit is small"
-    assert [claim.question for claim in shown(doubted)] == ["size"]
+    assert values_of(shown(doubted), "question") == ["size"]

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests.kit.commands import digest_of_code
+from tests.kit.select import values_of
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run import chapter_runs
 from vitlens.commands.run.chapter_runs import (
@@ -280,7 +281,7 @@ def test_timings_are_never_those_of_another_run(tmp_path, monkeypatch, word, is_
         (tmp_path / name).mkdir()
         runner = ChapterRunner(tmp_path / name, RunOptions(), cache(tmp_path))
         rows.append(runner.run(word, "mine", OPTIONS))
-    assert [row.cached for row in rows] == [False, is_cached]
+    assert values_of(rows, "cached") == [False, is_cached]
 
 
 def test_a_chapter_of_other_labels_is_not_restored(tmp_path):

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import vitlens
+from tests.kit.select import values_of
 from tests.kit.sign_flips import bootstrap_t_test, sign_flip_test
 from tests.kit.splits import split_of
 from tests.kit.tiny import images, ours, timm_model
@@ -89,7 +90,7 @@ def test_effects_equal_full_forwards(
 def test_tables_put_heads_where_they_are() -> None:
     swin = timm_model(SWIN)
     result = vitlens.ablate(swin, images(batch=8), LABELS, replace="zero", kinds=("head", "mlp"))
-    assert [unit.place for unit in result.units[:3]] == [
+    assert values_of(result.units[:3], "place") == [
         "blocks.0.head.0",
         "blocks.0.head.1",
         "blocks.1.head.0",
@@ -109,7 +110,7 @@ def test_tables_put_heads_where_they_are() -> None:
     )
     assert result.table(result.loss.mean, "block").isnan().all()
     alone = vitlens.ablate(swin, images(batch=8), LABELS, replace="zero", kinds="mlp")
-    assert {unit.kind for unit in alone.units} == {"mlp"}
+    assert set(values_of(alone.units, "kind")) == {"mlp"}
     # its attention pooling is no block, but has heads
     pooled = timm_model("vit_base_patch16_siglip_224")
     units = vitlens.ablate(pooled, images(), LABELS[:2], replace="zero", kinds=EVERY).units

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import vitlens
 from tests.kit.commands import gone_on, ran
 from tests.kit.making import CLASSES, save, untrained
-from tests.kit.select import select
+from tests.kit.select import select, values_of
 from tests.kit.sign_flips import sign_flip_test
 from tests.kit.simulated_processes import run_in_processes
 from tests.kit.vectors import gram_cka
@@ -149,11 +149,11 @@ def orders(ablated: Ablated) -> dict[str, list[str]]:
 def test_a_curve_is_full_forwards_without_the_first_heads(ablated: Ablated) -> None:
     tested = slice(1, None, 2)
     known_orders = orders(ablated)
-    names = {row.order for row in ablated.record.curves}
+    names = set(values_of(ablated.record.curves, "order"))
     assert names == {*known_orders, "random 0", "random 1"}
     for name in names:
         points = select(ablated.record.curves, order=name)
-        assert [row.removed for row in points] == list(range(7))
+        assert values_of(points, "removed") == list(range(7))
         for row in points:
             if name in known_orders or row.removed in (0, 6):
                 loss, correct = ablated.without(
@@ -179,7 +179,7 @@ def test_pairs_are_full_forwards_with_paired_intervals(ablated: Ablated) -> None
     top = sorted(ablated.heads, key=lambda head: -alone[head])[:3]
     important = {(row.first, row.second) for row in record.pairs if row.chosen == "importance"}
     assert important == {tuple(sorted(pair)) for pair in combinations(top, 2)}
-    assert ("L0.H0", "L0.H1") in {(row.first, row.second) for row in record.pairs}  # equal heads
+    assert ("L0.H0", "L0.H1") in set(values_of(record.pairs, "first", "second"))  # equal heads
     p = []
     for row in record.pairs:
         both = ablated.rise(row.first, row.second)
@@ -196,7 +196,7 @@ def test_pairs_are_full_forwards_with_paired_intervals(ablated: Ablated) -> None
             ablated.captured[ablated.place(head)].flatten(0, -2) for head in (row.first, row.second)
         ]
         assert row.similarity == pytest.approx(gram_cka(*outputs), abs=1e-4)
-    assert [row.p for row in record.pairs] == pytest.approx(holm(p), abs=0.02)
+    assert values_of(record.pairs, "p") == pytest.approx(holm(p), abs=0.02)
     assert max(abs(row.synergy.value) for row in record.pairs) > 1e-3
 
 

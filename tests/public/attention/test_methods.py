@@ -14,6 +14,7 @@ from scipy.optimize import linprog
 import vitlens
 from tests.kit.commands import ran
 from tests.kit.families import MADE
+from tests.kit.select import values_of
 from tests.kit.tiny import images, ours, shared_model
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.errors import InputError, UnknownNameError
@@ -149,7 +150,7 @@ def test_the_flow_of_a_model_is_that_of_a_linear_program(
     model_name = str(places["vit"]) if name == "cls" else f"made:{name}"
     line = f"rollout {model_name} --data digits --limit 2 --method flow --alpha 0.4"
     record = golden("every method").record if name == "cls" else ran(tmp_path / "out", line)
-    maps = record.maps.maps[:, [row.method for row in record.methods].index("flow")]
+    maps = record.maps.maps[:, values_of(record.methods, "method").index("flow")]
     model = vitlens.load(model_name)
     digits = vitlens.load_data("digits", limit=len(maps))
     layers = vitlens.attention(model, digits)

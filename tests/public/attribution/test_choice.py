@@ -14,6 +14,7 @@ from torch import Tensor
 import vitlens
 from tests.kit.planted_colours import CLASSES, COUNT, SIDE, Hues, flat_images, near
 from tests.kit.planted_methods import planted_methods
+from tests.kit.select import values_of
 from tests.kit.tiny import model_of, ours
 from vitlens import Model, Split
 from vitlens.attribution.registry import ATTRIBUTIONS
@@ -99,7 +100,7 @@ def test_the_planted_method_wins_on_mosaics_and_is_confirmed_and_scores_follow_f
         assert margin.difference.value == pytest.approx(expected, abs=1e-6)
         assert margin.difference.n == best_report[margin.check].n
     assert {margin.against for margin in choice.margins} == {choice.runner_up, *BASELINES}
-    assert [row.wins for row in choice.scores] == [1.0, 0.0, 0.0, None, None]
+    assert values_of(choice.scores, "wins") == [1.0, 0.0, 0.0, None, None]
 
 
 def test_mosaics_judge_nothing_where_the_model_does_not_name_their_classes(hues, flat):

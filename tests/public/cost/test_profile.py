@@ -17,6 +17,7 @@ import vitlens
 from tests.kit.clock import clock_of_passes
 from tests.kit.commands import ran
 from tests.kit.odd import odd
+from tests.kit.select import values_of
 from tests.kit.tiny import (
     EACH_FAMILY,
     images,
@@ -395,7 +396,7 @@ def test_on_the_command_line_models_take_turns_and_no_larger_batch_than_is_worth
     # a round: two passes to warm up and choose, two timed; the sweep over sizes comes afterwards
     assert turns[:24] == (["tiny-vit"] * 4 + ["tiny-cnn"] * 4) * 3
     # longer than a second
-    assert [(row.images, row.latency.value) for row in speed] == [
+    assert values_of(speed, "images", "latency.value") == [
         (1, 2000.0),
         (1, 2000.0),
     ]

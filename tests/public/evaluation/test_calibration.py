@@ -14,7 +14,7 @@ import vitlens
 from tests.kit.commands import ran
 from tests.kit.planted_answers import Answers, evaluate_record
 from tests.kit.reader import confident
-from tests.kit.select import select_one
+from tests.kit.select import select_one, values_of
 from tests.kit.splits import split_of
 from vitlens.commands.evaluate.record import EvaluateRecord
 from vitlens.uncertainty import Estimate, bootstrap_mean, calibration_test, holm, wilson
@@ -101,7 +101,7 @@ def test_classes_and_confusions_are_counted(planted: Planted) -> None:
         for row in record.confusion
     }
     assert confusion == counts
-    assert [row.class_name for row in record.per_class] == list("abcde")
+    assert values_of(record.per_class, "class_name") == list("abcde")
     for index, row in enumerate(record.per_class):
         selected = planted.labels == index
         assert row.n == selected.sum()
@@ -123,8 +123,8 @@ def test_classes_and_confusions_are_counted(planted: Planted) -> None:
                 planted.sure[selected].clip(1e-6, 1 - 1e-6), int(planted.right[selected].sum())
             )
         )
-    assert [row.p_holm for row in record.by_prediction] == pytest.approx(holm(p), rel=1e-3)
-    assert [row.p for row in record.by_prediction] == pytest.approx(p, rel=1e-3)
+    assert values_of(record.by_prediction, "p_holm") == pytest.approx(holm(p), rel=1e-3)
+    assert values_of(record.by_prediction, "p") == pytest.approx(p, rel=1e-3)
 
 
 # --- the area under the ROC curve of the confidence for errors

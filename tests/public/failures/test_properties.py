@@ -25,7 +25,7 @@ from tests.kit.planted_failures import (
     squares,
 )
 from tests.kit.planted_methods import planted_methods
-from tests.kit.select import index_by, select, select_one
+from tests.kit.select import index_by, select, select_one, values_of
 from tests.kit.splits import split_of
 from vitlens import Split
 from vitlens.uncertainty import difference_of, wilson
@@ -286,7 +286,7 @@ def test_likelihood_ratios_are_what_another_optimiser_finds(diagnosed, wrong):
         if row.model == "second" and row.likelihood_ratio is not None
     ]
     rows = [row for row in rows if not row.known.sought]
-    assert "confidence" not in {row.covariate for row in rows}
+    assert "confidence" not in set(values_of(rows, "covariate"))
     assert len(rows) == 7
     x = np.stack([diagnosed.values[1][row.covariate].double().numpy() for row in rows], 1)
     x = (x - x.mean(0)) / x.std(0)
@@ -318,7 +318,7 @@ def test_p_values_are_corrected_over_all_properties_and_models(diagnosed):
             for p, corrected in ((row.p, row.p_holm), (row.p_joint, row.p_joint_holm))
             if p is not None
         ]
-    assert {row.model for row in diagnosed.covariates} == {"first", "second"}
+    assert set(values_of(diagnosed.covariates, "model")) == {"first", "second"}
     greatest = 0.0
     for place, (p, corrected) in enumerate(sorted(tested)):
         greatest = max(greatest, min(1.0, (len(tested) - place) * p))
@@ -337,7 +337,7 @@ def test_few_errors_allow_few_properties_and_none_an_interval():
     assert len(tested) == some.failures // 5 < 6
     for row in tested:
         assert (row.p is not None and row.area.low is not None) or row.area.value == 1
-    assert {(row.p, row.area.low, row.likelihood_ratio) for row in few.covariates} == {
+    assert set(values_of(few.covariates, "p", "area.low", "likelihood_ratio")) == {
         (None, None, None)
     }
     assert few.interventions == ()
@@ -407,7 +407,7 @@ def test_the_difference_of_two_models_is_as_uncertain_as_delong_says(diagnosed, 
     same = vitlens.failures(
         model(at_border, "a"), squares(100), second=model(at_border, "b"), method="saliency"
     )
-    assert {(row.difference.value, row.p_holm) for row in same.differences} == {(0.0, 1.0)}
+    assert set(values_of(same.differences, "difference.value", "p_holm")) == {(0.0, 1.0)}
 
 
 def test_quarters_hold_all_images_and_never_part_equal_values(diagnosed):
@@ -415,10 +415,10 @@ def test_quarters_hold_all_images_and_never_part_equal_values(diagnosed):
     correct = diagnosed.correct
     rows = select(diagnosed.quarters, model="first")
     off = select(rows, covariate="off_centre")
-    assert [row.quarter for row in off] == [1, 2, 3, 4]
+    assert values_of(off, "quarter") == [1, 2, 3, 4]
     edges = torch.quantile(values["off_centre"].double(), torch.tensor([0.25, 0.5, 0.75]).double())
     quarter = (values["off_centre"].double()[:, None] > edges).sum(1)
-    assert [row.accuracy.n for row in off] == quarter.bincount().tolist()
+    assert values_of(off, "accuracy.n") == quarter.bincount().tolist()
     for row in off:
         inside = (values["off_centre"] >= row.low) & (values["off_centre"] <= row.high)
         assert row.accuracy.value == pytest.approx(float(correct[inside].double().mean()))

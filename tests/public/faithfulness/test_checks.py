@@ -27,7 +27,7 @@ from tests.kit.planted_games import (
     PASSES,
 )
 from tests.kit.planted_methods import planted_methods
-from tests.kit.select import index_by, select, select_one
+from tests.kit.select import index_by, select, select_one, values_of
 from vitlens import Model
 from vitlens.commands.explain.record import ExplainRecord, LeagueRow
 from vitlens.uncertainty import power_of
@@ -349,7 +349,7 @@ def test_weights_are_permuted_from_the_head_down_and_come_back(record, seen):
             maps_of("saliency"), games.truth(model, games.pixels(), before)
         )
         assert row.similarity.value == pytest.approx(expected, abs=1e-5)
-    assert [row.kept for row in rows] == pytest.approx(shares)
+    assert values_of(rows, "kept") == pytest.approx(shares)
     assert min(shares) < 0.5 < max(shares)
     for name in original:
         assert torch.equal(seen[-1][name], original[name])

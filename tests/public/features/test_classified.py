@@ -18,7 +18,7 @@ import vitlens
 from tests.kit.commands import ran
 from tests.kit.datasets import put
 from tests.kit.making import save
-from tests.kit.select import select_one
+from tests.kit.select import select_one, values_of
 from vitlens.cli.main import run
 from vitlens.commands.features.record import DepthRow, FeaturesRecord
 from vitlens.commands.run.publish import read_folder
@@ -366,7 +366,7 @@ def test_every_template_is_the_classifier_of_its_prompts(clip, tmp_path):
         (model(images).argmax(1) == split.labels).numpy() for model in classifiers
     ]
     ensemble, *rows = record.templates
-    assert [row.template for row in rows] == list(TEMPLATES)
+    assert values_of(rows, "template") == list(TEMPLATES)
     assert (ensemble.gain, ensemble.p) == (None, None)
     assert record.metric("zero_shot_accuracy/clip") == ensemble.accuracy
     groups = split.groups.numpy()
@@ -378,8 +378,8 @@ def test_every_template_is_the_classifier_of_its_prompts(clip, tmp_path):
                 mcnemar(int((right & ~ensemble_right).sum()), int((ensemble_right & ~right).sum()))
             )
             assert row.gain == accuracy_difference(right, ensemble_right, groups=groups, seed=0)
-    assert [row.p for row in rows] == p
-    assert [row.p_holm for row in rows] == holm(p)
+    assert values_of(rows, "p") == p
+    assert values_of(rows, "p_holm") == holm(p)
 
 
 @pytest.mark.parametrize("count", [2, 3])

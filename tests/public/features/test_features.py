@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import vitlens
 from tests.kit.commands import ran
 from tests.kit.making import CLASSES, save, untrained
+from tests.kit.select import values_of
 from tests.kit.tiny import EACH_FAMILY, images, model_of, ours, shared_model
 from vitlens import Model
 from vitlens.commands.attention.record import AttentionRecord
@@ -217,12 +218,12 @@ def test_windows_without_shift_see_one_window_and_with_shift_more(
         (16 * 32 if shifted else 8 * 16) / 32**2,
         16 * 32 / 32**2,
     ]
-    assert [row.seen for row in fields][:2] == seen[:2]
+    assert values_of(fields, "seen")[:2] == seen[:2]
     if not shifted:
-        assert [row.seen for row in fields][2:] == seen[2:] * 2  # merged patches are twice as large
+        assert values_of(fields, "seen")[2:] == seen[2:] * 2  # merged patches are twice as large
         field = measured[1].field_maps.field[0]
         assert (field[16:24, 16:32] > 0).all()  # the window of the patch in the middle
-    assert [row.layer for row in fields] == [0, 1, 2, 3]
+    assert values_of(fields, "layer") == [0, 1, 2, 3]
 
 
 def test_numbers_are_those_of_the_map(measured: tuple[Path, AttentionRecord]) -> None:

@@ -17,7 +17,7 @@ from tests.kit.marks import slow_except
 from tests.kit.planted_patterns import STRONG, Bench, planted, scenes
 from tests.kit.planted_writers import model as writers
 from tests.kit.planted_writers import pictures
-from tests.kit.select import select
+from tests.kit.select import select, values_of
 from tests.kit.splits import split_of
 from tests.kit.tiny import FAMILIES, images, model_of, ours, small_cnn
 from vitlens.errors import InputError, UnsupportedError
@@ -61,7 +61,7 @@ def test_by_what_planted_heads_attend_and_what_they_look_at_is_named_and_stands_
         planted(forms(Bench(GRID, seed)), GRID, seed=seed), drawn.images, masks=drawn.masks
     )
     assert {name: head.attends.word for name, head in zip(ATTENDS, named_heads.heads)} == ATTENDS
-    assert [head.holds for head in named_heads.heads] == [True] * 6 + [None]
+    assert values_of(named_heads.heads, "holds") == [True] * 6 + [None]
     words = dict(zip(ATTENDS, (head.words for head in named_heads.heads)))
     assert words["next"] == "attends by position to position (tested); looks at: next (tested)"
     assert words["object"].startswith("attends to the same keys whichever patch asks (tested)")
@@ -131,8 +131,8 @@ def test_images_of_another_size_are_shuffled_by_the_patches_of_the_model():
     ]
     named_heads = vitlens.name_heads(model, large[0], masks=large[1])
     assert {name: head.attends.word for name, head in zip(ATTENDS, named_heads.heads)} == ATTENDS
-    assert [head.holds for head in named_heads.heads] == [True] * 6 + [None]
-    assert [head.looks.holds for head in named_heads.heads[:3]] == [True] * 3
+    assert values_of(named_heads.heads, "holds") == [True] * 6 + [None]
+    assert values_of(named_heads.heads[:3], "looks.holds") == [True] * 3
 
 
 def test_every_head_is_there_though_it_may_have_no_word():
@@ -140,10 +140,8 @@ def test_every_head_is_there_though_it_may_have_no_word():
     named_heads = vitlens.name_heads(
         model_of(make(), size=(side, side)), images((side, side), batch=8)
     )
-    assert {head.layer for head in named_heads.heads} == set(range(9))
-    assert {(head.attends, head.looks, head.writes) for head in named_heads.heads} == {
-        (None, None, None)
-    }
+    assert set(values_of(named_heads.heads, "layer")) == set(range(9))
+    assert set(values_of(named_heads.heads, "attends", "looks", "writes")) == {(None, None, None)}
 
 
 # the second adds a bias for every pair of positions
@@ -180,7 +178,7 @@ GAINS = [(0, 40.0), (1, 40.0), (2, 40.0), (0, 0.2), (1, 0.0), (3, 40.0)]
 def test_what_planted_heads_write_is_named_and_only_what_matters_is_said_to(seed):
     model, (pixels, labels) = writers(GAINS), pictures(60, seed)
     heads = vitlens.name_heads(model, pixels, labels).heads
-    assert [(head.writes.word, head.writes.state) for head in heads] == [
+    assert values_of(heads, "writes.word", "writes.state") == [
         ("red", "shown to matter"),
         ("green", "shown to matter"),
         ("blue", "shown to matter"),
@@ -224,7 +222,7 @@ def test_the_p_of_what_a_head_writes_is_welchs_one_sided_one_corrected_for_the_h
     heads = vitlens.name_heads(
         model, pixels, torch.zeros_like(colours), attributes=attributes
     ).heads
-    words = [head.writes for head in heads]
+    words = values_of(heads, "writes")
     assert [word.word for word in words] == ["red", "green", "blue", "red"]
     plain = []
     for written in words:
@@ -321,8 +319,8 @@ def test_of_two_classes_a_head_writes_the_one_that_it_pushes_up():
     pixels, colours = pictures(90, 0)
     chosen = colours < 2
     heads = vitlens.name_heads(model, pixels[chosen], colours[chosen]).heads
-    assert [head.writes.word for head in heads] == ["red", "green", None]
-    assert [head.writes.alike for head in heads] == [("red",), ("green",), ()]
+    assert values_of(heads, "writes.word") == ["red", "green", None]
+    assert values_of(heads, "writes.alike") == [("red",), ("green",), ()]
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
@@ -382,12 +380,8 @@ def test_a_rare_attribute_takes_no_word_away():
     attributes["too rare"][:4] = True
     named_heads = vitlens.name_heads(model, pixels, labels, attributes=attributes)
     plain = vitlens.name_heads(model, pixels, labels)
-    assert [head.writes.word for head in named_heads.heads] == [
-        head.writes.word for head in plain.heads
-    ]
-    assert [head.writes.state for head in named_heads.heads] == [
-        head.writes.state for head in plain.heads
-    ]
+    assert values_of(named_heads.heads, "writes.word") == values_of(plain.heads, "writes.word")
+    assert values_of(named_heads.heads, "writes.state") == values_of(plain.heads, "writes.state")
     (note,) = named_heads.notes
     assert "too rare" in note
     assert "uneven" not in note
@@ -422,7 +416,7 @@ def test_predictions_stand_for_labels_and_heads_of_windows_write_nothing_that_is
         predicted = model(pixels).argmax(-1)
     heads = vitlens.name_heads(model, pixels, "predicted").heads
     same = vitlens.name_heads(model, pixels, predicted).heads
-    assert [head.writes.auc for head in heads] == [head.writes.auc for head in same]
+    assert values_of(heads, "writes.auc") == values_of(same, "writes.auc")
     windowed = FAMILIES["torchvision-swin"]()
     batch = images(windowed.input_size, batch=50)
     in_windows = vitlens.name_heads(
@@ -444,7 +438,7 @@ def test_words_that_need_nothing_else_are_given_and_the_others_are_told_why_not(
         (note,) = vitlens.name_heads(model, batch, labels).notes
         assert said in note
     few = vitlens.name_heads(model, batch[:2])
-    assert [head.attends for head in few.heads] == [None] * len(few.heads)
+    assert values_of(few.heads, "attends") == [None] * len(few.heads)
     for head in few.heads:
         assert head.looks is not None
     with pytest.raises(InputError, match="masks"):

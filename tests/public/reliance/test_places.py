@@ -6,6 +6,7 @@ import pytest
 
 import vitlens
 from tests.kit.planted_places import bars, failing, never, off_centre, small
+from tests.kit.select import values_of
 
 FOUND = {off_centre: {"position"}, small: {"size"}, never: set()}
 GEOMETRY = ["position", "size"]
@@ -46,7 +47,7 @@ def test_without_masks_a_shift_that_cuts_objects_off_is_no_position():
 
 def test_images_without_masks_are_changed_as_a_whole():
     result = vitlens.reliance(failing(off_centre), bars(masks=False), cues=GEOMETRY)
-    assert {row.cue for row in result.rows} == set(GEOMETRY)
+    assert set(values_of(result.rows, "cue")) == set(GEOMETRY)
     assert not result.left_out
     for row in result.rows:
         assert row.is_matched

@@ -21,7 +21,7 @@ from tests.kit.planted_reliance import (
     trained_on,
     wrapped,
 )
-from tests.kit.select import select
+from tests.kit.select import select, values_of
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.uncertainty import LEVEL
 
@@ -105,7 +105,7 @@ def test_controls_are_matched_by_distance():
     rows = whole("shape").rows
     for row in rows:
         assert row.is_matched
-    assert len({(row.cue, row.intervention) for row in rows}) == len(rows) > 20
+    assert len(set(values_of(rows, "cue", "intervention"))) == len(rows) > 20
     tuned = [row for row in rows if row.cue not in ("layout", "position", "size", "background")]
     for row in tuned:
         assert row.control_size == pytest.approx(row.size, rel=0.02), row.cue_and_change
@@ -115,10 +115,10 @@ def test_a_model_that_ignores_colour_never_changes_its_predictions():
     rows = vitlens.reliance(
         reads("luminance"), SPLIT, cues=["colour", "background-colour", "object-colour"]
     ).rows
-    assert {row.changed_by.value for row in rows} == {0.0}, (
+    assert set(values_of(rows, "changed_by.value")) == {0.0}, (
         "greying and turning hues keep luminance"
     )
-    assert {(row.fixed, row.broken) for row in rows} == {(0, 0)}
+    assert set(values_of(rows, "fixed", "broken")) == {(0, 0)}
     for row in rows:
         assert not row.is_relied_on
 
@@ -185,7 +185,7 @@ def test_of_two_models_the_one_that_relies_more_is_named():
         [reads("hue"), twin()], labelled_by("hue", SPLIT, FACTORS), cues=["background-colour"]
     )
     assert same.differences == ()
-    assert {row.p for row in same.pairs} == {1.0}
+    assert set(values_of(same.pairs, "p")) == {1.0}
 
 
 def twin():
@@ -200,7 +200,7 @@ def test_grey_images_are_left_out_and_counted():
     masks = torch.cat([mixed.masks, grey.masks])
     labels = torch.cat([FACTORS["hue"][:80], FACTORS["hue"][:60]])
     result = vitlens.reliance(reads("hue"), pixels, labels, masks=masks, cues=["colour"])
-    assert {(row.n, row.unchanged) for row in result.rows} == {(80, 60)}
+    assert set(values_of(result.rows, "n", "unchanged")) == {(80, 60)}
     assert result.relied_on() == ("colour",)
 
 
@@ -208,7 +208,7 @@ def test_what_cannot_be_changed_is_one_line_and_the_others_go_on():
     grey, factors = images(120, grey=True)
     split = replace(labelled_by("texture", grey, factors), masks=None)
     result = vitlens.reliance(reads("texture"), split)
-    assert {row.cue for row in result.left_out} == {
+    assert set(values_of(result.left_out, "cue")) == {
         "colour",
         "background-colour",
         "object-colour",
@@ -220,7 +220,7 @@ def test_what_cannot_be_changed_is_one_line_and_the_others_go_on():
         reads("texture"), split.pick(torch.arange(7)), cues=["brightness", "contrast"]
     )
     assert not few.rows
-    assert {row.cue for row in few.left_out} == {"brightness", "contrast"}
+    assert set(values_of(few.left_out, "cue")) == {"brightness", "contrast"}
 
 
 def test_masks_that_do_not_fit_are_one_line_and_the_others_go_on():
@@ -230,10 +230,10 @@ def test_masks_that_do_not_fit_are_one_line_and_the_others_go_on():
     result = vitlens.reliance(
         reads("brightness"), pixels, FACTORS["brightness"][:40], masks=masks, cues=cues
     )
-    assert {row.cue for row in result.left_out} == {"background", "object-colour"}
+    assert set(values_of(result.left_out, "cue")) == {"background", "object-colour"}
     for row in result.left_out:
         assert "(39, 8, 8)" in row.reason
-    assert [row.cue for row in result.rows] == ["brightness"]
+    assert values_of(result.rows, "cue") == ["brightness"]
 
 
 def test_wrong_cues_and_groups_are_refused():

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import vitlens
 from tests.kit.commands import ran, refusal, report
 from tests.kit.objectives import NAMES, captions_of, headless, pretrained, scenes, text_classifier
-from tests.kit.select import select_one
+from tests.kit.select import select_one, values_of
 from tests.kit.trainings import (
     EnoughError,
     interrupting,
@@ -81,12 +81,12 @@ def test_a_run_folder_is_a_model_and_its_report_says_what_was_measured(name, fol
     assert read.at(-1).shape == (4, 16)
     (row,) = record.pretraining
     assert (row.objective, row.knn.n, row.bank) == (name, 24, 24)
-    assert [row.epochs for row in record.by_epoch] == [0, 1, 2]
+    assert values_of(record.by_epoch, "epochs") == [0, 1, 2]
     assert all(row.rank >= 1 and 0 <= row.knn <= 1 for row in record.by_epoch)
     assert record.metrics["knn/vit-mini"].value == record.by_epoch[-1].knn
-    assert [row.train_accuracy for row in record.history] == [None, None]
+    assert values_of(record.history, "train_accuracy") == [None, None]
     document = report(record)
-    questions = {claim.question for claim in document.claims}
+    questions = set(values_of(document.claims, "question"))
     assert "features" in questions
     assert ("collapse" in questions) == (name == "dino")
     titles = [section.title for section in document.sections]

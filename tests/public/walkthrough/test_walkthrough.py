@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import vitlens
 from tests.kit.lens import HANDWRITTEN
-from tests.kit.select import index_by
+from tests.kit.select import index_by, values_of
 from tests.kit.tiny import FAMILIES, images, ours, torchvision_swin
 from vitlens.errors import InputError, UnsupportedError
 
@@ -234,7 +234,7 @@ def test_by_default_the_layer_in_the_middle_and_its_sharpest_head():
     assert (
         walk.query == model.layout.grid[0] // 2 * model.layout.grid[1] + model.layout.grid[1] // 2
     )
-    assert {row.change for row in walk.changed} == {
+    assert set(values_of(walk.changed, "change")) == {
         "none",
         "no-positions",
         "unscaled",

@@ -18,6 +18,7 @@ from tests.kit.forms import picture_of, write
 from tests.kit.nasty import problems
 from tests.kit.pages import page_problems
 from tests.kit.saving import saved_figures
+from tests.kit.select import values_of
 from tests.kit.tiny import ours
 from tests.kit.whole_folder import whole_folder
 from vitlens.attribution.registry import ATTRIBUTIONS
@@ -86,7 +87,7 @@ def test_the_class_that_was_typed_is_explained_by_the_chosen_method_of_those_tha
     )
     expected = vitlens.explain(VIT, picture.images(VIT), targets=7, method="gradcam")[0].numpy()
     assert np.allclose(record.maps["vit-digits"].maps[0][0], expected, atol=1e-6)
-    assert [row.target for row in record.shown] == ["7"]
+    assert values_of(record.shown, "target") == ["7"]
     line = "vitlens explain vit-digits --images scene.png --method gradcam --target 7"
     assert record.config.command_line == line
 
@@ -108,7 +109,7 @@ def test_an_attack_stays_within_epsilon_and_a_model_is_named_as_it_was_typed(pic
     record = read_folder(
         folder_of(write(VIT, picture, tabs.write_attack, tmp_path, attack="pgd", epsilon=16.0))
     )
-    assert [row.fooled for row in record.overall] == [1]
+    assert values_of(record.overall, "fooled") == [1]
     assert record.config.command_line.endswith("--predicted --attack pgd --epsilon 16")
     site = DemoSite(Pool((CNN,)), (), tmp_path, {CNN.alias: "cnn-digits@random"})
     page = written(site, CNN, picture, tabs.write_look, session="two", word="look")
@@ -224,7 +225,7 @@ def test_what_intervene_shows_is_a_whole_report_folder(off, picture, tmp_path):
     record = read_folder(out)
     answer = intervene.answered(VIT, renamed, off, SWITCHES)
     assert (record.intervened, record.classes) == (answer.intervened, answer.classes)
-    assert [(head.layer, head.head) for head in record.heads_off] == list(off.heads)
+    assert values_of(record.heads_off, "layer", "head") == list(off.heads)
     assert [(patch.row, patch.column, patch.key) for patch in record.patches_off] == (
         [(1, 1, 10), (1, 2, 11)] if off.patches else []
     )
