@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.kit.contradictions import contradictions
+from tests.kit.marks import slow_except
 from tests.kit.planted_heads import write
 from tests.kit.select import index_by, select_one, values_of
 from vitlens.cli.main import run
@@ -105,9 +106,7 @@ def check_hidden(folder: Path, seed: int = 0) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 21))]
-)
+@pytest.mark.parametrize("seed", slow_except(range(21), (0,)))
 @pytest.mark.parametrize("check", [check_plain, check_dead, check_redundant, check_hidden])
 def test_planted_facts(check, seed, tmp_path):
     check(tmp_path, seed)

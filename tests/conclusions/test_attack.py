@@ -12,6 +12,7 @@ import vitlens
 from tests.kit.commands import ran
 from tests.kit.contradictions import contradictions
 from tests.kit.first_page import clear_effects, findings_of, states
+from tests.kit.marks import slow_except
 from tests.kit.select import select, select_one, values_of
 from vitlens import Model
 from vitlens.commands.attack.record import (
@@ -120,9 +121,7 @@ saturated = partial(masked, 10000, False)
 rounded = partial(masked, 1, True)
 
 
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 21))]
-)
+@pytest.mark.parametrize("seed", slow_except(range(21), (0,)))
 @pytest.mark.parametrize("function", ["saturated", "rounded"])
 def test_masked_gradients_of_a_model_come_first(function, seed, tmp_path):
     line = (

@@ -14,7 +14,7 @@ from tests.kit.contradictions import contradictions
 from tests.kit.planted_answers import answers, compare_record
 from tests.kit.planted_failures import at_border, audited, failures_of, low_contrast, model, squares
 from tests.kit.planted_methods import planted_methods
-from tests.kit.select import index_by, select, select_one
+from tests.kit.select import index_by, select, select_one, values_of
 from vitlens.commands.compare.record import CompareRecord
 from vitlens.commands.compare.report import REPORT
 from vitlens.report.claims import Claim, shown, title_of
@@ -240,7 +240,7 @@ def test_too_few_correct_predictions_are_not_compared_with():
     row = replace(covariate(), errors=395, p=None, p_holm=None, likelihood_ratio=None)
     compared = record(row)
     assert "too few correct predictions" in said(compared).says
-    assert "Why do the models fail?" not in {section.title for section in REPORT(compared).sections}
+    assert "Why do the models fail?" not in values_of(REPORT(compared).sections, "title")
 
 
 @pytest.mark.parametrize(("errors", "is_asked"), [(29, False), (30, True)])

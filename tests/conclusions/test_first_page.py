@@ -56,10 +56,10 @@ def test_the_first_page_is_full_of_claims_that_show_something(name):
 @pytest.mark.parametrize("name", STUDIES)
 def test_each_question_is_answered_once_or_said_not_to_be_and_in_few_words(name):
     first = first_page(read_folder(REPORTS / name))
-    leads = [sentence.lead for sentence in first.answer]
+    leads = values_of(first.answer, "lead")
     assert all(leads)
     assert len(set(leads)) == len(leads)
-    not_shown = [sentence.lead for sentence in first.unknown]
+    not_shown = values_of(first.unknown, "lead")
     for slot in (CAUSES, BETTER, HEADS, BREAKS, MAPS):
         assert (slot.lead in leads) != (slot.lead in not_shown), slot.lead
     assert sum(len(sentence.text.split()) for sentence in (*first.answer, *first.unknown)) <= WORDS
@@ -81,11 +81,11 @@ def test_a_study_without_some_chapters_answers_the_other_questions(left_out):
         complete, chapters=tuple(row for row in complete.chapters if row.word not in left_out)
     )
     first = first_page(record)
-    leads = {sentence.lead for sentence in (*first.answer, *first.unknown)}
+    leads = set(values_of((*first.answer, *first.unknown), "lead"))
     for slot in (CAUSES, BETTER, HEADS, BREAKS, MAPS):
         is_measured = any(word not in left_out for word, _ in slot.sources)
         assert (slot.lead in leads) == is_measured, slot.lead
-    texts = [sentence.text for sentence in first.answer]
+    texts = values_of(first.answer, "text")
     assert len(set(texts)) == len(texts)
     assert all(texts)
 
@@ -194,7 +194,7 @@ def test_a_claim_that_shows_no_effect_stands_under_what_is_not_shown():
     nulls = []
     for chapter in record.parts:
         nulls += [claim.brief or claim.says for claim in chapter.claims if claim.is_null]
-    unknown = [sentence.text for sentence in REPORT.unknown(record)]
+    unknown = values_of(REPORT.unknown(record), "text")
     assert any(says in unknown for says in nulls)
     assert not set(values_of(shown(REPORT.register(record)), "says")) & set(nulls)
 

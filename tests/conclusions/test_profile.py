@@ -73,9 +73,8 @@ def test_the_fastest_model_comes_first_at_each_batch_size():
     record = record_of(APART, side=64)
     [first] = found(record, "latency")  # the same order at both batch sizes is said once
     assert first.subject == "a"
-    assert any(
-        "from 32x32 px (a) to 64x64 px (b)" in sentence.text
-        for sentence in REPORT(record).first.unknown
+    assert "from 32x32 px (a) to 64x64 px (b)" in "\n".join(
+        values_of(REPORT(record).first.unknown, "text")
     )
     assert (first.effect.value, first.effect.low, first.effect.high) == (2.0, 3.9 / 2.1, 4.1 / 1.9)
     assert REPORT(record).title == first.title

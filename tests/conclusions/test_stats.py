@@ -74,7 +74,7 @@ def test_a_head_that_attends_to_one_place_whatever_the_image(tmp_path):
     row = select_one(record.heads, label="position")
     assert (row.name, row.place, row.place_mass) == ("L0.H3", (1, 2), place.effect)
     assert row.place_chance == pytest.approx(1 / TOKENS)
-    assert place.says in {sentence.text for sentence in report.first.answer}
+    assert place.says in values_of(report.first.answer, "text")
 
 
 def test_a_dead_and_a_uniform_head_are_found_and_plain_heads_have_no_fault(tmp_path):
@@ -90,7 +90,7 @@ def test_a_dead_and_a_uniform_head_are_found_and_plain_heads_have_no_fault(tmp_p
     assert outputs[3] == 0
     assert np.mean(outputs) == pytest.approx(1)
     record, report = found(tmp_path, "plain")
-    assert not {judged_claim.question for judged_claim in report.claims} & FAULTS
+    assert not set(values_of(report.claims, "question")) & FAULTS
     assert values_of(record.heads, "place_grid") == [GRID] * 4
 
 
@@ -100,7 +100,7 @@ def test_one_image_judges_nothing(tmp_path):
         record.metric("distance/corner/L0.H0").low,
         record.metric("distance/corner/L0.H0").n,
     ) == (None, 1)
-    assert {judged_claim.state for judged_claim in report.claims} <= {"", "inconclusive"}
+    assert set(values_of(report.claims, "state")) <= {"", "inconclusive"}
     assert not clear_effects(report)
 
 

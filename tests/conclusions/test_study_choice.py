@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.kit.select import values_of
 from vitlens.commands.study.kinds.record import ComparisonRow, DesignRow, RecipeRow, VariantRow
 from vitlens.commands.study.kinds.report import decision
 from vitlens.commands.study.kinds.variants.record import VariantsRecord
@@ -91,10 +92,10 @@ def test_the_cheapest_within_the_margin_unless_another_is_open(gaps, outcome, ch
     claim = said(record)
     assert (choice.outcome, choice.best.name) == (outcome, "cnn")
     assert chosen is None or choice.cheapest.name == chosen
-    assert [candidate.name for candidate in choice.within] == within.split()
-    assert [candidate.name for candidate in choice.undecided] == left.split()
+    assert values_of(choice.within, "name") == within.split()
+    assert values_of(choice.undecided, "name") == left.split()
     worse = [name for name, gap in zip(COSTS, gaps) if gap == WORSE]
-    assert [candidate.name for candidate in choice.worse] == worse
+    assert values_of(choice.worse, "name") == worse
     assert claim.state == ("" if chosen else "inconclusive")
     assert chosen is None or (f"**{chosen}**" in claim.says and chosen in claim.title)
     table = " ".join(line.text for section in REPORT(record).sections for line in section.sentences)

@@ -33,6 +33,7 @@ from tests.contracts.entries import (
     shared,
 )
 from tests.kit.marks import slow_if
+from tests.kit.select import values_of
 from vitlens import Model
 from vitlens.errors import DataError, InputError, UnsupportedError
 
@@ -125,7 +126,7 @@ def of_check(
                 else name
             )
             first_by_kind.setdefault(kind, entry)
-    return pytest.mark.parametrize("name", [entry.name for entry in first_by_kind.values()])
+    return pytest.mark.parametrize("name", values_of(first_by_kind.values(), "name"))
 
 
 @cache

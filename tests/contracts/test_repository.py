@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.kit import guide
+from tests.kit.select import names_in
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import read
 from vitlens.record import SCHEMA, read_run
@@ -80,7 +81,7 @@ def test_a_report_can_be_read_shows_each_of_its_figures_and_names_no_path_of_the
     drawn = re.findall(
         r"^!\[[^\]]*\]\(figures/([^)]+)\)$", (folder / "report.md").read_text(), re.MULTILINE
     )
-    assert set(drawn) == {path.name for path in (folder / "figures").iterdir()}
+    assert set(drawn) == names_in(folder / "figures")
     for file in ("config.json", "results.json", "report.md"):
         assert not re.search(r"""["' =(@]/[\w.-]+/""", (folder / file).read_text()), file
 

@@ -163,8 +163,8 @@ def test_a_column_says_everything(written):
 def test_a_fall_is_worse_as_the_column_says_and_a_name_is_no_markup(written):
     before = read_folder(written("cat", 0.8))
     after = read_folder(written("cat", 0.3))
-    assert {change.direction for change in compared_runs(before, after, "").changes} == {"worse"}
-    assert {change.direction for change in compared_runs(after, before, "").changes} == {"better"}
+    assert set(values_of(compared_runs(before, after, "").changes, "direction")) == {"worse"}
+    assert set(values_of(compared_runs(after, before, "").changes, "direction")) == {"better"}
     text = (written("**bold** <b>`x`") / "report.md").read_text()
     assert "**bold** " not in text.replace(r"\*\*bold\*\*", "")
     assert "<b>" not in text.replace(r"\<b>", "")

@@ -86,7 +86,7 @@ def test_a_page_has_every_option_of_the_command_line_and_all_that_the_record_dec
             text for name, text in texts.items() if name == word or f"]({name}.md)" in texts[word]
         ]
         for metric in contents.metrics:
-            assert any(f"- `{metric.pattern}`" in text for text in linked), metric.pattern
+            assert f"- `{metric.pattern}`" in "\n".join(linked), metric.pattern
 
 
 def test_writing_the_pages_changes_only_what_is_outdated(pages, tmp_path, monkeypatch, capsys):

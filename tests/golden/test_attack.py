@@ -249,7 +249,7 @@ def test_downwards_finds_the_same_with_fewer_passes_and_is_not_resumed_upwards(
     assert check.attack == "pgd-linf"
     assert check.found.startswith("0 of ")
     assert not select(up.checks, name="from below")
-    assert any("--downwards" in sentence.text for sentence in report(down).first.unknown)
+    assert "--downwards" in "\n".join(values_of(report(down).first.unknown, "text"))
     assert "with its epsilons" in refusal(
         capsys, f"{line} --device cpu --quiet --resume {tmp_path / 'down'}"
     )
@@ -304,7 +304,7 @@ def test_corruptions_of_labelled_images(corrupted):
     assert states(document)["common corruptions of cnn-digits"] in ("pass", "warn", "fail")
     # at chance: nothing to lose
     assert states(document)["common corruptions of other"] == "inconclusive"
-    assert [figure.name for figure in document.figures] == ["curves", "pairs", "corruptions"]
+    assert values_of(document.figures, "name") == ["curves", "pairs", "corruptions"]
 
 
 def test_a_model_without_a_correct_image_has_nothing_to_attack(tmp_path, tiny_vit):

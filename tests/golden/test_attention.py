@@ -232,7 +232,7 @@ def test_of_few_images_nothing_is_claimed():
     assert said(few).keys() == {"position embeddings"}
     assert not said(rolled)
     sections = (*report(few).sections, *report(rolled).sections)
-    titles = {section.title for section in sections}
+    titles = set(values_of(sections, "title"))
     assert not titles & {
         "Which layers attend to the object?",
         "How do the maps change over the layers?",

@@ -11,7 +11,7 @@ import pytest
 
 from tests.kit.commands import quick_attacks, ran, report, said_first
 from tests.kit.first_page import check_first_page, judged
-from tests.kit.select import select_one, values_of
+from tests.kit.select import names_in, select_one, values_of
 from vitlens.commands.audit.record import CandidateRow
 from vitlens.commands.run.publish import read_folder
 from vitlens.record import Record
@@ -112,7 +112,7 @@ def test_the_file_for_continuous_integration_is_there_though_the_requirement_is_
     ) not in cases  # the requirement is the verdict, and one failure
     assert suite.get("failures") == str(len(suite.findall("testcase/failure")))
     assert cases["vitlens audit.verdict", "calibration of mine"].find("skipped") is not None
-    assert {path.name for path in labelled.iterdir()} == {"run", "junit.xml"}  # no temporary file
+    assert names_in(labelled) == {"run", "junit.xml"}  # no temporary file
 
 
 def test_a_second_audit_repeats_nothing_and_a_chapter_is_made_again_by_its_command(

@@ -20,7 +20,7 @@ from tests.kit.commands import impatient, ran, report, said_first
 from tests.kit.first_page import check_first_page
 from tests.kit.making import save, untrained
 from tests.kit.planted_maps import prediction
-from tests.kit.select import select, values_of
+from tests.kit.select import names_in, select, values_of
 from tests.kit.simulated_processes import run_in_processes
 from tests.kit.waiting import HANGS
 from vitlens import load
@@ -132,7 +132,7 @@ def test_several_processes_give_the_results_of_one(
             monkeypatch,
         )
     assert codes == [0] * count
-    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+    assert list(names_in(tmp_path)) == ["0"]
     require_same(record, read_folder(tmp_path / "0"), rel=rel)
     output = capsys.readouterr()
     assert output.out.split() == [str(tmp_path / "0" / "report.md")]  # one of them speaks
@@ -199,7 +199,7 @@ def test_imagenet_answers_for_the_sixteen_of_cue_conflicts(tmp_path):
     assert len(set(arrays.classes)) == 16
     assert [arrays.classes[label] for label in arrays.label] == ["cat", "cat", "dog"]
     assert "the 16" in notes[0]
-    assert any("its label is the shape" in note for note in notes)
+    assert "its label is the shape" in "\n".join(notes)
     assert notes[0].rstrip(".") in (tmp_path / "run" / "report.md").read_text()
 
 
@@ -340,7 +340,7 @@ def test_calibration_by_class_and_confusions_need_errors(record):
         errors[alias] = sum(row.count for row in select(wrong, model=alias))
     assert max(errors.values()) < 30
     document = COMMANDS["evaluate"].report(record)
-    titles = [section.title for section in document.sections]
+    titles = values_of(document.sections, "title")
     assert not [title for title in titles if "confused" in title or "confidence" in title]
     (line,) = [sentence.text for sentence in document.first.unknown if "Left out" in sentence.text]
     for alias, count in errors.items():

@@ -119,8 +119,8 @@ def test_images_too_few_to_show_any_difference_of_removal_scores_are_said(golden
     record = golden("explain verified").record
     power = select_one(record.power, check="road")
     undecided = replace(record, power=(replace(power, detectable=None),))
-    seen = [sentence.text for sentence in report(replace(record, power=(power,))).first.unknown]
-    unseen = [sentence.text for sentence in report(undecided).first.unknown]
+    seen = values_of(report(replace(record, power=(power,))).first.unknown, "text")
+    unseen = values_of(report(undecided).first.unknown, "text")
     (changed,) = set(unseen) - set(seen)
     assert len(unseen) == len(seen)
     assert f"with {record.images} images" in changed
@@ -137,9 +137,8 @@ def test_a_lead_of_best_is_called_optimistic_on_the_data_sets_it_was_chosen_on(g
     for judged_record, warned in ((record, True), (without, False), (elsewhere, False)):
         title = judged_record.config.data.title
         assert (
-            any(title in sentence.text for sentence in report(judged_record).first.unknown)
-            == warned
-        )
+            title in "\n".join(values_of(report(judged_record).first.unknown, "text"))
+        ) == warned
 
 
 def test_many_methods_are_divided_among_sheets_and_failed_ones_crossed_out(golden):
@@ -153,7 +152,7 @@ def test_many_methods_are_divided_among_sheets_and_failed_ones_crossed_out(golde
     ]
     document = report(replace(record, checks=tuple(chain.from_iterable(rows))))
     sheets = [figure for figure in document.figures if figure.name.startswith("explain")]
-    assert [figure.name for figure in sheets] == ["explain", "explain_more"]
+    assert values_of(sheets, "name") == ["explain", "explain_more"]
     panels = [figure.draw().axes[:-1] for figure in sheets]
     crossed_out = 0
     for sheet in panels:
@@ -267,9 +266,7 @@ def test_a_choice_has_the_numbers_of_the_function_and_only_the_chosen_method_is_
         pytest.approx(expected.certainty, abs=0.01),
         COUNT // 2,
     )
-    assert [score.method for score in chosen.choice_scores] == [
-        score.method for score in expected.scores
-    ]
+    assert values_of(chosen.choice_scores, "method") == values_of(expected.scores, "method")
     for scored in expected.scores:
         for half, by_check in (("selection", scored.selection), ("report", scored.report)):
             for check, estimate in by_check.items():
@@ -281,7 +278,7 @@ def test_a_choice_has_the_numbers_of_the_function_and_only_the_chosen_method_is_
     margins = {
         (margin.against, margin.check): margin.difference for margin in chosen.choice_margins
     }
-    assert set(margins) == {(margin.against, margin.check) for margin in expected.margins}
+    assert set(margins) == set(values_of(expected.margins, "against", "check"))
     assert {*BASELINES, expected.runner_up} <= {against for against, _ in margins}
     assert values_of(chosen.methods, "method") == [row.method]
     (check,) = chosen.checks
@@ -306,7 +303,7 @@ def test_a_choice_has_the_numbers_of_the_function_and_only_the_chosen_method_is_
     assert list(states(document).values()) != ["pass"]  # the weights were not randomised
     (section,) = (section for section in document.sections if "chosen" in section.title)
     assert len(section.tables[0].rows) == len(NAMES) + len(BASELINES)
-    assert [figure.name for figure in section.figures] == ["choice"]
+    assert values_of(section.figures, "name") == ["choice"]
 
 
 def test_with_few_images_the_default_is_drawn_and_said_not_to_be_chosen_by_evidence(
@@ -462,7 +459,7 @@ def test_other_replacements_are_measured_too_and_composites_are_made_without_mas
 
     def sentences_of(written):
         sentences = chain.from_iterable(section.sentences for section in report(written).sections)
-        return {sentence.text for sentence in sentences}
+        return set(values_of(sentences, "text"))
 
     unseen = sentences_of(record)
     seen = sentences_of(recognised)

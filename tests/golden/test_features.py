@@ -244,9 +244,7 @@ def test_rows_are_of_the_models_and_the_layers_counted_from_0(pair, tiny_vit):
     ]
     for majority in (True, False):  # curves are of votes weighted by similarity
         part = tuple(row for row in pair.depth if (row.weighting == "majority") == majority)
-        assert (
-            "depth" in {figure.name for figure in report(replace(pair, depth=part)).figures}
-        ) != majority
+        assert ("depth" in values_of(report(replace(pair, depth=part)).figures, "name")) != majority
     assert pair.metric("patch_neighbours/a/embedding/class").n == 24 * 4 * 4
     measured = set(values_of(pair.patches, "model", "title", "share"))
     layers = [("a", "embedding"), ("a", "block 1"), ("b", "stem"), ("b", "stage 2")]

@@ -103,7 +103,7 @@ def test_it_claims_the_head_with_the_greatest_effect_and_judges_nothing(record):
     assert claim.evidence == "intervened"
     assert most.name in claim.says
     harmless = tuple(replace(row, delta_loss=-abs(row.delta_loss)) for row in record.heads)
-    sentences = [sentence.text for sentence in report(replace(record, heads=harmless)).first.answer]
+    sentences = values_of(report(replace(record, heads=harmless)).first.answer, "text")
     for text in sentences:
         for row in harmless:
             assert row.name not in text
@@ -184,7 +184,7 @@ def test_the_model_is_the_named_one_then_the_smallest_on_the_disk_then_the_bundl
 def test_how_it_works_is_told_by_stages_from_labels_and_ablated_heads(record, seen):
     assert values_of(record.stages, "layers") == ["0", "1"]
     for layer, row in enumerate(record.stages):
-        labels = [specialisation.label for specialisation in seen.labels[layer]]
+        labels = values_of(seen.labels[layer], "label")
         clear = [label for label in labels if label not in ("mixed", "no single pattern")]
         assert (row.heads, sum(row.attends.values()), row.unclear) == (
             2,
@@ -207,7 +207,7 @@ def test_how_it_works_is_told_by_stages_from_labels_and_ablated_heads(record, se
 
     def told(of: LookRecord) -> list[str]:
         (section,) = [part for part in report(of).sections if part.title.startswith("How does")]
-        return [sentence.text for sentence in section.sentences]
+        return values_of(section.sentences, "text")
 
     assert len(told(record)) == 2
     harmless = tuple(replace(row, loss=Estimate(-0.1, unit="nats")) for row in record.stages)

@@ -48,9 +48,9 @@ def test_its_rows_and_arrays_are_what_the_function_gives(record, tiny_vit, pictu
     assert [row.score, row.weight, row.largest] == pytest.approx(expected, rel=1e-4)
     assert row.product * row.scale == pytest.approx(row.score, rel=1e-4)
     assert row.times_uniform == pytest.approx(17 * row.weight)
-    assert [(step.step, step.note or "") for step in record.steps] == [
-        (check.step, check.note) for check in walk.checks
-    ]
+    assert [(step.step, step.note or "") for step in record.steps] == values_of(
+        walk.checks, "step", "note"
+    )
     for name in ("queries", "keys", "values", "scores", "weights"):
         np.testing.assert_allclose(getattr(record.head, name), getattr(walk, name), atol=1e-5)
     assert row.unscaled_largest == pytest.approx(float(walk.unscaled[0].max()), rel=1e-4)
@@ -61,10 +61,10 @@ def test_its_rows_and_arrays_are_what_the_function_gives(record, tiny_vit, pictu
     assert embedding.numbers[0] == strongest
     assert embedding.responses[0] == embedding.convolved[walk.key - 1, strongest]
     classes = load(str(tiny_vit)).classes
-    assert [answer.prediction for answer in record.answers] == [
+    assert values_of(record.answers, "prediction") == [
         classes[int(change.logits.argmax())] for change in walk.changed
     ]
-    assert len({answer.change for answer in record.answers}) == len(walk.changed)
+    assert len(set(values_of(record.answers, "change"))) == len(walk.changed)
     assert values_of(record.permutations, "positions") == [True, False]
     assert values_of(record.added, "norm") == pytest.approx(
         walk.head_norms[:, 0].tolist(), rel=1e-4
@@ -80,7 +80,7 @@ def test_its_report_judges_the_differences_and_counts_changed_predictions(record
         sentences = chain.from_iterable(part.sentences for part in REPORT(walked).sections)
         return " ".join(sentence.text for sentence in sentences)
 
-    assert [section.step for section in REPORT(record).sections] == [True] * 13
+    assert values_of(REPORT(record).sections, "step") == [True] * 13
     assert "it has none" not in told(record)
     none = index_by(record.steps, "step")
     none["positions"] = replace(none["positions"], difference=None, note="it has none")
@@ -122,6 +122,6 @@ def test_a_headless_model_has_no_predictions_but_all_steps(pictures, tmp_path):
     record = ran(
         tmp_path / "out", f"walkthrough {HEADLESS} --images {pictures / '0.png'} --no-html"
     )
-    assert {answer.prediction for answer in record.answers} == {None}
-    assert "answers" not in {figure.name for figure in REPORT(record).figures}
+    assert set(values_of(record.answers, "prediction")) == {None}
+    assert "answers" not in values_of(REPORT(record).figures, "name")
     assert len(record.steps) == 9

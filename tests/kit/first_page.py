@@ -6,6 +6,7 @@ from typing import Any, Final
 from xml.etree import ElementTree
 
 from tests.kit.contradictions import contradictions
+from tests.kit.select import values_of
 from vitlens.report.claims import Claim, shown
 from vitlens.report.document import Document, FirstPage
 from vitlens.report.findings import largest, not_doubted
@@ -58,7 +59,7 @@ def check_first_page(document: Document) -> None:
             assert len(table.columns) <= 6, section.title
     for figure in document.figures:
         assert len(figure.caption.split()) <= 32, figure.caption
-    names = [figure.name for figure in document.figures]
+    names = values_of(document.figures, "name")
     assert len(names) == len(set(names))
 
 

@@ -18,6 +18,7 @@ from tests.kit.models.handwritten import (
     SoftmaxViT,
     wrapped,
 )
+from tests.kit.select import values_of
 from tests.kit.tiny import images, ours, shaken, shared_model, small_cnn
 from vitlens import AttentionCall, Model
 from vitlens.errors import UnknownNameError, UnsupportedError
@@ -81,7 +82,7 @@ def changeable(model: Model) -> list[str]:
 
 def heads_by_layer(model: Model) -> list[int]:
     """Return the number of heads of each layer."""
-    return [layer.heads for layer in layers(model)]
+    return values_of(layers(model), "heads")
 
 
 def removable(model: Model, layer: int) -> bool:

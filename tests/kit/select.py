@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, TypeVar
 
 Row = TypeVar("Row")
@@ -29,3 +30,8 @@ def index_by(rows: Iterable[Row], *names: str) -> dict[Any, Row]:
 def values_of(rows: Iterable[object], *names: str) -> list[Any]:
     """Return a column of a table, or several as tuples; "value.low" is a field of a field."""
     return list(map(attrgetter(*names), rows))
+
+
+def names_in(folder: Path) -> set[str]:
+    """Return the names of the files and folders in a folder."""
+    return {path.name for path in folder.iterdir()}

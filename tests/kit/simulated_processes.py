@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import distributed
 
+from tests.kit.select import values_of
 from tests.kit.waiting import HANGS
 from vitlens.commands.run import run as of_runs
 from vitlens.processes import Processes
@@ -43,7 +44,7 @@ def run_in_processes(
 
     def all_gather(parts: list[torch.Tensor], values: torch.Tensor) -> None:
         gathered = exchange(values)
-        assert [part.shape for part in parts] == [other.shape for other in gathered]
+        assert values_of(parts, "shape") == [other.shape for other in gathered]
         for part, other in zip(parts, gathered, strict=True):
             part.copy_(other)
 

@@ -12,7 +12,8 @@ import torch
 import vitlens
 from tests.kit.commands import figures, gone_on, ran, refusal
 from tests.kit.making import digits
-from tests.kit.select import index_by, select, values_of
+from tests.kit.marks import slow_among
+from tests.kit.select import index_by, names_in, select, values_of
 from tests.kit.training_runs import interrupted
 from vitlens.commands.study.kinds.variants.record import VariantsRecord
 
@@ -36,7 +37,7 @@ SLOW = ("data", "size", "swin", "positions", "patch-size")
 
 @pytest.mark.parametrize(
     "kind",
-    ["architecture", "registers", *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)],
+    slow_among(["architecture", "registers", *SLOW], SLOW),
 )
 def test_every_point_of_a_kind_is_built_and_does_a_step(kind, tmp_path):
     limit = "--limit 200 --batch-size 100" if kind == "data" else "--limit 10"
@@ -124,7 +125,7 @@ def test_accuracies_are_those_of_the_trained_models(done):
         )
     right = vitlens.evaluate(trained(done, "mean", 1), digits("test").limit(20)).correct
     assert mean[1].tolist() == right.tolist()
-    left = {path.name for path in (done.folder / "points" / "mean" / "seed-1").iterdir()}
+    left = names_in(done.folder / "points" / "mean" / "seed-1")
     # no checkpoint, no second copy of the weights
     assert left == {
         "metrics.jsonl",
@@ -250,9 +251,7 @@ def test_position_embeddings_of_every_training_are_measured(pictures, tmp_path):
                 f"positions/m/rank_correlation/{name}" for name in ("all", "rows", "columns")
             )
             seed_values.append([seen.metric(metric).value for metric in metrics])
-        values = [
-            estimate.value for estimate in (rows[label].all, rows[label].rows, rows[label].columns)
-        ]
+        values = values_of((rows[label].all, rows[label].rows, rows[label].columns), "value")
         assert values == pytest.approx(np.mean(seed_values, 0), abs=1e-6)
     for label, row in rows.items():
         # fixed: of every seed

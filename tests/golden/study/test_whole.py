@@ -53,7 +53,7 @@ def test_what_few_images_leave_undecided_is_said_on_the_first_page(inspected):
     (undecided,) = [sentence.text for sentence in first.unknown if sentence.lead == BETTER.lead]
     for score in inspected.of("evaluate")[0].record.scores:
         assert score.model in undecided
-    assert BETTER.lead not in [sentence.lead for sentence in first.answer]
+    assert BETTER.lead not in values_of(first.answer, "lead")
 
 
 def how_it_works(record):
@@ -147,9 +147,7 @@ def test_a_whole_study(tiny_vit, tmp_path):
     document = REPORT(record)
     check_first_page(document)
     assert not list(contradictions(claim for chapter in record.parts for claim in chapter.claims))
-    assert {section.more for section in document.sections} <= {
-        chapter.report for chapter in record.parts
-    }
+    assert set(values_of(document.sections, "more")) <= set(values_of(record.parts, "report"))
     assert len(document.figures) <= 12
     whole_folder(out, "study", drawn=False)
 

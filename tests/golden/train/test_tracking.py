@@ -15,6 +15,7 @@ from PIL import Image
 from tests.golden.train.test_train import GOLDEN
 from tests.kit.commands import gone_on, ran, refusal
 from tests.kit.making import digits
+from tests.kit.select import values_of
 from tests.kit.training_runs import interrupted
 from vitlens import load, statistics
 
@@ -44,7 +45,7 @@ def test_tensorboard_is_told_what_metrics_say_and_changes_no_bit(golden, tmp_pat
     log = events(tmp_path)
     calls = {}
     for name in log.Tags()["scalars"]:
-        calls[name] = [(event.step, event.value) for event in log.Scalars(name)]
+        calls[name] = values_of(log.Scalars(name), "step", "value")
     for name in (
         "train_loss",
         "train_accuracy",
@@ -152,8 +153,8 @@ def test_a_resumed_run_takes_back_what_came_after_its_checkpoint(tmp_path):
         ran(folder, f"{GOLDEN} --track tensorboard", code=130)
     gone_on(folder, "train --track tensorboard")
     log = events(folder)
-    assert [event.step for event in log.Scalars("train/loss")] == [10]
-    assert [event.step for event in log.Scalars("epoch/train_loss")] == [4, 8, 12]
+    assert values_of(log.Scalars("train/loss"), "step") == [10]
+    assert values_of(log.Scalars("epoch/train_loss"), "step") == [4, 8, 12]
 
 
 def test_a_library_that_is_not_there_is_said_before_anything_is_written(

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import vitlens
 from tests.kit.lens import calls_of
+from tests.kit.select import values_of
 from tests.kit.tiny import (
     images,
     model_of,
@@ -132,9 +133,7 @@ def test_pairs_reach_and_parts_by_loops(name):
         through[first] |= {last for start, last in plain if start == middle}
     first, second, third, fourth = layers = window_layers(shared_model(name), images())
     assert (
-        [layer.shift for layer in layers[:2]]
-        == [layer.windows.shift for layer in layers[2:]]
-        == [(0, 0), (2, 2)]
+        values_of(layers[:2], "shift") == values_of(layers[2:], "windows.shift") == [(0, 0), (2, 2)]
     )
     assert (first.pairs, first.new, first.padding) == (len(plain), None, 0) == (256 * 16, None, 0)
     assert (second.pairs, second.new) == (len(shifted), len(shifted - plain))
@@ -154,8 +153,8 @@ def test_pairs_reach_and_parts_by_loops(name):
 
 def test_without_shift_nothing_new_is_connected():
     layers = window_layers(our_swin(shift=False), images())
-    assert [layer.new for layer in layers] == [None, 0, None, 0]
-    assert [layer.reach for layer in layers] == [16.0] * 4
+    assert values_of(layers, "new") == [None, 0, None, 0]
+    assert values_of(layers, "reach") == [16.0] * 4
 
 
 def test_padding_is_no_patch_and_one_window_is_not_shifted():
@@ -166,7 +165,7 @@ def test_padding_is_no_patch_and_one_window_is_not_shifted():
     assert (first.part.shape, second.shift) == ((9, 12), (2, 2))
     # maps of 4 x 8 in windows of 4 x 4
     layers = window_layers(torchvision_swin((8, 16)), images((8, 16)))[:2]
-    assert [layer.shift for layer in layers] == [(0, 0), (0, 2)]
+    assert values_of(layers, "shift") == [(0, 0), (0, 2)]
     with pytest.raises(UnsupportedError, match="try swin-micro"):
         window_layers(ours(), images((32, 48)))
 

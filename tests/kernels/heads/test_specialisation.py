@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.kit.families import of_timm
 from tests.kit.made import made_model, numbered
+from tests.kit.marks import slow_except
 from tests.kit.models.handwritten import half
 from tests.kit.planted_patterns import Bench, Maker, looking_evenly, planted, scenes
 from tests.kit.tiny import images as pictures
@@ -29,9 +30,7 @@ GRIDS = [(6, 6), (5, 8), (8, 8)]
 SWIN = "swin_tiny_patch4_window7_224"
 
 
-@pytest.mark.parametrize(
-    "seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 23))]
-)
+@pytest.mark.parametrize("seed", slow_except(range(1, 23), (1,)))
 def test_each_planted_head_is_found_with_its_name_and_no_other(seed):
     """Of noise any label that says that there is no pattern."""
     grid = GRIDS[seed % 3]

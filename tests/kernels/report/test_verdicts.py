@@ -36,7 +36,7 @@ def test_the_reason_and_its_limit_stand_wherever_the_status_is_printed(tmp_path)
     )
     expected = f"{REASON} ({LIMIT})"
     assert markdown(document, Record()).count(f"warn: {expected}") == 2
-    assert any(f"warn: {expected}" in line for line in summary_lines(document))
+    assert f"warn: {expected}" in "\n".join(summary_lines(document))
     assert written(tmp_path, document).count(expected) == 2
     (case,) = suite_of((claim,))
     assert expected in (case[0].text or "")

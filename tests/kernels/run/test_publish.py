@@ -16,6 +16,7 @@ from tests.contracts.throw_away.record import (
 )
 from tests.kit.pages import page_problems
 from tests.kit.saving import saved_figures
+from tests.kit.select import names_in
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.options import RunOptions
@@ -75,9 +76,7 @@ def test_figures_that_are_drawn_no_more_are_removed_and_no_others(run, monkeypat
         two = replace(document, sections=(replace(section, figures=both),))
         patch.setattr(throw_away, "REPORT", lambda _record: two)
         report(run)
-    assert {file.name for file in figures.iterdir()} == FIGURES | {
-        f"another_{name}" for name in FIGURES
-    }
+    assert names_in(figures) == FIGURES | {f"another_{name}" for name in FIGURES}
     picture = (figures / f"another_{WORD}.png").read_bytes()
     # pictures of the folder's owner: by another program, in another format, of a name that no
     # report showed
@@ -96,7 +95,7 @@ def test_figures_that_are_drawn_no_more_are_removed_and_no_others(run, monkeypat
         )
     (run.parent / "kept.png").write_bytes(picture)
     assert report(run) == run / "report.md"
-    assert {file.name for file in figures.iterdir()} == FIGURES | {*theirs}
+    assert names_in(figures) == FIGURES | {*theirs}
     assert {name: (figures / name).read_bytes() for name in theirs} == theirs
     assert (run.parent / "kept.png").is_file()
 

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 import vitlens
 from tests.kit.attacked import INF, asked, linear, made, perceptron, pictures, predictions
 from tests.kit.commands import quick_attacks, ran
+from tests.kit.select import values_of
 from vitlens.attacks.registry import ATTACKS
 
 GREY = torch.full((300, 3, 4, 4), 0.5)
@@ -81,7 +82,7 @@ def test_auto_is_the_worst_case_of_its_members():
         vitlens.attack(model, images, "predicted", method=name, **options)
         for name in ATTACKS["auto"].members
     ]
-    assert torch.equal(auto.broken_at, torch.stack([part.broken_at for part in parts]).amin(0))
+    assert torch.equal(auto.broken_at, torch.stack(values_of(parts, "broken_at")).amin(0))
     assert len(auto.broken_at.unique()) > 2
     one = {"steps": 2, "seed": 4, "epsilon": 0.02}
     spent = [

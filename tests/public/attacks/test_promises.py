@@ -12,6 +12,7 @@ from torch import Tensor
 
 import vitlens
 from tests.kit.attacked import asked, linear, perceptron, pictures, predictions, robust
+from tests.kit.select import values_of
 from tests.kit.tiny import ours
 from vitlens.attacks.registry import ATTACKS, comparisons
 
@@ -202,7 +203,7 @@ def test_names_and_members_are_known_and_costs_and_checks_follow_from_the_entrie
         "pgd-l2",
         "cw-l2",
     ]
-    assert len({entry.slug for entry in ATTACKS.values()}) == len(ATTACKS)  # in names of metrics
+    assert len(set(values_of(ATTACKS.values(), "slug"))) == len(ATTACKS)  # in names of metrics
     for name, entry in ATTACKS.items():
         assert (name, bool(entry.function)) == (entry.name, not entry.members)
         assert {*entry.members, *entry.stronger_than} <= ATTACKS.keys() - {name}

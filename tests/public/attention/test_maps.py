@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import vitlens
 from tests.kit.attention import by_rollout
-from tests.kit.select import index_by
+from tests.kit.select import index_by, values_of
 from tests.kit.tiny import TIMM, images, ours, shared_model, small_cnn, timm_model, torchvision_vit
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.uncertainty import student_mean
@@ -24,7 +24,7 @@ def test_all_rows_and_the_cls_row():
     batch = images((32, 48))
     layers = vitlens.attention(model, batch)
     rows = vitlens.attention(model, batch, rows="cls")
-    assert [layer.shape for layer in layers] == [(2, 2, 15, 15)] * 2
+    assert values_of(layers, "shape") == [(2, 2, 15, 15)] * 2
     for layer, row in zip(layers, rows, strict=True):
         torch.testing.assert_close(row, layer[:, :, :1], atol=1e-6, rtol=0)
     with pytest.raises(UnsupportedError, match="found none; try rows='all'"):

@@ -99,7 +99,7 @@ def test_the_planted_method_wins_on_mosaics_and_is_confirmed_and_scores_follow_f
         expected = best_report[margin.check].value - reports[margin.against][margin.check].value
         assert margin.difference.value == pytest.approx(expected, abs=1e-6)
         assert margin.difference.n == best_report[margin.check].n
-    assert {margin.against for margin in choice.margins} == {choice.runner_up, *BASELINES}
+    assert set(values_of(choice.margins, "against")) == {choice.runner_up, *BASELINES}
     assert values_of(choice.scores, "wins") == [1.0, 0.0, 0.0, None, None]
 
 
@@ -219,9 +219,9 @@ def test_noise_is_chosen_with_little_certainty_and_hardly_ever_confirmed(hues, f
         noise = map(dull, range(3 * seed, 3 * seed + 3))
         choices.append(chosen(hues, flat, *noise, seed=seed))
     # 2.5 %, narrow ones
-    assert [choice.confirmation for choice in choices].count("confirmed") <= max(1, times // 10)
+    assert values_of(choices, "confirmation").count("confirmed") <= max(1, times // 10)
     assert sum(choice.certainty for choice in choices) / times < (0.9 if times < 40 else 0.85)
-    assert len({choice.method for choice in choices}) > (1 if times < 40 else 2)
+    assert len(set(values_of(choices, "method"))) > (1 if times < 40 else 2)
     for choice in choices:
         assert sum(row.wins or 0.0 for row in choice.scores) == pytest.approx(1.0)
 

@@ -13,6 +13,7 @@ from tests.kit.models import handwritten
 from tests.kit.models.files import one_line
 from tests.kit.models.handwritten import EinsumViT, half, noise, seeded, wrapped
 from tests.kit.models.layouts import FORMS, GRID, NO_MAPS, SIZE, WIDTHS, Laid
+from tests.kit.select import values_of
 from tests.kit.tiny import images
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.errors import UnsupportedError
@@ -41,7 +42,7 @@ def test_maps_and_features_are_those_of_the_plain_form(form: str):
         )
     features = vitlens.features(model, images(SIZE))
     expected_features = vitlens.features(plain, images(SIZE))
-    assert [layer.dim for layer in features.layers] == [*WIDTHS]
+    assert values_of(features.layers, "dim") == [*WIDTHS]
     for values, expected in zip(features.values, expected_features.values, strict=True):
         torch.testing.assert_close(values, expected, atol=1e-5, rtol=1e-4)
 

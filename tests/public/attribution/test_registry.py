@@ -9,6 +9,7 @@ import torch
 
 import vitlens
 from tests.kit.explainable import MODELS, Linear, linear
+from tests.kit.select import values_of
 from tests.kit.tiny import images, model_of, ours, shared_model, small_cnn, timm_model
 from vitlens import Model
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
@@ -178,7 +179,7 @@ def test_the_heads_of_an_image_come_by_effect_and_are_those_of_an_intervention(v
             share = float(vit(batch).softmax(-1)[0, seen.classes[0, 0]])
         assert head.probability == pytest.approx(share, abs=1e-5)
         assert head.given == seen.labels[head.layer][head.head] is not None
-    rises = [effect.delta_loss for effect in effects]
+    rises = values_of(effects, "delta_loss")
     assert rises == sorted(rises, reverse=True)
     assert len(seen.heads(0)) == 3
     texts = seen.names[0][0], "too few for a mean", f"L{effects[0].layer}.H{effects[0].head}"

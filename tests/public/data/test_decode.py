@@ -1,4 +1,6 @@
 """Every kind of file that a folder may hold, good and bad; and many of them, kept in memory or read
+from tests.kit.select import values_of
+from tests.kit.select import values_of
 from disk.
 """
 
@@ -222,7 +224,7 @@ def test_the_readable_ones_are_kept_in_order_in_memory_or_on_disk(tmp_path):
     )
     for loaded in (now, later):
         assert loaded.files == tuple(files[index].name for index in readable)
-        assert [skipped.file for skipped in loaded.skipped] == [str(files[3]), str(files[130])]
+        assert values_of(loaded.skipped, "file") == [str(files[3]), str(files[130])]
     files[0].write_text("gone")
     assert len(pixels_of(now)) == 148
     with pytest.raises(DataError, match=r"000\.png"):

@@ -9,6 +9,7 @@ import pytest
 import vitlens
 from tests.kit.attacked import linear
 from tests.kit.datasets import fitted, limited, pixels_of, put
+from tests.kit.select import values_of
 from vitlens import load_data
 from vitlens.errors import DataError
 from vitlens.names import imagenet_classes, imagenet_indices
@@ -104,7 +105,7 @@ def test_hidden_files_and_empty_folders_are_no_classes_and_unreadable_images_los
         ("cat/a.png", "cat/c.png", "dog/d.png"),
         [0, 0, 1],
     )
-    assert [skipped.file for skipped in split.skipped] == [str(tmp_path / "cat/b.png")]
+    assert values_of(split.skipped, "file") == [str(tmp_path / "cat/b.png")]
 
 
 @pytest.mark.parametrize("inside", [(), ("cat",), ("train", "test")])

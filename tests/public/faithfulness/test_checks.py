@@ -529,9 +529,9 @@ def test_an_ideal_a_uniform_and_an_opposite_map(of_composites, kind):
     ideal = rows["saliency"]
     none = rows["occlusion"]
     even = rows["gradcam"]
-    assert [
-        estimate.value for estimate in (ideal.mass, ideal.pointing, ideal.roc_auc)
-    ] == pytest.approx([1, 1, 1], abs=1e-2)
+    assert values_of((ideal.mass, ideal.pointing, ideal.roc_auc), "value") == pytest.approx(
+        [1, 1, 1], abs=1e-2
+    )
     # negative is no mass
     assert (none.mass.value, none.roc_auc.value) == (
         0,

@@ -133,12 +133,12 @@ def test_layers_can_be_chosen_and_keep_their_numbers(family):
     complete = vitlens.features(model, batch)
     with_it = vitlens.features(model, batch, embedding=True)
     last = vitlens.features(model, batch, layer=-1)
-    assert [layer.index for layer in last.layers] == [len(complete.layers) - 1]
+    assert values_of(last.layers, "index") == [len(complete.layers) - 1]
     assert torch.equal(last.at(), complete.at())
     some = vitlens.features(model, batch, layer=[1, 0, 1])
-    assert [layer.index for layer in some.layers] == [0, 1]
+    assert values_of(some.layers, "index") == [0, 1]
     assert torch.equal(some.at(1), complete.at(1))
-    assert [layer.title for layer in with_it.layers] == TITLES[family]
+    assert values_of(with_it.layers, "title") == TITLES[family]
     assert (complete.embedded, with_it.embedded, len(complete)) == (False, True, 5)
     assert with_it.layers[1:] == complete.layers
     for one, other in zip(with_it.values[1:], complete.values, strict=True):

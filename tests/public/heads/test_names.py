@@ -223,7 +223,7 @@ def test_the_p_of_what_a_head_writes_is_welchs_one_sided_one_corrected_for_the_h
         model, pixels, torch.zeros_like(colours), attributes=attributes
     ).heads
     words = values_of(heads, "writes")
-    assert [word.word for word in words] == ["red", "green", "blue", "red"]
+    assert values_of(words, "word") == ["red", "green", "blue", "red"]
     plain = []
     for written in words:
         held = attributes[written.word]

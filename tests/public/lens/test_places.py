@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import vitlens
 from tests.kit.lens import EVERY, changed, of
+from tests.kit.select import values_of
 from tests.kit.tiny import images, model_of, ours, shaken, shared_model, small_cnn
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 
@@ -55,7 +56,7 @@ def test_every_place_has_the_shape_that_is_listed_and_reading_it_changes_nothing
         fitting = vitlens.capture(model, batch[:1], pattern).places
         assert {place.described() for place in fitting} == {shape}
         assert words
-        printed += [place.name for place in fitting]
+        printed += values_of(fitting, "name")
     assert sorted(printed) == sorted(listed.names)
     assert name != "ours" or "blocks.{0..1}.head.{0..1}" in str(listed)
 
@@ -175,7 +176,7 @@ def test_features_are_read_from_every_block_of_every_family(name):
     prefix = 0 if model.anatomy.layout is None else len(model.layout.prefix)
     features = vitlens.features(model, batch, pool="mean", norm=False)
     blocks = [block for block in model.anatomy.blocks if "token_only" not in block]
-    assert [(layer.module, layer.title) for layer in features.layers] == [
+    assert values_of(features.layers, "module", "title") == [
         (block, f"block {index}") for index, block in enumerate(blocks)
     ]
     streams = vitlens.capture(
@@ -190,7 +191,7 @@ def test_features_are_read_from_every_block_of_every_family(name):
 def test_the_stages_of_a_cnn_are_what_each_resolution_ends_with():
     model = small_cnn((16, 24))
     features = vitlens.features(model, of(model))
-    assert [(layer.title, layer.module, layer.dim, layer.norm) for layer in features.layers] == [
+    assert values_of(features.layers, "title", "module", "dim", "norm") == [
         (f"stage {index}", f"layer{index + 1}.0", 16 << index, None) for index in range(3)
     ]
     for values, tensor in zip(
@@ -202,7 +203,7 @@ def test_the_stages_of_a_cnn_are_what_each_resolution_ends_with():
 def test_a_model_of_another_family_has_a_stage_for_each_resolution_or_its_blocks():
     trunk = torchvision.models.vgg.make_layers([8, "M", 16, 16, "M", 24])
     vgg = nn.Sequential(trunk, nn.AdaptiveAvgPool2d(7), nn.Flatten(), nn.Linear(24 * 49, 5)).eval()
-    assert [layer.dim for layer in vitlens.features(model_of(vgg), images()).layers] == [
+    assert values_of(vitlens.features(model_of(vgg), images()).layers, "dim") == [
         8,
         16,
         24,
@@ -216,9 +217,7 @@ def test_a_model_of_another_family_has_a_stage_for_each_resolution_or_its_blocks
         model = model_of(timm.create_model(name, num_classes=5).eval(), size=(size, size))
         features = vitlens.features(model, of(model, batch=1))
         assert len(features.layers) >= 4
-        assert [values.shape[1] for values in features.values] == [
-            layer.dim for layer in features.layers
-        ]
+        assert [values.shape[1] for values in features.values] == values_of(features.layers, "dim")
     flat = model_of(nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 5)), alias="flat")
     with pytest.raises(UnsupportedError, match="flat"):  # neither tokens nor maps
         vitlens.features(flat, images())

@@ -19,6 +19,7 @@ import vitlens
 from tests.kit.models.files import one_line
 from tests.kit.models.handwritten import Block, ViT, noise, seeded, wrapped
 from tests.kit.models.silent_blocks import Clipped, Silent, SilentMixer, listed, plain
+from tests.kit.select import values_of
 from tests.kit.tiny import model_of
 from vitlens.errors import InputError, VitlensError
 
@@ -231,7 +232,7 @@ def test_contributions_and_depths_have_the_numbers_of_blocks():
     assert lens.places == ("blocks.0.input", *(f"blocks.{number}.residual" for number in range(5)))
     same(lens.logits[:, [1, 2, 4, 5]], vitlens.logit_lens(before, noise()).logits)
     read = vitlens.features(after, noise())
-    assert [layer.index for layer in read.layers] == [0, 1, 2, 3, 4]
+    assert values_of(read.layers, "index") == [0, 1, 2, 3, 4]
     same(read.at(3), vitlens.features(before, noise()).at(1))
 
 

@@ -14,6 +14,7 @@ from tests.kit.models import attention_kinds as kinds
 from tests.kit.models.attention_kinds import of_layers, windowed
 from tests.kit.models.files import one_line
 from tests.kit.models.handwritten import Attention, Block, ViT, noise, own_weights, seeded, wrapped
+from tests.kit.select import values_of
 from vitlens.errors import UnsupportedError
 
 QUESTIONS = {
@@ -29,7 +30,7 @@ def test_a_softmax_of_scores_is_seen_wherever_it_is_written(kind):
     build = of_layers(None, kind, None)
     model = wrapped(build)
     weights = vitlens.attention(model, noise())
-    assert [part.module for part in model.anatomy.attention] == [
+    assert values_of(model.anatomy.attention, "module") == [
         f"layers.{layer}.att" for layer in range(3)
     ]
     assert vitlens.rollout(model, noise()).shape == (3, 3, 4)

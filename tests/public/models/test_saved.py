@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 import vitlens
 from tests.kit.damage import damage_bytes, damaged, refused, served_or_refused
 from tests.kit.models.files import description, one_line, rewrite, small, written
+from tests.kit.select import names_in
 from tests.kit.tiny import images
 from vitlens.cli.main import run
 from vitlens.errors import ModelError, StorageError
@@ -117,7 +118,7 @@ def test_a_file_that_is_replaced_is_replaced_whole(tmp_path, monkeypatch):
     with pytest.raises(StorageError):
         written(small(seed=2), tmp_path)
     assert (tmp_path / FILE).read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    assert list(names_in(tmp_path)) == [FILE]
 
 
 # each asked for memory or time without bounds, or ended as an unexpected error

@@ -10,6 +10,7 @@ from timm.layers.pos_embed_sincos import build_sincos2d_pos_embed
 from torch import Tensor, nn
 
 import vitlens
+from tests.kit.select import values_of
 from tests.kit.tiny import ours, shaken
 from vitlens.errors import InputError
 
@@ -43,7 +44,7 @@ def test_a_preset_has_its_parameters(name, depth, dim, heads, side, patch, class
         model = vitlens.load(f"{name}@random", device="meta")
     assert model.parameter_count() == expected + (dim + 1) * classes
     assert (model.input_size, len(model.classes)) == ((side, side), classes)
-    assert {part.heads for part in model.anatomy.attention} == {heads}
+    assert set(values_of(model.anatomy.attention, "heads")) == {heads}
 
 
 TWINS = {

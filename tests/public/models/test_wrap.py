@@ -19,6 +19,7 @@ import vitlens
 from tests.kit.models import handwritten as plain
 from tests.kit.models import handwritten_rare as rare
 from tests.kit.models.handwritten import DIM, GRID, half, noise, own_weights, seeded, wrapped
+from tests.kit.select import values_of
 from tests.kit.tiny import FAMILIES, VIT, images, model_of, shaken
 from vitlens.errors import UnsupportedError, VitlensError
 
@@ -66,7 +67,7 @@ def test_anatomy_and_weights_are_the_modules_own_and_a_head_at_zero_is_its_colum
         (8, 8),
         prefix,
     )
-    assert [part.heads for part in parts] == [heads] * len(expected_weights)
+    assert values_of(parts, "heads") == [heads] * len(expected_weights)
     assert (parts[0].projection, parts[0].mlp) == (projection, mlp)
     for ours, weights in zip(vitlens.attention(model, batch), expected_weights, strict=True):
         torch.testing.assert_close(ours, weights, atol=1e-6, rtol=1e-5)
@@ -115,7 +116,7 @@ def test_the_traced_anatomy_of_a_librarys_model_is_that_of_its_names(name: str):
         module: (anatomy.parts[module].heads, anatomy.parts[module].projection)
         for module in anatomy.attention_modules
     }
-    mlps = {part.mlp for part in traced.attention}
+    mlps = set(values_of(traced.attention, "mlp"))
     assert anatomy.family != "vit" or mlps >= {f"{block}.mlp" for block in anatomy.blocks}
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 import vitlens
 from tests.kit import trainings
-from tests.kit.select import select
+from tests.kit.select import names_in, select, values_of
 from tests.kit.trainings import (
     TEST,
     TRAIN,
@@ -59,19 +59,19 @@ def test_the_files_match_the_result_and_the_model_is_as_before(tmp_path):
     assert same(load_file(result.weights), state(model))
     assert accuracy_of(result.weights) == pytest.approx(result.accuracy)
     assert accuracy_of(result.best_weights) == pytest.approx(result.best_accuracy)
-    assert [(metrics.epoch, metrics.images) for metrics in result.history] == [
+    assert values_of(result.history, "epoch", "images") == [
         (0, 40),
         (1, 80),
         (2, 120),
     ]
-    accuracies = [metrics.test_accuracy for metrics in result.history]
+    accuracies = values_of(result.history, "test_accuracy")
     assert (result.best_accuracy, result.best_epoch) == (
         max(accuracies),
         accuracies.index(max(accuracies)),
     )
     assert (result.accuracy, result.seconds) == (accuracies[-1], result.history[-1].seconds)
     files = {"best.safetensors", "model.safetensors", "metrics.jsonl", "checkpoint"}
-    assert {path.name for path in tmp_path.iterdir()} == files
+    assert names_in(tmp_path) == files
     precision, compiling = result.notes
     assert "(chosen)" in precision
     assert compiling.startswith("compile off (")
@@ -238,9 +238,7 @@ def test_a_full_disk_leaves_a_checkpoint_to_resume_from(tmp_path, at):
             trained(tmp_path / "full", on_progress=fill, checkpoint_every=3)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert [path.name for path in (tmp_path / "full" / "checkpoint").iterdir()] == [
-        "state.safetensors"
-    ]
+    assert list(names_in(tmp_path / "full" / "checkpoint")) == ["state.safetensors"]
     resumed, _ = trained(tmp_path / "full", tiny_model(seed=7), resume=True)
     assert same(state(resumed), state(uninterrupted))
 
@@ -315,7 +313,7 @@ def test_every_step_and_every_epoch_is_reported_once_also_by_a_resumed_run(tmp_p
     assert not same(state(model), state(trained(tmp_path / "other", seed=1)[0]))
     assert trainings.timeless(tmp_path / "whole") == trainings.timeless(tmp_path / "alone")
     assert same(notes.weights, state(model))
-    assert [(facts.step, facts.epoch) for facts in notes.steps] == [
+    assert values_of(notes.steps, "step", "epoch") == [
         (step + 1, step // 5) for step in range(STEPS)
     ]
     assert tuple(notes.epochs) == result.history
@@ -333,8 +331,8 @@ def test_every_step_and_every_epoch_is_reported_once_also_by_a_resumed_run(tmp_p
     with pytest.raises(EnoughError):
         trained(tmp_path / "cut", on_progress=interrupting(7), watchers=[first])
     trained(tmp_path / "cut", tiny_model(seed=7), resume=True, watchers=[second])
-    assert [facts.step for facts in second.steps] == list(range(6, STEPS + 1))
-    assert [metrics.epoch for metrics in second.epochs] == [1, 2]
+    assert values_of(second.steps, "step") == list(range(6, STEPS + 1))
+    assert values_of(second.epochs, "epoch") == [1, 2]
     assert [len(tracker.closed) for tracker in (notes, first, second)] == [1, 1, 1]
 
 

@@ -89,7 +89,7 @@ def test_a_run_folder_is_a_model_and_its_report_says_what_was_measured(name, fol
     questions = set(values_of(document.claims, "question"))
     assert "features" in questions
     assert ("collapse" in questions) == (name == "dino")
-    titles = [section.title for section in document.sections]
+    titles = values_of(document.sections, "title")
     assert ("What does it reconstruct?" in titles) == (name == "mae")
 
 

@@ -68,7 +68,7 @@ def by_step(walk):
 
 def test_every_step_equals_the_models_own(walked):
     name, _, walk = walked
-    assert [check.step for check in walk.checks] == STEPS
+    assert values_of(walk.checks, "step") == STEPS
     steps = by_step(walk)
     for check in walk.checks:
         if check.difference is None:

@@ -262,7 +262,7 @@ def test_examples_are_scenes_for_models_of_digits_and_photographs_for_others(tmp
     (tmp_path / "notes.png").write_text("no image")
     with quiet_pillow():
         photographs = examples((str(tmp_path),), (VIT,))
-        assert [example.name for example in photographs] == ["wide.png"]
+        assert values_of(photographs, "name") == ["wide.png"]
         (tmp_path / "wide.png").unlink()
         with pytest.raises(InputError, match="found none"):
             examples((str(tmp_path),), (VIT,))
