@@ -1,6 +1,4 @@
 """Every kind of file that a folder may hold, good and bad; and many of them, kept in memory or read
-from tests.kit.select import values_of
-from tests.kit.select import values_of
 from disk.
 """
 
@@ -19,6 +17,7 @@ from torchvision.transforms import v2
 import vitlens
 from tests.kit.attacked import linear
 from tests.kit.datasets import fitted, limited, pixels_of
+from tests.kit.select import values_of
 from vitlens import load_data
 from vitlens.errors import DataError
 
