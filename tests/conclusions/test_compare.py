@@ -47,9 +47,8 @@ def test_a_vit_that_loses_to_its_cnn_comes_first_and_few_images_are_inconclusive
     """Also where a fault of the maps is found."""
     record = recorded((0.25, 0.10), map_checks=(*checks("vit", "relevance", cascade=STAYING), *CNN))
     first, second = found(record)
-    wrong_vit, wrong_cnn = (
-        record.metric(f"cell/vit/cnn/only-{which}-wrong").value * N for which in ("first", "second")
-    )
+    wrong_vit = record.metric("cell/vit/cnn/only-first-wrong").value * N
+    wrong_cnn = record.metric("cell/vit/cnn/only-second-wrong").value * N
     assert first.effect.value == pytest.approx((wrong_vit - wrong_cnn) * 100 / N)
     assert first.effect.value > 0
     assert first.p == pytest.approx(mcnemar(round(wrong_cnn), round(wrong_vit)))
@@ -194,10 +193,8 @@ def test_a_worse_model_fails_by_the_paired_test(folders, capsys):
     before = read_folder(folders["cnn"])
     after = read_folder(folders["vit"])
     accuracy = select_one(compared_runs(before, after, "").changes, metric="accuracy/vit-digits")
-    was, now = (
-        np.load(folders[name] / "arrays" / f"predictions-{name}-digits.npz")
-        for name in ("cnn", "vit")
-    )
+    was = np.load(folders["cnn"] / "arrays" / "predictions-cnn-digits.npz")
+    now = np.load(folders["vit"] / "arrays" / "predictions-vit-digits.npz")
     correct = [answers["prediction"] == answers["label"] for answers in (was, now)]
     lost = (correct[0] & ~correct[1]).sum()
     won = (correct[1] & ~correct[0]).sum()

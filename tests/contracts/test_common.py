@@ -266,7 +266,8 @@ def test_a_module_in_training_mode_is_measured_in_evaluation_mode(name: str) -> 
     entry = ENTRIES[name]
     model = own(entry.models[0], "training")
     before = {key: value.clone() for key, value in model.named_buffers()}
-    first, second = (entry.run(model, batch_of(model)) for _ in range(2))
+    first = entry.run(model, batch_of(model))
+    second = entry.run(model, batch_of(model))
     assert not differences(first, second)
     for key, value in model.named_buffers():
         assert torch.equal(value, before[key])

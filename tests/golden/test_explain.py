@@ -232,10 +232,9 @@ def test_checks_are_of_the_refined_maps(tiny_vit, tmp_path):
         f"explain {tiny_vit} --data digits --limit 5 --method gradcam --verify "
         "--no-counterfactuals --no-stability"
     )
-    plain, refined = (
-        ran(tmp_path / name, f"{line} --other-substrates none {more}")
-        for name, more in (("plain", ""), ("refined", "--refine affinity --views 2"))
-    )
+    line += " --other-substrates none"
+    plain = ran(tmp_path / "plain", line)
+    refined = ran(tmp_path / "refined", f"{line} --refine affinity --views 2")
     rows = [index_by(plain.league, "method"), index_by(refined.league, "method")]
     assert rows[0]["gradcam"].gap != rows[1]["gradcam"].gap
     assert rows[0]["random"].gap == rows[1]["random"].gap

@@ -205,7 +205,8 @@ def test_of_a_difference_over_seeds(seeds):
 
     def draw(generator: np.random.Generator) -> tuple[Estimate, float]:
         of_images = 1.5 * generator.normal(size=300)
-        first, second = (seeded(generator, seeds, of_images, 0.2) for _ in range(2))
+        first = seeded(generator, seeds, of_images, 0.2)
+        second = seeded(generator, seeds, of_images, 0.2)
         return difference_over_seeds(first, second).estimate, 0.0
 
     assert 92 <= coverage(draw) <= MOST

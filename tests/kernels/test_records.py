@@ -195,7 +195,8 @@ def test_what_does_not_fit_is_one_line_with_its_place(tmp_path, file, changes, p
 
 def test_what_fits_is_read_as_its_types_and_unknown_names_are_left_alone(tmp_path):
     back(tmp_path / "run", points=ROWS[:1])
-    config, results = (tmp_path / "run" / f"{name}.json" for name in ("config", "results"))
+    config = tmp_path / "run" / "config.json"
+    results = tmp_path / "run" / "results.json"
     fields = {
         "models": [{**MODEL, "alias": "é", "later": 1}],
         "data": {"size": [2, 3]},

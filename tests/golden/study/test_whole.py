@@ -158,10 +158,9 @@ def test_a_second_study_of_the_same_models_repeats_no_chapter(
 ):
     monkeypatch.setenv("VITLENS_CACHE", str(tmp_path / "cache"))
     line = LINE.format(models=f"mine={tiny_vit} other={tiny_cnn}")
-    first, second, third = (
-        ran(tmp_path / name, f"{line} --seed {seed}")
-        for name, seed in (("first", 0), ("second", 0), ("third", 1))
-    )
+    first = ran(tmp_path / "first", f"{line} --seed 0")
+    second = ran(tmp_path / "second", f"{line} --seed 0")
+    third = ran(tmp_path / "third", f"{line} --seed 1")
     # timings are measured anew
     assert [row.word for row in second.chapters if not row.cached] == ["profile"]
     timed = read_folder(second.about("profile", "").record.folder).metrics

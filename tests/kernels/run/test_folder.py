@@ -106,9 +106,8 @@ def test_a_full_disk_tells_the_first_error_and_a_nan_its_name_and_neither_looks_
 
 def test_the_default_place_is_named_by_what_and_when(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    first, second = (
-        at(None, name_parts=("vit-digits", "/some/where/my photos")).path for _ in range(2)
-    )
+    first = at(None, name_parts=("vit-digits", "/some/where/my photos")).path
+    second = at(None, name_parts=("vit-digits", "/some/where/my photos")).path
     assert first != second
     train = at(None, word="train", name_parts=("vit-micro", "digits")).path
     assert (first.parent, train.parent) == (Path("reports"), Path("runs"))

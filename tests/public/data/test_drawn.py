@@ -77,7 +77,8 @@ def test_an_image_does_not_depend_on_its_batch_and_epochs_share_none(name):
 def test_more_scenes_leave_the_first_ones_and_seeds_and_parts_change_them(test_digits):
     two = load_data("digits", scenes=2)
     first = pixels_of(test_digits)[:450]
-    other, again = (pixels_of(load_data("digits", seed=3, scenes=1)) for _ in range(2))
+    other = pixels_of(load_data("digits", seed=3, scenes=1))
+    again = pixels_of(load_data("digits", seed=3, scenes=1))
     assert torch.equal(pixels_of(two), pixels_of(test_digits)[:900])
     assert torch.equal(two.groups, test_digits.groups[:450].repeat(2))
     assert not torch.equal(pixels_of(two)[450:], first)

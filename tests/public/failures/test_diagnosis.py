@@ -152,11 +152,11 @@ def test_errors_that_depend_on_a_mark_in_a_corner():
 def test_two_classes_that_are_confused():
     """Digits, whose threes are called eights; then with as many errors in all classes."""
     split = vitlens.load_data("digits", limit=200)
-    threes, every = (
-        vitlens.wrap(
-            Confusing(only), image_size=32, mean=(0, 0, 0), std=(1, 1, 1), classes=split.classes
-        )
-        for only in (True, False)
+    threes = vitlens.wrap(
+        Confusing(True), image_size=32, mean=(0, 0, 0), std=(1, 1, 1), classes=split.classes
+    )
+    every = vitlens.wrap(
+        Confusing(False), image_size=32, mean=(0, 0, 0), std=(1, 1, 1), classes=split.classes
     )
     diagnosis = vitlens.failures(threes, split, method="saliency")
     assert diagnosis.causes[:1] == ("pair",)

@@ -283,12 +283,9 @@ def test_colours_are_three_components_of_the_patches_of_all_images(record, vit):
 def test_matched_patches_are_each_others_nearest(record, vit):
     views = record.shown["a"]
     for number, (first, second) in enumerate(zip(views.first, views.second, strict=True)):
-        one, other = (
-            patches(vit, torch.from_numpy(image)[None] / 255).reshape(
-                -1, vit.module.norm.weight.shape[0]
-            )
-            for image in (first, second)
-        )
+        dim = vit.module.norm.weight.shape[0]
+        one = patches(vit, torch.from_numpy(first)[None] / 255).reshape(-1, dim)
+        other = patches(vit, torch.from_numpy(second)[None] / 255).reshape(-1, dim)
         cosines = unit(one) @ unit(other).T
         there = cosines.argmax(1)
         back = cosines.argmax(0)

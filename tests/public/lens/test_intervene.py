@@ -32,7 +32,9 @@ from tests.kit.tiny import EACH_FAMILY, FAMILIES, images, model_of, ours, shaken
 from vitlens import KnockOut, Model
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 
-WEIGHTS, SCORES, VALUES = (f"blocks.0.attention.{part}" for part in ("weights", "scores", "values"))
+WEIGHTS = "blocks.0.attention.weights"
+SCORES = "blocks.0.attention.scores"
+VALUES = "blocks.0.attention.values"
 
 
 def seen(
