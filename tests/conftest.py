@@ -38,9 +38,8 @@ __all__ = [
 ]
 
 keep_scenes()
-gc.set_threshold(
-    50_000, 20, 20
-)  # a tenth of the tests' time went into walking through what stays anyway
+# a tenth of the tests' time went into walking through what stays anyway
+gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -51,23 +50,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Chapters of studies are kept in a folder of this session."""
+    """Keep chapters of studies in a folder of this session."""
     os.environ["VITLENS_CACHE"] = str(of_all_processes(tmp_path_factory, "cache"))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def no_beats() -> None:
-    """What a slow machine makes a run repeat would be read as part of its messages; tests of it
-    call it themselves.
-    """
+    """Turn off the repeated progress lines of slow machines, which messages would contain."""
     progress.BEAT = 1e6
 
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """The folder of real images and weights; tests that need it are skipped where VITLENS_DATA
-    names none.
-    """
+    """Return the folder of real images and weights; skip the test without VITLENS_DATA."""
     if not (folder := os.environ.get("VITLENS_DATA")):
         pytest.skip("needs real images and weights: set VITLENS_DATA to the folder that holds them")
     return Path(folder)

@@ -16,6 +16,8 @@ from benchmarks.gpu.registry import PARTS, Part
 from benchmarks.gpu.rows import Row, Rows
 from benchmarks.gpu.session import OutOfTimeError, Session
 from benchmarks.gpu.table import TINY
+from tests.kit.marks import slow_among
+from tests.kit.select import select, values_of
 
 CPU = torch.device("cpu")
 LONG = ("ablation", "observation", "attacks", "profile", "train")  # over 5 s on a busy core
@@ -29,24 +31,26 @@ def session(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler and profiler, and of foolbox
-@pytest.mark.parametrize(
-    "name", [pytest.param(part, marks=pytest.mark.slow if part in LONG else ()) for part in PARTS]
-)
+@pytest.mark.parametrize("name", slow_among(PARTS, LONG))
 def test_a_part_runs_small_on_a_cpu_and_measures_nothing_twice(name, tmp_path, capsys):
     out = tmp_path / "gpu.jsonl"
     line = ["--part", name, "--device", "cpu", "--out", str(out)]
     assert main(line) == 0, capsys.readouterr().err
     rows = Rows(out).rows
-    checks, cases = ([row for row in rows if row.kind == kind] for kind in ("check", "case"))
+    checks = select(rows, kind="check")
+    cases = select(rows, kind="case")
     assert {row.values["result"] for row in checks} <= {"passed"}
     assert cases
-    assert all(row.tiny and row.part == name for row in rows)
-    assert all(value is None or value == value for row in rows for value in row.values.values()), (
-        "NaN"
-    )
+    for row in rows:
+        assert row.tiny
+        assert row.part == name
+    for row in rows:
+        for value in row.values.values():
+            assert value is None or value == value, "NaN"
     page = (tmp_path / "gpu.md").read_text()
     assert TINY in page
-    assert all(f"| {row.case} |" in page for row in cases)
+    for row in cases:
+        assert f"| {row.case} |" in page
     before = out.read_bytes()
     assert main(line) == 0
     assert out.read_bytes() == before
@@ -85,14 +89,13 @@ def test_a_part_stops_when_its_time_is_up_and_the_next_run_goes_on(
     assert main(line) == 1
     assert time.monotonic() - began < 10
     assert "missing: any, the rest: the 0 s of a part were up" in capsys.readouterr().err
-    assert [row.case for row in Rows(out).rows] == ["quick"]
+    assert values_of(Rows(out).rows, "case") == ["quick"]
     assert main(line) == 0
     assert runs == ["quick", "slow", "slow"]
-    assert [row.case for row in Rows(out).rows] == ["quick", "slow"]
+    assert values_of(Rows(out).rows, "case") == ["quick", "slow"]
     session.seconds = 5
-    with pytest.raises(
-        OutOfTimeError, match="long"
-    ):  # the time left is too short for it: not begun
+    # the time left is too short for it: not begun
+    with pytest.raises(OutOfTimeError, match="long"):
         session.case("long", lambda _: pytest.fail("begun"), batch=1, needs=60)
 
 
@@ -164,6 +167,6 @@ def test_time_is_shared_by_kinds_of_kernels_and_with_the_time_in_which_the_card_
         "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl>": "elementwise and sums",
     }
     assert {kernel: kind_of(kernel) for kernel in kernels} == kernels
-    found = summary(Busy(2.0, {"sgemm": 0.5, "gemm_2": 0.2, "gelu": 0.5}), torch.device("cuda"))
-    assert found["shares"] == "idle 40%, matrix products 35%, elementwise and sums 25%"
-    assert str(found["largest kernels"]).startswith("sgemm 25%; gelu 25%; gemm_2 10%")
+    busy = summary(Busy(2.0, {"sgemm": 0.5, "gemm_2": 0.2, "gelu": 0.5}), torch.device("cuda"))
+    assert busy["shares"] == "idle 40%, matrix products 35%, elementwise and sums 25%"
+    assert str(busy["largest kernels"]).startswith("sgemm 25%; gelu 25%; gemm_2 10%")

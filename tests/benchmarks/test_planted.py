@@ -68,6 +68,6 @@ def test_a_planted_cause_is_named_first(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONTROLS)
 def test_nothing_is_named_of_a_control(name):
-    found = tally([measure(name, 450, SEED)])
-    assert found.false == 0
-    assert found.namings[0].names == ()
+    counts = tally([measure(name, 450, SEED)])
+    assert counts.false == 0
+    assert counts.namings[0].names == ()

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from tests.kit.contradictions import contradictions
+from tests.kit.marks import slow_except
 from tests.kit.planted_heads import write
+from tests.kit.select import index_by, select_one, values_of
 from vitlens.cli.main import run
 from vitlens.commands.ablate.record import (
     AblateRecord,
@@ -30,23 +32,23 @@ HIDDEN_HEAD = [("red", 11.0), ("red", 25.0), ("red", 11.0), ("green", 2.0)]
 def ablated(
     folder: Path, heads, *more: str, seed: int = 0
 ) -> tuple[AblateRecord, dict[str, Claim]]:
-    """The record and the claims by their question."""
+    """Return the record and the claims by their question."""
     typed = write(folder, heads, seed=seed)
     quick = ["--no-curves", "--no-patch", "--units", "head", *more, "--out", str(folder / "out")]
     assert run(["ablate", *typed, *quick]) == 0
     record = read_folder(folder / "out")
     claims = REPORT(record).claims
     assert not list(contradictions(claims))
-    return record, {claim.question: claim for claim in claims}
+    return record, index_by(claims, "question")
 
 
 def reds(folder: Path) -> np.ndarray:
-    """The red of every image, from -1 to 1."""
+    """Return the red of every image, from -1 to 1."""
     return np.load(folder / "data.npz")["images"][:, 0, 0, 0] / 127.5 - 1
 
 
 def check_plain(folder: Path, seed: int = 0) -> None:
-    """An oracle: without its red head the red bit costs ln 2."""
+    """Check that without its red head the red bit costs ln 2."""
     record, claims = ablated(folder, PLAIN, "--replace", "mean,resample", seed=seed)
     assert claims.keys() == {"most important head", "heads with an effect"}
     lead, most = claims["most important head"], max(record.heads, key=lambda row: row.loss.value)
@@ -56,7 +58,7 @@ def check_plain(folder: Path, seed: int = 0) -> None:
     assert without_effect(record) == []
     clean = np.mean([log1p(exp(-2.0 * abs(value))) for value in reds(folder)])
     assert record.heads[0].loss.value == pytest.approx(np.log(2) - clean, abs=5e-3)
-    assert {row.label for row in record.heads} == {"uniform"}
+    assert set(values_of(record.heads, "label")) == {"uniform"}
 
 
 def check_dead(folder: Path, seed: int = 0) -> None:
@@ -72,7 +74,7 @@ def check_redundant(folder: Path, seed: int = 0) -> None:
     claim = claims["redundant heads"]
     assert claim.is_shown
     assert "L0.H0 and L0.H2" in claim.says
-    [row] = [row for row in record.pairs if row.chosen == "similarity"]
+    row = select_one(record.pairs, chosen="similarity")
     assert row.similarity == pytest.approx(1, abs=1e-4)
     red = reds(folder)
     left = np.log1p(
@@ -97,15 +99,14 @@ def check_hidden(folder: Path, seed: int = 0) -> None:
     assert row.hidden.value == pytest.approx(
         row.other_losses["resample"].value - row.loss.value, abs=1e-6
     )
-    assert [row.unit for row in without_effect(record)] == [
+    # each is spare, as is any two
+    assert values_of(without_effect(record), "unit") == [
         "L0.H0",
         "L0.H2",
-    ]  # each is spare, as is any two
+    ]
 
 
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 21))]
-)
+@pytest.mark.parametrize("seed", slow_except(range(21), (0,)))
 @pytest.mark.parametrize("check", [check_plain, check_dead, check_redundant, check_hidden])
 def test_planted_facts(check, seed, tmp_path):
     check(tmp_path, seed)
@@ -141,6 +142,5 @@ def test_too_few_images_claim_nothing(images, tmp_path):
     assert document.title != record.config.title
     assert str(images) in document.title
     wide = replace(record.heads[0], loss=Estimate(0.0, -0.02, 0.02, unit="nats"))
-    assert (
-        images_needed([wide], Estimate(0.01, unit="nats"), 100).value == 400
-    )  # half the width, four times as many
+    # half the width, four times as many
+    assert images_needed([wide], Estimate(0.01, unit="nats"), 100).value == 400

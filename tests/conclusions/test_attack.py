@@ -12,6 +12,8 @@ import vitlens
 from tests.kit.commands import ran
 from tests.kit.contradictions import contradictions
 from tests.kit.first_page import clear_effects, findings_of, states
+from tests.kit.marks import slow_except
+from tests.kit.select import select, select_one, values_of
 from vitlens import Model
 from vitlens.commands.attack.record import (
     AttackCheckRow,
@@ -46,7 +48,7 @@ def check(
 def record_of(
     *curves: AttackCurveRow, images: int = 200, **tables: tuple[object, ...]
 ) -> AttackRecord:
-    """A record of 200 images with these rows."""
+    """Return a record of 200 images with these rows."""
     names = list(dict.fromkeys(row.model for row in curves))
     clean = {row.model: row.accuracy for row in curves if row.epsilon == 0}
     overall = tuple(AttackedModelRow(name, clean.get(name, wilson(190, 200))) for name in names)
@@ -59,7 +61,7 @@ def record_of(
 def claimed(question: str, *curves: AttackCurveRow, **tables: tuple[object, ...]) -> list[Claim]:
     claims = REPORT(record_of(*curves, **tables)).claims
     assert list(contradictions(claims)) == []
-    return [claim for claim in claims if claim.question == question]
+    return select(claims, question=question)
 
 
 @pytest.mark.parametrize(
@@ -77,20 +79,21 @@ def claimed(question: str, *curves: AttackCurveRow, **tables: tuple[object, ...]
             (check("one step against many", "failed", 60, 62, "fgsm-linf, pgd-linf"),),
             [wilson(60, 62)],
         ),
+        # by chance
         (
             (check("one step against many", "failed", 20, 36, "fgsm-linf, pgd-linf"),),
             [],
-        ),  # by chance
+        ),
     ],
 )
 def test_a_self_check_that_fails_clearly_is_the_first_finding(checks, effects):
     record = record_of(curve("m", 1.0, 185), curve("m", 8.0, 150), checks=checks)
     document = REPORT(record)
-    found = [claim for claim in document.claims if claim.question == "masked gradients"]
-    assert [claim.effect for claim in found] == effects
-    if found:
-        assert shown(document.claims)[0] == found[0]
-        assert document.title == found[0].title
+    failed_checks = select(document.claims, question="masked gradients")
+    assert values_of(failed_checks, "effect") == effects
+    if failed_checks:
+        assert shown(document.claims)[0] == failed_checks[0]
+        assert document.title == failed_checks[0].title
         assert states(document) == {"self-checks of m": "fail", "robustness of m": "inconclusive"}
 
 
@@ -118,9 +121,7 @@ saturated = partial(masked, 10000, False)
 rounded = partial(masked, 1, True)
 
 
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 21))]
-)
+@pytest.mark.parametrize("seed", slow_except(range(21), (0,)))
 @pytest.mark.parametrize("function", ["saturated", "rounded"])
 def test_masked_gradients_of_a_model_come_first(function, seed, tmp_path):
     line = (
@@ -129,13 +130,13 @@ def test_masked_gradients_of_a_model_come_first(function, seed, tmp_path):
     )
     record = ran(tmp_path / "run", f"{line} --no-corruptions --no-inside --seed {seed}")
     document = REPORT(record)
-    found, *_ = shown(document.claims)
-    assert found.question == "masked gradients"
-    assert found.effect in [
+    first, *_ = shown(document.claims)
+    assert first.question == "masked gradients"
+    assert first.effect in [
         row.share for row in record.checks if row.state == "failed" and "gradients" in row.name
     ]
-    assert found.effect.value > 0.5
-    assert document.title == found.title
+    assert first.effect.value > 0.5
+    assert document.title == first.title
     judged = states(document)
     assert (judged[f"self-checks of {function}"], judged[f"robustness of {function}"]) == (
         "fail",
@@ -144,7 +145,7 @@ def test_masked_gradients_of_a_model_come_first(function, seed, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kept", "far", "failed", "state"),
+    ("robust", "far", "failed", "state"),
     [
         (185, 5, 0, "pass"),  # at 1/255: the verdict is that of the strongest attack
         (100, 5, 0, "warn"),
@@ -155,11 +156,11 @@ def test_masked_gradients_of_a_model_come_first(function, seed, tmp_path):
         (185, 170, 0, "warn"),  # at 8/255 no undefended model keeps as much: the attack is weak
     ],
 )
-def test_the_verdict_is_the_strongest_attacks_at_one(kept, far, failed, state):
+def test_the_verdict_is_the_strongest_attacks_at_one(robust, far, failed, state):
     rows = (
         curve("m", 0.0, 190),
         curve("m", 1.0, 195, "fgsm-linf"),
-        curve("m", 1.0, kept),
+        curve("m", 1.0, robust),
         curve("m", 8.0, far),
     )
     checks = (check("no limit", "failed" if failed else "passed", 3 * failed, 9),)
@@ -169,24 +170,22 @@ def test_the_verdict_is_the_strongest_attacks_at_one(kept, far, failed, state):
 
 
 @pytest.mark.parametrize(
-    ("kept", "state"), [(185, "inconclusive"), (100, "inconclusive"), (60, "warn"), (10, "fail")]
+    ("robust", "state"), [(185, "inconclusive"), (100, "inconclusive"), (60, "warn"), (10, "fail")]
 )
-def test_one_step_in_an_audit_shows_no_robustness_but_shows_what_cannot_pass(golden, kept, state):
+def test_one_step_in_an_audit_shows_no_robustness_but_shows_what_cannot_pass(golden, robust, state):
     """An upper bound whose interval lies below the limit cannot pass, whatever a stronger attack
     would find.
     """
     record = replace(golden("audit").record)
     planted = record_of(
-        *(curve("mine", *row, "fgsm-linf") for row in ((0.0, 190), (1.0, kept), (8.0, 5)))
+        *(curve("mine", *row, "fgsm-linf") for row in ((0.0, 190), (1.0, robust), (8.0, 5)))
     )
-    chapters = [
-        replace(each, record=planted) if each.row.word == "attack" else each
-        for each in record.parts
-    ]
+    chapters = []
+    for part in record.parts:
+        is_attack = part.row.word == "attack"
+        chapters.append(replace(part, record=planted) if is_attack else part)
     vars(record)["parts"] = tuple(chapters)  # in place of those of its folder
-    (claim,) = [
-        each for each in COMMANDS["audit"].report(record).claims if each.question == "robustness"
-    ]
+    claim = select_one(COMMANDS["audit"].report(record).claims, question="robustness")
     assert claim.state == state
 
 
@@ -199,35 +198,39 @@ def test_what_could_not_fail_was_not_tried_or_is_of_few_images_claims_nothing():
     rows = (curve("m", 0.0, 190), curve("m", 1.0, 185))
     record = record_of(*rows, checks=(check("gradients", "failed", 60, 62),))
     few = replace(record, config=replace(record.config, data=Data(images=19, classes=10)))
-    assert not [claim for claim in REPORT(few).claims if claim.question == "masked gradients"]
+    assert not select(REPORT(few).claims, question="masked gradients")
 
 
 @pytest.mark.parametrize(
-    ("own", "other", "is_masked"), [(160, 60, True), (60, 160, False), (100, 94, False)]
+    ("own_rate", "other", "is_masked"), [(160, 60, True), (60, 160, False), (100, 94, False)]
 )
-def test_transfer_that_beats_the_own_attack_is_a_hidden_fault(own, other, is_masked):
+def test_transfer_that_beats_the_own_attack_is_a_hidden_fault(own_rate, other, is_masked):
     rows = tuple(
-        TransferRow(made_for, "a", Estimate(0.9, 0.8, 1.0, 100), wilson(kept, 200), Estimate(0.95))
-        for made_for, kept in (("a", own), ("b", other))
+        TransferRow(
+            made_for, "a", Estimate(0.9, 0.8, 1.0, 100), wilson(robust_count, 200), Estimate(0.95)
+        )
+        for made_for, robust_count in (("a", own_rate), ("b", other))
     )
-    found = claimed("transfer beats the attack", curve("a", 0.0, 190), transfer=rows)
-    assert [claim.effect for claim in found] == ([wilson(own, 200)] if is_masked else [])
+    claims_made = claimed("transfer beats the attack", curve("a", 0.0, 190), transfer=rows)
+    assert values_of(claims_made, "effect") == ([wilson(own_rate, 200)] if is_masked else [])
 
 
 @pytest.mark.parametrize(
     ("pairs", "title", "effect"),
     [  # of (epsilon, difference, p)
         ([(1.0, 15.0, 0.03), (2.0, 15.0, 0.03)], "a withstands attacks at ", 15.0),
+        # at 1, both as clean
         (
             [(1.0, 25.0, 0.03), (2.0, 15.0, 0.03)],
             "a withstands attacks at ",
             15.0,
-        ),  # at 1, both as clean
+        ),
+        # clean or at 0 %
         (
             [(1.0, 15.0, 0.03), (8.0, 15.0, 0.03)],
             "a and b cannot be compared under attack",
             None,
-        ),  # clean or at 0 %
+        ),
         (
             [(2.0, 12.0, 0.03), (4.0, -20.0, 0.03)],
             "Which of b and a is more robust depends on the attack",
@@ -238,11 +241,9 @@ def test_transfer_that_beats_the_own_attack_is_a_hidden_fault(own, other, is_mas
 )
 def test_which_of_two_models_is_more_robust(pairs, title, effect):
     counts = {0.0: (180, 170), 1.0: (180, 170), 2.0: (90, 60), 4.0: (60, 90), 8.0: (0, 0)}
-    curves = [
-        curve(model, epsilon, right)
-        for epsilon, both in counts.items()
-        for model, right in zip("ab", both)
-    ]
+    curves = []
+    for epsilon, (right_a, right_b) in counts.items():
+        curves += [curve("a", epsilon, right_a), curve("b", epsilon, right_b)]
     rows = tuple(
         RobustPairRow(
             "pgd-linf",
@@ -259,31 +260,29 @@ def test_which_of_two_models_is_more_robust(pairs, title, effect):
         )
         for epsilon, gap, p in pairs
     )
-    (found,) = claimed("difference under attack", *curves, pairs=rows)
-    assert found.title.startswith(title)
-    assert ("p = 0.03" in found.says) == (effect is not None)
+    (claim,) = claimed("difference under attack", *curves, pairs=rows)
+    assert claim.title.startswith(title)
+    assert ("p = 0.03" in claim.says) == (effect is not None)
     ends = (
-        None if found.effect is None else (found.effect.value, found.effect.low, found.effect.high)
+        None if claim.effect is None else (claim.effect.value, claim.effect.low, claim.effect.high)
     )
     assert ends == (None if effect is None else (effect, effect - 3, effect + 3))
 
 
-def two_models(kept: tuple[int, int], **tables: tuple[object, ...]) -> AttackRecord:
-    """Two models that keep so many of 200 images at 8/255, which differ significantly there."""
-    counts = {0.0: (190, 190), 1.0: (185, 185), 8.0: kept}
-    curves = [
-        curve(model, epsilon, right)
-        for epsilon, both in counts.items()
-        for model, right in zip("ab", both)
-    ]
-    gap = 100 * (kept[0] - kept[1]) / 200
+def two_models(robust: tuple[int, int], **tables: tuple[object, ...]) -> AttackRecord:
+    """Return a record of two models: at 8/255, `robust` of 200 images stay correct."""
+    counts = {0.0: (190, 190), 1.0: (185, 185), 8.0: robust}
+    curves = []
+    for epsilon, (right_a, right_b) in counts.items():
+        curves += [curve("a", epsilon, right_a), curve("b", epsilon, right_b)]
+    gap = 100 * (robust[0] - robust[1]) / 200
     difference = Estimate(gap, gap - 3, gap + 3, 200, "points")
     row = RobustPairRow("pgd-linf", "PGD L∞", "linf", 8.0, "a", "b", 9, 1, difference, 1e-6, 1e-5)
     return record_of(*curves, pairs=(row,), **tables)
 
 
 def again(model: str, survivors: int, missed: int) -> SurvivorsRow:
-    """Stronger attacks at 8/255 on survivors of which they break so many."""
+    """Return stronger attacks at 8/255 on survivors, of which they break so many."""
     before = wilson(survivors, 200)
     after = wilson(survivors - missed, 200)
     return SurvivorsRow(model, 8.0, survivors, before, after, missed, 0)
@@ -302,14 +301,12 @@ def test_no_title_rests_on_attacks_that_the_verdict_calls_too_weak(survivors, is
     document = REPORT(record)
     assert document.title.startswith("a withstands attacks") == is_title
     assert bool(findings_of(REPORT, record)) == is_title
-    (verdict,) = [
-        claim.verdict
-        for claim in document.claims
-        if claim.question == "robustness" and claim.subject == "a"
-    ]
+    verdict = select_one(document.claims, question="robustness", subject="a").verdict
     assert (verdict.state, verdict.doubts) == (("pass", False) if is_title else ("warn", True))
     (section,) = [
-        each for each in document.sections if each.title.startswith("How much accuracy is left")
+        section
+        for section in document.sections
+        if section.title.startswith("How much accuracy is left")
     ]
     assert verdict.because in section.status.words
 
@@ -337,4 +334,4 @@ def test_survivors_of_a_weak_attack_are_attacked_again_before_robustness_is_judg
         assert row.before.value > 0.5
         assert row.after.value == pytest.approx(row.before.value - row.missed / 6)
         assert record.metric(f"robust_accuracy/{row.model}/worst-case-linf/{epsilon}") == row.after
-    assert {row.attack for row in record.pairs} == {"clean", f"{attack}-linf", "worst-case-linf"}
+    assert set(values_of(record.pairs, "attack")) == {"clean", f"{attack}-linf", "worst-case-linf"}

@@ -13,6 +13,7 @@ from tests.kit.first_page import check_first_page, states
 from tests.kit.map_rows import CENTRE, RANDOM, STAYING, checks
 from tests.kit.pages import page_problems
 from tests.kit.planted_answers import answers, compare_record
+from tests.kit.select import index_by, select_one, values_of
 from vitlens.cli.main import run
 from vitlens.commands.compare.record import CompareRecord, DisturbedPairRow, HarderRow
 from vitlens.commands.compare.report import REPORT
@@ -31,14 +32,14 @@ N = 1000
 def recorded(
     errors, *, seed=0, map_checks=(*VIT, *CNN), methods=("relevance", "gradcam"), n=N
 ) -> CompareRecord:
-    """Two models of these shares of errors on n images, with rows of their maps."""
+    """Return a record of two models with these shares of errors on n images, and their maps."""
     generator = np.random.default_rng(seed)
     models = {alias: answers(generator.random(n) >= share) for alias, share in zip(PAIR, errors)}
     return replace(compare_record(models, methods=methods, seed=seed), map_checks=tuple(map_checks))
 
 
 def found(record: CompareRecord) -> list[Claim]:
-    """The claims of the first page but for those that no difference is shown."""
+    """Return the claims of the first page, except those that show no difference."""
     return [claim for claim in shown(REPORT(record).claims, 9) if claim.question != "no difference"]
 
 
@@ -46,9 +47,8 @@ def test_a_vit_that_loses_to_its_cnn_comes_first_and_few_images_are_inconclusive
     """Also where a fault of the maps is found."""
     record = recorded((0.25, 0.10), map_checks=(*checks("vit", "relevance", cascade=STAYING), *CNN))
     first, second = found(record)
-    wrong_vit, wrong_cnn = (
-        record.metric(f"cell/vit/cnn/only-{each}-wrong").value * N for each in ("first", "second")
-    )
+    wrong_vit = record.metric("cell/vit/cnn/only-first-wrong").value * N
+    wrong_cnn = record.metric("cell/vit/cnn/only-second-wrong").value * N
     assert first.effect.value == pytest.approx((wrong_vit - wrong_cnn) * 100 / N)
     assert first.effect.value > 0
     assert first.p == pytest.approx(mcnemar(round(wrong_cnn), round(wrong_vit)))
@@ -102,10 +102,13 @@ def test_disturbed_images(accuracies, better, clear):
         kind="shuffle",
         level=4.0,
     )
-    named = found(replace(recorded((0.1, 0.1), seed=1), robustness=harder, disturbed_pairs=(row,)))
-    assert [(claim.question, claim.subject, claim.effect) for claim in named] == [
-        ("disturbed images", "vit", apart)
-    ] * clear
+    disturbed = found(
+        replace(recorded((0.1, 0.1), seed=1), robustness=harder, disturbed_pairs=(row,))
+    )
+    assert (
+        values_of(disturbed, "question", "subject", "effect")
+        == [("disturbed images", "vit", apart)] * clear
+    )
 
 
 def test_the_largest_of_many_differences_has_an_interval_for_so_many():
@@ -140,11 +143,9 @@ def test_the_largest_of_many_differences_has_an_interval_for_so_many():
 
 def test_maps_by_two_methods_are_compared_only_where_both_are_verified():
     def compares(**how: object) -> bool:
-        sections = {
-            section.title: section for section in REPORT(recorded((0.1, 0.1), **how)).sections
-        }
+        sections = index_by(REPORT(recorded((0.1, 0.1), **how)).sections, "title")
         text = " ".join(
-            each.text for each in sections["Do both models mark the same places?"].sentences
+            sentence.text for sentence in sections["Do both models mark the same places?"].sentences
         )
         return "**vit** are more concentrated" in text
 
@@ -157,14 +158,14 @@ def test_maps_by_two_methods_are_compared_only_where_both_are_verified():
 
 @pytest.fixture(scope="module")
 def folders(weaker: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Evaluations of the CNN, a worse ViT, and that ViT again, under another alias."""
-    made = {}
+    """Evaluate the CNN, a worse ViT, and that ViT again under another alias."""
+    paths = {}
     for name, model in (
         ("cnn", "cnn-digits"),
         ("vit", weaker),
         ("new", weaker.replace("vit-digits=", "new=")),
     ):
-        made[name] = tmp_path_factory.mktemp("runs") / name
+        paths[name] = tmp_path_factory.mktemp("runs") / name
         assert (
             run(
                 [
@@ -175,13 +176,13 @@ def folders(weaker: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
                     "--seed",
                     "1",
                     "--out",
-                    str(made[name]),
+                    str(paths[name]),
                     "--quiet",
                 ]
             )
             == 0
         )
-    return made
+    return paths
 
 
 def test_a_worse_model_fails_by_the_paired_test(folders, capsys):
@@ -191,15 +192,9 @@ def test_a_worse_model_fails_by_the_paired_test(folders, capsys):
     assert "worse" in printed.err
     before = read_folder(folders["cnn"])
     after = read_folder(folders["vit"])
-    (accuracy,) = [
-        change
-        for change in compared_runs(before, after, "").changes
-        if change.metric == "accuracy/vit-digits"
-    ]
-    was, now = (
-        np.load(folders[name] / "arrays" / f"predictions-{name}-digits.npz")
-        for name in ("cnn", "vit")
-    )
+    accuracy = select_one(compared_runs(before, after, "").changes, metric="accuracy/vit-digits")
+    was = np.load(folders["cnn"] / "arrays" / "predictions-cnn-digits.npz")
+    now = np.load(folders["vit"] / "arrays" / "predictions-vit-digits.npz")
     correct = [answers["prediction"] == answers["label"] for answers in (was, now)]
     lost = (correct[0] & ~correct[1]).sum()
     won = (correct[1] & ~correct[0]).sum()
@@ -207,33 +202,27 @@ def test_a_worse_model_fails_by_the_paired_test(folders, capsys):
     assert accuracy.difference.value == pytest.approx(won - lost)
     assert accuracy.direction == "worse"
     written = OF_RUNS(compared_runs(before, after, "vitlens report"))
-    assert accuracy.difference in [claim.effect for claim in written.claims]
+    assert accuracy.difference in values_of(written.claims, "effect")
     assert written.claims[0].state == "fail"
     check_first_page(written)
-    assert (
-        run(["report", "--compare", str(folders["vit"]), str(folders["cnn"])]) == 0
-    )  # better is no regression
+    # better is no regression
+    assert run(["report", "--compare", str(folders["vit"]), str(folders["cnn"])]) == 0
 
 
 def test_images_that_share_a_source_count_once_in_a_comparison_of_runs(folders):
-    before, after = (
-        replace(
-            record,
-            predictions={
-                alias: replace(each, groups=np.arange(100) // 10)
-                for alias, each in record.predictions.items()
-            },
-        )
-        for record in (read_folder(folders["cnn"]), read_folder(folders["vit"]))
-    )
-    alone, grouped = (
-        next(
-            change
-            for change in compared_runs(*runs, "").changes
-            if change.metric == "accuracy/vit-digits"
-        )
-        for runs in ((read_folder(folders["cnn"]), read_folder(folders["vit"])), (before, after))
-    )
+    def in_groups(record):
+        evaluations = {}
+        for alias, evaluation in record.predictions.items():
+            evaluations[alias] = replace(evaluation, groups=np.arange(100) // 10)
+        return replace(record, predictions=evaluations)
+
+    def accuracy_change(before, after):
+        return select_one(compared_runs(before, after, "").changes, metric="accuracy/vit-digits")
+
+    before = read_folder(folders["cnn"])
+    after = read_folder(folders["vit"])
+    alone = accuracy_change(before, after)
+    grouped = accuracy_change(in_groups(before), in_groups(after))
     assert grouped.test == "paired"
     assert grouped.p > alone.p
     assert grouped.difference.value == alone.difference.value
@@ -243,22 +232,22 @@ def test_images_that_share_a_source_count_once_in_a_comparison_of_runs(folders):
 def test_a_comparison_of_runs_is_repeated_by_its_command_and_the_same_is_no_change(folders, capsys):
     line = ["report", "--compare", str(folders["vit"]), str(folders["new"])]
     page = folders["new"] / "comparison.html"
-    for asked, printed in (
+    for typed, printed in (
         ([], "comparison.md"),
         (["--html"], "comparison.html"),
         ([], "comparison.html"),
     ):
         capsys.readouterr()
-        assert run([*line, *asked]) == 0
+        assert run([*line, *typed]) == 0
         assert capsys.readouterr().out.strip() == str(folders["new"] / printed)
         assert page.is_file() == (printed == page.name)  # one that lies there is kept up to date
-        whole = shlex.join(["vitlens", *line, *(["--html"] if page.is_file() else [])])
+        command_line = shlex.join(["vitlens", *line, *(["--html"] if page.is_file() else [])])
         text = (
             (folders["new"] / "comparison.md")
             .read_text(encoding="utf-8")
             .partition("## Repeat it")[2]
         )
-        assert f"\n{whole}\n" in text
+        assert f"\n{command_line}\n" in text
         assert "vitlens evaluate" not in text
     written = page.read_text(encoding="utf-8")
     assert page_problems(written) == []
@@ -267,12 +256,13 @@ def test_a_comparison_of_runs_is_repeated_by_its_command_and_the_same_is_no_chan
     before = read_folder(folders["vit"])
     after = read_folder(folders["new"])
     same = compared_runs(before, after, "").changes
-    assert {change.metric for change in same} == set(after.metrics)
-    assert {change.difference.value for change in same} == {0.0}
-    assert not any(change.changed for change in same)
-    assert [
-        claim.state for claim in OF_RUNS(compared_runs(before, after, "vitlens report")).claims
-    ] == ["pass"]
+    assert set(values_of(same, "metric")) == set(after.metrics)
+    assert set(values_of(same, "difference.value")) == {0.0}
+    for change in same:
+        assert not change.changed
+    assert values_of(OF_RUNS(compared_runs(before, after, "vitlens report")).claims, "state") == [
+        "pass"
+    ]
 
 
 @pytest.mark.parametrize("before", ["profile", "evaluate", "missing"])

@@ -15,6 +15,8 @@ from tests.contracts.test_report_folders import BY_HAND, NAMES
 from tests.kit.commands import quick_attacks, ran
 from tests.kit.first_page import check_first_page
 from tests.kit.golden import LINES
+from tests.kit.marks import slow_among
+from tests.kit.select import select, select_one, values_of
 from vitlens.cli.main import run
 from vitlens.commands.report.record import ComparedRuns, MetricChange
 from vitlens.commands.report.report import REPORT, compared_runs
@@ -41,29 +43,25 @@ LONG = (
 )
 
 
-def slow_if_long(names):
-    return [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in names]
-
-
-@pytest.mark.parametrize("name", slow_if_long(NAMES))
+@pytest.mark.parametrize("name", slow_among(NAMES, LONG))
 def test_every_folder_is_compared_with_its_copy_and_with_another_run_of_its_command(
     name, golden, tmp_path
 ):
-    made = golden(name)
-    copy = Path(shutil.copytree(made.folder, tmp_path / "copy"))
-    assert run(["report", "--compare", str(made.folder), str(copy)]) == 0
-    assert not compared_runs(made.record, read_folder(copy), "").changed
-    others = [
-        each
-        for each in NAMES
-        if each != name and each not in BY_HAND and command(each) == command(name)
-    ]
-    for other in others:
+    original = golden(name)
+    copy = Path(shutil.copytree(original.folder, tmp_path / "copy"))
+    assert run(["report", "--compare", str(original.folder), str(copy)]) == 0
+    assert not compared_runs(original.record, read_folder(copy), "").changed
+    comparable = []
+    for candidate in NAMES:
+        if candidate not in (name, *BY_HAND) and command(candidate) == command(name):
+            comparable.append(candidate)
+    for other in comparable:
+        # 2: more models
         assert run(["report", "--compare", str(golden(other).folder), str(copy)]) in (
             0,
             2,
             3,
-        )  # 2: more models
+        )
 
 
 def command(name: str) -> str:
@@ -80,13 +78,13 @@ def test_metrics_with_numbers_in_their_names_are_found_under_another_alias(
             f"audit new={tiny_vit} --data digits --limit 4 --batch-size 4 --budget 60",
         )
     runs = compared_runs(before, after, "")
-    changes = {change.metric for change in runs.changes}
+    changes = set(values_of(runs.changes, "metric"))
     assert {name for name in after.metrics if name.startswith("robust_accuracy/new/")} <= changes
     assert not [name for name in runs.alone if name.startswith("robust_accuracy/")]
 
 
 def photographs(folder: Path, *, darker: bool) -> Path:
-    """Class folders of the same names and sizes; darker: of other images."""
+    """Write class folders of the same names and sizes; darker: of other images."""
     generator = np.random.default_rng(int(darker))
     for label in range(10):
         for number in range(3):
@@ -100,38 +98,30 @@ def photographs(folder: Path, *, darker: bool) -> Path:
 def test_other_images_of_the_same_names_are_not_paired_and_the_title_says_so(tmp_path):
     folders = [photographs(tmp_path / name, darker=name == "b") for name in ("a", "b")]
     first, second = (
-        ran(tmp_path / f"run-{at}", f"evaluate cnn-digits --data {each}")
-        for at, each in enumerate(folders)
+        ran(tmp_path / f"run-{at}", f"evaluate cnn-digits --data {folder}")
+        for at, folder in enumerate(folders)
     )
-    (accuracy,) = [
-        row
-        for row in compared_runs(first, second, "").changes
-        if row.metric == "accuracy/cnn-digits"
-    ]
+    accuracy = select_one(compared_runs(first, second, "").changes, metric="accuracy/cnn-digits")
     assert accuracy.test == "independent"
     document = comparison(first, second)
     assert "other images" in document.title
-    assert any("other images" in each.text for each in document.first.unknown)
+    assert "other images" in "\n".join(values_of(document.first.unknown, "text"))
     assert any("fingerprint" in row.setting for row in compared_runs(first, second, "").settings)
     moved = shutil.copytree(folders[0], tmp_path / "elsewhere" / "test")
     again = ran(tmp_path / "again", f"evaluate cnn-digits --data {moved}")
-    (accuracy,) = [
-        row
-        for row in compared_runs(first, again, "").changes
-        if row.metric == "accuracy/cnn-digits"
-    ]
+    accuracy = select_one(compared_runs(first, again, "").changes, metric="accuracy/cnn-digits")
     assert accuracy.test == "paired"
 
 
 @pytest.mark.parametrize(
-    "name", slow_if_long(["walkthrough", "explain", "features", "audit", "study"])
+    "name", slow_among(["walkthrough", "explain", "features", "audit", "study"], LONG)
 )
 def test_folders_without_their_arrays_are_compared(golden, tmp_path, name):
-    made = golden(name)
-    copy = Path(shutil.copytree(made.folder, tmp_path / "copy"))
+    original = golden(name)
+    copy = Path(shutil.copytree(original.folder, tmp_path / "copy"))
     for arrays in [*copy.rglob("arrays")]:
         shutil.rmtree(arrays)
-    assert run(["report", "--compare", str(made.folder), str(copy)]) in (0, 3)
+    assert run(["report", "--compare", str(original.folder), str(copy)]) in (0, 3)
     (copy / "comparison.md").read_text()
 
 
@@ -147,15 +137,15 @@ def test_the_same_images_with_other_labels_are_not_the_same(tmp_path):
 
 
 def test_folders_without_fingerprints_are_read_and_not_paired(golden, tmp_path):
-    made = golden("evaluate")
-    old = Path(shutil.copytree(made.folder, tmp_path / "old"))
+    original = golden("evaluate")
+    old = Path(shutil.copytree(original.folder, tmp_path / "old"))
     config = json.loads((old / "config.json").read_text())
     assert config.pop("fingerprints").keys() == {"test", "test labels"}
     (old / "config.json").write_text(json.dumps(config))
     assert run(["report", str(old)]) == 0
-    runs = compared_runs(read_folder(old), made.record, "")
-    assert (runs.same_images, {row.test for row in runs.tested}) == ("not known", {"independent"})
-    assert "not known" in comparison(read_folder(old), made.record).title
+    runs = compared_runs(read_folder(old), original.record, "")
+    assert (runs.same_images, set(values_of(runs.tested, "test"))) == ("not known", {"independent"})
+    assert "not known" in comparison(read_folder(old), original.record).title
 
 
 def test_an_accuracy_is_corrected_for_accuracies_alone(tmp_path):
@@ -164,11 +154,11 @@ def test_an_accuracy_is_corrected_for_accuracies_alone(tmp_path):
         for name in ("vit-digits", "cnn-digits")
     ]
     rows = compared_runs(*records, "").tested
-    (asked,) = [row for row in rows if row.metric == "accuracy/m"]
-    assert asked.p_holm == asked.p
-    others = [row for row in rows if row.family == "judged"]
-    assert min(row.p_holm for row in others) == pytest.approx(
-        min(1.0, len(others) * min(row.p for row in others))
+    accuracy_row = select_one(rows, metric="accuracy/m")
+    assert accuracy_row.p_holm == accuracy_row.p
+    judged_rows = select(rows, family="judged")
+    assert min(row.p_holm for row in judged_rows) == pytest.approx(
+        min(1.0, len(judged_rows) * min(row.p for row in judged_rows))
     )
 
 
@@ -179,22 +169,23 @@ def test_what_got_worse_stands_before_what_only_differs():
     runs = ComparedRuns(
         earlier="old", later="new", same_images="the same", changes=(described, cross_entropy(0.01))
     )
-    assert [row.words for row in runs.changed] == ["cross-entropy", "distance"]
+    assert values_of(runs.changed, "words") == ["cross-entropy", "distance"]
     assert "cross-entropy" in REPORT(runs).first.glance.rows[0][0]
 
 
 def accuracy(before: float, after: float, p: float, words: str = "accuracy") -> MetricChange:
-    """One accuracy of 60 images before and after."""
+    """Return the change of one accuracy on 60 images."""
     points = 100 * (after - before)
-    was, now = (Estimate(value, value - 0.1, value + 0.1, 60) for value in (before, after))
+    was = Estimate(before, before - 0.1, before + 0.1, 60)
+    now = Estimate(after, after - 0.1, after + 0.1, 60)
     difference = Estimate(points, points - 9, points + 9, 60, "points")
     return MetricChange("accuracy/m", words, was, now, difference, p, p, "paired", "higher")
 
 
 def cross_entropy(p: float) -> MetricChange:
-    was, now, more = (
-        Estimate(value, value - 0.1, value + 0.1, 60, "nats") for value in (0.8, 1.2, 0.4)
-    )
+    was = Estimate(0.8, 0.8 - 0.1, 0.8 + 0.1, 60, "nats")
+    now = Estimate(1.2, 1.2 - 0.1, 1.2 + 0.1, 60, "nats")
+    more = Estimate(0.4, 0.4 - 0.1, 0.4 + 0.1, 60, "nats")
     return MetricChange(
         "cross_entropy/m", "cross-entropy", was, now, more, p, p, "independent", "lower"
     )

@@ -10,6 +10,7 @@ from scipy.stats import binomtest
 
 from tests.kit.first_page import check_first_page, judged, states
 from tests.kit.planted_answers import NAMES, Answers, answers, evaluate_record
+from tests.kit.select import select, values_of
 from vitlens.cli.main import run
 from vitlens.commands.evaluate.report import REPORT
 from vitlens.report.claims import Claim, shown
@@ -25,7 +26,7 @@ def first_page(record) -> list[Claim]:
 
 
 def with_errors(seed: int = 0, n: int = N, **shares: float) -> dict[str, Answers]:
-    """Models that make errors of their own at these shares."""
+    """Return models that make independent errors at these shares."""
     generator = np.random.default_rng(seed)
     return {name: answers(generator.random(n) >= share) for name, share in shares.items()}
 
@@ -34,7 +35,7 @@ def test_pairs_are_counts_with_exact_tests_corrected_together_and_the_best_comes
     models = with_errors(a=0.05, b=0.2, c=0.06)
     record = evaluate_record(models)
     document = REPORT(record)
-    right = {name: own.predicted == own.labels for name, own in models.items()}
+    right = {name: result.predicted == result.labels for name, result in models.items()}
     for row in record.pairs:
         one = right[row.first]
         two = right[row.second]
@@ -42,8 +43,8 @@ def test_pairs_are_counts_with_exact_tests_corrected_together_and_the_best_comes
         assert row.p == pytest.approx(binomtest(alone[0], sum(alone)).pvalue)
     smallest = min(record.pairs, key=lambda row: row.p)
     assert smallest.p_holm == pytest.approx(min(1.0, 3 * smallest.p))
-    assert [row.better for row in record.pairs] == ["a", "undecided", "c"]
-    better, alike = (claim for claim in first_page(record) if claim.kind == "answer")
+    assert values_of(record.pairs, "better") == ["a", "undecided", "c"]
+    better, alike = select(first_page(record), kind="answer")
     first = record.pairs[0]
     assert (better.subject, better.effect, better.p) == ("a and b", first.difference, first.p_holm)
     swapped = evaluate_record({"b": models["b"], "a": models["a"]})
@@ -90,8 +91,8 @@ def test_a_difference_is_judged_by_its_whole_interval(low, high, decided, state)
 @pytest.mark.parametrize(("share", "seed"), [(0.05, 1), (0.08, 2), (0.3, 0)])
 def test_what_is_not_decided_is_neither_warned_of_nor_failed(share, seed):
     record = evaluate_record(with_errors(seed, a=0.05, b=share), seed=seed)
-    asked = {claim.question for claim in first_page(record) if claim.kind == "answer"}
-    assert asked == {"which is better" if share == 0.3 else "no difference"}
+    questions = {claim.question for claim in first_page(record) if claim.kind == "answer"}
+    assert questions == {"which is better" if share == 0.3 else "no difference"}
     assert states(REPORT(record))["accuracy of a and b"] in (
         ("fail",) if share == 0.3 else ("pass", "inconclusive")
     )
@@ -117,23 +118,23 @@ def test_requirements_decide_the_exit_code(most, code, tmp_path, capsys):
 
 
 def calibrated(seed: int, n: int = 1000) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Confidences, whether each is right with that probability, and predictions of five classes."""
+    """Draw confidences, right with that probability, and predictions of five classes."""
     generator = np.random.default_rng(seed)
     confidence = 0.6 + 0.39 * generator.random(n)
     return confidence, generator.random(n) < confidence, generator.integers(0, 5, n)
 
 
 def one(confidence: np.ndarray, right: np.ndarray, predicted: np.ndarray):
-    """The record of one model."""
+    """Return the record of one model."""
     return evaluate_record(
         {"planted": Answers(confidence, predicted, np.where(right, predicted, (predicted + 1) % 5))}
     )
 
 
 def test_the_same_model_twice_is_no_finding_nor_is_a_tiny_significant_difference():
-    own = with_errors(a=0.1)["a"]
-    record = evaluate_record({"a": own, "b": own})
-    assert [claim.question for claim in first_page(record)] == ["no difference"]
+    result = with_errors(a=0.1)["a"]
+    record = evaluate_record({"a": result, "b": result})
+    assert values_of(first_page(record), "question") == ["no difference"]
     assert states(REPORT(record))["accuracy of a and b"] == "pass"
     right = calibrated(2, 1400)[1]
     more = right.copy()
@@ -141,25 +142,26 @@ def test_the_same_model_twice_is_no_finding_nor_is_a_tiny_significant_difference
     record = evaluate_record({"planted": answers(right), "more": answers(more)})
     assert record.metric("accuracy_difference/planted/more").value == pytest.approx(-600 / 1400)
     assert record.pairs[0].p_holm < 0.05
-    assert not any(claim.question == "which is better" for claim in REPORT(record).claims)
+    for claim in REPORT(record).claims:
+        assert claim.question != "which is better"
 
 
 def test_a_calibrated_model_passes_and_overconfidence_is_named_by_class_or_as_a_whole():
     record = one(*calibrated(1, 1500))
-    assert [claim.question for claim in first_page(record)] == ["top-1 accuracy"]
+    assert values_of(first_page(record), "question") == ["top-1 accuracy"]
     assert states(REPORT(record))["calibration of planted"] in ("pass", "warn")
     confidence, right, predicted = calibrated(0)
-    half = (
-        np.random.default_rng(100).random(len(right)) < 0.5
-    )  # of the predictions of class 1 half are right
+    # of the predictions of class 1 half are right
+    half = np.random.default_rng(100).random(len(right)) < 0.5
     record = one(confidence, np.where(predicted == 1, half, right), predicted)
-    found = next(claim for claim in first_page(record) if claim.kind != "answer")
-    row = next(each for each in record.by_prediction if "bee" in each.class_name)
-    assert (found.question, found.effect) == ("confidence by class", row.gap)
+    finding = next(claim for claim in first_page(record) if claim.kind != "answer")
+    row = next(row for row in record.by_prediction if "bee" in row.class_name)
+    assert (finding.question, finding.effect) == ("confidence by class", row.gap)
     assert row.gap.value == pytest.approx(row.confidence - row.accuracy)
     assert 0.2 < row.gap.value < 0.4
-    assert not any(claim.question == "confidence" for claim in REPORT(record).claims)
-    assert "*bee*" not in found.says  # a name is no markup
+    for claim in REPORT(record).claims:
+        assert claim.question != "confidence"
+    assert "*bee*" not in finding.says  # a name is no markup
     every = one(np.full(1000, 0.95), np.arange(1000) % 5 > 0, predicted)  # accuracy 0.8
     claims = [
         (claim.question, claim.effect) for claim in first_page(every) if claim.kind != "answer"
@@ -172,17 +174,18 @@ def test_a_calibrated_model_passes_and_overconfidence_is_named_by_class_or_as_a_
     ("confidence", "right", "classes"),
     [
         ([0.9], [True], 5),  # one image
+        # no failure: the bootstrap of the gap excludes 0, the exact test does not
         (
             [0.9] * 12,
             [True] * 12,
             5,
-        ),  # no failure: the bootstrap of the gap excludes 0, the exact test does not
+        ),
         ([0.999] * 4, [False] * 4, 2),
     ],
 )
 def test_a_few_images_judge_nothing(confidence, right, classes):
     few = answers(np.array(right), np.array(confidence), classes=classes)
     record = evaluate_record({"planted": few, "same": few}, names=NAMES[:classes])
-    assert {claim.state for claim in judged(REPORT(record))} == {"inconclusive"}
+    assert set(values_of(judged(REPORT(record)), "state")) == {"inconclusive"}
     assert not first_page(record)
-    assert not {"calibration", "per_class"} & {figure.name for figure in REPORT(record).figures}
+    assert not {"calibration", "per_class"} & set(values_of(REPORT(record).figures, "name"))

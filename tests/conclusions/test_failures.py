@@ -14,6 +14,7 @@ from tests.kit.contradictions import contradictions
 from tests.kit.planted_answers import answers, compare_record
 from tests.kit.planted_failures import at_border, audited, failures_of, low_contrast, model, squares
 from tests.kit.planted_methods import planted_methods
+from tests.kit.select import index_by, select, select_one, values_of
 from vitlens.commands.compare.record import CompareRecord
 from vitlens.commands.compare.report import REPORT
 from vitlens.report.claims import Claim, shown, title_of
@@ -29,7 +30,7 @@ TESTED = {"size": "enlarged", "off_centre": "moved to the centre"}
 
 
 def covariate(name="size", area=0.2, **more):
-    given = {
+    fields = {
         "p": 1e-6,
         "p_holm": 1e-5,
         "likelihood_ratio": 20.0,
@@ -37,38 +38,38 @@ def covariate(name="size", area=0.2, **more):
         "p_joint_holm": 1e-4,
     } | more
     near = Estimate(area, area - 0.05, area + 0.05, 400, "")
-    return ROWS["covariates"]("vit", name, name, near, 40, 0.1, 0.2, **given)
+    return ROWS["covariates"]("vit", name, name, near, 40, 0.1, 0.2, **fields)
 
 
 def change(name="size", mended=30, control=5, **more):
-    given = {
+    fields = {
         "gain": Estimate(6.0, 4.0, 8.0, 400, "points"),
         "p": 1e-6,
         "p_change": 1e-6,
         "p_holm": 1e-5,
     } | more
-    given = {"size": 0.1, "control_size": 0.1} | given
+    fields = {"size": 0.1, "control_size": 0.1} | fields
     return ROWS["interventions"](
-        "vit", name, TESTED[name], "as large a change", 40, mended, control, 2, 1, **given
+        "vit", name, TESTED[name], "as large a change", 40, mended, control, 2, 1, **fields
     )
 
 
 def quarters(name):
     accuracy = {at: Estimate(0.7 + at / 20, 0.6, 1.0, 100) for at in range(1, 5)}
     return [
-        ROWS["quarters"]("vit", name, name, at, at / 10, at / 10 + 0.1, own)
-        for at, own in accuracy.items()
+        ROWS["quarters"]("vit", name, name, at, at / 10, at / 10 + 0.1, accuracy_of_quarter)
+        for at, accuracy_of_quarter in accuracy.items()
     ]
 
 
 def record(*rows, tests=()) -> CompareRecord:
-    every = tuple(each for row in rows for each in quarters(row.covariate))
+    every = tuple(quarter for row in rows for quarter in quarters(row.covariate))
     return replace(BOTH, covariates=rows, interventions=tests, quarters=every)
 
 
-def said(made: CompareRecord) -> Claim:
-    document = REPORT(made)
-    (claim,) = (claim for claim in document.claims if claim.question == "why it fails")
+def said(compared: CompareRecord) -> Claim:
+    document = REPORT(compared)
+    claim = select_one(document.claims, question="why it fails")
     assert not list(contradictions([claim]))
     assert (claim.evidence == "intervened") == any(word in claim.says for word in CAUSES)
     unknown = [line.text for line in document.first.unknown if "why" in line.text]
@@ -93,12 +94,11 @@ def test_a_cause_is_named_where_both_agree_and_drawn_beside_its_control():
     assert title_of([claim], "") == "vit fails on small objects"
     assert shown([claim]) == (claim,)
     much = said(record(covariate(area=0.8), tests=(change(),)))
-    assert much.says.index("90.0 %") < much.says.index(
-        "75.0 %"
-    )  # of the last quarter, of the first
-    made = record(covariate(), covariate("clutter", 0.6, p_holm=0.4), tests=(change(),))
-    sections = {section.title: section for section in REPORT(made).sections}
-    figures = {each.name: each.draw for each in sections["Why do the models fail?"].figures}
+    # of the last quarter, of the first
+    assert much.says.index("90.0 %") < much.says.index("75.0 %")
+    compared = record(covariate(), covariate("clutter", 0.6, p_holm=0.4), tests=(change(),))
+    sections = index_by(REPORT(compared).sections, "title")
+    figures = {figure.name: figure.draw for figure in sections["Why do the models fail?"].figures}
     area, *_ = figures["failure_properties"]().axes
     assert area.lines[0].get_xdata().tolist() == pytest.approx([0.2, 0.6])
     first, second = figures["failure_quarters"]().axes[:2]
@@ -113,8 +113,8 @@ def test_a_cause_is_named_where_both_agree_and_drawn_beside_its_control():
 @pytest.mark.parametrize("count", [2, 3])
 def test_the_others_are_all_other_images(count):
     """Of two parts; of three, from equal values, the worst is compared with the opposite one."""
-    made = record(covariate(), tests=(change(),))
-    claim = said(replace(made, quarters=made.quarters[:count]))
+    compared = record(covariate(), tests=(change(),))
+    claim = said(replace(compared, quarters=compared.quarters[:count]))
     assert ("on the others" in claim.says) == (count == 2)
     assert "75.0 %" in claim.says
     assert f"{70 + 5 * count}.0 %" in claim.says
@@ -155,7 +155,7 @@ def test_else_the_next_test_is_named(rows, tests, words):
 
 
 @pytest.mark.parametrize(
-    ("others", "tests"),
+    ("covariates", "tests"),
     [
         (
             (covariate("off_centre", 0.9, likelihood_ratio=4.0), covariate()),
@@ -165,15 +165,14 @@ def test_else_the_next_test_is_named(rows, tests, words):
         ((covariate("clutter", 0.6), covariate(area=0.1, likelihood_ratio=9.0)), (change(),)),
     ],
 )
-def test_what_separates_errors_given_the_others_comes_first(others, tests):
-    assert "because of their size" in said(record(*others, tests=tests)).says
+def test_what_separates_errors_given_the_others_comes_first(covariates, tests):
+    assert "because of their size" in said(record(*covariates, tests=tests)).says
 
 
 def test_a_difference_given_the_other_properties_is_enough_for_a_cause():
     assert "because of their size" in said(record(covariate(p_holm=0.2), tests=(change(),))).says
-    suppressed = covariate(
-        area=0.6, p_holm=0.2, slope=-1.0
-    )  # alone, errors seem to have more of it
+    # alone, errors seem to have more of it
+    suppressed = covariate(area=0.6, p_holm=0.2, slope=-1.0)
     assert suppressed.change == "enlarged"
     assert "fails on small objects" in said(record(suppressed, tests=(change(),))).says
 
@@ -208,15 +207,16 @@ def test_a_property_that_another_one_explains_is_no_cause():
 
 def test_a_confused_pair_of_classes_is_named_without_a_change():
     pair = covariate("pair", 0.8, detail="3 and 8", slope=1.0)
-    made = record(pair)
-    made = replace(
-        made, quarters=tuple(replace(row, covariate="pair") for row in quarters("pair")[:0:-2])
+    compared = record(pair)
+    compared = replace(
+        compared, quarters=tuple(replace(row, covariate="pair") for row in quarters("pair")[:0:-2])
     )
-    (claim,) = (claim for claim in REPORT(made).claims if claim.question == "why it fails")
+    claim = select_one(REPORT(compared).claims, question="why it fails")
     assert claim.title == "vit fails on images of 3 and 8"
     assert claim.evidence == "observed"
     assert claim.effect.value == pytest.approx(-10.0)
-    assert not any("why" in line.text for line in REPORT(made).first.unknown)
+    for line in REPORT(compared).first.unknown:
+        assert "why" not in line.text
     for explained in (
         replace(pair, p_joint_holm=0.4),
         replace(pair, p_holm=0.4),
@@ -238,15 +238,15 @@ def test_the_first_page_does_not_deny_a_change_that_mends():
 
 def test_too_few_correct_predictions_are_not_compared_with():
     row = replace(covariate(), errors=395, p=None, p_holm=None, likelihood_ratio=None)
-    made = record(row)
-    assert "too few correct predictions" in said(made).says
-    assert "Why do the models fail?" not in {section.title for section in REPORT(made).sections}
+    compared = record(row)
+    assert "too few correct predictions" in said(compared).says
+    assert "Why do the models fail?" not in values_of(REPORT(compared).sections, "title")
 
 
 @pytest.mark.parametrize(("errors", "is_asked"), [(29, False), (30, True)])
 def test_errors_that_are_too_few_to_explain_are_left_out_with_one_line(errors, is_asked):
-    made = record(replace(covariate(), errors=errors), tests=(change(),))
-    document = REPORT(made)
+    compared = record(replace(covariate(), errors=errors), tests=(change(),))
+    document = REPORT(compared)
     assert any(claim.question == "why it fails" for claim in document.claims) == is_asked
     assert (
         any(section.title == "Why do the models fail?" for section in document.sections) == is_asked
@@ -265,9 +265,7 @@ def test_a_property_that_hardly_marks_errors_is_not_called_more_frequent():
 def test_a_control_that_is_not_matched_is_called_so():
     for control_size, words in ((0.1, "matched"), (0.3, "unmatched"), (0.04, "unmatched")):
         document = REPORT(record(covariate(), tests=(change(control_size=control_size),)))
-        (section,) = [
-            each for each in document.sections if each.title == "What fixes their errors?"
-        ]
+        section = select_one(document.sections, title="What fixes their errors?")
         assert section.tables[0].rows[0][-1] == words
         assert any(claim.evidence == "intervened" for claim in document.claims) == (
             words == "matched"
@@ -287,7 +285,7 @@ def test_accuracies_by_quarters_of_a_map_are_those_of_all_images():
             for method in ("saliency", "gradcam")
         }
     ):
-        quarters = [row for row in audited(at_border, split) if row.covariate == "map_size"]
+        quarters = select(audited(at_border, split), covariate="map_size")
     images = sum(row.accuracy.n for row in quarters)
     mean = sum(row.accuracy.value * row.accuracy.n for row in quarters) / images
     assert 150 < images < 300
@@ -297,27 +295,27 @@ def test_accuracies_by_quarters_of_a_map_are_those_of_all_images():
 
 def test_examples_are_errors_that_a_change_mends_and_its_control_does_not():
     split = squares(200, seed=0)
-    made = replace(BOTH, **failures_of({"vit": at_border, "cnn": low_contrast}, split))
-    document = REPORT(made)
+    compared = replace(BOTH, **failures_of({"vit": at_border, "cnn": low_contrast}, split))
+    document = REPORT(compared)
     assert {claim.subject for claim in document.claims if claim.question == "why it fails"} == {
         "vit",
         "cnn",
     }
-    sure = [row for row in made.covariate_differences if row.p_holm <= 0.05]
+    sure = [row for row in compared.covariate_differences if row.p_holm <= 0.05]
     apart = max(sure, key=lambda row: abs(row.difference.value))
-    (why,) = (
-        section for section in document.sections if section.title == "Why do the models fail?"
-    )
+    why = select_one(document.sections, title="Why do the models fail?")
     assert f"differ most in how **{apart.title}**" in why.sentences[0].text
-    (figure,) = (each for each in document.figures if each.name == "failure_examples")
+    figure = select_one(document.figures, name="failure_examples")
     assert (
         len(panels(figure.draw()))
-        == 3 * sum(len(own.image) for own in made.failure_examples.values())
+        == 3 * sum(len(examples_of.image) for examples_of in compared.failure_examples.values())
         > 3
     )
-    for own in made.failure_examples.values():
-        assert 0 < len(own.image) <= 3
-        np.testing.assert_array_equal(own.pixels, split.source.pixels[own.image])
-        assert not np.array_equal(own.changed, own.control)
-        before, changed, control = own.predictions == own.truth
+    for shown_examples in compared.failure_examples.values():
+        assert 0 < len(shown_examples.image) <= 3
+        np.testing.assert_array_equal(
+            shown_examples.pixels, split.source.pixels[shown_examples.image]
+        )
+        assert not np.array_equal(shown_examples.changed, shown_examples.control)
+        before, changed, control = shown_examples.predictions == shown_examples.truth
         assert (before.any(), changed.all(), control.any()) == (False, True, False)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.kit.contradictions import contradictions
+from tests.kit.select import select_one
 from vitlens.commands.features.record import (
     PROBE,
     BetweenRow,
@@ -40,18 +41,17 @@ def reached(correct: np.ndarray) -> Estimate:
 
 
 def compared(pairs):
-    """The difference of each pair of models, its p, and after Holm, and which is better
-    ("undecided").
-    """
+    """Yield each pair's difference, p-value, p-value after Holm, and if it is decided."""
     p = [mcnemar(int((one & ~two).sum()), int((two & ~one).sum())) for one, two in pairs]
-    for (one, two), own, adjusted in zip(pairs, p, holm(p)):
+    for (one, two), p_value, adjusted in zip(pairs, p, holm(p)):
         gap = accuracy_difference(one, two)
-        yield gap, own, adjusted, adjusted <= 0.05 and abs(gap.value) >= 0.5
+        yield gap, p_value, adjusted, adjusted <= 0.05 and abs(gap.value) >= 0.5
 
 
 def row(alias, correct, objective) -> FeaturesRow:
     knn = {"20": reached(correct[KNN])} if KNN in correct else {}
-    probe, own = (reached(correct[name]) if name in correct else None for name in (PROBE, "own"))
+    probe = reached(correct[PROBE]) if PROBE in correct else None
+    head_accuracy = reached(correct["own"]) if "own" in correct else None
     return FeaturesRow(
         alias,
         objective,
@@ -67,61 +67,56 @@ def row(alias, correct, objective) -> FeaturesRow:
         knn,
         knn,
         knn,
-        accuracy=own,
+        accuracy=head_accuracy,
         probe=probe,
     )
 
 
 def record_of(models, objectives=None, **tables) -> FeaturesRecord:
-    """A record with the tests that the command makes of which images are classified correctly: by
-    "own", "knn-20" and "probe".
-    """
+    """Return a record with the command's tests, for the classifiers "own", "knn-20" and "probe"."""
     rows = [
         row(alias, correct, (objectives or {}).get(alias, "supervised"))
         for alias, correct in models.items()
     ]
-    named = [
-        (a, b, name)
-        for a, b in combinations(models, 2)
-        for name in (KNN, PROBE)
-        if name in models[a]
-    ]
+    row_keys = []
+    for a, b in combinations(models, 2):
+        row_keys += [(a, b, name) for name in (KNN, PROBE) if name in models[a]]
     pairs = []
     for (a, b, name), (gap, p, p_holm, clear) in zip(
-        named, compared([(models[a][n], models[b][n]) for a, b, n in named])
+        row_keys, compared([(models[a][n], models[b][n]) for a, b, n in row_keys])
     ):
         better = (a if gap.value > 0 else b) if clear else "undecided"
         both = (None, gap) if name == KNN else (gap, None)
         pairs.append(PairRow(a, b, name, 20 if name == KNN else 0, p, p_holm, better, *both))
-    own = [
-        (a, name)
-        for a, each in models.items()
-        for name in (KNN, PROBE)
-        if "own" in each and name in each
-    ]
-    beside = compared([(models[a][name], models[a]["own"]) for a, name in own])
+    with_head = []
+    for a, classifiers in models.items():
+        if "own" in classifiers:
+            with_head += [(a, name) for name in (KNN, PROBE) if name in classifiers]
+    head_differences = compared([(models[a][name], models[a]["own"]) for a, name in with_head])
     heads = [
-        HeadRow(a, name, gap, p, p_holm) for (a, name), (gap, p, p_holm, _) in zip(own, beside)
+        HeadRow(a, name, gap, p, p_holm)
+        for (a, name), (gap, p, p_holm, _) in zip(with_head, head_differences)
     ]
-    depth = [
-        DepthRow(
-            alias, "block 1", 1.0, name, reached(each), 0.2, 1, "dino" if name != PROBE else None
-        )
-        for alias, correct in models.items()
-        for name, each in correct.items()
-        if name != "own"
-    ]
+    depth = []
+    for alias, correct in models.items():
+        for name, answers in correct.items():
+            if name != "own":
+                weighting = None if name == PROBE else "dino"
+                accuracy = reached(answers)
+                depth.append(DepthRow(alias, "block 1", 1.0, name, accuracy, 0.2, 1, weighting))
     config = Config(
         models=tuple(ModelEntry(alias) for alias in models),
         data=Data(title="made", images=N),
         options={"ks": [20], "tsne": None, "query": []},
     )
-    known = {
+    tables_made = {
         "sets": (SetsRow(N, 0.2, False, 1000),),
         "depth": tuple(depth),
         "features": tuple(rows),
     }
-    return FeaturesRecord(config=config, pairs=tuple(pairs), head=tuple(heads), **known | tables)
+    return FeaturesRecord(
+        config=config, pairs=tuple(pairs), head=tuple(heads), **tables_made | tables
+    )
 
 
 def claims(record: FeaturesRecord) -> dict[str, Claim]:
@@ -131,13 +126,13 @@ def claims(record: FeaturesRecord) -> dict[str, Claim]:
 
 
 def test_a_classifier_that_reads_less_fails_and_what_compares_no_pretrainings_is_said():
-    own = right(0.6, 0)
-    alike = record_of({"m": {"own": own, KNN: own, PROBE: own}})
+    answers = right(0.6, 0)
+    alike = record_of({"m": {"own": answers, KNN: answers, PROBE: answers}})
     assert claims(alike)["classifier"].state == "pass"
     assert "more than" not in REPORT(alike).title
-    record = record_of({"m": {"own": own, KNN: own, PROBE: own | right(0.5, 1)}})
+    record = record_of({"m": {"own": answers, KNN: answers, PROBE: answers | right(0.5, 1)}})
     claim = claims(record)["classifier"]
-    (gap,) = [each.difference for each in record.head if each.classifier == PROBE]
+    (gap,) = [head_row.difference for head_row in record.head if head_row.classifier == PROBE]
     assert 15 < gap.value < 25
     assert (claim.state, claim.effect.value) == ("fail", -gap.value)
     assert REPORT(record).title == "The last layer of m holds more than its classifier reads"
@@ -170,11 +165,12 @@ def test_who_is_ahead_follows_from_the_paired_tests(shares, title):
     record = record_of(models, OBJECTIVES)
     assert title in REPORT(record).title
     if title.startswith("a ("):
-        known = {
-            (each.first, each.second, each.classifier): each.difference for each in record.pairs
+        differences = {
+            (head_row.first, head_row.second, head_row.classifier): head_row.difference
+            for head_row in record.pairs
         }
         claim = claims(record)["features"]
-        assert claim.effect == known["a", "b", PROBE]  # the closest
+        assert claim.effect == differences["a", "b", PROBE]  # the closest
         assert "language-image (X)" in claim.says
 
 
@@ -198,22 +194,24 @@ def test_objects_that_the_embedding_finds_as_well_compare_nothing(values, words)
     layers = [("a", "embedding"), ("a", "5"), ("b", "embedding"), ("b", "5")]
     rows = tuple(overlap(*layer, value) for layer, value in zip(layers, values))
     record = record_of({alias: {PROBE: right(0.7, 0)} for alias in "ab"}, OBJECTIVES, patches=rows)
-    (claim,) = [each for each in REPORT(record).claims if each.question == "object by patches"]
+    claim = select_one(REPORT(record).claims, question="object by patches")
     assert words in claim.says
     assert (claim.effect is not None) == ("best" in words)
 
 
-@pytest.mark.parametrize(("counts", "found"), [((200, 540, 400), True), ((200, 420, 400), False)])
-def test_an_earlier_layer_that_is_read_better(counts, found):
+@pytest.mark.parametrize(
+    ("counts", "is_claimed"), [((200, 540, 400), True), ((200, 420, 400), False)]
+)
+def test_an_earlier_layer_that_is_read_better(counts, is_claimed):
     rows = tuple(
         DepthRow("m", f"block {at}", (at + 1) / 3, PROBE, wilson(count, N), 0.2, at)
         for at, count in enumerate(counts)
     )
-    assert ("best layer" in claims(record_of({"m": {}}, depth=rows))) == found
+    assert ("best layer" in claims(record_of({"m": {}}, depth=rows))) == is_claimed
 
 
-@pytest.mark.parametrize(("last", "found"), [(0.2, True), (0.8, False)])
-def test_last_layers_that_are_less_alike(last, found):
+@pytest.mark.parametrize(("last", "is_claimed"), [(0.2, True), (0.8, False)])
+def test_last_layers_that_are_less_alike(last, is_claimed):
     rows = tuple(
         BetweenRow(
             "a", "b", str(at), "0", Estimate(value, value - 0.05, value + 0.05, 500, ""), 0.5
@@ -221,18 +219,18 @@ def test_last_layers_that_are_less_alike(last, found):
         for at, value in enumerate((0.8, last))
     )
     said = claims(record_of({"a": {}, "b": {}}, between=rows))
-    assert ("last layers" in said) == found
-    assert not found or said["last layers"].effect.value == last
+    assert ("last layers" in said) == is_claimed
+    assert not is_claimed or said["last layers"].effect.value == last
 
 
 def test_maps_and_searches_that_can_show_nothing_are_not_drawn():
     """Images of one each of their classes, and a search among eight."""
     maps = (MapRow("m", "images", "pca", N, 8, Estimate(0.6, n=N, unit=""), 10, None, 0.1),)
-    whole = record_of(
+    full = record_of(
         {"m": {}}, maps=maps, sets=(SetsRow(N, 1 / N, False, None, "there is no training part"),)
     )
     document = REPORT(
-        replace(whole, features=(replace(whole.features[0], among="test images", searched=8),))
+        replace(full, features=(replace(full.features[0], among="test images", searched=8),))
     )
     assert not document.figures
     said = " ".join(line.text for line in document.first.unknown)

@@ -2,6 +2,7 @@
 cause."""
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from tests.kit.first_page_answers import (
 )
 from tests.kit.planted_causes import PLANTED, factor_row, judgement
 from tests.kit.reliance_rows import PAIR, misleading_row, pair_row, record_of
+from tests.kit.select import select, select_one, values_of
 from vitlens import evaluate, load, load_data
 from vitlens.commands.compare.report import REPORT as COMPARED
 from vitlens.commands.run.publish import read_folder
@@ -48,16 +50,16 @@ def test_the_first_page_is_full_of_claims_that_show_something(name):
     answers = shown(claims)
     assert len(answers) == 5
     assert not [claim.question for claim in answers if claim.is_null]
-    assert len({(claim.question, claim.subject) for claim in answers}) == 5
+    assert len(set(values_of(answers, "question", "subject"))) == 5
 
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_each_question_is_answered_once_or_said_not_to_be_and_in_few_words(name):
     first = first_page(read_folder(REPORTS / name))
-    leads = [sentence.lead for sentence in first.answer]
+    leads = values_of(first.answer, "lead")
     assert all(leads)
     assert len(set(leads)) == len(leads)
-    not_shown = [sentence.lead for sentence in first.unknown]
+    not_shown = values_of(first.unknown, "lead")
     for slot in (CAUSES, BETTER, HEADS, BREAKS, MAPS):
         assert (slot.lead in leads) != (slot.lead in not_shown), slot.lead
     assert sum(len(sentence.text.split()) for sentence in (*first.answer, *first.unknown)) <= WORDS
@@ -74,16 +76,16 @@ def test_each_question_is_answered_once_or_said_not_to_be_and_in_few_words(name)
     ],
 )
 def test_a_study_without_some_chapters_answers_the_other_questions(left_out):
-    whole = read_folder(REPORTS / "study-shortcut")
+    complete = read_folder(REPORTS / "study-shortcut")
     record = replace(
-        whole, chapters=tuple(row for row in whole.chapters if row.word not in left_out)
+        complete, chapters=tuple(row for row in complete.chapters if row.word not in left_out)
     )
     first = first_page(record)
-    leads = {sentence.lead for sentence in (*first.answer, *first.unknown)}
+    leads = set(values_of((*first.answer, *first.unknown), "lead"))
     for slot in (CAUSES, BETTER, HEADS, BREAKS, MAPS):
         is_measured = any(word not in left_out for word, _ in slot.sources)
         assert (slot.lead in leads) == is_measured, slot.lead
-    texts = [sentence.text for sentence in first.answer]
+    texts = values_of(first.answer, "text")
     assert len(set(texts)) == len(texts)
     assert all(texts)
 
@@ -99,11 +101,9 @@ def test_the_cause_of_errors_has_what_was_fixed_and_broken_next_to_the_control()
         claim for claim in record.of("compare")[0].claims if claim.question == "why it fails"
     )
     assert text.endswith(second.brief)
-    cells = [cell for line in first_page(record).glance.rows for cell in line]
+    cells = list(chain.from_iterable(first_page(record).glance.rows))
     for model in compared.aliases:
-        (other,) = [
-            each for each in compared.reliance if each.model == model and each.change == row.change
-        ][-1:]
+        (other,) = select(compared.reliance, model=model, change=row.change)[-1:]
         assert any(
             str(other.fixed) in str(cell) and str(other.errors) in str(cell) for cell in cells
         )
@@ -142,7 +142,8 @@ def test_the_answers_from_the_fewest_images_are_called_the_weakest():
     record = read_folder(REPORTS / "study-shortcut")
     weakest = first_page(record).unknown[0].text
     counts = sorted(claim.effect.n for claim in shown(REPORT.register(record)))
-    assert all(f"{count} images" in weakest for count in counts[:2])
+    for count in counts[:2]:
+        assert f"{count} images" in weakest
     assert f"{counts[-1]:,}" not in weakest
 
 
@@ -164,11 +165,7 @@ def test_a_misleading_cue_leads_to_the_models_without_it_or_to_a_training_of_one
     ):
         models = tuple(ModelEntry(alias, name) for alias, name in zip(PAIR, names))
         config = replace(record.config, models=models, options={"models": names, "data": "digits"})
-        (claim,) = [
-            each
-            for each in COMPARED.register(replace(record, config=config))
-            if each.question == "shortcut"
-        ]
+        claim = select_one(COMPARED.register(replace(record, config=config)), question="shortcut")
         assert f"vitlens {command}" in claim.next_step
 
 
@@ -194,15 +191,12 @@ def test_whether_models_are_calibrated_follows_from_their_verdicts(error, n, rig
 
 def test_a_claim_that_shows_no_effect_stands_under_what_is_not_shown():
     record = read_folder(REPORTS / "study-digits")
-    nulls = [
-        claim.brief or claim.says
-        for chapter in record.parts
-        for claim in chapter.claims
-        if claim.is_null
-    ]
-    unknown = [sentence.text for sentence in REPORT.unknown(record)]
+    nulls = []
+    for chapter in record.parts:
+        nulls += [claim.brief or claim.says for claim in chapter.claims if claim.is_null]
+    unknown = values_of(REPORT.unknown(record), "text")
     assert any(says in unknown for says in nulls)
-    assert not {claim.says for claim in shown(REPORT.register(record))} & set(nulls)
+    assert not set(values_of(shown(REPORT.register(record)), "says")) & set(nulls)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +206,7 @@ def test_a_misleading_cue_says_which_model_is_better_without_it(low, high, bette
     rows = [misleading_row(alias, *HUE, 20.0) for alias in PAIR]
     difference = Estimate((low + high) / 2, low, high, 200, "points")
     record = record_of(*rows, pairs=(pair_row(*rows, 0.001, accuracy=difference),))
-    (claim,) = [claim for claim in COMPARED.register(record) if claim.question == "shortcut"]
+    claim = select_one(COMPARED.register(record), question="shortcut")
     last = claim.says.rpartition(" Without it, ")[2]
     assert [alias for alias in PAIR if alias in last] == ([better] if better else [])
 
@@ -226,7 +220,8 @@ def test_the_models_trained_without_the_planted_cause_are_named_where_there_are_
 
 @pytest.mark.slow  # 1,800 scenes
 @pytest.mark.parametrize(
-    ("name", "expected"), [pair for each in PLANTED.values() for pair in each.remedied.values()]
+    ("name", "expected"),
+    [pair for planted in PLANTED.values() for pair in planted.remedied.values()],
 )
 def test_the_accuracy_without_the_planted_cause_is_that_of_the_bundled_model(name, expected):
     scenes = load_data("digits")

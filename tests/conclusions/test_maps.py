@@ -11,6 +11,7 @@ from tests.kit.contradictions import contradictions
 from tests.kit.first_page import clear_effects, states
 from tests.kit.making import save
 from tests.kit.map_rows import CENTRE, IMPUTED, RANDOM, SHUFFLED, STAYING, checks
+from tests.kit.select import select, select_one, values_of
 from vitlens import load
 from vitlens.cli.main import run
 from vitlens.commands.explain.record import ExplainRecord, MethodRow
@@ -22,7 +23,7 @@ from vitlens.report.document import Document
 
 
 def document_of(rows, *, images: int = 100, unusable: dict[str, int] | None = None) -> Document:
-    """The report of one model whose maps were checked."""
+    """Return the report of one model whose maps were checked."""
     config = Config(
         models=(ModelEntry("vit"),), data=Data("made", images=images), options={"verify": True}
     )
@@ -77,9 +78,8 @@ def claims(rows, **more) -> list[Claim]:
     ],
 )
 def test_the_verdict_is_that_of_the_worst_check_and_says_what_lacks(changes, state, lacks):
-    on_object = replace(
-        checks()[0], check="object", state="warn", lacks=(), needed=False
-    )  # which does not count
+    # which does not count
+    on_object = replace(checks()[0], check="object", state="warn", lacks=(), needed=False)
     claim, *faults = claims([*checks(**changes), on_object])
     assert (claim.question, claim.state, claim.kind) == ("maps", state, "answer")
     assert lacks in claim.because
@@ -100,37 +100,35 @@ def test_the_best_is_first_and_its_equals_are_named_and_few_images_are_inconclus
     assert "3 of 4 methods" in first.says
     assert "gradcam** is not measurably worse" in first.says
     assert "saliency" not in first.says
-    (imputed,) = [row for row in rows if (row.method, row.check) == ("relevance", IMPUTED)]
+    imputed = select_one(rows, method="relevance", check=IMPUTED)
     assert first.effect == imputed.margin
     assert (faulty.effect.value, "**rollout**" in faulty.says) == (STAYING[2], True)
     document = document_of([*checks(), *checks(method="edges", cascade=(1.0,) * 6)], images=19)
-    assert [(claim.state, claim.says) for claim in document.claims] == [("inconclusive", "")]
+    assert values_of(document.claims, "state", "says") == [("inconclusive", "")]
     assert not clear_effects(document)
     assert document.first.answer == ()
-    assert any("too few" in each.text for each in document.first.unknown)
+    assert "too few" in "\n".join(values_of(document.first.unknown, "text"))
 
 
 def test_faults_are_named_where_no_map_passes_and_beside_one_that_does():
     edges = checks(method="edges", cascade=(1.0,) * 6)
     below = checks(method="gradcam", over={RANDOM: -0.2, CENTRE: -0.3})
-    found = claims([*edges, *below], images=50)
-    assert [each.question for each in found] == [
+    found_claims = claims([*edges, *below], images=50)
+    assert values_of(found_claims, "question") == [
         "maps",
         "maps that ignore the weights",
         "maps below a baseline",
     ]
-    assert [each.state for each in found] == ["fail", "", ""]
-    assert len(shown(found)) == 3
-    assert found[2].effect.value == pytest.approx(-0.3)
+    assert values_of(found_claims, "state") == ["fail", "", ""]
+    assert len(shown(found_claims)) == 3
+    assert found_claims[2].effect.value == pytest.approx(-0.3)
     assert claims([]) == []
     document = document_of([*checks(), *checks(method="edges", cascade=(1.0,) * 6)])
-    (claim,) = (each for each in document.claims if each.question == "maps")
+    claim = select_one(document.claims, question="maps")
     assert document.title == claim.title
     assert list(states(document).values()) == [claim.state]
     assert {row[1] for row in document.first.glance.rows} == {"relevance", "edges"}
-    (ignoring,) = (
-        each for each in document.claims if each.question == "maps that ignore the weights"
-    )
+    ignoring = select_one(document.claims, question="maps that ignore the weights")
     assert "**edges**" in ignoring.says
     assert "relevance" not in ignoring.says
 
@@ -140,16 +138,17 @@ def test_faults_are_named_where_no_map_passes_and_beside_one_that_does():
     [(60, 100, [0.6]), (5, 100, []), (0, 100, []), (11, 12, []), (12, 12, [1.0]), (1, 1, [1.0])],
 )
 def test_uniform_maps(unusable, images, shares):
-    found = claims([], images=images, unusable={"relevance": unusable, "gradcam": 0})
-    assert [(claim.question, claim.effect.value) for claim in found] == [
-        ("uniform maps", each) for each in shares
+    uniform_claims = claims([], images=images, unusable={"relevance": unusable, "gradcam": 0})
+    assert values_of(uniform_claims, "question", "effect.value") == [
+        ("uniform maps", share) for share in shares
     ]
-    assert all(claim.is_shown for claim in found)
+    for claim in uniform_claims:
+        assert claim.is_shown
 
 
 @pytest.fixture
 def blind(tmp_path: Path, tiny_vit: Path) -> Path:
-    """A model no pixel of which changes a logit."""
+    """Write a model whose logits depend on no pixel."""
     model = load(str(tiny_vit))
     with torch.no_grad():
         model.module.head.weight.zero_()
@@ -174,7 +173,7 @@ def test_the_terminal_says_that_all_maps_are_uniform(
     assert run([*line.split(), "--device", "cpu", "--out", str(tmp_path / "run")]) == 0
     claims = report(read_folder(tmp_path / "run")).claims
     (said,) = (
-        each.says for each in claims if each.question in ("uniform maps", "maps that are zero")
+        claim.says for claim in claims if claim.question in ("uniform maps", "maps that are zero")
     )
     shown_text = " ".join(capsys.readouterr().err.split())
     assert said.replace("**", "") in shown_text
@@ -184,13 +183,11 @@ def test_an_attack_says_that_the_maps_of_its_examples_are_uniform(golden):
     record = golden("attack").record
     alias, arrays = next(iter(record.examples.items()))
     flat = replace(arrays, before=0 * arrays.before, after=0 * arrays.after)
-    found = [
-        each
-        for each in report(replace(record, examples={alias: flat})).claims
-        if each.question == "uniform maps"
-    ]
-    assert [(each.subject, each.is_shown) for each in found] == [(alias, True)]
-    assert not [each for each in report(record).claims if each.question == "uniform maps"]
+    uniform_claims = select(
+        report(replace(record, examples={alias: flat})).claims, question="uniform maps"
+    )
+    assert values_of(uniform_claims, "subject", "is_shown") == [(alias, True)]
+    assert not select(report(record).claims, question="uniform maps")
 
 
 def test_uniform_maps_are_a_finding_and_fail(tmp_path, blind):
@@ -202,8 +199,8 @@ def test_uniform_maps_are_a_finding_and_fail(tmp_path, blind):
     document = report(record)
     assert list(states(document).values()) == ["fail"]
     assert [section.status.state for section in document.sections if section.status] == ["fail"]
-    (uniform,) = (each for each in document.claims if each.question == "uniform maps")
+    uniform = select_one(document.claims, question="uniform maps")
     assert uniform.effect.value == 1.0
-    assert [(row.constant, row.maps) for row in record.methods] == [(20, 20)]
+    assert values_of(record.methods, "constant", "maps") == [(20, 20)]
     assert not list((tmp_path / "run").glob("figures/explain*"))
-    assert any("uniform or not finite" in each.text for each in document.first.unknown)
+    assert "uniform or not finite" in "\n".join(values_of(document.first.unknown, "text"))

@@ -12,7 +12,7 @@ OTHER = "layout"
 
 
 def outcome(sentence: str) -> str:
-    """What a sentence says of the report, whatever its other words."""
+    """Return the outcome in a sentence of the report, without its other words."""
     if "wrong" in sentence:
         return "wrong"
     if "recover" not in sentence:
@@ -31,9 +31,9 @@ def test_a_report_that_names_the_cause_of_every_model_that_uses_it_recovered_it(
     assert "**cnn**" in says
 
 
-@pytest.mark.parametrize("named", [{}, {"vit": [OTHER]}])
-def test_a_report_that_does_not_name_the_cause_did_not_recover_it(named):
-    (says,) = judgement([factor_row("vit", 30)], named)
+@pytest.mark.parametrize("cause", [{}, {"vit": [OTHER]}])
+def test_a_report_that_does_not_name_the_cause_did_not_recover_it(cause):
+    (says,) = judgement([factor_row("vit", 30)], cause)
     assert outcome(says) == "missed"
 
 

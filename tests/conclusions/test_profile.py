@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.kit.first_page import states
+from tests.kit.select import values_of
 from vitlens.commands.profile.record import (
     CostRow,
     ExponentRow,
@@ -20,9 +21,8 @@ from vitlens.record import Config, ModelEntry
 from vitlens.report.claims import Claim
 from vitlens.uncertainty import Estimate
 
-Times = dict[
-    str, tuple[tuple[float, float, float], ...]
-]  # ms: low, median, high at batches of 1, 8
+# ms: low, median, high at batches of 1, 8
+Times = dict[str, tuple[tuple[float, float, float], ...]]
 APART: Times = {
     "a": ((1.9, 2.0, 2.1), (9.0, 10.0, 11.0)),
     "b": ((3.9, 4.0, 4.1), (19.0, 20.0, 21.0)),
@@ -73,15 +73,15 @@ def test_the_fastest_model_comes_first_at_each_batch_size():
     record = record_of(APART, side=64)
     [first] = found(record, "latency")  # the same order at both batch sizes is said once
     assert first.subject == "a"
-    assert any(
-        "from 32x32 px (a) to 64x64 px (b)" in each.text for each in REPORT(record).first.unknown
+    assert "from 32x32 px (a) to 64x64 px (b)" in "\n".join(
+        values_of(REPORT(record).first.unknown, "text")
     )
     assert (first.effect.value, first.effect.low, first.effect.high) == (2.0, 3.9 / 2.1, 4.1 / 1.9)
     assert REPORT(record).title == first.title
     assert REPORT(record).first.answer[0].text == first.says
     assert found(record, "operations")[0].subject == "b and a"
     times: Times = {**APART, "a": (APART["a"][0], (29.0, 30.0, 31.0))}
-    assert [claim.subject for claim in found(record_of(times), "latency")] == ["a", "b"]
+    assert values_of(found(record_of(times), "latency"), "subject") == ["a", "b"]
 
 
 @pytest.mark.parametrize("low", [3.9, 1.9])
@@ -100,12 +100,13 @@ def test_models_within_their_intervals_are_not_ordered(low):
     assert "**b**" in first.says
 
 
-@pytest.mark.parametrize(("half", "shown"), [(0.1, 1), (0.6, 0)])
-def test_growth_faster_than_the_number_of_tokens(half, shown):
+@pytest.mark.parametrize(("half", "count"), [(0.1, 1), (0.6, 0)])
+def test_growth_faster_than_the_number_of_tokens(half, count):
     rows = exponent("a", 1.6, half), exponent("b", 0.8, half)
     grown = [claim for claim in found(record_of(APART, *rows), "growth") if claim.is_shown]
-    assert len(grown) == shown
-    assert all(claim.effect == rows[0].exponent for claim in grown)
+    assert len(grown) == count
+    for claim in grown:
+        assert claim.effect == rows[0].exponent
 
 
 @pytest.mark.parametrize(("spread", "state"), [(1.2, "pass"), (1.8, "inconclusive")])

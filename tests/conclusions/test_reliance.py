@@ -6,6 +6,7 @@ import pytest
 
 from tests.kit.contradictions import contradictions
 from tests.kit.reliance_rows import PAIR, misleading_row, pair_row, record_of, reliance_row
+from tests.kit.select import select, values_of
 from vitlens.commands.compare.report import REPORT
 
 HUE = ("background-colour", "hue-exchanged")
@@ -13,7 +14,7 @@ TILES = ("layout", "tiles")
 
 
 def said(*rows, **more):
-    """The claims on reliance, by question and subject."""
+    """Return the claims about reliance, by question and subject."""
     claims = REPORT(record_of(*rows, **more)).claims
     assert not list(contradictions(claims))
     return {
@@ -88,11 +89,13 @@ def test_of_two_models_the_one_that_relies_more(second, p_holm, is_said):
 def test_the_section_has_one_table_of_eight_rows_and_says_what_could_not_be_tested():
     rows = [reliance_row(model, *TILES, 0.4, 0.06) for model in PAIR for _ in range(6)]
     document = REPORT(record_of(*rows, left_out="background"))
-    (section,) = [
-        each for each in document.sections if any(f.name == "reliance" for f in each.figures)
-    ]
+    with_figure = []
+    for candidate in document.sections:
+        if select(candidate.figures, name="reliance"):
+            with_figure.append(candidate)
+    (section,) = with_figure
     (table,) = section.tables
     assert len(table.rows) == 8
     assert len(table.columns) <= 6
     assert "12" in table.caption
-    assert any("masks are not known" in sentence.text for sentence in document.first.unknown)
+    assert "masks are not known" in "\n".join(values_of(document.first.unknown, "text"))

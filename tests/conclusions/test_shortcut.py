@@ -18,6 +18,7 @@ from tests.kit.reliance_rows import (
     record_of,
     reliance_row,
 )
+from tests.kit.select import select, select_one, values_of
 from vitlens.commands.audit.report import REPORT as AUDITED
 from vitlens.commands.compare.report import REPORT
 from vitlens.commands.run.publish import read_folder
@@ -29,18 +30,18 @@ FIGURES = {"cue_examples", "cue_maps", "cue_heads"}
 
 
 def said(record, question):
-    """The claims on one question, by subject."""
+    """Return the claims about one question, by subject."""
     claims = REPORT(record).claims
     assert not list(contradictions(claims))
     return {claim.subject: claim for claim in claims if claim.question == question}
 
 
 def shown(record):
-    """The figures on cues that mislead, by name, with their section."""
-    found = {}
+    """Return the sections of the figures about misleading cues, by the figure's name."""
+    sections = {}
     for section in REPORT(record).sections:
-        found |= {figure.name: section for figure in section.figures if figure.name in FIGURES}
-    return found
+        sections |= {figure.name: section for figure in section.figures if figure.name in FIGURES}
+    return sections
 
 
 def test_two_models_that_one_cue_misleads_are_one_claim_that_fails():
@@ -55,7 +56,8 @@ def test_two_models_that_one_cue_misleads_are_one_claim_that_fails():
     assert claim.evidence == "intervened"
     assert claim.effect.value == pytest.approx(30)  # the larger gain
     assert {"171", "200", "63", "111"} <= set(claim.says.split())
-    assert not any(alias in claim.title for alias in PAIR)
+    for alias in PAIR:
+        assert alias not in claim.title
 
 
 def test_of_two_models_only_the_one_that_is_misled_is_named():
@@ -85,7 +87,7 @@ def test_what_misleads_is_suspected_before_what_a_model_relies_on_more():
         reliance_row("vit", *BACKGROUND, 0.9, 0.06),
         misleading_row("vit", "position", "shifted", 20.0),
     ]
-    assert [row.cue for row in suspects(rows, "vit")] == ["position", "background"]
+    assert values_of(suspects(rows, "vit"), "cue") == ["position", "background"]
 
 
 def test_a_small_gain_misleads_nobody():
@@ -180,7 +182,7 @@ def test_an_audit_fails_a_model_that_a_cue_misleads():
     assert (claim.question, claim.state) == ("shortcut", "fail")
     assert "shortcut" in release.says
     assert document.first.glance.rows[0][0] == "shortcut"
-    (section,) = [each for each in document.sections if each.status == claim.verdict]
+    section = select_one(document.sections, status=claim.verdict)
     assert section.tables[0].rows[0][0] == alias
     unread = AUDITED(replace(record, reliance=()))
-    assert not [each for each in unread.claims if each.question == "shortcut"]
+    assert not select(unread.claims, question="shortcut")

@@ -14,6 +14,7 @@ from tests.kit.first_page import clear_effects
 from tests.kit.planted_patterns import STRONG, Bench, planted, scenes
 from tests.kit.planted_writers import model as writers
 from tests.kit.planted_writers import pictures
+from tests.kit.select import select_one, values_of
 from vitlens import Model
 from vitlens.report.claims import Claim
 from vitlens.report.document import Document
@@ -25,14 +26,14 @@ FAULTS = {"dead heads", "uniform heads", "fixed place", "sinks"}
 
 
 def made(kind: str) -> Model:
-    """A model of four plain heads and, last but one, the head of this kind."""
+    """Build a model of four plain heads and, last but one, a head of this kind."""
     bench = Bench(GRID, 0)
-    known = bench.heads()
-    forms = [known[name] for name in ("previous", "same row", "local", "similar")]
+    available = bench.heads()
+    forms = [available[name] for name in ("previous", "same row", "local", "similar")]
     chosen = {
         "corner": bench.places([2 + 7]),
-        "uniform": known["uniform"],
-        "dead": known["same column"],
+        "uniform": available["uniform"],
+        "dead": available["same column"],
     }
     if kind == "plain":
         return planted(forms, GRID)
@@ -42,13 +43,14 @@ def made(kind: str) -> Model:
 
 GAINS = [(0, 40.0), (1, 40.0), (2, 40.0), (0, 0.2), (1, 0.0), (3, 40.0)]
 writing = partial(writers, GAINS)
-corner, uniform, dead, plain = (
-    partial(made, kind) for kind in ("corner", "uniform", "dead", "plain")
-)
+corner = partial(made, "corner")
+uniform = partial(made, "uniform")
+dead = partial(made, "dead")
+plain = partial(made, "plain")
 
 
 def found(folder: Path, kind: str, images: int = 20):
-    """The record and report of a model of this kind, by its name."""
+    """Return the record and the report of a model of this kind."""
     pixels = (scenes(GRID, images, 0).images.permute(0, 2, 3, 1) * 255).round().byte().numpy()
     np.savez(folder / "data.npz", images=pixels, labels=np.zeros(images, np.int64))
     model = f"{kind}={__file__}:{kind}"
@@ -59,9 +61,9 @@ def found(folder: Path, kind: str, images: int = 20):
 
 
 def claim(document: Document, question: str) -> Claim:
-    (found,) = (each for each in document.claims if each.question == question)
-    assert found.is_shown
-    return found
+    match = select_one(document.claims, question=question)
+    assert match.is_shown
+    return match
 
 
 def test_a_head_that_attends_to_one_place_whatever_the_image(tmp_path):
@@ -69,10 +71,10 @@ def test_a_head_that_attends_to_one_place_whatever_the_image(tmp_path):
     place = claim(report, "fixed place")
     assert place.effect.value == pytest.approx(exp(STRONG) / (exp(STRONG) + TOKENS - 1), rel=1e-3)
     assert place.effect.n == 20
-    (row,) = [row for row in record.heads if row.label == "position"]
+    row = select_one(record.heads, label="position")
     assert (row.name, row.place, row.place_mass) == ("L0.H3", (1, 2), place.effect)
     assert row.place_chance == pytest.approx(1 / TOKENS)
-    assert place.says in {each.text for each in report.first.answer}
+    assert place.says in values_of(report.first.answer, "text")
 
 
 def test_a_dead_and_a_uniform_head_are_found_and_plain_heads_have_no_fault(tmp_path):
@@ -84,12 +86,12 @@ def test_a_dead_and_a_uniform_head_are_found_and_plain_heads_have_no_fault(tmp_p
     assert (dead.effect.value, dead.effect.high) == (0.0, 0.0)
     assert "L0.H3" in dead.says
     assert record.metric("dead_or_uniform_heads/dead") == Estimate(1 / 5, n=5)
-    outputs = [row.output.value for row in record.heads]  # as shares of their mean
+    outputs = values_of(record.heads, "output.value")  # as shares of their mean
     assert outputs[3] == 0
     assert np.mean(outputs) == pytest.approx(1)
     record, report = found(tmp_path, "plain")
-    assert not {each.question for each in report.claims} & FAULTS
-    assert [row.place_grid for row in record.heads] == [GRID] * 4
+    assert not set(values_of(report.claims, "question")) & FAULTS
+    assert values_of(record.heads, "place_grid") == [GRID] * 4
 
 
 def test_one_image_judges_nothing(tmp_path):
@@ -98,7 +100,7 @@ def test_one_image_judges_nothing(tmp_path):
         record.metric("distance/corner/L0.H0").low,
         record.metric("distance/corner/L0.H0").n,
     ) == (None, 1)
-    assert {each.state for each in report.claims} <= {"", "inconclusive"}
+    assert set(values_of(report.claims, "state")) <= {"", "inconclusive"}
     assert not clear_effects(report)
 
 
@@ -117,7 +119,7 @@ def test_heads_that_write_a_class_are_counted_and_the_one_that_matters_most_is_n
     )
     record = ran(tmp_path / "out", line)
     written = claim(report(record), "writes")
-    assert [row.state for row in record.names] == ["shown to matter"] * 3 + [
+    assert values_of(record.names, "state") == ["shown to matter"] * 3 + [
         "correlates",
         "nothing",
         "nothing",

@@ -10,6 +10,7 @@ import pytest
 from tests.kit.axes import shown
 from tests.kit.contradictions import contradictions
 from tests.kit.planted_study import LABELS, UNTRIED, pretraining_record, study_record, with_curves
+from tests.kit.select import select, select_one, values_of
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.study.kinds.record import ComparisonRow
 from vitlens.commands.study.kinds.report import decision
@@ -31,8 +32,9 @@ def architecture(last, **more):
 
 
 def transfer(accuracy, *, by_share=((0.5, 0.6, 0.3),), **more):
-    """accuracy: of the ways; by_share: of frozen, full and from scratch on 20 % and 50 % of the
-    images.
+    """Return a study of transfer with these accuracies of the ways.
+
+    by_share: of frozen, full and from scratch on 20 % and 50 % of the images.
     """
     shares = dict(zip(WAYS, accuracy))
     for part, values in zip((20, 50), by_share):
@@ -49,23 +51,23 @@ def said(record):
 
 
 def answer(record, title: str) -> str:
-    """The first sentence of a section."""
+    """Return the first sentence of a section."""
     (section,) = (part for part in said(record).sections if title in part.title)
     return section.sentences[0].text
 
 
 def differences(record):
-    return [claim for claim in said(record).claims if claim.question == "difference"]
+    return select(said(record).claims, question="difference")
 
 
 def test_the_step_that_matters_is_found_and_what_decides_nothing_is_no_claim():
     record = architecture(0.85)
-    found = {claim.subject for claim in differences(record)}
-    assert (
-        "the block post-norm and + MLP: a whole block" in found
-    )  # whose accuracy was planted to rise
-    assert not any("residual" in subject for subject in found)
-    assert record.metric("step/post-norm/mlp") in [claim.effect for claim in differences(record)]
+    subjects = set(values_of(differences(record), "subject"))
+    # whose accuracy was planted to rise
+    assert "the block post-norm and + MLP: a whole block" in subjects
+    for subject in subjects:
+        assert "residual" not in subject
+    assert record.metric("step/post-norm/mlp") in values_of(differences(record), "effect")
     spread = study_record("registers", dict.fromkeys(LABELS["registers"], 0.7), spread=0.05, seed=1)
     assert not differences(spread)
     assert said(spread).claims[0].state == "inconclusive"
@@ -75,7 +77,7 @@ def test_the_step_that_matters_is_found_and_what_decides_nothing_is_no_claim():
     ):
         document = said(study_record("pooling", {"cls": cls, "mean": mean}, seeds=seeds))
         assert document.title.startswith(title)
-        assert [claim.state for claim in document.claims] == ["inconclusive", ""]
+        assert values_of(document.claims, "state") == ["inconclusive", ""]
 
 
 @pytest.mark.parametrize("kind", LABELS)
@@ -83,9 +85,7 @@ def test_every_kind_says_its_range_and_what_was_not_tried(kind):
     document = said(
         study_record(kind, {label: 0.5 + 0.01 * at for at, label in enumerate(LABELS[kind])})
     )
-    assert any(
-        "100 training images of 32×32 px" in sentence.text for sentence in document.first.answer
-    )
+    assert "100 training images of 32×32 px" in "\n".join(values_of(document.first.answer, "text"))
     assert UNTRIED[kind] in " ".join(sentence.text for sentence in document.first.unknown).replace(
         "\\", ""
     )
@@ -110,9 +110,8 @@ def test_each_share_has_its_own_answer_and_a_planned_pair_one_verdict():
         if row.images and row.family == "difference"
     }
     assert winners == {5: "CNN, 5 %", 25: None, 100: "ViT, 100 %"}
-    assert decision(record).cheapest.name.endswith(
-        "25 %"
-    )  # fewer images count before fewer operations
+    # fewer images count before fewer operations
+    assert decision(record).cheapest.name.endswith("25 %")
     assert "2 of 3" in answer(record, "Does the number of images decide?")
     # the CNN against the ViT on all images is one of 3 planned pairs and one of 5 against the best
     shares = {
@@ -124,15 +123,14 @@ def test_each_share_has_its_own_answer_and_a_planned_pair_one_verdict():
         "cnn-100": 0.9,
     }
     record = study_record("data", shares)
-    rows = [
-        replace(row, p_holm=0.04 if row.family == "difference" else 0.06)
-        if {row.label, row.against} == {"vit-100", "cnn-100"}
-        else row
-        for row in record.comparisons
-    ]
-    assert "ViT, 100 %" in [
-        each.name for each in decision(replace(record, comparisons=tuple(rows))).worse
-    ]
+    rows = []
+    for row in record.comparisons:
+        is_full_pair = {row.label, row.against} == {"vit-100", "cnn-100"}
+        p_holm = 0.04 if row.family == "difference" else 0.06
+        rows.append(replace(row, p_holm=p_holm) if is_full_pair else row)
+    assert "ViT, 100 %" in values_of(
+        decision(replace(record, comparisons=tuple(rows))).worse, "name"
+    )
 
 
 @pytest.mark.parametrize(
@@ -150,7 +148,7 @@ def test_whether_transfer_wins_and_what_to_take_follow_from_the_differences(
     accuracy, state, chosen
 ):
     record = transfer(accuracy, spread=0.003)
-    (claim,) = (claim for claim in said(record).claims if claim.question == "transfer")
+    claim = select_one(said(record).claims, question="transfer")
     assert claim.says.startswith(
         f"Transfer {state}" if state else "It is undecided whether transfer wins"
     )
@@ -161,9 +159,9 @@ def test_whether_transfer_wins_and_what_to_take_follow_from_the_differences(
 
 def test_each_reason_has_the_state_of_its_number_and_a_way_the_epoch_at_which_it_reached_the_best():
     wins = reasons(transfer(WINS, by_share=((0.7, 0.8, 0.2),), spread=0.003))
-    assert [row.state for row in wins] == ["supported"] * 5
+    assert values_of(wins, "state") == ["supported"] * 5
     loses = reasons(transfer(LOSES, by_share=((0.3, 0.4, 0.35),), gain=(-9.0, -15.0, -2.0)))
-    assert [row.state for row in loses] == [
+    assert values_of(loses, "state") == [
         "contradicted",
         "contradicted",
         "supported",
@@ -171,14 +169,14 @@ def test_each_reason_has_the_state_of_its_number_and_a_way_the_epoch_at_which_it
         "supported",
     ]
     equal = reasons(transfer(EQUAL, by_share=((0.5, 0.5, 0.5),), gain=(1.0, -4.0, 6.0)))
-    assert {row.state for row in equal} == {"not decided"}
+    assert set(values_of(equal, "state")) == {"not decided"}
     record = with_curves(transfer(WINS), {"full": (0.5, 0.76, 0.8), "scratch": (0.3, 0.4, 0.5)})
     rows = record.reached
-    assert [(each.label, each.epochs, each.seconds) for each in rows] == [
+    assert values_of(rows, "label", "epochs", "seconds") == [
         ("full", 2, 4.0),
         ("scratch", None, None),
     ]
-    assert [each.accuracy for each in rows] == pytest.approx([0.76, 0.76])
+    assert values_of(rows, "accuracy") == pytest.approx([0.76, 0.76])
 
 
 def at(images, low, high):
@@ -204,7 +202,7 @@ def test_from_scratch_has_caught_up_only_where_the_whole_interval_says_so_which_
 
 
 @pytest.mark.parametrize(
-    ("found", "before", "says"),
+    ("correlation", "before", "says"),
     [
         (Estimate(0.6, 0.5, 0.7, 3, ""), 0.02, "nearer patches are more similar"),
         (Estimate(-0.6, -0.7, -0.5, 3, ""), 0.02, "nearer patches are less similar"),
@@ -212,9 +210,9 @@ def test_from_scratch_has_caught_up_only_where_the_whole_interval_says_so_which_
         (Estimate(0.61, unit=""), 0.61, "fixed"),
     ],
 )
-def test_what_the_rank_correlation_means_follows_its_interval(found, before, says):
+def test_what_the_rank_correlation_means_follows_its_interval(correlation, before, says):
     record = study_record("positions", {"none": 0.5, "learned": 0.6})
-    row = PositionRow("learned", "learned", 3, found, None, None, before)
+    row = PositionRow("learned", "learned", 3, correlation, None, None, before)
     assert says in answer(replace(record, position_order=(row,)), "position embeddings")
 
 
@@ -225,16 +223,16 @@ def test_similarities_of_positions_stand_at_the_places_of_their_patches():
     kind = VariantsRecord.contents().arrays["position_similarity"]
     row = PositionRow("learned", "learned", 3, Estimate(0.6, 0.5, 0.7, 3, ""), None, None, 0.0)
     points = (record.points[0], replace(record.points[1], grid=(2, 3)))
-    given = replace(
+    planted = replace(
         record, points=points, position_order=(row,), position_similarity=kind({1: values})
     )
-    (figure,) = [each for each in said(given).figures if each.name == "position_similarity"]
+    figure = select_one(said(planted).figures, name="position_similarity")
     (panel,) = shown(figure.draw())
-    found = np.ma.filled(panel.images[0].get_array().astype(float), np.nan)
-    assert found.shape == (5, 11)  # one empty line between maps of 2 x 3
-    assert found[1, 2] == found[3, 8] == 0.5
-    assert found[0, 0] == found[4, 10] == 0.5  # with itself: as the greatest of two different
-    assert np.nansum(found) == 0.5 * 8
+    drawn = np.ma.filled(panel.images[0].get_array().astype(float), np.nan)
+    assert drawn.shape == (5, 11)  # one empty line between maps of 2 x 3
+    assert drawn[1, 2] == drawn[3, 8] == 0.5
+    assert drawn[0, 0] == drawn[4, 10] == 0.5  # with itself: as the greatest of two different
+    assert np.nansum(drawn) == 0.5 * 8
 
 
 def first_page(document) -> str:
@@ -247,24 +245,25 @@ KNN = {"random": 0.3, "supervised": 0.8, "mae": 0.6, "dino": 0.5, "clip": 0.7}
 def test_features_without_labels_are_compared_with_random_weights_and_labels():
     document = said(pretraining_record(KNN, dict.fromkeys(KNN, 0.35)))
     assert document.title == "MAE's k-NN is above random weights, below supervised"
-    (objects,) = [claim for claim in document.claims if claim.question == "attention and objects"]
+    objects = select_one(document.claims, question="attention and objects")
     assert objects.state == "inconclusive"  # 0.35 is below the mean mask's
     alike = said(pretraining_record(dict.fromkeys(KNN, 0.5), dict.fromkeys(KNN, 0.35), spread=0.05))
     assert alike.claims[0].state == "inconclusive"
 
 
 def test_attention_finds_objects_where_it_is_above_both_baselines():
-    found = pretraining_record(KNN, {**dict.fromkeys(KNN, 0.35), "dino": 0.6})
-    assert [row.label for row in found.objectness if row.finds_objects] == ["dino"]
-    assert "The attention of **DINO** overlaps the objects more than" in first_page(said(found))
-    assert "**DINO** also exceeds random weights" in first_page(said(found))
+    planted = pretraining_record(KNN, {**dict.fromkeys(KNN, 0.35), "dino": 0.6})
+    assert [row.label for row in planted.objectness if row.finds_objects] == ["dino"]
+    assert "The attention of **DINO** overlaps the objects more than" in first_page(said(planted))
+    assert "**DINO** also exceeds random weights" in first_page(said(planted))
 
 
 def test_attention_of_random_weights_that_overlaps_objects_as_much_is_said():
-    found = pretraining_record(KNN, {**dict.fromkeys(KNN, 0.35), "dino": 0.6, "random": 0.7})
-    assert [row.label for row in found.objectness if row.finds_objects] == ["random", "dino"]
-    assert not any(row.learned_objects for row in found.objectness)
-    assert "also exceed" not in first_page(said(found))
+    planted = pretraining_record(KNN, {**dict.fromkeys(KNN, 0.35), "dino": 0.6, "random": 0.7})
+    assert [row.label for row in planted.objectness if row.finds_objects] == ["random", "dino"]
+    for row in planted.objectness:
+        assert not row.learned_objects
+    assert "also exceed" not in first_page(said(planted))
 
 
 @pytest.mark.parametrize("kind", ["pooling", "transfer", "pretraining"])

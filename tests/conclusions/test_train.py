@@ -8,6 +8,7 @@ import pytest
 
 from tests.kit.contradictions import contradictions
 from tests.kit.first_page import judged
+from tests.kit.select import index_by, select_one, values_of
 from vitlens.commands.train.record import ScoreRow, SetupRow, TrainRecord, last_tenth
 from vitlens.commands.train.report import REPORT
 from vitlens.report.claims import Claim, shown
@@ -25,26 +26,35 @@ def accuracy_of(share: float) -> Estimate:
 
 
 def record_of(train, test, *, worst: int = 92) -> TrainRecord:
-    """A finished training of these accuracies, with ten classes of 100 test images each."""
+    """Return a finished training with these accuracies and ten classes of 100 test images each."""
     history = tuple(
         ROWS["history"](
-            place, place, place * TRAINED, 0.1, 1.0, own, 1.0, other, 10.0 * (place + 1), 100.0
+            place,
+            place,
+            place * TRAINED,
+            0.1,
+            1.0,
+            train_accuracy,
+            1.0,
+            other,
+            10.0 * (place + 1),
+            100.0,
         )
-        for place, (own, other) in enumerate(zip(train, test))
+        for place, (train_accuracy, other) in enumerate(zip(train, test))
     )
-    own = accuracy_of(test[-1] or 0.0)
+    accuracy = accuracy_of(test[-1] or 0.0)
     ends = last_tenth(history)
     gain = (
         None
         if ends is None
-        else difference_of(*(accuracy_of(each.test_accuracy) for each in reversed(ends)))
+        else difference_of(*(accuracy_of(end.test_accuracy) for end in reversed(ends)))
     )
     score = ScoreRow(
         "m",
-        own,
-        gap=difference_of(wilson(round(train[-1] * TRAINED), TRAINED), own),
+        accuracy,
+        gap=difference_of(wilson(round(train[-1] * TRAINED), TRAINED), accuracy),
         gain=gain,
-        best=own,
+        best=accuracy,
         seconds=Estimate(30.0, unit="s"),
         images_per_second=Estimate(100.0, unit="images/s"),
     )
@@ -58,19 +68,23 @@ def record_of(train, test, *, worst: int = 92) -> TrainRecord:
 def found_in(record: TrainRecord) -> dict[str, Claim]:
     claims = REPORT(record).claims
     assert list(contradictions(claims)) == []
-    return {claim.question: claim for claim in shown(claims)}
+    return index_by(shown(claims), "question")
 
 
 def test_an_overfitted_training_and_one_that_had_not_converged_and_the_worst_class():
-    found = found_in(record_of((*LEVEL, 0.99), (*LEVEL[:-1], 0.7, 0.7), worst=60))
-    assert found["overfitting"].effect == difference_of(wilson(4950, TRAINED), wilson(700, TESTED))
-    assert found["overfitting"].effect.value == pytest.approx(29.0)
+    claims_by_question = found_in(record_of((*LEVEL, 0.99), (*LEVEL[:-1], 0.7, 0.7), worst=60))
+    assert claims_by_question["overfitting"].effect == difference_of(
+        wilson(4950, TRAINED), wilson(700, TESTED)
+    )
+    assert claims_by_question["overfitting"].effect.value == pytest.approx(29.0)
     record = record_of((0.5, 0.6, 0.7), (0.5, 0.62, 0.75))
-    found = found_in(record)
-    assert found["convergence"].effect == difference_of(wilson(750, TESTED), wilson(620, TESTED))
-    assert "from 62.0 % to 75.0 %" in found["convergence"].says
+    claims_by_question = found_in(record)
+    assert claims_by_question["convergence"].effect == difference_of(
+        wilson(750, TESTED), wilson(620, TESTED)
+    )
+    assert "from 62.0 % to 75.0 %" in claims_by_question["convergence"].says
     assert "still improving" in REPORT(record).title
-    assert "--epochs 6" in found["next"].says
+    assert "--epochs 6" in claims_by_question["next"].says
     worst = found_in(record_of(LEVEL, LEVEL, worst=60))["worst class"]
     assert worst.effect.value == 0.6
     assert "<3>" in worst.says
@@ -87,9 +101,7 @@ def test_gap_and_rise_of_a_run_are_those_of_its_epochs(golden, name):
     ends = last_tenth(record.history)
     assert (score.gain is None) == (ends is None) == (len(record.history) == 1)
     if ends is not None:
-        before, after = (
-            wilson(round(each.test_accuracy * setup.test), setup.test) for each in ends
-        )
+        before, after = (wilson(round(end.test_accuracy * setup.test), setup.test) for end in ends)
         assert score.gain == difference_of(after, before)
 
 
@@ -111,25 +123,25 @@ def test_nothing_planted_nothing_found(test, title):
     by_chance = REPORT(
         record_of((*LEVEL[:-1], 0.92), LEVEL)
     ).claims  # 2 points more in training, or as few as 0.1
-    assert "overfitting" not in {claim.question for claim in by_chance}
-    assert (
-        "levelled off" in REPORT(record_of((0.9, 0.9), (0.995, 0.995))).title
-    )  # it cannot rise by a point
+    assert "overfitting" not in values_of(by_chance, "question")
+    # it cannot rise by a point
+    assert "levelled off" in REPORT(record_of((0.9, 0.9), (0.995, 0.995))).title
 
 
 def test_an_accuracy_at_chance_is_called_so_and_of_few_images_nothing_is_claimed():
     assert "no better than chance" in REPORT(record_of((0.1,) * 12, (0.11,) * 12, worst=11)).title
     better = record_of((0.2,) * 12, (0.2,) * 12)
     assert "chance" not in REPORT(better).title
+    # always guessing it is 25 % correct
     classes = (
         replace(better.per_class[0], n=300),
         *better.per_class[1:],
-    )  # always guessing it is 25 % correct
+    )
     assert "chance" in REPORT(replace(better, per_class=classes)).title
     record = record_of(LEVEL, LEVEL)
     few = replace(record, scores=(replace(record.scores[0], accuracy=wilson(18, 19)),))
     assert found_in(few) == {}
-    assert any("too few" in each.text for each in REPORT(few).first.unknown)
+    assert "too few" in "\n".join(values_of(REPORT(few).first.unknown, "text"))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +150,7 @@ def test_an_accuracy_at_chance_is_called_so_and_of_few_images_nothing_is_claimed
 def test_the_gain_of_a_teacher_is_told_with_its_test(p, words):
     record = record_of(LEVEL, LEVEL)
     pair = ROWS["pairs"]
-    others = (
+    references = (
         ScoreRow("big", accuracy_of(0.95), "teacher"),
         ScoreRow("alone", accuracy_of(0.86), "without a teacher"),
     )
@@ -148,10 +160,9 @@ def test_the_gain_of_a_teacher_is_told_with_its_test(p, words):
         pair("m", "big", 890, 10, 60, 40, 0.3, 0.3, gap),
     )
     record = replace(
-        record, scores=(replace(record.scores[0], role="student"), *others), pairs=pairs
+        record, scores=(replace(record.scores[0], role="student"), *references), pairs=pairs
     )
-    (claim,) = [
-        each for each in REPORT(record).claims if each.question == "comparison"
-    ]  # the teacher's is not shown
+    # the teacher's is not shown
+    claim = select_one(REPORT(record).claims, question="comparison")
     assert (claim.subject, claim.effect, claim.kind) == ("m and alone", gap, "answer")
     assert words in claim.says

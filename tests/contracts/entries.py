@@ -17,6 +17,7 @@ from torch import Tensor
 import vitlens
 from tests.kit.commands import few_passes
 from tests.kit.odd import odd
+from tests.kit.select import index_by, values_of
 from tests.kit.tiny import images, ours, small_cnn, timm_model, torchvision_swin, torchvision_vit
 from vitlens import Model
 from vitlens.attacks.registry import ATTACKS
@@ -30,12 +31,13 @@ MODELS: Final[dict[str, Callable[[], Model]]] = {
     "windows": torchvision_swin,
     "cnn": partial(small_cnn, (16, 24)),
 }
+# one sequence of tokens through all blocks
 PLAIN: Final = (
     "odd",
     "ours",
     "distilled",
     "multihead",
-)  # one sequence of tokens through all blocks
+)
 ATTENTIVE: Final = (*PLAIN, "windows")
 EVERY: Final = (*ATTENTIVE, "cnn")
 FAMILIES: Final = {"vit": PLAIN, "windowed": ("windows",), "cnn": ("cnn",)}
@@ -47,17 +49,17 @@ class Entry:
     """One function of a model.
 
     run: on a model and images; models: of MODELS, on which it works; read: what of its result is
-    compared, one row an image where `each`; needs_class: whether a model without a classifier is
-    refused; draws: whether its result depends on a seed and an image's place; exempt: the checks
-    that it does not pass, with the reason of each; shares: for an entry of a registry, the module
-    that all its entries of one kind are measured by.
+    compared, one row an image where `per_image`; needs_class: whether a model without a
+    classifier is refused; draws: whether its result depends on a seed and an image's place;
+    exempt: the checks that it does not pass, with the reason of each; shares: for an entry of a
+    registry, the module that all its entries of one kind are measured by.
     """
 
     name: str
     run: Callable[[Model, Tensor], Any]
     read: Callable[[Any], Tensor] | None = None
     models: tuple[str, ...] = EVERY
-    each: bool = True
+    per_image: bool = True
     needs_class: bool = True
     draws: bool = False
     exempt: Mapping[str, str] = field(default_factory=dict)
@@ -77,13 +79,13 @@ def evaluated(model: Model, batch: Tensor) -> Any:
 
 
 def observed(model: Model, batch: Tensor, **how: bool) -> Tensor:
-    kept: list[Tensor] = []
-    vitlens.observe(model, batch, lambda call: kept.append(call.weights()), **how)
-    return kept[0]
+    weights: list[Tensor] = []
+    vitlens.observe(model, batch, lambda call: weights.append(call.weights()), **how)
+    return weights[0]
 
 
 def nearest_classes(model: Model, batch: Tensor) -> Any:
-    """The class of the image itself, which is its nearest neighbour."""
+    """Return the classes of the nearest neighbours, where each image is its own neighbour."""
     values = vitlens.features(model, batch).at(-1)
     return vitlens.knn(values, labels_of(batch), values, labels_of(batch), k=1)
 
@@ -95,19 +97,17 @@ def probed_classes(model: Model, batch: Tensor) -> Any:
 
 
 def captured(model: Model, batch: Tensor, *, graph: bool = False) -> dict[str, Tensor]:
-    """Every place."""
-    found = vitlens.capture(
+    """Capture every place."""
+    activations = vitlens.capture(
         model, batch, vitlens.places(model).names[: -1 if graph else None], graph=graph
     )
     if graph:
-        torch.autograd.grad(found.logits.sum(), list(found.values()))
-    return {name: found[name].detach() for name in found}
+        torch.autograd.grad(activations.logits.sum(), list(activations.values()))
+    return {name: activations[name].detach() for name in activations}
 
 
 def intervened(model: Model, batch: Tensor) -> Tensor:
-    """Every place changed at once, in a context within another, with gradients on and off; captured
-    inside.
-    """
+    """Change all places at once, in nested contexts with and without gradients, and capture."""
     names = [place.name for place in vitlens.places(model) if place.changeable]
     with (
         vitlens.intervene(model, dict.fromkeys(names, torch.clone)),
@@ -121,8 +121,7 @@ def intervened(model: Model, batch: Tensor) -> Tensor:
 
 
 def knocked_out(model: Model, batch: Tensor) -> Tensor:
-    """Keys knocked out in all layers, a head and a block removed, the last block set to its
-    mean."""
+    """Knock out keys, remove a head and a block, and set the last block to its mean."""
     keys = vitlens.KnockOut(keys=[0, 1], queries=2)
     last = vitlens.places(model).names[-2]
     changes = {"blocks.*.attention.weights": keys, "blocks.0.head.1": "zero", "blocks.1": "remove"}
@@ -135,17 +134,17 @@ def knocked_out(model: Model, batch: Tensor) -> Tensor:
 
 
 def replayed(model: Model, batch: Tensor) -> Tensor:
-    """Changes by place from a kept clean pass, inside a changed model."""
+    """Replay changes by place from a stored clean pass, inside a changed model."""
     with (
         vitlens.intervene(model, {"blocks.0.mlp": "zero"}),
-        vitlens.replay(model, batch, chunk=2) as kept,
+        vitlens.replay(model, batch, chunk=2) as session,
     ):
         sets = [{"blocks.1.mlp": torch.neg}, {"blocks.0.head.1": "zero", "blocks.1": "remove"}]
-        return kept.run(sets).transpose(0, 1)
+        return session.run(sets).transpose(0, 1)
 
 
 def patched(model: Model, batch: Tensor) -> Tensor:
-    """Every place patched by that of another run, each apart."""
+    """Patch every place separately with that of another run."""
     other = batch.flip(-1) if isinstance(batch, Tensor) else batch
     return vitlens.patch(model, batch, other, vitlens.places(model).names[:-1]).logits.transpose(
         0, 1
@@ -162,21 +161,21 @@ def profiled(model: Model, _: Tensor) -> Any:
 
 
 def chosen(model: Model, batch: Tensor) -> Any:
-    """On as many images as it needs."""
+    """Choose a method on as many images as the choice needs."""
     right = isinstance(batch, Tensor) and batch.shape[1:2] == (3,) and batch.dim() == 4
     many = batch.repeat(7, 1, 1, 1)[:20] if right else batch
     return vitlens.choose_method(model, many, methods=["saliency", "input-x-gradient"])
 
 
 def relied_on(model: Model, batch: Tensor) -> Any:
-    """On as many images as it needs."""
+    """Measure reliance on as many images as it needs."""
     right = isinstance(batch, Tensor) and batch.shape[1:2] == (3,) and batch.dim() == 4
     many = batch.repeat(7, 1, 1, 1)[:20] if right else batch
     return vitlens.reliance(model, many, labels_of(many), cues=["colour", "layout"])
 
 
 def measured(table: Any) -> Tensor:
-    """One statistic of every head, and the norms of their outputs, by which labels are decided."""
+    """Return one statistic of every head and the output norms, which decide the labels."""
     norms = [total for (name, _), total in table.evidence.sums.items() if name == "output"]
     return torch.cat([table.distance.flatten(), *(norm.flatten() for norm in norms)])
 
@@ -186,60 +185,66 @@ def looked_at(names: Any) -> Tensor:
 
 
 _CALLER: Final = "its caller runs the model, in the caller's mode"
+# in place of the defaults of many passes
 _FEW: Final = {
     "masks": 8,
     "coalitions": 200,
     "samples": 2,
     "steps": 3,
-}  # in place of the defaults of many passes
+}
 _OWN: Final = (
     Entry(
         "ablate",
         lambda model, batch: vitlens.ablate(model, batch, labels_of(batch)),
-        lambda found: found.delta_loss,
+        lambda result: result.delta_loss,
         models=ATTENTIVE,
-        each=False,
+        per_image=False,
     ),
-    Entry("attention", vitlens.attention, lambda found: found[0], ATTENTIVE, needs_class=False),
-    Entry("capture", captured, lambda found: next(iter(found.values())), needs_class=False),
+    Entry("attention", vitlens.attention, lambda result: result[0], ATTENTIVE, needs_class=False),
+    Entry("capture", captured, lambda result: next(iter(result.values())), needs_class=False),
     Entry("capture/graph", partial(captured, graph=True), needs_class=False),
-    Entry("choose_method", chosen, lambda found: torch.tensor(len(found.candidates)), each=False),
+    Entry(
+        "choose_method",
+        chosen,
+        lambda result: torch.tensor(len(result.candidates)),
+        per_image=False,
+    ),
     Entry(
         "compare",
         lambda model, batch: vitlens.compare(model, model, batch, labels_of(batch)),
-        lambda found: found.first.confidence,
+        lambda result: result.first.confidence,
     ),
     Entry(
         "direct_logit_attribution",
         vitlens.direct_logit_attribution,
-        lambda found: found.heads,
+        lambda result: result.heads,
         PLAIN,
         needs_class=False,
     ),
-    Entry("evaluate", evaluated, lambda found: found.logits),
+    Entry("evaluate", evaluated, lambda result: result.logits),
     Entry(
         "explorer",
         vitlens.explorer,
-        lambda found: torch.from_numpy(found.explorer.images[0].weights),
+        lambda result: torch.from_numpy(result.explorer.images[0].weights),
         PLAIN,
-        each=False,
+        per_image=False,
         needs_class=False,
     ),
-    Entry("failures", diagnosed, lambda found: found.correct),
-    Entry("features", vitlens.features, lambda found: found.at(-1), needs_class=False),
+    Entry("failures", diagnosed, lambda result: result.correct),
+    Entry("features", vitlens.features, lambda result: result.at(-1), needs_class=False),
     Entry(
         "features/knn",
         nearest_classes,
-        lambda found: found.predictions,
-        each=False,
+        lambda result: result.predictions,
+        per_image=False,
         needs_class=False,
     ),
     Entry(
         "features/probe",
         probed_classes,
-        lambda found: found.predictions,
+        lambda result: result.predictions,
         PLAIN,
-        each=False,
+        per_image=False,
         needs_class=False,
     ),
     Entry(
@@ -256,15 +261,17 @@ _OWN: Final = (
         needs_class=False,
         exempt={"repeated": _CALLER},
     ),
-    Entry("logit_lens", vitlens.logit_lens, lambda found: found.logits, PLAIN, needs_class=False),
-    Entry("look", vitlens.look, lambda found: found.probabilities),
-    Entry("name_heads", vitlens.name_heads, looked_at, ATTENTIVE, each=False, needs_class=False),
-    Entry("observe", observed, lambda found: found, ATTENTIVE, needs_class=False),
+    Entry("logit_lens", vitlens.logit_lens, lambda result: result.logits, PLAIN, needs_class=False),
+    Entry("look", vitlens.look, lambda result: result.probabilities),
+    Entry(
+        "name_heads", vitlens.name_heads, looked_at, ATTENTIVE, per_image=False, needs_class=False
+    ),
+    Entry("observe", observed, lambda result: result, ATTENTIVE, needs_class=False),
     Entry(
         "observe/explicit", partial(observed, explicit=True), models=ATTENTIVE, needs_class=False
     ),
     Entry("observe/graph", partial(observed, graph=True), models=ATTENTIVE, needs_class=False),
-    Entry("patch", patched, lambda found: found, needs_class=False),
+    Entry("patch", patched, lambda result: result, needs_class=False),
     Entry(
         "places",
         lambda model, _: vitlens.places(model),
@@ -277,16 +284,18 @@ _OWN: Final = (
         needs_class=False,
         exempt={"repeated": "it measures times", "refused pixels": "it draws its own images"},
     ),
-    Entry("relevance", vitlens.relevance, lambda found: found, ATTENTIVE),
+    Entry("relevance", vitlens.relevance, lambda result: result, ATTENTIVE),
     Entry(
         "reliance",
         relied_on,
-        lambda found: torch.tensor([row.changed_by.value for row in found.rows]),
-        each=False,
+        lambda result: torch.tensor(values_of(result.rows, "changed_by.value")),
+        per_image=False,
     ),
-    Entry("replay", replayed, lambda found: found, PLAIN, needs_class=False),
-    Entry("rollout", vitlens.rollout, lambda found: found, ATTENTIVE, needs_class=False),
-    Entry("statistics", vitlens.statistics, measured, ATTENTIVE, each=False, needs_class=False),
+    Entry("replay", replayed, lambda result: result, PLAIN, needs_class=False),
+    Entry("rollout", vitlens.rollout, lambda result: result, ATTENTIVE, needs_class=False),
+    Entry(
+        "statistics", vitlens.statistics, measured, ATTENTIVE, per_image=False, needs_class=False
+    ),
     Entry(
         "walkthrough",
         lambda model, batch: vitlens.walkthrough(model, batch[:1]),
@@ -331,27 +340,25 @@ def _attacks() -> Iterator[Entry]:
         yield Entry(
             f"attack/{name}",
             run,
-            lambda found: found.images,
+            lambda result: result.images,
             draws=method.random_start,
             shares=module or name,
         )
 
 
-ENTRIES: Final = {entry.name: entry for entry in (*_OWN, *_attributions(), *_attacks())}
+ENTRIES: Final = index_by((*_OWN, *_attributions(), *_attacks()), "name")
 
 
 def cover() -> Iterator[tuple[str, str, bool]]:
-    """(entry, model, whether by default): each entry meets two models or three, each model entries
-    of each kind.
+    """Return (entry, model, by default), so that each entry and each kind of model is covered.
 
-    What is put back is put back by code that the models share: the first model of an entry, the CNN
-    where it is one of them and, in turn, another. The methods of a registry share theirs too: one
-    model each, in turn.
+    The models share the code that restores them: each entry meets its first model, the CNN where
+    it applies and, in turn, another. Methods of a registry share code too: one model each, in turn.
     """
     for number, entry in enumerate(ENTRIES.values()):
-        first, *others = entry.models
-        turn = [model for model in others if model != "cnn"] or [first]
-        quick = {first, turn[number % len(turn)], *({"cnn"} & {*others})}
+        first, *rest = entry.models
+        turn = [model for model in rest if model != "cnn"] or [first]
+        quick = {first, turn[number % len(turn)], *({"cnn"} & {*rest})}
         if entry.shares:
             quick = {entry.models[number % len(entry.models)]}
         for model in entry.models:
@@ -360,7 +367,7 @@ def cover() -> Iterator[tuple[str, str, bool]]:
 
 @cache
 def shared(name: str) -> Model:
-    """A model that no test changes."""
+    """Return a model that no test changes."""
     return MODELS[name]()
 
 
@@ -370,5 +377,5 @@ def batch_of(model: Model) -> Tensor:
 
 @cache
 def headless() -> Model:
-    """Its own configuration in timm has no classes."""
+    """Load a model that has no classes in its timm configuration."""
     return vitlens.load(HEADLESS, random_weights=True, image_size=(28, 28))

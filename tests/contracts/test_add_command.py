@@ -18,9 +18,7 @@ from vitlens.commands.registry import COMMANDS
 
 @pytest.fixture
 def added(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A throw-away command: its folder (tests/contracts/throw_away/), and its entry in the one
-    mapping.
-    """
+    """Add a command: the folder tests/contracts/throw_away/ and its entry in the registry."""
     monkeypatch.setitem(COMMANDS, WORD, ENTRY)
 
 
@@ -29,10 +27,10 @@ def test_the_command_line_lists_it_with_its_options(capsys):
     assert run(["--help"]) == 0
     assert f" {WORD} " in capsys.readouterr().out
     assert run([WORD, "--help"]) == 0
-    shown = capsys.readouterr().out
-    assert "--scale" in shown
-    assert ENTRY.help in " ".join(shown.split())
-    assert shown.strip().endswith(f"Example: {ENTRY.example}")
+    output = capsys.readouterr().out
+    assert "--scale" in output
+    assert ENTRY.help in " ".join(output.split())
+    assert output.strip().endswith(f"Example: {ENTRY.example}")
     assert run(["brightnes", "vit-digits"]) == 2
     assert f"did you mean '{WORD}'" in capsys.readouterr().err
 
@@ -41,7 +39,7 @@ def test_the_command_line_lists_it_with_its_options(capsys):
 def test_it_leaves_a_whole_folder_of_what_it_declares_whose_report_is_made_again_without_torch(
     tiny_vit, tmp_path
 ):
-    made = tmp_path / "out"
+    folder = tmp_path / "out"
     line = [
         WORD,
         str(tiny_vit),
@@ -55,35 +53,36 @@ def test_it_leaves_a_whole_folder_of_what_it_declares_whose_report_is_made_again
         "cpu",
         "--quiet",
     ]
-    assert run([*line, "--out", str(made)]) == 0
-    whole_folder(made, WORD)
+    assert run([*line, "--out", str(folder)]) == 0
+    whole_folder(folder, WORD)
     (batch,) = vitlens.load_data("digits", limit=4).batches(4)
-    results = json.loads((made / "results.json").read_text())
+    results = json.loads((folder / "results.json").read_text())
     assert results["metrics"][f"{WORD}/tiny-vit"]["value"] == pytest.approx(
         2 * batch.images.mean().item(), rel=1e-5
     )
     assert len(results["tables"]["images_shown"]) == 4
-    with np.load(made / "arrays" / f"{WORD}-tiny-vit.npz") as stored:
+    with np.load(folder / "arrays" / f"{WORD}-tiny-vit.npz") as stored:
         np.testing.assert_allclose(stored["rows"], 2 * batch.images.mean((1, 3)).numpy(), rtol=1e-6)
-    kept = (made / "report.md").read_bytes()
-    (made / "report.md").unlink()
+    content = (folder / "report.md").read_bytes()
+    (folder / "report.md").unlink()
     program = (
         "import sys; from vitlens.commands.registry import COMMANDS; "
         "from tests.contracts.throw_away import ENTRY, WORD; COMMANDS[WORD] = ENTRY; from "
         "vitlens.cli.main import run; "
-        f"assert run(['report', {str(made)!r}]) == 0; assert 'torch' not in sys.modules"
+        f"assert run(['report', {str(folder)!r}]) == 0; assert 'torch' not in sys.modules"
     )
     root = Path(__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert (made / "report.md").read_bytes() == kept
+    assert (folder / "report.md").read_bytes() == content
 
 
 @pytest.mark.usefixtures("added")
 def test_models_say_whether_they_support_it(tmp_path, capsys):
-    vit, cnn = (vitlens.load(name) for name in ("vit-digits", "cnn-digits"))
+    vit = vitlens.load("vit-digits")
+    cnn = vitlens.load("cnn-digits")
     assert vit.supports(WORD) is None
     assert "cnn-digits supports" in str(cnn.supports(WORD))
     assert run(["models", "*-digits"]) == 0

@@ -33,8 +33,7 @@ class ReadsSide(nn.Module):
 
 
 def relied_on(axis: int) -> tuple[str, ...]:
-    """Return whether a model that reads the sides along an axis is said to rely on the added
-    cue."""
+    """Return True if the added cue counts for a model that reads the sides along an axis."""
     generator = torch.Generator().manual_seed(0)
     images = F.interpolate(torch.rand(60, 3, 4, 4, generator=generator), size=(SIDE, SIDE))
     model = vitlens.wrap(

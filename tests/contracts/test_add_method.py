@@ -15,6 +15,7 @@ from torch import Tensor
 import vitlens
 from tests.kit import guide
 from tests.kit.odd import PREFIX, odd_images, shared_odd
+from tests.kit.select import values_of
 from vitlens.analysis.heads.registry import LABELS, STATISTICS, Label, Statistic, shown_in
 from vitlens.analysis.heads.rows import FUNCTIONS, PatchRows
 from vitlens.analysis.heads.specialisation import RULES, LayerEvidence
@@ -30,7 +31,7 @@ def received_most(layer: PatchRows) -> Tensor:
 
 
 def always(layer: LayerEvidence) -> Tensor:
-    """A rule that every head meets."""
+    """Return a score of one: a rule that every head meets."""
     return torch.ones_like(layer.bits)
 
 
@@ -55,19 +56,18 @@ def added(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FUNCTIONS, "received_most", received_most)
     for word in ("attack", "explain", "rollout"):
         assert COMMANDS[word].options  # imported, so that it is put back as it was
-        monkeypatch.delitem(
-            sys.modules, f"vitlens.commands.{word}.options"
-        )  # read again, as a new process does
+        # read again, as a new process does
+        monkeypatch.delitem(sys.modules, f"vitlens.commands.{word}.options")
     monkeypatch.setenv("COLUMNS", "200")
 
 
 @pytest.mark.usefixtures("added")
 def test_an_attack_is_a_public_one_whose_curve_is_the_attack_at_each_epsilon():
-    given = shared_odd(), odd_images(4), "predicted"
-    result = vitlens.attack(*given, method="pgd-long", epsilon=1.0)
+    arguments = shared_odd(), odd_images(4), "predicted"
+    result = vitlens.attack(*arguments, method="pgd-long", epsilon=1.0)
     assert result.success.any()
     assert result.forwards.max() <= ATTACKS["pgd-long"].steps + 1
-    curve = vitlens.attack(*given, method="pgd-long", epsilons=(0.0, 0.1, 1.0))
+    curve = vitlens.attack(*arguments, method="pgd-long", epsilons=(0.0, 0.1, 1.0))
     assert torch.equal(curve.success[-1], result.success)
     assert not curve.success[0].any()
     assert ("pgd", "pgd-long", "a longer stride") in comparisons(["fgsm", "pgd", "pgd-long"])
@@ -99,10 +99,10 @@ def test_a_method_is_listed_run_and_reported(line, name, said, tiny_vit, tmp_pat
     record = read_folder(tmp_path / "out")
     assert said in (tmp_path / "out" / "report.md").read_text()
     if word == "attack":
-        assert {"fgsm", name} <= {row.name for row in record.attacks}
+        assert {"fgsm", name} <= set(values_of(record.attacks, "name"))
         assert COMMANDS["attack"].report(record).claims
     if word == "explain":
-        assert [(row.method, row.map) for row in record.methods] == [
+        assert values_of(record.methods, "method", "map") == [
             (name, "32x32"),
             ("rise", "32x32"),
         ]
@@ -111,14 +111,14 @@ def test_a_method_is_listed_run_and_reported(line, name, said, tiny_vit, tmp_pat
 def test_the_documentation_lists_every_attribution():
     page = Path(__file__).parents[2] / "docs" / "explain.md"
     rows = [line.split("|")[1:] for line in page.read_text().splitlines() if line.startswith("| `")]
-    named = {
+    documented = {
         cells[0].strip(" `"): [cell.strip() for cell in cells[1:]]
         for cells in rows
         if "--method" not in cells[0]
     }
-    assert list(named) == list(ATTRIBUTIONS)
+    assert list(documented) == list(ATTRIBUTIONS)
     models = {"chain": "ViT", "maps": "ViT", "cam": "map", "depths": "tokens", None: "any"}
-    for name, cells in named.items():
+    for name, cells in documented.items():
         entry = ATTRIBUTIONS[name]
         assert cells[:3] == [models[entry.needs], entry.resolution, "yes" if entry.signed else "no"]
         assert ("class-agnostic" in cells[3]) is not entry.needs_class
@@ -155,7 +155,8 @@ def test_the_public_function_has_a_statistic():
         ("largest_weight", STATISTICS["largest_weight"]),
         ("received_most", OF_A_LAYER),
     ):
-        assert all(name in shown_in(view) for view in statistic.views)
+        for view in statistic.views:
+            assert name in shown_in(view)
 
 
 @pytest.mark.usefixtures("added")

@@ -69,13 +69,11 @@ def answers(name: str, **how: object) -> Tensor:
 def test_it_is_loaded_with_its_weights_and_without_and_saved(tmp_path):
     model = vitlens.load("mine:small", seed=1)
     assert (model.alias, model.provenance.weights) == ("small", "hub")
-    assert torch.equal(
-        answers("mine:small", seed=1), answers("mine:smaller", seed=2)
-    )  # the seed of its hub
+    # the seed of its hub
+    assert torch.equal(answers("mine:small", seed=1), answers("mine:smaller", seed=2))
     assert not torch.equal(answers("mine:small"), answers("mine:small@random"))
-    assert torch.equal(
-        answers("mine:lr 0=1"), answers("mine:small")
-    )  # its names may hold an equals sign
+    # its names may hold an equals sign
+    assert torch.equal(answers("mine:lr 0=1"), answers("mine:small"))
     save(model, tmp_path / "model.safetensors")
     assert vitlens.load(str(tmp_path)).architecture["kind"] == "mine"
     assert torch.equal(answers(str(tmp_path)), answers("mine:small"))

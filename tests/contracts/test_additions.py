@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit import guide
+from tests.kit.select import names_in
 
 PARTS = ("vitlens", "tests", "docs", "benchmarks")
 FILES = (
@@ -77,11 +78,11 @@ def test_the_guide_has_an_example_of_all_that_can_be_added():
     )
     assert [what for what, _ in rows] == [title.lower() for title in guide.titles()]
     for what, touched in rows:
-        named = re.findall(r"`((?:vitlens|tests|docs)/[^`]*)`", touched)
+        paths = re.findall(r"`((?:vitlens|tests|docs)/[^`]*)`", touched)
         for block in guide.blocks(what.capitalize()):
             file = block.file.as_posix()
             assert any(
-                file == name or (name.endswith("/") and file.startswith(name)) for name in named
+                file == name or (name.endswith("/") and file.startswith(name)) for name in paths
             ), (what, file)
 
 
@@ -100,7 +101,7 @@ def test_the_added_command_section_and_figure_are_written_and_older_folders_are_
     rows = json.loads((stats / "results.json").read_text())["tables"]["furthest"]
     assert [row["layer"] for row in rows] == list(range(6))
     assert "Which head attends furthest?" in (stats / "report.md").read_text()
-    assert {"entropy.png", "furthest.png"} <= {path.name for path in (stats / "figures").iterdir()}
+    assert {"entropy.png", "furthest.png"} <= names_in(stats / "figures")
 
 
 @pytest.mark.slow  # minutes: the contracts of the copy

@@ -20,27 +20,25 @@ Case = tuple[str, str]  # a place and a way to change it
 
 
 def functions() -> list[str]:
-    """The entries with numbers to compare; of the attacks, one of those that share their code."""
-    shown: dict[str, str] = {}
+    """Return the entries with numbers to compare; of attacks that share code, the first."""
+    first_by_kind: dict[str, str] = {}
     for name, entry in ENTRIES.items():
         if entry.read is not None:
-            shown.setdefault(entry.shares if name.startswith("attack/") else name, name)
-    return list(shown.values())
+            first_by_kind.setdefault(entry.shares if name.startswith("attack/") else name, name)
+    return list(first_by_kind.values())
 
 
 def is_comparable(name: str, on: str, kind: str) -> bool:
-    """Whether the model that is really changed shows the same, for all that stands in another
-    order.
-    """
+    """Return True if the results of the model with interventions and the changed one must agree."""
+    # there, the module takes what the place holds, and changes it then
     if kind in (
         "input",
         "patches",
-    ):  # there, the module takes what the place holds, and changes it then
+    ):
         reads_place = name.startswith(("capture", "patch", "replay"))
         return not reads_place and on != "odd"  # whose CAM reads the norm of what enters the block
-    return not (
-        kind in INSIDE and name.startswith("capture")
-    )  # there, what computes the place is changed
+    # there, what computes the place is changed
+    return not (kind in INSIDE and name.startswith("capture"))
 
 
 def cases(name: str, on: str) -> Iterator[Case]:
@@ -63,13 +61,14 @@ def really(on: str, place: str, device: str) -> Model:
 
 
 def differs(name: str, on: str, place: str, way: str, device: str = "cpu") -> str:
-    """How the function's result for the changed model differs from that for the one really changed;
-    "" where equal.
+    """Return a description of how the two results differ, or "" if they are equal.
+
+    They are the function's result for the model with interventions and for the changed model.
     """
     entry = ENTRIES[name]
     model = on_device(on, device)
     batch = batch_of(model).to(device)
-    expected = found = torch.zeros(())
+    expected = actual = torch.zeros(())
     reason = other = ""
     try:
         expected = entry.tensor(really(on, place, device), batch).float()
@@ -77,17 +76,17 @@ def differs(name: str, on: str, place: str, way: str, device: str = "cpu") -> st
         reason = type(error).__name__
     with intervened(model, place, way):
         try:
-            found = entry.tensor(model, batch).float()
+            actual = entry.tensor(model, batch).float()
         except UnsupportedError as error:
             other = type(error).__name__
     if reason or other:
         return "" if reason == other else f"{place} by {way}: {reason or other} of one alone"
     scale = max(expected.nan_to_num().abs().max().item(), 1e-2) if expected.numel() else 0.0
-    same = torch.allclose(found, expected, atol=1e-4 * scale, rtol=1e-3, equal_nan=True)
+    same = torch.allclose(actual, expected, atol=1e-4 * scale, rtol=1e-3, equal_nan=True)
     return (
         ""
         if same
-        else f"{place} by {way}: differs by {(found - expected).abs().max():.1e} of {scale:.1e}"
+        else f"{place} by {way}: differs by {(actual - expected).abs().max():.1e} of {scale:.1e}"
     )
 
 
@@ -103,7 +102,8 @@ def test_a_function_sees_what_is_changed(name: str) -> None:
 @pytest.mark.parametrize("name", ["explain/occlusion", "ablate", "replay"])
 def test_what_is_computed_more_quickly_sees_a_change_of_every_place(name: str) -> None:
     chosen = [place for place, way in cases(name, "ours") if way == "intervene"]
-    assert not [text for place in chosen if (text := differs(name, "ours", place, "intervene"))]
+    for place in chosen:
+        assert differs(name, "ours", place, "intervene") == ""
 
 
 @pytest.mark.slow
@@ -111,7 +111,8 @@ def test_what_is_computed_more_quickly_sees_a_change_of_every_place(name: str) -
     ("name", "on"), [(name, on) for name in functions() for on in ENTRIES[name].models]
 )
 def test_every_function_sees_a_change_of_every_place_in_every_way(name: str, on: str) -> None:
-    assert not [text for place, way in cases(name, on) if (text := differs(name, on, place, way))]
+    for place, way in cases(name, on):
+        assert differs(name, on, place, way) == ""
 
 
 @pytest.mark.gpu
@@ -125,4 +126,5 @@ def test_every_function_sees_a_change_of_every_place_on_cuda(
     """With convolutions in all 24 bits, as on the CPU."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     chosen = [place for place, way in cases(name, on) if way == "intervene"]
-    assert not [text for place in chosen if (text := differs(name, on, place, "intervene", "cuda"))]
+    for place in chosen:
+        assert differs(name, on, place, "intervene", "cuda") == ""

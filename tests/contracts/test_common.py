@@ -32,6 +32,8 @@ from tests.contracts.entries import (
     headless,
     shared,
 )
+from tests.kit.marks import slow_if
+from tests.kit.select import values_of
 from vitlens import Model
 from vitlens.errors import DataError, InputError, UnsupportedError
 
@@ -46,10 +48,7 @@ CHECKS = {
 }
 QUICK = pytest.mark.parametrize(
     ("name", "on"),
-    [
-        pytest.param(name, on, marks=() if quick else pytest.mark.slow)
-        for name, on, quick in cover()
-    ],
+    [slow_if(not quick, name, on) for name, on, quick in cover()],
 )
 
 
@@ -72,9 +71,7 @@ class Break:
 
 
 def unsettled(model: Model) -> Model:
-    """The model in a state worth keeping: parts in training mode, some gradients asked for, one
-    gradient there.
-    """
+    """Put parts into training mode, request some gradients and set one."""
     leaves = (module for module in model.modules() if not any(True for _ in module.children()))
     for module in islice(leaves, 0, None, 3):
         module.training = not isinstance(module, nn.BatchNorm2d)
@@ -86,21 +83,16 @@ def unsettled(model: Model) -> Model:
 
 
 def state_of(model: Model) -> list[object]:
-    """Everything that a use of a model might forget to put back, in the model and in torch."""
-    modules = [
-        (name, module.training, vars(module).get("forward"), *map(list, hooks))
-        for name, module in model.named_modules()
-        for hooks in [(module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)]
-    ]
-    parameters = [
-        (
-            name,
-            value.requires_grad,
-            value.stride(),
-            None if value.grad is None else value.grad.sum().item(),
-        )
-        for name, value in model.named_parameters()
-    ]
+    """Return all that a use of a model might forget to restore, in the model and in torch."""
+    modules = []
+    for name, module in model.named_modules():
+        hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
+        forward = vars(module).get("forward")
+        modules.append((name, module.training, forward, *map(list, hooks)))
+    parameters = []
+    for name, value in model.named_parameters():
+        gradient = None if value.grad is None else value.grad.sum().item()
+        parameters.append((name, value.requires_grad, value.stride(), gradient))
     values = [
         value.sum().item() for value in model.state_dict().values() if value.is_floating_point()
     ]
@@ -113,35 +105,40 @@ def state_of(model: Model) -> list[object]:
 
 
 def of_check(
-    check: str, *, reads: bool = True, each: bool = False, of: str = "all"
+    check: str, *, reads: bool = True, per_image: bool = False, of: str = "all"
 ) -> pytest.MarkDecorator:
-    """The entries that a check is for. reads: those with numbers to compare; each: with a row for
-    each image; of a registry, "all", one of each "kind" (of what they share), or "one" alone, as
-    the check is of what all share.
+    """Parametrize a test with the entries that a check applies to.
+
+    reads: entries with numbers to compare; per_image: entries with one row per image;
+    of: "all" entries of a registry, one of each "kind" that shares code, or only "one".
     """
     assert check in CHECKS
-    shown: dict[str, Entry] = {}
+    first_by_kind: dict[str, Entry] = {}
     for name, entry in ENTRIES.items():
-        if check not in entry.exempt and (entry.read or not reads) and (entry.each or not each):
+        if (
+            check not in entry.exempt
+            and (entry.read or not reads)
+            and (entry.per_image or not per_image)
+        ):
             kind = (
                 {"all": name, "kind": entry.shares, "one": name.partition("/")[0]}[of]
                 if entry.shares
                 else name
             )
-            shown.setdefault(kind, entry)
-    return pytest.mark.parametrize("name", [entry.name for entry in shown.values()])
+            first_by_kind.setdefault(kind, entry)
+    return pytest.mark.parametrize("name", values_of(first_by_kind.values(), "name"))
 
 
 @cache
 def own(on: str, state: str) -> Model:
-    """The model of all checks of one state, which each leaves as it found it."""
+    """Return the model in this state, which all checks share and none changes."""
     model = MODELS[on]()
     return {"unsettled": unsettled, "training": Model.train, "float64": Model.double}[state](model)
 
 
 def takes_model(function: Callable[..., object]) -> bool:
-    """Whether a parameter is a model, or a model or several."""
-    kinds = [each.annotation for each in signature(function).parameters.values()]
+    """Return True if a parameter is a model, or one model or several."""
+    kinds = [parameter.annotation for parameter in signature(function).parameters.values()]
     return Model in kinds or any({Model, list[Model]} <= set(get_args(kind)) for kind in kinds)
 
 
@@ -160,7 +157,7 @@ def test_every_public_function_of_a_model_is_an_entry():
 
 
 def deepest(model: Model) -> nn.Module:
-    """A layer in the middle of things: the last linear one of a block, or of the model."""
+    """Return a layer inside the model: the last linear layer of a block, or of the model."""
     linear = [
         (name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)
     ]
@@ -192,9 +189,8 @@ def test_nothing_is_left_behind(name: str, on: str) -> None:
     run(model, batch)
     for handle in handles:
         handle.remove()
-    last = (
-        1 if name == "profile" else calls.calls
-    )  # how many passes it makes depends on the time that they take
+    # how many passes it makes depends on the time that they take
+    last = 1 if name == "profile" else calls.calls
     for error, after in ((BrokenError, 1), (KeyboardInterrupt, last)) if calls.calls else ():
         handle = deepest(model).register_forward_pre_hook(Break(error, after))
         fails_as_it_was(model, batch, run, error)
@@ -269,15 +265,18 @@ def test_a_module_in_training_mode_is_measured_in_evaluation_mode(name: str) -> 
     """
     entry = ENTRIES[name]
     model = own(entry.models[0], "training")
-    kept = {key: value.clone() for key, value in model.named_buffers()}
-    first, second = (entry.run(model, batch_of(model)) for _ in range(2))
+    before = {key: value.clone() for key, value in model.named_buffers()}
+    first = entry.run(model, batch_of(model))
+    second = entry.run(model, batch_of(model))
     assert not differences(first, second)
-    assert all(torch.equal(value, kept[key]) for key, value in model.named_buffers())
-    assert all(module.training for module in model.modules())
+    for key, value in model.named_buffers():
+        assert torch.equal(value, before[key])
+    for module in model.modules():
+        assert module.training
 
 
 def differences(first: object, second: object, where: str = "") -> list[str]:
-    """Where two results differ in a number or a word."""
+    """Return the places where two results differ in a number or a word."""
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         return [] if torch.equal(first.nan_to_num(nan=-7), second.nan_to_num(nan=-7)) else [where]
     if is_dataclass(first):
@@ -289,7 +288,7 @@ def differences(first: object, second: object, where: str = "") -> list[str]:
         pairs = [(str(key), value, second[key]) for key, value in first.items()]
     elif isinstance(first, list | tuple) and isinstance(second, list | tuple):
         pairs = [
-            (str(number), *each) for number, each in enumerate(zip(first, second, strict=True))
+            (str(number), *pair) for number, pair in enumerate(zip(first, second, strict=True))
         ]
     else:
         comparable = isinstance(first, str | int | float) and first == first
@@ -297,18 +296,20 @@ def differences(first: object, second: object, where: str = "") -> list[str]:
     return [place for name, one, two in pairs for place in differences(one, two, f"{where}.{name}")]
 
 
-@of_check("each image alone", each=True)
+@of_check("each image alone", per_image=True)
 def test_an_image_does_not_depend_on_its_batch_mates(name: str) -> None:
     entry = ENTRIES[name]
     for on in (entry.models[0], entry.models[-1]):
         model = shared(on)
         batch = batch_of(model)
         place = 0 if entry.draws else 1  # random numbers are drawn for an image by its place
-        whole, alone = (
-            entry.tensor(model, part).float() for part in (batch, batch[place : place + 1])
+        together = entry.tensor(model, batch).float()
+        alone = entry.tensor(model, batch[place : place + 1]).float()
+        # windows of an image stand together
+        in_batch = together.unflatten(0, (len(batch), -1))[place]
+        torch.testing.assert_close(
+            alone, in_batch.view_as(alone), atol=1e-5, rtol=1e-4, equal_nan=True
         )
-        own = whole.unflatten(0, (len(batch), -1))[place]  # windows of an image stand together
-        torch.testing.assert_close(alone, own.view_as(alone), atol=1e-5, rtol=1e-4, equal_nan=True)
 
 
 def first_of(entry: Entry) -> tuple[Model, Tensor]:
@@ -322,12 +323,12 @@ def test_rounding_outside_0_to_1_is_clamped_and_float64_taken(name: str) -> None
     batch[:, :, :4] = torch.tensor([0.0, 1.0]).repeat(batch.shape[-1] // 2)
     expected = ENTRIES[name].tensor(model, batch)
     outside = batch + 9e-5 * (2 * batch - 1).where((batch == 0) | (batch == 1), 0)
-    for given in (outside, batch.double()):
-        before = given.clone()
+    for images in (outside, batch.double()):
+        before = images.clone()
         torch.testing.assert_close(
-            ENTRIES[name].tensor(model, given), expected, rtol=0, atol=0, equal_nan=True
+            ENTRIES[name].tensor(model, images), expected, rtol=0, atol=0, equal_nan=True
         )
-        assert torch.equal(given, before)  # the images handed in are as they were
+        assert torch.equal(images, before)  # the images handed in are as they were
 
 
 WRONG: dict[str, Callable[[Tensor], object]] = {
@@ -355,10 +356,10 @@ def test_wrong_pixels_and_a_name_or_images_in_place_of_the_model_are_refused(nam
             vitlens.features(model, change(batch))
         with pytest.raises(DataError, match=f"^{re.escape(str(expected.value))}$"):
             entry.run(model, change(batch))
-    for given in ("vit-digits", model.module, batch):
-        with pytest.raises(InputError) as told:
-            entry.run(given, batch)
-        assert "\n" not in str(told.value)
+    for wrong in ("vit-digits", model.module, batch):
+        with pytest.raises(InputError) as raised:
+            entry.run(wrong, batch)
+        assert "\n" not in str(raised.value)
 
 
 @of_check("float64")
@@ -366,9 +367,9 @@ def test_a_module_in_float64_gives_what_it_gives_in_float32(name: str) -> None:
     entry = ENTRIES[name]
     model, batch = first_of(entry)
     expected = entry.tensor(model, batch)
-    found = entry.tensor(own(entry.models[0], "float64"), batch)
+    actual = entry.tensor(own(entry.models[0], "float64"), batch)
     torch.testing.assert_close(
-        found.double(), expected.double(), atol=1e-4, rtol=1e-3, equal_nan=True
+        actual.double(), expected.double(), atol=1e-4, rtol=1e-3, equal_nan=True
     )
 
 
@@ -392,13 +393,12 @@ def test_reference_images_and_the_other_run_are_checked_too_and_the_forward_of_t
         vitlens.patch(model, batch, batch * 255, place)
     with vitlens.replay(model, batch) as replay, pytest.raises(DataError):
         replay.run([{place: "mean"}], reference=batch * 255)
-    assert (
-        model(batch * 255).isfinite().all()
-    )  # integrated gradients and attacks leave the range on purpose
+    # integrated gradients and attacks leave the range on purpose
+    assert model(batch * 255).isfinite().all()
 
 
 def test_training_takes_splits_alone():
     """Its two parts are given by name and part, so that no image is in both."""
-    for given in (batch_of(shared("odd")), "photos/", np.zeros((2, 8, 8, 3), np.uint8)):
+    for images in (batch_of(shared("odd")), "photos/", np.zeros((2, 8, 8, 3), np.uint8)):
         with pytest.raises(DataError, match="load_data"):
-            vitlens.train(shared("odd"), given, given, recipe=None, directory=None)
+            vitlens.train(shared("odd"), images, images, recipe=None, directory=None)

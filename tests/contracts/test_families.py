@@ -40,7 +40,7 @@ READ = {
 
 
 def observed(model: Model, batch: Tensor, **how: bool) -> tuple[Tensor, list[str], list[Tensor]]:
-    """The logits, and the module and weights of every layer."""
+    """Return the logits, and the module and the weights of every layer."""
     modules = []
     layers = []
 
@@ -58,7 +58,7 @@ def check(model: Model, batch: Tensor) -> tuple[Tensor, list[Tensor]]:
     # unobserved inference of nn.MultiheadAttention takes another kernel
     tolerance = (
         1e-5
-        if any(isinstance(each, torch.nn.MultiheadAttention) for each in model.modules())
+        if any(isinstance(module, torch.nn.MultiheadAttention) for module in model.modules())
         else 0
     )
     torch.testing.assert_close(logits, plain, atol=tolerance, rtol=tolerance)
@@ -78,12 +78,11 @@ def test_logits_are_unchanged_every_layer_is_seen_with_its_gradient_and_no_image
     model = shared_model(name)
     batch = images(model.input_size, batch=3)
     together, layers = check(model, batch)
-    alone, _, own = observed(model, batch[1:2])
+    alone, _, in_batch = observed(model, batch[1:2])
     torch.testing.assert_close(alone[0], together[1], atol=1e-5, rtol=1e-5)
-    tolerance = (
-        1e-5 if name == "swinv2" else 1e-6
-    )  # cosine scores times up to 100: more float noise
-    for one, layer in zip(own, layers, strict=True):  # windows of an image stand together
+    # cosine scores times up to 100: more float noise
+    tolerance = 1e-5 if name == "swinv2" else 1e-6
+    for one, layer in zip(in_batch, layers, strict=True):  # windows of an image stand together
         torch.testing.assert_close(one, layer.unflatten(0, (3, -1))[1], atol=tolerance, rtol=0)
     explicit, _, graph = observed(model, batch, explicit=True)
     torch.testing.assert_close(explicit.detach(), together, atol=1e-5, rtol=1e-5)

@@ -58,7 +58,7 @@ def everything(folder: Path) -> dict[Path, bytes]:
 def stopped(
     tmp_path_factory: pytest.TempPathFactory, tiny_vit: Path
 ) -> dict[str, tuple[list[str], Path]]:
-    """For each command its line and a folder with all that a run needs to go on."""
+    """Return each command's line and a folder with all that a run needs to resume."""
     place = tmp_path_factory.mktemp("stopped")
     lines = {
         "train": TRAIN,
@@ -78,7 +78,7 @@ def stopped(
 def resumed(
     stopped: dict[str, tuple[list[str], Path]], name: str, folder: Path
 ) -> tuple[list[str], Path]:
-    """A fresh copy, and the line that goes on in it."""
+    """Copy the folder of a stopped run and return the line that resumes it."""
     line, source = stopped[name]
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(source, folder)
@@ -149,7 +149,7 @@ def test_links_are_not_resumed(stopped, tmp_path, capsys, name):
 
 
 def marked(folder: Path, command: str) -> Path:
-    """The same folder as one that an earlier version's command of that word wrote."""
+    """Mark a folder as written by the command of that name of an earlier version."""
     content = json.loads((folder / "results.json").read_text())
     (folder / "results.json").write_text(json.dumps(content | {"schema": 1, "command": command}))
     return folder
@@ -161,11 +161,12 @@ def test_a_folder_of_an_earlier_schema_is_refused_with_what_to_type(stopped, tmp
         for word, command in COMMANDS.items()
         if "resume" in {one.name for one in fields(command.options)}
     }
+    # whose points are tests/golden/study/test_kinds.py's
     assert resumable == {
         *stopped,
         *USED,
         "study",
-    }  # whose points are tests/golden/study/test_kinds.py's
+    }
     lines = {"study": ["study", "--kind", "pooling", *QUIET]} | {
         word: line for word, (line, _) in stopped.items()
     }
@@ -198,14 +199,14 @@ def test_as_a_model_it_still_serves_and_its_training_images_are_not_known(
 
 
 @pytest.fixture(scope="module")
-def made(golden) -> Path:
-    """A finished run whose alias stands in names of files."""
+def original(golden) -> Path:
+    """Return a finished run whose alias is part of its file names."""
     return golden("evaluate").folder
 
 
 @pytest.fixture(scope="module")
 def predicted(golden) -> Path:
-    """A finished run that is quick to tell again."""
+    """Return a finished run whose report is written quickly."""
     return golden("predict").folder
 
 
@@ -216,8 +217,8 @@ def copied(source: Path, folder: Path) -> Path:
 @pytest.mark.parametrize(
     "alias", ["x/../../../../pwned", "../../pwned", "/tmp/pwned", "a/b", "..", "", "a\\u0000b"]
 )
-def test_an_alias_that_is_a_path_is_refused(made, tmp_path, capsys, alias):
-    folder = copied(made, tmp_path)
+def test_an_alias_that_is_a_path_is_refused(original, tmp_path, capsys, alias):
+    folder = copied(original, tmp_path)
     shutil.copy(folder / "arrays" / "predictions-vit-digits.npz", tmp_path / "pwned.npz")
     (folder / "arrays" / "predictions-x").mkdir()  # so that the path can be walked
     for name in SETTINGS:
@@ -228,8 +229,8 @@ def test_an_alias_that_is_a_path_is_refused(made, tmp_path, capsys, alias):
 
 
 @pytest.mark.parametrize("name", ["figures", "arrays", "report.md", *SETTINGS, "figures/*"])
-def test_a_link_is_neither_read_nor_written_through(made, tmp_path, capsys, name):
-    folder = copied(made, tmp_path)
+def test_a_link_is_neither_read_nor_written_through(original, tmp_path, capsys, name):
+    folder = copied(original, tmp_path)
     outside = tmp_path / "outside"
     place = next(folder.glob(name))
     shutil.move(place, outside)
@@ -263,14 +264,14 @@ def test_formats_are_those_of_figures(predicted, tmp_path, capsys, formats):
         ("word", 3),
     ],
 )
-def test_a_chapter_lies_in_its_study(made, tmp_path, capsys, field, value):
+def test_a_chapter_lies_in_its_study(original, tmp_path, capsys, field, value):
     """A study's folder with a chapter whose field is this, and a run in chapters/evaluate and
     outside it.
     """
-    folder = copied(made, tmp_path)
+    folder = copied(original, tmp_path)
     read = field == "alias"
-    shutil.copytree(made, folder / "chapters" / "evaluate")
-    outside = shutil.copytree(made, tmp_path / "place" / "outside")
+    shutil.copytree(original, folder / "chapters" / "evaluate")
+    outside = shutil.copytree(original, tmp_path / "place" / "outside")
     if not read:
         (folder / "chapters" / "link").symlink_to(outside)
     config, results = (json.loads((folder / name).read_text()) for name in SETTINGS)

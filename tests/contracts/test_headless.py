@@ -12,6 +12,7 @@ import vitlens
 from tests.contracts.entries import HEADLESS, batch_of, headless
 from tests.kit import families
 from tests.kit.making import save
+from tests.kit.select import values_of
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.cli.main import run
 from vitlens.commands.run.publish import read_folder
@@ -79,10 +80,8 @@ def test_a_method_needs_a_class_where_its_maps_change_with_it():
         "eigencam",
         "saliency",
     ):
-        one, two = (
-            vitlens.explain(vit, batch_of(vit), method=name, targets=torch.full((3,), k))
-            for k in (3, 8)
-        )
+        one = vitlens.explain(vit, batch_of(vit), method=name, targets=torch.full((3,), 3))
+        two = vitlens.explain(vit, batch_of(vit), method=name, targets=torch.full((3,), 8))
         assert torch.equal(one, two) != ATTRIBUTIONS[name].needs_class
 
 
@@ -107,8 +106,8 @@ def test_a_method_needs_a_class_where_its_maps_change_with_it():
 def test_a_command_that_needs_a_class_is_refused_before_anything_is_written(line, tmp_path, capsys):
     words = line.format(name="made:headless", digits=" ".join(DIGITS)).split()
     assert run([*words, *QUIET, "--out", str(tmp_path / "out")]) == 2
-    (told,) = capsys.readouterr().err.strip().splitlines()
-    assert "vitlens train made:headless --freeze-backbone" in told
+    (message,) = capsys.readouterr().err.strip().splitlines()
+    assert "vitlens train made:headless --freeze-backbone" in message
     assert not (tmp_path / "out").exists()
 
 
@@ -118,14 +117,14 @@ def test_maps_without_a_classifier_are_those_that_need_none(command, method, tmp
     assert run([command, "made:headless", *DIGITS, *QUIET, *method, "--out", str(out)]) == 0
     record = read_folder(out)
     free = {name for name, entry in ATTRIBUTIONS.items() if not entry.needs_class}
-    assert {row.method for row in record.methods} == (free if method else {"rollout"})
-    assert [(row.prediction, row.target) for row in record.shown] == [(None, None)] * 2
+    assert set(values_of(record.methods, "method")) == (free if method else {"rollout"})
+    assert values_of(record.shown, "prediction", "target") == [(None, None)] * 2
     assert "| prediction" not in (out / "report.md").read_text()
 
 
 @pytest.mark.slow
 def test_a_head_is_added_by_training_it(tmp_path):
-    """What the message says: the trained model has a classifier, and predicts."""
+    """As the message says, the trained model has a classifier and predicts."""
     save(headless(), tmp_path / "eva" / "model.safetensors")
     learn = [
         "--freeze-backbone",

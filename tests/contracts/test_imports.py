@@ -75,7 +75,7 @@ def test_a_map_of_one_photograph_imports_no_more_than_it_uses(tmp_path):
 
 def test_python_dash_m_is_the_same():
     ways = (["-m", "vitlens"], ["-c", "from vitlens.cli.main import main; main()"])
-    shown = [
+    outputs = [
         subprocess.check_output([sys.executable, *way, "--version"], text=True) for way in ways
     ]
-    assert shown[0] == shown[1] != ""
+    assert outputs[0] == outputs[1] != ""

@@ -12,9 +12,8 @@ import pytest
 import vitlens
 
 ROOT = Path(vitlens.__file__).parents[1]
-REFERENCE = re.compile(
-    r"vitlens(\.\w+)+"
-)  # at the start of a string: a module, perhaps with ":function"
+# at the start of a string: a module, perhaps with ":function"
+REFERENCE = re.compile(r"vitlens(\.\w+)+")
 
 
 @dataclass(frozen=True)
@@ -23,10 +22,10 @@ class Reference:
 
     module: str
     line: int
-    named: str
+    target: str
 
     def __str__(self) -> str:
-        return f"{self.module}:{self.line} names {self.named}"
+        return f"{self.module}:{self.line} names {self.target}"
 
 
 def module_name(path: Path, root: Path) -> str:
@@ -50,9 +49,9 @@ def references(root: Path) -> Iterator[Reference]:
     for path in paths:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                named = named_module(node.value, modules)
-                if named is not None:
-                    yield Reference(module_name(path, root), node.lineno, named)
+                target = named_module(node.value, modules)
+                if target is not None:
+                    yield Reference(module_name(path, root), node.lineno, target)
 
 
 def layer_of(module: str, container: str, layers: Sequence[str]) -> tuple[int, str] | None:
@@ -73,7 +72,7 @@ def points_down(reference: Reference, contract: Mapping[str, Sequence[str]]) -> 
     """
     for container in contract.get("containers", [""]):
         here = layer_of(reference.module, container, contract["layers"])
-        there = layer_of(reference.named, container, contract["layers"])
+        there = layer_of(reference.target, container, contract["layers"])
         if here is None or there is None or here == there:
             continue
         if there[0] >= here[0]:

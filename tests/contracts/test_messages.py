@@ -91,26 +91,27 @@ PYTHONS = (
 
 
 def flags(options: type) -> set[str]:
-    """The fields of a command's options, those of its bundles too."""
-    found = {each.name for each in fields(options)}
+    """Return the fields of a command's options, including those of its bundles."""
+    names = {option.name for option in fields(options)}
     bundles = [
-        each.default_factory for each in fields(options) if is_dataclass(each.default_factory)
+        option.default_factory for option in fields(options) if is_dataclass(option.default_factory)
     ]
-    return found.union(*(flags(each) for each in bundles))
+    return names.union(*(flags(bundle) for bundle in bundles))
 
 
 def lines() -> Iterator[tuple[str, list[str]]]:
-    """Wrong lines of every command, each with its name: the command, what is wrong."""
+    """Yield wrong lines of every command, each with its name: the command and the mistake."""
     for word, command in COMMANDS.items():
         first = command.example.partition("&&")[0].split(" --")[0].split()[1:]
-        known = flags(command.options)
+        flags_of_command = flags(command.options)
         if command.serves:
             continue  # needs an extra first: tests/ui/demo
         for what, (name, typed) in OPTIONS.items():
-            if (not name or name in known) and (word, name) != (
+            # its chapters say so, in its folder
+            if (not name or name in flags_of_command) and (word, name) != (
                 "study",
                 "data",
-            ):  # its chapters say so, in its folder
+            ):
                 yield f"{word}, {what}", [*first, *typed.split()]
         if command.needs is not None and len(first) > 1:
             yield f"{word}, no such model", [*first[:-1], "vit-digts"]
@@ -134,50 +135,52 @@ def refused_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     assert code == 2, said
     (error,) = [line for line in said.splitlines() if line.startswith("error: ")]
     assert not list(Path().iterdir()), "something was written"
-    suggested = re.sub(
-        r" \(Possible options: .*?\)", "", error.removeprefix("error: ")
-    )  # as typer's version has it
+    # as typer's version has it
+    suggested = re.sub(r" \(Possible options: .*?\)", "", error.removeprefix("error: "))
     return suggested.replace(f"vitlens {words[0]} --help", "vitlens COMMAND --help")
 
 
 def refused_call(call: Callable[[Any, Any], object]) -> str:
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as raised:
         call(shared("odd"), batch_of(shared("odd")))
-    assert "\n" not in str(told.value)
-    return f"{type(told.value).__name__}: {told.value}"
+    assert "\n" not in str(raised.value)
+    return f"{type(raised.value).__name__}: {raised.value}"
 
 
 def read() -> dict[str, str]:
-    """The message of each call."""
-    found: dict[str, str] = {}
+    """Return the message of each call."""
+    messages: dict[str, str] = {}
     message = ""
     for line in FILE.read_text().splitlines():
         what, _, subjects = line.strip().rpartition(": ")
         if line.startswith("    "):
-            found |= {f"{subject}, {what}": message for subject in subjects.split()}
+            messages |= {f"{subject}, {what}": message for subject in subjects.split()}
         else:
             message = line
-    return found
+    return messages
 
 
 def as_text(said: dict[str, str]) -> str:
-    """Each message once; below it what is wrong, and in which commands and functions."""
+    """Write each message once, followed by the wrong values and their commands and functions."""
     calls: dict[str, dict[str, str]] = {}
     for call, message in said.items():
         subject, _, what = call.partition(", ")
-        found = calls.setdefault(message, {})
-        found[what] = f"{found.get(what, f'    {what}:')} {subject}"
-    return "".join("\n".join([message, *found.values()]) + "\n" for message, found in calls.items())
+        subjects_by_call = calls.setdefault(message, {})
+        subjects_by_call[what] = f"{subjects_by_call.get(what, f'    {what}:')} {subject}"
+    return "".join(
+        "\n".join([message, *lines_by_wrong.values()]) + "\n"
+        for message, lines_by_wrong in calls.items()
+    )
 
 
 @pytest.fixture(scope="module")
 def expected(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
     rewrite = request.config.getoption("--rewrite")
-    known: dict[str, str] = {} if rewrite else read()
-    yield known
+    stored: dict[str, str] = {} if rewrite else read()
+    yield stored
     if rewrite:
         FILE.write_text(
-            as_text({call: known[call] for call in (*LINES, *FUNCTIONS) if call in known})
+            as_text({call: stored[call] for call in (*LINES, *FUNCTIONS) if call in stored})
         )
 
 

@@ -16,6 +16,7 @@ import vitlens
 from tests.kit.commands import few_passes
 from tests.kit.making import untrained
 from tests.kit.odd import odd_images, shared_odd
+from tests.kit.select import values_of
 from vitlens import names
 from vitlens.cli.main import run
 from vitlens.commands.ablate.record import REPLACED
@@ -35,20 +36,20 @@ def test_every_preset_can_be_built_and_every_bundled_model_has_its_folder():
 
 
 def test_public_names_are_there_documented_and_what_the_type_checker_is_told():
-    told = {
-        (alias.asname or "").replace("_fit", "train"): (node.module, alias.name)
-        for node in ast.parse((HOME / "__init__.pyi").read_text()).body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    assert told == vitlens._HOMES
-    assert all(name == "__version__" or getattr(vitlens, name).__doc__ for name in vitlens.__all__)
+    stubs = {}
+    for node in ast.parse((HOME / "__init__.pyi").read_text()).body:
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                name = (alias.asname or "").replace("_fit", "train")
+                stubs[name] = (node.module, alias.name)
+    assert stubs == vitlens._HOMES
+    for name in vitlens.__all__:
+        assert name == "__version__" or getattr(vitlens, name).__doc__
     modules = {path.stem for path in HOME.glob("*.py")} | {
         path.parent.name for path in HOME.glob("*/__init__.py")
     }
-    assert not modules & set(
-        vitlens.__all__
-    )  # importing the module would put it in the function's place
+    # importing the module would put it in the function's place
+    assert not modules & set(vitlens.__all__)
     for misspelled, meant in (("roll", "rollout"), ("statistcs", "statistics")):
         with pytest.raises(AttributeError, match=f"did you mean .*'{meant}'"):
             getattr(vitlens, misspelled)
@@ -74,9 +75,9 @@ CHOICES: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_word_of_a_choice_does_something_of_its_own_and_no_other_word_does(choice):
-    known, done = CHOICES[choice]
-    results = {word: done(word) for word in known}
-    for one, other in combinations(known, 2):
+    words, done = CHOICES[choice]
+    results = {word: done(word) for word in words}
+    for one, other in combinations(words, 2):
         first = results[one]
         second = results[other]
         assert first.shape != second.shape or not torch.allclose(first, second), (one, other)
@@ -86,11 +87,11 @@ def test_every_word_of_a_choice_does_something_of_its_own_and_no_other_word_does
 
 def test_every_projection_weighting_and_substrate_is_one_of_its_own(golden, tiny_vit, tmp_path):
     record = golden("features").record
-    assert {row.weighting for row in record.depth} - {None} == set(
-        names.WEIGHTINGS
-    )  # the votes: golden/test_features
+    # the votes: golden/test_features
+    assert set(values_of(record.depth, "weighting")) - {None} == set(names.WEIGHTINGS)
     clouds = [record.spaces["a"].points[f"{word}_images"] for word in names.PROJECTIONS]
-    assert not any(np.allclose(*pair) for pair in combinations(clouds, 2))
+    for pair in combinations(clouds, 2):
+        assert not np.allclose(*pair)
     line = (
         f"explain {tiny_vit} --data digits --limit 2 --method saliency --verify --no-stability "
         "--no-counterfactuals"
@@ -119,15 +120,16 @@ def test_every_format_of_figures_is_written_as_such(tiny_vit, tmp_path):
     for form, beginning in beginnings.items():
         files = list((tmp_path / "out" / "figures").glob(f"*.{form}"))
         assert files
-        assert all(file.read_bytes().startswith(beginning) for file in files)
+        for file in files:
+            assert file.read_bytes().startswith(beginning)
 
 
 def test_every_precision_is_taken_and_no_other_word():
     model = vitlens.load("vit-digits")
     batch = vitlens.load_data("digits", limit=2)
-    fp32, auto, bf16 = (
-        vitlens.evaluate(model, batch, precision=word).logits for word in ("fp32", "auto", "bf16")
-    )
+    fp32 = vitlens.evaluate(model, batch, precision="fp32").logits
+    auto = vitlens.evaluate(model, batch, precision="auto").logits
+    bf16 = vitlens.evaluate(model, batch, precision="bf16").logits
     assert torch.equal(fp32, auto)
     assert not torch.equal(fp32, bf16)
     torch.testing.assert_close(bf16, fp32, atol=0.2, rtol=0.1)

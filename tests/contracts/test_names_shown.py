@@ -19,9 +19,7 @@ from vitlens.record import read_run
 
 
 def on_disk(name: str) -> bool:
-    """Whether a folder, and a file of that name and .png, can be made and is not passed over as
-    hidden.
-    """
+    """Return True if a folder and a file can have the name without being hidden."""
     return (
         bool(name)
         and "/" not in name
@@ -59,7 +57,7 @@ LINES = {
 
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The folder of a model of classes with such names, and one with a test image of each."""
+    """Write a model with such class names and a folder with a test image of each class."""
     folder = tmp_path_factory.mktemp("odd")
     model = folder / "[a](b) <i>m`$"
     data = folder / "da|ta ![x](y)\x1b[31m"
@@ -88,14 +86,14 @@ def test_a_command_only_shows_names(command, odd, tmp_path, capsys):
         warnings.simplefilter("always")
         line = [str(data), "--model", *models] if word == "look" else [*models, *images]
         code = run([word, *line, *options, "--out", str(tmp_path / "out"), "--quiet", "--html"])
-    shown = capsys.readouterr()
-    assert code == 0, shown.err
+    output = capsys.readouterr()
+    assert code == 0, output.err
     assert not warned
     assert all(
-        line.isprintable() or "\u200d" in line for line in (shown.out + shown.err).splitlines()
+        line.isprintable() or "\u200d" in line for line in (output.out + output.err).splitlines()
     )
     if word == "predict":
-        assert len(shown.out.splitlines()) == 20  # each image is one line
+        assert len(output.out.splitlines()) == 20  # each image is one line
     text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
     assert problems(text) == []
     assert page_problems((tmp_path / "out" / "report.html").read_text(encoding="utf-8")) == []
@@ -115,8 +113,7 @@ def test_a_table_shows_the_names_and_json_keeps_them(part, odd, tmp_path):
     assert {row["class_1"] for row in rows} <= set(CLASSES)
     read = [row[0] for row in cells((tmp_path / "out" / "report.md").read_text(encoding="utf-8"))]
     assert len(read) == 1 + len(images)
-    for path, cell in zip(
-        images, read[1:], strict=True
-    ):  # what can be shown of it is shown, to the end of a line
+    # what can be shown of it is shown, to the end of a line
+    for path, cell in zip(images, read[1:], strict=True):
         if path.name.isascii() and path.name.isprintable() and len(path.name) < 60:
             assert cell == path.name.strip()

@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 
 from tests.kit.golden import LINES, SAVED_TWICE
+from tests.kit.marks import slow_among
 from tests.kit.whole_folder import whole_folder
 from vitlens.commands.registry import COMMANDS
 
-MADE = {
-    word for word, command in COMMANDS.items() if command.reports and not command.serves
-}  # others: tests/ui/demo
+# tests/ui/demo has the others
+MADE = {word for word, command in COMMANDS.items() if command.reports and not command.serves}
+# and a command that was added
 NAMES = [
     *LINES,
     *sorted(MADE - {line.split()[0] for line in LINES.values()}),
-]  # and a command that was added
+]
 
 # long ones that no test of the default suite asks for, and whose parts it makes by hand
 BY_HAND = (
@@ -34,11 +35,8 @@ BY_HAND = (
 )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in BY_HAND else ()) for name in NAMES],
-)
+@pytest.mark.parametrize("name", slow_among(NAMES, BY_HAND))
 def test_a_command_leaves_a_whole_folder_that_can_be_made_again(name, golden, tmp_path):
-    made = golden(name)
-    copy = Path(shutil.copytree(made.folder, tmp_path / "run"))
-    whole_folder(copy, made.record.command, saved=name in SAVED_TWICE)
+    original = golden(name)
+    copy = Path(shutil.copytree(original.folder, tmp_path / "run"))
+    whole_folder(copy, original.record.command, saved=name in SAVED_TWICE)

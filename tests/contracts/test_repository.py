@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.kit import guide
+from tests.kit.select import names_in
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import read
 from vitlens.record import SCHEMA, read_run
@@ -75,53 +76,54 @@ def test_a_report_can_be_read_shows_each_of_its_figures_and_names_no_path_of_the
     assert run.status == "done"
     if run.results["schema"] == SCHEMA:  # else older, and made again with all others of minutes
         metrics = COMMANDS[run.command].contents.metrics
-        assert all(
-            any(kind.parts(metric) is not None for kind in metrics) for metric in read(run).metrics
-        )
-    shown = re.findall(
+        for metric in read(run).metrics:
+            assert any(kind.parts(metric) is not None for kind in metrics)
+    drawn = re.findall(
         r"^!\[[^\]]*\]\(figures/([^)]+)\)$", (folder / "report.md").read_text(), re.MULTILINE
     )
-    assert set(shown) == {path.name for path in (folder / "figures").iterdir()}
+    assert set(drawn) == names_in(folder / "figures")
     for file in ("config.json", "results.json", "report.md"):
         assert not re.search(r"""["' =(@]/[\w.-]+/""", (folder / file).read_text()), file
 
 
 def test_every_path_of_contributing_is_there():
-    made = {block.file.as_posix() for title in guide.titles() for block in guide.blocks(title)}
+    created = {block.file.as_posix() for title in guide.titles() for block in guide.blocks(title)}
     for path in re.findall(r"`((?:vitlens|tests|docs)/[^`]*)`", TEXT):
         place = ROOT / path.partition(" ")[0]
-        assert place.is_dir() if path.endswith("/") else place.is_file() or path in made, path
+        assert place.is_dir() if path.endswith("/") else place.is_file() or path in created, path
 
 
 def test_a_command_has_the_files_that_are_told():
-    told = set(re.findall(r"\b(\w+)\.py \(", TEXT))
-    assert told == {"options", "record", "measure", "report"}
+    documented = set(re.findall(r"\b(\w+)\.py \(", TEXT))
+    assert documented == {"options", "record", "measure", "report"}
     for word, command in COMMANDS.items():
         package = command.package or f"vitlens.commands.{word}"
         parts = {path.stem for path in (ROOT / package.replace(".", "/")).iterdir()}
-        assert parts >= (told if command.reports else {"options", "measure"})
-    assert {path.stem for path in (TESTS / "contracts" / "throw_away").glob("[a-z]*.py")} == told
+        assert parts >= (documented if command.reports else {"options", "measure"})
+    assert {
+        path.stem for path in (TESTS / "contracts" / "throw_away").glob("[a-z]*.py")
+    } == documented
 
 
 def imported(path: Path) -> set[str]:
-    """The modules of vitlens that a file imports."""
+    """Return the modules of vitlens that a file imports."""
 
     def is_module(name: str) -> bool:
         place = ROOT.joinpath(*name.split("."))
         return place.with_suffix(".py").is_file() or (place / "__init__.py").is_file()
 
-    found: set[str] = set()
+    names_imported: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names_imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {name if is_module(name) else node.module for name in names}
-    return {name for name in found if name.startswith("vitlens")}
+            names_imported |= {name if is_module(name) else node.module for name in names}
+    return {name for name in names_imported if name.startswith("vitlens")}
 
 
 def test_the_kernels_are_few_and_no_other_folder_is_left_out_of_the_contract():
-    """What import-linter's contract on tests (pyproject.toml) leaves free."""
+    """The kernels are all that import-linter's contract on tests (pyproject.toml) leaves free."""
     free = [
         line.partition(" -> ")[2]
         for line in SEAMS["ignore_imports"]

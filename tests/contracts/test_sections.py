@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,6 +18,7 @@ import pytest
 from jinja2 import nodes
 
 import vitlens
+from tests.kit.select import values_of
 from vitlens.charts import bars, board, intervals, lines, matrix, scatter
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
@@ -104,7 +106,7 @@ def rows(alias: str = "cat", fur: float = 0.75) -> tuple[FurRow, ...]:
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Path]:
-    """Writes the folder of a command whose parts are these."""
+    """Return a function that writes the folder of a command with these parts."""
     for part in ("record", "report"):
         monkeypatch.setitem(sys.modules, f"tests.contracts.fur.{part}", sys.modules[__name__])
     command = replace(COMMANDS["stats"], word="fur", package="tests.contracts.fur")
@@ -149,7 +151,7 @@ def test_a_column_says_everything(written):
         listed = list(csv.DictReader(file))
     assert (len(listed), listed[1]["fur_low"], listed[1]["weight"]) == (9, "0.5", "4.5")
     judged = outcomes(requirements_of(["furriness/0/3=0.49"], ["furriness/0/3=0.5"]), record)
-    assert [each.holds for each in judged] == [True, False]
+    assert values_of(judged, "holds") == [True, False]
     document = REPORT(record)
     suite = ElementTree.fromstring(junit(document, (), suite="fur", seconds=1.0))
     assert [case.get("name") for case in suite.iter("testcase")] == ["fur of cat"]
@@ -159,9 +161,10 @@ def test_a_column_says_everything(written):
 
 
 def test_a_fall_is_worse_as_the_column_says_and_a_name_is_no_markup(written):
-    before, after = (read_folder(written("cat", fur)) for fur in (0.8, 0.3))
-    assert {change.direction for change in compared_runs(before, after, "").changes} == {"worse"}
-    assert {change.direction for change in compared_runs(after, before, "").changes} == {"better"}
+    before = read_folder(written("cat", 0.8))
+    after = read_folder(written("cat", 0.3))
+    assert set(values_of(compared_runs(before, after, "").changes, "direction")) == {"worse"}
+    assert set(values_of(compared_runs(after, before, "").changes, "direction")) == {"better"}
     text = (written("**bold** <b>`x`") / "report.md").read_text()
     assert "**bold** " not in text.replace(r"\*\*bold\*\*", "")
     assert "<b>" not in text.replace(r"\<b>", "")
@@ -205,16 +208,16 @@ def test_what_goes_into_a_sentence_is_formatted_and_escaped_there():
 def test_the_first_page_has_answers_then_faults_then_what_is_clearest():
     sure = Estimate(0.5, 0.45, 0.55, 100)
     unsure = Estimate(0.1, -0.1, 0.3, 100)
-    known = [
+    planted = [
         Claim("clear", "x", says="clear", effect=sure),
         Claim("unclear", "x", says="unclear", effect=unsure),
         Claim("fault", "x", says="fault", verdict=Verdict("fail", "too large"), effect=sure),
         Claim("answer", "x", says="answer", kind="answer", title="Yes"),
         Claim("silent", "x", verdict=Verdict("pass", "small"), effect=sure),
     ]
-    assert [claim.question for claim in shown(known)] == ["answer", "fault", "clear"]
-    assert title_of(known, "no title") == "Yes"
-    assert title_of(known[:1], "no title") == "no title"
+    assert values_of(shown(planted), "question") == ["answer", "fault", "clear"]
+    assert title_of(planted, "no title") == "Yes"
+    assert title_of(planted[:1], "no title") == "no title"
 
 
 def package_of(word: str) -> str:
@@ -222,13 +225,13 @@ def package_of(word: str) -> str:
 
 
 def reports(word: str) -> tuple[Report, ...]:
-    """The report of a command, or all that it may be."""
+    """Return all reports that a command can have."""
     every: tuple[Report, ...] = getattr(import_module(f"{package_of(word)}.report"), "REPORTS", ())
     return every or (COMMANDS[word].report,)
 
 
-def templates(made: Report) -> Iterator[str]:
-    for section in made.sections:
+def templates(report: Report) -> Iterator[str]:
+    for section in report.sections:
         if isinstance(section, Section):  # not of chapters, whose reports are tested themselves
             texts = (
                 section.question,
@@ -246,27 +249,27 @@ def templates(made: Report) -> Iterator[str]:
 def test_a_template_only_looks_and_counts_and_every_command_says_how_to_read_it(word):
     """No arithmetic, and no comparison but with 0 and 1."""
     arithmetic = (nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.Pow)
-    for text in (text for made in reports(word) for text in templates(made)):
+    for text in chain.from_iterable(map(templates, reports(word))):
         tree = environment().parse(text)
         assert not list(tree.find_all(arithmetic))
-        assert all(
-            compared.expr.as_const() in (0, 1) for compared in tree.find_all(nodes.Operand)
-        ), text
+        for compared in tree.find_all(nodes.Operand):
+            assert compared.expr.as_const() in (0, 1), text
         said = re.sub(r"\{\{.*?\}\}|\{%.*?%\}|`[^`]*`|\([^()]*\d{4}[^()]*\)", "", text).replace(
             "95 %", ""
         )
         assert not re.search(r"(?<![\w.])\d+(?:\.\d+)?(?![\w/])", said), (
             f"a number is typed: {text}"
         )
-    for made in reports(word):
-        parts = help_of(made.package or package_of(word))
+    for declared in reports(word):
+        parts = help_of(declared.package or package_of(word))
         assert {"How to read it", "Pitfalls"} <= parts.keys()
         assert all(parts.values())
     for record in COMMANDS[word].records:
         assert record().command == word
     for kind in COMMANDS[word].contents.tables.values():
         assert kind.__doc__
-        assert all(column.title for column in columns(kind).values())
+        for column in columns(kind).values():
+            assert column.title
 
 
 def test_marks_stand_where_the_numbers_are():
@@ -286,13 +289,13 @@ def test_marks_stand_where_the_numbers_are():
     np.testing.assert_allclose(axes.lines[0].get_xydata(), list(enumerate(percent)))
     assert axes.collections[0].get_datalim(axes.transData).ymax == pytest.approx(90)
     (axes,) = bars("head", "weight")(some, "").axes
-    assert [bar.get_width() for bar in axes.patches] == [row.weight for row in some]
+    assert [bar.get_width() for bar in axes.patches] == values_of(some, "weight")
     (axes,) = scatter("weight", "fur")(some, "").axes
     np.testing.assert_allclose(
-        axes.lines[0].get_xydata(), list(zip([row.weight for row in some], percent))
+        axes.lines[0].get_xydata(), list(zip(values_of(some, "weight"), percent))
     )
     for draw in (board("fur"), matrix("layer", "head", "fur")):
-        found = np.asarray(draw(heads, "").axes[0].images[0].get_array())
+        drawn = np.asarray(draw(heads, "").axes[0].images[0].get_array())
         np.testing.assert_allclose(
-            found, np.reshape([100 * row.fur.value for row in heads], (3, 4))
+            drawn, np.reshape([100 * row.fur.value for row in heads], (3, 4))
         )

@@ -12,6 +12,7 @@ from torch import Tensor
 import vitlens
 from tests.kit.families import FAMILIES, MADE
 from tests.kit.forms import every_view
+from tests.kit.marks import slow_except
 from vitlens import Model, Split
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
@@ -35,10 +36,7 @@ LACKS = {  # what a family does not have, by what the family is, not by the code
     "torchvision-swin": {"walkthrough"},
     "class-attention": {"walkthrough"},
 }
-EACH = pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FAMILIES],
-)
+EACH = pytest.mark.parametrize("name", slow_except(FAMILIES, QUICK))
 
 
 @pytest.fixture(autouse=True)
@@ -75,11 +73,12 @@ FUNCTIONS: dict[str, Callable[[Model, Tensor, Tensor], object]] = {
     "demo": lambda model, batch, _: every_view(model, batch),
     "walkthrough": lambda model, batch, _: vitlens.walkthrough(model, batch[:1]),
 }
+# by default; of a plain ViT and a CNN it is in tests/ui/demo
 DEMO = (
     "class-attention",
     "windows",
     "channels",
-)  # by default; of a plain ViT and a CNN it is in tests/ui/demo
+)
 
 
 def test_every_command_that_takes_a_model_has_its_needs():
@@ -127,9 +126,9 @@ LINES = {  # a command line for each, as short as it can be; another is given tw
 ON_A_MODEL = [command for command in NEEDS if command not in ("study", "audit", "demo")]
 PAIRS = [("headless", "evaluate"), ("resnet20", "rollout"), ("cls", "predict")]
 MORE = [
-    pytest.param(*each, marks=pytest.mark.slow)
-    for each in product(FAMILIES, ON_A_MODEL)
-    if each not in PAIRS
+    pytest.param(*pair, marks=pytest.mark.slow)
+    for pair in product(FAMILIES, ON_A_MODEL)
+    if pair not in PAIRS
 ]
 
 

@@ -20,10 +20,13 @@ from vitlens.commands.registry import COMMANDS, Command
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "reports/README.md")] + [
-    page
-    for pattern in ("*.md", "commands/*.md", "parts/*.md")
-    for page in sorted(DOCS.glob(pattern))
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "reports/README.md",
+    *sorted(DOCS.glob("*.md")),
+    *sorted(DOCS.glob("commands/*.md")),
+    *sorted(DOCS.glob("parts/*.md")),
 ]
 TYPED = [
     page for page in PAGES if page.parent in (DOCS, DOCS / "commands") or page == ROOT / "README.md"
@@ -42,12 +45,12 @@ def blocks(path: Path, kind: str) -> list[str]:
 
 
 def prose(path: Path) -> str:
-    """A page without its blocks of code."""
+    """Return a page without its blocks of code."""
     return re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
 def anchors(path: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub and MyST make them."""
+    """Return the anchors of a page's headings, as GitHub and MyST form them."""
     titles = re.findall(r"^#+ (.+?)\s*$", prose(path), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -59,11 +62,11 @@ def test_every_link_of_a_page_is_there_on_github_as_in_the_site(path):
         place, _, anchor = target.partition("#")
         if "://" in target:
             continue
-        found = (path.parent / place).resolve() if place else path
-        assert found.exists(), target
-        assert ROOT in (found, *found.parents), f"{target} leaves the repository"
-        if anchor and found.suffix == ".md":
-            assert anchor in anchors(found), target
+        destination = (path.parent / place).resolve() if place else path
+        assert destination.exists(), target
+        assert ROOT in (destination, *destination.parents), f"{target} leaves the repository"
+        if anchor and destination.suffix == ".md":
+            assert anchor in anchors(destination), target
         assert not image or len(said) > 10, f"{target}: an image needs an alternative text"
 
 
@@ -83,21 +86,22 @@ def test_a_link_that_leaves_the_site_becomes_an_address_of_the_repository():
 
 
 def typed(path: Path) -> list[str]:
-    """What a page says to type after the word vitlens."""
+    """Return what a page says to type after the word vitlens."""
     code = "\n".join(blocks(path, "(?:sh|bash)")).replace("\\\n", " ")
-    lines = [part for line in code.splitlines() for part in re.split(r" && | \| ", line)]
+    lines = re.split(r" && | \| |\n", code)
     lines += [
         with_model(inline)
         for inline in re.findall(r"(?<!`)`(vitlens [^`\n]+)`(?!`)", path.read_text())
     ]
-    found = [re.search(r"(?:^|\s|/)vitlens (.+)$", line.split(" # ")[0].rstrip()) for line in lines]
-    return [match[1] for match in found if match and '"${' not in match[1]]  # which is of a script
+    matches = [
+        re.search(r"(?:^|\s|/)vitlens (.+)$", line.split(" # ")[0].rstrip()) for line in lines
+    ]
+    # which is of a script
+    return [match[1] for match in matches if match and '"${' not in match[1]]
 
 
 def with_model(inline: str) -> str:
-    """A command within a sentence, without brackets, and with a model where it names only an
-    option.
-    """
+    """Return a command of a sentence without brackets, with a model if it names only an option."""
     words = inline.replace("\\|", "|").replace("[", "").replace("]", "").split()
     entry = COMMANDS.get(words[1])
     option = words[2:] and words[2].startswith("--")
@@ -108,41 +112,40 @@ def with_model(inline: str) -> str:
 
 @on(TYPED)
 def test_the_command_line_takes_what_a_page_says_to_type(path, tmp_path, monkeypatch, capsys):
-    (tmp_path / "runs" / "train-my-digits").mkdir(
-        parents=True
-    )  # a trained model that docs/python.md names
+    # a trained model that docs/python.md names
+    (tmp_path / "runs" / "train-my-digits").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        Command, "measure", property(lambda _: lambda _options: ())
-    )  # parsed, checked and not run
+    # parsed, checked and not run
+    monkeypatch.setattr(Command, "measure", property(lambda _: lambda _options: ()))
     for arguments in typed(path):
         words = [word for word in shlex.split(arguments) if word not in ("...", "\\")]
         if words[0] not in COMMANDS and not words[0].startswith("--"):
             assert words[0] == "COMMAND", arguments  # the word for any of them
-        elif (
-            "..." not in arguments and len(words) > 1
-        ):  # else a part of a command, or a command's name
+        elif "..." not in arguments and len(words) > 1:
+            # neither a part of a command nor only its name
             assert run(words) == 0, f"vitlens {arguments}: {capsys.readouterr().err}"
 
 
 def test_commands_are_found_and_python_on_a_page_compiles():
     assert sum(len(typed(path)) for path in TYPED) > 100
-    for code in (code for path in TYPED for code in blocks(path, "python")):
-        if ">>>" not in code:  # those of docs/python.md are run by tests/public/test_examples.py
-            ast.parse(code)
+    for path in TYPED:
+        for code in blocks(path, "python"):
+            # those of docs/python.md are run by tests/public/test_examples.py
+            if ">>>" not in code:
+                ast.parse(code)
 
 
 def test_every_work_is_cited_once_by_one_key():
-    keys = [work.key for work in works()]
+    keys = [paper.key for paper in works()]
     assert len(keys) == len(set(keys)) > 50
-    assert (DOCS / "references.bib").read_text().count("@misc{") == len(
-        keys
-    )  # none was lost while reading
-    assert all(re.fullmatch(r"(\d{4}\.\d{4,5})?", work.arxiv) for work in works())
+    # none was lost while reading
+    assert (DOCS / "references.bib").read_text().count("@misc{") == len(keys)
+    for paper in works():
+        assert re.fullmatch(r"(\d{4}\.\d{4,5})?", paper.arxiv)
 
 
 def test_registries_and_pages_cite_known_works():
-    known = {work.key for work in works()}
+    paper_keys = {paper.key for paper in works()}
     texts = {
         **{f"attack {name}": attack.paper for name, attack in ATTACKS.items()},
         **{f"attribution {name}": method.paper for name, method in ATTRIBUTIONS.items()},
@@ -157,8 +160,12 @@ def test_registries_and_pages_cite_known_works():
     }
     cited = {where: set(citations(text)) for where, text in texts.items()}
     assert sum(map(len, cited.values())) > 100
+    # a venue
     missing = {
-        where: [key for key in keys - known if key[0] != "ICLR"] for where, keys in cited.items()
-    }  # a venue
+        where: [key for key in keys - paper_keys if key[0] != "ICLR"]
+        for where, keys in cited.items()
+    }
     assert not any(missing.values()), missing
-    assert all(cited[f"attribution {name}"] for name in ATTRIBUTIONS if name != "attention")
+    for name in ATTRIBUTIONS:
+        if name != "attention":
+            assert cited[f"attribution {name}"]

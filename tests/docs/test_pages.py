@@ -33,7 +33,7 @@ def test_the_generated_pages_are_current_and_every_part_belongs_to_a_command(pag
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "message"),
     [
         (None, rf'docs/parts/{WORD}\.md with "## How to read it" and "## Pitfalls"'),
         (WHOLE.replace("Glare.", ""), "nothing under Pitfalls"),
@@ -41,10 +41,10 @@ def test_the_generated_pages_are_current_and_every_part_belongs_to_a_command(pag
         (WHOLE + "\n## Advice\n\nc\n", "found Advice"),
     ],
 )
-def test_a_command_without_its_parts_says_what_to_write(text, found, tmp_path):
+def test_a_command_without_its_parts_says_what_to_write(text, message, tmp_path):
     if text is not None:
         (tmp_path / f"{WORD}.md").write_text(text)
-    with pytest.raises(MissingPartError, match=found):
+    with pytest.raises(MissingPartError, match=message):
         command_page(ENTRY, PARTS if text is None else tmp_path)
 
 
@@ -68,21 +68,25 @@ def test_a_page_has_every_option_of_the_command_line_and_all_that_the_record_dec
     parsers = typer.main.get_command(application()).commands
     for word, command in COMMANDS.items():
         names = {
-            name for each in parsers[word].params for name in (*each.opts, *each.secondary_opts)
+            name
+            for option in parsers[word].params
+            for name in (*option.opts, *option.secondary_opts)
         }
         for name in names - {"--help", "--debug"}:
-            shown = re.search(rf"[`/]{name}[` /]", texts[word] + texts["shared"])
-            assert shown or not name.startswith("-"), (word, name)
+            mention = re.search(rf"[`/]{name}[` /]", texts[word] + texts["shared"])
+            assert mention or not name.startswith("-"), (word, name)
         contents = command.contents if command.reports else None
         if contents is None:
             continue
-        assert all(f"| `{table}` |" in texts[word] for table in contents.tables), word
-        assert all(f"`arrays/{arrays}.npz`" in texts[word] for arrays in contents.arrays), word
+        for table in contents.tables:
+            assert f"| `{table}` |" in texts[word], word
+        for arrays in contents.arrays:
+            assert f"`arrays/{arrays}.npz`" in texts[word], word
         linked = [
             text for name, text in texts.items() if name == word or f"]({name}.md)" in texts[word]
         ]
         for metric in contents.metrics:
-            assert any(f"- `{metric.pattern}`" in text for text in linked), metric.pattern
+            assert f"- `{metric.pattern}`" in "\n".join(linked), metric.pattern
 
 
 def test_writing_the_pages_changes_only_what_is_outdated(pages, tmp_path, monkeypatch, capsys):
@@ -108,7 +112,7 @@ def test_writing_the_pages_changes_only_what_is_outdated(pages, tmp_path, monkey
 
 @pytest.fixture
 def page(tmp_path, monkeypatch):
-    """Fills a template of a page that lies in docs/."""
+    """Return a function that fills a template of a page in docs/."""
     monkeypatch.setattr(measured, "ROOT", tmp_path)
 
     def fill(text: str) -> str:

@@ -45,7 +45,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The built site."""
+    """Build the site."""
     for package in ("sphinx", "furo", "myst_parser", "latex2mathml"):
         pytest.importorskip(package, reason=f"{package} is in the extra docs")
     out = tmp_path_factory.mktemp("site")
@@ -82,10 +82,14 @@ def test_the_site_is_built_without_a_warning_and_is_whole(site):
             place, _, anchor = link.partition("#")
             if "://" in link or place.endswith(".bib") or place.startswith("mailto:"):
                 continue
-            found = (path.parent / unquote(place)).resolve() if place else path
-            named = not anchor or found not in pages or unquote(anchor) in pages[found].names
-            assert found.exists(), f"{path.name}: {link}"
-            assert named, f"{path.name}: {link}"
+            destination = (path.parent / unquote(place)).resolve() if place else path
+            has_anchor = (
+                not anchor
+                or destination not in pages
+                or unquote(anchor) in pages[destination].names
+            )
+            assert destination.exists(), f"{path.name}: {link}"
+            assert has_anchor, f"{path.name}: {link}"
     science = (site / "science.html").read_text()
     assert science.count("<math ") > 30
     assert "$" not in re.sub(r"<(script|style).*?</\1>", "", science, flags=re.DOTALL)

@@ -24,7 +24,7 @@ _SHIFT = int(os.environ.get("VITLENS_FUZZ_SEED", "0")) * 1_000_003
 
 
 def seeds(count: int) -> list[int]:
-    """So many seeds, those of the fuzzer's own shift."""
+    """Return so many seeds, shifted by the fuzzer's setting."""
     return [_SHIFT + index for index in range(count)]
 
 
@@ -38,9 +38,7 @@ class Outcome:
     seconds: float
 
     def faults(self) -> list[str]:
-        """What is wrong with it, whatever was asked: a hang, a traceback, a code or error line that
-        should not be.
-        """
+        """Return the faults of any run: a hang, a traceback, a wrong code or error line."""
         lines = len(re.findall(r"^error: ", self.err, re.MULTILINE))
         faults = {
             f"hung after {self.seconds:.0f} s": self.code is None,
@@ -50,13 +48,14 @@ class Outcome:
             f"{lines} error lines with exit code {self.code}": lines
             != {0: 0, 1: 1, 2: 1}.get(self.code, lines),
         }
-        return [fault for fault, found in faults.items() if found]
+        return [fault for fault, present in faults.items() if present]
 
     def description(self) -> str:
-        """The run and its faults, as a failed test prints them."""
-        line = " ".join(
-            repr(word) if not word or not word.isprintable() else word for word in self.words
-        )
+        """Describe the run and its faults for the message of a failed test."""
+        printed = []
+        for word in self.words:
+            printed.append(word if word and word.isprintable() else repr(word))
+        line = " ".join(printed)
         return f"{', '.join(self.faults())}: vitlens {line[:600]}\n    {self.err.strip()[-600:]}"
 
 
@@ -96,11 +95,11 @@ class Box:
         self.work.mkdir()
 
     def seal(self) -> None:
-        """Remember what is there: `trespasses` compares with it."""
+        """Record what is there, for `trespasses` to compare with."""
         self._before = self._everything()
 
     def trespasses(self) -> list[str]:
-        """What appeared, changed or went away since `seal` where no run may write."""
+        """Return what appeared, changed or went away since `seal` where no run may write."""
         now = self._everything()
         return sorted(
             path
@@ -109,8 +108,9 @@ class Box:
         )
 
     def run(self, words: Sequence[str]) -> Outcome:
-        """One command line in this process, in the working folder. A crash ends the worker:
-        pytest-xdist says so.
+        """Run one command line in this process, in the working folder.
+
+        A crash ends the worker, which pytest-xdist reports.
         """
         err = io.StringIO()
         code = None
@@ -129,22 +129,20 @@ class Box:
         return Outcome(tuple(words), code, err.getvalue(), time.monotonic() - start)
 
     def _everything(self) -> dict[str, tuple[int, int]]:
-        found = {}
+        entries = {}
         allowed = {str(self.work / name) for name in WRITABLE}
         for place, folders, files in os.walk(self.root):
             folders[:] = [name for name in folders if f"{place}/{name}" not in allowed]
             for name in [*files, *folders]:
                 facts = os.lstat(f"{place}/{name}")
-                found[f"{place}/{name}"] = (
+                entries[f"{place}/{name}"] = (
                     (0, 0) if name in folders else (facts.st_mtime_ns, facts.st_size)
                 )
-        return found
+        return entries
 
 
 def start_command(words: Sequence[str], folder: Path) -> "subprocess.Popen[bytes]":
-    """A command line as a process of its own, not waited for: this tree's vitlens, one thread, no
-    hub.
-    """
+    """Start a command line of this tree's vitlens, with one thread and without a hub."""
     tree = str(Path(__file__).parents[2])
     nowhere = subprocess.DEVNULL
     settings = {
@@ -160,7 +158,7 @@ def start_command(words: Sequence[str], folder: Path) -> "subprocess.Popen[bytes
 
 
 def require_sound(outcomes: Sequence[Outcome], box: Box) -> None:
-    """Fail with every run that has a fault, and with what was written where no run may write."""
+    """Fail for every run with a fault, and for what was written where no run may write."""
     faults = [outcome.description() for outcome in outcomes if outcome.faults()]
     faults += [f"written outside its folder: {path}" for path in box.trespasses()]
     assert not faults, "\n".join([f"{len(faults)} faults of {len(outcomes)} runs", *faults])

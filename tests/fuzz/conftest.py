@@ -14,7 +14,7 @@ _MEMORY = 16 << 30  # bytes of addresses; torch alone takes about a third
 
 @pytest.fixture(autouse=True)
 def as_a_user_has_it(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No hub, wide lines, and less memory than a damaged file may ask for."""
+    """Set up no hub, wide lines, and less memory than a damaged file may ask for."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("COLUMNS", "200")
     before = resource.getrlimit(resource.RLIMIT_AS)
@@ -25,12 +25,12 @@ def as_a_user_has_it(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def box(tmp_path: Path) -> Box:
-    """A sealed box with valid inputs of every kind, and the report of a rollout in out/rolled."""
-    made = Box(tmp_path / "box")
-    make_inputs(made.inputs)
-    rolled = made.run(
-        ["rollout", str(made.inputs / "vit"), "--limit", "2", "--out", "out/rolled", "--quiet"]
+    """Return a sealed box with valid inputs of all kinds and a rollout in out/rolled."""
+    sandbox = Box(tmp_path / "box")
+    make_inputs(sandbox.inputs)
+    rolled = sandbox.run(
+        ["rollout", str(sandbox.inputs / "vit"), "--limit", "2", "--out", "out/rolled", "--quiet"]
     )
     assert rolled.code == 0, rolled.err
-    made.seal()
-    return made
+    sandbox.seal()
+    return sandbox

@@ -57,7 +57,7 @@ _TEXTS = (
 
 
 def flip_head(path: Path, draw: random.Random) -> None:
-    """Some of the first bytes are others: headers stand there."""
+    """Change some of the first bytes, which hold the headers."""
     content = bytearray(path.read_bytes())
     for _ in range(draw.choice((1, 2, 4))):
         content[draw.randrange(min(96, len(content)))] = draw.choice(
@@ -67,7 +67,7 @@ def flip_head(path: Path, draw: random.Random) -> None:
 
 
 def cut(path: Path, draw: random.Random) -> None:
-    """The end is missing, up to all of it."""
+    """Cut off the end, up to the entire file."""
     content = path.read_bytes()
     path.write_bytes(
         content[: draw.choice((0, 1, 7, 8, 9, draw.randrange(len(content)), len(content) - 1))]
@@ -75,9 +75,7 @@ def cut(path: Path, draw: random.Random) -> None:
 
 
 def replace(path: Path, draw: random.Random) -> None:
-    """Something else altogether: text, deep JSON, zeros, a folder, a link to itself, to nothing, to
-    a device.
-    """
+    """Replace it by text, deep JSON, zeros, a folder, or a link (to itself, nothing, a device)."""
     path.unlink()
     target = draw.choice((path.name, "/nowhere/at/all", "/dev/zero", None, *[""] * 4))
     if target is None:
@@ -92,10 +90,10 @@ BYTES: tuple[Damage, ...] = (damage_bytes, damage_bytes, flip_head, flip_head, c
 
 
 def change_json(value: Any, draw: random.Random) -> Any:
-    """The same value with one place damaged: replaced, left out, doubled, renamed."""
-    if not (known := list(places(value))):
+    """Damage one place of the value: replace, remove, double or rename it."""
+    if not (all_places := list(places(value))):
         return draw.choice(_VALUES)
-    holder, (*way, key) = value, draw.choice(known)
+    holder, (*way, key) = value, draw.choice(all_places)
     for step in way:
         holder = holder[step]
     match draw.randrange(8):
@@ -111,7 +109,7 @@ def change_json(value: Any, draw: random.Random) -> Any:
 
 
 def json_file(path: Path, draw: random.Random) -> None:
-    """A JSON file with one to three places damaged."""
+    """Damage one to three places of a JSON file."""
     value = json.loads(path.read_text())
     for _ in range(draw.choice((1, 1, 2, 3))):
         value = change_json(value, draw)
@@ -119,14 +117,14 @@ def json_file(path: Path, draw: random.Random) -> None:
 
 
 def safetensors_header(path: Path, draw: random.Random) -> None:
-    """What a safetensors file says of its tensors, or of itself in its metadata, is damaged."""
+    """Damage the header of a safetensors file: its tensors or its metadata."""
     content = path.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
     header = json.loads(content[8 : 8 + length])
-    own = header.get("__metadata__", {})
-    if "vitlens" in own and draw.random() < 0.75:
-        about = change_json(json.loads(own["vitlens"]), draw)
-        own["vitlens"] = draw.choice((json.dumps(about),) * 9 + ("[" * 100_000,))
+    metadata = header.get("__metadata__", {})
+    if "vitlens" in metadata and draw.random() < 0.75:
+        about = change_json(json.loads(metadata["vitlens"]), draw)
+        metadata["vitlens"] = draw.choice((json.dumps(about),) * 9 + ("[" * 100_000,))
     else:
         header = change_json(header, draw)
     text = json.dumps(header).encode("utf-8", "surrogatepass")
@@ -135,9 +133,9 @@ def safetensors_header(path: Path, draw: random.Random) -> None:
 
 
 def state_dict(path: Path, draw: random.Random) -> None:
-    """A .pth whose tensors, names or wrappers are not those of a state dict."""
-    whole = torch.load(path, weights_only=True)
-    state: dict[Any, Any] = dict(whole["state_dict"])
+    """Write a .pth whose tensors, names or wrappers are not those of a state dict."""
+    checkpoint = torch.load(path, weights_only=True)
+    state: dict[Any, Any] = dict(checkpoint["state_dict"])
     key = draw.choice(sorted(state))
     odd: tuple[Any, ...] = (
         torch.tensor(1.0),
@@ -160,23 +158,21 @@ def state_dict(path: Path, draw: random.Random) -> None:
         case 1:
             state[draw.choice((1, None, "", "x" * 1_000, "\n", ("a", "b")))] = state.pop(key)
         case 2:
-            whole["model"] = whole
+            checkpoint["model"] = checkpoint
         case 3:
-            whole["state_dict"] = draw.choice((None, 1, [], {}, {"model": {}}, [state]))
+            checkpoint["state_dict"] = draw.choice((None, 1, [], {}, {"model": {}}, [state]))
         case _:
             state[key] = draw.choice(odd)
-    if isinstance(whole.get("state_dict"), dict) and whole["state_dict"]:
-        whole["state_dict"] = state
+    if isinstance(checkpoint.get("state_dict"), dict) and checkpoint["state_dict"]:
+        checkpoint["state_dict"] = state
     try:
-        torch.save(whole, path)
+        torch.save(checkpoint, path)
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         path.write_bytes(b"PK\x03\x04")
 
 
 def arrays(path: Path, draw: random.Random) -> None:
-    """An .npz whose arrays have other shapes, types or names, or whose headers promise what is not
-    there.
-    """
+    """Write an .npz with other shapes, types or names, or headers of missing arrays."""
     with np.load(path, allow_pickle=False) as archive:
         held: dict[str, Any] = {name: archive[name] for name in archive.files}
     name = draw.choice(sorted(held))

@@ -38,10 +38,10 @@ def make_inputs(folder: Path) -> None:
     mask[8:20, 8:20] = 255
     for index in range(3):
         _written(folder / "masked" / "masks" / f"{index}.png", mask)
-    named = [
+    entries = [
         {"file": f"{index}.png", "imagenet_class": index, "category": "cat"} for index in range(3)
     ]
-    (folder / "masked" / "index.json").write_text(json.dumps(named))
+    (folder / "masked" / "index.json").write_text(json.dumps(entries))
     boxes = {
         "images": [
             {"id": index, "file_name": f"{index}.png", "width": SIDE, "height": SIDE}

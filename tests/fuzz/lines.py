@@ -9,6 +9,7 @@ import typer
 
 from tests.fuzz.box import Box
 from tests.kit.nasty import NASTY as NAMES
+from tests.kit.select import select
 
 NASTY = (
     "",
@@ -137,15 +138,15 @@ class Lines:
         self._count = 0
 
     def draw(self, seed: int) -> list[str]:
-        """One command line; the same for the same seed but for the number of its --out folder."""
+        """Draw one command line by the seed; only the number of its --out folder varies."""
         draw = random.Random(seed)
         if draw.random() < 0.03:
-            known = [*NASTY, "evalute", "--help", "--version", "--debug"]
-            return [draw.choice(known) for _ in range(draw.randint(0, 3))]
+            choices = [*NASTY, "evalute", "--help", "--version", "--debug"]
+            return [draw.choice(choices) for _ in range(draw.randint(0, 3))]
         name = draw.choice(sorted(self._commands))
         words = [name, *self._arguments(name, draw)]
-        options = [each for each in self._commands[name].params if each.param_type_name == "option"]
-        flags = {opt for each in options for opt in each.opts}
+        options = select(self._commands[name].params, param_type_name="option")
+        flags = {opt for option in options for opt in option.opts}
         words += SHORT.get(name, "--limit 2" if "--limit" in flags else "").split()
         for option in draw.sample(options, min(len(options), draw.choice((0, 1, 1, 2, 2, 3, 5)))):
             words += self._option(option, draw)
@@ -203,7 +204,7 @@ class Lines:
         return [opt, draw.choice(NASTY)]
 
     def _spoilt(self, words: Sequence[str], draw: random.Random) -> list[str]:
-        """A word left out, doubled, moved or replaced; --out stays at the end."""
+        """Remove, double, move or replace a word; --out stays at the end."""
         head = list(words[:-2])
         tail = list(words[-2:])
         if head:

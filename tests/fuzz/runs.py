@@ -52,20 +52,20 @@ BEGUN: dict[
 
 
 def words_of(line: str, box: Box) -> list[str]:
-    """The words of a line, with the box's models and images in their places."""
+    """Return the words of a line, with the box's models and images filled in."""
     places = {name: str(box.inputs / name) for name in ("vit", "cnn", "photos", "masked")}
     return [word.format(**places) for word in line.split()]
 
 
 def make_finished(box: Box, folder: Path) -> None:
-    """One finished run of each command below the folder, named by the command."""
+    """Write one finished run of each command into the folder, named by the command."""
     for name, line in FINISHED.items():
         outcome = box.run([*words_of(line, box), "--quiet", "--out", str(folder / name)])
         assert outcome.code == 0, outcome.description()
 
 
 def make_begun(box: Box, folder: Path) -> None:
-    """One killed run of each command that can be resumed below the folder, named by the command."""
+    """Write one killed run of each command that can resume, named by the command."""
     for name, (line, pattern, count) in BEGUN.items():
         with start_command([*words_of(line, box), "--out", str(folder / name)], box.work) as child:
             while len(list((folder / name).glob(pattern))) < count and child.poll() is None:
@@ -75,7 +75,7 @@ def make_begun(box: Box, folder: Path) -> None:
 
 
 def copy(folder: Path, to: Path) -> Path:
-    """A fresh copy of a run's folder."""
+    """Copy the folder of a run."""
     shutil.rmtree(to, ignore_errors=True)
     shutil.copytree(folder, to, symlinks=True)
     return to

@@ -19,15 +19,15 @@ pytestmark = pytest.mark.slow
 
 @dataclass(frozen=True)
 class Target:
-    """A file to damage, below a folder of valid things, and the line that reads it; own: ways of
-    its own format.
+    """A file to damage, below a folder of valid things, and the line that reads it; damages: the
+    ways to damage its format.
 
     The line's {place} is the copy in which it was damaged.
     """
 
     file: str
     line: str
-    own: tuple[damage.Damage, ...] = ()
+    damages: tuple[damage.Damage, ...] = ()
 
 
 PREDICT = "predict {vit} --images"
@@ -65,36 +65,32 @@ SETTINGS = ("results.json", "config.json")
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Box:
-    """A box with runs of every command in out/finished and out/begun."""
-    made = Box(tmp_path_factory.mktemp("damage") / "box")
-    make_inputs(made.inputs)
-    make_finished(made, made.work / "out" / "finished")
-    make_begun(made, made.work / "out" / "begun")
-    made.seal()
-    return made
+    """Return a box with runs of every command in out/finished and out/begun."""
+    sandbox = Box(tmp_path_factory.mktemp("damage") / "box")
+    make_inputs(sandbox.inputs)
+    make_finished(sandbox, sandbox.work / "out" / "finished")
+    make_begun(sandbox, sandbox.work / "out" / "begun")
+    sandbox.seal()
+    return sandbox
 
 
-def damaged(file: Path, own: tuple[damage.Damage, ...], seed: int) -> str:
+def damaged(file: Path, damages: tuple[damage.Damage, ...], seed: int) -> str:
     """Damage one file in a seeded way; the way's name."""
     draw = random.Random(seed)
-    way = draw.choice(own) if own and draw.random() < 0.7 else draw.choice(damage.BYTES)
+    way = draw.choice(damages) if damages and draw.random() < 0.7 else draw.choice(damage.BYTES)
     try:
         way(file, draw)
-    except (
-        EOFError,
-        IndexError,
-        TypeError,
-        ValueError,
-    ):  # no damage of its kind is there to be done
+    except (EOFError, IndexError, TypeError, ValueError):
+        # the file has nothing that this damage could change
         way = damage.cut if file.stat().st_size else damage.replace
         way(file, draw)
     return way.__name__
 
 
 def check(
-    ground: Box, file: Path, own: tuple[damage.Damage, ...], words: list[str], seed: int
+    ground: Box, file: Path, damages: tuple[damage.Damage, ...], words: list[str], seed: int
 ) -> None:
-    way = damaged(file, own, seed)
+    way = damaged(file, damages, seed)
     outcome = ground.run(words)
     faults = outcome.faults()
     assert not faults, f"{way} of {file.name}: {outcome.description()}"
@@ -110,17 +106,17 @@ def test_damaged_inputs(ground: Box, tmp_path: Path, name: str, seed: int) -> No
     words = words_of(target.line.replace("{place}", str(place)), ground)
     out = ground.work / "out" / "case"
     shutil.rmtree(out, ignore_errors=True)
-    check(ground, place / target.file, target.own, [*words, "--out", str(out)], seed)
+    check(ground, place / target.file, target.damages, [*words, "--out", str(out)], seed)
 
 
 @pytest.mark.parametrize("seed", seeds(33))
 @pytest.mark.parametrize("name", FINISHED)
 def test_damaged_reports(ground: Box, name: str, seed: int) -> None:
     folder = copy(ground.work / "out" / "finished" / name, ground.work / "out" / "case")
-    files = [*(folder / each for each in SETTINGS), *sorted(folder.glob("arrays/*.npz"))]
+    files = [*(folder / name for name in SETTINGS), *sorted(folder.glob("arrays/*.npz"))]
     file = files[seed % len(files)]
-    own = (damage.json_file,) if file.suffix == ".json" else (damage.arrays,)
-    check(ground, file, own, ["report", str(folder)], seed)
+    damages = (damage.json_file,) if file.suffix == ".json" else (damage.arrays,)
+    check(ground, file, damages, ["report", str(folder)], seed)
 
 
 @pytest.mark.parametrize("seed", seeds(25))
@@ -131,10 +127,10 @@ def test_damaged_runs_to_resume(ground: Box, name: str, seed: int) -> None:
         path for path in folder.rglob("[!.]*") if path.is_file() and path.suffix != ".png"
     )
     file = files[seed % len(files)]
-    own = {
+    damages = {
         ".json": (damage.json_file,),
         ".npz": (damage.arrays,),
         ".safetensors": (damage.safetensors_header,),
     }
     words = [name] if name in ("train", "study") else words_of(BEGUN[name][0], ground)
-    check(ground, file, own.get(file.suffix, ()), [*words, "--resume", str(folder)], seed)
+    check(ground, file, damages.get(file.suffix, ()), [*words, "--resume", str(folder)], seed)

@@ -3,6 +3,7 @@ other.
 """
 
 import re
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import vitlens
 from tests.kit.commands import figures, gone_on, ran, refusal, report, stopping, written_digits
 from tests.kit.first_page import clear_effects, states
 from tests.kit.making import digits, save
+from tests.kit.select import select, select_one, values_of
 from vitlens import load
 from vitlens.cli.main import run
 from vitlens.commands.ablate.record import fewest_images
@@ -34,20 +36,22 @@ def test_numbers_are_those_of_the_function_and_one_row_holds_every_replacement(
     for index, (unit, row) in enumerate(zip(importance.units, record.units, strict=True)):
         part = unit.kind if unit.head is None else unit.head
         assert (row.kind, row.layer, row.head) == (unit.kind, unit.layer, unit.head)
-        for name, own, change in (
+        for name, estimate, change in (
             ("loss", row.loss, importance.loss),
             ("accuracy", row.accuracy, importance.accuracy),
         ):
-            assert record.metric(f"importance/tiny-vit/delta_{name}/{unit.layer}/{part}") == own
-            assert own.value == pytest.approx(change.mean[index].item(), rel=1e-4, abs=1e-6)
-            assert own.low <= own.value <= own.high
+            assert (
+                record.metric(f"importance/tiny-vit/delta_{name}/{unit.layer}/{part}") == estimate
+            )
+            assert estimate.value == pytest.approx(change.mean[index].item(), rel=1e-4, abs=1e-6)
+            assert estimate.low <= estimate.value <= estimate.high
         assert row.matters == (row.p <= LEVEL)
     assert record.metric("heads_that_matter/tiny-vit").value == np.mean(
-        [row.matters for row in record.heads]
+        values_of(record.heads, "matters")
     )
     spared = [row.effect == "no effect" for row in record.heads]
     assert record.metric("heads_without_effect/tiny-vit").value == np.mean(spared)
-    assert record.effects["zero"].units.tolist() == [row.unit for row in record.units]
+    assert record.effects["zero"].units.tolist() == values_of(record.units, "unit")
     correct = vitlens.evaluate(model, split).correct
     assert record.model.accuracy.value == pytest.approx(correct.float().mean().item())
     every = golden("ablate").record
@@ -60,15 +64,15 @@ def test_numbers_are_those_of_the_function_and_one_row_holds_every_replacement(
 
 
 def test_a_pruned_model_is_a_model_for_other_commands(golden):
-    made = golden("ablate")  # --prune 0.25 --save pruned
-    record = made.record
-    place = str(made.folder.parent / "pruned")
-    whole, pruned = record.pruned
-    assert (whole.heads, pruned.heads) == (4, 3)
-    assert whole.accuracy == record.model.accuracy
-    assert load(place).parameter_count() == pruned.parameters < whole.parameters
+    ablated = golden("ablate")  # --prune 0.25 --save pruned
+    record = ablated.record
+    place = str(ablated.folder.parent / "pruned")
+    unpruned, pruned = record.pruned
+    assert (unpruned.heads, pruned.heads) == (4, 3)
+    assert unpruned.accuracy == record.model.accuracy
+    assert load(place).parameter_count() == pruned.parameters < unpruned.parameters
     least = min(record.heads, key=lambda row: row.loss.value)
-    assert (whole.cut, pruned.cut) == ((), (least.unit,))
+    assert (unpruned.cut, pruned.cut) == ((), (least.unit,))
     correct = vitlens.evaluate(load(place), digits("test").limit(12)).correct
     assert pruned.accuracy.value == pytest.approx(correct.float().mean().item())
 
@@ -81,7 +85,7 @@ def test_a_note_says_that_all_images_are_misclassified(tmp_path):
         f"ablate {tmp_path / 'wrong'} --data digits --limit 12 {PLAIN} --units head --replace zero"
     )
     notes = ran(tmp_path / "out", line).model.notes
-    (note,) = [each for each in notes if "none of the 12 images" in each]
+    (note,) = [note for note in notes if "none of the 12 images" in note]
     assert note[1:] in (tmp_path / "out" / "report.md").read_text()
 
 
@@ -103,16 +107,17 @@ def test_few_images_take_another_replacement_than_their_mean(
     """Nor are heads ranked without a significant effect: no removal in order, no removable share,
     no such figure.
     """
-    given = (
+    images_typed = (
         f"--images {pictures}/0.png --predicted"
         if images == 1
         else f"--data digits --limit {images}"
     )
     record = ran(
-        tmp_path / "out", f"ablate {tiny_vit} {given} --pairs 5 --prune 0.5 --units head --no-patch"
+        tmp_path / "out",
+        f"ablate {tiny_vit} {images_typed} --pairs 5 --prune 0.5 --units head --no-patch",
     )
     assert record.options["replace"] == [by]
-    assert {row.replace for row in record.units} == {record.model.replace} == {by}
+    assert set(values_of(record.units, "replace")) == {record.model.replace} == {by}
     assert bool(record.model.reason) == (by != "mean")
     assert record.model.reason in (tmp_path / "out" / "report.md").read_text()
     if images < 8:
@@ -121,7 +126,7 @@ def test_few_images_take_another_replacement_than_their_mean(
     if images == 1:  # no interval, no test and no conclusion; its prediction is the label
         assert (record.model.accuracy.value, record.model.accuracy.n) == (1.0, 1)
         assert record.metric("importance/tiny-vit/delta_loss/0/0").low is None
-        assert {(row.p, row.effect) for row in record.units} == {(None, "undecided")}
+        assert set(values_of(record.units, "p", "effect")) == {(None, "undecided")}
         assert not clear_effects(report(record))
         assert set(states(report(record)).values()) <= {"inconclusive", "not tested"}
 
@@ -138,16 +143,18 @@ def test_the_lens_ends_and_curves_begin_at_the_whole_model(pictures, tmp_path):
         tmp_path / "out",
         "ablate vit-digits --data digits --limit 60 --units head --replace zero --pairs 0",
     )
+    # by default an image and its corrupted copy
     [patching], arrays = (
         record.patching,
         record.patched,
-    )  # by default an image and its corrupted copy
+    )
     assert arrays.clean.shape == arrays.corrupted.shape
     assert np.abs(arrays.clean - arrays.corrupted).max() > 0
     model = load("vit-digits")
     with torch.no_grad():
         both = model(torch.from_numpy(np.stack([arrays.clean, arrays.corrupted])).float())
-    target, other = (model.classes.index(name) for name in (patching.target, patching.other))
+    target = model.classes.index(patching.target)
+    other = model.classes.index(patching.other)
     difference = (both[:, target] - both[:, other]).tolist()
     assert [patching.difference_clean, patching.difference_corrupted] == pytest.approx(
         difference, rel=1e-4
@@ -156,34 +163,30 @@ def test_the_lens_ends_and_curves_begin_at_the_whole_model(pictures, tmp_path):
     assert patching.corrupted.startswith(f"{patching.clean}, ")
     assert patching.target == patching.clean != patching.other
     assert "patching" in figures(record)
-    (caption,) = (
-        figure.caption
-        for section in report(record).sections
-        for figure in section.figures
-        if figure.name == "patching_pair"
-    )
+    all_figures = chain.from_iterable(section.figures for section in report(record).sections)
+    caption = select_one(all_figures, name="patching_pair").caption
     assert "60" in caption  # one of so many images is drawn
-    assert {row.part for row in record.contributions} == {"head", "MLP", "rest"}
+    assert set(values_of(record.contributions, "part")) == {"head", "MLP", "rest"}
     last = record.lens[-1]
     assert last.accuracy.value == pytest.approx(record.model.accuracy.value)
     half = next(row for row in record.lens if row.accuracy.value >= last.accuracy.value / 2)
-    (section,) = [
-        each
-        for each in report(record).sections
-        if "lens" in {figure.name for figure in each.figures}
-    ]
-    told = section.sentences[0].text
-    assert f" {half.depth} block" in told
+    with_lens = []
+    for candidate in report(record).sections:
+        if select(candidate.figures, name="lens"):
+            with_lens.append(candidate)
+    (section,) = with_lens
+    sentence = section.sentences[0].text
+    assert f" {half.depth} block" in sentence
     assert {f"{100 * row.accuracy.value:.1f}" for row in (half, last)} <= {
-        *re.findall(r"\d+\.\d", told)
+        *re.findall(r"\d+\.\d", sentence)
     }
     for count in (0, len(record.heads)):
         ends = {(row.accuracy.value, row.loss) for row in record.curves if row.removed == count}
         assert len(ends) == 1  # of every order
-    named = (
+    typed = (
         f"--clean {pictures}/0.png --corrupted {pictures}/1.png --no-curves --pairs 0 --units head"
     )
-    [pair] = ran(tmp_path / "named", f"ablate vit-digits --data digits --limit 2 {named}").patching
+    [pair] = ran(tmp_path / "named", f"ablate vit-digits --data digits --limit 2 {typed}").patching
     assert (pair.clean, pair.corrupted, pair.corruption) == ("0.png", "1.png", "")
 
 
@@ -206,18 +209,18 @@ def test_exemplars_are_the_images_of_whose_label_a_head_raises_the_logit_most(tm
     above = added.gather(-1, batch.labels[:, None, None, None].expand(*added.shape[:3], 1))[
         ..., 0
     ] - added.mean(-1)
-    shown = [row for row in record.exemplars if (row.layer, row.head) == (3, 2)]
-    best = above[:, 3, 2].argsort(descending=True)[: len(shown)].tolist()
-    assert [row.image for row in shown] == [split.names[index] for index in best]
-    assert [row.class_name for row in shown] == [
+    exemplars = select(record.exemplars, layer=3, head=2)
+    best = above[:, 3, 2].argsort(descending=True)[: len(exemplars)].tolist()
+    assert values_of(exemplars, "image") == [split.names[index] for index in best]
+    assert values_of(exemplars, "class_name") == [
         model.classes[int(batch.labels[index])] for index in best
     ]
-    assert [row.adds for row in shown] == pytest.approx(above[best, 3, 2].tolist(), abs=1e-4)
-    pixels = record.pictures.images[[row.picture for row in shown]] / 255
+    assert values_of(exemplars, "adds") == pytest.approx(above[best, 3, 2].tolist(), abs=1e-4)
+    pixels = record.pictures.images[values_of(exemplars, "picture")] / 255
     assert np.abs(pixels - batch.images[best].numpy()).max() < 0.01
-    assert {(row.layer, row.head) for row in record.exemplars} == {
-        (row.layer, row.head) for row in record.heads
-    }
+    assert set(values_of(record.exemplars, "layer", "head")) == set(
+        values_of(record.heads, "layer", "head")
+    )
 
 
 def test_a_killed_run_goes_on_at_the_layer_it_was_at_and_no_other(tiny_vit, tmp_path, capsys):
@@ -229,7 +232,7 @@ def test_a_killed_run_goes_on_at_the_layer_it_was_at_and_no_other(tiny_vit, tmp_
     np.savez(data, images=pixels, labels=batch.labels.numpy())
     line = f"--data {data} {PLAIN} --batch-size 1"
     with stopping("ablate", at=0) as calls:
-        whole = ran(tmp_path / "whole", f"ablate {tiny_vit} {line}")
+        uninterrupted = ran(tmp_path / "whole", f"ablate {tiny_vit} {line}")
     every = calls[0]
     with stopping("ablate", at=5):  # in the second batch
         assert run(f"ablate {tiny_vit} {line} --device cpu --quiet --out {out}".split()) == 1
@@ -255,8 +258,7 @@ def test_a_killed_run_goes_on_at_the_layer_it_was_at_and_no_other(tiny_vit, tmp_
     with stopping("ablate", at=0) as calls:
         again = gone_on(out, "ablate")
     assert calls[0] == every - stored < every  # what was stored was not measured again
-    assert (
-        again.metrics == whole.metrics
-    )  # also the forward equivalents: recalled outcomes are counted at their cost
-    assert (again.status, again.tables) == ("done", whole.tables)
+    # also the forward equivalents: recalled outcomes are counted at their cost
+    assert again.metrics == uninterrupted.metrics
+    assert (again.status, again.tables) == ("done", uninterrupted.tables)
     assert not (out / "progress").exists()

@@ -14,15 +14,15 @@ OWN = ("--out", "--device")  # options of the run itself that its advice does no
 
 
 def words_typed(line: str) -> list[str]:
-    """The words of the line with which a run was begun, without the folder that it wrote."""
+    """Return the words of the line that began a run, without the folder that the run wrote."""
     words = shlex.split(line)[1:]
-    kept = []
+    advised = []
     skip = False
     for word in words:
         if not skip and word not in OWN:
-            kept.append(word)
+            advised.append(word)
         skip = word in OWN
-    return kept
+    return advised
 
 
 @pytest.mark.parametrize("name", LINES)
@@ -36,15 +36,13 @@ def test_each_command_that_a_report_advises_is_understood_as_printed(
     )
     begun = golden(name).record.config.command_line
     monkeypatch.setattr(Command, "measure", property(lambda _: lambda _: ()))
-    for code in dict.fromkeys(
-        CODE.findall(report.replace(begun, ""))
-    ):  # the run's own line wrote its folder
+    # the run's own line wrote its folder
+    for code in dict.fromkeys(CODE.findall(report.replace(begun, ""))):
         words = shlex.split(code) if code.startswith(("vitlens ", "--")) else []
         if len(words) > 2 and words[0] == "vitlens" and words[1] in COMMANDS:
             assert run(words[1:]) == 0, (code, capsys.readouterr().err)
         elif words and words[0] != "vitlens" and run([*words_typed(begun), *words]) != 0:
             error = capsys.readouterr().err
-            only_named = (
-                len(words) == 1 and "requires an argument" in error
-            )  # the reader chooses the value
+            # the reader chooses the value
+            only_named = len(words) == 1 and "requires an argument" in error
             assert only_named, (code, error)

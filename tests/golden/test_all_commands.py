@@ -16,6 +16,7 @@ import pytest
 
 from tests.kit.commands import figures, quick_attacks, ran, refusal
 from tests.kit.golden import LINES
+from tests.kit.select import select, values_of
 from tests.kit.simulated_processes import run_in_processes
 from tests.kit.training_runs import kept_run
 from vitlens.cli.main import run
@@ -39,17 +40,22 @@ WITH_BARS = (
 
 @pytest.mark.parametrize("name", WITH_BARS)
 def test_every_bar_reaches_its_total(name, golden):
-    shown: dict[str, list[tuple[int, int]]] = {}
-    for found in filter(None, map(BAR.match, golden(name).said)):
-        pair = tuple(int(found[word].replace(",", "")) for word in ("done", "total"))
-        shown.setdefault(found["what"], []).append(pair)
-    assert shown
-    for what, steps in shown.items():
+    steps_by_task: dict[str, list[tuple[int, int]]] = {}
+    for match in filter(None, map(BAR.match, golden(name).said)):
+        pair = tuple(int(match[word].replace(",", "")) for word in ("done", "total"))
+        steps_by_task.setdefault(match["what"], []).append(pair)
+    assert steps_by_task
+    for what, steps in steps_by_task.items():
         assert steps[-1][0] == steps[-1][1], (what, steps)
-        assert all(done <= total for done, total in steps), (what, steps)
+        for done, total in steps:
+            assert done <= total, (what, steps)
     if name == "explain":
-        own = next(steps for what, steps in shown.items() if what.startswith("Explaining"))
-        amounts = [after - before for (before, _), (after, _) in zip([(0, 0), *own], own)]
+        explaining = next(
+            steps for what, steps in steps_by_task.items() if what.startswith("Explaining")
+        )
+        amounts = [
+            after - before for (before, _), (after, _) in zip([(0, 0), *explaining], explaining)
+        ]
         assert max(amounts) > 10 * min(amounts)  # occlusion is slower, and says so
 
 
@@ -94,8 +100,10 @@ SHARED = {  # evaluate: test_evaluate.py; stats: test_stats.py
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("name", SHARED)
 def test_two_processes_find_what_one_finds(name, places, golden, tmp_path, monkeypatch):
-    kept = kept_run(tmp_path / "taught", kept=(0, 2), epochs=3) if "training" in name else None
-    line = SHARED[name].format(**places, kept=kept, beside=tmp_path)
+    run_folder = (
+        kept_run(tmp_path / "taught", saved_after=(0, 2), epochs=3) if "training" in name else None
+    )
+    line = SHARED[name].format(**places, kept=run_folder, beside=tmp_path)
     with quick_attacks():
         one = (
             golden(name).record if SHARED[name] == LINES.get(name) else ran(tmp_path / "one", line)
@@ -113,12 +121,12 @@ def test_two_processes_find_what_one_finds(name, places, golden, tmp_path, monke
         assert (two.methods, two.shown) == (one.methods, one.shown)
         np.testing.assert_allclose(two.maps.maps, one.maps.maps, atol=1e-6)
     if name == "attack":
-        first, second = (asdict(each.attacked["tiny-vit"]) for each in (one, two))
+        first = asdict(one.attacked["tiny-vit"])
+        second = asdict(two.attacked["tiny-vit"])
         np.testing.assert_equal(second, first)
-        epsilons = {
-            attack: [row.epsilon for row in one.curves if row.attack == attack]
-            for attack in first["distance"]
-        }
+        epsilons = {}
+        for attack in first["distance"]:
+            epsilons[attack] = values_of(select(one.curves, attack=attack), "epsilon")
         assert epsilons == {"fgsm-linf": [0.0, 4.0, 32.0], "low-frequency-linf": [0.0, 64.0]}
     for row, other in zip(
         getattr(one, "learning_heads", ()), getattr(two, "learning_heads", ()), strict=True
@@ -166,7 +174,7 @@ PICTURED = {  # the figure of each command that draws some of the images, and ho
     "head": ("exemplars", lambda record: len(record.exemplars)),
     "attack": (
         "examples",
-        lambda record: sum(len(each.image[:3]) for each in record.examples.values()),
+        lambda record: sum(len(example.image[:3]) for example in record.examples.values()),
     ),
     "compare": ("panels", lambda record: min(6, len(record.images_shown))),
     "features": ("patches", lambda record: len(record.shown["a"].pixels)),
@@ -174,21 +182,20 @@ PICTURED = {  # the figure of each command that draws some of the images, and ho
 
 
 def errors_shown(record):
-    """The errors that are drawn, of each model: of two models at most six each."""
-    return [own.surest_errors[:6] for own in record.predictions.values()]
+    """Return the errors that are drawn of each model: at most six of each of two models."""
+    return [prediction.surest_errors[:6] for prediction in record.predictions.values()]
 
 
 @pytest.mark.parametrize("name", PICTURED)
 def test_a_figure_of_some_images_says_how_many_of_how_many(name, golden):
-    wanted, count = PICTURED[name]
+    figure_name, count = PICTURED[name]
     run_of = golden(name)
     document = run_of.document
-    every = [
-        document.first.picture,
-        *(figure for section in document.sections for figure in section.figures),
-    ]
+    every = [document.first.picture]
+    for section in document.sections:
+        every += section.figures
     (caption,) = (
-        figure.caption for figure in every if figure is not None and figure.name == wanted
+        figure.caption for figure in every if figure is not None and figure.name == figure_name
     )
     numbers = re.findall(r"\d[\d,]*", caption)
     assert numbers[:2] == [str(count(run_of.record)), str(run_of.record.images)]
@@ -216,8 +223,8 @@ TEXTS = {  # what a note of a run may say, and what the copy says
 
 
 @pytest.fixture(scope="module")
-def own(pictures: Path, tiny_vit: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on photographs in a folder whose name has a space."""
+def original(pictures: Path, tiny_vit: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run on photographs in a folder whose name has a space."""
     root = tmp_path_factory.mktemp("sharing")
     photos = Path(shutil.copytree(pictures, root / "my photos"))
     line = [
@@ -236,36 +243,36 @@ def own(pictures: Path, tiny_vit: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 def test_the_copy_has_the_numbers_and_no_path_and_goes_outside_into_a_new_folder(
-    own, tmp_path, capsys
+    original, tmp_path, capsys
 ):
     copy = tmp_path / "copy"
-    place = str(own.parent)
-    assert place in (own / "config.json").read_text()
-    before = (own / "config.json").read_bytes()
-    assert run(["report", str(own), "--share", str(copy), "--html"]) == 0
-    assert (own / "config.json").read_bytes() == before
+    place = str(original.parent)
+    assert place in (original / "config.json").read_text()
+    before = (original / "config.json").read_bytes()
+    assert run(["report", str(original), "--share", str(copy), "--html"]) == 0
+    assert (original / "config.json").read_bytes() == before
     assert (copy / "report.md").is_file()
     assert (copy / "report.html").is_file()
     assert list((copy / "figures").iterdir())
-    assert read_folder(copy).tables.keys() == read_folder(own).tables.keys()
-    assert read_folder(copy).metrics == read_folder(own).metrics
+    assert read_folder(copy).tables.keys() == read_folder(original).tables.keys()
+    assert read_folder(copy).metrics == read_folder(original).metrics
     names = (place, str(Path.home()), os.sep + "tmp" + os.sep)
     for path in copy.rglob("*"):
         if path.suffix in (".json", ".md", ".html", ".csv"):
             assert not [name for name in names if name in path.read_text()], path
     assert "my photos/1.png" in (copy / "tables" / "shown.csv").read_text()
     (tmp_path / "full" / "there").mkdir(parents=True)
-    assert "outside" in refusal(capsys, f"report {own} --share {own / 'copy'}")
-    refusal(capsys, f"report {own} --share {tmp_path / 'full'}")
+    assert "outside" in refusal(capsys, f"report {original} --share {original / 'copy'}")
+    refusal(capsys, f"report {original} --share {tmp_path / 'full'}")
     refusal(capsys, f"report {tmp_path} --share {tmp_path / 'new'}")
     assert not (tmp_path / "new").exists()
 
 
-def test_paths_are_shortened_and_nothing_else(own, tmp_path):
-    changed = Path(shutil.copytree(own, tmp_path / "run"))
+def test_paths_are_shortened_and_nothing_else(original, tmp_path):
+    changed = Path(shutil.copytree(original, tmp_path / "run"))
     config = json.loads((changed / "config.json").read_text())
     config["data"]["notes"] = list(TEXTS)
     (changed / "config.json").write_text(json.dumps(config))
     assert run(["report", str(changed), "--share", str(tmp_path / "copy")]) == 0
-    shown = json.loads((tmp_path / "copy" / "config.json").read_text())["data"]["notes"]
-    assert shown == list(TEXTS.values())
+    notes = json.loads((tmp_path / "copy" / "config.json").read_text())["data"]["notes"]
+    assert notes == list(TEXTS.values())

@@ -10,6 +10,7 @@ import vitlens
 from tests.kit.commands import gone_on, quick_attacks, ran, refusal, report, stopping
 from tests.kit.first_page import clear_effects, judged, states
 from tests.kit.making import save
+from tests.kit.select import index_by, select, select_one, values_of
 from vitlens import load
 from vitlens.cli.main import run
 from vitlens.commands.attack.record import AttackRecord
@@ -29,9 +30,7 @@ def _checked_on_few():
 
 @pytest.fixture(scope="module")
 def record(golden) -> AttackRecord:
-    """A sharp ViT and the bundled CNN, attacked with its predictions as labels, with all
-    measurements.
-    """
+    """Attack a sharp ViT and the bundled CNN with predictions as labels, fully measured."""
     return golden("attack").record
 
 
@@ -46,10 +45,11 @@ def test_numbers_are_those_of_the_arrays(record):
         assert record.metric(name).value == pytest.approx(
             robust(row.model, row.attack, row.epsilon).mean()
         )
+        # its own predictions
         assert (row.accuracy.n, row.epsilon or row.accuracy.value) == (
             4,
             row.epsilon or 1,
-        )  # its own predictions
+        )
     for row in record.pairs:
         attack = "pgd-linf" if row.attack == "clean" else row.attack
         first, second = (robust(model, attack, row.epsilon) for model in PAIR)
@@ -59,7 +59,7 @@ def test_numbers_are_those_of_the_arrays(record):
         )
         assert row.difference.value == pytest.approx(100 * (first.mean() - second.mean()))
         assert row.p <= row.p_holm <= 1
-    assert [row.attack for row in record.pairs].count("clean") == 1
+    assert values_of(record.pairs, "attack").count("clean") == 1
     for row in record.attacks:
         values = record.attacked[row.model].broken_at[row.attack]
         assert (row.right, row.broken) == (
@@ -71,8 +71,8 @@ def test_numbers_are_those_of_the_arrays(record):
 def test_the_sample_is_attacked_where_the_curve_fell_and_what_changes_inside_is_recorded(record):
     """An image that withstood the attack up to the sample's epsilon counts as not fooled."""
     for row in record.overall:
-        own = [each for each in record.curves if each.model == row.model]
-        (reached,) = [each for each in own if f"{each.title} at {each.at}" == row.sample]
+        of_model = select(record.curves, model=row.model)
+        (reached,) = [curve for curve in of_model if f"{curve.title} at {curve.at}" == row.sample]
         assert 0 < row.fooled <= round((1 - reached.accuracy.value) * 4)
     fooled = {row.model: row.fooled for row in record.overall}
     for row in record.transfer:
@@ -85,20 +85,20 @@ def test_the_sample_is_attacked_where_the_curve_fell_and_what_changes_inside_is_
     }
     cnn = ("the-true-class", "each-prediction")
     assert names >= {f"map_agreement/cnn-digits/top/gradcam-for-{maps}" for maps in cnn}
-    assert all(0 <= row.distance.low <= row.distance.value <= 2 for row in record.blocks)
-    for row in (
-        record.overall
-    ):  # the first block at which the attack changes half as much as another image
-        own = {
-            (each.kind, each.block): each.distance.value
-            for each in record.blocks
-            if each.model == row.model
+    for row in record.blocks:
+        assert 0 <= row.distance.low <= row.distance.value <= 2
+    # the first block at which the attack changes half as much as another image
+    for row in record.overall:
+        of_model = {
+            (block.kind, block.block): block.distance.value
+            for block in record.blocks
+            if block.model == row.model
         }
-        blocks = [block for kind, block in own if kind == "noise"]
+        blocks = [block for kind, block in of_model if kind == "noise"]
         halfway = [
             block
             for block in blocks
-            if 2 * own["adversarial", block] >= own["another image", block]
+            if 2 * of_model["adversarial", block] >= of_model["another image", block]
         ]
         assert (None if row.halfway is None else row.halfway.value) == min(halfway, default=None)
     arrays = record.examples["vit"]
@@ -125,20 +125,21 @@ def test_noise_beside_an_attack_is_as_large_as_its_perturbation(name, alias, mod
     images = torch.from_numpy(np.concatenate([clean, (clean + noise).clip(0, 1)])).float()
     (outputs,) = vitlens.capture(load(str(places[model])), images, ["blocks.1.input"]).values()
     distance = 1 - torch.cosine_similarity(*outputs.flatten(1).chunk(2)).mean().item()
-    found = {
+    distances = {
         (row.kind, row.block): row.distance.value for row in record.blocks if row.model == alias
     }
-    assert found["noise", 0] == pytest.approx(distance, rel=0.5)  # of other random numbers
+    assert distances["noise", 0] == pytest.approx(distance, rel=0.5)  # of other random numbers
 
 
 def test_checks_cover_every_attack_and_nothing_is_claimed_of_four_images(record):
-    rows = [row for row in record.checks if row.model == "vit"]
-    (of_cw,) = [row for row in rows if (row.name, row.attack) == ("no limit", "cw-l2")]
+    rows = select(record.checks, model="vit")
+    of_cw = select_one(rows, name="no limit", attack="cw-l2")
     assert (of_cw.state != "failed") is (of_cw.found == "none found for 0 of 4")
+    # cw has none
     assert {row.attack for row in rows if row.name == "epsilon 0"} == {
         "fgsm-linf",
         "pgd-linf",
-    }  # cw has none
+    }
     assert {row.name for row in rows if row.attack == "pgd-linf"} == {
         "curve",
         "gradients read",
@@ -148,14 +149,12 @@ def test_checks_cover_every_attack_and_nothing_is_claimed_of_four_images(record)
         "more steps",
         "no limit",
     }
-    assert all(
-        row.state != "failed"
-        for row in rows
-        if row.name in ("curve", "epsilon 0", "within the budget")
-    )
+    for row in rows:
+        if row.name in ("curve", "epsilon 0", "within the budget"):
+            assert row.state != "failed"
     document = report(record)
     assert not document.first.answer
-    assert {each.state for each in judged(document) if each.question == "robustness"} <= {
+    assert {claim.state for claim in judged(document) if claim.question == "robustness"} <= {
         "inconclusive"
     }
 
@@ -165,21 +164,25 @@ def test_few_checks_are_three_a_model_and_look_at_the_strongest_attack(tiny_vit,
         f"attack {tiny_vit} --data digits --limit 12 --batch-size 2 --no-corruptions "
         "--no-inside --no-transfer"
     )
-    found = {}
+    checks_by_kind = {}
     for kind in ("few", "all"):
         typed = f"{line} --attack fgsm,pgd --epsilon 1,4 --steps pgd=3 --self-checks {kind}"
-        found[kind] = {(row.name, row.attack): row for row in ran(tmp_path / kind, typed).checks}
-    assert {name for name, _ in found["few"]} == {
+        checks_by_kind[kind] = index_by(ran(tmp_path / kind, typed).checks, "name", "attack")
+    assert {name for name, _ in checks_by_kind["few"]} == {
         "gradients",
         "more steps",
         "one step against many",
     }
-    assert all("pgd" in attack for name, attack in found["few"] if name != "gradients")
-    assert found["few"].items() <= found["all"].items()  # the same checks with the same outcomes
+    for name, attack in checks_by_kind["few"]:
+        if name != "gradients":
+            assert "pgd" in attack
+    # the same checks with the same outcomes
+    assert checks_by_kind["few"].items() <= checks_by_kind["all"].items()
 
 
 def same_arrays(one: AttackRecord, other: AttackRecord) -> None:
-    first, second = (record.attacked["tiny-vit"] for record in (one, other))
+    first = one.attacked["tiny-vit"]
+    second = other.attacked["tiny-vit"]
     np.testing.assert_equal(asdict(second), asdict(first))
 
 
@@ -188,7 +191,7 @@ def test_a_stopped_run_is_resumed_and_no_other(tmp_path, tiny_vit, capsys):
     typed = f"{line} --attack fgsm,noise,deepfool"
     out = tmp_path / "stopped"
     with quick_attacks(part=1):
-        whole = ran(tmp_path / "whole", typed)
+        uninterrupted = ran(tmp_path / "whole", typed)
         with stopping("attack", at=5):
             assert run(f"{typed} {ENDS} {out}".split()) == 1
         assert read_folder(out).status == "failed"
@@ -202,9 +205,9 @@ def test_a_stopped_run_is_resumed_and_no_other(tmp_path, tiny_vit, capsys):
         with stopping("attack", at=0) as calls:
             again = gone_on(out, typed)
     assert calls[0] == 3 * 2 - 4  # three attacks on two parts, of which four were done
-    same_arrays(whole, again)
+    same_arrays(uninterrupted, again)
     assert not (out / "progress").exists()
-    assert (again.status, again.metrics) == ("done", whole.metrics)
+    assert (again.status, again.metrics) == ("done", uninterrupted.metrics)
 
 
 def test_an_interrupted_run_keeps_its_finished_batches_and_names_the_command_that_resumes(
@@ -213,7 +216,7 @@ def test_an_interrupted_run_keeps_its_finished_batches_and_names_the_command_tha
     typed = f"attack mine={tiny_vit} {FEW} --epsilon 0,4,32 --self-checks few --attack fgsm,noise"
     out = tmp_path / "stopped"
     with quick_attacks(part=1):
-        whole = ran(tmp_path / "whole", typed)
+        uninterrupted = ran(tmp_path / "whole", typed)
         with stopping("attack", at=3, error=KeyboardInterrupt()):
             assert run(f"{typed} {ENDS} {out}".split()) == 130
         said = capsys.readouterr().err
@@ -227,8 +230,8 @@ def test_an_interrupted_run_keeps_its_finished_batches_and_names_the_command_tha
             assert run([*line, "--device", "cpu", "--quiet"]) == 0
     assert calls[0] == 2
     again = read_folder(out)
-    np.testing.assert_equal(asdict(again.attacked["mine"]), asdict(whole.attacked["mine"]))
-    assert again.metrics == whole.metrics
+    np.testing.assert_equal(asdict(again.attacked["mine"]), asdict(uninterrupted.attacked["mine"]))
+    assert again.metrics == uninterrupted.metrics
     assert "--resume FOLDER" in refusal(capsys, "attack --data digits")
 
 
@@ -239,16 +242,14 @@ def test_downwards_finds_the_same_with_fewer_passes_and_is_not_resumed_upwards(
     up = ran(tmp_path / "up", line)
     down = ran(tmp_path / "down", f"{line} --downwards")
     same_arrays(up, down)
-    assert (
-        up.attacks[0].forwards > down.attacks[0].forwards > 0
-    )  # what stays correct at the largest epsilon is done
-    (check,) = [
-        row for row in down.checks if row.name == "from below"
-    ]  # deepfool has no epsilons to try
+    # what stays correct at the largest epsilon is done
+    assert up.attacks[0].forwards > down.attacks[0].forwards > 0
+    # deepfool has no epsilons to try
+    check = select_one(down.checks, name="from below")
     assert check.attack == "pgd-linf"
     assert check.found.startswith("0 of ")
-    assert not [row for row in up.checks if row.name == "from below"]
-    assert any("--downwards" in each.text for each in report(down).first.unknown)
+    assert not select(up.checks, name="from below")
+    assert "--downwards" in "\n".join(values_of(report(down).first.unknown, "text"))
     assert "with its epsilons" in refusal(
         capsys, f"{line} --device cpu --quiet --resume {tmp_path / 'down'}"
     )
@@ -256,7 +257,7 @@ def test_downwards_finds_the_same_with_fewer_passes_and_is_not_resumed_upwards(
 
 @pytest.fixture(scope="module")
 def corrupted(tmp_path_factory):
-    """A trained and an untrained model on corruptions."""
+    """Return corruptions of a trained and an untrained model."""
     line = (
         "attack cnn-digits other=cnn-digits@random --data digits --limit 24 --attack fgsm "
         "--epsilon 2,8 --no-inside"
@@ -268,16 +269,19 @@ def corrupted(tmp_path_factory):
 def test_differences_under_corruptions_are_paired_and_corrected_together(corrupted):
     rows = corrupted.corruption_pairs
     assert len(rows) == 7 * 5
-    assert [row.p_holm for row in rows] == pytest.approx(holm([row.p for row in rows]))
-    kept = {
+    assert values_of(rows, "p_holm") == pytest.approx(holm(values_of(rows, "p")))
+    accuracies = {
         (row.model, row.kind, row.severity): row.accuracy.value for row in corrupted.corruptions
     }
     for row in rows:
-        gap = kept[row.first, row.kind, row.severity] - kept[row.second, row.kind, row.severity]
+        gap = (
+            accuracies[row.first, row.kind, row.severity]
+            - accuracies[row.second, row.kind, row.severity]
+        )
         assert row.difference.value == pytest.approx(100 * gap)
     most = max(row.difference.value for row in rows if row.p_holm <= 0.05)
     (claim,) = [
-        each for each in report(corrupted).claims if each.question.startswith("corruption: ")
+        claim for claim in report(corrupted).claims if claim.question.startswith("corruption: ")
     ]
     assert (claim.effect.value, claim.subject) == (most, "cnn-digits and other")
 
@@ -287,17 +291,20 @@ def test_corruptions_of_labelled_images(corrupted):
     assert record.metric("mean_corruption_error/other/other").value == pytest.approx(1)
     assert record.metric("mean_corruption_error/cnn-digits/other").value < 1
     for row in record.overall:
-        own = [each.accuracy.value for each in record.corruptions if each.model == row.model]
-        assert len(own) == 7 * 5
-        assert row.mean_error.value == pytest.approx(1 - np.mean(own))
-        assert row.lost.value == pytest.approx(100 * (row.clean.value - np.mean(own)))
+        accuracies = [
+            corruption.accuracy.value
+            for corruption in record.corruptions
+            if corruption.model == row.model
+        ]
+        assert len(accuracies) == 7 * 5
+        assert row.mean_error.value == pytest.approx(1 - np.mean(accuracies))
+        assert row.lost.value == pytest.approx(100 * (row.clean.value - np.mean(accuracies)))
     assert not record.transfer
     document = report(record)
     assert states(document)["common corruptions of cnn-digits"] in ("pass", "warn", "fail")
-    assert (
-        states(document)["common corruptions of other"] == "inconclusive"
-    )  # at chance: nothing to lose
-    assert [figure.name for figure in document.figures] == ["curves", "pairs", "corruptions"]
+    # at chance: nothing to lose
+    assert states(document)["common corruptions of other"] == "inconclusive"
+    assert values_of(document.figures, "name") == ["curves", "pairs", "corruptions"]
 
 
 def test_a_model_without_a_correct_image_has_nothing_to_attack(tmp_path, tiny_vit):
@@ -315,7 +322,7 @@ def test_a_model_without_a_correct_image_has_nothing_to_attack(tmp_path, tiny_vi
         "pgd --steps 2"
     )
     record = ran(tmp_path / "run", line)
-    assert {(row.accuracy.value, row.accuracy.n) for row in record.curves} == {(0.0, 6)}
+    assert set(values_of(record.curves, "accuracy.value", "accuracy.n")) == {(0.0, 6)}
     assert record.checks == ()
     assert set(states(report(record)).values()) == {"inconclusive"}
 

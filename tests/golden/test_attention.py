@@ -15,6 +15,7 @@ import vitlens
 from tests.kit.commands import figures, ran, report
 from tests.kit.making import digits, save, untrained
 from tests.kit.planted_maps import attention, enlarged, on_highest, rollout, said
+from tests.kit.select import index_by, select_one, values_of
 from vitlens import load, load_data
 from vitlens.commands.attention.record import AttentionRecord
 from vitlens.uncertainty import Estimate
@@ -40,8 +41,10 @@ def test_numbers_are_those_of_the_functions(golden, tmp_path):
     model = load(str(tmp_path / "three.safetensors"))
     maps = record.maps.layer
     for layer, weights in enumerate(vitlens.attention(model, pixels(record))):
-        own = weights[:, :, 0, 3:].numpy()
-        np.testing.assert_allclose(maps[layer].reshape(own.shape), own, atol=1e-6)
+        patch_weights = weights[:, :, 0, 3:].numpy()
+        np.testing.assert_allclose(
+            maps[layer].reshape(patch_weights.shape), patch_weights, atol=1e-6
+        )
         assert record.layers[layer].prefix_mass == pytest.approx(
             weights[:, :, 0, :3].sum(-1).mean().item(), rel=1e-4
         )
@@ -50,22 +53,21 @@ def test_numbers_are_those_of_the_functions(golden, tmp_path):
     )
     assert {"layers", "layers_more"} <= figures(record)
     masks = load_data("digits", limit=9).masks.numpy()
-    rows = {(row.maps, row.layer, row.head): row for row in record.on_object}
+    rows = index_by(record.on_object, "maps", "layer", "head")
     assert len(rows) == 3 + 3 + 6
     for (kind, layer, head), row in rows.items():
-        own = record.maps.rollout[:, layer] if kind == "rollout" else maps[layer].mean(1)
-        large = enlarged(maps[layer][:, head] if kind == "head" else own, masks.shape[1:])
+        patch_weights = record.maps.rollout[:, layer] if kind == "rollout" else maps[layer].mean(1)
+        large = enlarged(maps[layer][:, head] if kind == "head" else patch_weights, masks.shape[1:])
         expected = (large * masks).sum((1, 2)) / large.sum((1, 2))
         assert row.estimate.value == pytest.approx(expected.mean(), abs=1e-6)
-        assert (
-            row.of_baseline.value >= masks.mean() - 1e-6
-        )  # of a uniform map, one of the baselines
+        # of a uniform map, one of the baselines
+        assert row.of_baseline.value >= masks.mean() - 1e-6
         gain = 100 * (row.estimate.value - row.of_baseline.value)
         assert row.difference.value == pytest.approx(gain, abs=1e-4)
     for row in record.layers:
-        known = rows["attention", row.layer, None]
-        assert (row.share, row.share_of_baseline) == (known.estimate, known.of_baseline)
-        assert row.share_difference == known.difference
+        on_object = rows["attention", row.layer, None]
+        assert (row.share, row.share_of_baseline) == (on_object.estimate, on_object.of_baseline)
+        assert row.share_difference == on_object.difference
         hits = on_highest(maps[row.layer].mean(1), masks).mean()
         assert record.metric(f"localisation/three/pointing/{row.layer}").value == pytest.approx(
             hits
@@ -74,8 +76,11 @@ def test_numbers_are_those_of_the_functions(golden, tmp_path):
     assert record.layers[0].previous is None
     assert figures(overview) == OVERVIEW
     for row in overview.layers:  # no interval beyond 1
-        for each in (row.alike, row.previous):
-            assert each is None or -1 <= each.low <= each.value <= each.high <= 1 + 1e-12
+        for estimate in (row.alike, row.previous):
+            assert (
+                estimate is None
+                or -1 <= estimate.low <= estimate.value <= estimate.high <= 1 + 1e-12
+            )
 
 
 def test_views_of_a_patch(golden, tiny_vit):
@@ -89,11 +94,11 @@ def test_views_of_a_patch(golden, tiny_vit):
         for name, view in (("query", looks[:, :, 1:]), ("key", seen)):
             mean = record.views[name].mean[layer]
             np.testing.assert_allclose(mean, view.mean(1).reshape(mean.shape), atol=1e-7)
-        (row,) = [each for each in record.query if each.layer == layer]
+        row = select_one(record.query, layer=layer)
         assert (row.row, row.column, row.grid) == (1, 2, (4, 4))
         assert row.prefix == pytest.approx(looks[:, :, 0].mean().item())
         assert row.itself == pytest.approx(looks[:, :, query].mean().item())
-        (row,) = [each for each in record.key if each.layer == layer]
+        row = select_one(record.key, layer=layer)
         assert row.received == pytest.approx(seen.sum(2).mean().item())
 
 
@@ -143,8 +148,8 @@ def test_layers_without_a_place_are_named_and_the_others_keep_their_numbers(pict
         f"{pictures / '0.png'}"
     )
     record = ran(tmp_path / "out", line)
-    assert [row.layer for row in record.layers] == list(range(4, 12))
-    assert [row.layer for row in record.without_map] == list(range(4))
+    assert values_of(record.layers, "layer") == list(range(4, 12))
+    assert values_of(record.without_map, "layer") == list(range(4))
 
 
 def test_the_windows_of_a_swin_and_a_patch_through_its_stages(pictures, tmp_path):
@@ -152,7 +157,7 @@ def test_the_windows_of_a_swin_and_a_patch_through_its_stages(pictures, tmp_path
     save(untrained("swin-micro", classes=("a", "b")), tmp_path / "swin.safetensors")
     line = f"attention {tmp_path / 'swin.safetensors'} --images {pictures / '0.png'} --query 13,7"
     record = ran(tmp_path / "out", line)
-    assert [row.shift for row in record.windows] == [(0, 0), (2, 2), (0, 0), (2, 2), (0, 0), (0, 0)]
+    assert values_of(record.windows, "shift") == [(0, 0), (2, 2), (0, 0), (2, 2), (0, 0), (0, 0)]
     arrays = record.window_maps
     assert record.windows[0].patch == (7, 7)
     assert [int(arrays.reach[index].sum()) for index in range(4)] == [16, 64, 16, 64]
@@ -160,13 +165,13 @@ def test_the_windows_of_a_swin_and_a_patch_through_its_stages(pictures, tmp_path
     assert record.windows[0].pairs == 16 * 16**2  # each of 256 patches with the 16 of its window
     assert (record.windows[0].new, record.windows[1].new > 0) == (record.windows[2].new, True)
     assert {"windows", "receptive_field", "receptive_maps", "heads_1", "heads_3"} <= figures(record)
-    assert [row.seen for row in record.receptive_fields[:2]] == [8 * 8 / 32**2, 16 * 16 / 32**2]
+    assert values_of(record.receptive_fields[:2], "seen") == [8 * 8 / 32**2, 16 * 16 / 32**2]
     assert record.field_maps.field[0].shape == (32, 32)
-    places = [(row.grid, row.row, row.column) for row in record.query[::2]]
+    places = values_of(record.query[::2], "grid", "row", "column")
     assert places == [((16, 16), 13, 7), ((8, 8), 6, 3), ((4, 4), 3, 1)]
-    assert all(
-        row.prefix is None and (row.padding is None or row.padding < 1e-5) for row in record.query
-    )
+    for row in record.query:
+        assert row.prefix is None
+        assert row.padding is None or row.padding < 1e-5
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -182,7 +187,7 @@ def test_images_of_another_size_than_the_models_are_resized_by_it(preset, tmp_pa
         assert row.image_size == tuple(
             side * patch for side, patch in zip(row.grid, row.patch_size)
         )
-    assert [row.map for row in record.windows[:1]] == [(20, 20)] * (preset == "swin-micro")
+    assert values_of(record.windows[:1], "map") == [(20, 20)] * (preset == "swin-micro")
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -200,24 +205,24 @@ def test_weights_before_talking_heads_are_said_to_be(golden, pictures, tmp_path,
 
 
 def test_what_was_planted_is_found():
-    found = said(attention())
-    assert found.keys() == {"attention on the object", "information", "position embeddings"}
-    assert "In 1 of 3 layers" in found["attention on the object"]
-    assert re.search(r"layer 1\b[^.\d]+50\.0 %", found["attention on the object"])
-    assert "layer 2" in found["information"]
-    assert "no more similar" in found["position embeddings"]
+    sentences = said(attention())
+    assert sentences.keys() == {"attention on the object", "information", "position embeddings"}
+    assert "In 1 of 3 layers" in sentences["attention on the object"]
+    assert re.search(r"layer 1\b[^.\d]+50\.0 %", sentences["attention on the object"])
+    assert "layer 2" in sentences["information"]
+    assert "no more similar" in sentences["position embeddings"]
 
 
 @pytest.mark.parametrize(
-    ("question", "column", "shown", "not_shown"),
+    ("question", "column", "layers_shown", "not_shown"),
     [
         ("uniform maps", "information", (0.2, 0.1, 0.3), (0.4, 0.2, 0.6)),
         ("fixed places", "by_place", (0.95, 0.93, 0.97), (0.8, 0.7, 0.9)),
         ("collapse", "previous", (0.957, 0.953, 0.961), (0.952, 0.948, 0.956)),
     ],
 )
-def test_a_fault_is_claimed_beyond_its_limit_alone(question, column, shown, not_shown):
-    assert "layers 1 to 2" in said(attention(**{column: Estimate(*shown, 40)}))[question]
+def test_a_fault_is_claimed_beyond_its_limit_alone(question, column, layers_shown, not_shown):
+    assert "layers 1 to 2" in said(attention(**{column: Estimate(*layers_shown, 40)}))[question]
     assert question not in said(attention(**{column: Estimate(*not_shown, 40)}))
 
 
@@ -226,7 +231,8 @@ def test_of_few_images_nothing_is_claimed():
     rolled = rollout(images=19)
     assert said(few).keys() == {"position embeddings"}
     assert not said(rolled)
-    titles = {part.title for record in (few, rolled) for part in report(record).sections}
+    sections = (*report(few).sections, *report(rolled).sections)
+    titles = set(values_of(sections, "title"))
     assert not titles & {
         "Which layers attend to the object?",
         "How do the maps change over the layers?",
@@ -240,9 +246,9 @@ def test_numbers_of_rollout_are_those_of_the_function(tiny_vit, golden):
     record = golden("rollout").record
     split = digits("test").limit(12)
     model = load(str(tiny_vit))
-    found = {fusion: vitlens.rollout(model, split, fusion=fusion) for fusion in ("max", "min")}
+    by_fusion = {fusion: vitlens.rollout(model, split, fusion=fusion) for fusion in ("max", "min")}
     torch.testing.assert_close(
-        torch.from_numpy(record.maps.maps[:, 0]), found["max"], atol=1e-6, rtol=0
+        torch.from_numpy(record.maps.maps[:, 0]), by_fusion["max"], atol=1e-6, rtol=0
     )
     for at, row in enumerate(record.methods):
         shares = on_highest(record.maps.maps[:, at], split.masks.numpy())
@@ -252,16 +258,15 @@ def test_numbers_of_rollout_are_those_of_the_function(tiny_vit, golden):
         assert row.difference.value == pytest.approx(
             100 * (row.pointing.value - row.of_baseline.value)
         )
-        assert (
-            row.of_baseline.value >= split.masks.float().mean().item() - 1e-6
-        )  # of a uniform map, one of them
-    assert [row.name for row in record.methods] == ["rollout (max)", "rollout (min)"]
-    mass = found["max"].flatten(1).sum(1).mean().item()
+        # of a uniform map, one of them
+        assert row.of_baseline.value >= split.masks.float().mean().item() - 1e-6
+    assert values_of(record.methods, "name") == ["rollout (max)", "rollout (min)"]
+    mass = by_fusion["max"].flatten(1).sum(1).mean().item()
     assert record.metric("rollout/tiny-vit/patch_mass/max").value == pytest.approx(mass, rel=1e-5)
     (pair,) = record.pairs
     ranked = [
         stats.spearmanr(*map(torch.flatten, both)).statistic
-        for both in zip(found["max"], found["min"])
+        for both in zip(by_fusion["max"], by_fusion["min"])
     ]
     assert pair.agreement.value == pytest.approx(sum(ranked) / len(ranked), rel=1e-5)
 
@@ -269,12 +274,12 @@ def test_numbers_of_rollout_are_those_of_the_function(tiny_vit, golden):
 def test_own_images_are_shown_and_have_no_pointing_game(tiny_vit, pictures, tmp_path):
     broken = tmp_path / "broken.jpg"
     broken.write_text("no image")
-    found = ran(tmp_path / "all", f"rollout {tiny_vit} --images {pictures} {broken}")
-    assert not [name for name in found.metrics if name.startswith("localisation")]
-    assert [Path(row.image).name for row in found.shown] == ["0.png", "1.png", "2.png"]
-    usual = ["rollout-mean", "rollout-max", "rollout-min", "relevance"]
-    assert [row.maps for row in found.methods] == usual  # none was asked for
-    assert "broken.jpg" in found.config.data.skipped[0].file
+    record = ran(tmp_path / "all", f"rollout {tiny_vit} --images {pictures} {broken}")
+    assert not [name for name in record.metrics if name.startswith("localisation")]
+    assert [Path(row.image).name for row in record.shown] == ["0.png", "1.png", "2.png"]
+    every_method = ["rollout-mean", "rollout-max", "rollout-min", "relevance"]
+    assert values_of(record.methods, "maps") == every_method  # none was asked for
+    assert "broken.jpg" in record.config.data.skipped[0].file
 
 
 def test_maps_that_are_zero_everywhere_are_said(tmp_path):
@@ -288,28 +293,25 @@ def test_maps_that_are_zero_everywhere_are_said(tmp_path):
     area = digits("test").limit(12).masks.float().mean().item()
     hits = record.metric("localisation/blind/pointing/relevance").value
     assert hits == pytest.approx(area, abs=1e-6)  # all points tie: no better than a random one
-    (told,) = report(record).first.answer
-    assert "12 of 12 maps of **relevance** are zero" in told.text
+    (sentence,) = report(record).first.answer
+    assert "12 of 12 maps of **relevance** are zero" in sentence.text
 
 
 def test_what_was_planted_is_found_and_nothing_beyond_its_limit():
-    found = said(rollout())
-    assert found.keys() == {"pointing game", "information", "fusion of heads"}
-    assert "1 of 3" in found["pointing game"]
-    assert "**relevance**" in found["pointing game"]
-    flat, not_flat = (
-        said(rollout(information=Estimate(v, v - 0.1, v + 0.1, 40, "bits"))) for v in (0.2, 0.45)
-    )
+    sentences = said(rollout())
+    assert sentences.keys() == {"pointing game", "information", "fusion of heads"}
+    assert "1 of 3" in sentences["pointing game"]
+    assert "**relevance**" in sentences["pointing game"]
+    flat = said(rollout(information=Estimate(0.2, 0.2 - 0.1, 0.2 + 0.1, 40, "bits")))
+    not_flat = said(rollout(information=Estimate(0.45, 0.45 - 0.1, 0.45 + 0.1, 40, "bits")))
     assert "**mean-map** is nearly uniform" in flat["information"]
     assert "nearly uniform" not in not_flat["information"]
-    fixed, not_fixed = (
-        said(rollout(by_place=Estimate(v, v - 0.03, v + 0.03, 40))) for v in (0.95, 0.77)
-    )
+    fixed = said(rollout(by_place=Estimate(0.95, 0.95 - 0.03, 0.95 + 0.03, 40)))
+    not_fixed = said(rollout(by_place=Estimate(0.77, 0.77 - 0.03, 0.77 + 0.03, 40)))
     assert "**mean-map**" in fixed["fixed places"]
     assert "fixed places" not in not_fixed
     missing = said(rollout(difference=Estimate(-40.0, -50.0, -30.0, 40, "points")))
     assert "**mean-map**" in missing["maps that miss the object"]
     none = rollout()
-    assert (
-        "None of 2" in said(replace(none, methods=none.methods[:2]))["pointing game"]
-    )  # gains of 0 and 1 points
+    # gains of 0 and 1 points
+    assert "None of 2" in said(replace(none, methods=none.methods[:2]))["pointing game"]

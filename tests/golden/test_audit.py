@@ -11,6 +11,7 @@ import pytest
 
 from tests.kit.commands import quick_attacks, ran, report, said_first
 from tests.kit.first_page import check_first_page, judged
+from tests.kit.select import names_in, select_one, values_of
 from vitlens.commands.audit.record import CandidateRow
 from vitlens.commands.run.publish import read_folder
 from vitlens.record import Record
@@ -27,25 +28,26 @@ WHOLE = "--batch-size 4 --budget 60"  # with quick_attacks(()) FGSM is the only 
 
 
 def states(record: Record) -> dict[str, str]:
-    found = {claim.question: claim.state for claim in judged(report(record))}
-    assert set(found) >= SUBJECTS
-    return found
+    by_subject = {claim.question: claim.state for claim in judged(report(record))}
+    assert set(by_subject) >= SUBJECTS
+    return by_subject
 
 
 @pytest.fixture(scope="module")
 def labelled(golden) -> Path:
-    """An audit of 4 images of digits under a requirement that does not hold."""
+    """Return an audit of 4 images of digits with a requirement that does not hold."""
     return golden("audit").folder.parent
 
 
 def test_all_chapters_are_run_and_all_subjects_judged(labelled):
     record = read_folder(labelled / "run")
-    done = {(row.word, row.part) for row in record.chapters}
+    done = set(values_of(record.chapters, "word", "part"))
     assert done == {("evaluate", ""), ("explain", ""), ("stats", ""), ("attack", "corruptions")}
-    assert all(row.seconds > 0 for row in record.chapters)
-    found = states(record)
-    assert found["accuracy"] == "fail"  # as --at-least asks
-    assert found["calibration"] == "inconclusive"
+    for row in record.chapters:
+        assert row.seconds > 0
+    by_subject = states(record)
+    assert by_subject["accuracy"] == "fail"  # as --at-least asks
+    assert by_subject["calibration"] == "inconclusive"
     assert "robust_accuracy/mine/fgsm-linf/1" in record.metrics
     assert record.metric("accuracy/mine").n == 4
     check_first_page(report(record))
@@ -53,7 +55,7 @@ def test_all_chapters_are_run_and_all_subjects_judged(labelled):
     assert budget.left == pytest.approx(0.9 * budget.minutes - budget.others)
     assert budget.others <= budget.total <= budget.minutes
     assert record.attacks_considered[-1].state == "chosen"
-    assert found["robustness"] in ("inconclusive", "fail")
+    assert by_subject["robustness"] in ("inconclusive", "fail")
     for row in record.chapters:  # a metric of the audit is that of its chapter
         chapter = read_folder(labelled / "run" / row.folder)
         shared = chapter.metrics.keys() & record.metrics.keys()
@@ -71,16 +73,16 @@ def test_what_does_not_fit_the_budget_is_left_out_and_the_report_says_so(
         f"audit mine={tiny_vit} --data digits --limit 4 --batch-size 4 --budget 1e-6",
     )
     assert set(little.named) == {"evaluate"}
-    assert {row.part for row in little.untested} == {
+    assert set(values_of(little.untested, "part")) == {
         "stats",
         "corruptions",
         "explain",
         "failures",
         "reliance",
     }
-    found = states(little)
+    by_subject = states(little)
     for subject in SUBJECTS - {"accuracy", "calibration"}:
-        assert found[subject] == "not tested"
+        assert by_subject[subject] == "not tested"
     assert little.attacks_considered == ()
     assert "budget" in said_first(report(little))
     check_first_page(report(little))
@@ -110,7 +112,7 @@ def test_the_file_for_continuous_integration_is_there_though_the_requirement_is_
     ) not in cases  # the requirement is the verdict, and one failure
     assert suite.get("failures") == str(len(suite.findall("testcase/failure")))
     assert cases["vitlens audit.verdict", "calibration of mine"].find("skipped") is not None
-    assert {path.name for path in labelled.iterdir()} == {"run", "junit.xml"}  # no temporary file
+    assert names_in(labelled) == {"run", "junit.xml"}  # no temporary file
 
 
 def test_a_second_audit_repeats_nothing_and_a_chapter_is_made_again_by_its_command(
@@ -118,9 +120,10 @@ def test_a_second_audit_repeats_nothing_and_a_chapter_is_made_again_by_its_comma
 ):
     with quick_attacks(()):
         record = ran(tmp_path / "run", f"audit mine={tiny_vit} --data digits --limit 4 {WHOLE}")
-    assert all(row.cached for row in record.chapters)
+    for row in record.chapters:
+        assert row.cached
     first = read_folder(labelled / "run")
-    assert [row.seconds for row in record.chapters] == [row.seconds for row in first.chapters]
+    assert values_of(record.chapters, "seconds") == values_of(first.chapters, "seconds")
     assert record.metrics == first.metrics
     assert states(record)["accuracy"] == "not tested"  # nothing to judge it by
     record = read_folder(labelled / "run")
@@ -132,31 +135,28 @@ def test_a_second_audit_repeats_nothing_and_a_chapter_is_made_again_by_its_comma
     assert {name for name, value in again.metrics.items() if value != before[name]} <= {
         name for name in before if "seconds" in name
     }
-    own = json.loads((tmp_path / "again" / "config.json").read_text())["options"]
-    assert {**own, "run": None} == {**options, "run": None}
+    repeated = json.loads((tmp_path / "again" / "config.json").read_text())["options"]
+    assert {**repeated, "run": None} == {**options, "run": None}
 
 
 @pytest.mark.slow
 def test_a_cnn_on_one_image_without_a_label_and_an_attack_that_fits(tiny_cnn, pictures, tmp_path):
-    with quick_attacks(
-        [CandidateRow(("pgd",), 1, (1.0, 8.0), 2, None, "too long")]
-    ):  # whatever a pass takes here
+    # whatever a pass takes here
+    with quick_attacks([CandidateRow(("pgd",), 1, (1.0, 8.0), 2, None, "too long")]):
         record = ran(tmp_path / "run", f"audit {tiny_cnn} --images {pictures / '0.png'} --budget 9")
-    found = states(record)
-    assert (found["accuracy"], found["calibration"], found["attention health"]) == (
+    by_subject = states(record)
+    assert (by_subject["accuracy"], by_subject["calibration"], by_subject["attention health"]) == (
         "not tested",
     ) * 3
-    assert found["common corruptions"] == "inconclusive"  # one image shows little
-    assert {row.part for row in record.untested} == {"evaluate", "stats"}
+    assert by_subject["common corruptions"] == "inconclusive"  # one image shows little
+    assert set(values_of(record.untested, "part")) == {"evaluate", "stats"}
     assert "accuracy/tiny-cnn" not in record.metrics  # 1 by construction
-    chosen = [(row.attacks, row.state) for row in record.attacks_considered]
+    chosen = values_of(record.attacks_considered, "attacks", "state")
     assert chosen == [(("pgd",), "chosen"), (("fgsm",), "weaker")]
     attack = next(row for row in record.chapters if (row.word, row.part) == ("attack", ""))
     chapter = read_folder(tmp_path / "run" / attack.folder)
     assert chapter.metric("accuracy/tiny-cnn").value == 1  # of its predictions
-    (corruptions,) = [
-        each for each in judged(report(record)) if each.question == "common corruptions"
-    ]
+    corruptions = select_one(judged(report(record)), question="common corruptions")
     assert corruptions.effect.value == pytest.approx(
         1 - record.metric("mean_error_on_corruptions/tiny-cnn").value
     )

@@ -44,7 +44,7 @@ UNBOUNDED = {
 
 
 def numbers(value: Any, name: str = "") -> Iterator[tuple[str, Estimate]]:
-    """Every estimate below a value, with the row class and the field that hold it."""
+    """Yield every estimate below a value, with the row class and the field that hold it."""
     if isinstance(value, Estimate):
         yield name, value
     elif isinstance(value, Mapping):
@@ -54,8 +54,10 @@ def numbers(value: Any, name: str = "") -> Iterator[tuple[str, Estimate]]:
         for entry in value:
             yield from numbers(entry, name)
     elif is_dataclass(value):
-        for each in fields(value):
-            yield from numbers(getattr(value, each.name), f"{type(value).__name__}.{each.name}")
+        for attribute in fields(value):
+            yield from numbers(
+                getattr(value, attribute.name), f"{type(value).__name__}.{attribute.name}"
+            )
 
 
 def bounds_of(name: str, unit: str) -> tuple[float, float]:

@@ -14,6 +14,7 @@ import vitlens
 from tests.kit.commands import ran, report
 from tests.kit.first_page import check_first_page
 from tests.kit.making import save, untrained
+from tests.kit.select import select, values_of
 from vitlens import load, load_data
 from vitlens.commands.compare.record import CELLS, CompareRecord
 from vitlens.uncertainty import Estimate
@@ -25,12 +26,12 @@ PAIR = ("tiny-vit", "tiny-cnn")
 
 @pytest.fixture(scope="module")
 def record(golden) -> CompareRecord:
-    """Two untrained models on 12 scenes."""
+    """Return a comparison of two untrained models on 12 scenes."""
     return golden("compare").record
 
 
 def pair(folder: Path, classes: tuple[str, ...]) -> str:
-    """A ViT and a CNN of these classes, as they are typed."""
+    """Write a ViT and a CNN of these classes and return their arguments."""
     for name, preset, overrides in (("vit", "vit-mini", SHAPE), ("cnn", "resnet20", None)):
         save(
             untrained(preset, classes=classes, seed=1, overrides=overrides),
@@ -40,17 +41,18 @@ def pair(folder: Path, classes: tuple[str, ...]) -> str:
 
 
 def test_panels_by_rising_agreement_say_and_show_what_the_rows_hold(record):
-    shown = sorted(
+    in_panels = sorted(
         (row for row in record.images_shown if row.panel is not None), key=lambda row: row.panel
     )
-    assert [row.panel for row in shown] == list(range(6))
-    assert [row.agreement for row in shown] == sorted(row.agreement for row in shown)
+    assert values_of(in_panels, "panel") == list(range(6))
+    assert values_of(in_panels, "agreement") == sorted(row.agreement for row in in_panels)
     (section,) = [section for section in report(record).sections if section.panels]
-    others = [row for row in record.images_shown if row.panel is None]
-    assert len(section.panels) == len(shown) + len(others)
-    assert all(row.example for row in others)
+    examples = [row for row in record.images_shown if row.panel is None]
+    assert len(section.panels) == len(in_panels) + len(examples)
+    for row in examples:
+        assert row.example
     names = {row.cell: row.name for row in record.cells}
-    for panel, row in zip(section.panels, [*shown, *others]):
+    for panel, row in zip(section.panels, [*in_panels, *examples]):
         assert (panel.tags.class_name, panel.tags.outcome) == (row.truth, names[row.cell])
         assert row.first_prediction in panel.captions[1]
         assert ("✓" in panel.captions[2]) == (row.second_prediction == row.truth)
@@ -81,8 +83,8 @@ def test_unusable_maps_are_counted(tmp_path, tiny_vit):
     assert not [row for row in record.images_shown if row.panel is not None]
     assert "4 of 4 maps of dead are uniform" in text.read_text()
     assert (
-        {row.accuracy.n for row in record.robustness}
-        == {row.difference.n for row in record.disturbed_pairs}
+        set(values_of(record.robustness, "accuracy.n"))
+        == set(values_of(record.disturbed_pairs, "difference.n"))
         == {3}
     )
     assert "Only 3 images are disturbed" in text.read_text()
@@ -107,7 +109,7 @@ def test_levels_of_disturbances_are_the_interventions_and_few_images_are_said_to
         assert after == pytest.approx(clean + (row.fixed - row.broken) / row.n)
     assert {row.n + row.unchanged for row in run.reliance} == {24}
     assert not record.reliance, "12 images are too few"
-    assert {row.cue for row in record.reliance_left_out} >= {"colour", "layout", "background"}
+    assert set(values_of(record.reliance_left_out, "cue")) >= {"colour", "layout", "background"}
 
 
 def test_one_image_and_one_class_whose_name_is_markup(tmp_path):
@@ -133,11 +135,11 @@ def test_one_image_and_one_class_whose_name_is_markup(tmp_path):
 def test_tables_are_those_of_the_public_comparison_and_agree_with_each_other(
     record, tiny_vit, tiny_cnn
 ):
-    found = vitlens.compare(
+    comparison = vitlens.compare(
         load(str(tiny_vit)), load(str(tiny_cnn)), load_data("digits", limit=COUNT)
     )
-    counts = list(found.counts.values())
-    cells = [(row.cell, row.count, row.share.value) for row in record.cells]
+    counts = list(comparison.counts.values())
+    cells = values_of(record.cells, "cell", "count", "share.value")
     assert cells == [
         (cell, count, pytest.approx(count / COUNT))
         for cell, count in zip(CELLS, counts, strict=True)
@@ -145,36 +147,40 @@ def test_tables_are_those_of_the_public_comparison_and_agree_with_each_other(
     (pair,) = record.pairs
     assert [pair.both_right, pair.only_second_right, pair.only_first_right] == counts[:3]
     assert pair.both_wrong == counts[3] + counts[4]
-    assert [row.method for row in record.methods] == ["best", "gradcam"]  # none was asked for
+    assert values_of(record.methods, "method") == ["best", "gradcam"]  # none was asked for
     accuracies = {row.model: row.accuracy.value for row in record.scores}
     for alias, accuracy in accuracies.items():
-        own = [row for row in record.per_class if row.model == alias]
-        assert sum(row.n for row in own) == COUNT
-        assert sum(row.n * row.accuracy.value for row in own) == pytest.approx(COUNT * accuracy)
-        confused = [row for row in record.confusions if row.model == alias]
+        classes = select(record.per_class, model=alias)
+        assert sum(row.n for row in classes) == COUNT
+        assert sum(row.n * row.accuracy.value for row in classes) == pytest.approx(COUNT * accuracy)
+        confused = select(record.confusions, model=alias)
         assert sum(row.count for row in confused) == round(COUNT * (1 - accuracy))
-        assert all(row.truth != row.prediction for row in confused)
-        levels = [row for row in record.robustness if (row.model, row.kind) == (alias, "low-pass")]
+        for row in confused:
+            assert row.truth != row.prediction
+        levels = select(record.robustness, model=alias, kind="low-pass")
         assert levels[0].accuracy.value == accuracy, "the first level changes nothing"
         assert record.metric(f"hardened_accuracy/{alias}/shuffle/1").value == accuracy
     assert 2 * len(record.disturbed_pairs) == len(record.robustness)
-    known = {(row.model, row.kind, row.level): row.accuracy.value for row in record.robustness}
+    accuracy_of = {
+        (row.model, row.kind, row.level): row.accuracy.value for row in record.robustness
+    }
     for row in record.disturbed_pairs:
-        first, second = (known[alias, row.kind, row.level] for alias in PAIR)
+        first, second = (accuracy_of[alias, row.kind, row.level] for alias in PAIR)
         assert row.difference.value == pytest.approx(100 * (first - second))
         assert row.p_holm >= row.p
     assert not record.cue_conflicts
-    assert {row.margin.n for row in record.map_checks if row.margin} == {
-        2
-    }  # as many as were asked for
+    # as many as were asked for
+    assert {row.margin.n for row in record.map_checks if row.margin} == {2}
     scores = {
         row.model: {"mass": row.inside.value, "pointing": row.pointing.value}
         for row in record.methods
     }
     on_object = {(row.model, row.score): row.estimate.value for row in record.on_object}
-    assert on_object == {
-        (alias, name): value for alias, own in scores.items() for name, value in own.items()
-    }
+    expected = {}
+    for alias, values in scores.items():
+        for name, value in values.items():
+            expected[alias, name] = value
+    assert on_object == expected
 
 
 def test_shape_biases_are_those_of_the_function_and_the_model_that_relies_on_shape_is_named(
@@ -193,21 +199,24 @@ def test_shape_biases_are_those_of_the_function_and_the_model_that_relies_on_sha
     record = ran(tmp_path / "run", line)
     for row in record.shape_bias:
         model = load(str(tmp_path / row.model))
-        found = vitlens.shape_bias(
+        by_function = vitlens.shape_bias(
             model, load_data(str(tmp_path / "data"), preprocessing=model.preprocessing)
         )
         assert (row.bias, row.shape, row.texture, row.n) == (
-            found.bias,
-            found.shape,
-            found.texture,
+            by_function.bias,
+            by_function.shape,
+            by_function.texture,
             12,
         )
-        own = [
-            (each.shape, each.texture) for each in record.cue_conflicts if each.model == row.model
+        by_class = [
+            (conflict.shape, conflict.texture)
+            for conflict in record.cue_conflicts
+            if conflict.model == row.model
         ]
-        assert own == [(each.shape, each.texture) for each in found.by_class]
+        assert by_class == values_of(by_function.by_class, "shape", "texture")
     assert record.metric("shape_bias/vit") == record.shape_bias[0].bias
-    high, low = (Estimate(value, value - 0.1, value + 0.1, 100, "fraction") for value in (0.8, 0.3))
+    high = Estimate(0.8, 0.8 - 0.1, 0.8 + 0.1, 100, "fraction")
+    low = Estimate(0.3, 0.3 - 0.1, 0.3 + 0.1, 100, "fraction")
     for biases, words in (
         ((high, low), "**vit** relies on shape more than **cnn**"),
         ((low, high), "**cnn** relies on shape more than **vit**"),
@@ -217,9 +226,9 @@ def test_shape_biases_are_those_of_the_function_and_the_model_that_relies_on_sha
             replace(row, bias=bias) for row, bias in zip(record.shape_bias, biases, strict=True)
         )
         (section,) = (
-            each
-            for each in report(replace(record, shape_bias=rows)).sections
-            if "texture" in each.title
+            section
+            for section in report(replace(record, shape_bias=rows)).sections
+            if "texture" in section.title
         )
         assert words in section.sentences[0].text
 
@@ -236,11 +245,7 @@ def test_maps_are_drawn_from_all_images_alike_so_that_accuracies_on_them_are_tho
     np.savez(tmp_path / "data.npz", test_images=pixels, test_labels=labels, classes=("a", "b"))
     more = "--maps 20 --checked 0 --panels 1 --no-harder --method saliency"
     record = ran(tmp_path / "out", f"compare {line} --data {tmp_path / 'data.npz'} {more}")
-    quarters = [
-        row
-        for row in record.quarters
-        if row.covariate == "map_size" and row.model == record.scores[0].model
-    ]
+    quarters = select(record.quarters, covariate="map_size", model=record.scores[0].model)
     images = sum(row.accuracy.n for row in quarters)
     right = sum(row.accuracy.n * row.accuracy.value for row in quarters)
     assert images == 20

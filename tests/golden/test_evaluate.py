@@ -20,6 +20,7 @@ from tests.kit.commands import impatient, ran, report, said_first
 from tests.kit.first_page import check_first_page
 from tests.kit.making import save, untrained
 from tests.kit.planted_maps import prediction
+from tests.kit.select import names_in, select, values_of
 from tests.kit.simulated_processes import run_in_processes
 from tests.kit.waiting import HANGS
 from vitlens import load
@@ -39,7 +40,7 @@ LINE = f"evaluate {' '.join(PAIR)} --data digits --limit 40 --batch-size 10"
 
 @pytest.fixture(scope="module")
 def record(golden) -> EvaluateRecord:
-    """The bundled pair on 40 images, in one process."""
+    """Return an evaluation of the bundled pair on 40 images, in one process."""
     return golden("evaluate").record
 
 
@@ -54,8 +55,10 @@ def test_numbers_are_those_of_the_models_and_of_the_arrays(record):
         arrays = record.predictions[score.model]
         right = arrays.prediction == arrays.label
         both.append(right)
-        found = vitlens.evaluate(vitlens.load(score.model), vitlens.load_data("digits", limit=40))
-        assert right.tolist() == found.correct.tolist()
+        evaluation = vitlens.evaluate(
+            vitlens.load(score.model), vitlens.load_data("digits", limit=40)
+        )
+        assert right.tolist() == evaluation.correct.tolist()
         assert record.metric(f"accuracy/{score.model}") == score.accuracy
         assert (score.accuracy.value, score.accuracy.n) == (right.mean(), 40)
         surest = arrays.surest_errors
@@ -81,37 +84,38 @@ def test_numbers_are_those_of_the_models_and_of_the_arrays(record):
 
 
 def test_the_figures_of_the_confusion_have_the_counts_of_each_model(record):
-    rows = [
-        replace(row, count=20 * row.count + at) for at, row in enumerate(record.confusion)
-    ]  # errors are many
+    # errors are many
+    rows = [replace(row, count=20 * row.count + at) for at, row in enumerate(record.confusion)]
     drawn = [
-        each
-        for each in report(replace(record, confusion=tuple(rows))).figures
-        if "confusion" in each.name
+        figure
+        for figure in report(replace(record, confusion=tuple(rows))).figures
+        if "confusion" in figure.name
     ]
     assert len(drawn) == 2
     for figure, model in zip(drawn, PAIR, strict=True):
-        shown = set(texts(figure.draw()))
+        words = set(texts(figure.draw()))
         assert {
             str(row.count) for row in rows if row.model == model and row.truth != row.prediction
-        } <= shown
+        } <= words
 
 
 def require_same(one: EvaluateRecord, other: EvaluateRecord, *, rel: float) -> None:
-    """Both hold the same results: counts and predictions exactly, other floats within rel."""
+    """Check that both hold the same counts and predictions, and other floats within rel."""
     assert one.metric("accuracy/vit-digits") == other.metric("accuracy/vit-digits")
     assert one.metrics.keys() == other.metrics.keys()
     for name, metric in one.metrics.items():
-        found, expected = (asdict(each) for each in (other.metrics[name], metric))
-        assert found == {
-            k: pytest.approx(v, rel=rel) if isinstance(v, float) else v for k, v in expected.items()
-        }
+        actual = asdict(other.metrics[name])
+        expected = asdict(metric)
+        for key, value in expected.items():
+            if isinstance(value, float):
+                expected[key] = pytest.approx(value, rel=rel)
+        assert actual == expected
     for name, values in asdict(one.predictions["vit-digits"]).items():
-        found = getattr(other.predictions["vit-digits"], name)
+        actual = getattr(other.predictions["vit-digits"], name)
         if values.dtype.kind == "f":
-            np.testing.assert_allclose(found, values, rtol=rel)
+            np.testing.assert_allclose(actual, values, rtol=rel)
         else:
-            np.testing.assert_array_equal(found, values)
+            np.testing.assert_array_equal(actual, values)
 
 
 # shares of 20 fill batches of 10 as the whole does; batches of other sizes are rounded
@@ -123,14 +127,16 @@ def test_several_processes_give_the_results_of_one(
     with impatient():
         line = f"{LINE} --device cpu --out"
         codes = run_in_processes(
-            count, lambda each: run([*line.split(), str(tmp_path / str(each.index))]), monkeypatch
+            count,
+            lambda processes: run([*line.split(), str(tmp_path / str(processes.index))]),
+            monkeypatch,
         )
     assert codes == [0] * count
-    assert [each.name for each in tmp_path.iterdir()] == ["0"]
+    assert list(names_in(tmp_path)) == ["0"]
     require_same(record, read_folder(tmp_path / "0"), rel=rel)
-    shown = capsys.readouterr()
-    assert shown.out.split() == [str(tmp_path / "0" / "report.md")]  # one of them speaks
-    assert len(re.findall(r"^evaluating vit\S*: (\d+) of \1 ", shown.err, re.MULTILINE)) == 1
+    output = capsys.readouterr()
+    assert output.out.split() == [str(tmp_path / "0" / "report.md")]  # one of them speaks
+    assert len(re.findall(r"^evaluating vit\S*: (\d+) of \1 ", output.err, re.MULTILINE)) == 1
 
 
 def test_a_wrong_call_ends_all_processes(tmp_path, monkeypatch, capsys):
@@ -193,7 +199,7 @@ def test_imagenet_answers_for_the_sixteen_of_cue_conflicts(tmp_path):
     assert len(set(arrays.classes)) == 16
     assert [arrays.classes[label] for label in arrays.label] == ["cat", "cat", "dog"]
     assert "the 16" in notes[0]
-    assert any("its label is the shape" in note for note in notes)
+    assert "its label is the shape" in "\n".join(notes)
     assert notes[0].rstrip(".") in (tmp_path / "run" / "report.md").read_text()
 
 
@@ -216,7 +222,8 @@ def test_what_differs_of_two_trainings_is_said(changes, said, record):
     assert (vit.model, vit.epochs, vit.steps, cnn.model) == ("vit-digits", 7, 518, "cnn-digits")
     text = said_first(report(replace(record, training=(vit, replace(cnn, **changes)))))
     assert ("trained differently" in text) == bool(said)
-    assert all(words in text for words in said)
+    for words in said:
+        assert words in text
 
 
 def test_runs_of_unequal_budgets_say_so_first_and_what_nobody_knows_is_not_made_up(
@@ -225,22 +232,24 @@ def test_runs_of_unequal_budgets_say_so_first_and_what_nobody_knows_is_not_made_
     shape = "--dim 8 --depth 1 --heads 2 --patch-size 8 --set crop_padding=0"
     for name, more in (("long", "--epochs 3"), ("short", "--epochs 1 --set flip=True")):
         ran(tmp_path / name, f"train vit-micro --data digits --limit 20 {shape} {more}")
-    unknown, known = ran(
+    unknown, trained = ran(
         tmp_path / "out", f"evaluate {tiny_vit} cnn-digits --data digits --limit 2"
     ).training
     assert {name: value for name, value in asdict(unknown).items() if value is not None} == {
         "model": "tiny-vit"
     }
-    assert known.epochs == 7
+    assert trained.epochs == 7
     record = ran(
         tmp_path / "both",
         f"evaluate {tmp_path / 'long'} {tmp_path / 'short'} --data digits --limit 20",
     )
     rows = record.training
-    assert [(row.model, row.epochs, row.steps) for row in rows] == [("long", 3, 6), ("short", 1, 2)]
-    assert [row.augmentation for row in rows] == ["none", "flip"]
-    assert [row.images for row in rows] == [20, 20]
-    said = next(each.text for each in report(record).first.unknown if "epochs" in each.text)
+    assert values_of(rows, "model", "epochs", "steps") == [("long", 3, 6), ("short", 1, 2)]
+    assert values_of(rows, "augmentation") == ["none", "flip"]
+    assert values_of(rows, "images") == [20, 20]
+    said = next(
+        sentence.text for sentence in report(record).first.unknown if "epochs" in sentence.text
+    )
     assert "3 (long)" in said
     assert said in (tmp_path / "both" / "report.md").read_text().partition("\n## ")[0]
 
@@ -250,8 +259,8 @@ def test_one_line_an_image_and_a_folder_only_when_asked(
     kind, tiny_vit, pictures, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    given = f"--images {pictures}" if kind == "photos" else "--data digits --limit 3"
-    line = f"predict {tiny_vit} {given} --device cpu --quiet"
+    images = f"--images {pictures}" if kind == "photos" else "--data digits --limit 3"
+    line = f"predict {tiny_vit} {images} --device cpu --quiet"
     assert run(line.split()) == 0
     assert not list(tmp_path.iterdir())
     lines = capsys.readouterr().out.splitlines()
@@ -259,12 +268,12 @@ def test_one_line_an_image_and_a_folder_only_when_asked(
     printed = capsys.readouterr()
     assert printed.out.splitlines() == lines
     assert printed.err.splitlines()[-1] == str(Path("out") / "report.html")
-    found = read_folder(tmp_path / "out")
-    rows = found.predictions
+    folder = read_folder(tmp_path / "out")
+    rows = folder.predictions
     assert [str(row) for row in rows] == lines
-    assert len(found.images_drawn.pixels) == len(rows) == 3
+    assert len(folder.images_drawn.pixels) == len(rows) == 3
     if kind == "photos":
-        assert [row[0] for row in REPORT(found).first.glance.rows] == ["0.png", "1.png", "2.png"]
+        assert [row[0] for row in REPORT(folder).first.glance.rows] == ["0.png", "1.png", "2.png"]
         pixels = (
             torch.from_numpy(np.array(Image.open(pictures / "0.png")))
             .permute(2, 0, 1)[None]
@@ -312,28 +321,30 @@ def test_one_class_for_everything_comes_first(
 def test_more_scenes_are_drawn_where_errors_are_too_few_and_never_more_than_asked_for(
     tiny_vit, tmp_path
 ):
-    usual = len(vitlens.load_data("digits"))
+    default = len(vitlens.load_data("digits"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "vitlens.commands.shared.saturation.FEWEST_ERRORS", 10**6
-        )  # so that any model is saturated
-        patch.setattr("vitlens.commands.evaluate.measure.MOST_SCENES", usual + 20)
+        # so that any model is saturated
+        patch.setattr("vitlens.commands.shared.saturation.FEWEST_ERRORS", 10**6)
+        patch.setattr("vitlens.commands.evaluate.measure.MOST_SCENES", default + 20)
         patch.setattr("vitlens.commands.evaluate.measure.SAMPLED", 20)
         more = ran(tmp_path / "more", f"evaluate {tiny_vit} --data digits")
         limited = ran(tmp_path / "limited", f"evaluate {tiny_vit} --data digits --limit 30")
-    assert (more.images, limited.images) == (usual + 20, 30)
+    assert (more.images, limited.images) == (default + 20, 30)
 
 
 def test_calibration_by_class_and_confusions_need_errors(record):
     """The bundled pair makes hardly an error on 40 images: one line says what is left out."""
     wrong = [row for row in record.confusion if row.truth != row.prediction]
-    errors = {alias: sum(row.count for row in wrong if row.model == alias) for alias in PAIR}
+    errors = {}
+    for alias in PAIR:
+        errors[alias] = sum(row.count for row in select(wrong, model=alias))
     assert max(errors.values()) < 30
     document = COMMANDS["evaluate"].report(record)
-    titles = [section.title for section in document.sections]
+    titles = values_of(document.sections, "title")
     assert not [title for title in titles if "confused" in title or "confidence" in title]
-    (line,) = [each.text for each in document.first.unknown if "Left out" in each.text]
-    assert all(f"**{alias}** {count}" in line for alias, count in errors.items())
+    (line,) = [sentence.text for sentence in document.first.unknown if "Left out" in sentence.text]
+    for alias, count in errors.items():
+        assert f"**{alias}** {count}" in line
     more = EvaluateRecord.contents().tables["confusion"](PAIR[0], "3", "8", 30)
     scores = tuple(
         replace(row, cross_entropy=replace(row.cross_entropy, value=0.3)) for row in record.scores

@@ -1,6 +1,7 @@
 """The record of `vitlens explain` holds what the functions compute, and its figures show it."""
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from tests.kit.first_page import clear_effects, judged, states
 from tests.kit.making import CLASSES, digits, save, untrained
 from tests.kit.map_rows import FALLING, STAYING, checks
 from tests.kit.saving import no_figures
+from tests.kit.select import index_by, select, select_one, values_of
 from vitlens import Refinement, explain, load
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.explain.record import OVERALL, SEARCH, ExplainRecord
@@ -41,7 +43,7 @@ def test_maps_are_the_functions(tiny_vit, tmp_path):
     maps = dict(
         zip(methods, map(torch.from_numpy, record.maps[model.alias].maps.values()), strict=True)
     )
-    assert [row.method for row in record.methods] == list(methods)
+    assert values_of(record.methods, "method") == list(methods)
     for row in record.methods:
         expected = explain(model, batch.images, targets=batch.labels, method=row.method, seed=4)
         torch.testing.assert_close(
@@ -49,7 +51,7 @@ def test_maps_are_the_functions(tiny_vit, tmp_path):
         )
         assert row.map == "x".join(map(str, expected.shape[1:]))
         assert (row.gain is None) == (row.method != "integrated-gradients")
-    assert [row.target for row in record.shown] == [str(int(label)) for label in batch.labels]
+    assert values_of(record.shown, "target") == [str(int(label)) for label in batch.labels]
     with torch.no_grad():
         gain = (model(batch.images) - model(torch.zeros_like(batch.images)))[
             torch.arange(5), batch.labels
@@ -63,17 +65,17 @@ def test_maps_are_the_functions(tiny_vit, tmp_path):
 
 
 def as_functions(
-    record: ExplainRecord, place: Path, given: object, **more: object
+    record: ExplainRecord, place: Path, source: object, **more: object
 ) -> tuple[str, ...]:
-    """The methods of a model, whose maps are those of their functions."""
+    """Check that stored maps are those of the functions, and return the methods of the model."""
     model = load(str(place))
-    rows = [row for row in record.methods if row.model == model.alias]
-    for row, found in zip(rows, record.maps[model.alias].maps.values(), strict=True):
-        expected = explain(model, vitlens.images(given, model), method=row.method, **more).numpy()
+    rows = select(record.methods, model=model.alias)
+    for row, stored in zip(rows, record.maps[model.alias].maps.values(), strict=True):
+        expected = explain(model, vitlens.images(source, model), method=row.method, **more).numpy()
         # a ReLU near 0 is active in only one of the two
         tolerance = 1e-3 if ATTRIBUTIONS[row.method].gradients else 1e-4
         np.testing.assert_allclose(
-            found, expected, atol=tolerance * np.abs(expected).max(), err_msg=row.method
+            stored, expected, atol=tolerance * np.abs(expected).max(), err_msg=row.method
         )
     return tuple(row.method for row in rows)
 
@@ -99,14 +101,14 @@ def test_every_method_of_a_cnn_is_the_function_of_its_name(tiny_cnn, pictures, t
 def test_each_model_gets_the_methods_defined_for_it_and_nothing_is_judged(golden):
     record = golden("explain").record
     names = ("relevance", "gradcam", "integrated-gradients", "occlusion")
-    rows = [(row.model, row.method) for row in record.methods]
+    rows = values_of(record.methods, "model", "method")
     assert rows == [
         *(("tiny-vit", name) for name in names),
         *(("tiny-cnn", name) for name in names[1:]),
     ]
     assert not record.checks
     document = report(record)
-    assert [(each.state, each.effect) for each in judged(document)] == [("not tested", None)] * 2
+    assert values_of(judged(document), "state", "effect") == [("not tested", None)] * 2
     assert not clear_effects(document)
     assert "--verify" in document.first.unknown[0].text
     assert "**relevance** is not defined for tiny-cnn" in said_first(document)
@@ -115,11 +117,10 @@ def test_each_model_gets_the_methods_defined_for_it_and_nothing_is_judged(golden
 
 def test_images_too_few_to_show_any_difference_of_removal_scores_are_said(golden):
     record = golden("explain verified").record
-    (power,) = (row for row in record.power if row.check == "road")
-    seen, unseen = (
-        [each.text for each in report(replace(record, power=(row,))).first.unknown]
-        for row in (power, replace(power, detectable=None))
-    )
+    power = select_one(record.power, check="road")
+    undecided = replace(record, power=(replace(power, detectable=None),))
+    seen = values_of(report(replace(record, power=(power,))).first.unknown, "text")
+    unseen = values_of(report(undecided).first.unknown, "text")
     (changed,) = set(unseen) - set(seen)
     assert len(unseen) == len(seen)
     assert f"with {record.images} images" in changed
@@ -133,28 +134,30 @@ def test_a_lead_of_best_is_called_optimistic_on_the_data_sets_it_was_chosen_on(g
     )
     data = replace(record.config.data, title="Other images")
     elsewhere = replace(record, config=replace(record.config, data=data))
-    for own, warned in ((record, True), (without, False), (elsewhere, False)):
-        title = own.config.data.title
-        assert any(title in sentence.text for sentence in report(own).first.unknown) == warned
+    for judged_record, warned in ((record, True), (without, False), (elsewhere, False)):
+        title = judged_record.config.data.title
+        assert (
+            title in "\n".join(values_of(report(judged_record).first.unknown, "text"))
+        ) == warned
 
 
 def test_many_methods_are_divided_among_sheets_and_failed_ones_crossed_out(golden):
     """Every other method was made to fail the randomisation check."""
     record = golden("explain by every method").record
     record = replace(record, methods=record.methods[:8])
-    names = [row.method for row in record.methods]
+    names = values_of(record.methods, "method")
     rows = [
         checks("tiny-vit", name, cascade=(FALLING, STAYING)[at % 2])
         for at, name in enumerate(names)
     ]
-    document = report(replace(record, checks=tuple(row for own in rows for row in own)))
+    document = report(replace(record, checks=tuple(chain.from_iterable(rows))))
     sheets = [figure for figure in document.figures if figure.name.startswith("explain")]
-    assert [figure.name for figure in sheets] == ["explain", "explain_more"]
+    assert values_of(sheets, "name") == ["explain", "explain_more"]
     panels = [figure.draw().axes[:-1] for figure in sheets]
-    assert (
-        sum(bool(crosses(axes)) for sheet in panels for axes in sheet[: len(sheet) // 3])
-        == len(names) // 2
-    )
+    crossed_out = 0
+    for sheet in panels:
+        crossed_out += sum(bool(crosses(axes)) for axes in sheet[: len(sheet) // 3])
+    assert crossed_out == len(names) // 2
 
 
 def test_images_that_are_asked_for_are_drawn_whatever_the_sample(tiny_vit, pictures, tmp_path):
@@ -172,12 +175,13 @@ def test_images_that_are_asked_for_are_drawn_whatever_the_sample(tiny_vit, pictu
             Refinement("affinity", layers=(1,), steps=4),
             "4x4",
         ),
+        # whose sum is no longer the method's
         (
             "integrated-gradients",
             "--views 3",
             Refinement(views=3),
             "32x32",
-        ),  # whose sum is no longer the method's
+        ),
         ("gradcam", "--times rollout", Refinement(times="rollout"), "4x4"),
         ("gradcam", "--upsample image", Refinement(upsample="image"), "32x32"),
         (
@@ -199,8 +203,8 @@ def test_refinements_as_typed(tiny_vit, tmp_path, method, line, refinement, size
     assert (row.gain, row.completeness) == (None, None)
     batch = next(digits("test").limit(2).batches(2)).images
     expected = explain(model, batch, targets=3, method=method, refinement=refinement).numpy()
-    (found,) = record.maps[model.alias].maps.values()
-    np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max(), rtol=1e-3)
+    (stored,) = record.maps[model.alias].maps.values()
+    np.testing.assert_allclose(stored, expected, atol=1e-4 * np.abs(expected).max(), rtol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -228,11 +232,10 @@ def test_checks_are_of_the_refined_maps(tiny_vit, tmp_path):
         f"explain {tiny_vit} --data digits --limit 5 --method gradcam --verify "
         "--no-counterfactuals --no-stability"
     )
-    plain, refined = (
-        ran(tmp_path / name, f"{line} --other-substrates none {more}")
-        for name, more in (("plain", ""), ("refined", "--refine affinity --views 2"))
-    )
-    rows = [{row.method: row for row in record.league} for record in (plain, refined)]
+    line += " --other-substrates none"
+    plain = ran(tmp_path / "plain", line)
+    refined = ran(tmp_path / "refined", f"{line} --refine affinity --views 2")
+    rows = [index_by(plain.league, "method"), index_by(refined.league, "method")]
     assert rows[0]["gradcam"].gap != rows[1]["gradcam"].gap
     assert rows[0]["random"].gap == rows[1]["random"].gap
     assert rows[1]["gradcam"].forwards.value > 2 * rows[0]["gradcam"].forwards.value
@@ -262,42 +265,44 @@ def test_a_choice_has_the_numbers_of_the_function_and_only_the_chosen_method_is_
         pytest.approx(expected.certainty, abs=0.01),
         COUNT // 2,
     )
-    assert [each.method for each in chosen.choice_scores] == [
-        each.method for each in expected.scores
-    ]
+    assert values_of(chosen.choice_scores, "method") == values_of(expected.scores, "method")
     for scored in expected.scores:
-        for half, known in (("selection", scored.selection), ("report", scored.report)):
-            for check, estimate in known.items():
+        for half, by_check in (("selection", scored.selection), ("report", scored.report)):
+            for check, estimate in by_check.items():
                 metric = chosen.metric(f"choice/sharp-vit/{half}/{check}/{scored.method}")
                 assert (metric.value, metric.n) == (
                     pytest.approx(estimate.value, abs=1e-3),
                     estimate.n,
                 )
-    margins = {(each.against, each.check): each.difference for each in chosen.choice_margins}
-    assert set(margins) == {(each.against, each.check) for each in expected.margins}
+    margins = {
+        (margin.against, margin.check): margin.difference for margin in chosen.choice_margins
+    }
+    assert set(margins) == set(values_of(expected.margins, "against", "check"))
     assert {*BASELINES, expected.runner_up} <= {against for against, _ in margins}
-    assert [each.method for each in chosen.methods] == [row.method]
+    assert values_of(chosen.methods, "method") == [row.method]
     (check,) = chosen.checks
-    own = {
+    of_choice = {
         name: value
         for name, value in chosen.metrics.items()
         if name.startswith("choice/sharp-vit/report")
     }
-    (faithfulness,) = {name.split("/")[3] for name, value in own.items() if value == check.value}
+    (faithfulness,) = {
+        name.split("/")[3] for name, value in of_choice.items() if value == check.value
+    }
     assert check.method == row.method
     assert check.margin.value == min(
         expected.margin(name, faithfulness).value for name in BASELINES
     )
     document = report(chosen)
     assert row.method in document.title
-    (claim,) = [claim for claim in document.claims if claim.question == "choice"]
+    claim = select_one(document.claims, question="choice")
     assert claim.effect.value == pytest.approx(
         expected.margin(row.runner_up, "score").value, abs=1e-3
     )
     assert list(states(document).values()) != ["pass"]  # the weights were not randomised
-    (section,) = (each for each in document.sections if "chosen" in each.title)
+    (section,) = (section for section in document.sections if "chosen" in section.title)
     assert len(section.tables[0].rows) == len(NAMES) + len(BASELINES)
-    assert [figure.name for figure in section.figures] == ["choice"]
+    assert values_of(section.figures, "name") == ["choice"]
 
 
 def test_with_few_images_the_default_is_drawn_and_said_not_to_be_chosen_by_evidence(
@@ -339,16 +344,18 @@ def test_verify_checks_the_chosen_method_of_each_model(tmp_path, sharp_vit):
     )
     brief = "--composites none --other-substrates none --no-stability --no-counterfactuals"
     record = ran(tmp_path / "out", f"{line} {brief}")
-    assert {each.question for each in report(record).claims} >= {"choice", "maps"}
+    assert set(values_of(report(record).claims, "question")) >= {"choice", "maps"}
     for row in record.chosen:
-        checked = [(each.method, each.check) for each in record.checks if each.model == row.model]
+        checked = [
+            (check.method, check.check) for check in record.checks if check.model == row.model
+        ]
         assert checked == [
             (row.method, check) for check in ("imputed", "blur", "weights", "object")
         ]
         for metric in ("faithfulness/{}/gap/{}", "randomisation/{}/{}"):
             assert metric.format(row.model, row.method) in record.metrics
         assert f"checks_{row.model}" in figures(record)
-    assert [row.model for row in record.chosen] == ["sharp-vit", "tiny-cnn"]
+    assert values_of(record.chosen, "model") == ["sharp-vit", "tiny-cnn"]
     of_cnn = [row.stage for row in record.stages if row.model == "tiny-cnn"]
     assert (of_cnn[0], of_cnn[-1], len(of_cnn)) == ("head", "embedding", 6)
 
@@ -357,23 +364,20 @@ def test_the_checks_of_a_method_are_its_rows_of_the_table(golden):
     """On six images with masks and labels; they are computed by hand in
     tests/public/faithfulness."""
     masked = golden("explain verified").record
-    league = {row.method: row for row in masked.league}
+    league = index_by(masked.league, "method")
     assert 1.5 < league["relevance"].forwards.value < 3  # a forward and a cheap backward pass
     for method in ("relevance", "attention"):
         rows = {row.check: row for row in masked.checks if row.method == method}
         assert len(rows) == 5
-        (road,) = [
-            row
-            for row in rows.values()
-            if row.value and row.value.value == pytest.approx(league[method].road.value)
-        ]
+        expected_road = pytest.approx(league[method].road.value)
+        (road,) = [row for row in rows.values() if row.value and row.value.value == expected_road]
         margins = [league[method].road.value - league[name].road.value for name in BASELINES]
         assert road.margin.value <= min(margins) + 1e-6  # of the hardest baseline
         assert league[method].roc_auc.value in [
             pytest.approx(row.value.value) for row in rows.values() if row.value
         ]
     assert list(states(report(masked)).values()) == ["inconclusive"]  # of six images
-    scores = [row.road.value for row in masked.league]
+    scores = values_of(masked.league, "road.value")
     assert scores == sorted(scores, reverse=True)
     assert {row.method: row.baseline for row in masked.league} == {
         "relevance": False,
@@ -390,7 +394,7 @@ def test_the_checks_of_a_method_are_its_rows_of_the_table(golden):
         assert masked.metric(name).n == 6
     assert (masked.composite_sets, masked.composites) == ((), ())  # masks are known
     assert masked.metric("faithfulness/tiny-vit/relevance_gain/relevance").unit == "logits"
-    assert [row.score for row in masked.on_object[::2]] == ["roc_auc", "mass", "pointing"]
+    assert values_of(masked.on_object[::2], "score") == ["roc_auc", "mass", "pointing"]
 
 
 def test_other_replacements_are_measured_too_and_composites_are_made_without_masks(
@@ -401,17 +405,17 @@ def test_other_replacements_are_measured_too_and_composites_are_made_without_mas
     split = digits("test").limit(IMAGES)
     pixels = split.source.read(torch.arange(IMAGES)).permute(0, 2, 3, 1).numpy()
     np.savez(tmp_path / "digits.npz", images=pixels, labels=split.labels.numpy())
-    given = f"--data {tmp_path / 'digits.npz'} --verify --no-counterfactuals"
+    data = f"--data {tmp_path / 'digits.npz'} --verify --no-counterfactuals"
     with no_figures():  # as those of "explain verified", which contracts draw
         record = ran(
             tmp_path / "removed",
-            f"explain {tiny_vit} {given} --method relevance,rollout --composites none",
+            f"explain {tiny_vit} {data} --method relevance,rollout --composites none",
         )
     methods = ("relevance", "rollout", *BASELINES)
-    league = {row.method: row for row in record.league}
-    found = {row.substrate for row in record.substrates}
-    assert found >= {"blur", "mean", "absent"}
-    (imputed,) = found - {"blur", "mean", "absent"}
+    league = index_by(record.league, "method")
+    substrates = set(values_of(record.substrates, "substrate"))
+    assert substrates >= {"blur", "mean", "absent"}
+    (imputed,) = substrates - {"blur", "mean", "absent"}
     for substrate, column in (("blur", "gap"), (imputed, "road")):
         for method in methods:
             metric = record.metric(f"substrates/tiny-vit/{substrate}/{method}")
@@ -421,33 +425,29 @@ def test_other_replacements_are_measured_too_and_composites_are_made_without_mas
     (power,) = record.power  # no masks, so no localisation
     assert (power.check, power.detectable.n) == ("road", IMAGES)
     assert record.metric("detectable/tiny-vit/road") == power.detectable
-    for row in [row for row in record.stability if row.disturbance == OVERALL]:
+    for row in select(record.stability, disturbance=OVERALL):
         assert record.metric(f"stability/tiny-vit/jumped/{OVERALL}/{row.method}") == row.jumped
     few = "--method relevance --composite-count 3 --other-substrates none --no-stability"
     model = load("vit-digits")
-    record = ran(tmp_path / "composed", f"explain vit-digits {given} {few}")
-    rows = {row.kind: row for row in record.composite_sets}
-    assert [
-        (row.kind, row.composites, row.maps, row.refused, row.labels) for row in rows.values()
-    ] == [
+    record = ran(tmp_path / "composed", f"explain vit-digits {data} {few}")
+    rows = index_by(record.composite_sets, "kind")
+    assert values_of(rows.values(), "kind", "composites", "maps", "refused", "labels") == [
         ("mosaic-2", 3, 12, "", "labels"),
         ("embedded", 3, 3, "", "labels"),
     ]
     assert (rows["mosaic-2"].chance, rows["mosaic-2"].guessed) == (0.25, pytest.approx(0.4))
     assert record.metric("composites/vit-digits/mosaic-2/recognised").n == 12
-    assert {row.method for row in record.composites} == {"relevance", *BASELINES}
+    assert set(values_of(record.composites, "method")) == {"relevance", *BASELINES}
     arrays = record.composite_maps["mosaic-2-vit-digits"]
     images = torch.from_numpy(arrays.images[:1]).float() / 255
     targets = [model.classes.index(name) for name in arrays.targets]
-    for target, own in zip(targets, arrays.maps[0], strict=True):
-        found = explain(model, images, targets=torch.tensor([target]), method="relevance")[0]
-        difference = np.abs(own - found.numpy()).mean()
-        assert difference < 0.005 * float(found.abs().max())  # of its rounded pixels
+    for target, heat_map in zip(targets, arrays.maps[0], strict=True):
+        substrates = explain(model, images, targets=torch.tensor([target]), method="relevance")[0]
+        difference = np.abs(heat_map - substrates.numpy()).mean()
+        assert difference < 0.005 * float(substrates.abs().max())  # of its rounded pixels
     mass = record.metric("composites/vit-digits/mosaic-2/mass/relevance")
     assert (mass.n, mass.low <= mass.value <= mass.high) == (12, True)
-    (row,) = (
-        row for row in record.composites if (row.kind, row.method) == ("mosaic-2", "relevance")
-    )
+    row = select_one(record.composites, kind="mosaic-2", method="relevance")
     assert row.above == ()  # three composites show nothing
     # the bundled ViT knows digits of one size: in a mosaic it names the classes as often as by
     # guessing
@@ -455,13 +455,15 @@ def test_other_replacements_are_measured_too_and_composites_are_made_without_mas
     recognised = replace(
         record, composite_sets=tuple(replace(row, seen=True) for row in record.composite_sets)
     )
-    unseen, seen = (
-        {sentence.text for section in report(each).sections for sentence in section.sentences}
-        for each in (record, recognised)
-    )
-    assert len(unseen - seen) == len(
-        record.composite_sets
-    )  # another sentence for each kind that shows nothing
+
+    def sentences_of(written):
+        sentences = chain.from_iterable(section.sentences for section in report(written).sections)
+        return set(values_of(sentences, "text"))
+
+    unseen = sentences_of(record)
+    seen = sentences_of(recognised)
+    # another sentence for each kind that shows nothing
+    assert len(unseen - seen) == len(record.composite_sets)
     assert "composite_maps_0" in figures(record)
     assert "composites" not in figures(record)
 
@@ -472,10 +474,10 @@ def test_pasted_objects_are_seen_and_found(tmp_path):
         "explain vit-digits --data digits --limit 40 --method relevance,rollout --composites pasted"
     )
     more = "--composite-count 12 --verify --no-counterfactuals --no-stability"
-    found = ran(tmp_path / "out", f"{line} {more}")
-    (row,) = found.composite_sets
+    record = ran(tmp_path / "out", f"{line} {more}")
+    (row,) = record.composite_sets
     assert (row.seen, row.maps) == (True, 12)
-    (relevance,) = (each for each in found.composites if each.method == "relevance")
+    relevance = select_one(record.composites, method="relevance")
     assert relevance.mass.low > 0.3
     assert relevance.above == BASELINES
-    assert found.stability == ()
+    assert record.stability == ()

@@ -12,6 +12,7 @@ from PIL import Image
 import vitlens
 from tests.kit.commands import figures, ran, report, said_first
 from tests.kit.making import digits
+from tests.kit.select import select_one, values_of
 from vitlens import features, load, similarity
 from vitlens.commands.features.record import FeaturesRecord
 
@@ -25,7 +26,7 @@ def pixels() -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def pair(golden) -> FeaturesRecord:
-    """One run of a ViT and a CNN with everything that needs no second one."""
+    """Return one run of a ViT and a CNN with everything that needs no second run."""
     return golden("features").record
 
 
@@ -36,29 +37,26 @@ def test_two_models_are_paired_on_the_same_images_and_probes_and_queries_recorde
     first, second = (pair.metric(f"knn_accuracy/{alias}/3").value for alias in "ab")
     assert gap.value == pytest.approx(100 * (first - second))
     assert (gap.n, gap.unit) == (24, "points")
-    assert [row.classifier for row in pair.pairs] == ["knn-1", "knn-3", "probe"]
-    assert [row.difference for row in pair.pairs][1:] == [gap, pair.metric("probe_difference/a/b")]
-    own = pair.metric("head_difference/a/probe").value
-    assert own == pytest.approx(
+    assert values_of(pair.pairs, "classifier") == ["knn-1", "knn-3", "probe"]
+    assert values_of(pair.pairs, "difference")[1:] == [gap, pair.metric("probe_difference/a/b")]
+    difference = pair.metric("head_difference/a/probe").value
+    assert difference == pytest.approx(
         100 * (pair.metric("probe_accuracy/a").value - pair.metric("accuracy/a").value)
     )
-    vit, cnn = (
-        features(load(str(model)), pixels()[0], embedding=True) for model in (tiny_vit, tiny_cnn)
-    )
+    vit = features(load(str(tiny_vit)), pixels()[0], embedding=True)
+    cnn = features(load(str(tiny_cnn)), pixels()[0], embedding=True)
     expected = similarity(vit, cnn)
     for row, layer in enumerate(("embedding", 0, 1)):
         for column, other in enumerate(("embedding", 0, 1, 2)):
             cka = pair.metric(f"cka/a/b/{layer}/{other}")
             assert cka.value == pytest.approx(float(expected.values[row, column]))
             assert cka.low == pytest.approx(float(expected.low[row, column]))
-    [last] = [
-        row for row in pair.depth if (row.model, row.classifier, row.layer) == ("a", "probe", 1)
-    ]
+    last = select_one(pair.depth, model="a", classifier="probe", layer=1)
     assert pair.metric("probe_accuracy/a") == last.accuracy
     assert (last.c > 0, last.weighting) == (True, None)
     retrieved = pair.shown["a"]
-    asked = np.asarray(Image.open(pictures / "1.png")).transpose(2, 0, 1)
-    np.testing.assert_array_equal(retrieved.queries[0], asked)
+    query = np.asarray(Image.open(pictures / "1.png")).transpose(2, 0, 1)
+    np.testing.assert_array_equal(retrieved.queries[0], query)
     assert list(retrieved.query_names) == ["1.png"]
     row = pair.features[0]
     assert (row.among, row.searched, retrieved.near.shape[:2]) == ("training images", 40, (1, 7))
@@ -68,16 +66,16 @@ def test_two_models_are_paired_on_the_same_images_and_probes_and_queries_recorde
 
 
 def test_pretraining_is_read_or_told(pair, tiny_vit, tiny_cnn, tmp_path):
-    assert [row.objective for row in pair.features] == ["supervised"] * 2
+    assert values_of(pair.features, "objective") == ["supervised"] * 2
     models = [f"a={tiny_vit}", f"b={tiny_cnn}", f"c={tiny_vit}@random"]
     line = f"features {' '.join(models)} {FAST} --bank 20 --k 1 --objective b=self-supervised"
     record = ran(tmp_path / "out", line)
-    assert [row.objective for row in record.features] == [
+    assert values_of(record.features, "objective") == [
         "supervised",
         "self-supervised",
         "random weights",
     ]
-    assert [row.parameters for row in record.features] == [
+    assert values_of(record.features, "parameters") == [
         load(name).parameter_count() for name in models
     ]
     glance = {row[0]: row[1:4] for row in report(record).first.glance.rows}
@@ -106,31 +104,39 @@ def test_maps_of_the_patches_that_enter_block_0_have_their_rows(pair):
 
 
 def test_only_the_images_asked_for_are_drawn(tiny_vit, pictures, tmp_path):
-    shown = (pictures / "2.png", pictures / "0.png")
-    record = ran(tmp_path / "out", f"features {tiny_vit} {FAST} --k 1 --show {shown[0]},{shown[1]}")
-    images = [np.asarray(Image.open(path)).transpose(2, 0, 1) for path in shown]
+    chosen = (pictures / "2.png", pictures / "0.png")
+    record = ran(
+        tmp_path / "out", f"features {tiny_vit} {FAST} --k 1 --show {chosen[0]},{chosen[1]}"
+    )
+    images = [np.asarray(Image.open(path)).transpose(2, 0, 1) for path in chosen]
     arrays = [dict(np.load(path)) for path in (tmp_path / "out" / "arrays").glob("*.npz")]
-    drawn = [array for file in arrays for array in file.values() if array.dtype == np.uint8]
+    drawn = []
+    for file in arrays:
+        drawn += [array for array in file.values() if array.dtype == np.uint8]
     assert len(drawn) == 5  # the images, queries, neighbours, both sides of the matches
-    each = {image.tobytes() for array in drawn for image in array.reshape(-1, *array.shape[-3:])}
-    assert each == {image.tobytes() for image in images}
+    pictures_drawn = set()
+    for array in drawn:
+        pictures_drawn |= {image.tobytes() for image in array.reshape(-1, *array.shape[-3:])}
+    assert pictures_drawn == {image.tobytes() for image in images}
     np.testing.assert_array_equal(record.shown["tiny-vit"].pixels[0], images[0])
     assert record.spaces["tiny-vit"].cut_pixels is None  # patches are parts of images
-    assert [row.among for row in record.features] == ["images shown"]
+    assert values_of(record.features, "among") == ["images shown"]
 
 
 def test_without_labels_nothing_is_classified_and_the_rest_is_there(tiny_vit, pictures, tmp_path):
     line = f"features {tiny_vit} --images {pictures} --no-probe --no-tsne --bank 40 --no-cache"
     record = ran(tmp_path / "out", line)
     assert not record.depth
-    assert not any(name.startswith("knn") for name in record.metrics)
+    for name in record.metrics:
+        assert not name.startswith("knn")
     [row] = record.sets
     assert (row.bank, row.no_bank, row.chance) == (None, "the images have no labels", 0)
     assert {"patches", "matches", "space_patches"} <= figures(record)
+    # the nearest of three images need not be near
     assert not figures(record) & {
         "depth",
         "retrieval",
-    }  # the nearest of three images need not be near
+    }
     retrieved = record.shown["tiny-vit"]
     assert retrieved.near.shape[:2] == (3, 2)  # of three images each has two others
     assert retrieved.same is None
@@ -140,17 +146,18 @@ def test_without_labels_nothing_is_classified_and_the_rest_is_there(tiny_vit, pi
 
 def test_a_cache_is_used_and_a_broken_one_built_again(tiny_vit, pictures, tmp_path):
     """With five training images of ten classes, which the notes say."""
-    kept = tmp_path / "kept"
+    cache = tmp_path / "kept"
     line = f"features {tiny_vit} --data digits --limit 10 --bank 5 --k 1 --no-probe --no-tsne"
-    line += f" --show {pictures / '0.png'} --data-dir {kept}"  # a single image is drawn quickly
+    line += f" --show {pictures / '0.png'} --data-dir {cache}"  # a single image is drawn quickly
     first = ran(tmp_path / "out0", line)
-    files = sorted(kept.rglob("*.npy"))
+    files = sorted(cache.rglob("*.npy"))
     assert len(files) == 2 * (3 + 1)  # the embedding, two layers and the logits, of test and bank
     for file in files[1:]:
         file.write_bytes(file.read_bytes()[:-8])
     second = ran(tmp_path / "out1", line)
     assert first.depth == second.depth
-    before, after = ([row.note for row in record.notes] for record in (first, second))
+    before = values_of(first.notes, "note")
+    after = values_of(second.notes, "note")
     assert sum("built again" in note for note in after) == 7
     assert [note.partition(": ")[2] for note in before] == [
         "5 of the 10 classes of the test images have no training image, so none of their images "
@@ -178,17 +185,18 @@ def test_a_language_image_model_by_names_alone(tmp_path):
     # its 16 outputs are numbered like the digits, but are not digits
     assert "accuracy/clip" not in record.metrics
     ensemble, *single = record.templates
-    assert [row.template for row in (ensemble, *single)] == ["ensemble of all", *templates]
+    assert values_of((ensemble, *single), "template") == ["ensemble of all", *templates]
     assert (ensemble.gain, ensemble.p) == (None, None)
     gains = [100 * (row.accuracy.value - ensemble.accuracy.value) for row in single]
-    assert [row.gain.value for row in single] == pytest.approx(gains)
+    assert values_of(single, "gain.value") == pytest.approx(gains)
     assert record.shown["clip"].prompts.shape == (6, 2, 4, 4)
-    assert [(row.image, row.prompt) for row in record.prompts[:3]] == [
+    assert values_of(record.prompts[:3], "image", "prompt") == [
         (0, "a_five"),
         (0, "grass"),
         (1, "a_five"),
     ]
-    assert all(abs(row.cosine) <= 1 + 1e-6 for row in record.prompts)
+    for row in record.prompts:
+        assert abs(row.cosine) <= 1 + 1e-6
     assert {"templates", "prompts"} <= figures(record)
 
 
@@ -199,8 +207,8 @@ def test_a_model_without_an_embedding_has_its_layers(tmp_path):
     )
     (row,) = record.features
     assert (row.embedding, row.layers > 0) == (None, True)
-    assert {each.layer for each in record.depth} == set(range(row.layers))
-    assert {each.layer for each in record.patches} == {str(row.layers - 1)}
+    assert set(values_of(record.depth, "layer")) == set(range(row.layers))
+    assert set(values_of(record.patches, "layer")) == {str(row.layers - 1)}
 
 
 def test_rows_are_of_the_models_and_the_layers_counted_from_0(pair, tiny_vit):
@@ -208,9 +216,9 @@ def test_rows_are_of_the_models_and_the_layers_counted_from_0(pair, tiny_vit):
     tests/public/features.
     """
     images, labels = pixels()
-    asked = ("a", 1, "knn-3", "majority")
+    key = ("a", 1, "knn-3", "majority")
     [row] = [
-        row for row in pair.depth if (row.model, row.layer, row.classifier, row.weighting) == asked
+        row for row in pair.depth if (row.model, row.layer, row.classifier, row.weighting) == key
     ]
     assert pair.metric("knn_majority_accuracy/a/3") == row.accuracy
     wrong = load(str(tiny_vit))(images).argmax(1) != labels
@@ -218,10 +226,11 @@ def test_rows_are_of_the_models_and_the_layers_counted_from_0(pair, tiny_vit):
     space = pair.spaces["a"]
     np.testing.assert_array_equal(space.wrong_images, wrong.numpy())
     assert space.points["pca_images"].shape == space.points["tsne_images"].shape == (24, 2)
+    # digits have masks: background and object
     assert set(np.unique(space.labels_patches)) == {
         0,
         1,
-    }  # digits have masks: background and object
+    }
     numbered = {"block 0": 0, "block 1": 1, "stage 0": 0, "stage 1": 1, "stage 2": 2}
     assert {row.title: row.layer for row in pair.depth} == {
         "embedding": None,
@@ -234,13 +243,11 @@ def test_rows_are_of_the_models_and_the_layers_counted_from_0(pair, tiny_vit):
         1,
     ]
     for majority in (True, False):  # curves are of votes weighted by similarity
-        own = tuple(row for row in pair.depth if (row.weighting == "majority") == majority)
-        assert (
-            "depth" in {figure.name for figure in report(replace(pair, depth=own)).figures}
-        ) != majority
+        part = tuple(row for row in pair.depth if (row.weighting == "majority") == majority)
+        assert ("depth" in values_of(report(replace(pair, depth=part)).figures, "name")) != majority
     assert pair.metric("patch_neighbours/a/embedding/class").n == 24 * 4 * 4
-    known = {(row.model, row.title, row.share) for row in pair.patches}
+    measured = set(values_of(pair.patches, "model", "title", "share"))
     layers = [("a", "embedding"), ("a", "block 1"), ("b", "stem"), ("b", "stage 2")]
-    assert known == {
+    assert measured == {
         (*layer, share) for layer in layers for share in ("position", "class", "object")
     }

@@ -10,6 +10,7 @@ from scipy.stats import ttest_rel
 import vitlens
 from tests.kit.commands import ran, refusal, report
 from tests.kit.making import digits
+from tests.kit.select import select_one, values_of
 from vitlens import load
 
 
@@ -17,8 +18,8 @@ def test_words_and_tests_are_those_of_the_function(golden, tiny_vit):
     record = golden("head").record
     split = digits("test").limit(60)
     model = load(str(tiny_vit))
-    found = vitlens.name_heads(model, split, masks=split.masks, batch_size=30)
-    (one,) = (each for each in found.heads if (each.layer, each.head) == (1, 0))
+    named_heads = vitlens.name_heads(model, split, masks=split.masks, batch_size=30)
+    one = select_one(named_heads.heads, layer=1, head=0)
     (attends,), (looks,), (writes,) = record.attends, record.looks, record.writes
     assert (attends.word, attends.holds, attends.share) == (
         one.attends.word,
@@ -38,11 +39,11 @@ def test_words_and_tests_are_those_of_the_function(golden, tiny_vit):
         one.writes.p,
     )
     (counts,) = record.heads
-    states = [each.writes.state for each in found.heads]
+    states = values_of(named_heads.heads, "writes.state")
     assert (counts.matter, counts.correlate, counts.nothing) == tuple(
         states.count(state) for state in ("shown to matter", "correlates", "nothing")
     )
-    assert counts.heads == len(found.heads) == 4
+    assert counts.heads == len(named_heads.heads) == 4
 
 
 def test_what_is_lost_without_the_head_is_that_of_the_ablated_model(golden, tiny_vit):
@@ -56,17 +57,18 @@ def test_what_is_lost_without_the_head_is_that_of_the_ablated_model(golden, tiny
         with vitlens.intervene(model, {"blocks.1.head.0": mean}):
             without = model(images).log_softmax(-1)
     for row in record.classes:
-        own = split.labels == split.classes.index(row.name)
-        chances = [each[own, split.labels[own]].double() for each in (clean, without)]
+        of_class = split.labels == split.classes.index(row.name)
+        chances = [logits[of_class, split.labels[of_class]].double() for logits in (clean, without)]
         fall = [chance - (-chance.expm1()).log() for chance in chances]  # of the log-odds
         assert row.fall.value == pytest.approx(float((fall[0] - fall[1]).mean()), abs=1e-4)
         right = [
-            (each[own].argmax(-1) == split.labels[own]).double().mean() for each in (clean, without)
+            (logits[of_class].argmax(-1) == split.labels[of_class]).double().mean()
+            for logits in (clean, without)
         ]
         assert row.lost.value == pytest.approx(100 * float(right[0] - right[1]))
-    adds = [row.adds for row in record.exemplars]
+    adds = values_of(record.exemplars, "adds")
     assert adds == sorted(adds, reverse=True)
-    assert [row.quantile for row in record.exemplars][::5] == [1, 0]
+    assert values_of(record.exemplars, "quantile")[::5] == [1, 0]
 
 
 def test_exemplars_show_what_the_head_adds_through_each_patch_and_classes_what_it_adds(
@@ -99,19 +101,19 @@ def test_exemplars_show_what_the_head_adds_through_each_patch_and_classes_what_i
     output = model.module.blocks[1].attn.proj.weight[:, : values.shape[-1]]
     through = torch.einsum("nk,nkd,ed,nce->nck", weights[:, 0, 0], values[:, 0], output, read)
     of_all = through - through.mean(1, keepdim=True)
-    whole = torch.einsum("nd,ed,nce->nc", rows[:, 0, 0], output, read)
-    assert torch.allclose(through.sum(-1), whole, atol=1e-5)
+    total = torch.einsum("nd,ed,nce->nc", rows[:, 0, 0], output, read)
+    assert torch.allclose(through.sum(-1), total, atol=1e-5)
     for row in record.pushed:
-        own = of_all.sum(-1)[:, model.classes.index(row.name)].double()
-        assert row.adds.value == pytest.approx(float(own.mean()), abs=1e-5)
+        added = of_all.sum(-1)[:, model.classes.index(row.name)].double()
+        assert row.adds.value == pytest.approx(float(added.mean()), abs=1e-5)
     best = model.classes.index(record.writes[0].best)
-    for row, shown in zip(record.exemplars, record.shown["tiny-vit"].maps, strict=True):
-        own = of_all[split.names.index(row.image), best]
-        assert row.adds == pytest.approx(float(own.sum()), abs=1e-5)
-        assert torch.allclose(torch.from_numpy(shown).flatten(), own[1:], atol=1e-5)
-        assert row.patch == divmod(int(own[1:].abs().argmax()), shown.shape[1])
+    for row, heat_map in zip(record.exemplars, record.shown["tiny-vit"].maps, strict=True):
+        added = of_all[split.names.index(row.image), best]
+        assert row.adds == pytest.approx(float(added.sum()), abs=1e-5)
+        assert torch.allclose(torch.from_numpy(heat_map).flatten(), added[1:], atol=1e-5)
+        assert row.patch == divmod(int(added[1:].abs().argmax()), heat_map.shape[1])
         assert row.patch_adds == pytest.approx(
-            float(own[1 + row.patch[0] * shown.shape[1] + row.patch[1]]), abs=1e-5
+            float(added[1 + row.patch[0] * heat_map.shape[1] + row.patch[1]]), abs=1e-5
         )
 
 
@@ -162,15 +164,17 @@ def test_columns_of_a_csv_are_attributes_that_a_head_may_write(tiny_vit, tmp_pat
         f"third = {name}": turned % 3 == at for at, name in enumerate("abc")
     }
     predicted = vitlens.evaluate(model, split.pick(torch.arange(60).flip(0))).logits.argmax(-1)
-    found = vitlens.name_heads(model, tmp_path / "data", predicted, attributes=attributes).heads[3]
+    expected = vitlens.name_heads(model, tmp_path / "data", predicted, attributes=attributes).heads[
+        3
+    ]
     (writes,) = record.writes
-    assert (writes.best, writes.auc) == (found.writes.best, found.writes.auc)
+    assert (writes.best, writes.auc) == (expected.writes.best, expected.writes.auc)
     assert writes.best in {*attributes, *model.classes}
 
 
 @pytest.fixture
 def folders(tmp_path):
-    """Sixty digits in ten class folders, whose files have the same names."""
+    """Write sixty digits into ten class folders, whose files have the same names."""
     split = digits("test").limit(60)
     pixels = split.source.read(torch.arange(60))
     count = dict.fromkeys(range(10), 0)
@@ -188,10 +192,10 @@ def test_attributes_of_files_with_the_same_name_go_by_their_folders(
 ):
     table = tmp_path / "table.csv"
     files = sorted(folders.rglob("*.png"))
-    lines = [
-        f"{prefix}{file.parent.name}/{file.name},{'yes' if file.parent.name < '4' else 'no'}"
-        for file in files
-    ]
+    lines = []
+    for file in files:
+        answer = "yes" if file.parent.name < "4" else "no"
+        lines.append(f"{prefix}{file.parent.name}/{file.name},{answer}")
     table.write_text("\n".join(["file,small", *lines]))
     record = ran(tmp_path / "out", f"head {tiny_vit} L1.H1 --data {folders} --attributes {table}")
     images = {row.name: row.images for row in record.classes}
@@ -219,10 +223,10 @@ def test_of_a_column_of_two_values_one_is_an_attribute(folders, tiny_vit, tmp_pa
     """The other one is its opposite, which every head would separate as well."""
     table = tmp_path / "table.csv"
     files = sorted(folders.rglob("*.png"))
-    lines = [
-        f"{file.parent.name}/{file.name},{'low' if file.parent.name < '4' else 'high'}"
-        for file in files
-    ]
+    lines = []
+    for file in files:
+        answer = "low" if file.parent.name < "4" else "high"
+        lines.append(f"{file.parent.name}/{file.name},{answer}")
     table.write_text("\n".join(["file,size", *lines]))
     record = ran(tmp_path / "out", f"head {tiny_vit} L1.H1 --data {folders} --attributes {table}")
     assert [row.name for row in record.classes if "size" in row.name] == ["size = high"]

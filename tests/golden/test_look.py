@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from scipy.spatial.distance import cdist
 
 import vitlens
 from tests.kit.commands import refusal, report
 from tests.kit.first_page import check_first_page, judged
+from tests.kit.select import select, select_one, values_of
 from vitlens import load
 from vitlens.cli.main import run
 from vitlens.commands.look.record import LookRecord
@@ -26,7 +28,7 @@ QUIET = ("--device", "cpu", "--quiet")
 
 @pytest.fixture(scope="module")
 def record(golden) -> LookRecord:
-    """A look at three images."""
+    """Return a look at three images."""
     return golden("look").record
 
 
@@ -43,15 +45,16 @@ def test_what_is_no_image_is_one_line_each_and_does_not_count(tiny_vit, pictures
     images = [str(pictures / f"{number}.png") for number in (1, 0, 2, 1)]
     assert run(["look", *wrong, *images, "--limit", "2", *line, str(tmp_path / "out")]) == 0
     said = capsys.readouterr().err
-    lines = [each for each in said.splitlines() if each.startswith("left out")]
+    lines = [line for line in said.splitlines() if line.startswith("left out")]
     assert len(lines) == 3
-    assert all(sum(Path(name).name in each for each in lines) == 1 for name in wrong)
+    for name in wrong:
+        assert sum(Path(name).name in line for line in lines) == 1
     assert "the first 2 of 5 files" in said
     assert read_folder(tmp_path / "out").names == ["1.png", "0.png"]
     assert run(["look", *wrong, *line, str(tmp_path / "none")]) == 2
-    told = capsys.readouterr().err.strip().splitlines()
-    assert len(told) == 1
-    assert "found none" in told[0]
+    messages = capsys.readouterr().err.strip().splitlines()
+    assert len(messages) == 1
+    assert "found none" in messages[0]
     assert not (tmp_path / "none").exists()
 
 
@@ -67,32 +70,31 @@ def test_its_rows_and_arrays_are_what_the_function_gives_and_the_terminal_shows_
         == ["0.png", "1.png", "2.png"]
     )
     heads = record.heads_of(1, most=4)
-    assert [(row.layer, row.head) for row in heads] == [
-        (each.layer, each.head) for each in seen.heads(1, most=4)
-    ]
-    assert [row.delta_loss for row in heads] == pytest.approx(
-        [each.delta_loss for each in seen.heads(1, most=4)]
+    assert values_of(heads, "layer", "head") == values_of(seen.heads(1, most=4), "layer", "head")
+    assert values_of(heads, "delta_loss") == pytest.approx(
+        values_of(seen.heads(1, most=4), "delta_loss")
     )
     np.testing.assert_allclose(record.maps.prediction, seen.maps[:, 0])
     np.testing.assert_allclose(record.maps.runner_up, seen.maps[:, 1])
     (row,) = record.look
     assert (row.method, row.replace, row.images, row.heads) == ("best", "resample", 3, 4)
-    told = "\n".join(golden("look").said)
+    output = "\n".join(golden("look").said)
     first = record.predictions[0]
     head = record.heads[0]
-    assert f"{100 * first.probability_1:.1f} %  {first.class_1}" in told
-    assert f"{head.name}  {100 * head.probability:.1f} %" in told
+    assert f"{100 * first.probability_1:.1f} %  {first.class_1}" in output
+    assert f"{head.name}  {100 * head.probability:.1f} %" in output
 
 
 def test_it_claims_the_head_with_the_greatest_effect_and_judges_nothing(record):
     document = report(record)
     check_first_page(document)
     assert not judged(document)
+    # files, not paths
     assert [row[0] for row in document.first.glance.rows] == [
         "0.png",
         "1.png",
         "2.png",
-    ]  # files, not paths
+    ]
     assert set(document.explorer.images[0].maps) == {"prediction", "runner-up"}
     mean = np.mean([row.delta_loss for row in record.heads if (row.layer, row.head) == (1, 0)])
     assert document.explorer.importance[1, 0] == pytest.approx(mean)
@@ -101,8 +103,10 @@ def test_it_claims_the_head_with_the_greatest_effect_and_judges_nothing(record):
     assert claim.evidence == "intervened"
     assert most.name in claim.says
     harmless = tuple(replace(row, delta_loss=-abs(row.delta_loss)) for row in record.heads)
-    told = [each.text for each in report(replace(record, heads=harmless)).first.answer]
-    assert not any(row.name in text for text in told for row in harmless)
+    sentences = values_of(report(replace(record, heads=harmless)).first.answer, "text")
+    for text in sentences:
+        for row in harmless:
+            assert row.name not in text
 
 
 @pytest.mark.parametrize(
@@ -129,7 +133,7 @@ def test_a_map_that_says_nothing_is_crossed_out_with_the_reason(record, change, 
 
 @pytest.fixture
 def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Empty caches of the hubs, without a network; the checkpoints of torch.hub."""
+    """Return empty caches of the hubs, without a network, and the checkpoints of torch.hub."""
     monkeypatch.delenv("TORCH_HOME", raising=False)
     monkeypatch.setattr(
         "huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "huggingface" / "hub")
@@ -142,12 +146,12 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def chosen(folder: Path, image: Path, capsys, *more: str) -> tuple[str, str]:
-    """The model that is taken and why, as the record and the terminal say."""
+    """Return the model that is chosen and the reason, from the record and the terminal."""
     assert run(["look", str(image), *more, "--device", "cpu", "--out", str(folder)]) == 0
-    found = read_folder(folder)
-    (row,) = found.look
+    looked = read_folder(folder)
+    (row,) = looked.look
     assert row.chosen in capsys.readouterr().err
-    return found.config.models[0].name, row.chosen
+    return looked.config.models[0].name, row.chosen
 
 
 def test_the_model_is_the_named_one_then_the_smallest_on_the_disk_then_the_bundled_one(
@@ -159,14 +163,14 @@ def test_the_model_is_the_named_one_then_the_smallest_on_the_disk_then_the_bundl
         assert words in why
     name, why = chosen(tmp_path / "offline", pictures / "0.png", capsys, "--offline")
     assert "nothing is downloaded offline" in why
+    # the first by name
     for file in (
         "deit_base_patch16_224-b5f2ef4d.pth",
         "deit_tiny_patch16_224-a1311bcf.pth",
-    ):  # the first by name
+    ):
         (caches / file).write_bytes(b"many weights" if "base" in file else b"weights")
-    assert (
-        run(["look", str(pictures / "0.png"), "--out", str(tmp_path / "disk")]) == 2
-    )  # they are broken
+    # they are broken
+    assert run(["look", str(pictures / "0.png"), "--out", str(tmp_path / "disk")]) == 2
     assert "takes timm:deit_tiny_patch16_224, the smallest" in capsys.readouterr().err
     weights = (
         f"look {pictures / '0.png'} --weights {caches / 'deit_tiny_patch16_224-a1311bcf.pth'} "
@@ -178,9 +182,9 @@ def test_the_model_is_the_named_one_then_the_smallest_on_the_disk_then_the_bundl
 
 
 def test_how_it_works_is_told_by_stages_from_labels_and_ablated_heads(record, seen):
-    assert [row.layers for row in record.stages] == ["0", "1"]
+    assert values_of(record.stages, "layers") == ["0", "1"]
     for layer, row in enumerate(record.stages):
-        labels = [given.label for given in seen.labels[layer]]
+        labels = values_of(seen.labels[layer], "label")
         clear = [label for label in labels if label not in ("mixed", "no single pattern")]
         assert (row.heads, sum(row.attends.values()), row.unclear) == (
             2,
@@ -203,17 +207,17 @@ def test_how_it_works_is_told_by_stages_from_labels_and_ablated_heads(record, se
 
     def told(of: LookRecord) -> list[str]:
         (section,) = [part for part in report(of).sections if part.title.startswith("How does")]
-        return [sentence.text for sentence in section.sentences]
+        return values_of(section.sentences, "text")
 
     assert len(told(record)) == 2
     harmless = tuple(replace(row, loss=Estimate(-0.1, unit="nats")) for row in record.stages)
-    assert not any(
-        row.head in text for row in harmless for text in told(replace(record, stages=harmless))
-    )
+    for row in harmless:
+        for text in told(replace(record, stages=harmless)):
+            assert row.head not in text
 
 
 def weights_of(*shape: int, seed: int = 0) -> NDArray[np.float32]:
-    """Weights (..., keys) whose rows sum to 1."""
+    """Draw weights (..., keys) whose rows sum to 1."""
     raw = np.random.default_rng(seed).exponential(size=shape).astype(np.float32)
     return np.asarray(raw / raw.sum(-1, keepdims=True))
 
@@ -247,10 +251,10 @@ def test_its_explorer_is_that_of_the_model_whose_weights_they_are(
     record = read_folder(tmp_path / "out")
     document = REPORT(record)
     check_first_page(document)
-    shown = document.explorer
-    assert (shown.model, shown.keys, shown.special) == ("attention.npy", (4, 4), ("CLS",))
-    np.testing.assert_allclose(shown.images[0].weights, seen.weights, atol=1e-6)
-    np.testing.assert_allclose(shown.images[0].rollout, seen.rollout, atol=2e-3)
+    data = document.explorer
+    assert (data.model, data.keys, data.special) == ("attention.npy", (4, 4), ("CLS",))
+    np.testing.assert_allclose(data.images[0].weights, seen.weights, atol=1e-6)
+    np.testing.assert_allclose(data.images[0].rollout, seen.rollout, atol=2e-3)
     (row,) = record.given
     assert (row.layers, row.heads, row.tokens, row.prefix, row.found, row.off) == (
         2,
@@ -264,12 +268,14 @@ def test_its_explorer_is_that_of_the_model_whose_weights_they_are(
         record.given_maps.maps[1].ravel(), exact[1].mean(0)[0, 1:], atol=1e-6
     )
     places = [(number // 4, number % 4) for number in range(16)]
-    for layer, each in enumerate(record.given_layers):
+    for layer, layer_row in enumerate(record.given_layers):
         patches = exact[layer].mean(0)[1:, 1:]
-        whole = exact[layer].mean(0)
-        apart = [[np.hypot(a - c, b - d) for c, d in places] for a, b in places]
-        assert each.distance == pytest.approx((patches * apart).sum() / patches.sum(), rel=1e-4)
-        assert each.on_prefix == pytest.approx(whole[1:, 0].mean(), rel=1e-4)
+        mean_weights = exact[layer].mean(0)
+        apart = cdist(places, places)
+        assert layer_row.distance == pytest.approx(
+            (patches * apart).sum() / patches.sum(), rel=1e-4
+        )
+        assert layer_row.on_prefix == pytest.approx(mean_weights[1:, 0].mean(), rel=1e-4)
 
 
 def test_rows_that_do_not_sum_to_1_are_said_and_others_are_not(pictures, tmp_path):
@@ -279,40 +285,39 @@ def test_rows_that_do_not_sum_to_1_are_said_and_others_are_not(pictures, tmp_pat
     weights[1, 0, 3] *= 0.5
     assert run([*line, saved(tmp_path, weights), "--out", str(tmp_path / "half")]) == 0
     said = {name: REPORT(read_folder(tmp_path / name)).claims for name in ("whole", "half")}
-    assert not [claim for claim in said["whole"] if claim.question == "sums of rows"]
-    (claim,) = [claim for claim in said["half"] if claim.question == "sums of rows"]
+    assert not select(said["whole"], question="sums of rows")
+    claim = select_one(said["half"], question="sums of rows")
     assert "1 of 68" in claim.says
     (row,) = read_folder(tmp_path / "half").given
     assert row.least == pytest.approx(0.5, abs=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("tokens", "given", "prefix"),
+    ("tokens", "typed", "prefix"),
     [(16, None, 0), (17, None, 1), (18, None, 2), (21, None, 5), (25, 9, 9)],
 )
-def test_prefix_tokens_are_found_or_given(tokens, given, prefix):
+def test_prefix_tokens_are_found_or_given(tokens, typed, prefix):
     pixels = np.zeros((32, 48, 3), np.uint8)
-    shown = vitlens.attention_explorer(
-        weights_of(1, 2, tokens, tokens), pixels, prefix=given
+    data = vitlens.attention_explorer(
+        weights_of(1, 2, tokens, tokens), pixels, prefix=typed
     ).explorer
     side = int(np.sqrt(tokens - prefix))
-    assert (len(shown.special), shown.keys) == (prefix, (side, side))
-    assert shown.images[0].picture.shape[0] == shown.images[0].picture.shape[1]  # the centre square
+    assert (len(data.special), data.keys) == (prefix, (side, side))
+    assert data.images[0].picture.shape[0] == data.images[0].picture.shape[1]  # the centre square
 
 
 def test_many_tokens_in_half_precision_are_pooled_and_more_than_a_page_holds_are_refused(tmp_path):
     tokens = 1 + 24 * 24
     weights = weights_of(2, 1, tokens, tokens)
-    shown = vitlens.attention_explorer(
+    data = vitlens.attention_explorer(
         torch.tensor(weights).half(), np.zeros((9, 9, 3), np.uint8)
     ).explorer
-    assert (shown.keys, shown.queries) == ((24, 24), (14, 14))
-    assert not shown.images[0].facts  # its rows sum to 1, to rounding
-    np.testing.assert_allclose(shown.images[0].weights.sum(-1), 1, atol=0.02)
+    assert (data.keys, data.queries) == ((24, 24), (14, 14))
+    assert not data.images[0].facts  # its rows sum to 1, to rounding
+    np.testing.assert_allclose(data.images[0].weights.sum(-1), 1, atol=0.02)
     path = tmp_path / "many.npy"
-    header = np.lib.format.open_memmap(
-        path, mode="w+", dtype=np.float16, shape=(400, 16, 197, 197)
-    )  # of holes
+    # of holes
+    header = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=(400, 16, 197, 197))
     del header
     with pytest.raises(InputError, match=r"save some layers: weights\[-4:\]"):
         vitlens.attention_explorer(np.load(path, mmap_mode="r"), np.zeros((9, 9, 3), np.uint8))
@@ -355,11 +360,11 @@ def test_other_arrays_files_and_calls_are_one_line_and_leave_no_folder(
     (tmp_path / "pickle.npy").write_bytes(pickle.dumps([1]))
     np.savez(tmp_path / "several.npz", good=np.zeros(3))
     (tmp_path / "cut.npy").write_bytes(Path(good).read_bytes()[:300])
-    line, _, told = case.partition(" | ")
+    line, _, message = case.partition(" | ")
     if case in WRONG:
         np.save(tmp_path / "wrong.npy", WRONG[case](weights))
         line = "--attention {at}/wrong.npy --image {image}"
-        told = case
+        message = case
     words = line.format(at=tmp_path, good=good, image=pictures / "0.png", pictures=pictures)
-    assert told in refusal(capsys, f"look {words} --out {tmp_path / 'out'}")
+    assert message in refusal(capsys, f"look {words} --out {tmp_path / 'out'}")
     assert not (tmp_path / "out").exists()

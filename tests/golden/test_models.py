@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from tests.kit.commands import few_passes, figures, ran, refusal, report, said_first
+from tests.kit.select import select, values_of
 from vitlens import load, load_data, profile
 from vitlens.cli.main import run
 from vitlens.commands.models.options import ModelsOptions
@@ -62,8 +63,8 @@ def test_the_commands_that_each_supports(name):
 
 
 def test_a_part_of_a_name_and_a_pattern_both_find_and_of_many_only_names_are_listed(capsys):
-    for asked, name in (("vit-mic", "vit-micro"), ("torchvision:resnet1?", "torchvision:resnet18")):
-        assert [line.split()[0] for line in listed(capsys, f"models {asked}")] == [name]
+    for typed, name in (("vit-mic", "vit-micro"), ("torchvision:resnet1?", "torchvision:resnet18")):
+        assert [line.split()[0] for line in listed(capsys, f"models {typed}")] == [name]
     names = {line.split()[0] for line in listed(capsys, "models resnet")}
     assert names >= {"resnet20", "timm:resnet18", "torchvision:resnet18"}
     lines = listed(capsys, "models timm:*")
@@ -116,46 +117,50 @@ def test_numbers_are_those_of_the_functions(golden, tiny_vit, tiny_cnn):
         model = load(str(place))
         again = profile(model, batch_sizes=())
         assert record.metric(f"parameters/{row.model}").value == model.parameter_count()
-        parts = [each for each in record.parts if each.model == row.model]
+        parts = select(record.parts, model=row.model)
         for name in ("parameters", "flops"):
-            known = {part: value for part, value in getattr(again, name).items() if value}
+            parameters = {part: value for part, value in getattr(again, name).items() if value}
             assert {
-                each.part: getattr(each, name) for each in parts if getattr(each, name)
-            } == known
+                part.part: getattr(part, name) for part in parts if getattr(part, name)
+            } == parameters
         metric = record.metric(f"flops/{row.model}")
         assert (metric.value, metric.unit) == (sum(again.flops.values()), "FLOPs")
         for name in ("by_formula", "tokens", "training_bytes", "inference_bytes"):
             assert getattr(row, name) == getattr(again, name)
-        assert [each.images for each in record.speed if each.model == row.model] == [1, 2]
+        assert [speed.images for speed in record.speed if speed.model == row.model] == [1, 2]
     for row in record.speed:
         assert row.latency.low <= row.latency.value <= row.latency.high
         assert (row.latency.unit, row.spread >= 1) == ("ms", True)
         assert row.rate.value == pytest.approx(1000 * row.images / row.latency.value)
         assert row.rate.low == pytest.approx(1000 * row.images / row.latency.high)
+    # 4 N² d in each of two blocks
     assert (vit.products, vit.untrained) == (
         2 * 4 * 17**2 * 16,
         False,
-    )  # 4 N² d in each of two blocks
+    )
     assert (vit.by_formula, cnn.by_formula) == (True, False)
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_exponents_are_those_of_the_points(tmp_path):
-    """That of all FLOPs of a ViT: tests/public/cost."""
+    """tests/public/cost has the exponent of all FLOPs of a ViT."""
     record = ran(
         tmp_path / "out", "profile vit-micro resnet20 swin-micro --batch-sizes 1 --sizes 32,64,96"
     )
     assert [row.tokens for row in record.tokens if row.model == "vit-micro"] == [65, 257, 577]
     assert record.metric("exponent/resnet20/image-size/flops").value == pytest.approx(1, abs=1e-3)
     assert "exponent/resnet20/image-size/products" not in record.metrics
+    # exact, with intervals without width
     for model, power in (
         ("vit-micro", 2.0),
         ("swin-micro", 1.0),
-    ):  # exact, with intervals without width
-        each = record.metric(f"exponent/{model}/image-size/products")
-        assert (each.value, each.low, each.high) == pytest.approx((power,) * 3, abs=1e-6)
-    both = [each for each in report(record).claims if each.subject == "vit-micro and swin-micro"]
-    [claim] = [each for each in both if "products" in each.question]
+    ):
+        exponent = record.metric(f"exponent/{model}/image-size/products")
+        assert (exponent.value, exponent.low, exponent.high) == pytest.approx(
+            (power,) * 3, abs=1e-6
+        )
+    both = select(report(record).claims, subject="vit-micro and swin-micro")
+    [claim] = [claim for claim in both if "products" in claim.question]
     assert claim.effect == record.metric("exponent/vit-micro/image-size/products")
     vit = record.costs[0]
     assert (vit.untrained, vit.crossover) == (True, pytest.approx(768))  # 2 d + h
@@ -166,14 +171,15 @@ def test_patch_sizes_stand_side_by_side_and_a_size_that_does_not_run_is_said(tmp
     record = ran(
         tmp_path / "out", "profile vit-mini resnet20 --patch-size 4,8,8x16 --batch-sizes 1"
     )
-    assert [(row.model, row.tokens) for row in record.costs] == [
+    assert values_of(record.costs, "model", "tokens") == [
         ("vit-mini-p4", 65),
         ("vit-mini-p8", 17),
         ("vit-mini-p8x16", 9),
         ("resnet20", 1024),
     ]
-    assert all(row.untrained for row in record.costs)
-    sweeps = {(row.model, row.sweep) for row in record.tokens}
+    for row in record.costs:
+        assert row.untrained
+    sweeps = set(values_of(record.tokens, "model", "sweep"))
     assert sweeps == {("vit-mini", "patch-size"), ("resnet20", "image-size")}
     assert record.metric("exponent/vit-mini/patch-size/products").value == pytest.approx(2)
     assert "growth_patch-size" in figures(record)
@@ -182,5 +188,5 @@ def test_patch_sizes_stand_side_by_side_and_a_size_that_does_not_run_is_said(tmp
     )
     (left,) = record.left_out
     assert (left.size, left.sweep) == ((16, 16), "image-size")
-    assert [row.size for row in record.tokens] == [(side, side) for side in (24, 32, 48, 64)]
+    assert values_of(record.tokens, "size") == [(side, side) for side in (24, 32, 48, 64)]
     assert "16x16" in said_first(report(record))

@@ -13,6 +13,7 @@ import vitlens
 from tests.kit.commands import figures, ran, refusal, report
 from tests.kit.first_page import check_first_page
 from tests.kit.making import digits, save
+from tests.kit.select import values_of
 from tests.kit.simulated_processes import run_in_processes
 from tests.kit.training_runs import kept_run
 from vitlens import load, statistics
@@ -34,7 +35,7 @@ def test_numbers_are_those_of_the_function(tiny_vit, golden):
             assert metric.value == pytest.approx(getattr(table, name)[layer, head].item(), rel=1e-6)
             assert metric.low == pytest.approx(table.low(name)[layer, head].item(), rel=1e-6)
             assert metric.n == 12
-    assert [row.name for row in rows] == ["L0.H0", "L0.H1", "L1.H0", "L1.H1"]
+    assert values_of(rows, "name") == ["L0.H0", "L0.H1", "L1.H0", "L1.H1"]
     assert [row.statistics["gini"].high for row in rows] == pytest.approx(
         table.high("gini").flatten().tolist()
     )
@@ -59,14 +60,15 @@ def test_numbers_are_those_of_the_function(tiny_vit, golden):
 def test_the_words_of_heads_are_those_of_the_function(tiny_vit, golden):
     record = golden("stats").record
     split = digits("test").limit(12)
-    found = vitlens.name_heads(load(str(tiny_vit)), split, masks=split.masks, batch_size=5)
-    assert [row.words for row in record.names] == [head.words for head in found.heads]
-    assert [row.share for row in record.names] == [head.attends.share for head in found.heads]
-    assert [row.looks_hold for row in record.names] == [head.looks.holds for head in found.heads]
-    assert [row.note for row in record.notes] == [
+    named_heads = vitlens.name_heads(load(str(tiny_vit)), split, masks=split.masks, batch_size=5)
+    assert values_of(record.names, "words") == values_of(named_heads.heads, "words")
+    assert values_of(record.names, "share") == values_of(named_heads.heads, "attends.share")
+    assert values_of(record.names, "looks_hold") == values_of(named_heads.heads, "looks.holds")
+    assert values_of(record.notes, "note") == [
         "what heads write: expected at least 50 images with labels, found 12"
     ]
-    assert all(row.state is None for row in record.names)
+    for row in record.names:
+        assert row.state is None
 
 
 def test_words_rest_on_the_statistics_of_all_images_and_attributes_are_read_before_anything(
@@ -136,11 +138,9 @@ def test_two_processes_find_what_one_does(tiny_vit, golden, tmp_path, monkeypatc
             assert getattr(two.metrics[name], end) == close, name
     for row, other in zip(one.heads, two.heads, strict=True):
         assert (other.label, other.best, other.other) == (row.label, row.best, row.other)
-        found, expected = (
-            (each.score.value, each.score.low, each.score.high, each.explained_by_offset)
-            for each in (other, row)
-        )
-        assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
+        actual = (other.score.value, other.score.low, other.score.high, other.explained_by_offset)
+        expected = (row.score.value, row.score.low, row.score.high, row.explained_by_offset)
+        assert actual == pytest.approx(expected, rel=1e-4, abs=1e-5)
     for layer, mass in one.offsets["tiny-vit"].layer.items():
         np.testing.assert_allclose(two.offsets["tiny-vit"].layer[layer], mass, rtol=1e-5, atol=1e-7)
 
@@ -157,7 +157,7 @@ def test_a_model_whose_heads_are_all_uniform(word, tiny_vit, tmp_path):
     record = ran(tmp_path / "out", f"{word} {tmp_path / 'uniform'} --data digits --limit 24")
     document = report(record)
     check_first_page(document)
-    claims = " ".join(each.text for each in document.first.answer)
+    claims = " ".join(sentence.text for sentence in document.first.answer)
     assert {"attention": "are uniform", "rollout": "nearly uniform", "stats": "(4 uniform)"}[
         word
     ] in claims
@@ -170,14 +170,13 @@ def test_a_model_whose_heads_are_all_uniform(word, tiny_vit, tmp_path):
 
 
 def test_over_a_training_numbers_are_those_of_the_function_at_every_checkpoint(tmp_path):
-    trained = kept_run(
-        tmp_path / "taught", kept=(0, 2, 4), epochs=5
-    )  # before training and after epochs 2 and 4
+    # before training and after epochs 2 and 4
+    trained = kept_run(tmp_path / "taught", saved_after=(0, 2, 4), epochs=5)
     record = ran(tmp_path / "out", f"stats {trained} {LINE} --over-training --no-names")
     images = next(digits("test").limit(12).batches(12)).images
     files = {epochs: trained / "kept" / f"epoch-{epochs:04}.safetensors" for epochs in (0, 2, 4)}
     files[5] = trained / "model.safetensors"
-    assert [row.epochs for row in record.learning] == [0, 2, 4, 5]
+    assert values_of(record.learning, "epochs") == [0, 2, 4, 5]
     rows = {(row.epochs, row.layer, row.head): row.statistics for row in record.learning_heads}
     assert len(rows) == 4 * 2 * 2
     for epochs, file in files.items():
@@ -201,7 +200,7 @@ def test_a_long_training_is_measured_at_few_checkpoints_on_few_images(
 ):
     monkeypatch.setattr("vitlens.commands.stats.measure.CHECKPOINTS", 3)
     monkeypatch.setattr("vitlens.commands.stats.measure.IMAGES", 4)
-    trained = kept_run(tmp_path / "taught", kept=(0, 1, 2, 3, 4, 5), epochs=6)
+    trained = kept_run(tmp_path / "taught", saved_after=(0, 1, 2, 3, 4, 5), epochs=6)
     learning = ran(
         tmp_path / "out", f"stats {trained} --data digits --limit 5 --over-training --no-names"
     ).learning

@@ -21,7 +21,7 @@ EACH = 15  # images of each of two classes
 
 
 def painted(folder: Path, *, seed: int) -> Path:
-    """A folder of two class folders, every image another one."""
+    """Write a folder of two class folders in which all images differ."""
     draws = np.random.default_rng(seed)
     for name in ("green", "red"):
         (folder / name).mkdir(parents=True)
@@ -34,8 +34,9 @@ def painted(folder: Path, *, seed: int) -> Path:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """pictures/ (trained on by run/), others/ (never seen), moved/ (the pictures under other names
-    and some others).
+    """Write pictures/ (training data of run/), others/ (never seen) and moved/.
+
+    moved/ has the pictures under other names and some others.
     """
     root = tmp_path_factory.mktemp("unseen")
     painted(root / "pictures", seed=0)
@@ -48,20 +49,20 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def evaluated(out: Path, model: Path, data: Path) -> Any:
-    """With another seed than the training's: what was held out is known by content."""
+    """Evaluate with another seed than the training's: held-out images are recognised by content."""
     return ran(out, f"evaluate {model} --data {data} --seed 7")
 
 
 def files(record: Any) -> set[str]:
-    """The images that predictions are of, as green/1.png."""
+    """Return the images of the predictions, as green/1.png."""
     return {"/".join(Path(row.image).parts[-2:]) for row in record.predictions}
 
 
 @pytest.fixture(scope="module")
 def held_out(place: Path) -> set[str]:
-    found = files(ran(place / "held", f"predict {place / 'run'} --data {place / 'pictures'}"))
-    assert len(found) == 6
-    return found
+    answers = files(ran(place / "held", f"predict {place / 'run'} --data {place / 'pictures'}"))
+    assert len(answers) == 6
+    return answers
 
 
 @pytest.mark.parametrize(("data", "count"), [("pictures", 6), ("others", 30), ("moved", 36)])
@@ -98,14 +99,14 @@ def test_images_that_were_all_trained_on_are_said_to_be_no_test(place, held_out,
 
 @pytest.mark.parametrize("order", ["{run} vit-digits", "vit-digits {run}"])
 def test_models_beside_each_other_answer_the_same_unseen_images(place, held_out, tmp_path, order):
-    """What is left out is asked of all models together."""
+    """Both models leave out the same images."""
     line = (
         f"explain {order.format(run=place / 'run')} --data {place / 'pictures'} --method "
         "saliency --seed 7"
     )
-    shown = ran(tmp_path / "both", line).shown
+    drawn = ran(tmp_path / "both", line).shown
     for model in ("run", "vit-digits"):
-        names = [Path(row.image.split(": ")[-1]).name for row in shown if row.model == model]
+        names = [Path(row.image.split(": ")[-1]).name for row in drawn if row.model == model]
         assert sorted(names) == sorted(Path(name).name for name in held_out)
 
 
@@ -154,7 +155,7 @@ def test_arrays_are_known_by_their_pixels(tmp_path):
         record = ran(
             tmp_path / name, f"predict {tmp_path / 'run'} --data {tmp_path / f'{name}.npz'}"
         )
-        seen.append(sorted(int(each.sum()) for each in record.images_drawn.pixels))
+        seen.append(sorted(int(pixels.sum()) for pixels in record.images_drawn.pixels))
     assert seen[0] == seen[1]
     assert len(seen[0]) == 4
 
@@ -181,7 +182,8 @@ def test_attention_before_and_after_a_training_is_of_the_same_images_and_compare
         for word in ("map_information", "prefix_attention")
         for head in range(2)
     }
-    was, now = (record.by_image.information[1].astype(float) for record in (before, after))
+    was = before.by_image.information[1].astype(float)
+    now = after.by_image.information[1].astype(float)
     change = paired["map_information/run/L0.H1"]
     assert change.difference.value == pytest.approx((now - was).mean())
     assert change.p == pytest.approx(stats.ttest_rel(now, was).pvalue)
@@ -189,9 +191,9 @@ def test_attention_before_and_after_a_training_is_of_the_same_images_and_compare
 
 def test_attention_refuses_images_that_are_not_there(place, golden, tmp_path, capsys):
     line = f"attention vit-digits --data {place / 'pictures'}"
-    whole = ran(tmp_path / "whole", line)
-    same = f"--same-as {whole.folder}"
-    assert str(whole.folder) in refusal(
+    original = ran(tmp_path / "whole", line)
+    same = f"--same-as {original.folder}"
+    assert str(original.folder) in refusal(
         capsys, f"attention {place / 'run'} --data {place / 'pictures'} {same} --quiet"
     )
     assert "--limit" in refusal(capsys, f"{line} {same} --limit 3")

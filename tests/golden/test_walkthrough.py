@@ -3,6 +3,7 @@ line.
 """
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import vitlens
 from tests.kit.commands import ran
 from tests.kit.first_page import judged, states
+from tests.kit.select import index_by, select_one, values_of
 from vitlens import load
 from vitlens.cli.main import run
 from vitlens.commands.run.publish import read_folder
@@ -38,17 +40,17 @@ def test_its_rows_and_arrays_are_what_the_function_gives(record, tiny_vit, pictu
     )
     assert (row.query, row.query_name, row.key) == (0, "CLS", walk.key)
     assert row.key_name == f"the patch in row {(walk.key - 1) // 4}, column {(walk.key - 1) % 4}"
-    own = [
+    expected = [
         float(walk.scores[0, walk.key]),
         float(walk.weights[0, walk.key]),
         float(walk.weights[0].max()),
     ]
-    assert [row.score, row.weight, row.largest] == pytest.approx(own, rel=1e-4)
+    assert [row.score, row.weight, row.largest] == pytest.approx(expected, rel=1e-4)
     assert row.product * row.scale == pytest.approx(row.score, rel=1e-4)
     assert row.times_uniform == pytest.approx(17 * row.weight)
-    assert [(each.step, each.note or "") for each in record.steps] == [
-        (each.step, each.note) for each in walk.checks
-    ]
+    assert [(step.step, step.note or "") for step in record.steps] == values_of(
+        walk.checks, "step", "note"
+    )
     for name in ("queries", "keys", "values", "scores", "weights"):
         np.testing.assert_allclose(getattr(record.head, name), getattr(walk, name), atol=1e-5)
     assert row.unscaled_largest == pytest.approx(float(walk.unscaled[0].max()), rel=1e-4)
@@ -59,49 +61,50 @@ def test_its_rows_and_arrays_are_what_the_function_gives(record, tiny_vit, pictu
     assert embedding.numbers[0] == strongest
     assert embedding.responses[0] == embedding.convolved[walk.key - 1, strongest]
     classes = load(str(tiny_vit)).classes
-    assert [each.prediction for each in record.answers] == [
-        classes[int(each.logits.argmax())] for each in walk.changed
+    assert values_of(record.answers, "prediction") == [
+        classes[int(change.logits.argmax())] for change in walk.changed
     ]
-    assert len({each.change for each in record.answers}) == len(walk.changed)
-    assert [each.positions for each in record.permutations] == [True, False]
-    assert [each.norm for each in record.added] == pytest.approx(
+    assert len(set(values_of(record.answers, "change"))) == len(walk.changed)
+    assert values_of(record.permutations, "positions") == [True, False]
+    assert values_of(record.added, "norm") == pytest.approx(
         walk.head_norms[:, 0].tolist(), rel=1e-4
     )
-    ends = [float(each[0].norm()) for each in (walk.input, walk.after)]
+    ends = [float(tokens[0].norm()) for tokens in (walk.input, walk.after)]
     assert [record.block[0].norm, record.block[-1].norm] == pytest.approx(ends, rel=1e-4)
     assert record.block[1].norm == pytest.approx(record.added[1].norm, rel=1e-4)
     assert len(record.entropies) == 4
 
 
 def test_its_report_judges_the_differences_and_counts_changed_predictions(record):
-    def told(own: WalkthroughRecord) -> str:
-        return " ".join(each.text for part in REPORT(own).sections for each in part.sentences)
+    def told(walked: WalkthroughRecord) -> str:
+        sentences = chain.from_iterable(part.sentences for part in REPORT(walked).sections)
+        return " ".join(sentence.text for sentence in sentences)
 
-    assert [section.step for section in REPORT(record).sections] == [True] * 13
+    assert values_of(REPORT(record).sections, "step") == [True] * 13
     assert "it has none" not in told(record)
-    none = {each.step: each for each in record.steps}
+    none = index_by(record.steps, "step")
     none["positions"] = replace(none["positions"], difference=None, note="it has none")
     assert "it has none" in told(replace(record, steps=tuple(none.values())))
     (verdict,) = judged(REPORT(record))
     assert verdict.state == "pass"
-    assert verdict.effect.value == max(each.relative for each in record.steps)
+    assert verdict.effect.value == max(step.relative for step in record.steps)
     page = (record.folder / "report.html").read_text()
     assert page.count('class="step"') == 13
     assert page.count('<form class="steps"') == 1
-    first, *others = record.steps
-    off = replace(record, steps=(replace(first, relative=0.5), *others))
+    first, *rest = record.steps
+    off = replace(record, steps=(replace(first, relative=0.5), *rest))
     (verdict,) = judged(REPORT(off))
     assert (verdict.state, verdict.effect.value) == ("fail", pytest.approx(0.5))
     assert REPORT(off).title != REPORT(record).title
     assert REPORT(off).first.glance.rows[0][0] == first.step
-    none = replace(record, steps=tuple(replace(each, relative=None) for each in record.steps))
+    none = replace(record, steps=tuple(replace(step, relative=None) for step in record.steps))
     assert list(states(REPORT(none)).values()) == ["inconclusive"]
-    own, *others = record.answers
-    rows = [replace(each, prediction=own.prediction) for each in others]
+    unchanged, *rest = record.answers
+    rows = [replace(answer, prediction=unchanged.prediction) for answer in rest]
     rows[1] = replace(rows[1], prediction="a *cat*")
-    claims = REPORT(replace(record, answers=(own, *rows))).claims
-    (claim,) = [each for each in claims if each.question == "changes"]
-    assert f"1 of {len(others)} " in claim.says
+    claims = REPORT(replace(record, answers=(unchanged, *rows))).claims
+    claim = select_one(claims, question="changes")
+    assert f"1 of {len(rest)} " in claim.says
     assert "a *cat*" not in claim.says  # a class's name is no markup
     assert claim.evidence == "intervened"
 
@@ -119,6 +122,6 @@ def test_a_headless_model_has_no_predictions_but_all_steps(pictures, tmp_path):
     record = ran(
         tmp_path / "out", f"walkthrough {HEADLESS} --images {pictures / '0.png'} --no-html"
     )
-    assert {each.prediction for each in record.answers} == {None}
-    assert "answers" not in {figure.name for figure in REPORT(record).figures}
+    assert set(values_of(record.answers, "prediction")) == {None}
+    assert "answers" not in values_of(REPORT(record).figures, "name")
     assert len(record.steps) == 9

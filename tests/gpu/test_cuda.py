@@ -34,24 +34,27 @@ def exact_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", LINES)
 def test_a_command_measures_on_cuda_what_it_measures_on_the_cpu(name, places, tmp_path):
-    found = {}
+    by_device = {}
     for device in ("cpu", "cuda"):
-        beside = tmp_path / device
-        beside.mkdir()
-        found[device] = results(
-            make(name, places, beside, device=("--device", device, "--precision", "fp32"))
+        scratch = tmp_path / device
+        scratch.mkdir()
+        by_device[device] = results(
+            make(name, places, scratch, device=("--device", device, "--precision", "fp32"))
         )
-    assert found["cuda"]["status"] == "done"
-    assert differences(found["cpu"], found["cuda"]) == []
+    assert by_device["cuda"]["status"] == "done"
+    assert differences(by_device["cpu"], by_device["cuda"]) == []
 
 
 def test_bf16_is_the_default_on_cuda_and_keeps_the_answers(tmp_path):
-    found = {}
+    accuracies = {}
     for precision in ("fp32", "auto"):
         line = ["evaluate", "vit-digits", "--device", "cuda", "--precision", precision, "--quiet"]
         assert run([*line, "--out", str(tmp_path / precision)]) == 0
-        found[precision] = results(tmp_path / precision)["metrics"]["accuracy/vit-digits"]
-    assert abs(found["fp32"]["value"] - found["auto"]["value"]) <= 3 / found["fp32"]["n"]
+        accuracies[precision] = results(tmp_path / precision)["metrics"]["accuracy/vit-digits"]
+    assert (
+        abs(accuracies["fp32"]["value"] - accuracies["auto"]["value"])
+        <= 3 / accuracies["fp32"]["n"]
+    )
 
 
 def test_too_little_memory_is_one_line_with_a_batch_size(tmp_path, capsys):

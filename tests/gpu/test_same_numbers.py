@@ -26,15 +26,15 @@ def results(folder: Path) -> dict[str, Any]:
     return read
 
 
-def differences(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """A line for each metric or table that differs."""
+def differences(expected: dict[str, Any], measured: dict[str, Any]) -> list[str]:
+    """Return a line for each metric or table that differs."""
     lines = [
         f"{name}: only in one run"
-        for name in sorted(expected["metrics"].keys() ^ found["metrics"].keys())
+        for name in sorted(expected["metrics"].keys() ^ measured["metrics"].keys())
     ]
-    for name in sorted(expected["metrics"].keys() & found["metrics"].keys()):
+    for name in sorted(expected["metrics"].keys() & measured["metrics"].keys()):
         one = expected["metrics"][name]
-        other = found["metrics"][name]
+        other = measured["metrics"][name]
         if (
             one["unit"] not in MACHINE
             and not any(word in name for word in VARYING)
@@ -44,8 +44,8 @@ def differences(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
                 f"{name}: {one['value']} and {other['value']} {one['unit']} (n {one.get('n')})"
             )
     for name, rows in expected["tables"].items():
-        if name != ANSWERED and len(rows) != len(found["tables"][name]):
-            lines.append(f"table {name}: {len(rows)} and {len(found['tables'][name])} rows")
+        if name != ANSWERED and len(rows) != len(measured["tables"][name]):
+            lines.append(f"table {name}: {len(rows)} and {len(measured['tables'][name])} rows")
     return lines
 
 
@@ -56,11 +56,11 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
         return True
     if abs(first - second) <= TOLERANCE * max(1.0, abs(first)):
         return True
-    whole = {"fraction": 1, "points": 100}.get(one["unit"])
+    scale = {"fraction": 1, "points": 100}.get(one["unit"])
     n = one.get("n")
-    if whole is None or not n or other.get("n") != n:
+    if scale is None or not n or other.get("n") != n:
         return False
-    counts = [value * n / whole for value in (first, second)]
+    counts = [value * n / scale for value in (first, second)]
     return (
         all(abs(count - round(count)) < 1e-6 for count in counts)
         and abs(counts[0] - counts[1]) <= 1 + 1e-6
@@ -84,11 +84,10 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     ],
 )
 def test_the_tolerance(first, second, unit, n, is_same):
-    one, two = (
-        {"metrics": {"a": {"value": each, "unit": unit, "n": n}}, "tables": {}}
-        for each in (first, second)
-    )
+    one = {"metrics": {"a": {"value": first, "unit": unit, "n": n}}, "tables": {}}
+    two = {"metrics": {"a": {"value": second, "unit": unit, "n": n}}, "tables": {}}
     assert (differences(one, two) == []) is is_same
     assert differences(one, {"metrics": {}, "tables": {}}) == ["a: only in one run"]
-    more, fewer = ({"metrics": {}, "tables": {"rows": rows}} for rows in ([{}], []))
+    more = {"metrics": {}, "tables": {"rows": [{}]}}
+    fewer = {"metrics": {}, "tables": {"rows": []}}
     assert differences(more, fewer) == ["table rows: 1 and 0 rows"]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.kit.select import select_one, values_of
 from vitlens.attacks.registry import ATTACKS
 from vitlens.commands.attack.record import AttackRow
 from vitlens.commands.audit.plan import (
@@ -34,8 +35,7 @@ def considered_in(seconds, *, images=100, defined=lambda _: True):
 
 
 def chosen(rows):
-    (row,) = (row for row in rows if row.state == "chosen")
-    return row
+    return select_one(rows, state="chosen")
 
 
 def candidate_of(attack, restarts, epsilons, images):
@@ -48,10 +48,11 @@ def test_the_strongest_that_fits_is_chosen_and_more_time_is_never_a_weaker_one()
     for seconds in (0, 1, 5, 20, 60, 200, 600, 2000, 1e5, 1e9):
         rows = considered_in(seconds, images=300)
         places.append(rows.index(chosen(rows)))
-        assert all(row.minutes * 60 > seconds for row in rows[: places[-1]])
+        for row in rows[: places[-1]]:
+            assert row.minutes * 60 > seconds
         assert chosen(rows).attacks == FGSM or chosen(rows).minutes * 60 <= seconds
-        assert {row.state for row in rows[: places[-1]]} <= {"too long"}
-        assert {row.state for row in rows[places[-1] + 1 :]} <= {"weaker"}
+        assert set(values_of(rows[: places[-1]], "state")) <= {"too long"}
+        assert set(values_of(rows[places[-1] + 1 :], "state")) <= {"weaker"}
     assert places == sorted(places, reverse=True)
     assert len(set(places)) > 5
     assert (places[0], rows[-1].attacks, places[-1]) == (len(rows) - 1, FGSM, 0)
@@ -67,10 +68,10 @@ def test_the_time_of_a_rung_by_hand():
     at the second.
     """
     shares = {0.0: 0.9, 1.0: 0.8, 8.0: 0.5}
-    few, many = (candidate_of("pgd", 3, (1.0, 8.0), images) for images in (300, 400))
-    run = (
-        3 * ATTACKS["pgd"].steps * 3
-    )  # restarts, steps, and forward passes that a step with its gradient takes
+    few = candidate_of("pgd", 3, (1.0, 8.0), 300)
+    many = candidate_of("pgd", 3, (1.0, 8.0), 400)
+    # restarts, steps, and forward passes that a step with its gradient takes
+    run = 3 * ATTACKS["pgd"].steps * 3
     assert passes_of(many, shares) - passes_of(few, shares) == pytest.approx(
         100 * run * (0.9 + 0.8)
     )
@@ -79,9 +80,8 @@ def test_the_time_of_a_rung_by_hand():
     assert 60 * row.minutes == pytest.approx(
         PASS * (passes_of(many, shares) + passes_of(fgsm, shares))
     )
-    checks = passes_of(
-        many, dict.fromkeys(shares, 0.0)
-    )  # the self-checks and the sample have all images
+    # the self-checks and the sample have all images
+    checks = passes_of(many, dict.fromkeys(shares, 0.0))
     assert checks == (8 * 16 + 256) * run
 
 
@@ -102,9 +102,8 @@ def test_later_members_of_an_ensemble_get_what_is_left_at_the_same_epsilon():
     shares = {0.0: 1.0, 8.0: 0.0}  # all fooled: APGD-CE alone has work
     assert swept("auto", shares) == pytest.approx(swept("apgd-ce", shares))
     assert swept("auto", ALL) > 5 * swept("auto", shares)
-    assert (
-        swept("square", ALL) == 10 * ATTACKS["square"].passes()
-    )  # without gradients: forward passes
+    # without gradients: forward passes
+    assert swept("square", ALL) == 10 * ATTACKS["square"].passes()
 
 
 def test_what_is_not_defined_is_passed_over_and_rungs_that_are_the_same_stand_once():
@@ -112,16 +111,16 @@ def test_what_is_not_defined_is_passed_over_and_rungs_that_are_the_same_stand_on
     assert chosen(rows).attacks == ("apgd-ce",)
     assert {row.minutes for row in rows if row.state == "undefined"} == {None}
     rows = considered_in(10.0, images=40)  # fewer than several rungs take
-    assert len({(row.attacks, row.restarts, row.epsilons) for row in rows}) == len(rows)
-    assert {row.images for row in rows} == {40}
+    assert len(set(values_of(rows, "attacks", "restarts", "epsilons"))) == len(rows)
+    assert set(values_of(rows, "images")) == {40}
 
 
 @pytest.mark.parametrize(
-    ("work", "seconds"), [((0, 0, None, 0, 0, 0.0), 0.0), ((9, 0, None, 20, 10, 8.0), 0.2)]
+    ("counts", "seconds"), [((0, 0, None, 0, 0, 0.0), 0.0), ((9, 0, None, 20, 10, 8.0), 0.2)]
 )
-def test_the_time_of_a_pass_is_that_of_an_attack_and_none_of_one_without_images(work, seconds):
+def test_the_time_of_a_pass_is_that_of_an_attack_and_none_of_one_without_images(counts, seconds):
     """Of 20 passes forward 10 are also backward, as long as two more."""
-    row = AttackRow("m", "fgsm-linf", "fgsm", "FGSM", "linf", "budget", "", 1, 1, *work)
+    row = AttackRow("m", "fgsm-linf", "fgsm", "FGSM", "linf", "budget", "", 1, 1, *counts)
     assert pass_seconds(row) == pytest.approx(seconds)
 
 

@@ -40,7 +40,7 @@ Draw = Callable[[np.random.Generator], tuple[Estimate, float]]
 
 
 def coverage(draw: Draw, *, runs: int = RUNS, seed: int = 0) -> float:
-    """The percentage of intervals that hold the true value."""
+    """Return the percentage of intervals that hold the true value."""
     generator = np.random.default_rng(seed)
     held = 0
     for _ in range(runs):
@@ -73,8 +73,8 @@ def test_of_a_mean(function, kind, n, least):
     more = {"draws": 2000} if function is ours.bootstrap_mean else {}
     if kind == "shares":
         more |= {"least": 0.0, "most": 1.0}
-    found = coverage(lambda generator: (function(sample(generator, n), **more), truth))
-    assert least - 0.5 <= found <= 98
+    covered = coverage(lambda generator: (function(sample(generator, n), **more), truth))
+    assert least - 0.5 <= covered <= 98
 
 
 def grouped(generator: np.random.Generator, sizes: list[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -107,8 +107,8 @@ def test_of_a_mean_over_groups(which, sizes):
         )
         return moments.estimate(("x", 0), 0, ""), 0.0
 
-    found = coverage(draw, runs=400 if which == "rows" else RUNS)
-    assert 91 <= found <= (99.8 if len(set(sizes)) > 1 else 98)
+    covered = coverage(draw, runs=400 if which == "rows" else RUNS)
+    assert 91 <= covered <= (99.8 if len(set(sizes)) > 1 else 98)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.8, 0.9])
@@ -122,9 +122,9 @@ def test_of_an_accuracy_over_groups(groups, size, within, share):
     members = np.repeat(np.arange(groups), size)
 
     def draw(generator: np.random.Generator) -> tuple[Estimate, float]:
-        known = generator.beta(share * scale, (1 - share) * scale, groups)
+        rates = generator.beta(share * scale, (1 - share) * scale, groups)
         return ours.share_of(
-            generator.random(groups * size) < known[members], groups=members
+            generator.random(groups * size) < rates[members], groups=members
         ), share
 
     assert (88 if share == 0.9 else 92) <= coverage(draw) <= 99.5
@@ -135,11 +135,11 @@ def test_of_an_accuracy_over_groups(groups, size, within, share):
 )
 def test_of_a_share(n, share, least):
     """Exactly, over all counts: Wilson's is discrete."""
-    held = [
-        stats.binom.pmf(count, n, share)
-        for count in range(n + 1)
-        if (found := ours.wilson(count, n)).low <= share <= found.high
-    ]
+    held = []
+    for count in range(n + 1):
+        interval = ours.wilson(count, n)
+        if interval.low <= share <= interval.high:
+            held.append(stats.binom.pmf(count, n, share))
     assert least <= 100 * sum(held) <= 99
 
 
@@ -159,10 +159,10 @@ def test_of_a_difference_of_accuracies(n):
 
 @pytest.mark.parametrize("n", [6, 10, 31])
 def test_of_a_median(n):
-    found = coverage(
+    covered = coverage(
         lambda generator: (ours.median_of(generator.exponential(size=n)), float(np.log(2)))
     )
-    assert 92 <= found <= MOST  # exact, conservative
+    assert 92 <= covered <= MOST  # exact, conservative
 
 
 @pytest.mark.parametrize(("first", "second"), [(3, 3), (3, 9), (5, 5)])
@@ -177,9 +177,7 @@ def test_of_welchs_difference(first, second):
 def seeded(
     generator: np.random.Generator, seeds: int, of_images: np.ndarray, spread: float
 ) -> np.ndarray:
-    """Whether each seed is right on each image: the logit is that of the image plus that of the
-    seed.
-    """
+    """Draw answers of seeds to images: a logit is that of the image plus that of the seed."""
     logits = of_images + spread * generator.normal(size=(seeds, 1)) + 1.5
     return generator.random(logits.shape) < 1 / (1 + np.exp(-logits))
 
@@ -197,8 +195,8 @@ def test_of_an_accuracy_over_seeds(seeds, spread):
         of_images = 1.5 * generator.normal(size=300)
         return accuracy_over_seeds(seeded(generator, seeds, of_images, spread)), truth
 
-    found = coverage(draw)
-    assert 91.5 <= found <= 98.5
+    covered = coverage(draw)
+    assert 91.5 <= covered <= 98.5
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 5])
@@ -207,7 +205,8 @@ def test_of_a_difference_over_seeds(seeds):
 
     def draw(generator: np.random.Generator) -> tuple[Estimate, float]:
         of_images = 1.5 * generator.normal(size=300)
-        first, second = (seeded(generator, seeds, of_images, 0.2) for _ in range(2))
+        first = seeded(generator, seeds, of_images, 0.2)
+        second = seeded(generator, seeds, of_images, 0.2)
         return difference_over_seeds(first, second).estimate, 0.0
 
     assert 92 <= coverage(draw) <= MOST
@@ -216,13 +215,13 @@ def test_of_a_difference_over_seeds(seeds):
 @pytest.mark.parametrize("n", [5, 10, 30, 100])
 def test_a_detectable_effect_is_found_with_the_power_that_it_says(n):
     generator = np.random.default_rng(0)
-    found = 0
+    detections = 0
     for _ in range(RUNS):
         power = ours.power_of(generator.normal(size=n))
         assert power is not None
         ratio = power.detectable / power.error  # of the error that is known
-        found += ours.student_test(generator.normal(ratio / np.sqrt(n), 1, n)) <= 0.05
-    assert 76 <= 100 * found / RUNS <= 88
+        detections += ours.student_test(generator.normal(ratio / np.sqrt(n), 1, n)) <= 0.05
+    assert 76 <= 100 * detections / RUNS <= 88
 
 
 @pytest.mark.parametrize("n", [8, 16, 50])

@@ -20,14 +20,14 @@ def pretend(monkeypatch, *, cuda: int = 0, mps: bool = False, bf16: bool = True)
 
 
 def test_auto_takes_the_best_there_is_and_what_is_not_there_is_refused(monkeypatch):
-    for cuda, mps, found in (
+    for cuda, mps, expected in (
         (0, False, "cpu"),
         (0, True, "mps"),
         (1, False, "cuda"),
         (2, True, "cuda"),
     ):
         pretend(monkeypatch, cuda=cuda, mps=mps)
-        assert resolve_device() == torch.device(found)
+        assert resolve_device() == torch.device(expected)
     for name in ("cpu", "cuda", "cuda:1", "mps"):  # of two cards and Apple's
         assert resolve_device(name) == torch.device(name)
     for name in ("gpu", "cuda:", "cpu:0", "", "CUDA", "cuda:-1"):
@@ -61,8 +61,10 @@ def test_precision(monkeypatch):
         autocast(CPU, "fp16")
     for bf16 in (True, False):  # on a card that multiplies in it, or not
         pretend(monkeypatch, cuda=1, bf16=bf16)
-        found = [in_bf16(torch.device("cuda"), precision) for precision in ("auto", "fp32", "bf16")]
-        assert found == [bf16, False, True]
+        in_half = [
+            in_bf16(torch.device("cuda"), precision) for precision in ("auto", "fp32", "bf16")
+        ]
+        assert in_half == [bf16, False, True]
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -105,11 +107,11 @@ def test_attention_keeps_fp32_on_a_cpu_where_a_gradient_is_wanted_and_products_a
     with autocast(CPU, "bf16"):
         assert attention(query, key, value).dtype == torch.float32
         assert (query @ key.transpose(-1, -2)).dtype == torch.bfloat16
-        found = attention(query, key, value, attn_mask=torch.zeros(5, 5, dtype=torch.bfloat16))
+        output = attention(query, key, value, attn_mask=torch.zeros(5, 5, dtype=torch.bfloat16))
         with torch.no_grad():
             assert attention(query, key, value).dtype == torch.bfloat16
     torch.testing.assert_close(
-        found, attention(query.float(), key.float(), value.float()), atol=1e-6, rtol=1e-5
+        output, attention(query.float(), key.float(), value.float()), atol=1e-6, rtol=1e-5
     )
     assert attention(query, key, value).dtype == torch.bfloat16
 
@@ -121,20 +123,20 @@ def test_attention_by_products_is_attention_to_the_rounding_of_bf16(monkeypatch,
     monkeypatch.setattr("vitlens.devices.multiplies_bf16", lambda _: True)
     parts = heads(5)
     with autocast(CPU, "bf16"):
-        found = attention(*parts, **options)
+        output = attention(*parts, **options)
         masked = {"attn_mask": torch.zeros(5, 5, dtype=torch.bfloat16)}
         to_kernel = [(41, {}), (5, {"dropout_p": 0.5}), (5, {"is_causal": True}), (5, masked)]
         assert {attention(*heads(tokens), **more).dtype for tokens, more in to_kernel} == {
             torch.float32
         }
-    assert found.dtype == torch.bfloat16
+    assert output.dtype == torch.bfloat16
     wide = [part.detach().float().requires_grad_() for part in parts]
     exact = attention(*wide, **options)
     weights = torch.randn_like(exact)
     pairs = zip(
-        torch.autograd.grad((found * weights).sum(), parts),
+        torch.autograd.grad((output * weights).sum(), parts),
         torch.autograd.grad((exact * weights).sum(), wide),
     )
-    for ours, theirs in [(found, exact), *pairs]:
+    for ours, theirs in [(output, exact), *pairs]:
         error = (ours.float() - theirs).abs().max() / theirs.abs().max()
         assert 0 < error < 2**-5

@@ -36,7 +36,7 @@ MODELS = {
 
 
 def grid_of(model: Model) -> tuple[int, int]:
-    """Of a model of windows that of a ViT of its size."""
+    """Return the grid of a model; of a model of windows that of a ViT of its size."""
     return model.layout.grid if model.anatomy.layout else (8, 8)
 
 
@@ -44,7 +44,7 @@ def grid_of(model: Model) -> tuple[int, int]:
 def by_pixels(
     model: Model, batch: Tensor, which: Tensor, removed: Tensor, substrate: str
 ) -> Tensor:
-    """The logits of each variant, put together from pixels."""
+    """Return the logits of each variant, put together from pixels."""
     cells = removed.view(-1, 1, *grid_of(model)).float()
     holes = F.interpolate(cells, size=model.input_size, mode="nearest-exact") > 0.5
     if substrate == "imputed":
@@ -67,8 +67,8 @@ def variants(model: Model, count: int = 11, batch: int = 3) -> tuple[Tensor, Ten
 def test_variants_are_those_that_are_put_together_from_pixels(name, substrate):
     model = MODELS[name]()
     batch, which, removed = variants(model)
-    found = Variants(model, batch, substrate=substrate, batch_size=4).logits(which, removed)
-    torch.testing.assert_close(found, by_pixels(model, batch, which, removed, substrate), **SAME)
+    logits = Variants(model, batch, substrate=substrate, batch_size=4).logits(which, removed)
+    torch.testing.assert_close(logits, by_pixels(model, batch, which, removed, substrate), **SAME)
     if name == "swin":
         with pytest.raises(UnsupportedError):
             Variants(model, images(), substrate="absent")
@@ -79,15 +79,15 @@ def test_absent_patches_are_no_tokens():
     """By hand: the model's own blocks and head on the tokens that stay."""
     model = ours()
     batch, which, removed = variants(model)
-    found = Variants(model, batch, substrate="absent", batch_size=2).logits(which, removed)
+    logits = Variants(model, batch, substrate="absent", batch_size=2).logits(which, removed)
     module = model.module
-    for row, index, gone in zip(found, which, removed):
-        kept = module.tokens(model.prepare(batch[index : index + 1]))[
+    for row, index, gone in zip(logits, which, removed):
+        tokens = module.tokens(model.prepare(batch[index : index + 1]))[
             :, torch.cat([torch.tensor([True]), ~gone])
         ]
         for block in module.blocks:
-            kept = block(kept)
-        torch.testing.assert_close(row, module.forward_head(module.norm(kept))[0], **SAME)
+            tokens = block(tokens)
+        torch.testing.assert_close(row, module.forward_head(module.norm(tokens))[0], **SAME)
 
 
 def test_images_of_another_size_are_resized_first():
@@ -97,8 +97,9 @@ def test_images_of_another_size_are_resized_first():
     small = F.interpolate(
         large, size=model.input_size, mode="bilinear", antialias=True, align_corners=False
     )
-    found, expected = (Variants(model, each).logits(which, removed) for each in (large, small))
-    torch.testing.assert_close(found, expected)
+    logits = Variants(model, large).logits(which, removed)
+    expected = Variants(model, small).logits(which, removed)
+    torch.testing.assert_close(logits, expected)
 
 
 def test_the_curves_of_imputed_patches_are_those_of_a_plain_loop():
@@ -107,10 +108,10 @@ def test_the_curves_of_imputed_patches_are_those_of_a_plain_loop():
     batch = images((32, 48), batch=3)
     targets = torch.tensor([0, 4, 2])
     maps = [torch.rand(3, 4, 3, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2)]
-    found = faithfulness(model, batch, targets, maps, substrate="imputed", batch_size=5)
+    results = faithfulness(model, batch, targets, maps, substrate="imputed", batch_size=5)
     counts = torch.tensor([round(12 * share) for share in SHARES])
-    for one, own in zip(maps, found):
-        for curve, sign in ((own.deletion, 1), (own.least_first, -1)):
+    for one, result in zip(maps, results):
+        for curve, sign in ((result.deletion, 1), (result.least_first, -1)):
             assert curve.shares.tolist() == pytest.approx((counts / 12).tolist())
             for index in range(3):  # without ties there is one order
                 ranks = (sign * one[index]).flatten().argsort(descending=True).argsort()
@@ -122,9 +123,8 @@ def test_the_curves_of_imputed_patches_are_those_of_a_plain_loop():
                     "imputed",
                 )
                 expected = answers.softmax(-1)[:, targets[index]]
-                torch.testing.assert_close(
-                    curve.probability[index], expected, atol=1e-4, rtol=1e-3
-                )  # of the pixels
+                # of the pixels
+                torch.testing.assert_close(curve.probability[index], expected, atol=1e-4, rtol=1e-3)
                 assert torch.equal(curve.predicted[index], answers.argmax(-1))
                 assert torch.equal(curve.kept[index], answers.argmax(-1) == targets[index])
 
@@ -133,9 +133,8 @@ def test_an_image_does_not_depend_on_its_neighbours_or_the_other_maps():
     model = ours()
     batch = images((32, 48), batch=3)
     targets = torch.tensor([1, 3, 0])
-    maps = torch.rand(3, 4, 3, generator=torch.Generator().manual_seed(1)).round(
-        decimals=1
-    )  # with ties
+    # with ties
+    maps = torch.rand(3, 4, 3, generator=torch.Generator().manual_seed(1)).round(decimals=1)
     (together, _) = faithfulness(model, batch, targets, [maps, maps.flip(0)], steps=4)
     assert together.deletion.shares.tolist() == [0, 0.25, 0.5, 0.75, 1]
     (alone,) = faithfulness(model, batch[1:2], targets[1:2], [maps[1:2]], steps=4)
@@ -174,25 +173,25 @@ def test_refusals(maps, more):
 
 
 def holes(kind: str, size: tuple[int, int] = (24, 20)) -> Tensor:
-    """One hole in the middle, a chequered one, or all but a corner."""
+    """Return one hole in the middle, a chequered hole, or everything except a corner."""
     rows = torch.arange(size[0])[:, None]
     columns = torch.arange(size[1])
-    found = {
+    shapes = {
         "middle": (rows >= 6) & (rows < 18) & (columns >= 5) & (columns < 15),
         "chequers": (rows * 6 // size[0] + columns * 5 // size[1]) % 2 == 0,
         "corner": (rows >= 4) | (columns >= 4),
     }
-    return found[kind][None, None]
+    return shapes[kind][None, None]
 
 
 def package_fills(image: Tensor, hole: Tensor) -> Tensor:
-    """The grad-cam package's linear system, solved by scipy; the package's own call stumbles over
-    NumPy 2.
-    """
+    """Solve the grad-cam package's linear system with scipy, as it fails with NumPy 2."""
     from pytorch_grad_cam.metrics.road import NoisyLinearImputer, neighbors_weights
 
-    known = (~hole).float().numpy()
-    matrix, right = NoisyLinearImputer.setup_sparse_system(known, image.numpy(), neighbors_weights)
+    present = (~hole).float().numpy()
+    matrix, right = NoisyLinearImputer.setup_sparse_system(
+        present, image.numpy(), neighbors_weights
+    )
     filled = image.clone()
     filled[:, hole] = torch.from_numpy(spsolve(csc_matrix(matrix), right)).to(image).T
     return filled
@@ -212,20 +211,22 @@ def test_holes_are_filled_as_the_grad_cam_package_does(kind, size):
     # one corner of 96 x 80 is beyond float32's rounding
     batch = images(size).double()
     hole = holes(kind, size)
-    found = imputed(batch, hole.expand(2, -1, -1, -1), noise=0.0)
-    for image, own in zip(batch, found):
-        torch.testing.assert_close(own, package_fills(image, hole[0, 0]), atol=TOLERANCE, rtol=0.0)
+    filled_images = imputed(batch, hole.expand(2, -1, -1, -1), noise=0.0)
+    for image, filled in zip(batch, filled_images):
+        torch.testing.assert_close(
+            filled, package_fills(image, hole[0, 0]), atol=TOLERANCE, rtol=0.0
+        )
 
 
 def test_imputed_images():
-    """What is known stays, each image is by itself, holes are noisy, and all hole is refused."""
+    """Pixels outside the hole stay, each image is filled separately, filled holes are noisy."""
     batch = images((24, 20), batch=3)
     hole = torch.cat([holes(kind) for kind in ("middle", "chequers", "corner")])
-    found = imputed(batch, hole)
-    assert torch.equal(found.masked_select(~hole), batch.masked_select(~hole))
+    filled = imputed(batch, hole)
+    assert torch.equal(filled.masked_select(~hole), batch.masked_select(~hole))
     for index in range(3):
         alone = imputed(batch[index : index + 1], hole[index : index + 1])
-        torch.testing.assert_close(found[index : index + 1], alone, atol=1e-3, rtol=0.0)
+        torch.testing.assert_close(filled[index : index + 1], alone, atol=1e-3, rtol=0.0)
     even = torch.full_like(batch, 0.4)
     torch.testing.assert_close(imputed(even, hole, noise=0.0), even, atol=1e-3, rtol=0.0)
     assert 0.005 < imputed(even, hole).masked_select(hole).std() < 0.015
@@ -234,41 +235,46 @@ def test_imputed_images():
 
 
 def judged(
-    *means: float, kept: float | None = None, n: int = 32, names: tuple[str, ...] = STAGES
+    *means: float, kept_share: float | None = None, n: int = 32, names: tuple[str, ...] = STAGES
 ) -> Judgement:
-    known = [Estimate(mean, mean - 0.02, mean + 0.02, n, "") for mean in means]
-    return judged_cascade([Stage(name, own, kept) for name, own in zip(names, known)])
+    estimates = [Estimate(mean, mean - 0.02, mean + 0.02, n, "") for mean in means]
+    return judged_cascade(
+        [Stage(name, estimate, kept_share) for name, estimate in zip(names, estimates)]
+    )
 
 
 @pytest.mark.parametrize(
     ("means", "state", "decisive"),
     [
         (FALLING, "pass", 2),
+        # below 0.5 only in the lower half; the least down to the middle block decides
         (
             STAYING,
             "fail",
             2,
-        ),  # below 0.5 only in the lower half; the least down to the middle block decides
+        ),
         ((1.0, 0.4, 0.9, 0.9, 0.2, 0.0), "pass", 1),
+        # all weights random, and the maps are the old ones
         (
             (0.1, 0.1, 0.1, 0.1, 0.1, 0.6),
             "fail",
             5,
-        ),  # all weights random, and the maps are the old ones
+        ),
         ((0.9, 0.8, 0.49, 0.1, 0.1, 0.0), "inconclusive", 2),  # its interval holds 0.5
         ((0.1, 0.1, 0.1, 0.1, 0.1, 0.49), "inconclusive", 0),
     ],
 )
 def test_the_rule_of_the_cascade(means, state, decisive):
-    found = judged(*means)
-    assert (found.state, found.value.value) == (state, means[decisive])
+    judgement = judged(*means)
+    assert (judgement.state, judgement.value.value) == (state, means[decisive])
 
 
 def test_a_cascade_that_could_not_have_failed_and_the_least_similarity_down_to_the_middle_block():
     for means in (FALLING, STAYING):
-        assert {judged(*means, n=n, kept=kept).state for n, kept in ((9, None), (32, 0.9))} == {
-            "inconclusive"
-        }
+        assert {
+            judged(*means, n=n, kept_share=kept_share).state
+            for n, kept_share in ((9, None), (32, 0.9))
+        } == {"inconclusive"}
     for names in (("head", "block 1", "block 0", "embedding"), ("head", "block 0")):
         assert judged(0.9, 0.89, 0.88, 0.87, names=names).value.value == 0.89
 

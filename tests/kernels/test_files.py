@@ -22,7 +22,7 @@ from vitlens.files import inside, named_file, read_json, sha256, write_atomicall
 
 
 def header(shape: str, kind: str = "<f8") -> bytes:
-    """The start of a .npy that claims a shape."""
+    """Return the start of a .npy that claims a shape."""
     text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}}}".encode()
     text += b" " * (-(len(text) + 11) % 64) + b"\n"
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
@@ -56,9 +56,8 @@ FORMS: dict[str, bytes] = {
 def test_a_damaged_archive_is_one_line_and_no_memory(tmp_path, form):
     path = tmp_path / "a.npz"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "Duplicate name"
-        )  # zipfile's, of a name that is written twice
+        # zipfile's, of a name that is written twice
+        warnings.filterwarnings("ignore", "Duplicate name")
         for _ in range(2 if form == "twice" else 1):
             archive.writestr(zipfile.ZipInfo("x.npy"), FORMS[form])
     tracemalloc.start()
@@ -104,17 +103,19 @@ def test_good_arrays_come_back_and_only_the_keys_asked_for(tmp_path):
         tmp_path / "a.npz", **{name: array for name, array in arrays.items() if name != "file"}
     )
     write_arrays(tmp_path / "b.npz", arrays)
-    for found in (read_arrays(tmp_path / "a.npz"), read_arrays(tmp_path / "b.npz")):
-        for name, array in found.items():
+    for read in (read_arrays(tmp_path / "a.npz"), read_arrays(tmp_path / "b.npz")):
+        for name, array in read.items():
             assert (array.dtype, array.shape) == (arrays[name].dtype, arrays[name].shape)
             np.testing.assert_array_equal(array, arrays[name])
-    assert found.keys() == arrays.keys()
+    assert read.keys() == arrays.keys()
     assert list(read_arrays(tmp_path / "a.npz", keys=("b", "z"))) == ["b"]
 
 
 def test_arrays_of_another_form_are_refused():
-    found = {"a": np.zeros((2, 3)), "digest": np.array("x")}
-    require_forms(found, {"a": Form("f", (2, None)), "digest": Form("U")}, Path("p"), hint="again")
+    content = {"a": np.zeros((2, 3)), "digest": np.array("x")}
+    require_forms(
+        content, {"a": Form("f", (2, None)), "digest": Form("U")}, Path("p"), hint="again"
+    )
     for name, form in (
         ("a", Form("f", (2, 4))),
         ("a", Form("iu", (2, 3))),
@@ -122,7 +123,7 @@ def test_arrays_of_another_form_are_refused():
         ("b", Form("f")),
     ):
         with pytest.raises(InputError, match=name):
-            require_forms(found, {name: form}, Path("p"), hint="again")
+            require_forms(content, {name: form}, Path("p"), hint="again")
 
 
 def test_the_file_appears_whole_and_alone(tmp_path):
@@ -150,14 +151,14 @@ def test_a_disk_that_fails_is_one_line_and_leaves_nothing(tmp_path, monkeypatch,
 
 
 def test_json_comes_back_with_numpy_and_paths_as_plain(tmp_path):
-    given = {
+    content = {
         "n": np.int64(3),
         "x": np.float32(0.5),
         "list": np.arange(2),
         "path": Path("a/b"),
         "é\udcff": None,
     }
-    write_json(tmp_path / "a.json", given)
+    write_json(tmp_path / "a.json", content)
     assert read_json(tmp_path / "a.json") == {
         "n": 3,
         "x": 0.5,
@@ -175,9 +176,7 @@ def test_json_holds_no_nan_and_says_where(tmp_path, bad):
 
 
 def test_no_place_outside_no_link_and_no_path_in_a_name(tmp_path):
-    """That links are neither read nor written through: tests/contracts. The folder itself may be
-    one.
-    """
+    """The folder itself may be a link; tests/contracts has those inside it."""
     (tmp_path / "latest").symlink_to(tmp_path)
     with pytest.raises(InputError, match="no link"):
         inside(tmp_path, "latest", "y.npz")

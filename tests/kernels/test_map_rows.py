@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.kit.map_rows import IMPUTED
+from tests.kit.select import select
 from vitlens import load_data
 from vitlens.commands.shared.maps.measure import CheckedMaps, map_rows, on_object_rows
 from vitlens.uncertainty import Side
@@ -16,16 +17,16 @@ from vitlens.uncertainty import Side
 
 @pytest.mark.parametrize("sources", [None, [0, 0, 0, 0, 1, 2, 2]])
 def test_other_images_are_of_other_sources(sources):
-    def others(count, known):
-        given = SimpleNamespace(seed=3)
+    def others(count, sources):
+        settings = SimpleNamespace(seed=3)
         return CheckedMaps(
-            None, torch.zeros(count, 3, 2, 2), None, {}, (), given, sources=known
+            None, torch.zeros(count, 3, 2, 2), None, {}, (), settings, sources=sources
         ).other_images()
 
-    own = None if sources is None else torch.tensor(sources)
-    other = others(7, own)
-    known = torch.arange(7) if own is None else own
-    assert not bool((known[other] == known).any())
+    sources_tensor = None if sources is None else torch.tensor(sources)
+    other = others(7, sources_tensor)
+    source_of = torch.arange(7) if sources_tensor is None else sources_tensor
+    assert not bool((source_of[other] == source_of).any())
     assert others(2, torch.zeros(2).int()) is None
 
 
@@ -33,11 +34,11 @@ def test_no_method_chooses_by_the_removals_that_judge_and_the_object_does_not_co
     record = golden("explain verified").record
     assert {row.check for row in record.checks if row.margin and row.needed} == {"mean", IMPUTED}
     checked = {row.method: row for row in record.checks if row.check == "object"}
-    own = [row for row in record.on_object if row.score == "roc_auc"]
-    assert own
-    for row in own:
-        found = checked[row.maps]
-        assert (found.state, found.needed, found.value) == (
+    rows = select(record.on_object, score="roc_auc")
+    assert rows
+    for row in rows:
+        checks_of_map = checked[row.maps]
+        assert (checks_of_map.state, checks_of_map.needed, checks_of_map.value) == (
             "pass" if row.above else "warn",
             False,
             row.estimate,
@@ -60,9 +61,9 @@ def test_maps_on_the_object_exceed_all_that_ignore_the_image():
     inside = masks.float()
     centre = torch.zeros(12, 8, 8)
     centre[:, 3:5, 3:5] = 1.0
-    own, fixed = on_object_rows("vit", [("own", inside), ("fixed", centre)], "roc_auc", masks)
-    assert (own.above, fixed.above) == (True, False)
-    assert own.estimate.value == 1.0
+    on_object, fixed = on_object_rows("vit", [("own", inside), ("fixed", centre)], "roc_auc", masks)
+    assert (on_object.above, fixed.above) == (True, False)
+    assert on_object.estimate.value == 1.0
 
 
 def test_no_hits_on_few_images_are_not_shown_to_be_fewer_than_by_chance():
@@ -85,11 +86,12 @@ def test_no_baseline_is_of_the_same_photograph_stored_twice():
     for image in range(8):
         masks[image, image // 2] = True  # four photographs, each twice; each map is right
     twice = torch.arange(8) // 2
-    named = [("map", masks.float())]
-    (apart,) = on_object_rows("vit", named, "mass", masks, sources=twice)
-    (mixed,) = on_object_rows("vit", named, "mass", masks)
+    maps = [("map", masks.float())]
+    (apart,) = on_object_rows("vit", maps, "mass", masks, sources=twice)
+    (mixed,) = on_object_rows("vit", maps, "mass", masks)
+    # of the others, none is on the object
     assert apart.baseline in (
         "a uniform map",
         "a map of the centre",
-    )  # of the others, none is on the object
+    )
     assert mixed.of_baseline.value > apart.of_baseline.value

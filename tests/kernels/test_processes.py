@@ -47,7 +47,7 @@ def test_without_a_world_size_a_process_is_alone(rank, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("said", "device", "found"),
+    ("said", "device", "message"),
     [
         ({"WORLD_SIZE": "two"}, "cpu", "WORLD_SIZE.* 'two'"),
         ({"WORLD_SIZE": "0"}, "cpu", "'0'"),
@@ -57,25 +57,29 @@ def test_without_a_world_size_a_process_is_alone(rank, monkeypatch):
         (TWO, "cuda", "found 1;"),
     ],
 )
-def test_half_a_launch_is_refused(said, device, found, monkeypatch):
+def test_half_a_launch_is_refused(said, device, message, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     for name, value in said.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(InputError, match=found):
+    with pytest.raises(InputError, match=message):
         join(torch.device(device))
 
 
 def test_results_are_gathered_bit_for_bit_and_totals_exact_and_copies(monkeypatch):
     """In the order of the images: also tests/golden."""
-    whole = (
+    expected = (
         torch.randn(7, 2, 3, generator=torch.Generator().manual_seed(0)).mul(3).to(torch.bfloat16)
     )
-    whole[3, 1, 1] = torch.nan
-    for values in run_in_processes(3, lambda own: own.gathered(whole[own.index :: 3]), monkeypatch):
+    expected[3, 1, 1] = torch.nan
+    for values in run_in_processes(
+        3, lambda processes: processes.gathered(expected[processes.index :: 3]), monkeypatch
+    ):
         assert values.dtype == torch.bfloat16
-        assert torch.equal(values.view(torch.uint8), whole.view(torch.uint8))
+        assert torch.equal(values.view(torch.uint8), expected.view(torch.uint8))
     parts = torch.tensor([[2**24 + 1.0 + index, 0.1] for index in range(3)], dtype=torch.float64)
-    for total in run_in_processes(3, lambda own: own.total(parts[own.index]), monkeypatch):
+    for total in run_in_processes(
+        3, lambda processes: processes.total(parts[processes.index]), monkeypatch
+    ):
         assert torch.equal(total, parts.sum(0))
     Processes(0, 1, CPU).total(parts).zero_()
     assert parts.all()
@@ -85,34 +89,37 @@ def test_results_are_gathered_bit_for_bit_and_totals_exact_and_copies(monkeypatc
 def test_the_first_is_ahead_even_when_it_fails(broken, monkeypatch):
     order = []
 
-    def work(own: Processes) -> None:
-        with own.main_process_first():
-            order.append(own.index)
-            if broken and own.is_first:
+    def work(processes: Processes) -> None:
+        with processes.main_process_first():
+            order.append(processes.index)
+            if broken and processes.is_first:
                 raise InputError("no such model")
 
-    first, *others = run_in_processes(3, work, monkeypatch)
-    assert (order[0], sorted(order), others) == (0, [0, 1, 2], [None] * 2)
+    first, *rest = run_in_processes(3, work, monkeypatch)
+    assert (order[0], sorted(order), rest) == (0, [0, 1, 2], [None] * 2)
     assert isinstance(first, InputError) == broken
 
 
 def test_other_images_than_the_share_and_a_process_that_ended_are_told(monkeypatch):
-    found = run_in_processes(2, lambda own: own.gathered(torch.zeros(1 + own.index)), monkeypatch)
-    assert all(isinstance(error, RunError) for error in found)
-    assert "found [1, 2]" in str(found[0])
-    _, *others = run_in_processes(
-        3, lambda own: own.is_first or own.gathered(torch.zeros(2)), monkeypatch
+    errors = run_in_processes(
+        2, lambda processes: processes.gathered(torch.zeros(1 + processes.index)), monkeypatch
     )
-    assert all(isinstance(error, RunError) for error in others)
+    for error in errors:
+        assert isinstance(error, RunError)
+    assert "found [1, 2]" in str(errors[0])
+    _, *rest = run_in_processes(
+        3, lambda processes: processes.is_first or processes.gathered(torch.zeros(2)), monkeypatch
+    )
+    for error in rest:
+        assert isinstance(error, RunError)
 
 
 def work_for_real(index: int, port: int, folder: Path) -> None:
-    """What one of three real processes does: join, share, sum, gather, write what it found."""
+    """Run one of three real processes: join, share, sum, gather and write the results."""
     from accelerate.state import AcceleratorState
 
-    AcceleratorState._reset_state(
-        reset_partial_state=True
-    )  # a fork has what its parent found out about itself
+    # a fork has what its parent found out about itself
+    AcceleratorState._reset_state(reset_partial_state=True)
     place = {
         "RANK": index,
         "LOCAL_RANK": index,

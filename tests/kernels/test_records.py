@@ -65,7 +65,7 @@ ROWS = (Point("cat\n*1*", 1.0, {"a": HALF, "c": HALF, "b": None}, "odd"), Point(
 
 
 def back(path: Path, **parts: object) -> PointsRecord:
-    """A record of these parts as it is read from its folder."""
+    """Write a record of these parts and read it from its folder."""
     with RunFolder.opened("rollout", RunOptions(out=path)) as folder:
         folder.keep(PointsRecord(**parts))  # type: ignore[arg-type]
     return read_record(PointsRecord, read_run(path))
@@ -119,10 +119,10 @@ def test_contents_cells_rows_by_a_field_and_several_records_in_one():
     }
     assert by((*ROWS, ROWS[0]), "name") == {"cat\n*1*": (ROWS[0], ROWS[0]), "dog": (ROWS[1],)}
     grids = [Grid(np.ones((1, 2))), Grid(np.zeros((1, 2)))]
-    whole = joined(
+    combined = joined(
         [PointsRecord(points=(row,), grid={row.name: grid}) for row, grid in zip(ROWS, grids)]
     )
-    assert (whole.points, list(whole.grid.values())) == (ROWS, grids)
+    assert (combined.points, list(combined.grid.values())) == (ROWS, grids)
 
 
 def test_arrays_come_back_optional_or_not_and_several_of_one_form_by_number_and_by_name(tmp_path):
@@ -131,8 +131,8 @@ def test_arrays_come_back_optional_or_not_and_several_of_one_form_by_number_and_
         {"own weight": np.zeros(2), "x_low": np.ones(3)},
         {"x": np.ones(1)},
     )
-    given = {"vit": Grid(np.ones((3, 2)), np.array([True, False])), "a-b": Grid(np.zeros((1, 2)))}
-    record = back(tmp_path / "run", grid=given, several=several)
+    grids = {"vit": Grid(np.ones((3, 2)), np.array([True, False])), "a-b": Grid(np.zeros((1, 2)))}
+    record = back(tmp_path / "run", grid=grids, several=several)
     assert set(record.grid) == {"vit", "a-b"}
     assert (record.grid["vit"].numbers == np.ones((3, 2))).all()
     assert record.grid["vit"].masks.tolist() == [True, False]
@@ -174,11 +174,12 @@ MODEL = {"alias": "m", "name": "vit", "parameters": 3}
         ("config", {"models": [{**MODEL, "parameters": -1}]}, "parameters"),
         ("config", {"data": {"size": [1, 2, 3]}}, "size"),
         ("config", {"seed": 1.5}, "seed"),
+        # paths as aliases: tests/contracts
         (
             "config",
             {"models": [{**MODEL, "alias": 3}]},
             "alias",
-        ),  # paths as aliases: tests/contracts
+        ),
     ],
 )
 def test_what_does_not_fit_is_one_line_with_its_place(tmp_path, file, changes, place):
@@ -194,14 +195,15 @@ def test_what_does_not_fit_is_one_line_with_its_place(tmp_path, file, changes, p
 
 def test_what_fits_is_read_as_its_types_and_unknown_names_are_left_alone(tmp_path):
     back(tmp_path / "run", points=ROWS[:1])
-    config, results = (tmp_path / "run" / f"{name}.json" for name in ("config", "results"))
-    given = {
+    config = tmp_path / "run" / "config.json"
+    results = tmp_path / "run" / "results.json"
+    fields = {
         "models": [{**MODEL, "alias": "é", "later": 1}],
         "data": {"size": [2, 3]},
         "formats": ["svg"],
         "new": {},
     }
-    config.write_text(json.dumps({**json.loads(config.read_text()), **given}))
+    config.write_text(json.dumps({**json.loads(config.read_text()), **fields}))
     results.write_text(json.dumps({**json.loads(results.read_text()), "tables": {"later": [{}]}}))
     record = read_record(PointsRecord, read_run(tmp_path / "run"))
     assert (record.points, record.missing_tables) == ((), ("points",))

@@ -60,9 +60,8 @@ def test_the_thousand_classes_are_different_in_order_of_wnid_and_as_torchvision_
     assert list(imagenet_indices().values()) == list(range(1000))
     assert len(set(names)) == 1000
     theirs = ResNet50_Weights.IMAGENET1K_V2.meta["categories"]
-    assert (
-        sum(ours == name for ours, name in zip(names, theirs)) > 950
-    )  # a shift by one would leave next to none
+    # a shift by one would leave next to none
+    assert sum(ours == name for ours, name in zip(names, theirs)) > 950
     assert are_imagenet(wnids[:2])
     assert not are_imagenet(["n01440764", "cat"])
     assert not are_imagenet([])

@@ -18,36 +18,36 @@ VALUES = np.random.default_rng(0).normal(1, 2, 60)
 @pytest.mark.parametrize(("successes", "n"), [(0, 1), (1, 1), (7, 20), (447, 480)])
 def test_wilson_is_scipys(successes, n):
     interval = stats.binomtest(successes, n).proportion_ci(method="wilson")
-    found = ours.wilson(successes, n)
-    assert (found.value, found.n, found.unit) == (successes / n, n, "fraction")
-    assert (found.low, found.high) == pytest.approx((interval.low, interval.high), abs=1e-12)
+    estimate = ours.wilson(successes, n)
+    assert (estimate.value, estimate.n, estimate.unit) == (successes / n, n, "fraction")
+    assert (estimate.low, estimate.high) == pytest.approx((interval.low, interval.high), abs=1e-12)
 
 
 def test_wilson_of_repeated_observations_is_as_wide_as_of_their_sources():
-    found = ours.wilson(30, 40, independent=10)
+    interval = ours.wilson(30, 40, independent=10)
     once = ours.share_of(np.repeat([1, 0], [30, 10]), groups=np.arange(40) // 4)
     sources = stats.binomtest(30, 40).proportion_ci(method="wilson")
-    assert (found.value, found.n) == (0.75, 40)
-    assert found.low < sources.low < sources.high < found.high
-    assert found.high - found.low == pytest.approx(0.48, abs=0.03)  # of 7.5 in 10 sources
-    assert found.low <= once.value <= found.high
+    assert (interval.value, interval.n) == (0.75, 40)
+    assert interval.low < sources.low < sources.high < interval.high
+    assert interval.high - interval.low == pytest.approx(0.48, abs=0.03)  # of 7.5 in 10 sources
+    assert interval.low <= once.value <= interval.high
 
 
 def test_the_bootstrap_of_the_mean_is_close_to_the_normal_interval_and_chunks_do_not_show(
     monkeypatch,
 ):
     values = np.random.default_rng(0).normal(3, 2, size=400)
-    found = ours.bootstrap_mean(values, seed=1, unit="nats")
+    interval = ours.bootstrap_mean(values, seed=1, unit="nats")
     half = 1.96 * values.std() / np.sqrt(len(values))
-    assert found.value == pytest.approx(values.mean())
-    assert (found.low, found.high) == pytest.approx(
+    assert interval.value == pytest.approx(values.mean())
+    assert (interval.low, interval.high) == pytest.approx(
         (values.mean() - half, values.mean() + half), abs=0.05 * half
     )
-    assert (found.n, found.unit) == (400, "nats")
-    assert found != ours.bootstrap_mean(values, seed=4, unit="nats")
-    whole = ours.bootstrap_mean(np.arange(50.0), seed=3)
+    assert (interval.n, interval.unit) == (400, "nats")
+    assert interval != ours.bootstrap_mean(values, seed=4, unit="nats")
+    expected = ours.bootstrap_mean(np.arange(50.0), seed=3)
     monkeypatch.setattr("vitlens.uncertainty._AT_ONCE", 50 * 7)
-    assert ours.bootstrap_mean(np.arange(50.0), seed=3) == whole
+    assert ours.bootstrap_mean(np.arange(50.0), seed=3) == expected
     assert list(ours.steps(10, 100)) == [(0, 3), (3, 3), (6, 3), (9, 1)]
 
 
@@ -61,9 +61,8 @@ def test_groups_of_one_are_no_groups_and_copies_add_no_certainty(function):
         (alone.value, alone.low, alone.high)
     )
     assert function([1, 1, 1, 0], groups=["a", "a", "a", "b"]).value == 0.75  # the mean over images
-    assert function([0.3], unit="nats") == Estimate(
-        0.3, n=1, unit="nats"
-    )  # few values or groups have no interval
+    # few values or groups have no interval
+    assert function([0.3], unit="nats") == Estimate(0.3, n=1, unit="nats")
     assert function([0.0, 1.0], groups=[4, 4]) == Estimate(0.5, n=2)
     assert function([0.0, 1.0]).low is not None
 
@@ -71,9 +70,11 @@ def test_groups_of_one_are_no_groups_and_copies_add_no_certainty(function):
 def test_a_difference_of_two_fractions_is_newcombes():
     """Newcombe 1998, table II, method 10: 56 of 70 and 48 of 80."""
     wilson = ours.wilson(48, 80)
-    found = ours.difference_of(ours.wilson(56, 70), wilson)
-    assert (found.value, found.low, found.high) == pytest.approx((20.0, 5.24, 33.39), abs=0.005)
-    assert (found.n, found.unit) == (80, "points")
+    estimate = ours.difference_of(ours.wilson(56, 70), wilson)
+    assert (estimate.value, estimate.low, estimate.high) == pytest.approx(
+        (20.0, 5.24, 33.39), abs=0.005
+    )
+    assert (estimate.n, estimate.unit) == (80, "points")
     for pair in ((Estimate(0.5), wilson), (wilson, Estimate(0.5))):
         assert ours.difference_of(*pair).low is None
 
@@ -105,10 +106,10 @@ def test_values_that_are_none_are_refused(function, values):
 @pytest.mark.parametrize("n", [6, 9, 101])
 def test_the_interval_of_a_median_is_scipys(n):
     values = np.random.default_rng(n).exponential(size=n)
-    found = ours.median_of(values, unit="ms")
+    estimate = ours.median_of(values, unit="ms")
     expected = stats.quantile_test(values, q=0, p=0.5).confidence_interval(0.95)
-    assert (found.value, found.n, found.unit) == (np.median(values), n, "ms")
-    assert (found.low, found.high) == (expected.low, expected.high)
+    assert (estimate.value, estimate.n, estimate.unit) == (np.median(values), n, "ms")
+    assert (estimate.low, estimate.high) == (expected.low, expected.high)
     assert ours.median_of(values[:5]).low is None
 
 
@@ -125,11 +126,11 @@ def test_copies_of_a_value_make_a_median_no_more_certain():
 
 def test_a_change_of_correctness_that_is_the_same_everywhere_has_a_width():
     nothing = ours.mean_points([0.0] * 20)
-    whole = ours.wilson(0, 20).high
+    largest = ours.wilson(0, 20).high
     assert (nothing.low, nothing.value, nothing.high) == (
         -nothing.high,
         0,
-        pytest.approx(100 * whole),
+        pytest.approx(100 * largest),
     )
     copied = ours.mean_points([0.0] * 20, groups=np.arange(20) // 4)
     assert copied.high == pytest.approx(100 * ours.wilson(0, 5).high)
@@ -161,11 +162,11 @@ def test_a_side_is_shown_by_the_intervals_alone(estimate, value, side):
 
 def test_students_interval_and_test_are_scipys():
     values = VALUES[:6]
-    found = ours.student_mean(values, unit="px")
-    assert (found.low, found.high) == pytest.approx(
+    estimate = ours.student_mean(values, unit="px")
+    assert (estimate.low, estimate.high) == pytest.approx(
         stats.t.interval(0.95, 5, values.mean(), stats.sem(values))
     )
-    assert (found.n, found.unit) == (6, "px")
+    assert (estimate.n, estimate.unit) == (6, "px")
     free = ours.student_mean([1.0, 1.0, 0.5])
     ended = ours.student_mean([1.0, 1.0, 0.5], least=0.6, most=1.0)
     assert free.low < 0.6 < 1.0 < free.high
@@ -189,12 +190,12 @@ def test_an_interval_is_widened_by_bonferronis_correction():
 
 
 def test_a_detectable_difference_is_that_of_a_power_of_80_percent_and_copies_add_none():
-    known = ours.power_of(VALUES)
-    assert known.error == pytest.approx(float(stats.sem(VALUES)))
+    power = ours.power_of(VALUES)
+    assert power.error == pytest.approx(float(stats.sem(VALUES)))
     quantiles = stats.t.ppf([0.975, 0.8], 59).sum()
-    assert known.detectable == pytest.approx(quantiles * known.error)
+    assert power.detectable == pytest.approx(quantiles * power.error)
     copied = ours.power_of(np.repeat(VALUES, 5), groups=np.repeat(np.arange(60), 5))
-    assert copied.detectable == pytest.approx(known.detectable)
+    assert copied.detectable == pytest.approx(power.detectable)
     assert (copied.n, copied.groups) == (300, 60)
     assert ours.power_of([1.0]) is ours.power_of([1.0, 2.0], groups=[3, 3]) is None
 
@@ -204,16 +205,20 @@ def test_models_that_never_differ_are_not_shown_to_be_equal():
     wide.
     """
     for n, groups, independent in ((2, None, 2), (300, None, 300), (300, np.arange(300) // 10, 30)):
-        found = ours.accuracy_difference(np.ones(n), np.ones(n), groups=groups)
-        assert (found.value, found.high, found.n) == (0, 100 * ours.wilson(0, independent).high, n)
-        assert found.low == -found.high
+        estimate = ours.accuracy_difference(np.ones(n), np.ones(n), groups=groups)
+        assert (estimate.value, estimate.high, estimate.n) == (
+            0,
+            100 * ours.wilson(0, independent).high,
+            n,
+        )
+        assert estimate.low == -estimate.high
     assert ours.accuracy_difference([1], [1]).low is None
     first = np.array([1, 1, 0, 1] * 2)
     second = np.array([1, 0, 0, 1] * 2)
-    found = ours.accuracy_difference(first, second, seed=1)
+    estimate = ours.accuracy_difference(first, second, seed=1)
     differing = ours.bootstrap_mean([0, 1, 0, 0] * 2, seed=1)
-    assert found == ours.bootstrap_difference(100 * first, 100 * second, seed=1, unit="points")
-    assert (found.value, found.high) == pytest.approx((25, 100 * differing.high))
+    assert estimate == ours.bootstrap_difference(100 * first, 100 * second, seed=1, unit="points")
+    assert (estimate.value, estimate.high) == pytest.approx((25, 100 * differing.high))
 
 
 def test_a_difference_that_is_the_same_everywhere_has_an_interval():
@@ -244,13 +249,15 @@ def test_unequal_groups_weigh_as_their_images_do(sizes):
     error = np.sqrt((len(sizes) - 1) * np.var(left_out))
     worth = np.sum(sizes) ** 2 / np.sum(np.square(sizes))
     half = error * stats.t.ppf(0.975, worth - 1)
-    found = ours.student_mean(values, groups=members)
-    assert (found.low, found.high) == pytest.approx((values.mean() - half, values.mean() + half))
+    estimate = ours.student_mean(values, groups=members)
+    assert (estimate.low, estimate.high) == pytest.approx(
+        (values.mean() - half, values.mean() + half)
+    )
     assert ours.student_test(values, groups=members) == pytest.approx(
         2 * stats.t.sf(abs(values.mean()) / error, worth - 1)
     )
     few = ours.bootstrap_mean(values, groups=members)  # worth too few to draw from
-    assert (few.low, few.high) == pytest.approx((found.low, found.high))
+    assert (few.low, few.high) == pytest.approx((estimate.low, estimate.high))
 
 
 def test_a_bootstrap_interval_is_expanded_for_the_number_of_values():
@@ -260,8 +267,10 @@ def test_a_bootstrap_interval_is_expanded_for_the_number_of_values():
     values = VALUES[:8]
     means = ours.resampled_means(values, np.ones(8), seed=3, draws=10_000)
     below = stats.norm.cdf(-np.sqrt(8 / 7) * stats.t.ppf(0.975, 7))
-    found = ours.bootstrap_mean(values, seed=3)
-    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(means, [below, 1 - below])))
+    estimate = ours.bootstrap_mean(values, seed=3)
+    assert (estimate.low, estimate.high) == pytest.approx(
+        tuple(np.quantile(means, [below, 1 - below]))
+    )
     few = ours.bootstrap_mean([0.9, 1.0, 0.2], least=0.0, most=1.0)
     free = ours.student_mean([0.9, 1.0, 0.2])
     assert (few.low, few.high) == (max(free.low, 0.0), 1.0)
@@ -273,9 +282,8 @@ def test_the_share_of_grouped_successes_is_bounded_and_copies_add_no_certainty()
     assert alone == ours.wilson(8, 10)
     copied = ours.share_of(np.repeat(right, 6), groups=np.repeat(np.arange(10), 6))
     assert (copied.value, copied.n) == (0.8, 60)
-    assert (
-        copied.low < alone.low < alone.high < copied.high < 1
-    )  # Student's quantile instead of the normal one
+    # Student's quantile instead of the normal one
+    assert copied.low < alone.low < alone.high < copied.high < 1
     nearly = ours.share_of([1] * 59 + [0], groups=np.repeat(np.arange(3), 20))
     assert 0 <= nearly.low < nearly.high <= 1
 

@@ -29,7 +29,7 @@ def made(module: nn.Module, size: Size, *, classes: int | tuple[str, ...] = 5) -
 
 
 def _layers(size: Size, seed: int, classes: int, *between: nn.Module) -> Model:
-    """Linear layers, of 16 hidden numbers where something stands between them."""
+    """Build linear layers, with 16 hidden units where something stands between them."""
     pixels = 3 * size[0] * size[1]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -47,8 +47,9 @@ def perceptron(size: Size = (8, 8), *, classes: int = 5, seed: int = 0) -> Model
 
 
 def robust(size: Size = (8, 8), *, seed: int = 0) -> Model:
-    """Losses with many maxima, and always the prediction 0: no attack ends early. In double
-    precision.
+    """Build a model in double precision whose loss has many maxima and that always predicts 0.
+
+    No attack on it ends early.
     """
     model = _layers(size, seed, 5, Wave())
     model.module[3].bias.data[0] = 4  # type: ignore[index]
@@ -70,7 +71,7 @@ def predictions(model: Model, images: Tensor) -> Tensor:
 
 @contextmanager
 def asked(model: Model) -> Iterator[list[Tensor]]:
-    """The images of each pass inside."""
+    """Record the images of each pass inside the context."""
     seen: list[Tensor] = []
     handle = model.module.register_forward_pre_hook(
         lambda _module, inputs: seen.append(inputs[0].clone())

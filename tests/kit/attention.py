@@ -13,18 +13,19 @@ from vitlens import Model
 from vitlens.lens.libra import libra_gradients
 
 
-def close(found: Tensor, expected: Tensor, *, rtol: float = 1e-4) -> None:
-    """Equal to rtol, numbers near zero to the same part of the largest one; and not empty."""
+def close(actual: Tensor, expected: Tensor, *, rtol: float = 1e-4) -> None:
+    """Check that tensors are not empty and equal to rtol, near zero to that of the largest."""
     largest = expected.abs().max().item()
     assert largest > 0
-    torch.testing.assert_close(found, expected, atol=rtol * largest, rtol=rtol)
+    torch.testing.assert_close(actual, expected, atol=rtol * largest, rtol=rtol)
 
 
 def explicit_gradients(
     model: Model, batch: Tensor, targets: Tensor | None = None, *, libra: bool = False
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Weights of every layer and ∂logit/∂weights, the model's attention made of matrix products
-    that autograd sees; libra: under LibraGrad's rules.
+    """Return the weights of every layer and ∂logit/∂weights, from products that autograd sees.
+
+    libra: under LibraGrad's rules.
     """
     layers: list[Tensor] = []
     with libra_gradients(model) if libra else nullcontext():
@@ -38,8 +39,9 @@ def explicit_gradients(
 
 
 def raising(weights: Tensor, gradient: Tensor) -> Tensor:
-    """Chefer 2021, equation 5: the mean over heads of the positive part of ∂logit/∂A ⊙ A (batch,
-    query, key).
+    """Return the mean over heads of (∂logit/∂A ⊙ A)⁺: Chefer 2021, equation 5.
+
+    It has the shape (batch, query, key).
     """
     heads = [weights[:, head] * gradient[:, head] for head in range(weights.shape[1])]
     return torch.stack([torch.where(one > 0, one, 0.0) for one in heads]).sum(0) / len(heads)
@@ -48,26 +50,28 @@ def raising(weights: Tensor, gradient: Tensor) -> Tensor:
 def raised(
     model: Model, batch: Tensor, targets: Tensor | None = None, *, libra: bool = False
 ) -> list[Tensor]:
-    """Ā of every layer."""
-    return [raising(*each) for each in zip(*explicit_gradients(model, batch, targets, libra=libra))]
+    """Return Ā of every layer."""
+    return [
+        raising(*layer) for layer in zip(*explicit_gradients(model, batch, targets, libra=libra))
+    ]
 
 
 def among_all(fused: Tensor, tokens: int) -> Tensor:
     """Return a layer as a square matrix over (reader, tokens): the reader is a pooling query or a
     CLS that joins late.
     """
-    whole = fused.new_zeros(len(fused), tokens + 1, tokens + 1)
+    full = fused.new_zeros(len(fused), tokens + 1, tokens + 1)
     if fused.shape[1] == tokens:
-        whole[:, 1:, 1:] = fused
+        full[:, 1:, 1:] = fused
     elif fused.shape[2] == tokens:
-        whole[:, 0, 1:] = fused[:, 0]
+        full[:, 0, 1:] = fused[:, 0]
     else:
-        whole[:, 0] = fused[:, 0]
-    return whole
+        full[:, 0] = fused[:, 0]
+    return full
 
 
 def by_equation_six(layers: Sequence[Tensor], tokens: int) -> Tensor:
-    """R - I over (reader, tokens): R ← R + Ā R from R = I."""
+    """Compute R - I over (reader, tokens), by R ← R + Ā R from R = I."""
     eye = torch.eye(tokens + 1, dtype=layers[0].dtype)
     product = eye.expand(len(layers[0]), -1, -1)
     for fused in layers:
@@ -76,8 +80,10 @@ def by_equation_six(layers: Sequence[Tensor], tokens: int) -> Tensor:
 
 
 def by_rollout(layers: Sequence[Tensor], tokens: int, alpha: float = 0.5) -> Tensor:
-    """R = Â_L ... Â_1 over (reader, tokens), Â = rows of (1 - alpha) A + alpha I divided by their
-    sums (Abnar & Zuidema 2020); who attends to nothing keeps itself.
+    """Compute R = Â_L ... Â_1 over (reader, tokens): Abnar & Zuidema 2020.
+
+    Â has the rows of (1 - alpha) A + alpha I divided by their sums; a token that attends to nothing
+    keeps its value.
     """
     eye = torch.eye(tokens + 1, dtype=layers[0].dtype)
     product = eye.expand(len(layers[0]), -1, -1)

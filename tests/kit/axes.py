@@ -1,5 +1,7 @@
 """How tests read a figure: as pixels, and as the boxes of its texts."""
 
+from itertools import combinations
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -37,7 +39,7 @@ def array(axes: Axes) -> np.ndarray:
 
 
 def texts(figure: Figure) -> list[str]:
-    """Return all that is written in the figure and can be seen."""
+    """Return all visible texts of the figure."""
     return [text.get_text() for text in _visible(figure)]
 
 
@@ -47,11 +49,12 @@ def cut_off(figure: Figure) -> list[str]:
     width = figure.bbox.width
     height = figure.bbox.height
     boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in _visible(figure)]
-    return [
-        word
-        for word, box in boxes
-        if box.x0 < -0.5 or box.y0 < -0.5 or box.x1 > width + 0.5 or box.y1 > height + 0.5
-    ]
+    outside = []
+    for word, box in boxes:
+        is_left_or_below = min(box.x0, box.y0) < -0.5
+        if is_left_or_below or box.x1 > width + 0.5 or box.y1 > height + 0.5:
+            outside.append(word)
+    return outside
 
 
 def crosses(axes: Axes) -> list[Line2D]:
@@ -62,7 +65,7 @@ def crosses(axes: Axes) -> list[Line2D]:
 def overlapping(figure: Figure) -> bool:
     """Return True if any two panels, a colour bar among them, cover each other."""
     boxes = [axes.get_position() for axes in figure.axes]
-    pairs = [(one, other) for index, one in enumerate(boxes) for other in boxes[:index]]
+    pairs = combinations(boxes, 2)
     return any(
         min(one.x1, other.x1) - max(one.x0, other.x0) > 1e-6
         and min(one.y1, other.y1) - max(one.y0, other.y0) > 1e-6
@@ -72,22 +75,25 @@ def overlapping(figure: Figure) -> bool:
 
 def _visible(figure: Figure) -> list[Text]:
     drawn(figure)
-    unseen = {id(text) for axes in figure.axes for text in _unseen_ticks(axes)}
-    found = figure.findobj(
+    unseen = set()
+    for axes in figure.axes:
+        unseen |= {id(text) for text in _unseen_ticks(axes)}
+    matches = figure.findobj(
         lambda artist: isinstance(artist, Text) and bool(artist.get_text().strip())
     )
-    return [text for text in found if text.get_visible() and id(text) not in unseen]
+    return [text for text in matches if text.get_visible() and id(text) not in unseen]
 
 
 def _unseen_ticks(axes: Axes) -> list[Text]:
-    """Labels that matplotlib keeps but does not draw: beyond the ends of an axis, or of one
-    switched off.
+    """Return labels that matplotlib has but does not draw.
+
+    They lie beyond the ends of an axis, or belong to one that is switched off.
     """
-    found = []
+    labels = []
     for axis in (axes.xaxis, axes.yaxis):
         low, high = sorted(axis.get_view_interval())
         room = 1e-9 * (high - low)
         for tick in (*axis.majorTicks, *axis.minorTicks):
             if not axes.axison or not low - room <= tick.get_loc() <= high + room:
-                found += [tick.label1, tick.label2]
-    return found
+                labels += [tick.label1, tick.label2]
+    return labels

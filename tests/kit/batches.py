@@ -18,24 +18,24 @@ SEEN_AT_ONCE = 4
 
 @dataclass
 class Counting:
-    """A source that keeps how many images it was asked for at once."""
+    """A source that keeps how many images it was requested for at once."""
 
     pixels: Tensor
-    asked: list[int] = field(default_factory=list)
+    requested: list[int] = field(default_factory=list)
     length: int | None = None
 
     def __len__(self) -> int:
         return len(self.pixels) if self.length is None else self.length
 
     def read(self, indices: Tensor) -> Tensor:
-        self.asked.append(len(indices))
+        self.requested.append(len(indices))
         return self.pixels[indices]
 
 
 def counted(
     size: tuple[int, int], classes: tuple[str, ...], *, count: int = 11, length: int | None = None
 ) -> Split:
-    """Noise whose source counts; length: that it pretends to have."""
+    """Draw noise whose source counts; length: that it pretends to have."""
     drawn = torch.rand(count, 3, *size, generator=torch.Generator().manual_seed(0))
     source = Counting((255 * drawn).byte(), length=length)
     return Split(
@@ -44,7 +44,7 @@ def counted(
 
 
 def in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on, no more than four images fit at once."""
+    """Let no more than four images fit at once."""
     root = Path(vitlens.__file__).parents[1]
     for path in (root / "vitlens").rglob("*.py"):
         if "fitting_batch_size" in path.read_text():

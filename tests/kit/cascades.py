@@ -14,12 +14,12 @@ from vitlens.analysis.faithfulness.sanity import cascade
 
 def new_at_each_stage(model: Model) -> dict[str, set[str]]:
     """Return the parameters that a stage randomises and the stages before do not."""
-    found = dict[str, set[str]]()
+    changed = dict[str, set[str]]()
     before = set[str]()
     for title, names in cascade(model).items():
-        found[title] = set(names) - before
+        changed[title] = set(names) - before
         before |= set(names)
-    return found
+    return changed
 
 
 def used_behind(model: Model) -> set[str]:
@@ -38,28 +38,27 @@ def used_before(model: Model) -> set[str]:
 
 @torch.no_grad()
 def _effects(model: Model) -> dict[str, tuple[bool, bool, bool]]:
-    """Return whether a parameter changes the first block's input, the last block's output, and the
-    logits.
-    """
+    """Return which of first input, last output and logits each parameter changes."""
     plain = _seen(model)
-    found = {}
+    effects = {}
     for name, parameter in model.module.named_parameters():
         value = parameter.clone()
         parameter.mul_(1.5).add_(torch.linspace(-0.1, 0.2, value.numel()).view_as(value))
-        found[name] = tuple(not torch.equal(*pair) for pair in zip(_seen(model), plain))
+        effects[name] = tuple(not torch.equal(*pair) for pair in zip(_seen(model), plain))
         parameter.copy_(value)
-    return found
+    return effects
 
 
 def _seen(model: Model) -> tuple[Tensor, ...]:
-    kept: dict[str, Tensor] = {}
-    first, last = (model.module.get_submodule(model.anatomy.blocks[at]) for at in (0, -1))
+    captured: dict[str, Tensor] = {}
+    first = model.module.get_submodule(model.anatomy.blocks[0])
+    last = model.module.get_submodule(model.anatomy.blocks[-1])
     with ExitStack() as stack:
         stack.enter_context(
-            first.register_forward_pre_hook(lambda _m, args: kept.update(first=args[0].clone()))
+            first.register_forward_pre_hook(lambda _m, args: captured.update(first=args[0].clone()))
         )
         stack.enter_context(
-            last.register_forward_hook(lambda _m, _a, output: kept.update(last=output.clone()))
+            last.register_forward_hook(lambda _m, _a, output: captured.update(last=output.clone()))
         )
         logits = model(images(model.input_size))
-    return kept["first"], kept["last"], logits
+    return captured["first"], captured["last"], logits

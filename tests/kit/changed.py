@@ -26,7 +26,7 @@ KNOCKED = KnockOut(keys=[1, 3])
 
 
 def mixed(tensor: Tensor) -> Tensor:
-    """Of all tokens, so that a computation of some tokens alone differs."""
+    """Mix all tokens, so that a computation of only some tokens differs."""
     ramp = torch.linspace(-1, 1, tensor.shape[-1], dtype=tensor.dtype, device=tensor.device)
     return 0.5 * tensor - 0.4 * tensor.mean(1, keepdim=True) + 0.3 * ramp
 
@@ -46,16 +46,16 @@ def changed_places(model: Model) -> list[str]:
     """Return one place of each kind in the first and in the last layer, as far as they can be
     changed by hand.
     """
-    found: dict[tuple[str, str], str] = {}
+    names: dict[tuple[str, str], str] = {}
     for place in vitlens.places(model):
         inside = place.kind in (*BY_WEIGHTS, "weights")
         if not place.changeable or (
             inside and not _can_change_inside(model, accesses(model)[place.name])
         ):
             continue
-        found.setdefault((place.kind, "first"), place.name)
-        found[place.kind, "last"] = place.name
-    return list(dict.fromkeys(found.values()))
+        names.setdefault((place.kind, "first"), place.name)
+        names[place.kind, "last"] = place.name
+    return list(dict.fromkeys(names.values()))
 
 
 def really_changed(model: Model, place: str) -> Model:
@@ -84,9 +84,9 @@ def around(forward: Callable[..., Any], access: Access) -> Callable[..., Any]:
     """Return a forward whose input or output is changed at a place."""
 
     def changed(raw: Tensor) -> Tensor:
-        whole = access.whole(raw).clone()
-        whole[access.index()] = mixed(access.read(raw))
-        return access.raw(whole, raw)
+        full = access.whole(raw).clone()
+        full[access.index()] = mixed(access.read(raw))
+        return access.raw(full, raw)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if access.part == "input":
@@ -103,12 +103,12 @@ def around(forward: Callable[..., Any], access: Access) -> Callable[..., Any]:
 
 
 def _given(args: tuple[Any, ...]) -> int:
-    """Return how many of the arguments are not the module itself."""
-    return sum(not isinstance(each, nn.Module) for each in args)
+    """Count the arguments that are not the module itself."""
+    return sum(not isinstance(arg, nn.Module) for arg in args)
 
 
 def knocked_out(_forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Our attention with some keys masked."""
+    """Return our attention with some keys masked."""
 
     def run(module: MultiHeadSelfAttention, tokens: Tensor) -> Tensor:
         mask = torch.ones(tokens.shape[1], dtype=torch.bool, device=tokens.device)
@@ -122,9 +122,8 @@ def _can_change_inside(model: Model, access: Access) -> bool:
     module: Any = model.module.get_submodule(access.module)
     if access.place.kind == "weights":
         return isinstance(module, MultiHeadSelfAttention)
-    if (
-        access.place.kind == "scores" and model.anatomy.family == "windowed"
-    ):  # to which a bias is added
+    # to which a bias is added
+    if access.place.kind == "scores" and model.anatomy.family == "windowed":
         return False
     is_normed = not isinstance(getattr(module, "q_norm", nn.Identity()), nn.Identity)
     return any(hasattr(module, name) for name in ("qkv", "in_proj_weight")) and not is_normed
@@ -139,15 +138,16 @@ def _rows(attention: Any, access: Access) -> Iterator[Tensor]:
         else (joint.weight, joint.bias)
     )
     part = {"queries": 0, "scores": 0, "keys": 1}.get(access.place.kind, 2)
-    for each in (weight, bias):
-        rows = each.unflatten(0, (3, access.heads, -1))[part]
+    for parameter in (weight, bias):
+        rows = parameter.unflatten(0, (3, access.heads, -1))[part]
         yield rows if access.head is None else rows[access.head]
 
 
 @contextmanager
 def intervened(model: Model, place: str, how: str) -> Iterator[None]:
-    """Inside, a place is changed: by `intervene`, by a user's forward hook, or by a forward put
-    into its module.
+    """Change a place inside the context.
+
+    how: by `intervene`, by a user's forward hook, or by a forward put into its module.
     """
     access = accesses(model)[place]
     module = model.module.get_submodule(access.module)

@@ -29,10 +29,11 @@ __all__ = [
 
 def with_chapter(study: Record, word: str, **changes: object) -> Record:
     """Return a copy of a study in one of whose chapters these fields differ."""
-    parts = [
-        Chapter(each.row, replace(each.record, **changes)) if each.row.word == word else each
-        for each in study.parts
-    ]
+    parts = []
+    for part in study.parts:
+        if part.row.word == word:
+            part = Chapter(part.row, replace(part.record, **changes))
+        parts.append(part)
     copy = replace(study)
     vars(copy)["parts"] = tuple(parts)  # in place of those of its folder
     return copy

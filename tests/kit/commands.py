@@ -49,27 +49,27 @@ def report(record: Record) -> Document:
 
 
 def said_first(document: Document) -> str:
-    """Return what its first page answers and does not know."""
-    return " ".join(each.text for each in (*document.first.answer, *document.first.unknown))
+    """Return the sentences of the first page: its answers and what it does not know."""
+    return " ".join(sentence.text for sentence in (*document.first.answer, *document.first.unknown))
 
 
 def digest_of_code(name: str) -> str:
-    """Return what decides whether the cache takes two models of a --model-file for the same one."""
+    """Return the code's part of the key by which the cache recognises a model of --model-file."""
     return content_digest(load(name, code_files=[name]))
 
 
 def refusal(
     capsys: pytest.CaptureFixture[str], line: str, *, code: int = 2, unexpected: bool = False
 ) -> str:
-    """Return what a line says that fails as it should: one line on stderr, nothing else."""
+    """Run a line that must fail with one line on stderr and nothing else; return that line."""
     capsys.readouterr()
     assert run(shlex.split(line)) == code, line
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith("error: ")
-    assert shown.err.count("\n") == 1, shown.err
-    assert ("unexpected" in shown.err) == unexpected
-    return shown.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("error: ")
+    assert output.err.count("\n") == 1, output.err
+    assert ("unexpected" in output.err) == unexpected
+    return output.err
 
 
 def figures(record: Record) -> set[str]:
@@ -91,15 +91,14 @@ def written_digits(folder: Path, count: int, place: Callable[[int, int], str]) -
 
 
 def shown_now(capsys: pytest.CaptureFixture[str]) -> str:
-    """Return what an announced run shows on stderr at this moment, after what it has shown
-    before."""
+    """Return what an announced run has written to stderr since the last call."""
     show_again()
     return capsys.readouterr().err
 
 
 @contextmanager
 def impatient() -> Iterator[None]:
-    """Inside, progress is told at once and always, in lines."""
+    """Print progress at once and always, in lines, inside the context."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vitlens.commands.run.progress.PATIENCE", 0.0)
         patch.setattr("vitlens.commands.run.progress.LINE_EVERY", 0.0)
@@ -111,11 +110,10 @@ def impatient() -> Iterator[None]:
 def quick_attacks(
     candidates: Sequence[CandidateRow] | None = None, *, part: int | None = None
 ) -> Iterator[None]:
-    """Inside, attacks are checked on two images, which are attacked about a hundred times, and C&W
-    searches four times.
+    """Check attacks on two images, which are attacked about a hundred times, inside the context.
 
-    candidates: the attacks that an audit has to choose from beside FGSM (None: all); part: so many
-    batches are attacked, and stored, together.
+    C&W searches four times. candidates: the attacks that an audit chooses from besides FGSM (None:
+    all); part: so many batches are attacked, and stored, together.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vitlens.commands.attack.checks.CHECKED", 2)
@@ -135,8 +133,7 @@ def quick_attacks(
 def stopping(
     word: Literal["ablate", "attack"], *, at: int, error: BaseException | None = None
 ) -> Iterator[list[int]]:
-    """Inside, the measurement of that number in a run fails (0: none does); gives the number of
-    them so far.
+    """Let a measurement of a run fail by its number (0: none does); yield how many there were.
 
     error: with which it fails (None: a division by zero).
     """
@@ -145,11 +142,11 @@ def stopping(
     plain = getattr(module, name)
     calls = [0]
 
-    def counted(*given: Any, **more: Any) -> Any:
+    def counted(*args: Any, **more: Any) -> Any:
         calls[0] += 1
         if calls[0] == at and error is not None:
             raise error
-        return 1 / 0 if calls[0] == at else plain(*given, **more)
+        return 1 / 0 if calls[0] == at else plain(*args, **more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, name, counted)
@@ -158,13 +155,15 @@ def stopping(
 
 @contextmanager
 def few_chapters(*left_out: str) -> Iterator[None]:
-    """Inside, a study leaves these chapters out, and the others are made with few steps and images,
-    and empty figures, which the tests of their commands draw.
+    """Leave these chapters out of a study, inside the context.
+
+    The others run with few steps and images, and with empty figures, which the tests of their
+    commands draw.
     """
     from matplotlib.figure import Figure
 
     plain = chapters.Chapters.run
-    usual = replace(
+    small = replace(
         chapters.USUAL,
         explained=("relevance", "gradcam"),
         attacks=("fgsm",),
@@ -179,27 +178,26 @@ def few_chapters(*left_out: str) -> Iterator[None]:
         for spec in document.figures:
             publish._save(Figure(), {"png": record.folder / "figures" / f"{spec.name}.png"})
 
-    def made(self: chapters.Chapters, word: str, *given: Any, **part: Any) -> Any:
+    def made(self: chapters.Chapters, word: str, *args: Any, **part: Any) -> Any:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(publish, "save_figures", empty)
-            return None if word in left_out else plain(self, word, *given, **part)
+            return None if word in left_out else plain(self, word, *args, **part)
 
     with pytest.MonkeyPatch.context() as patch, quick_attacks():
-        patch.setattr(chapters, "USUAL", usual)
+        patch.setattr(chapters, "USUAL", small)
         patch.setattr(chapters.Chapters, "run", made)
         yield
 
 
 @contextmanager
 def stopping_at(word: str) -> Iterator[None]:
-    """Inside, a run of chapters is stopped by Ctrl-C where the chapter of this command would
-    begin."""
+    """Stop a run of chapters by Ctrl-C where the chapter of this command would begin."""
     plain = chapter_runs.ChapterRunner.run
 
-    def stopped(self: chapter_runs.ChapterRunner, at: str, *given: Any, **part: Any) -> Any:
+    def stopped(self: chapter_runs.ChapterRunner, at: str, *args: Any, **part: Any) -> Any:
         if at == word:
             raise KeyboardInterrupt
-        return plain(self, at, *given, **part)
+        return plain(self, at, *args, **part)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chapter_runs.ChapterRunner, "run", stopped)
@@ -208,9 +206,7 @@ def stopping_at(word: str) -> Iterator[None]:
 
 @contextmanager
 def small_explorer(size: int) -> Iterator[None]:
-    """Inside, so many bytes are kept of the weights of every head for the explorer, and as many of
-    their means.
-    """
+    """Limit the bytes of the explorer's weights of heads, and of their means."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vitlens.commands.shared.explorer_measure._BYTES", size)
         yield
@@ -218,7 +214,7 @@ def small_explorer(size: int) -> Iterator[None]:
 
 @contextmanager
 def few_passes() -> Iterator[None]:
-    """Inside, a pass is timed twice a round: no test asks how long it takes."""
+    """Time a pass twice a round, inside the context; no test asks how long it takes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vitlens.analysis.cost.passes._ROUND", 0.0)
         yield

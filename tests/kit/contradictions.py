@@ -12,4 +12,4 @@ def contradictions(claims: Iterable[Claim]) -> Iterator[str]:
     """Yield what two claims on one question and subject say differently, and causes that nothing
     was changed to show.
     """
-    yield from (f"{each.about}: {each.error}" for each in claim_conflicts(claims))
+    yield from (f"{conflict.about}: {conflict.error}" for conflict in claim_conflicts(claims))

@@ -6,6 +6,7 @@ import copy
 import json
 import random
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 NAN = "NaN!"  # written as the bare word
@@ -46,20 +47,20 @@ def places(content: object, at: tuple[str | int, ...] = ()) -> Iterator[tuple[st
 
 def damaged(content: object, at: tuple[str | int, ...], value: object) -> str:
     """Return the JSON of the content with one place changed."""
-    made = copy.deepcopy(content)
-    node = made
+    result = copy.deepcopy(content)
+    node = result
     for key in at[:-1]:
         node = node[key]
     if value == MISSING:
         del node[at[-1]]
     else:
         node[at[-1]] = value
-    return json.dumps(made).replace(f'"{NAN}"', "NaN")
+    return json.dumps(result).replace(f'"{NAN}"', "NaN")
 
 
 def every(content: object) -> list[tuple[tuple[str | int, ...], object]]:
     """Return all pairs of a place and a value."""
-    return [(at, value) for at in places(content) for value in VALUES]
+    return list(product(places(content), VALUES))
 
 
 def damage_bytes(file: Path, generator: random.Random) -> None:

@@ -16,7 +16,7 @@ from vitlens.preprocessing import Preprocessing
 
 
 def numbered(labels: Tensor, **fields: Any) -> Split:
-    """Images of 2 x 5 px whose pixels are their numbers; those above 5 have a mask."""
+    """Return images of 2 x 5 px whose pixels are their numbers; those above 5 have a mask."""
     pixels = (
         torch.arange(len(labels)).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 2, 5).contiguous()
     )
@@ -37,12 +37,12 @@ def seen_in_share(split: Split, share: float, *, seed: int = 0, epoch: int = 0) 
 
 
 def fitted(size: tuple[int, int], resize: int | None = None, **more: Any) -> Preprocessing:
-    """Return how a model of this input size wants its pictures."""
+    """Return a preprocessing for models of this input size."""
     return Preprocessing(size, resize, **more)
 
 
 def put(folder: Path, *names: str, value: int = 100, size: tuple[int, int] = (5, 4)) -> None:
-    """Grey pictures, (width, height)."""
+    """Write grey pictures of size (width, height)."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         Image.new("RGB", size, (value, value, value)).save(folder / name)
@@ -50,8 +50,10 @@ def put(folder: Path, *names: str, value: int = 100, size: tuple[int, int] = (5,
 
 @contextmanager
 def limited(**limits: float) -> Iterator[None]:
-    """MEMORY_LIMIT: bytes of pixels that are kept; TIMEOUT: seconds to wait for a server; CHUNK:
-    pixels drawn at a time.
+    """Set MEMORY_LIMIT, TIMEOUT and CHUNK inside the context.
+
+    MEMORY_LIMIT: bytes of pixels in memory; TIMEOUT: seconds to wait for a server; CHUNK: pixels
+    drawn at a time.
     """
     places = {
         "MEMORY_LIMIT": (

@@ -55,11 +55,11 @@ def affinity(model: Model, images: Tensor, layers: Sequence[int] | None = None) 
     to 1.
     """
     first = len(model.layout.prefix)
-    own = [
+    affinities = [
         layer[:, :, first:, first:].double().mean(1) for layer in vitlens.attention(model, images)
     ]
-    total = torch.stack(
-        [each for layer, each in enumerate(own) if layers is None or layer in layers]
-    ).sum(0)
+    if layers is not None:
+        affinities = [affinities[layer] for layer in range(len(affinities)) if layer in layers]
+    total = torch.stack(affinities).sum(0)
     both = total + total.mT
     return both / both.sum(-1, keepdim=True)

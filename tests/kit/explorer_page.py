@@ -31,7 +31,8 @@ def shown_weights(page: str, image: int) -> Shown | None:
     special = len(data["special"])
     if packed is None:
         return None
-    queries, keys = (special + grid[0] * grid[1] for grid in (packed["queries"], packed["keys"]))
+    queries = special + packed["queries"][0] * packed["queries"][1]
+    keys = special + packed["keys"][0] * packed["keys"][1]
     shape = packed["layers"], max(packed["heads"], 1), queries
     content = zlib.decompress(b64decode(_script(page, packed["block"])))
     return _restored(content, shape, keys, special, packed["levels"])
@@ -52,7 +53,9 @@ def shown_rollout(page: str, image: int) -> Shown | None:
 
 def shown_map(page: str, image: int, name: str) -> Shown:
     """Return a map of one image by its name, from its least to its greatest value."""
-    (packed,) = [each for each in shown_data(page)["images"][image]["maps"] if each["name"] == name]
+    (packed,) = [
+        entry for entry in shown_data(page)["images"][image]["maps"] if entry["name"] == name
+    ]
     steps = np.frombuffer(b64decode(packed["data"]), np.uint8).reshape(packed["grid"])
     return np.asarray(packed["low"] + (packed["high"] - packed["low"]) * steps / 255)
 
@@ -70,8 +73,9 @@ def _script(page: str, name: str) -> str:
 
 
 def _restored(content: bytes, rows: tuple[int, ...], keys: int, special: int, levels: int) -> Shown:
-    """Bytes as weights: the square root of the share of a maximum of the row, of special tokens and
-    of patches.
+    """Return bytes as weights: the square root of the share of a maximum.
+
+    The maximum is that of the row, of special tokens and of patches.
     """
     maxima = np.frombuffer(content, "<f4", count=2 * int(np.prod(rows))).reshape(*rows, 2)
     steps = np.frombuffer(content, np.uint8, offset=maxima.nbytes).reshape(*rows, keys)

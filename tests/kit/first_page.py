@@ -6,6 +6,7 @@ from typing import Any, Final
 from xml.etree import ElementTree
 
 from tests.kit.contradictions import contradictions
+from tests.kit.select import values_of
 from vitlens.report.claims import Claim, shown
 from vitlens.report.document import Document, FirstPage
 from vitlens.report.findings import largest, not_doubted
@@ -27,7 +28,7 @@ def states(document: Document) -> dict[str, str]:
 
 
 def clear_effects(document: Document) -> list[Claim]:
-    """Return what stands out of all that was measured, the clearest first."""
+    """Return the clear effects of all that was measured, the clearest first."""
     return [claim for claim in shown(document.claims, 7) if claim.rank]
 
 
@@ -39,12 +40,12 @@ def findings_of(report: Report, record: Any) -> tuple[Claim, ...]:
 
 
 def check_first_page(document: Document) -> None:
-    """Fail where a report says more than a reader takes in, or contradicts itself."""
+    """Fail if a report says more than a reader takes in, or contradicts itself."""
     first = document.first
     assert len(first.answer) <= SENTENCES
     assert len(first.unknown) <= SENTENCES
     assert first.glance is None or len(first.glance.rows) <= TABLE
-    words = sum(len(each.text.split()) for each in (*first.answer, *first.unknown))
+    words = sum(len(sentence.text.split()) for sentence in (*first.answer, *first.unknown))
     assert words <= 300, words
     assert not list(contradictions(document.claims))
     for claim in document.claims:
@@ -58,7 +59,7 @@ def check_first_page(document: Document) -> None:
             assert len(table.columns) <= 6, section.title
     for figure in document.figures:
         assert len(figure.caption.split()) <= 32, figure.caption
-    names = [figure.name for figure in document.figures]
+    names = values_of(document.figures, "name")
     assert len(names) == len(set(names))
 
 

@@ -39,7 +39,7 @@ def fgsm() -> object:
 
 
 def pgd(images: Tensor, *, steps: int, seed: int) -> object:
-    """PGD with steps of 2.5 epsilon / steps from our random starts."""
+    """Run Foolbox's PGD with steps of 2.5 epsilon / steps from our random starts."""
     module = foolbox()
     indices = torch.arange(len(images))
     start = LINF.draw(

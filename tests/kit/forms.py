@@ -46,17 +46,17 @@ def every_view(model: Model, batch: Tensor) -> list[str]:
         (tabs.write_explain, {"method": tabs.offered_methods(served)[0], "target": tabs.PREDICTED}),
         (tabs.write_attack, {"attack": "fgsm", "epsilon": 4.0}),
     ]
-    shown = []
+    pages = []
     if require_heads.is_met(model):
         switches = intervene.switches_of(served)
         off = {"heads": switches.heads[:2], "patches": () if switches.grid is None else (0,)}
         views.append((intervene.write_intervened, {"off": off}))
-        shown.append(intervene.board_html(served, picture, switches, {}))
+        pages.append(intervene.board_html(served, picture, switches, {}))
     with typed_flags(), TemporaryDirectory() as place:
         return [
-            *shown,
+            *pages,
             *(
-                write(served, picture, each, Path(place), **more).read_text("utf-8")
-                for each, more in views
+                write(served, picture, view, Path(place), **more).read_text("utf-8")
+                for view, more in views
             ),
         ]

@@ -21,6 +21,7 @@ from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import read_folder
 from vitlens.report.document import Document
 
+# the study with all its chapters is tests/golden/study/test_whole.py's
 LINES: Final = {
     "evaluate": "evaluate vit-digits cnn-digits --data digits --limit 40 --batch-size 10",
     "predict": "predict {vit} --images {pictures}",
@@ -81,7 +82,7 @@ LINES: Final = {
     "study of pretraining": "study --kind pretraining --seeds 2 --epochs 1 --limit 32 --batch-size "
     "16",
     "walkthrough": "walkthrough {vit} --images {pictures}/1.png --layer 1 --head 1",
-}  # the study with all its chapters is tests/golden/study/test_whole.py's
+}
 UNMET: Final = ("audit",)  # under a requirement that does not hold: exit code 3
 # whose figures are saved by the command and again by `report`, and are the same byte by byte; the
 # others' once
@@ -129,7 +130,7 @@ def of_all_processes(tmp_path_factory: pytest.TempPathFactory, name: str) -> Pat
 
 @pytest.fixture(scope="session")
 def places(tiny_vit: Path, tiny_cnn: Path, sharp_vit: Path, pictures: Path) -> dict[str, Path]:
-    """Return what the lines name."""
+    """Return the paths that the lines name."""
     return {"vit": tiny_vit, "cnn": tiny_cnn, "sharp": sharp_vit, "pictures": pictures}
 
 
@@ -137,23 +138,22 @@ def places(tiny_vit: Path, tiny_cnn: Path, sharp_vit: Path, pictures: Path) -> d
 def golden(
     places: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Golden]:
-    """`golden("attack")`: the run of that name, or of a command that was added."""
-    made: dict[str, Golden] = {}
+    """Return a function: `golden("attack")` is the run of that name, or of an added command."""
+    goldens: dict[str, Golden] = {}
     shared = of_all_processes(tmp_path_factory, "golden")
 
     def find(name: str) -> Golden:
-        if name not in made:
-            beside = shared / name.replace(" ", "-")
-            with FileLock(
-                beside.with_suffix(".lock")
-            ):  # of another process that makes it at this moment
-                if not beside.with_suffix(".made").is_file():
-                    shutil.rmtree(beside, ignore_errors=True)  # of one that failed
-                    beside.mkdir()
-                    make(name, places, beside)
-                    beside.with_suffix(".made").touch()
-            made[name] = Golden(name, beside / "run")
-        return made[name]
+        if name not in goldens:
+            folder = shared / name.replace(" ", "-")
+            # of another process that makes it at this moment
+            with FileLock(folder.with_suffix(".lock")):
+                if not folder.with_suffix(".made").is_file():
+                    shutil.rmtree(folder, ignore_errors=True)  # of one that failed
+                    folder.mkdir()
+                    make(name, places, folder)
+                    folder.with_suffix(".made").touch()
+            goldens[name] = Golden(name, folder / "run")
+        return goldens[name]
 
     return find
 
@@ -168,16 +168,16 @@ def undrawn() -> Iterator[None]:
 def make(
     name: str,
     places: Mapping[str, Path],
-    beside: Path,
+    folder: Path,
     *,
     device: Sequence[str] = ("--device", "cpu"),
 ) -> Path:
     line = LINES.get(name, f"{name} {{vit}} --data digits --limit 4").format(
-        **places, beside=beside
+        **places, beside=folder
     )
     saving = saved_figures() if name in SAVED_TWICE else no_figures()
     with (
-        beside.with_suffix(".said").open("w") as said,
+        folder.with_suffix(".said").open("w") as said,
         redirect_stderr(said),
         redirect_stdout(said),
         saving,
@@ -185,6 +185,6 @@ def make(
         few_passes(),
         impatient(),
     ):
-        code = run([*line.split(), *device, "--out", str(beside / "run")])
+        code = run([*line.split(), *device, "--out", str(folder / "run")])
     assert code == (3 if name in UNMET else 0), line
-    return beside / "run"
+    return folder / "run"

@@ -51,18 +51,18 @@ class Block:
 
 
 def titles() -> list[str]:
-    """Return what the guide has an example of: "An attack" ..."""
+    """Return the titles of the guide's examples: "An attack" ..."""
     return [title for title, _ in _EXAMPLE.findall(GUIDE.read_text())]
 
 
 def blocks(title: str) -> list[Block]:
     """Return the blocks of an example."""
     texts = dict(_EXAMPLE.findall(GUIDE.read_text()))
-    found = []
+    sections = []
     for line, text in _BLOCK.findall(texts[title]):
         place = _PLACE.fullmatch(line)
         assert place is not None, f"{title}: no place in {line!r}"
-        found.append(
+        sections.append(
             Block(
                 Path(place["file"]),
                 place["where"] or "end",
@@ -71,7 +71,7 @@ def blocks(title: str) -> list[Block]:
                 text,
             )
         )
-    return found
+    return sections
 
 
 def write(title: str, root: Path) -> None:
@@ -148,9 +148,8 @@ def _node(tree: ast.AST, name: str, *, outside: bool) -> ast.expr | ast.ClassDef
         if isinstance(node, ast.Call) and ast.unparse(node.func) == name:
             return node
         value = _value_of(node, name)
-        if (
-            isinstance(value, ast.Call) and len(value.args) == 1 and not value.keywords
-        ):  # a read-only view
+        # a read-only view
+        if isinstance(value, ast.Call) and len(value.args) == 1 and not value.keywords:
             value = value.args[0]
         if isinstance(value, ast.Tuple | ast.List | ast.Dict) and not outside:
             return value

@@ -13,22 +13,24 @@ LONG = "German short-haired pointer and American black bear"
 
 
 def views(count: int, heads: int) -> list[LayerView]:
-    """As many layers, of which everything is known, with long names."""
+    """Return views of so many layers with long names, in which everything is known."""
     random = np.random.default_rng(1)
     rows = []
     for layer in range(count):
-        own = []
+        head_views = []
         for head in random.permutation(heads).tolist():
             lost = float(random.normal())
             estimate = Estimate(lost, lost - 1, lost + 1, 200, "points")
-            own.append(
+            head_views.append(
                 HeadView(head, random.random((8, 8)), float(random.random()), estimate, lost > 1)
             )
         exemplars = (Exemplar(IMAGE, (7, 7), (8, 8)), Exemplar(IMAGE))
-        role = RoleView(own[0].head, (LONG, "tench"), f"needed most for {LONG}", True, exemplars)
+        role = RoleView(
+            head_views[0].head, (LONG, "tench"), f"needed most for {LONG}", True, exemplars
+        )
         stage = "early" if layer < count / 2 else "late"
         rows.append(
-            LayerView(layer, stage, tuple(own), Estimate(layer / count, 0.0, 1.0, 64), role)
+            LayerView(layer, stage, tuple(head_views), Estimate(layer / count, 0.0, 1.0, 64), role)
         )
     return rows
 

@@ -18,6 +18,7 @@ from tests.kit.models.handwritten import (
     SoftmaxViT,
     wrapped,
 )
+from tests.kit.select import values_of
 from tests.kit.tiny import images, ours, shaken, shared_model, small_cnn
 from vitlens import AttentionCall, Model
 from vitlens.errors import UnknownNameError, UnsupportedError
@@ -28,6 +29,7 @@ from vitlens.lens.trace import layers
 SAME = {"atol": 1e-5, "rtol": 1e-4}
 
 
+# one sequence, by CLS
 PLAIN = (
     "ours",
     "ours-unfused",
@@ -35,7 +37,7 @@ PLAIN = (
     "dinov2-registers",
     "torchvision-vit",
     "registers",
-)  # one sequence, by CLS
+)
 ATTENTIVE = (*PLAIN, "siglip", "cait", "swin", "torchvision-swin")
 MODELS: dict[str, Callable[[], Model]] = {
     **{name: partial(shared_model, name) for name in ATTENTIVE},
@@ -56,7 +58,7 @@ EVERY = {**MODELS, **HANDWRITTEN}
 
 
 def of(model: Model, *, batch: int = 3, seed: int = 0) -> Tensor:
-    """Images of the model's size."""
+    """Draw images of the model's size."""
     return images(model.input_size, batch=batch, seed=seed)
 
 
@@ -79,8 +81,8 @@ def changeable(model: Model) -> list[str]:
 
 
 def heads_by_layer(model: Model) -> list[int]:
-    """Return how many heads each layer has."""
-    return [layer.heads for layer in layers(model)]
+    """Return the number of heads of each layer."""
+    return values_of(layers(model), "heads")
 
 
 def removable(model: Model, layer: int) -> bool:
@@ -97,10 +99,10 @@ def without_head(model: Model, layer: int, head: int, constant: Tensor | None = 
     instead.
     """
     cut = copy.deepcopy(model)
-    known = layers(model)[layer]
-    projection = projection_of(cut, known.attention)
+    block = layers(model)[layer]
+    projection = projection_of(cut, block.attention)
     assert projection is not None
-    columns = slice(head * known.head_dim, (head + 1) * known.head_dim)
+    columns = slice(head * block.head_dim, (head + 1) * block.head_dim)
     with torch.no_grad():
         if constant is not None:
             added = projection.weight[:, columns] @ constant
@@ -112,14 +114,14 @@ def without_head(model: Model, layer: int, head: int, constant: Tensor | None = 
 
 
 def entering(model: Model, layer: int, batch: Tensor, *, projection: bool = False) -> Tensor:
-    """Return what a plain hook sees that enters a layer's block, or its output projection."""
-    known = layers(model)[layer]
+    """Return the input of a layer's block, or of its output projection, by a plain hook."""
+    block = layers(model)[layer]
     module = (
-        projection_of(model, known.attention)
+        projection_of(model, block.attention)
         if projection
-        else model.module.get_submodule(known.unit)
+        else model.module.get_submodule(block.unit)
     )
-    which = 0 if projection else known.stream
+    which = 0 if projection else block.stream
     seen = []
     handle = module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[which]))
     with torch.no_grad():
@@ -147,7 +149,7 @@ def hooked(
 
 def module_paths(model: Model, layer: int) -> tuple[str, str | None, str | None]:
     """Return the names of a layer's block, its output projection and its MLP."""
-    known = layers(model)[layer]
+    block = layers(model)[layer]
     paths = {module: path for path, module in model.module.named_modules()}
-    projection = projection_of(model, known.attention)
-    return known.unit, None if projection is None else paths[projection], known.mlp
+    projection = projection_of(model, block.attention)
+    return block.unit, None if projection is None else paths[projection], block.mlp

@@ -25,9 +25,7 @@ def tiny_vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def sharp_vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """tiny_vit with a head 20 times as large: what is done to an image changes its answers by more
-    than rounding.
-    """
+    """Write tiny_vit with a head 20 times as large, whose answers change by more than rounding."""
     model = little_vit()
     model.module.head.weight.data.mul_(20)
     return folder_of(model, "sharp-vit", tmp_path_factory)
@@ -35,7 +33,7 @@ def sharp_vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def weaker(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """vit-digits without its positions: much worse than the CNN."""
+    """Write vit-digits without its positions, which is much worse than the CNN."""
     model = vitlens.load("vit-digits")
     model.module.pos_embed.data.zero_()
     return f"vit-digits={folder_of(model, 'weaker', tmp_path_factory)}"

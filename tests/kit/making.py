@@ -19,22 +19,22 @@ _MOST: Final = 1800  # scenes that are drawn together and kept
 
 
 def keep_scenes() -> None:
-    """From now on, the same few scenes of digits are drawn once in this process."""
+    """Draw the same few scenes of digits only once in this process."""
     draw = drawing._scenes
-    kept = {}
+    cache = {}
 
     def scenes(sources: Tensor, numbers: Tensor, **style: Any) -> Drawn:
         if len(sources) > _MOST:
             return draw(sources, numbers, **style)
-        key = (*(each.numpy().tobytes() for each in (sources, numbers)), repr(style))
-        if key not in kept:
-            kept[key] = draw(sources, numbers, **style)
-        return Drawn(kept[key].pixels.clone(), kept[key].masks.clone())
+        key = (*(tensor.numpy().tobytes() for tensor in (sources, numbers)), repr(style))
+        if key not in cache:
+            cache[key] = draw(sources, numbers, **style)
+        return Drawn(cache[key].pixels.clone(), cache[key].masks.clone())
 
     drawing._scenes = scenes
 
 
 def little_vit(classes: tuple[str, ...] = CLASSES, *, seed: int = 1) -> Model:
-    """Untrained: two blocks, two heads, a grid of 4 x 4 on 32 pixels."""
+    """Build an untrained ViT of two blocks and two heads, with a grid of 4 x 4 on 32 pixels."""
     shape = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [8, 8]}
     return untrained("vit-mini", classes=classes, seed=seed, overrides=shape)

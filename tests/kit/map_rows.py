@@ -47,7 +47,7 @@ def checks(
     second: Mapping[str, float] | None = {},
     without: Collection[str] = (),
     cascade: tuple[float, ...] | None = FALLING,
-    kept: float | None = 0.1,
+    kept_share: float | None = 0.1,
     n: int = 100,
     randomised: int = 32,
     usable: int = 100,
@@ -62,7 +62,7 @@ def checks(
     rows = []
     for substrate, changed in ((IMPUTED, {}), ("mean", second)):
         if changed is not None:
-            known = {
+            estimates = {
                 name: estimate(value, n)
                 for name, value in {**margins, **changed}.items()
                 if name not in without
@@ -70,11 +70,18 @@ def checks(
             less = None if behind is None else estimate(behind, n)
             rows.append(
                 removal_check(
-                    model, method, substrate, estimate(score, n), known, usable=usable, behind=less
+                    model,
+                    method,
+                    substrate,
+                    estimate(score, n),
+                    estimates,
+                    usable=usable,
+                    behind=less,
                 )
             )
     stages = [
-        Stage(name, estimate(mean, randomised), kept) for name, mean in zip(STAGES, cascade or ())
+        Stage(name, estimate(mean, randomised), kept_share)
+        for name, mean in zip(STAGES, cascade or ())
     ]
     unranked = Judgement("inconclusive", lack="not finite")
     rows.append(map_check(model, method, WEIGHTS, judged_cascade(stages) if cascade else unranked))

@@ -3,9 +3,12 @@
 import re
 import unicodedata
 from functools import cache
+from itertools import chain
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
+
+from tests.kit.select import select
 
 NASTY = (
     "<script>alert(1)<",
@@ -200,17 +203,19 @@ _FOLDED = re.compile(r"<details><summary>[^<>&]*</summary>|</details>")  # our o
 
 
 def problems(text: str) -> list[str]:
-    """Return what is alive in a report that should only be read; empty for a good one."""
-    found = [f"control character {one!r}" for one in set(text) if one != "\n" and hidden(one)]
-    for token in (one for block in parsed(text) for one in (block, *(block.children or ()))):
+    """Return everything active in a report that should only be read; empty for a good one."""
+    faults = [f"control character {one!r}" for one in set(text) if one != "\n" and hidden(one)]
+    blocks = parsed(text)
+    tokens = [*blocks, *chain.from_iterable(block.children or () for block in blocks)]
+    for token in tokens:
         source = str(token.attrs.get("src", ""))
         if token.type in ("html_block", "html_inline", "link_open") and not _FOLDED.fullmatch(
             token.content.strip()
         ):
-            found.append(f"{token.type}: {token.content or token.attrs}")
+            faults.append(f"{token.type}: {token.content or token.attrs}")
         if token.type == "image" and not re.fullmatch(r"figures/[^/]+\.png", source):
-            found.append(f"image {source!r}")
-    return found + _crooked(text)
+            faults.append(f"image {source!r}")
+    return faults + _crooked(text)
 
 
 @cache
@@ -231,11 +236,9 @@ def cells(text: str) -> list[list[str]]:
 
 
 def read(token: Token) -> str:
-    """Return what a reader sees of an inline token."""
-    return "".join(
-        child.content if child.type in ("text", "code_inline", "text_special") else ""
-        for child in token.children or ()
-    )
+    """Return an inline token as a reader sees it."""
+    shown = ("text", "code_inline", "text_special")
+    return "".join(child.content for child in token.children or () if child.type in shown)
 
 
 def hidden(character: str) -> bool:
@@ -246,24 +249,21 @@ def hidden(character: str) -> bool:
 
 
 def _crooked(text: str) -> list[str]:
-    """Tables whose rows differ in length, before markdown's own mending of them."""
-    found = []
+    """Return tables whose rows differ in length, before markdown repairs them."""
+    faults = []
     width = 0
-    code = {
-        at
-        for block in parsed(text)
-        if block.type == "fence"
-        for at in range(*(block.map or (0, 0)))
-    }
+    code = set()
+    for block in select(parsed(text), type="fence"):
+        code |= set(range(*(block.map or (0, 0))))
     for number, line in enumerate(text.split("\n")):
         if not line.startswith("| ") or number in code:
             width = 0
             continue
         count = len([at for at, one in enumerate(line) if one == "|" and not _escaped(line, at)])
         if width and count != width:
-            found.append(f"a row of {count - 1} cells in a table of {width - 1}: {line!r}")
+            faults.append(f"a row of {count - 1} cells in a table of {width - 1}: {line!r}")
         width = width or count
-    return found
+    return faults
 
 
 def _escaped(line: str, at: int) -> bool:

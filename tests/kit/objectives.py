@@ -13,6 +13,7 @@ from vitlens.training.objectives import clip, dino, mae, pretraining
 from vitlens.training.objectives.clip import text_classifier
 from vitlens.training.objectives.pretraining import make_objective
 
+# beside what is made here
 __all__ = [
     "captions_of",
     "clip",
@@ -20,7 +21,7 @@ __all__ = [
     "mae",
     "pretraining",
     "text_classifier",
-]  # beside what is made here
+]
 
 NAMES = ("mae", "dino", "clip")
 SHAPE = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [8, 8]}
@@ -42,7 +43,7 @@ def headless(*, seed: int = 0, **shape: Any) -> Model:
 def built(
     name: str, model: Model | None = None, *, train: Split | None = None, **settings: Any
 ) -> Any:
-    """Return what an objective trains."""
+    """Return the module that an objective trains."""
     train = train or scenes("train")
     objective = make_objective(name, train, train, {**SETTINGS[name], **settings})
     assert objective is not None

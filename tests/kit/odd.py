@@ -94,9 +94,8 @@ def odd(*, training: bool = False, **shape: int) -> vitlens.Model:
     module = shaken(lambda: OddViT(**shape)).train(training)
     norm = module.stem[1]
     draws = torch.Generator().manual_seed(0)
-    norm.running_mean.uniform_(
-        -0.2, 0.2, generator=draws
-    )  # no statistics of 0 and 1 that would hide a mistake
+    # no statistics of 0 and 1 that would hide a mistake
+    norm.running_mean.uniform_(-0.2, 0.2, generator=draws)
     norm.running_var.uniform_(0.5, 2, generator=draws)
     mean = (0.5, 0.4, 0.6)
     std = (0.2, 0.3, 0.25)
@@ -110,5 +109,5 @@ def shared_odd() -> vitlens.Model:
 
 
 def odd_images(batch: int = 3, *, size: tuple[int, int] = SIZE) -> Tensor:
-    """Noise in [0, 1]."""
+    """Draw noise in [0, 1]."""
     return images(size, batch=batch)

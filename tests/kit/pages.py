@@ -85,9 +85,10 @@ _ELEMENTS = {  # that a page may hold
 
 
 def next_patch_weights() -> NDArray[np.float32]:
-    """Weights (layers, heads, queries, keys) that a reader can check: each token looks at CLS with
-    0.25, and with 0.75 in head 0 of layer l at the patch l + 1 places to the right, in head 1 at
-    the first patch.
+    """Return weights (layers, heads, queries, keys) that a reader can check.
+
+    Each token looks at CLS with 0.25, and with 0.75 in head 0 of layer l at the patch l + 1 places
+    to the right, in head 1 at the first patch.
     """
     weights = np.zeros((LAYERS, HEADS, TOKENS, TOKENS), np.float32)
     query = np.arange(TOKENS)
@@ -126,7 +127,7 @@ def explorer(*, name: str = "cat.jpg", label: str = "sink") -> Explorer:
 
 
 def document(*, name: str = "tabby") -> Document:
-    """Return every part of a report; name: stands wherever a name from outside can stand."""
+    """Return a report with every part; name: stands wherever a name from outside can stand."""
     rows = tuple(
         (f"{name} {number}", Estimate(0.5, 0.4, 0.6, 100, "fraction")) for number in range(60)
     )
@@ -184,9 +185,9 @@ def written(folder: Path, content: Document, **config: object) -> str:
     return page(content, record(folder, **config))
 
 
-def said(template: str = "{{ name }}", **given: object) -> str:
+def said(template: str = "{{ name }}", **values: object) -> str:
     """Return the sentence of a claim."""
-    return found("question", "subject", template, given=given).says
+    return found("question", "subject", template, given=values).says
 
 
 def _pictures(index: int) -> tuple[NDArray[np.uint8], ...]:
@@ -217,26 +218,24 @@ class Elements(HTMLParser):
 
 
 def page_problems(text: str) -> list[str]:
-    """Return what could act, load or lead out of a page, or says nothing; empty for a good one."""
+    """Return what could act, load, leave the page or be empty; nothing for a good page."""
     elements = Elements(text)
-    found = [
+    faults = [
         f"control character {one!r}" for one in sorted(set(text)) if one != "\n" and hidden(one)
     ]
     for tag, attributes in elements.found:
-        found += [
-            f"{tag} with {name}"
-            for name in attributes
-            if name.startswith("on") or name in ("style", "srcset")
-        ]
+        for name in attributes:
+            if name.startswith("on") or name in ("style", "srcset"):
+                faults.append(f"{tag} with {name}")
         if not attributes.get("href", "#").startswith("#"):
-            found.append(f"{tag} to {attributes['href']}")
+            faults.append(f"{tag} to {attributes['href']}")
         if not attributes.get("src", "data:image/").startswith("data:image/"):
-            found.append(f"{tag} of {attributes['src'][:40]}")
+            faults.append(f"{tag} of {attributes['src'][:40]}")
         if tag not in _ELEMENTS:
-            found.append(f"an element {tag}")
+            faults.append(f"an element {tag}")
         if tag == "img" and not attributes.get("alt"):
-            found.append("an image without words")
+            faults.append("an image without words")
     ids = Counter(attributes["id"] for _, attributes in elements.found if "id" in attributes)
-    found += [f"id {one} {times} times" for one, times in ids.items() if times > 1]
+    faults += [f"id {one} {times} times" for one, times in ids.items() if times > 1]
     linked = {attributes["href"][1:] for tag, attributes in elements.found if tag == "a"}
-    return found + [f"a link to {one}, which is not there" for one in sorted(linked - set(ids))]
+    return faults + [f"a link to {one}, which is not there" for one in sorted(linked - set(ids))]

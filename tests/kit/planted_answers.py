@@ -37,8 +37,7 @@ class Answers:
 def answers(
     right: NDArray[np.bool_], confidence: NDArray[np.floating] | float = 0.9, *, classes: int = 5
 ) -> Answers:
-    """Return predictions of images of the class of their number; a wrong answer is the next
-    class."""
+    """Return predictions of images of the class of their number; errors predict the next class."""
     labels = np.arange(len(right)) % classes
     return Answers(np.broadcast_to(confidence, labels.shape), (labels + ~right) % classes, labels)
 
@@ -46,24 +45,26 @@ def answers(
 def evaluations(
     models: Mapping[str, Answers], names: Sequence[str]
 ) -> tuple[list[Evaluation], Config]:
-    found = []
-    for alias, own in models.items():
-        rest = np.repeat(((1 - own.confidence) / (len(names) - 1))[:, None], len(names), 1)
-        np.put_along_axis(rest, np.asarray(own.predicted)[:, None], own.confidence[:, None], 1)
+    results = []
+    for alias, planted in models.items():
+        rest = np.repeat(((1 - planted.confidence) / (len(names) - 1))[:, None], len(names), 1)
+        np.put_along_axis(
+            rest, np.asarray(planted.predicted)[:, None], planted.confidence[:, None], 1
+        )
         logits = torch.from_numpy(np.log(rest)).float()
-        labels = torch.from_numpy(np.asarray(own.labels)).long()
-        groups = None if own.groups is None else torch.from_numpy(np.asarray(own.groups))
-        found.append(Evaluation(alias, tuple(names), logits, labels, groups))
-    data = Data("planted", "test", len(found[0].labels), len(names))
-    return found, Config(models=tuple(map(ModelEntry, models)), data=data)
+        labels = torch.from_numpy(np.asarray(planted.labels)).long()
+        groups = None if planted.groups is None else torch.from_numpy(np.asarray(planted.groups))
+        results.append(Evaluation(alias, tuple(names), logits, labels, groups))
+    data = Data("planted", "test", len(results[0].labels), len(names))
+    return results, Config(models=tuple(map(ModelEntry, models)), data=data)
 
 
 def evaluate_record(
     models: Mapping[str, Answers], *, seed: int = 0, names: Sequence[str] = NAMES
 ) -> EvaluateRecord:
-    """Return what `vitlens evaluate` records of such models."""
-    found, config = evaluations(models, names)
-    return replace(recorded(found, classes=len(names), seed=seed), config=config)
+    """Return the record of `vitlens evaluate` for such models."""
+    results, config = evaluations(models, names)
+    return replace(recorded(results, classes=len(names), seed=seed), config=config)
 
 
 def compare_record(
@@ -72,12 +73,10 @@ def compare_record(
     methods: Sequence[str] = ("relevance", "gradcam"),
     seed: int = 0,
 ) -> CompareRecord:
-    """Return what `vitlens compare` records of two such models, with maps by these methods that
-    agree partly.
-    """
-    found, config = evaluations(models, NAMES)
+    """Return the record of `vitlens compare` for two such models, with maps that agree partly."""
+    results, config = evaluations(models, NAMES)
     return replace(
-        prediction_record(compare_evaluations(*found), seed),
+        prediction_record(compare_evaluations(*results), seed),
         config=config,
         methods=tuple(
             MapRow(alias, name, around(1.0), around(0.2)) for alias, name in zip(models, methods)

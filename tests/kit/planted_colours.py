@@ -30,7 +30,7 @@ class Hues(nn.Module):
         self.register_buffer("colours", torch.tensor(list(product(*LEVELS))))
 
     def nearness(self, images: Tensor) -> Tensor:
-        """Return how near each pixel is to each class's colour (batch, classes, height, width)."""
+        """Return the nearness of pixels to classes' colours (batch, classes, height, width)."""
         red, green, blue = (  # a colour is a level of each channel
             (-60 * (channel[:, None] - images.new_tensor(levels)[:, None, None]).square()).exp()
             for channel, levels in zip(images.unbind(1), LEVELS, strict=True)
@@ -57,7 +57,7 @@ def coloured() -> Model:
 
 
 def flat_images() -> Split:
-    """Images of one colour each on the left two thirds, with noise on the right."""
+    """Draw images of one colour each on the left two thirds, with noise on the right."""
     colours = Hues().colours[torch.arange(COUNT) % CLASSES]
     images = colours[:, :, None, None].expand(-1, -1, SIDE, SIDE).clone()
     images[..., 16:] = torch.rand(COUNT, 3, SIDE, 8, generator=torch.Generator().manual_seed(2))
@@ -70,8 +70,9 @@ def near(model: Model, images: Tensor, targets: Tensor) -> Tensor:
 
 
 def write(folder: Path) -> str:
-    """Files of images that are one colour everywhere, with squares as masks; what to type after
-    `vitlens explain`.
+    """Write images that are one colour everywhere, with squares as masks.
+
+    Return what to type after `vitlens explain`.
     """
     masks = torch.zeros(CLASSES, SIDE, SIDE, dtype=torch.uint8)
     masks[:, 6:18, 4:16] = 255

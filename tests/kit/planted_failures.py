@@ -36,10 +36,9 @@ GROUND = 0.3
 
 @cache
 def squares(count: int = 300, *, seed: int = 0, masks: bool = True, dots: int = 40) -> Split:
-    """Squares of any contrast, a third of them at the border, among none to 40 bright pixels (or
-    `dots`).
+    """Draw squares of any contrast, a third of them at the border, among up to 40 bright pixels.
 
-    Shared: nobody changes them.
+    dots: the number of bright pixels. The split is shared: do not change it.
     """
     draw = torch.Generator().manual_seed(seed)
 
@@ -48,7 +47,7 @@ def squares(count: int = 300, *, seed: int = 0, masks: bool = True, dots: int = 
 
     labels = torch.randint(0, 2, (count,), generator=draw)
     images = GROUND + 0.02 * torch.rand(count, 3, SIDE, SIDE, generator=draw)
-    found = torch.zeros(count, SIDE, SIDE, dtype=torch.bool)
+    objects = torch.zeros(count, SIDE, SIDE, dtype=torch.bool)
     columns = zip(
         numbers(9, 14),
         numbers(0, 1),
@@ -59,19 +58,20 @@ def squares(count: int = 300, *, seed: int = 0, masks: bool = True, dots: int = 
     )
     for at, (size, down, across, edge, contrast, bright) in enumerate(columns):
         side = int(size)
-        row, column = (2 + int(share * (SIDE - side - 3)) for share in (down, across))
+        row = 2 + int(down * (SIDE - side - 3))
+        column = 2 + int(across * (SIDE - side - 3))
         row = 0 if edge < 1 / 6 else row
         column = SIDE - side if 1 / 6 <= edge < 1 / 3 else column
         where = slice(row, row + side), slice(column, column + side)
-        found[(at, *where)] = True
-        free = (~F.max_pool2d(found[at][None].float(), 5, 1, 2)[0].bool()).nonzero()
+        objects[(at, *where)] = True
+        free = (~F.max_pool2d(objects[at][None].float(), 5, 1, 2)[0].bool()).nonzero()
         for y, x in free[torch.randperm(len(free), generator=draw)[: int(bright)]].tolist():
             images[at, :, y, x] = 1.0
         stripes = contrast * ((torch.arange(side) // 2) % 2 == 0).float()
         images[(at, slice(None), *where)] += (
             stripes[:, None] if labels[at] == 0 else stripes[None, :]
         )
-    return split_of(images.clamp(0, 1), labels, CLASSES, masks=found if masks else None)
+    return split_of(images.clamp(0, 1), labels, CLASSES, masks=objects if masks else None)
 
 
 class Planted(nn.Module):
@@ -84,10 +84,8 @@ class Planted(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         planes = luminance(images)
         stripes = planes.clamp(max=0.85)  # without the bright pixels
-        down, across = (
-            F.pad(stripes.diff(dim=axis).abs(), pad)
-            for axis, pad in ((1, (0, 0, 0, 1)), (2, (0, 1)))
-        )
+        down = F.pad(stripes.diff(dim=1).abs(), (0, 0, 0, 1))
+        across = F.pad(stripes.diff(dim=2).abs(), (0, 1))
         local = F.avg_pool2d((down - across)[:, None], 7, 1, 3)[:, 0]
         strongest = local.flatten(1).abs().argmax(1, keepdim=True)
         score = 30 * local.flatten(1).gather(1, strongest)[:, 0]
@@ -102,23 +100,23 @@ def low_contrast(_planes: Tensor, local: Tensor) -> Tensor:
 
 
 def at_border(planes: Tensor, _local: Tensor) -> Tensor:
-    """Return a stripe reaches the edge of the image."""
+    """Return True for images in which a stripe reaches the edge."""
     edge = torch.cat([planes[:, 0], planes[:, -1], planes[:, :, 0], planes[:, :, -1]], 1)
     return ((edge > 0.36) & (edge < 0.85)).any(1)
 
 
 def cluttered(planes: Tensor, _local: Tensor) -> Tensor:
-    """There are many bright pixels."""
+    """Return True for images with many bright pixels."""
     return (planes > 0.9).flatten(1).sum(1) > 28
 
 
 def at_random(planes: Tensor, _local: Tensor) -> Tensor:
-    """Nothing that a property tells apart."""
+    """Return answers that no property explains."""
     return (1e5 * planes.mean((1, 2))).sin() > 0.6
 
 
 def marked(planes: Tensor, _local: Tensor) -> Tensor:
-    """There is a white square in the upper left corner."""
+    """Return True for images with a white square in the upper left corner."""
     return planes[:, :3, :3].flatten(1).amin(1) > 0.98
 
 
@@ -151,24 +149,25 @@ def model(rule: Callable[[Tensor, Tensor], Tensor], alias: str = "planted") -> M
 
 
 def boxes(*places: tuple[int, int, int, int], side: int = 16, masks: bool = True) -> Split:
-    """White rectangles (top, left, height, width) on grey of 100, of two classes in turn."""
+    """Draw white rectangles (top, left, height, width) on grey of 100, of two classes in turn."""
     pixels = torch.full((len(places), 3, side, side), 100, dtype=torch.uint8)
-    found = torch.zeros(len(places), side, side, dtype=torch.bool)
+    objects = torch.zeros(len(places), side, side, dtype=torch.bool)
     for at, (top, left, height, width) in enumerate(places):
-        found[at, top : top + height, left : left + width] = True
-        pixels[at][:, found[at]] = 200
-    return split_of(pixels, torch.arange(len(places)) % 2, CLASSES, masks=found if masks else None)
+        objects[at, top : top + height, left : left + width] = True
+        pixels[at][:, objects[at]] = 200
+    return split_of(
+        pixels, torch.arange(len(places)) % 2, CLASSES, masks=objects if masks else None
+    )
 
 
 def pictures_of(split: Split, maps: Tensor | None = None) -> Pictures:
-    """Return all images of a split and their maps, as they are given to a change of one
-    property."""
+    """Return all images of a split and their maps, as a change of one property takes them."""
     evaluation = Evaluation("made", split.classes, torch.zeros(len(split), 2), split.labels)
     return Pictures(Subject(None, split, evaluation, maps), torch.arange(len(split)))
 
 
 def even(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
-    """Maps that say nothing."""
+    """Return uniform maps."""
     return torch.ones(len(images), 4, 4)
 
 
@@ -185,18 +184,19 @@ def failures_of(
     maps: Tensor | None = None,
     indices: Tensor | None = None,
 ) -> dict[str, Any]:
-    """Return what a record holds on why such models of these aliases fail; maps: of the images at
-    these indices.
-    """
+    """Return the record's tables on why these models fail; maps: of the images at these indices."""
     models = [model(rule, alias) for alias, rule in rules.items()]
-    subjects = [Subject(own, split, vitlens.evaluate(own, split), maps, indices) for own in models]
+    subjects = [
+        Subject(subject, split, vitlens.evaluate(subject, split), maps, indices)
+        for subject in models
+    ]
     return failure_fields(subjects, quiet=True)
 
 
 def chance_tests(
     property_of: Callable[[Generator], Numbers], draws: int
 ) -> list[tuple[Estimate, float | None]]:
-    """Return how a property of 450 images separates 20 errors at random."""
+    """Return the tests of a property of 450 images with 20 errors at random."""
     generator = np.random.default_rng(0)
     results = []
     for _ in range(draws):

@@ -30,19 +30,15 @@ BRIGHT = slice(56, 64)
 
 
 def worth() -> Tensor:
-    """Return what a white patch adds to the margin: the first and last row, a pair, one patch, and
-    little elsewhere.
-    """
-    found = torch.rand(CELLS**2, generator=torch.Generator().manual_seed(0)) * 0.6 - 0.2
-    found[CHANGED], found[BRIGHT] = 1.2, 0.4
-    found[FIRST], found[list(PAIR)] = 3.0, 2.0
-    return found
+    """Return the part of a white patch in the margin: large for two rows, a pair and one patch."""
+    values = torch.rand(CELLS**2, generator=torch.Generator().manual_seed(0)) * 0.6 - 0.2
+    values[CHANGED], values[BRIGHT] = 1.2, 0.4
+    values[FIRST], values[list(PAIR)] = 3.0, 2.0
+    return values
 
 
 def margins(cells: Tensor, values: Tensor) -> Tensor:
-    """Return how far the first class is ahead, of brightnesses (..., patches) and what they are
-    worth.
-    """
+    """Return the margin of the first class, by brightnesses (..., patches) and their worth."""
     gone = 1 - cells
     return (cells @ values + OFFSET - BONUS * gone[..., PAIR[0]] * gone[..., PAIR[1]]) / SCALE
 
@@ -64,9 +60,8 @@ class Game(nn.Module):
         for block in self.blocks:
             stream = block(stream)
         margin = margins(cells_of(stream), self.head.weight[0])
-        colour = (stream[:, 0] - stream[:, 1]).mean(
-            (1, 2)
-        )  # of grey images none, unless the blocks are changed
+        # of grey images none, unless the blocks are changed
+        colour = (stream[:, 0] - stream[:, 1]).mean((1, 2))
         return torch.stack([margin, 100 * colour.abs()], 1)
 
 
@@ -89,19 +84,21 @@ def game() -> Model:
 
 
 def brightness() -> Tensor:
-    """(images, patches) in steps of 1/255. Of the first image all is black but the pair and one
-    patch; without any of its three patches the second one is of the other class.
+    """Return the brightness (images, patches) in steps of 1/255.
+
+    Of the first image all is black except the pair and one patch; without any of its three patches
+    the second one is of the other class.
     """
-    found = torch.rand(COUNT, CELLS**2, generator=torch.Generator().manual_seed(1))
-    found[:, [FIRST, *PAIR]] = 1.0
-    found[:, BRIGHT] = 1.0
+    levels = torch.rand(COUNT, CELLS**2, generator=torch.Generator().manual_seed(1))
+    levels[:, [FIRST, *PAIR]] = 1.0
+    levels[:, BRIGHT] = 1.0
     rest = [cell for cell in range(CELLS**2) if cell >= CHANGED.stop]
-    found[:, CHANGED] = found[:, rest].mean(1, keepdim=True)
-    found[:2] = 0.0
-    found[0, [FIRST, *PAIR]] = 1.0
-    found[1, [FIRST, CELLS**2 - 1]] = 1.0
-    found[1, 0] = 0.7
-    return (255 * found).round() / 255
+    levels[:, CHANGED] = levels[:, rest].mean(1, keepdim=True)
+    levels[:2] = 0.0
+    levels[0, [FIRST, *PAIR]] = 1.0
+    levels[1, [FIRST, CELLS**2 - 1]] = 1.0
+    levels[1, 0] = 0.7
+    return (255 * levels).round() / 255
 
 
 def pixels() -> Tensor:
@@ -111,10 +108,10 @@ def pixels() -> Tensor:
 
 
 def objects() -> Tensor:
-    """Masks of what is brighter than the mean grey; the last image has no background."""
-    found = pixels().mean(1) > 0.5
-    found[-1] = True
-    return found
+    """Return masks of what is brighter than the mean grey; the last image has no background."""
+    covered = pixels().mean(1) > 0.5
+    covered[-1] = True
+    return covered
 
 
 def write(folder: Path) -> str:
@@ -124,9 +121,7 @@ def write(folder: Path) -> str:
 
 
 def written(folder: Path, images: Tensor, masks: Tensor, model: str) -> str:
-    """Files of images (n, height, width, 3) and their masks, uint8, and the words that explain them
-    by this model.
-    """
+    """Write images (n, height, width, 3) and masks, uint8; return the words that explain them."""
     for name, parts in (("images", images), ("masks", masks)):
         (folder / "data" / name).mkdir(parents=True, exist_ok=True)
         for index, part in enumerate(parts):
@@ -135,7 +130,7 @@ def written(folder: Path, images: Tensor, masks: Tensor, model: str) -> str:
 
 
 def truth(model: Model, images: Tensor, _targets: Tensor) -> Tensor:
-    """Return what each patch is worth, by the weights that the model has at that time."""
+    """Return the worth of each patch, by the weights that the model has at that time."""
     return (cells_of(images) * model.module.head.weight[0].detach()).unflatten(1, (CELLS, CELLS))
 
 
@@ -150,13 +145,13 @@ def bright(model: Model, images: Tensor, _targets: Tensor) -> Tensor:
 
 def marked(place: slice) -> Tensor:
     """Return a map of the patches at a place, more or less."""
-    found = torch.linspace(0, 0.5, CELLS**2) + 0.02 * torch.arange(CELLS**2).sin()
-    found[place] += 1
-    return found.view(CELLS, CELLS)
+    scores = torch.linspace(0, 0.5, CELLS**2) + 0.02 * torch.arange(CELLS**2).sin()
+    scores[place] += 1
+    return scores.view(CELLS, CELLS)
 
 
 def noise(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
-    """Depends on the pixels without any continuity."""
+    """Return maps that depend on the pixels without any continuity."""
     seeds = (images.double().sum((1, 2, 3)) * 1e6).long().tolist()
     return torch.stack(
         [torch.rand(8, 8, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
@@ -164,7 +159,7 @@ def noise(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
 
 
 def broken(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
-    """Not finite for the first image, and the same everywhere for the others."""
+    """Return maps that are not finite for the first image and constant for the others."""
     maps = torch.ones(len(images), 8, 8)
     maps[0, 0, 0] = torch.nan
     return maps
@@ -172,7 +167,7 @@ def broken(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
 
 METHODS: dict[str, Method] = {
     "saliency": truth,
-    "gradcam": lambda *given: -truth(*given),
+    "gradcam": lambda *args: -truth(*args),
     "occlusion": bright,
     "layercam": lambda _model, images, _targets: (images.mean(1) > 0.5).float(),  # 1 on the object
     "hirescam": lambda _model, images, _targets: marked(CHANGED).expand(len(images), -1, -1),

@@ -75,11 +75,11 @@ def write(
     pixels[..., :2] = (127.5 * (1 + signs * strength)).round()[:, None, None]
     folder.mkdir(parents=True, exist_ok=True)
     np.savez(folder / "data.npz", images=pixels, labels=labels)
-    made = (
+    source = (
         f"from tests.kit.planted_heads import model\n\n\ndef made():\n    return model({heads!r})\n"
     )
-    (folder / "hand.py").write_text(made)
+    (folder / "hand.py").write_text(source)
     (folder / "classes.txt").write_text("0\n1\n2\n3\n4\n")
     place = f"planted={folder / 'hand.py'}:made"
-    named = ["--model-file", place, "--classes", str(folder / "classes.txt")]
-    return [place, *named, "--data", str(folder / "data.npz"), "--device", "cpu", "--quiet"]
+    arguments = ["--model-file", place, "--classes", str(folder / "classes.txt")]
+    return [place, *arguments, "--data", str(folder / "data.npz"), "--device", "cpu", "--quiet"]

@@ -19,9 +19,7 @@ from vitlens.uncertainty import Estimate
 
 
 def enlarged(maps: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Maps (batch, rows, columns) interpolated bilinearly between the centres of their cells, for
-    masks of pixels.
-    """
+    """Interpolate maps (batch, rows, columns) bilinearly between the centres of their cells."""
     large = functional.interpolate(
         torch.from_numpy(maps)[:, None].float(), size=size, mode="bilinear"
     )
@@ -119,7 +117,7 @@ def rollout(images: int = 40, **changes: object) -> RolloutRecord:
 
 
 def said(record: Record) -> dict[str, str]:
-    """Return what its report claims, by question; nothing contradicts itself."""
+    """Return the claims of its report by question, after a check for contradictions."""
     claims = report(record).claims
     assert not list(contradictions(claims))
     return {claim.question: claim.says for claim in claims if claim.is_shown}

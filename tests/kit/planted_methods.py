@@ -24,17 +24,16 @@ ANY = {
 
 @contextmanager
 def planted_methods(functions: Mapping[str, Method]) -> Iterator[None]:
-    """Inside, each of these names is the function, of any model: `planted_methods({"saliency":
-    mine})`.
-    """
-    (known,) = (
-        each for each in gc.get_referents(ATTRIBUTIONS) if isinstance(each, dict)
-    )  # behind the read-only view
+    """Replace methods of these names, inside the context: `planted_methods({"saliency": mine})`."""
+    # behind the read-only view
+    (methods,) = (
+        referent for referent in gc.get_referents(ATTRIBUTIONS) if isinstance(referent, dict)
+    )
     with pytest.MonkeyPatch.context() as patch:
         for place, (name, function) in enumerate(functions.items()):
             patch.setitem(globals(), f"planted_{place}", function)
             patch.setitem(
-                known,
+                methods,
                 name,
                 replace(ATTRIBUTIONS[name], function=f"{__name__}:planted_{place}", **ANY),
             )

@@ -31,8 +31,9 @@ class Scenes:
 
 
 def scenes(grid: tuple[int, int], count: int, seed: int) -> Scenes:
-    """Patches whose red and green lie on a circle at random angles; a rectangle of half the sides
-    or more whose blue is high, the object; 1 or 2 marked patches.
+    """Draw patches whose red and green lie on a circle at random angles, with an object.
+
+    The object is a rectangle of half the sides or more with high blue; 1 or 2 patches are marked.
     """
     draw = torch.Generator().manual_seed(seed)
     rows, columns = grid
@@ -48,9 +49,8 @@ def scenes(grid: tuple[int, int], count: int, seed: int) -> Scenes:
         marks[image, torch.randperm(rows * columns, generator=draw)[: 1 + image % 2]] = 1
     colour[:, 2][masks] = 0.8
     pixels = (colour / 2 + 0.5).repeat_interleave(PATCH, 2).repeat_interleave(PATCH, 3)
-    stripes = (
-        torch.tensor([0.1, -0.1]).repeat_interleave(PATCH // 2).repeat(columns)
-    )  # mean 0 in every patch
+    # mean 0 in every patch
+    stripes = torch.tensor([0.1, -0.1]).repeat_interleave(PATCH // 2).repeat(columns)
     marked = (
         marks.view(count, rows, columns).repeat_interleave(PATCH, 1).repeat_interleave(PATCH, 2)
     )
@@ -81,28 +81,28 @@ class Bench:
         return row in (0, self.grid[0] - 1) or column in (0, self.grid[1] - 1)
 
     def form(self, queries: Any, keys: Any, score: Tensor | float) -> Tensor:
-        """Queries with some channels score so for keys with others, 0 for the rest."""
+        """Return a form in which queries with some channels score so for keys with others."""
         form = torch.zeros(self.width, self.width)
         form[queries, keys] = score
         return form
 
     def offsets(self, inside: Tensor) -> Tensor:
-        """Patches attend to the pairs (query, key) that are inside."""
+        """Return a form in which patches attend to the pairs (query, key) that are inside."""
         return self.form(slice(2, self.tokens), slice(2, self.tokens), STRONG * inside.float())
 
     def places(self, keys: list[int]) -> Tensor:
-        """Return all attend to these tokens."""
+        """Return a form in which all tokens attend to these tokens."""
         return self.form(slice(self.tokens), keys, STRONG)
 
     def content(self, channel: int, sign: float) -> Tensor:
-        """Return all attend to keys by a channel of their content, and not to the prefix."""
+        """Return a form in which all attend to patches by a channel of their content."""
         every = slice(self.tokens)
         return self.form(every, self.tokens + channel, sign * STRONG) + self.form(
             every, slice(2), -2 * STRONG
         )
 
     def noise(self) -> Tensor:
-        """Scores without a pattern: at random for each pair of tokens."""
+        """Return scores without a pattern: at random for each pair of tokens."""
         every = slice(self.tokens)
         return self.form(
             every, every, 3 * torch.randn(self.tokens, self.tokens, generator=self.draw)
@@ -138,10 +138,9 @@ class Bench:
             "sink": self.content(RGB, 1),
             "object": self.content(2, 1),
             "background": self.content(2, -1),
-            "similar": self.form(
-                colours, colours, 3 * STRONG
-            ),  # all colours are equally far from grey
-            **{name: self.offsets(each) for name, each in inside.items()},
+            # all colours are equally far from grey
+            "similar": self.form(colours, colours, 3 * STRONG),
+            **{name: self.offsets(selected) for name, selected in inside.items()},
             "noise 1": self.noise(),
             "noise 2": self.noise(),
         }
@@ -219,7 +218,10 @@ class Maker:
         self.across = places % grid[1]
 
     def head(self, patches: Tensor) -> Tensor:
-        """patches: what patches do to patches, (patches, patches) or one for each image."""
+        """Return weights of a head from what patches do to patches.
+
+        patches: (patches, patches), or one for each image.
+        """
         weights = self.even().clone()
         weights[:, self.prefix :] = 0
         weights[:, self.prefix :, self.prefix :] = patches / patches.sum(-1, keepdim=True)
@@ -230,22 +232,22 @@ class Maker:
         return uniform(self.images, 1, self.tokens)[:, 0]
 
     def row(self) -> Tensor:
-        """Return all on the query's row."""
+        """Return attention to all patches of the query's row."""
         return self.head((self.down[:, None] == self.down).float())
 
     def beside(self) -> Tensor:
-        """Return all on the right neighbour; on itself where there is none."""
+        """Return attention to the right neighbour, or to itself at the end of a row."""
         step = torch.where(self.across + 1 < self.grid[1], 1, 0)
         return self.head(torch.eye(self.patches)[torch.arange(self.patches) + step])
 
     def on(self, key: int) -> Tensor:
-        """Return all patches' attention on this token."""
+        """Return attention of all patches to this token."""
         weights = self.even().clone()
         weights[:, self.prefix :] = torch.eye(self.tokens)[key]
         return weights
 
     def random_keys(self) -> Tensor:
-        """Another key for every query of every image."""
+        """Return another key for every query of every image."""
         keys = torch.randint(self.patches, (self.images, self.patches), generator=self.generator)
         return self.head(torch.eye(self.patches)[keys])
 
@@ -256,7 +258,7 @@ class Maker:
 
 
 def looking_evenly(model: Model) -> Model:
-    """Queries of zeros and no bias: uniform attention, wherever the masks of windows let it go."""
+    """Set queries and bias to zero: attention is uniform wherever the masks of windows allow it."""
     with torch.no_grad():
         for name, parameter in model.module.named_parameters():
             if "qkv" in name or "relative_position_bias" in name:

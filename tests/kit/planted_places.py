@@ -42,17 +42,19 @@ def bars(count: int = 120, *, seed: int = 0, masks: bool = True) -> Split:
     labels = torch.randint(0, 2, (count,), generator=generator)
     sizes = torch.randint(0, len(_WIDTHS), (count,), generator=generator)
     places = torch.rand(count, 2, generator=generator)
-    found = torch.zeros(count, SIDE, SIDE, dtype=torch.bool)
+    objects = torch.zeros(count, SIDE, SIDE, dtype=torch.bool)
     for at in range(count):
         width = _WIDTHS[sizes[at]]
         extent = (width, _SLIMNESS * width) if labels[at] == 0 else (_SLIMNESS * width, width)
         top, left = (
             int(share * (SIDE - side + 1)) for share, side in zip(places[at].tolist(), extent)
         )
-        found[at, top : top + extent[0], left : left + extent[1]] = True
-    planes = GROUND + CONTRAST * found + _GRAIN * torch.rand(count, SIDE, SIDE, generator=generator)
+        objects[at, top : top + extent[0], left : left + extent[1]] = True
+    planes = (
+        GROUND + CONTRAST * objects + _GRAIN * torch.rand(count, SIDE, SIDE, generator=generator)
+    )
     pixels = planes[:, None].expand(count, 3, SIDE, SIDE)
-    return split_of(pixels.clone(), labels, CLASSES, masks=found if masks else None)
+    return split_of(pixels.clone(), labels, CLASSES, masks=objects if masks else None)
 
 
 @cache

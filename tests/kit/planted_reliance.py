@@ -26,10 +26,10 @@ _RED = (0.24, -0.06, -0.06)
 
 def _shapes() -> Tensor:
     """Return two shapes (2, side, side): two blobs next to each other, and one above the other."""
-    beside = torch.zeros(_SHAPE, _SHAPE)
-    beside[4:10, :5] = 1
-    beside[4:10, 9:] = 1
-    return torch.stack([beside, beside.T])
+    bars = torch.zeros(_SHAPE, _SHAPE)
+    bars[4:10, :5] = 1
+    bars[4:10, 9:] = 1
+    return torch.stack([bars, bars.T])
 
 
 @cache
@@ -76,8 +76,8 @@ class Reader(nn.Module):
         raise NotImplementedError
 
     def forward(self, images: Tensor) -> Tensor:
-        found = self.evidence(self.block(images))
-        return torch.stack([-found, found], 1)
+        evidence = self.evidence(self.block(images))
+        return torch.stack([-evidence, evidence], 1)
 
 
 def _ring(images: Tensor) -> Tensor:
@@ -126,8 +126,8 @@ class ReadsShape(Reader):
         filters = F.avg_pool2d(_shapes()[:, None], 5, 1, 2)
         filters = filters - filters.mean((2, 3), keepdim=True)
         filters = (filters / filters.norm(dim=(2, 3), keepdim=True)).to(images)
-        found = F.conv2d(luminance_of(images), filters).flatten(2).amax(2)
-        return 10 * (found[:, 1] - found[:, 0])
+        responses = F.conv2d(luminance_of(images), filters).flatten(2).amax(2)
+        return 10 * (responses[:, 1] - responses[:, 0])
 
 
 class ReadsNothing(Reader):

@@ -36,8 +36,9 @@ UNTRIED: Final = {kind: planned.untried for kind, planned in KINDS.items()}
 def predicted(
     shares: Mapping[str, float], *, seeds: int, seed: int, spread: float
 ) -> dict[str, NDArray[np.bool_]]:
-    """Predictions (seeds, images) of each variant, which find the same images hard; accuracy varies
-    with the seed.
+    """Draw predictions (seeds, images) of each variant, which find the same images hard.
+
+    Accuracy varies with the seed.
     """
     generator = np.random.default_rng(seed)
     hardness = generator.random(IMAGES)
@@ -129,13 +130,13 @@ def pretraining_record(
     record: PretrainingRecord = study_record("pretraining", dict.fromkeys(knn, 0.6), seeds=seeds)
     words = {row.label: row.words for row in record.points}
     noise = spread * np.random.default_rng(0).standard_normal((len(knn), seeds))
-    scores = {
-        label: [value + each for each in own] for (label, value), own in zip(knn.items(), noise)
-    }
-    overlaps = {
-        label: [torch.tensor([iou[label] + each, 0.3, 0.4], dtype=torch.float64) for each in own]
-        for label, own in zip(iou, noise)
-    }
+    scores = {}
+    for (label, value), offsets in zip(knn.items(), noise):
+        scores[label] = [value + offset for offset in offsets]
+    overlaps = {}
+    for label, offsets in zip(iou, noise):
+        values = [[iou[label] + offset, 0.3, 0.4] for offset in offsets]
+        overlaps[label] = list(torch.tensor(values, dtype=torch.float64))
     return replace(
         record,
         feature_scores=tuple(score_rows({"k-NN, k = 20": scores}, words, 0.125)),
@@ -151,7 +152,8 @@ def probe_correct(
     """
     options = StudyOptions(kind="pretraining", data="digits")
     setup = Setup(options, (), train, test, torch.device("cpu"))
-    bank, read = (extract(model, split, layer=-1, pool="cls+mean") for split in (train, test))
+    bank = extract(model, train, layer=-1, pool="cls+mean")
+    read = extract(model, test, layer=-1, pool="cls+mean")
     assert bank is not None
     assert read is not None
     assert train.labels is not None

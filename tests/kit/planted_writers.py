@@ -51,7 +51,7 @@ def model(gains: list[tuple[int, float]]) -> Model:
 
 
 def pictures(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Images of one of three colours each, more or less, among noise, and their classes."""
+    """Draw images of one of three colours each, more or less, among noise, and their classes."""
     draw = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % 3
     pixels = 0.4 + 0.2 * torch.rand(count, 3, SIDE, SIDE, generator=draw)

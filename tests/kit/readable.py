@@ -52,7 +52,7 @@ class Example:
 
 
 def picture(path: Path, name: str, *, size: tuple[int, int] = (8, 6), **how: Any) -> None:
-    """An image whose grey level shows its class."""
+    """Write an image whose grey level shows its class."""
     path.parent.mkdir(parents=True, exist_ok=True)
     grey = GREYS[name]
     Image.new("RGB", size, (grey, grey, grey)).save(path, **how)
@@ -61,14 +61,14 @@ def picture(path: Path, name: str, *, size: tuple[int, int] = (8, 6), **how: Any
 def classes(
     root: Path, *, names: tuple[str, ...] = ("cat", "dog"), count: int = 2, suffix: str = ".png"
 ) -> None:
-    """A folder a class."""
+    """Write a folder for each class."""
     for name in names:
         for number in range(count):
             picture(root / name / f"{number}{suffix}", name)
 
 
 def parts(*names: str, below: str = "") -> Callable[[Path], None]:
-    """Parts of these names with class folders."""
+    """Write parts of these names with class folders."""
 
     def make(root: Path) -> None:
         for name in names:
@@ -413,7 +413,7 @@ FOLDERS: Final = (
 def _labelled(
     text: str | bytes, *, names: tuple[str, str, str] = ("a", "b", "c")
 ) -> Callable[[Path], Path]:
-    """Images a.png (a cat), b.png and c.png (dogs), and a table."""
+    """Write images a.png (a cat), b.png and c.png (dogs), and a table."""
 
     def make(root: Path) -> Path:
         folder = root / "flat"
@@ -634,7 +634,7 @@ _TURNED: Final = Image.fromarray(levels()).transpose(Image.Transpose.ROTATE_270)
 
 
 def _in_classes(root: Path) -> None:
-    """The image and the mask in the folder of a class, and the same names in another one."""
+    """Write the image and the mask into a class's folder, and the same names into another."""
     _masked(levels())(root / "made")
     for place in ("images", "masks"):
         for name in ("cat", "dog"):

@@ -29,7 +29,9 @@ class Reader(nn.Module):
 
 
 def reader(classes: tuple[str, ...] = ("a", "b", "c"), *, margin: float | None = 5.0) -> Model:
-    """margin: by which the logit of the answer is greater than the others; None: the first pixel's
+    """Build a model that reads its answer from the first pixel.
+
+    margin: by which the logit of the answer is greater than the others; None: the first pixel's
     green is the probability of the answer.
     """
     return bare(Reader(len(classes), margin), (4, 6), alias="reader", classes=classes)

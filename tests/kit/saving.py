@@ -28,25 +28,24 @@ _PIXEL: Final = b64decode(
 
 
 def save_little() -> None:
-    """From now on, a report's PNG is one pixel, unless `saved_figures` is entered; other formats
-    are saved.
+    """Save a report's PNGs with one pixel outside `saved_figures`, other formats as usual.
 
-    Nor does anything wait until it is on the disk, thousands of times 5 ms.
+    Nothing waits until it is on the disk, which takes 5 ms thousands of times.
     """
     from vitlens.commands.run import publish
     from vitlens.files import write_atomically
 
     os.fsync = lambda _: None  # no test reads a folder after the machine has lost its power
 
-    whole = publish._save
+    save_figure = publish._save
 
     def save(figure: "Figure", files: Mapping[str, Path]) -> None:
         if _WHOLE:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(publish, "_DOTS_PER_INCH", _COARSE)
-                whole(figure, files)
+                save_figure(figure, files)
             return
-        whole(figure, {form: path for form, path in files.items() if form != "png"})
+        save_figure(figure, {form: path for form, path in files.items() if form != "png"})
         with write_atomically(files["png"]) as temporary:
             temporary.write_bytes(_PIXEL)
 
@@ -55,7 +54,7 @@ def save_little() -> None:
 
 @contextmanager
 def saved_figures() -> Iterator[None]:
-    """Inside, figures are saved whole, if coarsely."""
+    """Save complete but coarse figures inside the context."""
     _WHOLE.append(None)
     try:
         yield
@@ -65,8 +64,9 @@ def saved_figures() -> Iterator[None]:
 
 @contextmanager
 def no_figures() -> Iterator[None]:
-    """Inside, no figure of a report is made, unless `saved_figures` is entered: other tests draw
-    what runs here.
+    """Draw no figure of a report, unless `saved_figures` is entered.
+
+    Other tests draw these figures.
     """
     from vitlens.commands.run import publish
 

@@ -14,8 +14,9 @@ AT_ONCE = 4_000_000
 def bootstrap_t_test(
     differences: ArrayLike, *, groups: ArrayLike | None = None, seed: int = 0, draws: int = DRAWS
 ) -> float:
-    """Two-sided p-value of a mean of 0 by the bootstrap-t, the tails apart; groups (n,): drawn as a
-    whole.
+    """Return the two-sided p-value of a mean of 0 by the bootstrap-t, with the tails apart.
+
+    groups (n,): differences of one group are drawn together.
     """
     values = np.asarray(differences, dtype=np.float64)
     members = (
@@ -45,7 +46,7 @@ def bootstrap_t_test(
 def sign_flip_test(
     differences: ArrayLike, *, groups: ArrayLike | None = None, seed: int = 0, draws: int = DRAWS
 ) -> float:
-    """Two-sided p-value of the hypothesis that paired differences (n,) are centred on zero.
+    """Return the two-sided p-value of the hypothesis that paired differences (n,) centre on zero.
 
     groups (n,): differences of one group flip together. The smallest p-value is 1 / (draws + 1).
     """

@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import distributed
 
+from tests.kit.select import values_of
 from tests.kit.waiting import HANGS
 from vitlens.commands.run import run as of_runs
 from vitlens.processes import Processes
 
 
 def run_in_processes(
-    count: int, work: Callable[[Processes], Any], monkeypatch: pytest.MonkeyPatch
+    count: int, function: Callable[[Processes], Any], monkeypatch: pytest.MonkeyPatch
 ) -> list[Any]:
     """Return the results of work(processes), or its exceptions, in each of count processes; runs
     inside use that process.
@@ -43,7 +44,7 @@ def run_in_processes(
 
     def all_gather(parts: list[torch.Tensor], values: torch.Tensor) -> None:
         gathered = exchange(values)
-        assert [part.shape for part in parts] == [other.shape for other in gathered]
+        assert values_of(parts, "shape") == [other.shape for other in gathered]
         for part, other in zip(parts, gathered, strict=True):
             part.copy_(other)
 
@@ -51,7 +52,7 @@ def run_in_processes(
         here.processes = Processes(index, count, torch.device("cpu"))
         here.round = 0
         try:
-            return work(here.processes)
+            return function(here.processes)
         except BaseException as error:
             return error
         finally:

@@ -24,6 +24,6 @@ def answered(
     classes: tuple[str, ...] = ("a", "b", "c"),
     **more: object,
 ) -> Split:
-    """Images for the models of tests/kit/reader.py, each of one red."""
+    """Return images for the models of tests/kit/reader.py, each of one red."""
     pixels = torch.tensor(reds, dtype=torch.uint8)[:, None, None, None].expand(-1, 3, 4, 6)
     return split_of(pixels, None if labels is None else torch.tensor(labels), classes, **more)

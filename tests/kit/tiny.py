@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 
-import pytest
 import timm
 import torch
 from torch import Tensor, nn
 from torchvision.models.swin_transformer import SwinTransformer as TorchvisionSwin
 from torchvision.models.vision_transformer import VisionTransformer as TorchvisionViT
 
+from tests.kit.marks import slow_except
 from vitlens.models.anatomy import Anatomy
 from vitlens.models.configs import SwinConfig, ViTConfig
 from vitlens.models.model import Model, Provenance
@@ -32,14 +32,14 @@ def model_of(
     """Return a model around a module whose anatomy is read from it, as load would make it:
     evaluation mode, frozen.
     """
-    made = (
+    parts = (
         Architecture("timm", alias),
         Preprocessing(size),
         classes,
         alias,
         Provenance(alias, "random"),
     )
-    return assemble(module, *made).eval().requires_grad_(False)
+    return assemble(module, *parts).eval().requires_grad_(False)
 
 
 def bare(
@@ -68,7 +68,7 @@ def images(size: tuple[int, int] = (32, 32), *, batch: int = 2, seed: int = 0) -
 
 
 def ours(*, fused: bool = True, size: tuple[int, int] = (32, 48), **changes: object) -> Model:
-    """Our ViT on a grid that is not square (4 x 3 with the default size)."""
+    """Build our ViT on a grid that is not square (4 x 3 with the default size)."""
     shape: dict[str, object] = {
         "patch_size": (8, 16),
         "dim": 16,
@@ -85,7 +85,7 @@ def ours(*, fused: bool = True, size: tuple[int, int] = (32, 48), **changes: obj
 
 
 def our_swin(*, size: tuple[int, int] = (32, 32), classes: int = 5, **changes: object) -> Model:
-    """Our Swin of two stages; the second block of each shifts its windows."""
+    """Build our Swin of two stages; the second block of each shifts its windows."""
     shape: dict[str, object] = {"dim": 16, "depths": (2, 2), "heads": (2, 4), "classes": classes}
     config = SwinConfig(image_size=size, **{**shape, **changes})
     return model_of(shaken(lambda: SwinTransformer(config)), alias="our-swin", size=size)
@@ -160,7 +160,7 @@ def small_cnn(size: tuple[int, int] = (32, 48)) -> Model:
 
 def pruned(model: Model, heads: Mapping[int, Iterable[int]]) -> Model:
     """Return a copy without these heads, by layer."""
-    return prune_heads(model, {layer: tuple(each) for layer, each in heads.items()})
+    return prune_heads(model, {layer: tuple(indices) for layer, indices in heads.items()})
 
 
 def torchvision_vit(classes: int = 5) -> Model:
@@ -216,9 +216,7 @@ _MECHANISMS = (
     "torchvision-swin",
     "our-swin",
 )
-EACH_FAMILY = [
-    pytest.param(name, marks=() if name in _MECHANISMS else pytest.mark.slow) for name in FAMILIES
-]
+EACH_FAMILY = slow_except(FAMILIES, _MECHANISMS)
 
 
 @cache
@@ -229,6 +227,5 @@ def shared_model(name: str) -> Model:
     return FAMILIES[name]()
 
 
-CHAINED = tuple(
-    name for name in FAMILIES if "swin" not in name
-)  # one sequence of tokens: rollout is defined
+# one sequence of tokens: rollout is defined
+CHAINED = tuple(name for name in FAMILIES if "swin" not in name)

@@ -24,7 +24,7 @@ from vitlens.training.task import Task
 def interrupted(
     when: Callable[[int, Progress], bool], command: Literal["train", "study"] = "train"
 ) -> Iterator[None]:
-    """Inside, a training is interrupted, by its number (from 1 on) and its progress."""
+    """Interrupt a training by its number (from 1 on) and its progress, inside the context."""
     module = kinds if command == "study" else trainings
     begun = 0
 
@@ -39,18 +39,18 @@ def interrupted(
         return plain(replace(task, on_progress=tell), **how)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "vitlens.training.loop.PROGRESS_INTERVAL", 0.0
-        )  # told of every step, however quick
+        # told of every step, however quick
+        patch.setattr("vitlens.training.loop.PROGRESS_INTERVAL", 0.0)
+        # a study's are not counted
         for name in (
             "train_on_images",
             *(() if command == "study" else ("fit_head",)),
-        ):  # a study's are not counted
+        ):
             patch.setattr(module, name, partial(stopping, getattr(module, name)))
         yield
 
 
-def kept_run(folder: Path, *, kept: Sequence[int], epochs: int) -> Path:
+def kept_run(folder: Path, *, saved_after: Sequence[int], epochs: int) -> Path:
     """Return a run of so many epochs that kept its weights after some of them; each weights are
     other random ones.
     """
@@ -59,18 +59,16 @@ def kept_run(folder: Path, *, kept: Sequence[int], epochs: int) -> Path:
         shape = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [8, 8]}
         return untrained("vit-mini", classes=CLASSES, seed=seed, overrides=shape)
 
-    for epoch in kept:
+    for epoch in saved_after:
         keep_weights(folder, made(epoch), epochs=epoch)
     save(made(epochs), folder / "model.safetensors")
     lines = [
         EpochMetrics(epoch, epoch + 1, 8, 1e-3, 1.0, 0.5, None, None, 1.0, 8.0)
         for epoch in range(epochs)
     ]
-    older = [
-        {name: value for name, value in asdict(line).items() if name != "gradient_norm"}
-        for line in lines
-    ]
-    write_text(
-        folder / METRICS_FILE, "".join(json.dumps(line) + "\n" for line in older)
-    )  # as they once were
+    older = [asdict(line) for line in lines]
+    for line in older:
+        del line["gradient_norm"]
+    # as they once were
+    write_text(folder / METRICS_FILE, "".join(json.dumps(line) + "\n" for line in older))
     return folder

@@ -52,7 +52,7 @@ def tiny_cnn() -> Model:
 
 
 def split_of(pixels: Tensor, *, part: Part = "train") -> Split:
-    """Images given as pixels, labelled in turn."""
+    """Return images with these pixels, labelled in turn."""
     return replace(
         splits.split_of(pixels, torch.arange(len(pixels)) % len(CLASSES), CLASSES),
         name="random",
@@ -81,7 +81,7 @@ def tiny_recipe(**changes: object) -> Recipe:
 
 
 def plain_recipe(**changes: object) -> Recipe:
-    """Without augmentation, warm-up, decay of the rate, clipping and averaging."""
+    """Return a recipe without augmentation, warm-up, decay of the rate, clipping and averaging."""
     none = {
         "average": 0.0,
         "crop_padding": 0,
@@ -95,12 +95,11 @@ def plain_recipe(**changes: object) -> Recipe:
 
 def recipe_of(settings: Mapping[str, str]) -> Recipe:
     """Return the recipe that a record shows."""
-    return Recipe(
-        **{
-            name: value if name in ("source", "optimiser") else literal_eval(value)
-            for name, value in settings.items()
-        }
-    )
+    values: dict[str, Any] = {}
+    for name, value in settings.items():
+        is_text = name in ("source", "optimiser")
+        values[name] = value if is_text else literal_eval(value)
+    return Recipe(**values)
 
 
 TRAIN = tiny_split("train", 40)
@@ -123,7 +122,7 @@ def trained(
 
 
 def interrupting(at: int) -> Callable[[Progress], None]:
-    """Stops a training after a step."""
+    """Return a callback that stops a training after a step."""
 
     def stop(progress: Progress) -> None:
         if progress.step == at:
@@ -214,16 +213,17 @@ def shown(
 
 @contextmanager
 def one_of(processes: int, index: int, model: Model) -> Iterator[dict[str, Tensor]]:
-    """Inside, a training is one of several processes; the gradients that would be averaged are kept
-    by name.
+    """Train inside the context as one of several processes.
+
+    The gradients that would be averaged are stored by name.
     """
     gradients: dict[str, Tensor] = {}
 
     def backward(loss: Tensor) -> None:
         loss.backward()
-        named = model.module.named_parameters()
+        parameters = model.module.named_parameters()
         gradients.update(
-            {name: value.grad.clone() for name, value in named if value.grad is not None}
+            {name: value.grad.clone() for name, value in parameters if value.grad is not None}
         )
 
     accelerator = SimpleNamespace(

@@ -20,16 +20,19 @@ def layers(count: int, *widths: int, seed: int = 0, offset: float = 0.0) -> list
 
 
 def of(values: Sequence[Tensor], alias: str = "made") -> Features:
-    named = [
+    feature_layers = [
         FeatureLayer(i, f"block {i}", "block", f"b.{i}", part.shape[1], None)
         for i, part in enumerate(values)
     ]
-    return Features(alias, tuple(named), tuple(values), torch.zeros(len(values[0]), 2), "mean")
+    return Features(
+        alias, tuple(feature_layers), tuple(values), torch.zeros(len(values[0]), 2), "mean"
+    )
 
 
 def gram_cka(first: Tensor, second: Tensor, *, biased: bool = False) -> float:
-    """Linear CKA from whole Gram matrices (samples, samples): Song 2012, equation 5, or with biased
-    HSIC.
+    """Compute linear CKA from full Gram matrices (samples, samples): Song 2012, equation 5.
+
+    biased: with biased HSIC.
     """
 
     def hsic(k: np.ndarray, m: np.ndarray) -> float:
@@ -42,5 +45,6 @@ def gram_cka(first: Tensor, second: Tensor, *, biased: bool = False) -> float:
         ends = k.sum() * m.sum() / ((n - 1) * (n - 2))
         return float(((k * m).sum() + ends - 2 / (n - 2) * (k.sum(0) @ m.sum(0))) / (n * (n - 3)))
 
-    k, m = (part.double().numpy() @ part.double().numpy().T for part in (first, second))
+    k = first.double().numpy() @ first.double().numpy().T
+    m = second.double().numpy() @ second.double().numpy().T
     return hsic(k, m) / np.sqrt(hsic(k, k) * hsic(m, m))

@@ -28,7 +28,7 @@ def interruptible(command: Sequence[str], **options: Any) -> "subprocess.Popen[s
 
 
 def wait_until(sign: Callable[[], bool], child: "subprocess.Popen[str]") -> None:
-    """Return when the sign is there; AssertionError when the process ended without it, or hangs."""
+    """Wait for the sign; raise an AssertionError if the process ends without it or hangs."""
     end = time.monotonic() + HANGS
     while not sign():
         assert child.poll() is None, f"ended with {child.returncode} before the sign"
@@ -37,9 +37,7 @@ def wait_until(sign: Callable[[], bool], child: "subprocess.Popen[str]") -> None
 
 
 def interrupt(child: "subprocess.Popen[str]", sign: Callable[[], bool]) -> str:
-    """Send Ctrl-C once the sign is there; what the process then said on stderr. The process has
-    ended afterwards.
-    """
+    """Send Ctrl-C once the sign is there; return stderr from then on until the process ends."""
     try:
         wait_until(sign, child)
         child.send_signal(signal.SIGINT)

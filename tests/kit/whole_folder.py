@@ -16,10 +16,10 @@ from vitlens.record import SCHEMA, MetricName, read_run
 
 
 def whole_folder(out: Path, command: str, *, drawn: bool = True, saved: bool = False) -> None:
-    """Fail where a folder lacks something, or where its report made again is another.
+    """Fail if a folder lacks something, or if its report written again differs.
 
     drawn: save the figures, too; a study's figures are those of other commands. saved: they are
-    saved already, as the command ran within `saved_figures`, and must be the same when made again.
+    already there, as the command ran within `saved_figures`, and must be the same again.
     """
     check_results(json.loads((out / "results.json").read_text()), command)
     config = json.loads((out / "config.json").read_text())
@@ -31,15 +31,15 @@ def whole_folder(out: Path, command: str, *, drawn: bool = True, saved: bool = F
     check_first_page(COMMANDS[command].report(record))
     assert not consistency.errors(record)
     assert not consistency.bare_statuses((out / "report.md").read_text())
-    made = {
-        path: path.read_bytes()
-        for path in [out / "report.md", *((out / "figures").glob("*.png") if saved else ())]
-    }
-    for path in made:
+    files = [out / "report.md"]
+    if saved:
+        files += (out / "figures").glob("*.png")
+    contents = {path: path.read_bytes() for path in files}
+    for path in contents:
         path.unlink()
     with saved_figures() if drawn else nullcontext():
         assert run(["report", str(out)]) == 0
-    assert {path: path.read_bytes() for path in made} == made
+    assert {path: path.read_bytes() for path in contents} == contents
     check_report(out, drawn=drawn)
     assert not list(out.rglob(".*")), "a temporary file stayed behind"
 
@@ -48,7 +48,9 @@ def check_results(results: dict, command: str) -> None:
     assert (results["schema"], results["command"], results["status"]) == (SCHEMA, command, "done")
     assert results["seconds"] > 0
     assert results["metrics"].keys() or results["tables"].keys()
-    assert all(verdict["state"] and verdict["because"] for verdict in results["verdicts"])
+    for verdict in results["verdicts"]:
+        assert verdict["state"]
+        assert verdict["because"]
     for name, metric in results["metrics"].items():
         assert isinstance(metric["value"], float | int), name
         assert metric["unit"] or metric["unit"] == "", name
@@ -67,9 +69,7 @@ def check_report(out: Path, *, drawn: bool) -> None:
 
 
 def check_declared(out: Path) -> None:
-    """Fail where a folder holds a metric, a table or an array that its command does not declare, or
-    lacks a table.
-    """
+    """Fail if a folder has an undeclared metric, table or array, or lacks a declared table."""
     written = read_run(out)
     record = read(written)
     contents = type(record).contents()

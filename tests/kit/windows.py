@@ -81,7 +81,7 @@ WINDOWED: dict[
 
 
 def padded_swin_micro() -> Model:
-    """Our Swin on a map that its windows do not divide: padding attends to itself alone."""
+    """Build our Swin on a map that its windows do not divide: padding attends to itself."""
     return untrained("swin-micro", classes=("a", "b"), image_size=(40, 40))
 
 
@@ -91,9 +91,7 @@ def numbered(rows: int, columns: int) -> Tensor:
 
 
 def timm_tokens(resolution: Pair, window: Pair, shift: Pair) -> Tensor:
-    """Numbers of the patches as timm's block lays them out: rolled, then padded, then cut (its
-    _attn).
-    """
+    """Number the patches in the order of timm's block: rolled, then padded, then cut (_attn)."""
     tokens = torch.arange(1.0, 1 + resolution[0] * resolution[1]).view(1, *resolution, 1)
     tokens = tokens.roll((-shift[0], -shift[1]), (1, 2))
     tokens = F.pad(tokens, (0, 0, 0, -resolution[1] % window[1], 0, -resolution[0] % window[0]))
@@ -136,9 +134,8 @@ def unwindow(
     index = window_places(cut).to(weights.device)
     count = len(index)
     patches = cut.resolution[0] * cut.resolution[1]
-    split = weights.unflatten(0, (-1, count)).transpose(
-        1, 2
-    )  # (batch, heads, count, inside, inside)
+    # of shape (batch, heads, count, inside, inside)
+    split = weights.unflatten(0, (-1, count)).transpose(1, 2)
     # padding gets an extra row and column, which is cut off at the end
     place = index.masked_fill(index < 0, patches)
     full = weights.new_zeros(*split.shape[:2], patches + 1, patches + 1)

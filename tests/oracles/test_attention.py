@@ -15,26 +15,22 @@ from vitlens import Model
 
 
 def unfused_attention(model: Model, batch: Tensor) -> dict[str, Tensor]:
-    """timm's weights by module, through its own fused_attn=False: the input of attn_drop, before
-    dropout.
-    """
+    """Return timm's weights by module with fused_attn=False: the input of attn_drop."""
     twin = with_kernel(copy.deepcopy(model), fused=False)
-    found = dict[str, Tensor]()
+    attention_inputs = dict[str, Tensor]()
     for name, module in twin.module.named_modules():
         if name.endswith("attn_drop"):
             owner = name.rpartition(".")[0]
             module.register_forward_pre_hook(
-                lambda _module, inputs, owner=owner: found.__setitem__(owner, inputs[0])
+                lambda _module, inputs, owner=owner: attention_inputs.__setitem__(owner, inputs[0])
             )
     with torch.no_grad():
         twin(batch)
-    return found
+    return attention_inputs
 
 
 def difference(model: Model, batch: Tensor) -> float:
-    """The largest over all layers that timm shows, which are all of ours; in double precision, as
-    noise adds up.
-    """
+    """Return the largest difference over all layers, in double precision."""
     model = copy.deepcopy(model).double()
     batch = batch.double()
     expected = unfused_attention(model, batch)
@@ -44,16 +40,15 @@ def difference(model: Model, batch: Tensor) -> float:
     for call in captured:
         if call.site.module == "attn_pool":  # it has no attn_drop to look at; by hand below
             continue
-        own = expected.pop(call.site.module)
+        expected_weights = expected.pop(call.site.module)
         module = call.site.module
         weights = call.weights()
-        if hasattr(
-            mixed := model.module.get_submodule(module), "proj_w"
-        ):  # talking heads: timm mixes before attn_drop
+        # talking heads: timm mixes before attn_drop
+        if hasattr(mixed := model.module.get_submodule(module), "proj_w"):
             weights = mixed.proj_w(weights.movedim(1, -1)).movedim(-1, 1)
-        assert own.shape == weights.shape
-        assert own.std() > 1e-4  # the comparison is not empty
-        largest = max(largest, (own - weights).abs().max().item())
+        assert expected_weights.shape == weights.shape
+        assert expected_weights.std() > 1e-4  # the comparison is not empty
+        largest = max(largest, (expected_weights - weights).abs().max().item())
     assert not expected
     return largest
 
@@ -87,26 +82,27 @@ def test_whole_models(name):
 
 
 def relevance_of(products: list[Tensor], model: Model) -> Tensor:
-    """R + Ā R of every layer (Chefer 2021), Ā the mean over heads of the positive part of weights ⊙
-    gradient; the readout's row of R - I over the patches.
+    """Return the readout's row of R - I over the patches, with Chefer's R + Ā R of every layer.
+
+    Ā is the mean over heads of the positive part of weights ⊙ gradient.
     """
     prefix = len(model.layout.prefix)
     tokens = products[0].shape[-1]
     identity = torch.eye(tokens, dtype=products[0].dtype).expand(len(products[0]), -1, -1)
-    whole = identity
+    relevance = identity
     for product in products:
-        whole = whole + product.clamp_min(0).mean(1) @ whole
-    whole = whole - identity
-    row = whole[:, 0] if model.anatomy.readout == "cls" else whole[:, prefix:].mean(1)
+        relevance = relevance + product.clamp_min(0).mean(1) @ relevance
+    relevance = relevance - identity
+    row = relevance[:, 0] if model.anatomy.readout == "cls" else relevance[:, prefix:].mean(1)
     return row[:, prefix:].unflatten(1, model.layout.grid)
 
 
 @pytest.mark.parametrize("family", ["vit", "vit-mean", "beit", "eva02", "dinov3"])
 def test_weights_and_relevance_are_captums(family):
-    def largest(found: list[Tensor], expected: list[Tensor]) -> float:
+    def largest(actual: list[Tensor], expected: list[Tensor]) -> float:
         return max(
             ((f - e).abs().max() / e.abs().max()).item()
-            for f, e in zip(found, expected, strict=True)
+            for f, e in zip(actual, expected, strict=True)
         )
 
     model = timm_model(TIMM[family]).double()

@@ -21,11 +21,11 @@ def model(request: pytest.FixtureRequest) -> Model:
 
 
 def no_weaker(ours: list[Tensor], theirs: list[Tensor]) -> None:
-    """Within one image in 200, or lower; and not because nothing or everything breaks."""
+    """Check that our attack is weaker for at most one image in 200, and breaks some but not all."""
     count = len(ours[0])
-    for own, other in zip(ours, theirs, strict=True):
-        assert own.sum() <= other.sum() + max(1, count // 200)
-    assert any(0 < own.sum() < count for own in ours)
+    for our_mask, other in zip(ours, theirs, strict=True):
+        assert our_mask.sum() <= other.sum() + max(1, count // 200)
+    assert any(0 < mask.sum() < count for mask in ours)
 
 
 def compare(model: Model, count: int, name: str, *, steps: int) -> None:
@@ -36,11 +36,11 @@ def compare(model: Model, count: int, name: str, *, steps: int) -> None:
         theirs = foolbox.standing(
             model, images, labels, foolbox.carlini_wagner(searches=9, steps=steps), LENGTHS
         )
-        found = vitlens.attack(
+        outcome = vitlens.attack(
             model, images, labels, method="cw", epsilon=100.0, steps=steps, batch_size=count
         )
-        shortest = torch.where(found.success, found.distance, torch.inf)
-        return no_weaker([found.tried & (shortest > length) for length in LENGTHS], theirs)
+        shortest = torch.where(outcome.success, outcome.distance, torch.inf)
+        return no_weaker([outcome.tried & (shortest > length) for length in LENGTHS], theirs)
     attack = foolbox.fgsm() if name == "fgsm" else foolbox.pgd(images, steps=steps, seed=SEED)
     theirs = foolbox.standing(model, images, labels, attack, PIXELS)
     curve = vitlens.attack(
@@ -49,15 +49,15 @@ def compare(model: Model, count: int, name: str, *, steps: int) -> None:
     ours = list(curve.tried & ~curve.success)
     if name == "fgsm":  # a sweep keeps broken what was broken: so does the union of foolbox's
         theirs = [torch.stack(theirs[: place + 1]).all(0) for place in range(len(PIXELS))]
-        assert sum(int((own != other).sum()) for own, other in zip(ours, theirs)) <= max(
+        assert sum(int((our_mask != other).sum()) for our_mask, other in zip(ours, theirs)) <= max(
             1, count // 200
         )
     return no_weaker(ours, theirs)
 
 
 MANY = [
-    pytest.param(*each, marks=pytest.mark.slow)
-    for each in (("fgsm", 200, 1), ("pgd", 200, 20), ("cw", 200, 100))
+    pytest.param(*case, marks=pytest.mark.slow)
+    for case in (("fgsm", 200, 1), ("pgd", 200, 20), ("cw", 200, 100))
 ]
 
 

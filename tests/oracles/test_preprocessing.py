@@ -100,8 +100,8 @@ def test_pixels_are_those_of_torchvisions_transforms(step, photographs):
         transforms.mean = [0.0] * 3
         transforms.std = [1.0] * 3
         expected = torch.stack([transforms(image) for image in opened(photographs)])
-        found = prepared(photographs, preprocessing_of_torchvision(name))
-        assert torch.equal(found, (255 * expected).round().byte()), name
+        pixels = prepared(photographs, preprocessing_of_torchvision(name))
+        assert torch.equal(pixels, (255 * expected).round().byte()), name
 
 
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
@@ -130,8 +130,8 @@ def test_pixels_are_those_of_open_clips_transform(
         is_train=False,
     )
     expected = torch.stack([transform(image) for image in opened(photographs)])
-    found = model.prepare(vitlens.images(photographs, model))
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    pixels = model.prepare(vitlens.images(photographs, model))
+    torch.testing.assert_close(pixels, expected, atol=1e-5, rtol=0)
 
 
 SHORT_SIDE = {
@@ -193,7 +193,7 @@ def test_pixels_are_those_of_transformers_processors(family, fields, photographs
         **fields,
     )
     model = vitlens.load(f"hf:{folder}")
-    found = model.prepare(vitlens.images(photographs, model))
+    pixels = model.prepare(vitlens.images(photographs, model))
     for backend, tolerance in (("pil", 1e-5), ("torchvision", 3 / 255)):
         if backend == "torchvision" and fields.get("resample") in (0, 1):
             # its nearest pixel is another one, and its Lanczos in 8 bits differs by 1 or 5 between
@@ -201,6 +201,6 @@ def test_pixels_are_those_of_transformers_processors(family, fields, photographs
             continue
         processor = transformers.AutoImageProcessor.from_pretrained(folder, backend=backend)
         expected = processor(opened(photographs), return_tensors="pt")["pixel_values"]
-        difference = (found - expected).abs() * model.std
+        difference = (pixels - expected).abs() * model.std
         assert difference.max() <= tolerance
         assert difference.mean() < 0.1 / 255

@@ -19,11 +19,12 @@ from tests.oracles.test_attention import difference
 from vitlens import Model, Split
 from vitlens.cli.main import run
 
+# ROC-AUC, as data/README says of the stored maps
 FIGURES = {
     "rollout": 0.676,
     "attention": 0.708,
     "relevance": 0.872,
-}  # ROC-AUC, as data/README says of the stored maps
+}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def photos(real_data: Path, reference: dict[str, Any]) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def some(deit: Model, photos: list[Path], reference: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Ten photographs and their classes."""
+    """Return ten photographs and their classes."""
     return vitlens.images(photos[::30], deit), torch.from_numpy(reference["labels"][::30])
 
 
@@ -64,15 +65,15 @@ def split(real_data: Path, deit: Model) -> Split:
 def test_stored_logits(deit, photos, reference, step):
     chosen = photos[::step]
     with torch.no_grad():
-        found = torch.cat(
+        logits = torch.cat(
             [deit(vitlens.images(chosen[at : at + 20], deit)) for at in range(0, len(chosen), 20)]
         )
     # the largest difference over all 300 photographs was 1.5e-5 where this was written
     torch.testing.assert_close(
-        found, torch.from_numpy(reference["logits"][::step]).float(), atol=1e-4, rtol=0
+        logits, torch.from_numpy(reference["logits"][::step]).float(), atol=1e-4, rtol=0
     )
     if step == 1:
-        correct = (found.argmax(-1) == torch.from_numpy(reference["labels"])).float().mean().item()
+        correct = (logits.argmax(-1) == torch.from_numpy(reference["labels"])).float().mean().item()
         assert round(100 * correct, 1) == 78.3
     assert (deit.layout.grid, deit.layout.prefix, deit.parameter_count()) == (
         (14, 14),
@@ -87,12 +88,14 @@ def test_attention_is_timms_own_unfused(deit, photos):
 
 @pytest.mark.parametrize("truth", [False, True])
 def test_direct_contributions_of_heads_and_the_rest_sum_to_the_logit(deit, some, truth):
-    batch, labels = (each[:4] for each in some)
-    found = vitlens.direct_logit_attribution(deit, batch, targets=labels if truth else "predicted")
-    assert found.heads.shape == (4, 12, 3)
-    assert found.logit.abs().max() > 5
-    torch.testing.assert_close(found.total(), found.logit, atol=1e-4, rtol=0)
-    heads = found.heads.abs().mean((0, 2))
+    batch, labels = (part[:4] for part in some)
+    contributions = vitlens.direct_logit_attribution(
+        deit, batch, targets=labels if truth else "predicted"
+    )
+    assert contributions.heads.shape == (4, 12, 3)
+    assert contributions.logit.abs().max() > 5
+    torch.testing.assert_close(contributions.total(), contributions.logit, atol=1e-4, rtol=0)
+    heads = contributions.heads.abs().mean((0, 2))
     assert heads[8:].mean() > 3 * heads[2:7].mean()  # the classifier is written in the last layers
 
 
@@ -125,11 +128,11 @@ def test_our_maps_are_the_stored_ones(split, reference, deit, count):
     order = [names.index(name) for name in chosen.files]
     for place, method in enumerate(FIGURES):
         expected = torch.from_numpy(reference["maps"][order, place]).float()
-        found = vitlens.explain(deit, chosen, targets="label", method=method).flatten(1)
+        maps = vitlens.explain(deit, chosen, targets="label", method=method).flatten(1)
         assert expected.std(-1).min() > 1e-5  # a map of even numbers would not pass
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+        torch.testing.assert_close(maps, expected, atol=1e-4, rtol=0)
         # some are small: beside their largest too, image by image
-        assert ((found - expected).abs().amax(1) < 1e-3 * expected.amax(1)).all()
+        assert ((maps - expected).abs().amax(1) < 1e-3 * expected.amax(1)).all()
 
 
 @pytest.mark.slow
@@ -139,11 +142,11 @@ def test_legrad_finds_objects_as_well_as_was_measured_apart(split, deit, start, 
         deit, split, targets="label", method="legrad", start_layer=start, readout=readout
     )
     large = F.interpolate(maps[:, None], size=split.masks.shape[1:], mode="bilinear")
-    found = [
-        roc_auc_score(mask.flatten(), own.flatten())
-        for mask, own in zip(split.masks, large, strict=True)
+    scores = [
+        roc_auc_score(mask.flatten(), heat_map.flatten())
+        for mask, heat_map in zip(split.masks, large, strict=True)
     ]
-    assert np.mean(found) == pytest.approx(auc, abs=3e-3)
+    assert np.mean(scores) == pytest.approx(auc, abs=3e-3)
 
 
 @pytest.mark.slow
@@ -173,9 +176,9 @@ def test_the_command_has_the_stored_figures(weights, real_data, tmp_path):
     )
     metrics = vitlens.read(tmp_path / "out").metrics
     for method, auc in FIGURES.items():
-        [found] = [
-            each.value
-            for name, each in metrics.items()
+        [score] = [
+            metric.value
+            for name, metric in metrics.items()
             if "roc_auc" in name and name.endswith(method)
         ]
-        assert found == pytest.approx(auc, abs=6e-4), method
+        assert score == pytest.approx(auc, abs=6e-4), method

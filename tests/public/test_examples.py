@@ -10,6 +10,7 @@ import json
 import re
 import shutil
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 from PIL import Image
 
 import vitlens
+from tests.kit.select import select
 
 README = Path(__file__).parents[2] / "README.md"
 PAGE = README.parent / "docs" / "python.md"
@@ -46,8 +48,8 @@ EXAMPLES = tuple(name for name in vitlens.__all__ if name not in NONE)
 def test_the_example_of_a_public_function(name, monkeypatch):
     monkeypatch.chdir(README.parent)
     module, word = vitlens._HOMES[name]
-    found = getattr(import_module(module), word)
-    [example] = doctest.DocTestFinder(recurse=False).find(found, word, globs={})
+    function = getattr(import_module(module), word)
+    [example] = doctest.DocTestFinder(recurse=False).find(function, word, globs={})
     assert example.examples
     assert doctest.DocTestRunner(verbose=False).run(example).failed == 0
 
@@ -110,7 +112,7 @@ SHOWN = (
 
 @pytest.fixture(scope="module")
 def cells():
-    """The cells of code, as stored."""
+    """Return the cells of code, as stored."""
     return [cell for cell in json.loads(TOUR.read_text())["cells"] if cell["cell_type"] == "code"]
 
 
@@ -121,29 +123,31 @@ def text_of(cell) -> str:
 
 
 def pictures_of(cell):
-    found = [
+    outputs = [
         output["data"]["image/png"]
         for output in cell["outputs"]
         if "image/png" in output.get("data", {})
     ]
     return [
-        np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("L")) for data in found
+        np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("L")) for data in outputs
     ]
 
 
 def test_every_output_is_stored_and_figures_are_pictures(cells):
     assert TOUR.stat().st_size < LARGEST
-    assert [cell["execution_count"] for cell in cells] == list(
-        range(1, len(cells) + 1)
-    )  # run once, from the top
-    kinds = [output["output_type"] for cell in cells for output in cell["outputs"]]
+    # run once, from the top
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = chain.from_iterable(cell["outputs"] for cell in cells)
+    kinds = [output["output_type"] for output in outputs]
     assert set(kinds) == {"stream", "execute_result"}  # no error
     for cell in cells:
         last = ast.parse("".join(cell["source"])).body[-1]
         assert bool(cell["outputs"]) == (not isinstance(last, ast.ClassDef)), cell["source"]
-    pictures = [picture for cell in cells for picture in pictures_of(cell)]
+    pictures = list(chain.from_iterable(map(pictures_of, cells)))
     assert len(pictures) == sum("vitlens.show" in "".join(cell["source"]) for cell in cells) >= 7
-    assert all(min(picture.shape) > 100 and picture.std() > 10 for picture in pictures)
+    for picture in pictures:
+        assert min(picture.shape) > 100
+        assert picture.std() > 10
 
 
 def test_only_public_names_are_used_and_links_lead_to_files(cells):
@@ -153,7 +157,8 @@ def test_only_public_names_are_used_and_links_lead_to_files(cells):
     assert {*SHOWN.split(), "read"} <= used <= set(vitlens.__all__)
     links = re.findall(r"\]\(([^)]+)\)", TOUR.read_text())
     assert links
-    assert all((TOUR.parent / link).is_file() for link in links)
+    for link in links:
+        assert (TOUR.parent / link).is_file()
 
 
 @pytest.mark.slow
@@ -166,16 +171,15 @@ def test_executed_again_it_gives_the_same_numbers(cells, tmp_path):
     nbclient.NotebookClient(
         notebook, resources={"metadata": {"path": str(tmp_path)}}, **options
     ).execute()
-    again = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    again = select(notebook.cells, cell_type="code")
     for before, after in zip(cells, again, strict=True):
         assert len(pictures_of(before)) == len(pictures_of(after))
-        if (
-            "vitlens.attack" in after.source
-        ):  # which class an attack ends in may hang on the last bit
+        # which class an attack ends in may hang on the last bit
+        if "vitlens.attack" in after.source:
             continue
         stored = text_of(before)
-        found = text_of(after)
-        assert NUMBER.sub("#", stored).split() == NUMBER.sub("#", found).split()
-        assert [float(each) for each in NUMBER.findall(found)] == pytest.approx(
-            [float(each) for each in NUMBER.findall(stored)], rel=0.05, abs=0.03
+        numbers_text = text_of(after)
+        assert NUMBER.sub("#", stored).split() == NUMBER.sub("#", numbers_text).split()
+        assert [float(number) for number in NUMBER.findall(numbers_text)] == pytest.approx(
+            [float(number) for number in NUMBER.findall(stored)], rel=0.05, abs=0.03
         )

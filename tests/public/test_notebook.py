@@ -31,7 +31,7 @@ def images(vit):
 
 
 def panels(figure):
-    """The axes that show an image."""
+    """Return the axes that show an image."""
     return [axes for axes in figure.axes if axes.images]
 
 
@@ -59,18 +59,18 @@ def test_maps_over_images_are_drawn_with_their_own_values_and_equal_ones_crossed
 
 
 def test_several_methods_images_alone_and_files_in_every_form(vit, images, pictures):
-    named = {
+    by_method = {
         name: vitlens.explain(vit, images, method=name) for name in ("rollout", "input-x-gradient")
     }
-    assert len(panels(vitlens.show(images, named))) == 6
-    alone = vitlens.show(images, named["input-x-gradient"])
+    assert len(panels(vitlens.show(images, by_method))) == 6
+    alone = vitlens.show(images, by_method["input-x-gradient"])
     assert [axes.get_ylabel() for axes in alone.axes if "share" in axes.get_ylabel()]
     pixels = (images * 255).round().byte()
-    assert [len(panels(vitlens.show(each))) for each in (images[0], pixels)] == [1, 2]
+    assert [len(panels(vitlens.show(source))) for source in (images[0], pixels)] == [1, 2]
     array = pixels.permute(0, 2, 3, 1).numpy()
-    drawn = [shown(vitlens.show(given))[0] for given in (array, list(array), pixels)]
-    for found in drawn:
-        np.testing.assert_array_equal(found, drawn[0])
+    drawn = [shown(vitlens.show(source))[0] for source in (array, list(array), pixels)]
+    for panel in drawn:
+        np.testing.assert_array_equal(panel, drawn[0])
     assert len(panels(vitlens.show(vitlens.load_data("digits", limit=12)))) == 12
     with pytest.raises(InputError):
         vitlens.show(vitlens.load_data("digits", limit=13))
@@ -86,20 +86,22 @@ def test_heads_of_weights_are_the_rows_of_cls(vit, images):
     expected = torch.stack([layer[:, :, 0, 1:] for layer in weights]).unflatten(-1, vit.layout.grid)
     layers = len(expected)
     heads = expected.shape[2]
-    for given in (weights, vitlens.attention(vit, images, rows="cls")):
-        found = shown(vitlens.show_heads(given, images, model=vit, image=1))[1:]  # beside the image
-        assert len(found) == layers * heads
-        for index, each in enumerate(found):
+    for source in (weights, vitlens.attention(vit, images, rows="cls")):
+        # beside the image
+        drawn_heads = shown(vitlens.show_heads(source, images, model=vit, image=1))[1:]
+        assert len(drawn_heads) == layers * heads
+        for index, drawn_head in enumerate(drawn_heads):
             layer, head = divmod(index, heads)
-            np.testing.assert_allclose(each, 100 * expected[layer, 1, head].numpy(), rtol=1e-4)
+            np.testing.assert_allclose(
+                drawn_head, 100 * expected[layer, 1, head].numpy(), rtol=1e-4
+            )
     assert len(panels(vitlens.show_heads(expected))) == layers * heads
     assert len(panels(vitlens.show_heads(vit, images, layer=1))) == 2 * (heads + 1)
     one = vitlens.show_heads(vit, images, layer=1)
     other = vitlens.show_heads(weights, images, model=vit, layer=1)
     for first, second in zip(shown(one), shown(other), strict=True):
-        np.testing.assert_allclose(
-            first, second, atol=0.02
-        )  # rounding may turn a colour into its neighbour
+        # rounding may turn a colour into its neighbour
+        np.testing.assert_allclose(first, second, atol=0.02)
 
 
 def test_the_heads_of_one_image_are_drawn_of_any_number_of_images(vit):
@@ -179,9 +181,9 @@ def test_figures_fit_a_column_of_a_paper_with_fonts_as_its_publisher_wants_them(
 def test_the_heads_of_a_model_of_registers_are_not_said_to_be_cls():
     model = wrapped(partial(ViT, prefix=0))
     registers = wrapped(partial(RegistersLast, last=False))
-    for each in (model, registers):
-        weights = vitlens.attention(each, noise())
-        figure = vitlens.show_heads(weights, noise(), model=each, image=0)
+    for tested in (model, registers):
+        weights = vitlens.attention(tested, noise())
+        figure = vitlens.show_heads(weights, noise(), model=tested, image=0)
         assert "CLS" not in figure.get_suptitle()
     maps = [layer.mean(2).unflatten(-1, (3, 4)) for layer in vitlens.attention(model, noise())]
     assert "CLS" not in vitlens.show_heads(maps, noise(), image=0).get_suptitle()

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import vitlens
 from tests.kit.batches import SEEN_AT_ONCE, counted, in_small_batches
+from tests.kit.select import values_of
 from tests.kit.splits import split_of
 from tests.kit.tiny import ours
 from vitlens import Model
@@ -30,74 +31,76 @@ LABELS = torch.tensor([0, 1, 2])
 REPORTS = Path(__file__).parents[2] / "reports"
 
 
-def observed(vit: Model, given: object, _: Tensor | None) -> Tensor:
-    kept: list[Tensor] = []
-    vitlens.observe(vit, given, lambda call: kept.append(call.weights()))
-    return torch.stack(kept)
+def observed(vit: Model, source: object, _: Tensor | None) -> Tensor:
+    weights: list[Tensor] = []
+    vitlens.observe(vit, source, lambda call: weights.append(call.weights()))
+    return torch.stack(weights)
 
 
-def replayed(vit: Model, given: object, _: Tensor | None) -> Tensor:
-    with vitlens.replay(vit, given) as replay:
-        return replay.run([{"blocks.0.head.1": "mean"}], reference=given)
+def replayed(vit: Model, source: object, _: Tensor | None) -> Tensor:
+    with vitlens.replay(vit, source) as replay:
+        return replay.run([{"blocks.0.head.1": "mean"}], reference=source)
 
 
-def means_of(vit: Model, given: object, _: Tensor | None) -> Tensor:
-    with vitlens.intervene(vit, {"blocks.1": "mean"}, reference=given), torch.no_grad():
+def means_of(vit: Model, source: object, _: Tensor | None) -> Tensor:
+    with vitlens.intervene(vit, {"blocks.1": "mean"}, reference=source), torch.no_grad():
         return vit(torch.full((1, 3, *vit.input_size), 0.5))
 
 
 Take = Callable[[Model, object, Tensor | None], Tensor]
 AT_ONCE = {"batch_size": SEEN_AT_ONCE}
 LABELLED: dict[str, Take] = {
-    "ablate": lambda *given: vitlens.ablate(*given, replace="zero").delta_loss,
-    "attack": lambda *given: vitlens.attack(*given, epsilon=0.1, steps=1).images,
-    "compare": lambda vit, given, labels: vitlens.compare(vit, vit, given, labels).first.confidence,
-    "evaluate": lambda *given: torch.stack(
-        [vitlens.evaluate(*given).logits.sum(1), vitlens.evaluate(*given).correct]
+    "ablate": lambda *args: vitlens.ablate(*args, replace="zero").delta_loss,
+    "attack": lambda *args: vitlens.attack(*args, epsilon=0.1, steps=1).images,
+    "compare": lambda vit, source, labels: (
+        vitlens.compare(vit, vit, source, labels).first.confidence
     ),
-    "failures": lambda *given: vitlens.failures(*given).correct,
+    "evaluate": lambda *args: torch.stack(
+        [vitlens.evaluate(*args).logits.sum(1), vitlens.evaluate(*args).correct]
+    ),
+    "failures": lambda *args: vitlens.failures(*args).correct,
 }
 STREAMED: dict[str, Take] = {  # a split is read batch by batch
-    "attention": lambda vit, given, _: torch.stack(vitlens.attention(vit, given)),
-    "direct_logit_attribution": lambda vit, given, _: (
-        vitlens.direct_logit_attribution(vit, given).heads
+    "attention": lambda vit, source, _: torch.stack(vitlens.attention(vit, source)),
+    "direct_logit_attribution": lambda vit, source, _: (
+        vitlens.direct_logit_attribution(vit, source).heads
     ),
-    "explain": lambda vit, given, _: vitlens.explain(vit, given, method="saliency", **AT_ONCE),
-    "features": lambda vit, given, _: vitlens.features(vit, given, **AT_ONCE).at(-1),
-    "logit_lens": lambda vit, given, _: vitlens.logit_lens(vit, given).logits,
-    "look": lambda vit, given, _: vitlens.look(vit, given, **AT_ONCE).delta_loss,
-    "name_heads": lambda vit, given, _: torch.tensor(
-        [head.looks.score.value for head in vitlens.name_heads(vit, given, **AT_ONCE).heads]
+    "explain": lambda vit, source, _: vitlens.explain(vit, source, method="saliency", **AT_ONCE),
+    "features": lambda vit, source, _: vitlens.features(vit, source, **AT_ONCE).at(-1),
+    "logit_lens": lambda vit, source, _: vitlens.logit_lens(vit, source).logits,
+    "look": lambda vit, source, _: vitlens.look(vit, source, **AT_ONCE).delta_loss,
+    "name_heads": lambda vit, source, _: torch.tensor(
+        values_of(vitlens.name_heads(vit, source, **AT_ONCE).heads, "looks.score.value")
     ),
-    "relevance": lambda vit, given, _: vitlens.relevance(vit, given),
-    "rollout": lambda vit, given, _: vitlens.rollout(vit, given),
-    "statistics": lambda vit, given, _: vitlens.statistics(vit, given, **AT_ONCE).distance,
+    "relevance": lambda vit, source, _: vitlens.relevance(vit, source),
+    "rollout": lambda vit, source, _: vitlens.rollout(vit, source),
+    "statistics": lambda vit, source, _: vitlens.statistics(vit, source, **AT_ONCE).distance,
 }
 WHOLE: dict[str, Take] = {
-    "capture": lambda vit, given, _: vitlens.capture(vit, given, "blocks.0.mlp")["blocks.0.mlp"],
-    "explorer": lambda vit, given, _: torch.tensor(
-        vitlens.explorer(vit, given).explorer.images[0].weights
+    "capture": lambda vit, source, _: vitlens.capture(vit, source, "blocks.0.mlp")["blocks.0.mlp"],
+    "explorer": lambda vit, source, _: torch.tensor(
+        vitlens.explorer(vit, source).explorer.images[0].weights
     ),
     "observe": observed,
-    "patch": lambda vit, given, _: vitlens.patch(vit, given, given, "blocks.0.mlp").logits,
+    "patch": lambda vit, source, _: vitlens.patch(vit, source, source, "blocks.0.mlp").logits,
     "replay": replayed,
 }
 TAKES = LABELLED | STREAMED | WHOLE
 OTHER_WAYS: dict[str, Take] = {  # in which batches are read, too
-    "ablate by the mean": lambda *given: (
-        vitlens.ablate(*given, replace="mean", **AT_ONCE).delta_loss
+    "ablate by the mean": lambda *args: vitlens.ablate(*args, replace="mean", **AT_ONCE).delta_loss,
+    "ablate by another image": lambda *args: (
+        vitlens.ablate(*args, replace="resample", **AT_ONCE).delta_loss
     ),
-    "ablate by another image": lambda *given: (
-        vitlens.ablate(*given, replace="resample", **AT_ONCE).delta_loss
+    "attack at several epsilons": lambda vit, source, _: (
+        vitlens.attack(
+            vit, source, "predicted", epsilons=[0, 2 / 255, 32 / 255], **AT_ONCE
+        ).distance
     ),
-    "attack at several epsilons": lambda vit, given, _: (
-        vitlens.attack(vit, given, "predicted", epsilons=[0, 2 / 255, 32 / 255], **AT_ONCE).distance
+    "attention of CLS": lambda vit, source, _: torch.stack(
+        vitlens.attention(vit, source, rows="cls")
     ),
-    "attention of CLS": lambda vit, given, _: torch.stack(
-        vitlens.attention(vit, given, rows="cls")
-    ),
-    "attribution of targets": lambda vit, given, _: (
-        vitlens.direct_logit_attribution(vit, given, torch.arange(11) % 5).heads
+    "attribution of targets": lambda vit, source, _: (
+        vitlens.direct_logit_attribution(vit, source, torch.arange(11) % 5).heads
     ),
     "intervene": means_of,
 }
@@ -135,7 +138,7 @@ def opened(file: Path) -> Image.Image:
 def forms(
     vit: Model, pixels: Tensor, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, object]:
-    """The same three images, of the first three classes, in every form but a tensor."""
+    """Return the same three images, of the first three classes, in every form except a tensor."""
     folder = tmp_path_factory.mktemp("classes")
     loose = tmp_path_factory.mktemp("loose")
     arrays = pixels.permute(0, 2, 3, 1).numpy()
@@ -161,13 +164,18 @@ def forms(
 
 def functions_with(parameter: str) -> set[str]:
     functions = {name: getattr(vitlens, name) for name in vitlens.__all__}
-    found = {name: each for name, each in functions.items() if inspect.isfunction(each)}
-    return {name for name, each in found.items() if parameter in inspect.signature(each).parameters}
+    public = {
+        name: function for name, function in functions.items() if inspect.isfunction(function)
+    }
+    return {
+        name
+        for name, function in public.items()
+        if parameter in inspect.signature(function).parameters
+    }
 
 
-@pytest.mark.parametrize(
-    "share", [3, pytest.param(1, marks=pytest.mark.slow)]
-)  # by default each takes a third
+# by default each takes a third
+@pytest.mark.parametrize("share", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", TAKES)
 def test_a_folder_files_arrays_and_a_split_give_what_a_tensor_gives(
     name, share, vit, images, forms
@@ -175,9 +183,9 @@ def test_a_folder_files_arrays_and_a_split_give_what_a_tensor_gives(
     assert functions_with("images") == TAKES.keys() | OTHERS  # none is forgotten
     expected = TAKES[name](vit, images, LABELS)
     first = [*TAKES].index(name) % share
-    for form, given in [*forms.items()][first::share]:
-        found = TAKES[name](vit, given, None if form in WITH_LABELS else LABELS)
-        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True, msg=form)
+    for form, source in [*forms.items()][first::share]:
+        actual = TAKES[name](vit, source, None if form in WITH_LABELS else LABELS)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True, msg=form)
 
 
 @pytest.mark.parametrize("name", STREAMED | OTHER_WAYS)
@@ -186,20 +194,20 @@ def test_no_more_than_a_batch_of_a_split_is_read_at_once(name, vit):
     split = counted(vit.input_size, vit.classes)
     with pytest.MonkeyPatch.context() as patch:
         in_small_batches(patch)
-        found = take(vit, split, None)
-    assert max(split.source.asked) <= SEEN_AT_ONCE
-    torch.testing.assert_close(found, take(vit, split, None), rtol=1e-4, atol=1e-5)
+        actual = take(vit, split, None)
+    assert max(split.source.requested) <= SEEN_AT_ONCE
+    torch.testing.assert_close(actual, take(vit, split, None), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", [*WHOLE, "attack", "walkthrough"])
 def test_a_split_that_does_not_fit_is_refused_before_it_is_read_with_advice_that_is_true(
     name, vit, monkeypatch
 ):
-    take = {"walkthrough": lambda vit, given, _: vitlens.walkthrough(vit, given), **TAKES}[name]
+    take = {"walkthrough": lambda vit, source, _: vitlens.walkthrough(vit, source), **TAKES}[name]
     many = counted(vit.input_size, vit.classes, length=10**6)
     with pytest.raises(vitlens.errors.VitlensError, match=r"found 1000000; \w"):
         take(vit, many, None)
-    assert not many.source.asked
+    assert not many.source.requested
     if name == "capture":
         split = counted(vit.input_size, vit.classes)
         monkeypatch.setattr("vitlens.pixels.MOST_BYTES", 5 * 4 * 3 * 32 * 48)
@@ -212,18 +220,18 @@ def test_a_split_that_does_not_fit_is_refused_before_it_is_read_with_advice_that
 def test_choosing_a_method_reads_no_more_than_the_images_that_it_uses(vit):
     many = counted(vit.input_size, vit.classes, count=450)
     vitlens.choose_method(vit, many, methods=["relevance", "gradcam"])
-    assert max(many.source.asked) <= 200 < len(many)
+    assert max(many.source.requested) <= 200 < len(many)
 
 
 @pytest.mark.parametrize("name", LABELLED)
 def test_labels_are_asked_for_where_there_are_none(name, vit, images, forms):
-    for given, labels in (
+    for source, labels in (
         (images, None),
         (forms["folder"], None),
         (images, torch.tensor([0, 1, 99])),
     ):
         with pytest.raises(InputError, match=r"label|target"):
-            LABELLED[name](vit, given, labels)
+            LABELLED[name](vit, source, labels)
 
 
 def test_classes_of_folders_that_the_model_does_not_know_are_told(vit, tmp_path):
@@ -241,21 +249,21 @@ def test_classes_of_folders_that_the_model_does_not_know_are_told(vit, tmp_path)
 )
 def test_what_is_no_image_is_told_in_one_line(wrong, message, vit, tmp_path):
     (tmp_path / "no.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=message) as told:
+    with pytest.raises(DataError, match=message) as raised:
         vitlens.rollout(vit, wrong.format(tmp_path))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
 
 
 TARGETED: dict[str, Callable[..., Tensor]] = {
-    "explain": lambda vit, images, **given: vitlens.explain(
-        vit, images, method="input-x-gradient", **given
+    "explain": lambda vit, images, **options: vitlens.explain(
+        vit, images, method="input-x-gradient", **options
     ),
     "relevance": vitlens.relevance,
-    "direct_logit_attribution": lambda *given, **more: (
-        vitlens.direct_logit_attribution(*given, **more).heads
+    "direct_logit_attribution": lambda *args, **more: (
+        vitlens.direct_logit_attribution(*args, **more).heads
     ),
-    "gradient-rollout": lambda vit, images, **given: vitlens.explain(
-        vit, images, method="gradient-rollout", **given
+    "gradient-rollout": lambda vit, images, **options: vitlens.explain(
+        vit, images, method="gradient-rollout", **options
     ),
 }
 
@@ -268,7 +276,7 @@ def test_targets_in_every_form_are_the_same(name, vit, images, forms):
     maps = TARGETED[name]
     predicted = maps(vit, images, targets=vit(images).argmax(1))
     second = maps(vit, images, targets=1)
-    for given, targets, expected in (
+    for source, targets, expected in (
         (images, "predicted", predicted),
         (images, torch.ones(3, dtype=torch.int64), second),
         (images, vit.classes[1], second),
@@ -280,7 +288,7 @@ def test_targets_in_every_form_are_the_same(name, vit, images, forms):
         (images, np.int64(1), second),
         *((forms[form], "label", maps(vit, images, targets=LABELS)) for form in WITH_LABELS),
     ):
-        torch.testing.assert_close(maps(vit, given, targets=targets), expected, rtol=0, atol=0)
+        torch.testing.assert_close(maps(vit, source, targets=targets), expected, rtol=0, atol=0)
     torch.testing.assert_close(maps(vit, images), predicted, rtol=0, atol=0)
     assert not torch.equal(second, maps(vit, images, targets=0))
     for wrong, words in (
@@ -296,19 +304,24 @@ def test_targets_in_every_form_are_the_same(name, vit, images, forms):
 def test_an_attack_is_targeted_by_name_too(vit, images):
     labels = torch.zeros(3, dtype=torch.int64)
     ones = torch.ones(3, dtype=torch.int64)
-    first, *others = (
+    first, *rest = (
         vitlens.attack(vit, images, labels, method="pgd-targeted", steps=2, targets=targets).images
         for targets in (ones, 1, vit.classes[1])
     )
-    assert all(torch.equal(first, other) for other in others)
+    for other in rest:
+        assert torch.equal(first, other)
 
 
 def test_options_of_rollout_are_the_same_through_explain(vit, images):
     options = {"fusion": "max", "discard": 0.3, "alpha": 0.4, "start_layer": 1, "readout": "mean"}
-    own = inspect.signature(vitlens.rollout).parameters
-    assert set(options) == set(ATTRIBUTIONS["rollout"].options) == set(own) - {"model", "images"}
-    found = vitlens.explain(vit, images, method="rollout", **options)
-    torch.testing.assert_close(found, vitlens.rollout(vit, images, **options), atol=1e-7, rtol=1e-5)
+    parameters = inspect.signature(vitlens.rollout).parameters
+    assert (
+        set(options)
+        == set(ATTRIBUTIONS["rollout"].options)
+        == set(parameters) - {"model", "images"}
+    )
+    maps = vitlens.explain(vit, images, method="rollout", **options)
+    torch.testing.assert_close(maps, vitlens.rollout(vit, images, **options), atol=1e-7, rtol=1e-5)
     plain = vitlens.rollout(vit, images)
     for name, value in options.items():  # each changes the map by itself
         assert not torch.allclose(
@@ -324,8 +337,8 @@ def test_lists_are_the_registries(vit, images):
     assert vitlens.list_methods().names == tuple(ATTRIBUTIONS)
     assert vitlens.list_attacks().names == tuple(ATTACKS)
     assert vitlens.list_statistics().names == tuple(STATISTICS)
-    own = {name for source in SOURCES.values() if not source.prefix for name in source.names}
-    assert set(vitlens.list_models().names) == own | {
+    of_sources = {name for source in SOURCES.values() if not source.prefix for name in source.names}
+    assert set(vitlens.list_models().names) == of_sources | {
         source.usage for source in SOURCES.values() if source.prefix
     }
     assert vitlens.list_models("timm:vit_tiny_patch16_224").names == ("timm:vit_tiny_patch16_224",)
@@ -337,8 +350,12 @@ def test_lists_are_the_registries(vit, images):
         vitlens.list_statistics(),
         vitlens.list_models(),
     ):
-        assert all(entry.name and entry.help and entry.family for entry in listed)
-        assert all(entry.name in repr(listed) for entry in listed[:20])
+        for entry in listed:
+            assert entry.name
+            assert entry.help
+            assert entry.family
+        for entry in listed[:20]:
+            assert entry.name in repr(listed)
         assert len(listed[:2]) == 2
     assert set(STATISTICS) <= set(dir(vitlens.statistics(vit, images)))
 
@@ -396,7 +413,8 @@ def test_names_are_escaped_and_nothing_runs_for_a_repr(monkeypatch):
     assert "<script>" not in vit._repr_html_()
     assert "&lt;script&gt;" in vit._repr_html_()
     assert "\x1b" not in repr(vit)
-    assert all(words in repr(vit) for words in (f"{vit.parameter_count():,}", "2 heads"))
+    for words in (f"{vit.parameter_count():,}", "2 heads"):
+        assert words in repr(vit)
 
 
 def test_results_become_data_frames_with_a_row_for_each_head_image_or_epsilon(vit, images):
@@ -433,7 +451,8 @@ def test_attention_weights_are_a_tuple_of_tensors_that_is_shown_in_a_line_a_laye
     model = ours()
     weights = vitlens.attention(model, torch.rand(2, 3, *model.input_size))
     assert isinstance(weights, tuple)
-    assert all(isinstance(layer, torch.Tensor) for layer in weights)
+    for layer in weights:
+        assert isinstance(layer, torch.Tensor)
     assert len(repr(weights).splitlines()) == 1 + len(weights)
     (listed,) = [line for line in repr(model).splitlines() if line.strip().startswith("supports")]
     assert "attention" in listed.replace(",", "").split()

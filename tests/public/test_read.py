@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import vitlens
+from tests.kit.select import values_of
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import report
 from vitlens.errors import InputError, UnknownNameError
@@ -48,7 +49,8 @@ def test_a_committed_report_is_read_as_it_was_written(name):
     for table, kind in declared.items():
         # a folder of an earlier version lacks tables that are newer
         assert len(run.table(table)) == len(results["tables"].get(table, ()))
-        assert all(type(row) is kind for row in run.table(table))
+        for row in run.table(table):
+            assert type(row) is kind
 
 
 @pytest.mark.parametrize(
@@ -61,10 +63,17 @@ def test_a_committed_report_is_read_as_it_was_written(name):
     ],
 )
 def test_a_study_has_the_tables_of_its_kind_alone(name, tables):
-    others = {"points", "position_order", "curves", "likeness", "chapters", "training"} - tables
+    other_tables = {
+        "points",
+        "position_order",
+        "curves",
+        "likeness",
+        "chapters",
+        "training",
+    } - tables
     read = set(vitlens.read(REPORTS / name).tables)
     assert tables <= read
-    assert not others & read
+    assert not other_tables & read
 
 
 def test_arrays_and_names_are_those_that_were_written(folder):
@@ -84,8 +93,8 @@ def test_a_table_as_pandas_has_a_column_for_each_field_and_four_for_an_interval(
     rows = run.table("curves")
     accuracy = {"accuracy", "accuracy_low", "accuracy_high", "accuracy_n"}
     assert set(table.columns) == set(asdict(rows[0])) | accuracy
-    assert list(table["loss"]) == [row.loss for row in rows]
-    assert list(table["accuracy_low"]) == [row.accuracy.low for row in rows]
+    assert list(table["loss"]) == values_of(rows, "loss")
+    assert list(table["accuracy_low"]) == values_of(rows, "accuracy.low")
 
 
 def test_an_empty_table_as_pandas_has_its_columns():
@@ -129,7 +138,8 @@ def test_an_unfinished_run_is_read_only_when_asked(folder, status):
         vitlens.read(folder)
     run = vitlens.read(folder, unfinished=True)
     assert run.status == status
-    assert all(run.table(name) == [] for name in run.tables)
+    for name in run.tables:
+        assert run.table(name) == []
 
 
 DAMAGED: dict[str, Callable[[Path], object]] = {  # more: tests/contracts/test_folders.py
@@ -147,9 +157,9 @@ DAMAGED: dict[str, Callable[[Path], object]] = {  # more: tests/contracts/test_f
 @pytest.mark.parametrize("how", DAMAGED)
 def test_a_damaged_folder_is_refused_as_by_report(folder, how):
     DAMAGED[how](folder)
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as raised:
         vitlens.read(folder)
     with pytest.raises(InputError) as reported:
         report(folder)
-    assert str(told.value) == str(reported.value)
-    assert "\n" not in str(told.value)
+    assert str(raised.value) == str(reported.value)
+    assert "\n" not in str(raised.value)

@@ -74,9 +74,9 @@ WRONG = {  # what is typed, and a part of the answer
 
 @pytest.mark.parametrize("call", WRONG)
 def test_a_wrong_call_is_answered_in_one_line(call, vit, images):
-    with pytest.raises(InputError, match=WRONG[call] or None) as told:
+    with pytest.raises(InputError, match=WRONG[call] or None) as raised:
         eval(call, {"vitlens": vitlens, "torch": torch, "np": np, "vit": vit, "images": images})
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_a_word_of_a_class_name_is_found():
@@ -85,7 +85,7 @@ def test_a_word_of_a_class_name_is_found():
 
 
 def folder_of(root, *names):
-    """A folder with empty files."""
+    """Make a folder with empty files."""
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(b"")

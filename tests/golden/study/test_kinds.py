@@ -12,6 +12,8 @@ import torch
 import vitlens
 from tests.kit.commands import figures, gone_on, ran, refusal
 from tests.kit.making import digits
+from tests.kit.marks import slow_among
+from tests.kit.select import index_by, names_in, select, values_of
 from tests.kit.training_runs import interrupted
 from vitlens.commands.study.kinds.variants.record import VariantsRecord
 
@@ -22,7 +24,7 @@ PARTS = ("attention", "residual", "norm", "mlp", "norm_first")  # which a point 
 
 @pytest.fixture(scope="module")
 def done(golden) -> VariantsRecord:
-    """Two points, two seeds, two epochs."""
+    """Return a study of two points, two seeds and two epochs."""
     return golden("study of points").record
 
 
@@ -35,15 +37,15 @@ SLOW = ("data", "size", "swin", "positions", "patch-size")
 
 @pytest.mark.parametrize(
     "kind",
-    ["architecture", "registers", *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)],
+    slow_among(["architecture", "registers", *SLOW], SLOW),
 )
 def test_every_point_of_a_kind_is_built_and_does_a_step(kind, tmp_path):
     limit = "--limit 200 --batch-size 100" if kind == "data" else "--limit 10"
     record = ran(tmp_path / "out", f"{LINE} --kind {kind} --seeds 1 --epochs 1 {limit}")
-    points = {row.label: row for row in record.points}
+    points = index_by(record.points, "label")
     assert len(points) == len(record.points) >= 2
-    assert len({row.words for row in record.points}) == len(points)
-    assert len({row.steps for row in record.points}) == 1  # also of shares of the data
+    assert len(set(values_of(record.points, "words"))) == len(points)
+    assert len(set(values_of(record.points, "steps"))) == 1  # also of shares of the data
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert [point["label"] for point in config["points"]] == [*points]
     shapes = {}
@@ -59,10 +61,12 @@ def test_every_point_of_a_kind_is_built_and_does_a_step(kind, tmp_path):
             for point in config["points"]
             if point["base"]
         ]
-        assert [
-            {name for name in {**one, **other} if one.get(name) != other.get(name)}
-            for one, other in pairs
-        ] == [
+        differing = []
+        for one, other in pairs:
+            differing.append(
+                {name for name in {**one, **other} if one.get(name) != other.get(name)}
+            )
+        assert differing == [
             {"attention", "mlp", "heads"},
             {"heads"},
             {"residual"},
@@ -79,29 +83,30 @@ def test_every_point_of_a_kind_is_built_and_does_a_step(kind, tmp_path):
             f"{name}-{share}": 2 * share for name in ("vit", "cnn") for share in (5, 25, 100)
         }
     if kind == "swin":  # equal sizes, and how far they see
-        parameters = [row.parameters for row in points.values()]
+        parameters = values_of(points.values(), "parameters")
         assert max(parameters) < 1.04 * min(parameters)
         assert points["swin"].flops == points["swin-no-shift"].flops
-        seen = {
-            label: [row.seen for row in record.receptive_fields if row.model == label]
-            for label in points
-        }
+        seen = {}
+        for label in points:
+            rows = select(record.receptive_fields, model=label)
+            seen[label] = values_of(rows, "seen")
         assert seen["vit"] == [1.0] * 4
         assert seen["swin"][:2] == [8 * 8 / 32**2, 16 * 16 / 32**2]
         assert seen["swin-no-shift"][:2] == [8 * 8 / 32**2] * 2
 
 
 def test_accuracies_are_those_of_the_trained_models(done):
-    assert (done.status, [row.label for row in done.points]) == ("done", ["cls", "mean"])
-    assert [(row.label, row.seed) for row in done.trials] == [
+    assert (done.status, values_of(done.points, "label")) == ("done", ["cls", "mean"])
+    assert values_of(done.trials, "label", "seed") == [
         ("cls", 0),
         ("cls", 1),
         ("mean", 0),
         ("mean", 1),
     ]
-    cls, mean = (done.correct.correct[at] for at in (0, 1))
+    cls = done.correct.correct[0]
+    mean = done.correct.correct[1]
     assert cls.shape == mean.shape == (2, 20)
-    assert [row.accuracy.value for row in done.points] == pytest.approx([cls.mean(), mean.mean()])
+    assert values_of(done.points, "accuracy.value") == pytest.approx([cls.mean(), mean.mean()])
     assert done.metric("difference/mean/cls").value == pytest.approx(
         100 * (mean.mean() - cls.mean())
     )
@@ -112,7 +117,7 @@ def test_accuracies_are_those_of_the_trained_models(done):
         20,
         (32, 32),
     )
-    assert {row.steps for row in done.points} == {4}
+    assert set(values_of(done.points, "steps")) == {4}
     for row in done.points:
         assert (
             row.training_bytes
@@ -120,12 +125,13 @@ def test_accuracies_are_those_of_the_trained_models(done):
         )
     right = vitlens.evaluate(trained(done, "mean", 1), digits("test").limit(20)).correct
     assert mean[1].tolist() == right.tolist()
-    left = {path.name for path in (done.folder / "points" / "mean" / "seed-1").iterdir()}
+    left = names_in(done.folder / "points" / "mean" / "seed-1")
+    # no checkpoint, no second copy of the weights
     assert left == {
         "metrics.jsonl",
         "model.safetensors",
         "result.npz",
-    }  # no checkpoint, no second copy of the weights
+    }
     assert "points" in figures(done)
 
 
@@ -158,21 +164,24 @@ def test_a_stopped_study_goes_on_and_finds_the_same(done, tmp_path):
 @pytest.mark.parametrize(
     ("images", "typed", "expected"),
     [
+        # the CNN's own size: the ViT's recipe has 256
         (
             10_000,
             "",
             {"vit": (128, 1.414e-3), "cnn": (128, 3e-3)},
-        ),  # the CNN's own size: the ViT's recipe has 256
+        ),
+        # of the user: the learning rates stay
         (
             10_000,
             "--batch-size 64",
             {"vit": (64, 2e-3), "cnn": (64, 3e-3)},
-        ),  # of the user: the learning rates stay
+        ),
+        # 10 steps an epoch, from 256 and from 128
         (
             200,
             "",
             {"vit": (16, 5e-4), "cnn": (16, 1.061e-3)},
-        ),  # 10 steps an epoch, from 256 and from 128
+        ),
     ],
 )
 def test_all_points_have_one_batch_size_though_their_presets_differ(
@@ -202,7 +211,7 @@ def test_another_study_and_results_about_other_images_are_not_resumed(done, tmp_
     config = json.loads((done.folder / "config.json").read_text())
     options = config["options"]
     recipes = config["recipes"]
-    others = {
+    changes = {
         "whole": {"options": {"run": options["run"]}},
         "points": {"points": config["points"][:1]},
         "recipes": {
@@ -210,7 +219,7 @@ def test_another_study_and_results_about_other_images_are_not_resumed(done, tmp_
         },
         "images": {"options": {**options, "run": {**options["run"], "limit": 10}}},
     }
-    for name, other in others.items():
+    for name, other in changes.items():
         copytree(done.folder, tmp_path / name)
         (tmp_path / name / "config.json").write_text(json.dumps({**config, **other}))
     for folder, typed, says in (
@@ -229,10 +238,10 @@ def test_another_study_and_results_about_other_images_are_not_resumed(done, tmp_
 @pytest.mark.usefixtures("undrawn")
 def test_position_embeddings_of_every_training_are_measured(pictures, tmp_path):
     record = ran(tmp_path / "positions", f"{LINE} --kind positions --seeds 2 --epochs 1 --limit 10")
-    rows = {row.label: row for row in record.position_order}
+    rows = index_by(record.position_order, "label")
     assert list(rows) == ["sine", "sine-2d", "learned"]
     for label, seeds in (("sine", (0,)), ("learned", (0, 1))):
-        found = []
+        seed_values = []
         for seed in seeds:
             place = record.folder / "points" / label / f"seed-{seed}"
             seen = ran(
@@ -241,15 +250,12 @@ def test_position_embeddings_of_every_training_are_measured(pictures, tmp_path):
             metrics = (
                 f"positions/m/rank_correlation/{name}" for name in ("all", "rows", "columns")
             )
-            found.append([seen.metric(metric).value for metric in metrics])
-        values = [
-            estimate.value for estimate in (rows[label].all, rows[label].rows, rows[label].columns)
-        ]
-        assert values == pytest.approx(np.mean(found, 0), abs=1e-6)
+            seed_values.append([seen.metric(metric).value for metric in metrics])
+        values = values_of((rows[label].all, rows[label].rows, rows[label].columns), "value")
+        assert values == pytest.approx(np.mean(seed_values, 0), abs=1e-6)
     for label, row in rows.items():
-        assert (
-            (row.before == row.all.value) == (row.all.low is None) == (label != "learned")
-        )  # fixed: of every seed
+        # fixed: of every seed
+        assert (row.before == row.all.value) == (row.all.low is None) == (label != "learned")
     assert record.metric("positions/learned/rank_correlation/all") == rows["learned"].all
     stored = record.position_similarity.similarity
     assert sorted(stored) == [1, 2, 3]
@@ -263,7 +269,7 @@ def test_the_image_that_is_cut_is_the_first_of_the_test_images(golden):
     record = golden("study along an axis").record
     image = digits("test").limit(20).source.read(torch.arange(1)).numpy()
     assert np.array_equal(record.cut.image, image)
-    assert [(row.tokens, row.grid, row.patch) for row in record.points] == [
+    assert values_of(record.points, "tokens", "grid", "patch") == [
         (1 + side * side, (side, side), (32 // side, 32 // side)) for side in (8, 4, 2)
     ]
     assert "cuts" in figures(record)

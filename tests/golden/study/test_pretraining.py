@@ -4,6 +4,7 @@ trained models.
 
 import json
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import vitlens
 from tests.kit.commands import figures, gone_on, ran
 from tests.kit.objectives import headless
 from tests.kit.planted_study import probe_correct
+from tests.kit.select import values_of
 from tests.kit.training_runs import interrupted
 from vitlens.commands.study.kinds.pretraining.record import PretrainingRecord
 
@@ -22,7 +24,7 @@ POINTS = ("random", "supervised", "mae", "dino", "clip")
 
 @pytest.fixture(scope="module")
 def done(golden) -> PretrainingRecord:
-    """Five points, two seeds, one epoch of 32 images."""
+    """Return a study of five points and two seeds, with one epoch of 32 images."""
     return golden("study of pretraining").record
 
 
@@ -31,9 +33,7 @@ def shapes(part: str) -> vitlens.Split:
 
 
 def read(model: vitlens.Model, part: str) -> np.ndarray:
-    """Features of length 1 by hand: CLS and the mean of the patches after the last layer and its
-    norm.
-    """
+    """Compute features of length 1 by hand: CLS and the mean of the patches after the last norm."""
     images = next(shapes(part).batches(32)).images
     both = [vitlens.features(model, images, layer=-1, pool=pool).at(-1) for pool in ("cls", "mean")]
     vectors = torch.cat(both, 1).double().numpy()
@@ -50,9 +50,9 @@ def test_all_points_have_one_architecture_and_budget_and_random_weights_none(don
     random = done.points[0]
     assert (random.steps, random.epochs, random.trained, random.seconds) == (0, 0, 0, 0.0)
     assert not list((done.folder / "points" / "random").glob("*/model.safetensors"))
-    own = {label: trained(done, label, 0).module.state_dict() for label in POINTS[1:]}
-    shared = set.intersection(*({*state} for state in own.values()))
-    assert {name for state in own.values() for name in state if name not in shared} <= {
+    states = {label: trained(done, label, 0).module.state_dict() for label in POINTS[1:]}
+    shared = set.intersection(*({*state} for state in states.values()))
+    assert {name for state in states.values() for name in state if name not in shared} <= {
         "head.weight",
         "head.bias",
     }
@@ -61,17 +61,18 @@ def test_all_points_have_one_architecture_and_budget_and_random_weights_none(don
 
 
 def test_neighbours_are_those_of_the_frozen_features(done):
-    truth, labels = (shapes(part).labels.numpy() for part in ("test", "train"))
+    truth = shapes("test").labels.numpy()
+    labels = shapes("train").labels.numpy()
     for label in POINTS[1:]:
-        found = []
+        accuracies = []
         for seed in (0, 1):
             model = trained(done, label, seed)
             nearest = (read(model, "test") @ read(model, "train").T).argmax(1)
-            found.append(float((labels[nearest] == truth).mean()))
+            accuracies.append(float((labels[nearest] == truth).mean()))
         row = next(
             row for row in done.feature_scores if (row.label, row.measure) == (label, "k-NN, k = 1")
         )
-        assert row.value.value == pytest.approx(np.mean(found), abs=1e-6)
+        assert row.value.value == pytest.approx(np.mean(accuracies), abs=1e-6)
     probes = {
         row.label: row.value.value for row in done.feature_scores if row.measure == "linear probe"
     }
@@ -101,29 +102,34 @@ def test_every_measure_has_every_point_and_its_comparisons(done):
         "linear probe",
     ]
     for rows in (done.feature_scores, done.corrupted):
-        for measure in {row.measure for row in rows}:
-            own = {row.label: row for row in rows if row.measure == measure}
-            assert tuple(own) == POINTS
-            assert own["random"].over_random is own["supervised"].over_supervised is None
-            gain = 100 * (own["mae"].value.value - own["supervised"].value.value)
-            assert own["mae"].over_supervised.value == pytest.approx(gain, abs=1e-9)
-    assert {(row.label, row.shots) for row in done.few_shot} == {
-        (label, k) for label in POINTS for k in (1, 2)
-    }
-    assert {row.label for row in done.objectness} == {*POINTS}
+        for measure in set(values_of(rows, "measure")):
+            by_label = {row.label: row for row in rows if row.measure == measure}
+            assert tuple(by_label) == POINTS
+            assert by_label["random"].over_random is by_label["supervised"].over_supervised is None
+            gain = 100 * (by_label["mae"].value.value - by_label["supervised"].value.value)
+            assert by_label["mae"].over_supervised.value == pytest.approx(gain, abs=1e-9)
+    assert set(values_of(done.few_shot, "label", "shots")) == set(product(POINTS, (1, 2)))
+    assert set(values_of(done.objectness, "label")) == {*POINTS}
     cka = {(row.label, row.against): row.cka.value for row in done.likeness}
     assert len(cka) == 25
-    assert all(value == pytest.approx(cka[other, one]) for (one, other), value in cka.items())
+    for (one, other), value in cka.items():
+        assert value == pytest.approx(cka[other, one])
     assert sorted(done.space.points) == [0, 1, 2, 3, 4]
 
 
 def test_words_are_spread_over_wordings(done):
     (spread,) = done.zero_shot
-    own = [row.accuracy.value for row in done.wordings]
-    assert (spread.label, spread.wordings, spread.chance) == ("clip", len(own), 1 / 8)
-    assert {row.seen for row in done.wordings} == {True, False}
-    assert spread.mean.value == pytest.approx(np.mean(own))
-    assert spread.lowest.value <= min(own) <= spread.mean.value <= max(own) <= spread.highest.value
+    accuracies = values_of(done.wordings, "accuracy.value")
+    assert (spread.label, spread.wordings, spread.chance) == ("clip", len(accuracies), 1 / 8)
+    assert set(values_of(done.wordings, "seen")) == {True, False}
+    assert spread.mean.value == pytest.approx(np.mean(accuracies))
+    assert (
+        spread.lowest.value
+        <= min(accuracies)
+        <= spread.mean.value
+        <= max(accuracies)
+        <= spread.highest.value
+    )
 
 
 def test_the_report_shows_each_measure(done):

@@ -15,6 +15,7 @@ import vitlens
 from tests.kit.commands import gone_on, ran, refusal
 from tests.kit.making import digits
 from tests.kit.saving import no_figures
+from tests.kit.select import index_by, select, values_of
 from tests.kit.training_runs import interrupted
 from tests.kit.whole_folder import whole_folder
 from vitlens import load_data
@@ -25,8 +26,9 @@ LINE = "study {model} --kind transfer --data {data} --epochs 2 --batch-size 15 -
 
 
 def write_folder(root: Path, **counts: dict[str, int]) -> Path:
-    """Class folders of the embedded digits: train={"zero": 12 ...}; those of `top` stand at the
-    top.
+    """Write class folders of the embedded digits, as in train={"zero": 12 ...}.
+
+    top: those that stand at the top.
     """
     for part, classes in counts.items():
         split = digits("test" if part == "test" else "train")
@@ -46,26 +48,27 @@ def three(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(tiny_vit, three, tmp_path_factory) -> TransferRecord:
+def record(tiny_vit, three, tmp_path_factory) -> TransferRecord:
     folder = tmp_path_factory.mktemp("studies") / "transfer"
     with no_figures():  # test_the_report_is_made_again draws them
         return ran(folder, f"{LINE.format(model=tiny_vit, data=three)} --seeds 2")
 
 
-def adapted(found: TransferRecord, label: str, seed: int = 0) -> vitlens.Model:
-    return vitlens.load(str(found.folder / "points" / label / f"seed-{seed}"))
+def adapted(record: TransferRecord, label: str, seed: int = 0) -> vitlens.Model:
+    return vitlens.load(str(record.folder / "points" / label / f"seed-{seed}"))
 
 
-def test_every_way_trains_what_its_name_says(found, tiny_vit):
+def test_every_way_trains_what_its_name_says(record, tiny_vit):
     labels = ("frozen", "last-blocks", "full", "scratch", "distilled")
-    own = {label: dict(adapted(found, label).module.state_dict()) for label in labels}
+    states = {label: dict(adapted(record, label).module.state_dict()) for label in labels}
     start = dict(vitlens.load(str(tiny_vit)).module.state_dict())
     heads = {name for name in start if name.startswith("head")}
-    start |= {name: torch.zeros_like(own["frozen"][name]) for name in heads}
-    changed = {
-        label: {name for name, value in weights.items() if not torch.equal(value, start[name])}
-        for label, weights in own.items()
-    }
+    start |= {name: torch.zeros_like(states["frozen"][name]) for name in heads}
+    changed = {}
+    for label, weights in states.items():
+        changed[label] = {
+            name for name, value in weights.items() if not torch.equal(value, start[name])
+        }
     assert changed["frozen"] == heads
     frozen = ("blocks.0", "patch_embed", "pos_embed", "cls_token")
     assert not any(name.startswith(frozen) for name in changed["last-blocks"])
@@ -73,31 +76,32 @@ def test_every_way_trains_what_its_name_says(found, tiny_vit):
     assert any(name.startswith("blocks.0") for name in changed["full"])
     for label in ("scratch", "distilled"):
         name = "blocks.0.attn.qkv.weight"
-        assert not np.allclose(own[label][name], start[name])
+        assert not np.allclose(states[label][name], start[name])
     # the teacher changes what is learned
     assert any(
-        not torch.equal(value, own["distilled"][name]) for name, value in own["scratch"].items()
+        not torch.equal(value, states["distilled"][name])
+        for name, value in states["scratch"].items()
     )
 
 
-def test_accuracies_of_a_transfer_are_those_of_the_models_and_sizes_are_as_said(three, found):
+def test_accuracies_of_a_transfer_are_those_of_the_models_and_sizes_are_as_said(three, record):
     split = load_data(str(three), part="test")
-    stored = found.correct.correct
-    points = {row.label: row for row in found.points}
-    for place, row in enumerate(found.points):
+    stored = record.correct.correct
+    points = index_by(record.points, "label")
+    for place, row in enumerate(record.points):
         assert stored[place].shape == (2, 15)
         assert (
             row.accuracy.value
-            == found.metric(f"accuracy/{row.label}").value
+            == record.metric(f"accuracy/{row.label}").value
             == pytest.approx(stored[place].mean())
         )
         if row.candidate:
             assert (
-                vitlens.evaluate(adapted(found, row.label, 1), split).correct.tolist()
+                vitlens.evaluate(adapted(record, row.label, 1), split).correct.tolist()
                 == stored[place][1].tolist()
             )
     gap = 100 * (points["full"].accuracy.value - points["scratch"].accuracy.value)
-    assert found.metric("difference/full/scratch").value == pytest.approx(gap)
+    assert record.metric("difference/full/scratch").value == pytest.approx(gap)
     assert (
         points["frozen"].trained
         == 16 * 3 + 3
@@ -106,39 +110,39 @@ def test_accuracies_of_a_transfer_are_those_of_the_models_and_sizes_are_as_said(
     )
     assert points["full"].trained == points["full"].parameters == points["scratch"].trained
     assert points["distilled"].before == points["full"].seconds
-    assert [row.epochs for row in found.points[:5]] == [2, 30, 2, 2, 2]
-    assert {row.label: row.train_images for row in found.points if not row.candidate} == {
+    assert values_of(record.points[:5], "epochs") == [2, 30, 2, 2, 2]
+    assert {row.label: row.train_images for row in record.points if not row.candidate} == {
         f"{label}-{share}": images
         for share, images in ((20, 6), (50, 15))
         for label in ("scratch", "frozen", "full")
     }
-    last = {(row.label, row.seed): row.accuracy for row in found.curves}
-    assert all(
-        last[row.label, row.seed] == pytest.approx(row.accuracy)
-        for row in found.trials
-        if "-" not in row.label
-    )
+    last = {(row.label, row.seed): row.accuracy for row in record.curves}
+    for row in record.trials:
+        if "-" not in row.label:
+            assert last[row.label, row.seed] == pytest.approx(row.accuracy)
 
 
-def test_attention_moves_only_where_something_was_trained_before_it(found):
-    rows = {(row.label, row.layer, row.head): row for row in found.heads_moved}
+def test_attention_moves_only_where_something_was_trained_before_it(record):
+    rows = index_by(record.heads_moved, "label", "layer", "head")
     assert set(rows) == {*product(("last-blocks", "full"), (0, 1), (0, 1))}
     assert {rows["last-blocks", 0, head].moved.value for head in (0, 1)} == {0.0}
-    assert all(row.moved.value > 0 for row in rows.values() if row.label == "full")
-    for row in found.moved:
-        own = [each for each in rows.values() if each.label == row.label]
-        assert row.moved.value == pytest.approx(np.mean([each.moved.value for each in own]))
-        assert row.beyond == sum(each.moved.low > each.between for each in own)
-        assert found.metric(f"attention_moved/{row.label}") == row.moved
+    for row in rows.values():
+        if row.label == "full":
+            assert row.moved.value > 0
+    for row in record.moved:
+        heads = select(rows.values(), label=row.label)
+        assert row.moved.value == pytest.approx(np.mean(values_of(heads, "moved.value")))
+        assert row.beyond == sum(head.moved.low > head.between for head in heads)
+        assert record.metric(f"attention_moved/{row.label}") == row.moved
 
 
-def test_shifts_are_those_of_the_public_statistics(three, found, tiny_vit):
-    models = (vitlens.load(str(tiny_vit)), adapted(found, "full", 0), adapted(found, "full", 1))
+def test_shifts_are_those_of_the_public_statistics(three, record, tiny_vit):
+    models = (vitlens.load(str(tiny_vit)), adapted(record, "full", 0), adapted(record, "full", 1))
     before, *after = (
         vitlens.statistics(model, load_data(str(three), part="test")) for model in models
     )
-    assert found.head_shifts
-    for row in found.head_shifts:
+    assert record.head_shifts
+    for row in record.head_shifts:
         values = [
             float(getattr(table, row.statistic)[row.layer, row.head]) for table in (before, *after)
         ]
@@ -146,28 +150,28 @@ def test_shifts_are_those_of_the_public_statistics(three, found, tiny_vit):
         assert row.change.value == pytest.approx(np.mean(values[1:]) - values[0], abs=1e-4)
 
 
-def test_similarity_is_one_where_nothing_was_trained(found):
-    rows = {(row.label, row.layer): row.cka.value for row in found.layer_similarity}
+def test_similarity_is_one_where_nothing_was_trained(record):
+    rows = {(row.label, row.layer): row.cka.value for row in record.layer_similarity}
     assert rows["last-blocks", 0] == pytest.approx(1.0, abs=1e-6)
     assert rows["full", 1] < 1
     assert {label for label, _ in rows} == {"last-blocks", "full", "scratch", "distilled"}
-    assert [(row.label, row.layer) for row in found.probes] == [
+    assert values_of(record.probes, "label", "layer") == [
         *product(("pretrained", "random", "full"), (0, 1))
     ]
-    probes = {row.label: row.accuracy.value for row in found.probes if row.layer == 1}
-    gain = found.metric("probe_gain/pretrained/random").value
+    probes = {row.label: row.accuracy.value for row in record.probes if row.layer == 1}
+    gain = record.metric("probe_gain/pretrained/random").value
     assert gain == pytest.approx(100 * (probes["pretrained"] - probes["random"]))
 
 
-def test_maps_show_one_image_of_each_class_with_both_models_own_classes(found, tiny_vit):
-    stored = found.map_arrays
-    assert [row.name for row in found.maps] == sorted(NAMES)
-    assert all(row.before in "0123456789" for row in found.maps)  # the digits it was made for
-    assert all(row.after in NAMES for row in found.maps)
+def test_maps_show_one_image_of_each_class_with_both_models_own_classes(record, tiny_vit):
+    stored = record.map_arrays
+    assert values_of(record.maps, "name") == sorted(NAMES)
+    assert all(row.before in "0123456789" for row in record.maps)  # the digits it was made for
+    assert all(row.after in NAMES for row in record.maps)
     pixels = torch.from_numpy(stored.images).float() / 255
-    shown = ((stored.before, stored.rollout_before), (stored.after, stored.rollout_after))
+    pairs = ((stored.before, stored.rollout_before), (stored.after, stored.rollout_after))
     for model, (attention, rolled) in zip(
-        (vitlens.load(str(tiny_vit)), adapted(found, "full")), shown
+        (vitlens.load(str(tiny_vit)), adapted(record, "full")), pairs
     ):
         row = vitlens.attention(model, pixels)[-1][:, :, 0, 1:].mean(1)  # of CLS, mean over heads
         assert np.allclose(attention, row.unflatten(1, (4, 4)), atol=1e-6)
@@ -175,7 +179,7 @@ def test_maps_show_one_image_of_each_class_with_both_models_own_classes(found, t
     assert not np.array_equal(stored.before, stored.after)
 
 
-def test_a_stopped_transfer_goes_on_and_finds_the_same(found, tiny_vit, three, tmp_path):
+def test_a_stopped_transfer_goes_on_and_finds_the_same(record, tiny_vit, three, tmp_path):
     with interrupted(lambda training, _: training == 3, "study"):
         ran(tmp_path / "stopped", f"{LINE.format(model=tiny_vit, data=three)} --seeds 1", code=130)
     points = tmp_path / "stopped" / "points"
@@ -183,11 +187,11 @@ def test_a_stopped_transfer_goes_on_and_finds_the_same(found, tiny_vit, three, t
     earlier = first.stat().st_mtime_ns
     again = gone_on(tmp_path / "stopped", "study --seed 7")
     assert first.stat().st_mtime_ns == earlier
-    models = [*(found.folder / "points").glob("*/seed-0/model.safetensors")]
+    models = [*(record.folder / "points").glob("*/seed-0/model.safetensors")]
     assert len(models) == len(again.points)
     for model in models:
         assert (
-            points / model.relative_to(found.folder / "points")
+            points / model.relative_to(record.folder / "points")
         ).read_bytes() == model.read_bytes()
     assert not list(points.rglob("checkpoint"))
     assert again.moved[1].between is None  # with one seed nothing is known of others
@@ -220,5 +224,5 @@ def test_shares_that_leave_a_class_with_one_image_are_left_out(tiny_vit, tmp_pat
     assert {point["share"] for point in points} == {None, 0.5}  # a fifth of 21 images is 4
 
 
-def test_the_report_is_made_again_from_a_copy_without_the_models(found, tmp_path):
-    whole_folder(copytree(found.folder, tmp_path / "copy", ignore=lambda *_: ["points"]), "study")
+def test_the_report_is_made_again_from_a_copy_without_the_models(record, tmp_path):
+    whole_folder(copytree(record.folder, tmp_path / "copy", ignore=lambda *_: ["points"]), "study")

@@ -12,6 +12,7 @@ from tests.kit.commands import few_chapters, ran, refusal, stopping_at
 from tests.kit.contradictions import contradictions
 from tests.kit.first_page import check_first_page
 from tests.kit.first_page_answers import BETTER
+from tests.kit.select import values_of
 from tests.kit.whole_folder import whole_folder
 from vitlens.cli.main import run
 from vitlens.commands.run.publish import read_folder
@@ -24,8 +25,9 @@ LONG = ("explain", "compare", "attack", "features", "profile")
 
 @pytest.fixture(scope="module")
 def inspected(tiny_vit, tmp_path_factory):
-    """A study of a ViT and a preset; the chapters that take long are left out here: with all of
-    them it is test_a_whole_study, by hand.
+    """Return a study of a ViT and a preset, without the chapters that take long.
+
+    The slow test_a_whole_study runs all chapters.
     """
     with few_chapters(*LONG):
         line = f"{LINE.format(models=f'mine={tiny_vit} resnet20')} --epochs 1"
@@ -34,7 +36,7 @@ def inspected(tiny_vit, tmp_path_factory):
 
 def test_a_preset_is_trained_and_every_chapter_is_a_folder_of_its_own(inspected):
     chapters = [f"chapters/{name}" for name in ("train-resnet20", "evaluate", *INSPECTED)]
-    assert [(row.folder, row.cached) for row in inspected.chapters] == [
+    assert values_of(inspected.chapters, "folder", "cached") == [
         (chapter, False) for chapter in chapters
     ]
     evaluated = read_folder(inspected.folder / "chapters/evaluate").metrics
@@ -51,11 +53,11 @@ def test_what_few_images_leave_undecided_is_said_on_the_first_page(inspected):
     (undecided,) = [sentence.text for sentence in first.unknown if sentence.lead == BETTER.lead]
     for score in inspected.of("evaluate")[0].record.scores:
         assert score.model in undecided
-    assert BETTER.lead not in [sentence.lead for sentence in first.answer]
+    assert BETTER.lead not in values_of(first.answer, "lead")
 
 
 def how_it_works(record):
-    """The one section about how the model works."""
+    """Return the only section about how the model works."""
     (section,) = [section for section in REPORT(record).sections if "work" in section.title]
     return section
 
@@ -64,7 +66,8 @@ def test_how_the_vit_works_is_one_picture_with_a_row_for_each_layer(inspected):
     section = how_it_works(inspected)
     (figure,) = section.figures
     assert section.tables == ()
-    stats, ablate = (inspected.about(word, "mine").record for word in ("stats", "ablate"))
+    stats = inspected.about("stats", "mine").record
+    ablate = inspected.about("ablate", "mine").record
     drawn = figure.draw()
     names = {f"L{row.layer}" for row in stats.layers}
     assert names <= set(texts(drawn))
@@ -81,15 +84,16 @@ def test_how_the_vit_works_is_one_picture_with_a_row_for_each_layer(inspected):
 def test_a_chapter_that_is_missing_is_named_in_place_of_its_part_of_the_picture(
     inspected, word, part
 ):
-    kept = tuple(row for row in inspected.chapters if row.word != word)
-    section = how_it_works(replace(inspected, chapters=kept))
+    remaining = tuple(row for row in inspected.chapters if row.word != word)
+    section = how_it_works(replace(inspected, chapters=remaining))
     (reason,) = [sentence.text for sentence in section.sentences if part in sentence.text]
     assert word in reason
     assert cut_off(section.figures[0].draw()) == []
 
 
 def test_the_explorer_follows_from_the_chapters_of_the_vit(inspected):
-    stats, ablate = (inspected.about(word, "mine").record for word in ("stats", "ablate"))
+    stats = inspected.about("stats", "mine").record
+    ablate = inspected.about("ablate", "mine").record
     explorer = REPORT(inspected).explorer
     for row in ablate.heads:
         assert explorer.importance[row.layer, row.head] == pytest.approx(row.loss.value)
@@ -109,7 +113,7 @@ def test_the_report_of_a_study_that_was_stopped_shows_its_finished_chapters(
     assert run(["report", str(out)]) == 0
     record = read_folder(out)
     assert record.status == "interrupted"
-    assert [row.word for row in record.chapters] == ["evaluate", "attention"]
+    assert values_of(record.chapters, "word") == ["evaluate", "attention"]
     assert "accuracy/mine" in record.metrics
     text = (out / "report.md").read_text()
     assert "interrupted" in text
@@ -135,7 +139,7 @@ def test_a_whole_study(tiny_vit, tmp_path):
         "features",
         "profile",
     )
-    assert [row.folder for row in record.chapters] == [
+    assert values_of(record.chapters, "folder") == [
         f"chapters/{name}" for name in ("train-resnet20", "evaluate", *INSPECTED, *rest)
     ]
     assert record.metric("parameters/resnet20").value == 269_722
@@ -143,9 +147,7 @@ def test_a_whole_study(tiny_vit, tmp_path):
     document = REPORT(record)
     check_first_page(document)
     assert not list(contradictions(claim for chapter in record.parts for claim in chapter.claims))
-    assert {section.more for section in document.sections} <= {
-        chapter.report for chapter in record.parts
-    }
+    assert set(values_of(document.sections, "more")) <= set(values_of(record.parts, "report"))
     assert len(document.figures) <= 12
     whole_folder(out, "study", drawn=False)
 
@@ -156,30 +158,30 @@ def test_a_second_study_of_the_same_models_repeats_no_chapter(
 ):
     monkeypatch.setenv("VITLENS_CACHE", str(tmp_path / "cache"))
     line = LINE.format(models=f"mine={tiny_vit} other={tiny_cnn}")
-    first, second, third = (
-        ran(tmp_path / name, f"{line} --seed {seed}")
-        for name, seed in (("first", 0), ("second", 0), ("third", 1))
-    )
-    assert [row.word for row in second.chapters if not row.cached] == [
-        "profile"
-    ]  # timings are measured anew
+    first = ran(tmp_path / "first", f"{line} --seed 0")
+    second = ran(tmp_path / "second", f"{line} --seed 0")
+    third = ran(tmp_path / "third", f"{line} --seed 1")
+    # timings are measured anew
+    assert [row.word for row in second.chapters if not row.cached] == ["profile"]
     timed = read_folder(second.about("profile", "").record.folder).metrics
     same = {name: value for name, value in first.metrics.items() if name not in timed}
     assert same == {name: value for name, value in second.metrics.items() if name not in timed}
-    named = [
+    with_path = [
         path for path in second.folder.rglob("*.[jm]*") if str(first.folder) in path.read_text()
     ]
-    assert named == []
-    assert not any(row.cached for row in third.chapters)
+    assert with_path == []
+    for row in third.chapters:
+        assert not row.cached
 
 
 @pytest.mark.slow  # every chapter that needs no labels
 def test_a_study_of_own_images_leaves_out_what_needs_labels(pictures, tmp_path):
     record = ran(tmp_path / "out", f"study vit-digits --images {pictures} --predicted")
-    words = [row.word for row in record.chapters]
+    words = values_of(record.chapters, "word")
     assert words == ["attention", "rollout", "stats", "ablate", "explain", "attack", "profile"]
-    assert [row.chapter for row in record.left_out] == ["evaluate", "compare", "features"]
-    assert not any(name.split("/")[0] == "accuracy" for name in record.metrics)
+    assert values_of(record.left_out, "chapter") == ["evaluate", "compare", "features"]
+    for name in record.metrics:
+        assert name.split("/")[0] != "accuracy"
 
 
 def test_classes_that_a_model_does_not_know_are_refused_before_any_chapter(
@@ -201,9 +203,8 @@ def test_classes_that_a_model_does_not_know_are_refused_before_any_chapter(
 def test_how_long_the_rest_takes_is_said_before_and_after_every_chapter(
     tiny_vit, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setenv(
-        "VITLENS_CACHE", str(tmp_path / "cache")
-    )  # chapters that are kept take no time
+    # chapters that are kept take no time
+    monkeypatch.setenv("VITLENS_CACHE", str(tmp_path / "cache"))
     with few_chapters(*LONG):
         line = f"{LINE.format(models=f'mine={tiny_vit}')} --device cpu --out {tmp_path / 'out'}"
         assert run(line.split()) == 0

@@ -44,12 +44,13 @@ def words(launch: tuple[str, ...], out: Path, line: str) -> list[str]:
 @pytest.mark.parametrize(
     ("launch", "line", "more", "within"),
     [
+        # 4 images in 2 parts, 3 in 3
         (
             TORCHRUN,
             f"{TINY} --batch-size 7 --epochs 2",
             "--set accumulate=3",
             1e-5,
-        ),  # 4 images in 2 parts, 3 in 3
+        ),
         (ACCELERATE, HEAD, "", 1e-6),
     ],
     ids=["torchrun", "accelerate"],
@@ -71,7 +72,8 @@ def test_two_processes_train_what_one_does(launch, line, more, within, tmp_path)
         assert second["train_accuracy"] == first["train_accuracy"]
         assert second["test_accuracy"] == first["test_accuracy"]
     left, right = (load_file(tmp_path / name / "model.safetensors") for name in BOTH)
-    assert all(torch.allclose(left[name], right[name], rtol=1e-4, atol=1e-5) for name in left)
+    for name in left:
+        assert torch.allclose(left[name], right[name], rtol=1e-4, atol=1e-5)
     assert json.loads((tmp_path / "two" / "results.json").read_text())["status"] == "done"
 
 
@@ -86,7 +88,7 @@ def test_a_killed_process_ends_the_run_with_a_message_and_a_checkpoint(rank, tmp
             children = psutil.Process(launcher.pid).children()
             (worker,) = (child for child in children if child.environ().get("RANK") == str(rank))
             worker.send_signal(signal.SIGKILL)
-            _, shown = launcher.communicate(timeout=HANGS)  # the other does not wait for it
+            _, output = launcher.communicate(timeout=HANGS)  # the other does not wait for it
         finally:
             for child in (
                 psutil.Process(launcher.pid).children(recursive=True)
@@ -95,8 +97,8 @@ def test_a_killed_process_ends_the_run_with_a_message_and_a_checkpoint(rank, tmp
             ):
                 child.kill()
             launcher.kill()
-    assert launcher.returncode == 1, shown
-    assert "SIGKILL" in shown
+    assert launcher.returncode == 1, output
+    assert "SIGKILL" in output
     assert json.loads((out / "results.json").read_text())["status"] != "done"
     assert 0 < len(lines(out)) < 40
     assert gone_on(out, "train").status == "done"

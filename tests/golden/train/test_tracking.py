@@ -15,6 +15,7 @@ from PIL import Image
 from tests.golden.train.test_train import GOLDEN
 from tests.kit.commands import gone_on, ran, refusal
 from tests.kit.making import digits
+from tests.kit.select import values_of
 from tests.kit.training_runs import interrupted
 from vitlens import load, statistics
 
@@ -29,23 +30,22 @@ def weights(folder: Path) -> bytes:
 
 
 def events(folder: Path) -> Any:
-    """All that TensorBoard would show of a folder."""
+    """Return everything that TensorBoard would show of a folder."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0, "images": 0})
-    found.Reload()
-    return found
+    log = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0, "images": 0})
+    log.Reload()
+    return log
 
 
 @needs_tensorboard
 def test_tensorboard_is_told_what_metrics_say_and_changes_no_bit(golden, tmp_path):
     record = ran(tmp_path, f"{GOLDEN} --track tensorboard --overwrite")
     assert weights(tmp_path) == weights(golden("train").folder)
-    found = events(tmp_path)
-    calls = {
-        name: [(event.step, event.value) for event in found.Scalars(name)]
-        for name in found.Tags()["scalars"]
-    }
+    log = events(tmp_path)
+    calls = {}
+    for name in log.Tags()["scalars"]:
+        calls[name] = values_of(log.Scalars(name), "step", "value")
     for name in (
         "train_loss",
         "train_accuracy",
@@ -65,7 +65,7 @@ def test_tensorboard_is_told_what_metrics_say_and_changes_no_bit(golden, tmp_pat
     table = statistics(load(str(tmp_path)), next(watched.batches(16)).images)
     step, value = calls["attention_entropy/patches/layer_00"][-1]
     assert (step, value) == (12, pytest.approx(table.normalised_entropy[0].mean().item(), rel=1e-4))
-    [picture] = found.Images("attention_rollout")
+    [picture] = log.Images("attention_rollout")
     assert (picture.step, min(picture.width, picture.height) > 100) == (4, True)
     assert np.std(Image.open(BytesIO(picture.encoded_image_string))) > 10
 
@@ -91,22 +91,22 @@ class Recording:
 
 @pytest.fixture
 def libraries(monkeypatch) -> dict[str, Recording]:
-    """Stand-ins for the trackers' libraries, which can be made to fail."""
+    """Replace the trackers' libraries by stand-ins that can be made to fail."""
     from accelerate import tracking
 
-    made = {"tensorboard": Recording(), "wandb": Recording()}
-    for name in made:
+    recordings = {"tensorboard": Recording(), "wandb": Recording()}
+    for name in recordings:
         module = ModuleType(name)
         module.__spec__ = ModuleSpec(name, None)
         module.Settings = dict
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(tracking, "TensorBoardTracker", lambda *_, **__: made["tensorboard"])
-    monkeypatch.setattr(tracking, "WandBTracker", lambda *_, **__: made["wandb"])
-    return made
+    monkeypatch.setattr(tracking, "TensorBoardTracker", lambda *_, **__: recordings["tensorboard"])
+    monkeypatch.setattr(tracking, "WandBTracker", lambda *_, **__: recordings["wandb"])
+    return recordings
 
 
 def failures(out: Path, line: str, capsys) -> list[str]:
-    """What a run says of failures."""
+    """Return the messages of a run about failures."""
     ran(out, line)
     return [said for said in capsys.readouterr().err.splitlines() if "failed" in said]
 
@@ -116,16 +116,19 @@ def test_a_failing_tracker_is_reported_once_and_does_not_stop_the_training(
     failing, libraries, golden, tmp_path, capsys
 ):
     broken = libraries["wandb"]
-    whole = libraries["tensorboard"]
+    recording = libraries["tensorboard"]
     broken.fails = failing
     (said,) = failures(tmp_path / "seen", f"{GOLDEN} --track tensorboard,wandb", capsys)
     assert said.startswith("wandb failed")
     assert "(no route to host)" in said
     assert weights(tmp_path / "seen") == weights(golden("train").folder)
     assert (broken.calls.count(failing), broken.calls[-1]) == (1, failing)
-    assert (whole.calls[:2], whole.calls[-1]) == (["start", "store_init_configuration"], "finish")
-    assert whole.calls.count("log_images") == 1
-    assert whole.logged == [4, 4, 8, 8, 10, 12, 12]
+    assert (recording.calls[:2], recording.calls[-1]) == (
+        ["start", "store_init_configuration"],
+        "finish",
+    )
+    assert recording.calls.count("log_images") == 1
+    assert recording.logged == [4, 4, 8, 8, 10, 12, 12]
 
 
 def test_attention_that_cannot_be_measured_does_not_stop_the_training(
@@ -149,9 +152,9 @@ def test_a_resumed_run_takes_back_what_came_after_its_checkpoint(tmp_path):
     with interrupted(lambda _, progress: progress.step >= 11):
         ran(folder, f"{GOLDEN} --track tensorboard", code=130)
     gone_on(folder, "train --track tensorboard")
-    found = events(folder)
-    assert [event.step for event in found.Scalars("train/loss")] == [10]
-    assert [event.step for event in found.Scalars("epoch/train_loss")] == [4, 8, 12]
+    log = events(folder)
+    assert values_of(log.Scalars("train/loss"), "step") == [10]
+    assert values_of(log.Scalars("epoch/train_loss"), "step") == [4, 8, 12]
 
 
 def test_a_library_that_is_not_there_is_said_before_anything_is_written(

@@ -30,18 +30,23 @@ def test_the_folder_is_whole_and_a_model_with_the_accuracy_that_it_says(trained)
     files = {str(path.relative_to(trained)) for path in trained.rglob("*") if path.is_file()}
     assert files >= {"config.json", "metrics.jsonl", "model.safetensors", "tables/history.csv"}
     assert not (trained / "kept").exists()
-    found = vitlens.read(trained)
+    record = vitlens.read(trained)
     model = vitlens.load(str(trained))
-    assert figures(found) >= {"training", "loss", "confusion", "first_batch"}
-    assert found.status == "done"
+    assert figures(record) >= {"training", "loss", "confusion", "first_batch"}
+    assert record.status == "done"
     split = load_data("digits", part="test").limit(40)
     predictions = model(next(split.batches(40)).images).argmax(1)
     correct = predictions == split.labels
-    assert found.metrics["accuracy/vit-micro"].value == pytest.approx(correct.float().mean().item())
-    for row in found.table("per_class"):
-        own = correct[split.labels == split.classes.index(row.class_name)]
-        assert (row.n, row.accuracy.value) == (len(own), pytest.approx(own.float().mean().item()))
-    counts = {(row.truth, row.prediction): row.count for row in found.table("confusion")}
+    assert record.metrics["accuracy/vit-micro"].value == pytest.approx(
+        correct.float().mean().item()
+    )
+    for row in record.table("per_class"):
+        of_class = correct[split.labels == split.classes.index(row.class_name)]
+        assert (row.n, row.accuracy.value) == (
+            len(of_class),
+            pytest.approx(of_class.float().mean().item()),
+        )
+    counts = {(row.truth, row.prediction): row.count for row in record.table("confusion")}
     pairs = [(split.classes[t], model.classes[p]) for t, p in zip(split.labels, predictions)]
     assert counts == {pair: pairs.count(pair) for pair in pairs}
     assert model.architecture["overrides"] == {
@@ -56,12 +61,12 @@ def test_the_folder_is_whole_and_a_model_with_the_accuracy_that_it_says(trained)
 
 
 def test_metrics_are_those_of_the_epochs(trained):
-    found = vitlens.read(trained)
+    record = vitlens.read(trained)
     lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
-    assert [asdict(row) for row in found.table("history")] == lines
+    assert [asdict(row) for row in record.table("history")] == lines
     assert len(lines) == 3
     tests = [line["test_accuracy"] for line in lines]
-    metrics = {name.partition("/")[0]: number.value for name, number in found.metrics.items()}
+    metrics = {name.partition("/")[0]: number.value for name, number in record.metrics.items()}
     assert metrics["best_accuracy"] == max(tests)
     assert metrics["last_epochs_gain"] == pytest.approx(100 * (tests[-1] - tests[-2]))
     gap = round(lines[-1]["train_accuracy"] * 40) / 40 - metrics["accuracy"]
@@ -104,28 +109,27 @@ def test_a_run_is_not_resumed_on_other_images_and_its_record_of_them_only_grows(
     written_digits(data, 60, lambda number, label: f"{places[number % 3]}/{label % 2}/{number}.png")
     with interrupted(lambda _, progress: progress.step >= 5):
         ran(folder, f"train vit-micro --data {data} --batch-size 5 --epochs 3 {SHAPE}", code=130)
-    known = np.load(folder / "arrays" / "training_images.npz")["numbers"]
+    before = np.load(folder / "arrays" / "training_images.npz")["numbers"]
     assert vitlens.read(folder, unfinished=True).config.fingerprints.keys() >= {
         "train",
         "test",
         "train labels",
     }
     (changed, *_) = sorted((data / part).rglob("*.png"))
-    kept = changed.read_bytes()
+    content = changed.read_bytes()
     Image.new("RGB", (32, 32), "red").save(changed)
     again = f"train --resume {folder} --device cpu --quiet"
     assert f"the {part} images that the run in" in refusal(capsys, again)
-    assert np.array_equal(np.load(folder / "arrays" / "training_images.npz")["numbers"], known)
+    assert np.array_equal(np.load(folder / "arrays" / "training_images.npz")["numbers"], before)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(
-        json.dumps({**config, "fingerprints": {}})
-    )  # of an earlier version
+    # of an earlier version
+    (folder / "config.json").write_text(json.dumps({**config, "fingerprints": {}}))
     assert f"the {part} images that the training in" in refusal(capsys, again)
     numbers = np.load(folder / "arrays" / "training_images.npz")["numbers"]
-    assert np.isin(known, numbers).all()
-    assert len(numbers) == len(known) + (part == "train")
+    assert np.isin(before, numbers).all()
+    assert len(numbers) == len(before) + (part == "train")
     (folder / "config.json").write_text(json.dumps(config))
-    changed.write_bytes(kept)
+    changed.write_bytes(content)
     assert gone_on(folder, "train").status == "done"
 
 
@@ -134,7 +138,8 @@ def test_progress_is_told_by_epochs(tmp_path, capsys):
         assert run([*f"{LINE} --epochs 2 --device cpu --out".split(), str(tmp_path / "out")]) == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if "loss" in line]
     assert "epoch 1/2" in lines[0]
-    assert all(word in lines[-1] for word in ("epoch 2/2", "test", "0:00 left"))
+    for word in ("epoch 2/2", "test", "0:00 left"):
+        assert word in lines[-1]
 
 
 @pytest.mark.parametrize(("rate", "code"), [("0.01", 0), ("10", 1)])

@@ -12,6 +12,7 @@ from scipy.stats import binomtest
 import vitlens
 from tests.kit.commands import gone_on, ran, refusal, written_digits
 from tests.kit.making import save, untrained
+from tests.kit.select import index_by
 from tests.kit.training_runs import interrupted
 from vitlens import load, load_data
 
@@ -19,7 +20,8 @@ LINE = "--data digits --limit 40 --batch-size 10"
 
 
 def changed(before: Path, after: Path) -> set[str]:
-    one, other = (load(str(folder)).module.state_dict() for folder in (before, after))
+    one = load(str(before)).module.state_dict()
+    other = load(str(after)).module.state_dict()
     return {name for name in other if not torch.equal(one[name], other[name])}
 
 
@@ -62,28 +64,30 @@ def test_a_folder_without_parts_is_divided_and_stays_so(tmp_path):
 def test_the_student_has_a_token_and_numbers_are_those_of_the_models(golden, tiny_vit):
     """Of a teacher that often errs, so that agreement with it is not accuracy."""
     folder = golden("train from a teacher").folder
-    found = vitlens.read(folder)
+    record = vitlens.read(folder)
     split = load_data("digits", part="test").limit(60)
     names = ("vit-mini", "tiny-vit", "cnn-digits")
     models = [load(str(place)) for place in (folder, tiny_vit, "cnn-digits")]
     assert models[0].layout.prefix == ("cls", "distillation")
-    assert tuple(model.alias for model in found.config.models) == names
-    roles = {row.role: row for row in found.table("scores")}
+    assert tuple(model.alias for model in record.config.models) == names
+    roles = index_by(record.table("scores"), "role")
     assert list(roles) == ["student", "teacher", "without a teacher"]
     assert roles["teacher"].agreement is None
     images = next(split.batches(60)).images
     answers = {name: model(images).argmax(1) for name, model in zip(names, models)}
-    correct = {name: own == split.labels for name, own in answers.items()}
-    for name, own in correct.items():
-        assert found.metrics[f"accuracy/{name}"].value == pytest.approx(own.float().mean().item())
+    correct = {name: predictions == split.labels for name, predictions in answers.items()}
+    for name, is_correct in correct.items():
+        assert record.metrics[f"accuracy/{name}"].value == pytest.approx(
+            is_correct.float().mean().item()
+        )
         if name != "tiny-vit":
             same = (answers[name] == answers["tiny-vit"]).float().mean().item()
-            assert found.metrics[f"agreement_with_teacher/{name}"].value == pytest.approx(same)
-    pairs = {(row.first, row.second): row for row in found.table("pairs")}
+            assert record.metrics[f"agreement_with_teacher/{name}"].value == pytest.approx(same)
+    pairs = index_by(record.table("pairs"), "first", "second")
     assert list(pairs) == [*combinations(names, 2)]
     for (first, second), row in pairs.items():
         gain = 100 * (correct[first].float().mean() - correct[second].float().mean()).item()
-        assert found.metrics[f"accuracy_difference/{first}/{second}"].value == pytest.approx(
+        assert record.metrics[f"accuracy_difference/{first}/{second}"].value == pytest.approx(
             gain, abs=1e-4
         )
         counts = (
@@ -94,7 +98,7 @@ def test_the_student_has_a_token_and_numbers_are_those_of_the_models(golden, tin
         assert row.p == pytest.approx(
             binomtest(counts[0], sum(counts)).pvalue if any(counts) else 1.0
         )
-    (row,) = found.table("taught")
+    (row,) = record.table("taught")
     assert (row.teacher, row.kind, row.weight, row.token) == ("tiny-vit", "hard", 0.5, True)
     assert (folder / "figures" / "beside.png").is_file()
     assert "without a teacher" in (folder / "report.md").read_text().partition("\n## ")[0]

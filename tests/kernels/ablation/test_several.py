@@ -19,14 +19,13 @@ from vitlens.analysis.ablation.several import share_removable
     ],
 )
 def test_share_that_can_go(accuracies: tuple[float, ...], share: float | None) -> None:
-    found = share_removable(curve(*accuracies))
-    assert (found and found.value) == share
-    assert found is None or (found.n == 100 and found.low <= share <= found.high)
+    removable = share_removable(curve(*accuracies))
+    assert (removable and removable.value) == share
+    assert removable is None or (removable.n == 100 and removable.low <= share <= removable.high)
 
 
 def test_the_share_is_uncertain_where_accuracy_is_near_the_bound() -> None:
-    found = share_removable(curve(0.8, 0.8, 0.795, 0.788, 0.2, n=1000))
-    assert (found.low, found.value, found.high) == (0.5, 0.5, 0.75)
-    assert (
-        share_removable(curve(0.9, 0.1), groups=torch.zeros(100)) is None
-    )  # one group says nothing of others
+    removable = share_removable(curve(0.8, 0.8, 0.795, 0.788, 0.2, n=1000))
+    assert (removable.low, removable.value, removable.high) == (0.5, 0.5, 0.75)
+    # one group says nothing of others
+    assert share_removable(curve(0.9, 0.1), groups=torch.zeros(100)) is None

@@ -35,7 +35,7 @@ def trial(attempt: Callable[..., object], labels: Tensor = LABELS) -> Trial:
 
 
 def stuck(images: Tensor, success: Tensor, tried: Tensor = EVERY) -> Trial:
-    """An attack that always gives these images."""
+    """Return an attack that always gives these images."""
     return trial(lambda *_, **__: Result(images, success, tried))
 
 
@@ -46,13 +46,13 @@ def test_at_epsilon_0_nothing_changes_and_within_an_unlimited_budget_no_image_is
         "failed",
         "failed",
     ]
-    for success, tried, found in (
+    for success, tried, expected in (
         (~FIRST, EVERY, ("failed", 1, 8)),
         (~FIRST, ~FIRST, ("passed", 0, 7)),
         (NONE, NONE, ("inconclusive", 0, 0)),
     ):
         check = stuck(IMAGES, success, tried).unlimited_budget()
-        assert (check.state, check.against, check.of) == found
+        assert (check.state, check.against, check.of) == expected
 
 
 def test_examples_beyond_the_budget_or_the_range_and_successes_that_are_none():
@@ -71,9 +71,8 @@ def test_examples_beyond_the_budget_or_the_range_and_successes_that_are_none():
         "passed",
         "failed",
     ]
-    assert (
-        judged(moved, epsilon=0.0, norm="patch") == "passed"
-    )  # of which the range alone is checked
+    # of which the range alone is checked
+    assert judged(moved, epsilon=0.0, norm="patch") == "passed"
     for outside in (IMAGES + 0.5, IMAGES - 0.5):
         assert [judged(Result(outside, NONE), norm=norm) for norm in ("linf", "patch")] == [
             "failed",
@@ -86,7 +85,7 @@ def test_examples_beyond_the_budget_or_the_range_and_successes_that_are_none():
 
 def test_results_that_depend_on_the_batch():
     two = torch.arange(8) < 2
-    for whole, parts, state in (
+    for full, parts, state in (
         (EVERY, NONE, "failed"),
         (EVERY, EVERY, "passed"),
         (NONE, FIRST, "passed"),
@@ -94,13 +93,13 @@ def test_results_that_depend_on_the_batch():
         (NONE, two, "failed"),
     ):
         assert (
-            checks.same_in_any_batch("a", Result(IMAGES, whole), Result(IMAGES, parts)).state
+            checks.same_in_any_batch("a", Result(IMAGES, full), Result(IMAGES, parts)).state
             == state
         )
 
 
 @pytest.mark.parametrize(
-    ("few", "many", "found", "says"),
+    ("few", "many", "expected", "says"),
     [
         (NONE, EVERY, ("failed", 8, 8), "too few steps, raise steps="),
         (EVERY, NONE, ("failed", 8, 8), "more steps break fewer"),
@@ -109,11 +108,11 @@ def test_results_that_depend_on_the_batch():
         (NONE, NONE, ("inconclusive", 0, 0), ""),
     ],
 )
-def test_more_steps_that_break_more_or_fewer(few, many, found, says):
+def test_more_steps_that_break_more_or_fewer(few, many, expected, says):
     check = trial(
         lambda images, _, *, steps, **__: Result(images, few if steps == 10 else many)
     ).more_steps(epsilon=0.1, steps=10)
-    assert (check.state, check.against, check.of) == found
+    assert (check.state, check.against, check.of) == expected
     assert says in check.found
 
 
@@ -123,7 +122,8 @@ def test_gradients_that_vanish_and_gradients_that_are_not_finite():
     silent.module[3].weight.zero_()
     broken.module[1].weight.fill_(float("nan"))
     assert checks.gradients_not_zero(MODEL, IMAGES, LABELS).state == "passed"
-    assert all(parameter.grad is None for parameter in MODEL.parameters())
+    for parameter in MODEL.parameters():
+        assert parameter.grad is None
     check = checks.gradients_not_zero(silent, IMAGES, LABELS)
     assert (check.state, check.against, check.of) == ("failed", 8, 8)
     with pytest.raises(NonFiniteError, match="from made on image 0"):
@@ -135,7 +135,7 @@ def test_gradients_that_vanish_and_gradients_that_are_not_finite():
 
 
 @pytest.mark.parametrize(
-    ("weak", "strong", "found"),
+    ("weak", "strong", "expected"),
     [
         ([0.1] * 12, [INF] * 12, ("failed", 12, 12)),
         ([INF] * 12, [0.1] * 12, ("passed", 0, 0)),
@@ -146,29 +146,28 @@ def test_gradients_that_vanish_and_gradients_that_are_not_finite():
         ([0.1] * 6, [INF] * 6, ("passed", 6, 6)),  # p = 2 x 2 / 2^6, as two epsilons are compared
     ],
 )
-def test_a_weaker_attack_that_breaks_more_is_a_sign_of_masking(weak, strong, found):
+def test_a_weaker_attack_that_breaks_more_is_a_sign_of_masking(weak, strong, expected):
     check = checks.weaker_breaks_no_more(outcome("fgsm", weak), outcome("pgd", strong), reason="r")
-    assert (check.state, check.against, check.of) == found
+    assert (check.state, check.against, check.of) == expected
 
 
 @pytest.mark.parametrize(("epsilons", "state"), [((0.1, 0.2), "failed"), ((0.2,), "inconclusive")])
 def test_only_epsilons_that_both_tried_are_compared(epsilons, state):
-    weak, strong = (
-        outcome("x", [at] * 6, epsilons=own) for at, own in ((0.1, (0.1, 0.3)), (INF, epsilons))
-    )
+    weak = outcome("x", [0.1] * 6, epsilons=(0.1, 0.3))
+    strong = outcome("x", [INF] * 6, epsilons=epsilons)
     assert checks.weaker_breaks_no_more(weak, strong, reason="r").state == state  # p = 2 / 2^6
 
 
 def test_checks_of_outcomes():
     assert checks.never_rises(outcome("a", [0, 0.1, 0.2, INF])).state == "passed"
     assert checks.never_rises(outcome("a", [INF] * 8)).state == "inconclusive"
-    for broken_at, found in (
+    for broken_at, expected in (
         ([0, 0.1, 0.3], ("passed", 0, 2)),
         ([0, 0], ("inconclusive", 0, 0)),
         ([0, 0.1, INF], ("failed", 1, 2)),
     ):
         check = checks.every_image_broken(outcome("cw", broken_at))
-        assert (check.state, check.against, check.of) == found
+        assert (check.state, check.against, check.of) == expected
     above = torch.tensor([0.2, INF, 0.1])
     never = torch.full((3,), INF)
     for first, second, state in (

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import vitlens
 from tests.kit.lens import calls_of
+from tests.kit.select import values_of
 from tests.kit.tiny import (
     images,
     model_of,
@@ -45,11 +46,12 @@ from vitlens.errors import InputError, UnsupportedError
     [
         (partial(shared_model, "cait"), (1, 2), 2),
         (partial(shared_model, "siglip"), (1, 2), 2),
+        # more images than go at once
         (
             partial(ours, registers=3, size=(64, 96), patch_size=(4, 4)),
             (1, 2),
             9,
-        ),  # more images than go at once
+        ),
         (WINDOWED["swin"], (0, 0), 2),
         *(
             (WINDOWED[name], (9, 9), 2)
@@ -61,12 +63,16 @@ def test_row_and_column_of_a_patch(make, patch, count):
     """After merging, of the patch that contains it; not of layers whose query is no patch."""
     model = make()
     batch = images(model.input_size, batch=count)
-    full = [
-        unwindow(call.placed(), call.site.windows) if call.site.windows else call.weights()
-        for call in calls_of(model, batch)
-        if call.site.kind != "class"
-    ]
-    looks, seen = (patch_views(model, batch, side=side, patch=patch) for side in ("query", "key"))
+    full = []
+    for call in calls_of(model, batch):
+        if call.site.kind == "class":
+            continue
+        if call.site.windows:
+            full.append(unwindow(call.placed(), call.site.windows))
+        else:
+            full.append(call.weights())
+    looks = patch_views(model, batch, side="query", patch=patch)
+    seen = patch_views(model, batch, side="key", patch=patch)
     grids = [
         look.site.windows.resolution if look.site.windows else model.layout.grid for look in looks
     ]
@@ -75,8 +81,8 @@ def test_row_and_column_of_a_patch(make, patch, count):
         token = weights.shape[-1] - grid[0] * grid[1] + where[0] * grid[1] + where[1]
         for view, line in ((look, weights[:, :, token]), (see, weights[..., token])):
             assert (view.patch, view.maps.shape[2:]) == (where, grid)
-            found = torch.cat([view.prefix, view.maps.flatten(2)], -1)
-            torch.testing.assert_close(found, line, atol=1e-6, rtol=0)
+            row_and_column = torch.cat([view.prefix, view.maps.flatten(2)], -1)
+            torch.testing.assert_close(row_and_column, line, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +115,7 @@ def test_a_patch_that_is_not_there_is_refused():
 def meets(
     one: tuple[int, int], other: tuple[int, int], *, shift: int, side: int, window: int = 4
 ) -> bool:
-    """Whether two patches share a window of the shifted map, without crossing its seam."""
+    """Return True if two patches share a window of the shifted map without crossing its seam."""
     places = [tuple((axis - shift) % side for axis in patch) for patch in (one, other)]
     near = all(a - b == p - q for a, b, p, q in zip(*places, one, other))
     return near and all(a // window == b // window for a, b in zip(*places))
@@ -120,54 +126,46 @@ PATCHES = [(row, column) for row in range(16) for column in range(16)]
 
 @pytest.mark.parametrize("name", ["swin", "torchvision-swin"])
 def test_pairs_reach_and_parts_by_loops(name):
-    plain, shifted = (
-        {(a, b) for a in PATCHES for b in PATCHES if meets(a, b, shift=step, side=16)}
-        for step in (0, 2)
-    )
-    through = {
-        a: {c for b in PATCHES if (a, b) in shifted for c in PATCHES if (b, c) in plain}
-        for a in PATCHES
-    }
+    plain = {(a, b) for a in PATCHES for b in PATCHES if meets(a, b, shift=0, side=16)}
+    shifted = {(a, b) for a in PATCHES for b in PATCHES if meets(a, b, shift=2, side=16)}
+    through = {patch: set() for patch in PATCHES}
+    for first, middle in shifted:
+        through[first] |= {last for start, last in plain if start == middle}
     first, second, third, fourth = layers = window_layers(shared_model(name), images())
     assert (
-        [layer.shift for layer in layers[:2]]
-        == [layer.windows.shift for layer in layers[2:]]
-        == [(0, 0), (2, 2)]
+        values_of(layers[:2], "shift") == values_of(layers[2:], "windows.shift") == [(0, 0), (2, 2)]
     )
     assert (first.pairs, first.new, first.padding) == (len(plain), None, 0) == (256 * 16, None, 0)
     assert (second.pairs, second.new) == (len(shifted), len(shifted - plain))
     assert third.new is None  # the first layer after merging
     assert fourth.new > 0
     assert len(first.part.unique()) == 16
-    assert (
-        len(second.part.unique()) == 25
-    )  # 3x3 whole windows, and 16 parts of those that the map's end cuts
+    # 3x3 whole windows, and 16 parts of those that the map's end cuts
+    assert len(second.part.unique()) == 25
     assert first.reach == third.reach == 16.0
     every = torch.arange(0, 256, 4)
     assert second.reach == pytest.approx(
         sum(len(through[PATCHES[int(i)]]) for i in every) / len(every)
     )
-    found = reached([first, second], torch.tensor([5 * 16 + 6]))[0]
-    assert {PATCHES[int(index)] for index in found.nonzero()} == through[5, 6]
+    reach = reached([first, second], torch.tensor([5 * 16 + 6]))[0]
+    assert {PATCHES[int(index)] for index in reach.nonzero()} == through[5, 6]
 
 
 def test_without_shift_nothing_new_is_connected():
     layers = window_layers(our_swin(shift=False), images())
-    assert [layer.new for layer in layers] == [None, 0, None, 0]
-    assert [layer.reach for layer in layers] == [16.0] * 4
+    assert values_of(layers, "new") == [None, 0, None, 0]
+    assert values_of(layers, "reach") == [16.0] * 4
 
 
 def test_padding_is_no_patch_and_one_window_is_not_shifted():
     (first, second, *_) = window_layers(our_swin(size=(18, 24)), images((18, 24)))  # maps of 9 x 12
     assert first.padding == second.padding == 12 * 12 - 9 * 12
-    assert (
-        first.pairs == 16 * 16 * 6 + 4 * 4 * 3
-    )  # two rows of whole windows; one row of patches is left
+    # two rows of whole windows; one row of patches is left
+    assert first.pairs == 16 * 16 * 6 + 4 * 4 * 3
     assert (first.part.shape, second.shift) == ((9, 12), (2, 2))
-    layers = window_layers(torchvision_swin((8, 16)), images((8, 16)))[
-        :2
-    ]  # maps of 4 x 8 in windows of 4 x 4
-    assert [layer.shift for layer in layers] == [(0, 0), (0, 2)]
+    # maps of 4 x 8 in windows of 4 x 4
+    layers = window_layers(torchvision_swin((8, 16)), images((8, 16)))[:2]
+    assert values_of(layers, "shift") == [(0, 0), (0, 2)]
     with pytest.raises(UnsupportedError, match="try swin-micro"):
         window_layers(ours(), images((32, 48)))
 
@@ -184,7 +182,8 @@ def test_nothing_passes_through_padding():
         ):
             met.add((int(layer.places[window, query]), int(layer.places[window, key])))
     for patch in (0, 76, 152):
-        expected = {c for a, b in edges[1] if a == patch for b2, c in edges[0] if b2 == b}
+        middles = {end for start, end in edges[1] if start == patch}
+        expected = {end for start, end in edges[0] if start in middles}
         assert (
             set(reached(layers, torch.tensor([patch]))[0].nonzero().flatten().tolist()) == expected
         )
@@ -200,18 +199,19 @@ def test_attention_moved_by_its_total_variation_and_only_from_the_changed_block_
     for parameter in swins[1].module.parameters():
         parameter.data.mul_(1.5)
     same, moved = attention_moved(vit, [vit, other], digits)
-    assert all(not layer.any() for layer in same)
+    for layer in same:
+        assert not layer.any()
     assert [bool(layer.any()) for layer in moved] == [False] * 4 + [
         True
     ] * 2  # its MLP is read by the next block
     (in_windows,) = attention_moved(swins[0], [swins[1]], digits)
-    for found, models in ((moved, (vit, other)), (in_windows, swins)):
+    for changes, models in ((moved, (vit, other)), (in_windows, swins)):
         for layer, (one, two) in enumerate(
             zip(*(vitlens.attention(model, digits) for model in models))
         ):
             variation = (one - two).clamp_min(0).sum(-1).mean(-1)  # (images x windows, heads)
             expected = variation.view(17, -1, variation.shape[1]).mean(1)
-            torch.testing.assert_close(found[layer], expected, atol=1e-6, rtol=1e-4)
+            torch.testing.assert_close(changes[layer], expected, atol=1e-6, rtol=1e-4)
     with pytest.raises(InputError, match="of one architecture at one image size"):
         attention_moved(vit, [ours(size=(32, 32), depth=6)], digits)
 
@@ -219,41 +219,43 @@ def test_attention_moved_by_its_total_variation_and_only_from_the_changed_block_
 def pairs(
     similarity: Tensor, patch: tuple[int, int], keep: Callable[[int, int], bool]
 ) -> list[tuple[float, float]]:
-    """The similarities of the pairs of 3 x 4 patches, and minus their distances in pixels."""
-    found = []
+    """Return the similarities of pairs of 3 x 4 patches with minus their distances in pixels."""
+    values = []
     for i in range(12):
         for j in range(i):
             down = i // 4 - j // 4
             right = i % 4 - j % 4
             if keep(down, right):
-                found.append(
+                values.append(
                     (
                         float(similarity[i, j]),
                         -(((down * patch[0]) ** 2 + (right * patch[1]) ** 2) ** 0.5),
                     )
                 )
-    return list(zip(*found))
+    return list(zip(*values))
 
 
 @pytest.mark.parametrize("patch", [(4, 4), (4, 8)])
 def test_the_order_of_positions_is_spearmans_and_pearsons_over_pairs(patch):
-    own = ours(size=(3 * patch[0], 4 * patch[1]), patch_size=patch, pooling="mean", depth=1).layout
+    layout = ours(
+        size=(3 * patch[0], 4 * patch[1]), patch_size=patch, pooling="mean", depth=1
+    ).layout
     vectors = F.normalize(torch.randn(12, 6, generator=torch.Generator().manual_seed(0)), dim=1)
     similarity = vectors @ vectors.T
-    kept = (lambda *_: True, lambda down, _: down == 0, lambda _, right: right == 0)
-    by_hand = [pairs(similarity, patch, keep) for keep in kept]
-    assert rank_correlation(similarity, own) == pytest.approx(
-        [stats.spearmanr(*each).statistic for each in by_hand]
+    conditions = (lambda *_: True, lambda down, _: down == 0, lambda _, right: right == 0)
+    by_hand = [pairs(similarity, patch, keep) for keep in conditions]
+    assert rank_correlation(similarity, layout) == pytest.approx(
+        [stats.spearmanr(*values).statistic for values in by_hand]
     )
-    assert distance_correlation(similarity, own) == pytest.approx(
+    assert distance_correlation(similarity, layout) == pytest.approx(
         -stats.pearsonr(*by_hand[0]).statistic, abs=1e-6
     )
     x = torch.arange(12) % 4
     only_columns = torch.exp(-((x[:, None] - x) ** 2).float())  # all patches of one column alike
-    assert rank_correlation(only_columns, own)[1:] == (pytest.approx(1.0), None)
+    assert rank_correlation(only_columns, layout)[1:] == (pytest.approx(1.0), None)
     assert (
-        *rank_correlation(torch.ones(12, 12), own),
-        distance_correlation(torch.ones(12, 12), own),
+        *rank_correlation(torch.ones(12, 12), layout),
+        distance_correlation(torch.ones(12, 12), layout),
     ) == (None,) * 4
     two = ours(size=(4, 8), patch_size=(4, 4), pooling="mean", depth=1).layout
     assert (*rank_correlation(torch.eye(2), two), distance_correlation(torch.eye(2), two)) == (

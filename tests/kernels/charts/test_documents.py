@@ -11,34 +11,33 @@ from matplotlib.figure import Figure
 from tests.kit.axes import array, cut_off, shown
 from tests.kit.commands import ran
 from tests.kit.making import save, untrained
+from tests.kit.select import select_one
 from vitlens.commands.registry import COMMANDS
 from vitlens.uncertainty import wilson
 
 
 def figure_of(record, name: str) -> Figure:
-    """A figure of a record's report."""
-    (figure,) = [
-        each for each in COMMANDS[record.command].report(record).figures if each.name == name
-    ]
+    """Return a figure of a record's report."""
+    figure = select_one(COMMANDS[record.command].report(record).figures, name=name)
     return figure.draw()
 
 
 def confusions(golden, counts):
-    """An evaluation with these counts (class, prediction)."""
+    """Return an evaluation with these counts (class, prediction)."""
     record = golden("evaluate").record
     kinds = record.contents().tables
     model = record.aliases[0]
     names = [f"class {index}" for index in range(len(counts))]
-    found = [
+    cells_of = [
         kinds["confusion"](model, names[row], names[column], int(counts[row, column]))
         for row, column in np.argwhere(counts)
     ]
     rows = [
-        kinds["per_class"](model, name, int(own.sum()), wilson(1, 2))
-        for name, own in zip(names, counts)
+        kinds["per_class"](model, name, int(counts_of.sum()), wilson(1, 2))
+        for name, counts_of in zip(names, counts)
     ]
     config = replace(record.config, models=record.config.models[:1])
-    return replace(record, config=config, confusion=tuple(found[::-1]), per_class=tuple(rows))
+    return replace(record, config=config, confusion=tuple(cells_of[::-1]), per_class=tuple(rows))
 
 
 def test_confusions_are_counts_coloured_by_the_share_of_their_class(golden):
@@ -71,13 +70,13 @@ def test_bins_have_the_interval_of_their_accuracy_and_empty_ones_are_left_out(go
     points = [container.lines[0].get_xydata().tolist() for container in axes.containers]
     assert points == [[[90, 75]], [[50, 100]]]
     intervals = [container.lines[2][1].get_segments()[0][:, 1] for container in axes.containers]
-    for found, expected in zip(intervals, (wilson(30, 40), wilson(60, 60))):
-        np.testing.assert_allclose(sorted(found), [100 * expected.low, 100 * expected.high])
+    for interval, expected in zip(intervals, (wilson(30, 40), wilson(60, 60))):
+        np.testing.assert_allclose(sorted(interval), [100 * expected.low, 100 * expected.high])
 
 
 @pytest.fixture(scope="module")
 def swin(pictures, tmp_path_factory):
-    """The attention of an untrained Swin: windows of 4x4 patches, shifted in every second layer."""
+    """Return the attention of an untrained Swin, with windows of 4x4 patches."""
     folder = tmp_path_factory.mktemp("swin")
     shape = {"dim": 16, "depths": [2, 2], "heads": [2, 2]}
     save(
@@ -139,15 +138,15 @@ def test_heads_stand_where_their_labels_say(golden, layers, heads):
     maps = np.zeros((layers, len(record.maps.pixels), heads, 4, 4))
     maps[...] = (0.1 * np.arange(layers)[:, None] + 0.01 * np.arange(heads))[:, None, :, None, None]
     rows = tuple(replace(record.layers[0], layer=layer) for layer in range(layers))
-    given = replace(
+    reordered = replace(
         record, layers=rows, maps=replace(record.maps, layer=dict(enumerate(maps)), rollout=None)
     )
-    figure = figure_of(given, "heads")
+    figure = figure_of(reordered, "heads")
     _image, *cells = shown(figure)
-    wanted = 10 * np.arange(layers)[:, None] + np.arange(heads)
+    expected = 10 * np.arange(layers)[:, None] + np.arange(heads)
     drawn = np.array([array(axes)[0, 0] for axes in cells])
     across = layers > 2 * heads
-    np.testing.assert_allclose(drawn, (wanted.T if across else wanted).ravel(), atol=1e-4)
+    np.testing.assert_allclose(drawn, (expected.T if across else expected).ravel(), atol=1e-4)
     columns = [axes.get_title().split("\n")[0] for axes in figure.axes if axes.get_title()]
     assert columns == ["image", *(("layer 0", "1", "2", "3", "4") if across else ("head 0", "1"))]
 
@@ -157,16 +156,18 @@ def test_a_patch_is_outlined_in_the_image_and_in_each_map_of_its_own_grid(golden
     (first, second), view = record.query, record.views["query"]
     coarse = view.mean[1].reshape(-1, 2, 2, 2, 2).mean((2, 4))  # as of a later stage
     second = replace(second, row=0, column=1, grid=(2, 2))
-    given = {
+    views = {
         "query": (first, second),
         "views": {"query": replace(view, mean={**view.mean, 1: coarse})},
     }
-    panels = shown(figure_of(replace(record, **given), "query"))
-    for axes, own in zip(panels, 3 * (first, first, second), strict=True):  # of three images
-        side = np.array([axes.get_xlim()[1] / own.grid[1], axes.get_ylim()[0] / own.grid[0]])
+    panels = shown(figure_of(replace(record, **views), "query"))
+    for axes, panel in zip(panels, 3 * (first, first, second), strict=True):  # of three images
+        side = np.array([axes.get_xlim()[1] / panel.grid[1], axes.get_ylim()[0] / panel.grid[0]])
         ends = axes.collections[-1].get_paths()[0].get_extents()
-        np.testing.assert_allclose([ends.x0, ends.y0], side * (own.column, own.row), atol=1)
-        np.testing.assert_allclose([ends.x1, ends.y1], side * (own.column + 1, own.row + 1), atol=1)
+        np.testing.assert_allclose([ends.x0, ends.y0], side * (panel.column, panel.row), atol=1)
+        np.testing.assert_allclose(
+            [ends.x1, ends.y1], side * (panel.column + 1, panel.row + 1), atol=1
+        )
 
 
 def test_one_head_step_by_step(golden):
@@ -186,8 +187,8 @@ def test_one_head_step_by_step(golden):
     masked = np.where(np.arange(len(head.scores)) == 3, -np.inf, head.scores)
     scores, *_ = figure_of(replace(record, head=replace(head, scores=masked)), "weights").axes
     assert np.ma.getmaskarray(scores.images[0].get_array())[0].nonzero()[0].tolist() == [3]  # white
-    known = np.abs(masked[np.isfinite(masked)])
-    assert scores.images[0].norm.vmax == pytest.approx(np.percentile(known, 99.5), rel=1e-5)
+    finite = np.abs(masked[np.isfinite(masked)])
+    assert scores.images[0].norm.vmax == pytest.approx(np.percentile(finite, 99.5), rel=1e-5)
     matrix, over, *_ = figure_of(record, "row").axes
     assert (matrix.patches[-1].get_y(), matrix.patches[-1].get_height()) == (row.query - 0.5, 1)
     patches = head.weights[row.query, len(row.prefix) :].reshape(row.grid)
@@ -199,12 +200,12 @@ def test_one_head_step_by_step(golden):
     expected = colormaps["viridis"](scale(np.kron(patches, np.ones(row.patch_size))))[..., :3]
     np.testing.assert_allclose(colours, expected, atol=0.02)
     queries, keys, values = figure_of(record, "queries_keys").axes[:3]
-    for axes, own, token in (
+    for axes, step_values, token in (
         (queries, head.queries, row.query),
         (keys, head.keys, row.key),
         (values, head.values, 0),
     ):
-        np.testing.assert_allclose(array(axes), own, rtol=1e-5)
+        np.testing.assert_allclose(array(axes), step_values, rtol=1e-5)
         assert [patch.get_y() for patch in axes.patches] == (
             [] if axes is values else [token - 0.5]
         )
@@ -221,15 +222,17 @@ def test_patches_in_another_order_are_moved_whole(golden):
     record = golden("walkthrough").record
     patches = int(np.prod(record.row.grid))
     order = np.random.default_rng(0).permutation(patches)
-    given = replace(record, head=replace(record.head, order=order))
-    first, moved, *_ = shown(figure_of(given, "without_positions"))
+    moved_record = replace(record, head=replace(record.head, order=order))
+    first, moved, *_ = shown(figure_of(moved_record, "without_positions"))
     side = array(first).shape[0] // record.row.grid[0]
 
     def cells(axes):
-        own = array(axes)
+        pixels = array(axes)
         rows, columns = record.row.grid
         return (
-            own.reshape(rows, side, columns, side, 3).swapaxes(1, 2).reshape(patches, side, side, 3)
+            pixels.reshape(rows, side, columns, side, 3)
+            .swapaxes(1, 2)
+            .reshape(patches, side, side, 3)
         )
 
     np.testing.assert_array_equal(cells(moved), cells(first)[order])

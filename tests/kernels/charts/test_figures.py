@@ -60,34 +60,37 @@ def test_neither_user_settings_nor_threads_nor_errors_change_a_figure_or_stay():
 
 def test_names_are_written_as_they_are_and_numbers_as_formulas(tmp_path):
     names = ["$x^2$", "$\\nocommand$", "\x1b[31m", "\U000ffff0", said(name="a*b`c")]
-    shown = ["$x^2$", "$\\nocommand$", "\\x1b[31m", "\\U000ffff0", "a*b`c"]
+    odd_names = ["$x^2$", "$\\nocommand$", "\\x1b[31m", "\\U000ffff0", "a*b`c"]
     rows = [Row(name, at + 1.0, 1000.0**at) for at, name in enumerate(names)]
-    listed, named = (
-        draw(rows, " ".join(names))
-        for draw in (lines("x", "y", of="name", log=True), bars("name", "x"))
-    )
-    for figure in (listed, named):
-        figure.savefig(
-            tmp_path / "a.png"
-        )  # an unknown command, or a lacking glyph, would be an error
-        assert figure.get_suptitle() == " ".join(shown)
-    assert [text.get_text() for text in listed.legends[0].get_texts()] == shown
+    listed = lines("x", "y", of="name", log=True)(rows, " ".join(names))
+    scatter = bars("name", "x")(rows, " ".join(names))
+    for figure in (listed, scatter):
+        # an unknown command, or a lacking glyph, would be an error
+        figure.savefig(tmp_path / "a.png")
+        assert figure.get_suptitle() == " ".join(odd_names)
+    assert [text.get_text() for text in listed.legends[0].get_texts()] == odd_names
     assert [
-        label.get_text().replace("\\$", "$") for label in named.axes[0].get_yticklabels()
-    ] == shown
+        label.get_text().replace("\\$", "$") for label in scatter.axes[0].get_yticklabels()
+    ] == odd_names
     labels = listed.axes[0].get_yticklabels()
     assert any("10^" in label.get_text() and label.get_parse_math() for label in labels)
 
 
 def cloud(count: int = 60, classes: int = 3, **changes: object) -> Cloud:
-    made = {
+    defaults = {
         "labels": np.arange(count) % classes,
         "wrong": np.arange(count) < 5,
         "by": "by the model",
     }
     points = np.random.default_rng(0).normal(size=(count, 2))
     return Cloud(
-        **{"title": "t-SNE", "points": points, "classes": ("cat", "dog", "owl"), **made, **changes}
+        **{
+            "title": "t-SNE",
+            "points": points,
+            "classes": ("cat", "dog", "owl"),
+            **defaults,
+            **changes,
+        }
     )
 
 
@@ -113,13 +116,12 @@ def test_classes_are_named_and_errors_marked():
 def test_a_class_has_one_colour_in_all_panels_and_the_list():
     some = cloud(2, points=np.ones((2, 2)), labels=np.array([2, 2]), wrong=None)
     figure = feature_space([cloud(6, wrong=None), some], "space")
-    whole, part = (axes.collections[0].get_facecolors() for axes in figure.axes)
-    np.testing.assert_array_equal(part, np.stack([whole[2], whole[5]]))
+    all_colours, part = (axes.collections[0].get_facecolors() for axes in figure.axes)
+    np.testing.assert_array_equal(part, np.stack([all_colours[2], all_colours[5]]))
     assert listed(figure) == ["cat", "dog", "owl"]
-    assert to_rgb(figure.legends[0].legend_handles[2].get_color()) == tuple(whole[2][:3])
-    apart = np.array(
-        [[0.0, 0.0], [0.01, 0.0], [1.0, 1.0]]
-    )  # names that would lie on each other are left to the list
+    assert to_rgb(figure.legends[0].legend_handles[2].get_color()) == tuple(all_colours[2][:3])
+    # names that would lie on each other are left to the list
+    apart = np.array([[0.0, 0.0], [0.01, 0.0], [1.0, 1.0]])
     figure = feature_space([cloud(3, points=apart, wrong=None)], "space")
     assert [text.get_text() for text in figure.axes[0].texts] == ["cat", "owl"]
 
@@ -136,15 +138,14 @@ def test_many_classes_are_right_or_wrong_and_without_labels_points_are_grey():
 def test_thumbnails_stand_in_place_of_points():
     pictures = np.zeros((8, 3, 16, 8))
     pictures[:, 1] = np.linspace(0, 1, 8)[:, None, None]
-    whole = cloud(16, 2, points=np.stack([np.arange(16) / 2, np.zeros(16)], 1))
+    full = cloud(16, 2, points=np.stack([np.arange(16) / 2, np.zeros(16)], 1))
     chosen = np.arange(0, 16, 2)
-    (axes,) = feature_space([whole.with_thumbnails(chosen, pictures)], "space").axes
-    assert [box.xy for box in axes.artists] == [tuple(point) for point in whole.points[chosen]]
+    (axes,) = feature_space([full.with_thumbnails(chosen, pictures)], "space").axes
+    assert [box.xy for box in axes.artists] == [tuple(point) for point in full.points[chosen]]
     for box, picture in zip(axes.artists, pictures):
         np.testing.assert_array_equal(box.offsetbox.get_data(), picture.transpose(1, 2, 0))
-        assert box.offsetbox.get_zoom() == pytest.approx(
-            44 / 16 / 2
-        )  # of the longer side, 44 px at 200 dots an inch
+        # of the longer side, 44 px at 200 dots an inch
+        assert box.offsetbox.get_zoom() == pytest.approx(44 / 16 / 2)
     assert axes.get_title() == "8 of them as thumbnails"
 
 
@@ -156,8 +157,8 @@ def test_arcs_from_patch_to_patch():
     figure = correspondences(
         2 * [Matches("cats", picture, picture, sources, targets, similarity, (2, 3))], "Matches"
     )
-    left, right, *others = figure.axes
-    assert len(others) == 2
+    left, right, *arrows = figure.axes
+    assert len(arrows) == 2
     for axes, places in ((left, sources), (right, targets)):
         np.testing.assert_allclose(
             [line.get_xydata()[0] for line in axes.lines], places[:, ::-1] + 0.5
@@ -174,7 +175,7 @@ def test_patches_are_coloured_by_place_and_drawn_as_pictures():
     points = np.array([[0, 0], [1, 1], [0.95, 0.95], [0, 1], [0.02, 0.98], [0.5, 0.5]])
     blue = np.zeros((2, 3, 8, 8))
     blue[:, 2] = 1
-    shown = PatchMap(
+    patches = PatchMap(
         model="m",
         points=points,
         content=points[::-1],
@@ -185,14 +186,14 @@ def test_patches_are_coloured_by_place_and_drawn_as_pictures():
         pixels=blue,
     )
     figure = patch_map(
-        [shown], "The patch embeddings of a-vision-transformer, before any attention"
+        [patches], "The patch embeddings of a-vision-transformer, before any attention"
     )
     left, right = figure.axes[:2]
     colours = left.collections[0].get_facecolors()[:, :3]
     np.testing.assert_allclose(colours, place_colours(places, (2, 3)))
     assert len({tuple(colour) for colour in colours}) == 6
-    np.testing.assert_allclose(right.collections[0].get_offsets(), shown.content)
-    assert [box.xy for box in right.artists] == [tuple(shown.content[at]) for at in (1, 4)]
+    np.testing.assert_allclose(right.collections[0].get_offsets(), patches.content)
+    assert [box.xy for box in right.artists] == [tuple(patches.content[at]) for at in (1, 4)]
     (key,) = left.child_axes
     np.testing.assert_allclose(
         key.images[0].get_array()[1, 2], place_colours(np.array([[1, 2]]), (2, 3))[0]

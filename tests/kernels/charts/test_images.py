@@ -23,7 +23,7 @@ def random() -> np.random.Generator:
 
 
 def large(values, size, *, smooth=True):
-    """A map at an image's size, by torch."""
+    """Enlarge a map to an image's size by torch."""
     mode = {"mode": "bilinear", "align_corners": False} if smooth else {"mode": "nearest"}
     return torch.nn.functional.interpolate(torch.from_numpy(values)[None, None], size, **mode)[
         0, 0
@@ -31,22 +31,22 @@ def large(values, size, *, smooth=True):
 
 
 def halves() -> np.ndarray:
-    """Positive on the left, negative on the right."""
+    """Return a map that is positive on the left and negative on the right."""
     values = np.zeros((4, 4))
     values[:, 0], values[:, 3] = 3.0, -3.0
     return values
 
 
 @pytest.mark.parametrize(
-    ("given", "below", "frame"),
+    ("prediction", "below", "frame"),
     [
         (("cat", 0.5, "cat"), "✓ cat, 50 %", RIGHT),
         (("dog", 1, None), "dog, 100 %", None),
         (("a long name of a dog", 1, "cat"), "✗ a long name of…\n100 %\nis cat", WRONG),
     ],
 )
-def test_right_and_wrong_by_colour_and_symbol(given, below, frame):
-    picture = Picture.predicted(FLAT, *given, row="r")
+def test_right_and_wrong_by_colour_and_symbol(prediction, below, frame):
+    picture = Picture.predicted(FLAT, *prediction, row="r")
     (axes,) = images()([picture], "a title").axes
     assert picture.below == below
     assert axes.get_xlabel().replace("\u00a0", " ").split() == below.split()
@@ -67,8 +67,8 @@ def test_a_page_holds_every_row_and_column_and_cuts_nothing_off(count, maps, und
         rows.append(Picture(image, row=row, column="image" if maps else "", below=below))
         every = random.uniform(size=(maps, 4, 6))
         rows += [
-            Picture(image, own, row, f"map {k}", signed=under or None)
-            for k, own in enumerate(every)
+            Picture(image, values, row, f"map {k}", signed=under or None)
+            for k, values in enumerate(every)
         ]
     figure = images(scale="joint", label="share", under=under)(rows, "Maps by method")
     assert not cut_off(figure)
@@ -88,9 +88,13 @@ def test_of_more_columns_than_fit_each_map_has_its_panel(random):
     cells = []
     for at, name in enumerate("ab"):
         cells += [Picture(image, row=name, column="image")]
-        cells += [Picture(image, own[at], name, f"map {number}") for number, own in enumerate(maps)]
+        cells += [
+            Picture(image, values[at], name, f"map {number}") for number, values in enumerate(maps)
+        ]
     axes = shown(images(scale="joint", smooth=False)(cells, "Maps"))
-    assert [array(each).max() > 0.6 for each in axes] == [number == 14 + 7 for number in range(28)]
+    assert [array(panel).max() > 0.6 for panel in axes] == [
+        number == 14 + 7 for number in range(28)
+    ]
 
 
 @pytest.mark.parametrize(("grid", "smooth"), [((3, 5), True), ((3, 5), False), ((1, 1), True)])
@@ -99,16 +103,16 @@ def test_a_map_over_an_image_is_the_one_that_torch_enlarges_on_a_scale_for_all(
 ):
     image = random.uniform(size=(3, 240, 260))
     maps = random.uniform(1, 2, (2, *grid))
-    cells = [Picture(image, own, column=str(at)) for at, own in enumerate(maps)]
+    cells = [Picture(image, values, column=str(at)) for at, values in enumerate(maps)]
     figure = images(scale="joint", smooth=smooth)(cells, "")
     low = maps.min()
     high = np.percentile(maps, 99.5)
-    for axes, own in zip(shown(figure), maps):
-        shares = np.clip((large(own, (240, 260), smooth=smooth) - low) / (high - low), 0, 1)
+    for axes, heat_map in zip(shown(figure), maps):
+        shares = np.clip((large(heat_map, (240, 260), smooth=smooth) - low) / (high - low), 0, 1)
         grey = np.tensordot(GREY, image, 1)[..., None]
         expected = (
             grey.repeat(3, -1)
-            if own.size == 1
+            if heat_map.size == 1
             else 0.35 * grey + 0.65 * colormaps["viridis"](shares)[..., :3]
         )
         np.testing.assert_allclose(array(axes), expected, atol=0.01)
@@ -117,13 +121,13 @@ def test_a_map_over_an_image_is_the_one_that_torch_enlarges_on_a_scale_for_all(
 def test_maps_of_their_own_scale_begin_at_zero():
     one = np.array([[0.25, 0.5]])
     other = np.array([[0.5, 1.0]])
-    cells = [Picture(FLAT, own, column=str(at)) for at, own in enumerate((one, other))]
-    own, same = map(array, shown(images(scale="own", smooth=False)(cells, "")))
-    np.testing.assert_allclose(own, same)
+    cells = [Picture(FLAT, values, column=str(at)) for at, values in enumerate((one, other))]
+    own_scale, same = map(array, shown(images(scale="own", smooth=False)(cells, "")))
+    np.testing.assert_allclose(own_scale, same)
     joint, different = map(array, shown(images(scale="joint", smooth=False)(cells, "")))
     assert np.abs(joint - different).max() > 0.1
     middle = colormaps["viridis"](0.5)[:3]
-    np.testing.assert_allclose(own[0, 0], 0.35 * 0.5 + 0.65 * np.array(middle), atol=0.01)
+    np.testing.assert_allclose(own_scale[0, 0], 0.35 * 0.5 + 0.65 * np.array(middle), atol=0.01)
 
 
 @pytest.mark.parametrize(("signed", "factor", "offset"), [(True, 1000, 0), (False, 1, 100)])
@@ -132,10 +136,8 @@ def test_maps_drawn_as_shares_have_no_unit_and_their_largest_values_hide_the_ima
 ):
     image = random.uniform(size=(3, 224, 224))
     values = halves() if signed else np.abs(halves())
-    one, other = (
-        array(shown(images()([Picture(image, each, signed=signed)], ""))[0])
-        for each in (values, factor * values + offset)
-    )
+    one = array(shown(images()([Picture(image, values, signed=signed)], ""))[0])
+    other = array(shown(images()([Picture(image, factor * values + offset, signed=signed)], ""))[0])
     np.testing.assert_allclose(one, other, atol=1e-9)
     shares = large(values / 3, (224, 224))
     grey = np.tensordot(GREY, image, 1)[..., None]
@@ -152,16 +154,17 @@ def test_the_object_is_outlined_and_the_highest_point_marked():
     values[0, 1, 1], values[1, 3, 3] = 1, 1
     cells = [Picture(image, column="image", mask=mask)]
     cells += [
-        Picture(image, own, column=str(hit), mask=mask, hit=hit)
-        for own, hit in zip(values, (True, False))
+        Picture(image, values, column=str(hit), mask=mask, hit=hit)
+        for values, hit in zip(values, (True, False))
     ]
     figure = images()([*cells, Picture(image, column="bare")], "Maps")
     first, hit, miss, bare = figure.axes
     assert [len(axes.collections) for axes in figure.axes] == [2, 2, 2, 0]  # white over black
     ends = first.collections[1].get_paths()[0].get_extents()
+    # of 224
     np.testing.assert_allclose(
         [ends.x0, ends.y0, ends.x1, ends.y1], [-0.5, -0.5, 111.5, 111.5], atol=0.6
-    )  # of 224
+    )
     for axes, place, colour in ((hit, 1.5 / 4, RIGHT), (miss, 3.5 / 4, WRONG)):
         (mark,) = axes.lines
         np.testing.assert_allclose(mark.get_xydata()[0] / 224, place, atol=0.12)
@@ -186,9 +189,9 @@ def test_a_map_that_says_nothing_is_not_drawn_and_a_reason_crosses_one_out_that_
         Picture(image, halves(), column="c", crossed="failed", signed=signed),
     ]
     axes = shown(images()(cells, "Maps"))
-    assert [len(crosses(each)) for each in axes] == [0, 2, 2]
-    assert [[text.get_text() for text in each.texts] for each in axes] == [[], [flaw], ["failed"]]
-    spread = [np.ptp(array(each), axis=2).max() for each in axes]
+    assert [len(crosses(panel)) for panel in axes] == [0, 2, 2]
+    assert [[text.get_text() for text in panel.texts] for panel in axes] == [[], [flaw], ["failed"]]
+    spread = [np.ptp(array(panel), axis=2).max() for panel in axes]
     assert spread[1] < 1e-9  # grey
     assert min(spread[0], spread[2]) > 0.1
     rounding = Picture(image, 3 + 1e-9 * halves())
@@ -207,7 +210,7 @@ def test_maps_alone_have_the_colours_of_their_numbers():
 
 
 def ends(low, high):
-    """Two values, each of half the cells."""
+    """Return a map of two values, each in half of the cells."""
     return np.repeat([low, high], 200).reshape(20, 20)
 
 
@@ -218,24 +221,27 @@ PEAK[3, 3] = 1
 @pytest.mark.parametrize(
     ("scale", "values", "ticks"),
     [
+        # on nothing a peak is not clipped away
         (
             "joint",
             PEAK,
             ["0", "0.2", "0.4", "0.6", "0.8", "1.0"],
-        ),  # on nothing a peak is not clipped away
+        ),
+        # clipped at 1.99
         (
             "joint",
             np.append(np.linspace(0, 2, 500), 90.0)[None],
             ["0", "0.5", "1.0", "1.5"],
-        ),  # clipped at 1.99
+        ),
         ("joint", ends(0.02, 21.04), ["0", "5", "10", "15", "20"]),  # no 5.26, 10.5, 15.8
         ("joint", ends(-2e-9, 3e-9), ["-2e-09", "-1e-09", "0", "1e-09", "2e-09", "3e-09"]),
         ("joint", np.array([[3.0, 3.0]]), ["3\nall\nequal"]),
+        # symmetric; the ends, rather than 0.4
         (
             "signed",
             np.array([[0.1, -0.5]]),
             ["-0.5", "0", "0.5"],
-        ),  # symmetric; the ends, rather than 0.4
+        ),
         ("signed", np.append(np.ones(60), 9.0)[None], ["≤ -1.0", "-0.5", "0", "0.5", "≥ 1.0"]),
         ("signed", np.array([[np.nan, 2.0]]), ["-2", "-1", "0", "1", "2"]),
     ],
@@ -249,10 +255,10 @@ def test_a_bar_says_its_range_at_round_numbers(scale, values, ticks):
 
 
 def test_changes_are_amplified_by_a_round_factor_within_the_colours():
-    found = [
+    factors = [
         amplification(np.array([[0.0, -largest]])) for largest in (0.5, 0.25, 8 / 255, 1 / 255, 0.0)
     ]
-    assert found == [1, 2, 10, 100, 1]
+    assert factors == [1, 2, 10, 100, 1]
 
 
 def colour_bars(figure):
@@ -282,11 +288,11 @@ def test_layers_that_are_dark_on_the_scale_of_all_say_their_largest_value():
     maps = {"0": np.full((4, 4), 0.01), "1": np.eye(4)}
     maps["0"][0, 0] = 0.1
     columns = images(scale="joint")(
-        [Picture(FLAT, each, "a", name) for name, each in maps.items()], ""
+        [Picture(FLAT, values, "a", name) for name, values in maps.items()], ""
     )
     titles = [axes.get_title() for axes in columns.axes if axes.images]
     assert ["0.1" in title for title in titles[:2]] == [True, False]
     rows = images(scale="joint")(
-        [Picture(FLAT, each, name, "a") for name, each in maps.items()], ""
+        [Picture(FLAT, values, name, "a") for name, values in maps.items()], ""
     )
     assert sum("0.1" in text.get_text() for text in rows.texts) == 1

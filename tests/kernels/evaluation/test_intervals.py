@@ -33,9 +33,8 @@ ANSWERS = np.array(
 SPREAD = np.random.default_rng(4).random((4, 30)) < np.linspace(0.1, 1, 30) * np.array(
     [[1.0], [0.9], [0.3], [0.5]]
 )
-BY_SEED = np.repeat(
-    [[True], [True], [True], [False], [True]], 20, axis=1
-)  # each is right on all images or on none
+# each is right on all images or on none
+BY_SEED = np.repeat([[True], [True], [True], [False], [True]], 20, axis=1)
 
 
 @pytest.mark.parametrize(
@@ -58,27 +57,26 @@ def test_the_mean_squares_are_those_of_a_table_worked_out_by_hand(answers, least
     freedoms = [seeds - 1, images - 1, (seeds - 1) * (images - 1)]
     squares = np.array([*between, (every**2).sum() - sum(between)]) / freedoms
     assert squares[least] == pytest.approx(squares.min(), abs=1e-12)
-    squares[2] = squares[
-        least
-    ]  # else the component of seeds or images is below 0: that of the others alone remains
+    # else the component of seeds or images is below 0: that of the others alone remains
+    squares[2] = squares[least]
     variance = squares[0] + squares[1] - squares[2]
-    freedom = variance**2 / sum(square**2 / each for square, each in zip(squares, freedoms))
-    found = accuracy_over_seeds(answers)
+    freedom = variance**2 / sum(square**2 / degrees for square, degrees in zip(squares, freedoms))
+    accuracy = accuracy_over_seeds(answers)
     half = np.sqrt(variance / table.size) * stats.t.ppf(0.975, freedom)
-    assert (found.value, found.n) == (pytest.approx(table.mean()), images)
-    assert found.value - found.low == pytest.approx(half, rel=1e-9)
-    assert found.high == pytest.approx(min(1, found.value + half), rel=1e-9)
+    assert (accuracy.value, accuracy.n) == (pytest.approx(table.mean()), images)
+    assert accuracy.value - accuracy.low == pytest.approx(half, rel=1e-9)
+    assert accuracy.high == pytest.approx(min(1, accuracy.value + half), rel=1e-9)
 
 
 def test_one_seed_has_wilsons_interval_and_mcnemars_test():
     first = ANSWERS[:1]
     second = ANSWERS[2:]
     assert accuracy_over_seeds(first) == wilson(6, 8)
-    found = difference_over_seeds(first, second)
-    assert found.p == mcnemar(2, 1)
-    assert found.estimate.value == pytest.approx(12.5)
-    assert found.estimate.unit == "points"
-    assert found.estimate.low < 12.5 < found.estimate.high
+    difference = difference_over_seeds(first, second)
+    assert difference.p == mcnemar(2, 1)
+    assert difference.estimate.value == pytest.approx(12.5)
+    assert difference.estimate.unit == "points"
+    assert difference.estimate.low < 12.5 < difference.estimate.high
 
 
 def test_without_a_spread_to_estimate_there_is_wilsons_interval_and_no_smallest_difference():
@@ -111,18 +109,18 @@ def test_seeds_are_the_unit_of_a_comparison_however_many_images():
     quantile = stats.t(expected.df).ppf
     error = (ends.high - ends.low) / 2 / quantile(0.975)
     for copies in (1, 10):
-        found = difference_over_seeds(np.tile(first, copies), np.tile(second, copies))
-        assert found.p == pytest.approx(expected.pvalue, rel=1e-6)
-        assert (found.estimate.low, found.estimate.high) == pytest.approx(
+        difference = difference_over_seeds(np.tile(first, copies), np.tile(second, copies))
+        assert difference.p == pytest.approx(expected.pvalue, rel=1e-6)
+        assert (difference.estimate.low, difference.estimate.high) == pytest.approx(
             (ends.low, ends.high), rel=1e-6
         )
         for level in (0.05, 0.05 / 8):
             smallest = error * (quantile(1 - level / 2) + quantile(0.8))
-            assert found.detectable(level) == pytest.approx(smallest, rel=1e-6)
-    assert found.detectable() == found.detectable(0.05)
+            assert difference.detectable(level) == pytest.approx(smallest, rel=1e-6)
+    assert difference.detectable() == difference.detectable(0.05)
     back = difference_over_seeds(second, first)
     assert (back.estimate.value, back.estimate.low) == pytest.approx(
-        (-found.estimate.value, -found.estimate.high)
+        (-difference.estimate.value, -difference.estimate.high)
     )
 
 
@@ -141,13 +139,15 @@ def test_each_rows_interval_and_p_value_are_those_it_has_alone(
     )
     low, high = intervals(values, groups=groups, seed=5)
     p = sign_flips(values, groups=groups, seed=5)
-    own = None if groups is None else groups.numpy()
-    for row, each in enumerate(values.numpy()):
-        alone = bootstrap_mean(each, groups=own, seed=5)
+    members = None if groups is None else groups.numpy()
+    for row, row_values in enumerate(values.numpy()):
+        alone = bootstrap_mean(row_values, groups=members, seed=5)
         assert (float(low[row]), float(high[row])) == pytest.approx(
             (alone.low, alone.high), abs=1e-12
         )
-        assert float(p[row]) == pytest.approx(sign_flip_test(each, groups=own, seed=5), abs=1e-12)
+        assert float(p[row]) == pytest.approx(
+            sign_flip_test(row_values, groups=members, seed=5), abs=1e-12
+        )
     assert resampled_means(values, draws=7).shape == (7, len(values))
 
 
@@ -183,7 +183,9 @@ def test_what_has_no_interval() -> None:
     with pytest.raises(InputError):
         sign_flips(noise(1, 2), groups=torch.zeros(3))
     for one in (intervals(noise(2, 1)), intervals(noise(2, 3), groups=torch.zeros(3))):
-        assert all(end.isnan().all() and end.shape == (2,) for end in one)
+        for end in one:
+            assert end.isnan().all()
+            assert end.shape == (2,)
 
 
 def test_a_rank_correlation_has_ties_at_their_mean_rank_and_is_undefined_of_equal_values() -> None:
@@ -191,5 +193,5 @@ def test_a_rank_correlation_has_ties_at_their_mean_rank_and_is_undefined_of_equa
     assert math.isnan(spearman(torch.ones(1, 1), torch.ones(1, 1)).item())
     ties = torch.tensor([[1.0, 2.0, 2.0, 5.0]]), torch.tensor([[3.0, 1.0, 4.0, 4.0]])
     assert spearman(*ties).item() == pytest.approx(
-        stats.spearmanr(*(each[0].numpy() for each in ties)).statistic
+        stats.spearmanr(*(tied[0].numpy() for tied in ties)).statistic
     )

@@ -23,20 +23,21 @@ def images_of(split: Split) -> Tensor:
 
 
 def of_pixels(images: Tensor, masks: Tensor | None = None) -> dict[str, Tensor]:
-    """Properties of changed images."""
+    """Measure the properties of changed images."""
     return properties(
         split_of(images.clamp(0, 1), torch.arange(len(images)) % 2, ("across", "down"), masks=masks)
     )
 
 
 def border(planes: Tensor) -> Tensor:
-    """Whether any pixel at the border is true."""
+    """Return True where any pixel at the border is true."""
     return torch.cat([planes[:, 0], planes[:, -1], planes[:, :, 0], planes[:, :, -1]], 1).any(1)
 
 
 def from_centre(images: Tensor) -> Tensor:
-    """Where the centre of what is brighter than the ground lies, down and right, px; bright pixels
-    left out.
+    """Return how far the centre of the bright part lies from that of the image, down and right, px.
+
+    Pixels brighter than the ground count; very bright pixels do not.
     """
     planes = luminance(images)
     inside = ((planes > 0.38) & (planes < 0.9)).float()
@@ -72,7 +73,7 @@ def test_moved_to_and_from_the_centre_with_a_control_around_it(scenes, sign):
 def test_moved_off_the_border_with_a_control_along_it(scenes):
     images, (changed, control) = images_of(scenes), edited(scenes, "border", -1)
     touching = border(scenes.masks)
-    edges = [border((luminance(each) - 0.3).abs() > 0.07) for each in (changed, control)]
+    edges = [border((luminance(pictures) - 0.3).abs() > 0.07) for pictures in (changed, control)]
     assert not edges[0].any()
     assert edges[1].sum() > 0.8 * touching.sum(), "but where the stripe at the border is a dark one"
     torch.testing.assert_close(changed[~touching], images[~touching], atol=1e-5, rtol=0)
@@ -83,10 +84,9 @@ def test_moved_off_the_border_with_a_control_along_it(scenes):
 def test_scaled_with_a_move_as_control(sign, least, most):
     pictures = pictures_of(vitlens.load_data("digits", limit=40))
     changed, control = CHANGES["size"](pictures, sign)
-    before, after, moved = (
-        ((images - pictures.ground).abs().amax(1) > 0.15).flatten(1).sum(1).sqrt()
-        for images in (pictures.images, changed, control)
-    )
+    before = ((pictures.images - pictures.ground).abs().amax(1) > 0.15).flatten(1).sum(1).sqrt()
+    after = ((changed - pictures.ground).abs().amax(1) > 0.15).flatten(1).sum(1).sqrt()
+    moved = ((control - pictures.ground).abs().amax(1) > 0.15).flatten(1).sum(1).sqrt()
     free = before < 18  # room to grow
     assert least < float((after / before)[free].mean()) < most
     assert float((moved / before).mean()) == pytest.approx(1, abs=0.05)
@@ -108,9 +108,12 @@ def test_pixels_change_nearly_as_much_as_those_of_a_control_that_keeps_the_prope
         smooth = transforms.gaussian_blur(split.source.pixels, [9, 9], [1.5, 1.5])
         split = split_of(smooth, split.labels, split.classes)
     images, (changed, control) = images_of(split), edited(split, name, sign)
-    size, control_size = ((each - images).abs().mean((1, 2, 3)) for each in (changed, control))
+    size = (changed - images).abs().mean((1, 2, 3))
+    control_size = (control - images).abs().mean((1, 2, 3))
     assert ((control_size > 0.6 * size) & (control_size < 1.1 * size)).all()
-    before, after, same = (of_pixels(each)[name] for each in (images, changed, control))
+    before = of_pixels(images)[name]
+    after = of_pixels(changed)[name]
+    same = of_pixels(control)[name]
     assert (after - before).mean() * sign > 4 * (same - before).abs().mean()
     assert 0 <= float(control.min()) <= float(control.max()) <= 1
 
@@ -118,10 +121,9 @@ def test_pixels_change_nearly_as_much_as_those_of_a_control_that_keeps_the_prope
 @pytest.mark.parametrize(("sign", "factor"), [(-1, 1 / 1.5), (1, 1.5)])
 def test_the_contrast_of_an_object_to_its_ground_changes_by_a_half(scenes, sign, factor):
     changed, control = edited(scenes, "object_contrast", sign)
-    before, after, same = (
-        of_pixels(each, scenes.masks)["object_contrast"]
-        for each in (images_of(scenes), changed, control)
-    )
+    before = of_pixels(images_of(scenes), scenes.masks)["object_contrast"]
+    after = of_pixels(changed, scenes.masks)["object_contrast"]
+    same = of_pixels(control, scenes.masks)["object_contrast"]
     dark = before < 0.2  # brighter ones reach white
     torch.testing.assert_close(after[dark], factor * before[dark], rtol=0.1, atol=5e-3)
     torch.testing.assert_close(same, before, rtol=0, atol=0.02)
@@ -135,24 +137,24 @@ def test_scenes_are_drawn_again_without_clutter_or_blurred_and_the_control_is_as
     assert torch.equal(changed, drawn.scenes.redrawn("without distractors").float() / 255)
     other = drawn.scenes.redrawn("other ground").float() / 255
     ground = ~drawn.masks
-    kept = [(control == each).all(1).all(1) for each in (other, images_of(drawn))]
-    assert (kept[0] | kept[1]).all(), "columns of another ground"
-    assert 0 < kept[0].float().mean() < 0.5
+    unchanged = [(control == background).all(1).all(1) for background in (other, images_of(drawn))]
+    assert (unchanged[0] | unchanged[1]).all(), "columns of another ground"
+    assert 0 < unchanged[0].float().mean() < 0.5
     edges = [
-        (each.diff(dim=3).abs().mean(1) * ground[:, :, 1:]).mean((1, 2))
-        for each in (control, images_of(drawn))
+        (pictures.diff(dim=3).abs().mean(1) * ground[:, :, 1:]).mean((1, 2))
+        for pictures in (control, images_of(drawn))
     ]
     torch.testing.assert_close(*edges, rtol=0.15, atol=0)
     split = squares(30, seed=1)
     changed, control = edited(split, "clutter", -1)
-    before, after, same = (
-        of_pixels(each, split.masks)["clutter"] for each in (images_of(split), changed, control)
-    )
+    before = of_pixels(images_of(split), split.masks)["clutter"]
+    after = of_pixels(changed, split.masks)["clutter"]
+    same = of_pixels(control, split.masks)["clutter"]
     assert after.mean() < 0.3 * before.mean()
     assert float(same.mean()) == pytest.approx(float(before.mean()), rel=0.15)
-    kept = split.masks[:, None].expand_as(changed)
+    unchanged = split.masks[:, None].expand_as(changed)
     for images in (changed, control):
-        assert torch.equal(images[kept], images_of(split)[kept])
+        assert torch.equal(images[unchanged], images_of(split)[unchanged])
 
 
 @pytest.mark.parametrize("name", [name for name in CHANGES if name != "mark"])
@@ -168,8 +170,8 @@ def test_a_control_changes_pixels_by_half_to_twice_as_much(name, masks):
     maps = torch.rand(60, 8, 8, generator=torch.Generator().manual_seed(0)) ** 3
     for sign in (-1, 1):
         size, control_size = (
-            float((each - images_of(split)).abs().mean())
-            for each in edited(split, name, sign, maps)
+            float((pictures - images_of(split)).abs().mean())
+            for pictures in edited(split, name, sign, maps)
         )
         assert 0.5 < control_size / size < 2
 
@@ -179,7 +181,9 @@ def test_a_light_from_one_side_keeps_the_mean_of_dark_images():
     brightness.
     """
     drawn = vitlens.load_data("digits", limit=60)
-    changed, control = (luminance(each).mean((1, 2)) for each in edited(drawn, "brightness", 1))
+    changed, control = (
+        luminance(pictures).mean((1, 2)) for pictures in edited(drawn, "brightness", 1)
+    )
     before = luminance(images_of(drawn)).mean((1, 2))
     assert (changed - before).min() > 0.1
     torch.testing.assert_close(control, before, atol=0.005, rtol=0)

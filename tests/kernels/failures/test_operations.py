@@ -28,19 +28,20 @@ def test_damage_grows_with_the_level_whatever_the_batch(kind, entry):
     before = smooth.clone()
     levels = entry.at((32, 48))
     operation = OPERATIONS[entry.operation]
-    found = [operation(smooth, level, KEYS).clamp(0, 1) for level in levels]
+    damaged = [operation(smooth, level, KEYS).clamp(0, 1) for level in levels]
     assert torch.equal(smooth, before)
-    distances = [float((one - smooth).square().mean()) for one in found]
+    distances = [float((one - smooth).square().mean()) for one in damaged]
     if entry is CORRUPTIONS.get(kind):
         assert distances == sorted(distances)
         assert distances[0] > 0
         assert len(levels) == len(SEVERITIES)
     else:
         assert len(levels) > 2
-        torch.testing.assert_close(found[0], smooth, atol=1e-6, rtol=0)
-        assert all(distance > 0 for distance in distances[1:])
+        torch.testing.assert_close(damaged[0], smooth, atol=1e-6, rtol=0)
+        for distance in distances[1:]:
+            assert distance > 0
     alone = operation(smooth[2:3], levels[2], KEYS[2:3]).clamp(0, 1)
-    torch.testing.assert_close(alone[0], found[2][2], atol=1e-6, rtol=0)
+    torch.testing.assert_close(alone[0], damaged[2][2], atol=1e-6, rtol=0)
 
 
 def test_noise_and_the_covered_square_are_as_large_as_they_say():
@@ -63,8 +64,10 @@ def test_shuffling_keeps_every_tile_in_an_order_of_its_own():
             part.unfold(1, 4, 4).unfold(2, 6, 6).permute(1, 2, 0, 3, 4).flatten(0, 1)
             for part in (before, after)
         ]
-        found = [{tuple(tile.flatten().tolist()) for tile in each} for each in tiles]
-        assert found[0] == found[1]
+        tile_sets = [
+            {tuple(tile.flatten().tolist()) for tile in image_tiles} for image_tiles in tiles
+        ]
+        assert tile_sets[0] == tile_sets[1]
         assert not torch.equal(before, after)
     image = IMAGES[:1].expand(8, -1, -1, -1)
     assert len({tuple(one.flatten().tolist()) for one in shuffled(image, 4, torch.arange(8))}) == 8
@@ -81,11 +84,14 @@ def test_covered_squares_have_the_mean_colour_stay_covered_and_are_off_the_grid_
     keys = torch.arange(64)
     mean = images.mean((2, 3))[:, :, None, None]
     gone = {share: (covered(images, share, keys) == mean).all(1) for share in (0.0, 0.5, 0.75, 1.0)}
-    for share, own in gone.items():
-        assert own.float().mean().item() == pytest.approx(share, abs=0.03 if 0 < share < 1 else 0)
+    for share, is_covered in gone.items():
+        assert is_covered.float().mean().item() == pytest.approx(
+            share, abs=0.03 if 0 < share < 1 else 0
+        )
     assert not (gone[0.5] & ~gone[0.75]).any()
-    whole = gone[0.5].unflatten(1, (-1, patch)).unflatten(3, (-1, patch)).float().mean((2, 4))
-    assert ((whole > 0) & (whole < 1)).any((1, 2)).all()  # every image has patches covered in part
+    shares = gone[0.5].unflatten(1, (-1, patch)).unflatten(3, (-1, patch)).float().mean((2, 4))
+    # every image has patches covered in part
+    assert ((shares > 0) & (shares < 1)).any((1, 2)).all()
 
 
 @pytest.mark.parametrize("cutoff", [0.0, 0.5])
@@ -104,13 +110,17 @@ def test_the_cut_off_is_where_it_says(across):
     """
 
     def grating(*size: int) -> torch.Tensor:
-        """Eight periods of a sine along one axis, around 0.5."""
+        """Draw eight periods of a sine along one axis, around 0.5."""
         wave = 0.5 + 0.4 * (16 * math.pi * torch.arange(size[across]) / size[across]).sin()
         return (wave[None] if across else wave[:, None]).expand(1, 3, *size).contiguous()
 
     image = grating(32, 32)
-    for name, cutoff, kept in (("low-pass", 0.5, 1), ("low-pass", 0.49, 0), ("high-pass", 0.49, 1)):
-        expected = image if kept else torch.full_like(image, 0.5)
+    for name, cutoff, is_kept in (
+        ("low-pass", 0.5, 1),
+        ("low-pass", 0.49, 0),
+        ("high-pass", 0.49, 1),
+    ):
+        expected = image if is_kept else torch.full_like(image, 0.5)
         torch.testing.assert_close(
             OPERATIONS[name](image, cutoff, KEYS), expected, atol=1e-5, rtol=0
         )
@@ -119,7 +129,7 @@ def test_the_cut_off_is_where_it_says(across):
 
 
 def made(alias: str, shares: list[float]) -> Corrupted:
-    """Right on the first share of 40 images, one share a kind, the same at all severities."""
+    """Return results that are right on the first share of 40 images, at all severities."""
     rows = torch.stack([torch.arange(40) < 40 * share for share in shares])
     return Corrupted(
         alias, rows[:, None].expand(len(CORRUPTIONS), len(SEVERITIES), 40).contiguous()
@@ -129,9 +139,9 @@ def made(alias: str, shares: list[float]) -> Corrupted:
 def test_mean_corruption_error_is_the_mean_of_ratios():
     vit = made("vit", [0.9, 0.8] + [0.5] * 5)
     cnn = made("cnn", [0.8, 0.2] + [0.5] * 5)
-    found = vit.relative_error(cnn)
-    assert found.value == pytest.approx((0.1 / 0.2 + 0.2 / 0.8 + 5) / 7)
-    assert found.low <= found.value <= found.high
+    error = vit.relative_error(cnn)
+    assert error.value == pytest.approx((0.1 / 0.2 + 0.2 / 0.8 + 5) / 7)
+    assert error.low <= error.value <= error.high
     assert cnn.relative_error(cnn).value == pytest.approx(1)
     assert made("cnn", [1.0] * 7).relative_error(vit).value == 0
     assert vit.relative_error(made("cnn", [1.0] * 7)) is None
@@ -147,11 +157,11 @@ def test_the_accuracy_lost_is_paired_by_image():
     """
     clean = torch.arange(400) % 10 > 0
     right = torch.arange(400) % 10 > 1
-    found = Corrupted("m", right.expand(len(CORRUPTIONS), len(SEVERITIES), 400))
-    lost = found.lost(clean)
+    corrupted = Corrupted("m", right.expand(len(CORRUPTIONS), len(SEVERITIES), 400))
+    lost = corrupted.lost(clean)
     assert (lost.value, lost.unit, lost.n) == (pytest.approx(10), "points", 400)
     assert 6 < lost.low < 10 < lost.high < 14
-    assert found.lost(right).value == found.lost(right).high == 0
+    assert corrupted.lost(right).value == corrupted.lost(right).high == 0
 
 
 def test_the_accuracy_of_a_model_falls_and_shares_of_the_images_agree():
@@ -161,14 +171,14 @@ def test_the_accuracy_of_a_model_falls_and_shares_of_the_images_agree():
     entries = [DISTURBANCES[kind] for kind in ("low-pass", "occlusion", "shuffle")]
     changes = [(way.operation, level) for way in entries for level in way.at(split.size)]
     keys = torch.arange(40)
-    mine = torch.arange(1, 40, 3)
-    whole = correct_after(model, split, changes, keys=keys, advance=done.append)
-    assert whole.shape == (len(changes), 40)
-    assert sum(done) == whole.numel()
+    indices = torch.arange(1, 40, 3)
+    complete = correct_after(model, split, changes, keys=keys, advance=done.append)
+    assert complete.shape == (len(changes), 40)
+    assert sum(done) == complete.numel()
     clean = vitlens.evaluate(model, split).correct
     for way in entries:
         first, *_, last = (row for row, (name, _) in enumerate(changes) if name == way.operation)
-        assert torch.equal(whole[first], clean)
-        assert whole[last].float().mean() < clean.float().mean() - 0.3
-    part = correct_after(model, split.pick(mine), changes, keys=keys[mine], batch_size=5)
-    assert (part == whole[:, mine]).float().mean() > 0.99  # rounding may decide one
+        assert torch.equal(complete[first], clean)
+        assert complete[last].float().mean() < clean.float().mean() - 0.3
+    part = correct_after(model, split.pick(indices), changes, keys=keys[indices], batch_size=5)
+    assert (part == complete[:, indices]).float().mean() > 0.99  # rounding may decide one

@@ -28,9 +28,7 @@ def split(count: int = 7, *, seed: int = 0) -> Split:
 
 
 def runs_of(model: Model) -> list[int]:
-    """How many images each forward pass is given, from now on; the one that looks for layers is
-    over.
-    """
+    """Record how many images each forward pass gets, after the pass that looks for layers."""
     vitlens.features(model, images(model.input_size))
     seen: list[int] = []
     run = model.run
@@ -40,10 +38,10 @@ def runs_of(model: Model) -> list[int]:
 
 def assert_same(one: Features, other: Features, *, within: float = 0.0) -> None:
     assert (one.layers, one.pool, one.alias) == (other.layers, other.pool, other.alias)
-    for found, expected in zip(
+    for actual, expected in zip(
         (*one.values, one.logits), (*other.values, other.logits), strict=True
     ):
-        torch.testing.assert_close(found, expected, atol=within, rtol=within)
+        torch.testing.assert_close(actual, expected, atol=within, rtol=within)
 
 
 def test_as_features_of_the_images_themselves_and_a_second_run_reads_nothing_again(tmp_path):
@@ -123,9 +121,9 @@ def test_whatever_changes_the_features_is_read_anew(tmp_path, change):
     if change == "order":
         data = data.pick(torch.tensor([1, 0, 2, 3, 4, 5, 6]))
     seen = runs_of(model)
-    found = extract(model, data, cache=tmp_path, **options)
+    features = extract(model, data, cache=tmp_path, **options)
     assert sum(seen) == 7
-    assert_same(found, extract(model, data, **options))
+    assert_same(features, extract(model, data, **options))
     extract(
         model,
         split_of(data.source.read(torch.arange(7)), classes=("c", "d")),
@@ -141,10 +139,8 @@ def test_files_are_known_by_their_content(tmp_path, pictures):
     copies.mkdir()
     for path in Path(pictures).glob("*.png"):
         (copies / f"copy-{path.name}").write_bytes(path.read_bytes())
-    here, there = (
-        vitlens.load_data(str(place), preprocessing=model.preprocessing)
-        for place in (pictures, copies)
-    )
+    here = vitlens.load_data(str(pictures), preprocessing=model.preprocessing)
+    there = vitlens.load_data(str(copies), preprocessing=model.preprocessing)
     extract(model, here, cache=tmp_path / "cache")
     seen = runs_of(model)
     extract(model, there, cache=tmp_path / "cache")
@@ -171,11 +167,11 @@ def test_a_half_written_damaged_foreign_or_older_file_is_ignored(tmp_path, monke
     shelf = FeatureCache(tmp_path, ABOUT)
     assert np.array_equal(np.load(file, mmap_mode="r"), values.numpy())  # numpy itself reads it
     assert torch.equal(shelf.recall(["block-0"])[0]["block-0"], values)
-    whole = bytearray(file.read_bytes())
+    content = bytearray(file.read_bytes())
     if fault in ("empty", "cut"):
-        whole = whole[: 0 if fault == "empty" else 300]
+        content = content[: 0 if fault == "empty" else 300]
     elif fault in ("first", "last"):
-        whole[20 if fault == "first" else -40] ^= 1
+        content[20 if fault == "first" else -40] ^= 1
     elif fault == "version":
         monkeypatch.setattr(module, "VERSION", module.VERSION + 1)
     else:
@@ -184,10 +180,10 @@ def test_a_half_written_damaged_foreign_or_older_file_is_ignored(tmp_path, monke
             if fault == "about"
             else written(tmp_path, values, "block-1")
         )
-        whole = foreign.read_bytes()
-    file.write_bytes(whole)
-    found, (note,) = shelf.recall(["block-0"])
-    assert (found, "block-0.npy ignored" in note) == ({}, True)
+        content = foreign.read_bytes()
+    file.write_bytes(content)
+    recalled, (note,) = shelf.recall(["block-0"])
+    assert (recalled, "block-0.npy ignored" in note) == ({}, True)
     assert str(tmp_path) not in note  # what a report keeps names no place of this machine
 
 
@@ -216,26 +212,25 @@ def test_several_processes_read_what_one_reads(tmp_path, monkeypatch, count, cac
         times = []
         for _ in range(2):
             cache = tmp_path / "cache" if cached else None
-            found = extract(model, data, batch_size=2, cache=cache, processes=processes)
+            features = extract(model, data, batch_size=2, cache=cache, processes=processes)
             times.append(sum(seen))
-        return found, times
+        return features, times
 
-    (found, _), *others = results = run_in_processes(count, work, monkeypatch)
-    assert_same(found, expected, within=1e-5)
-    assert [features for features, _ in others] == [None] * (count - 1)
+    (first, _), *rest = results = run_in_processes(count, work, monkeypatch)
+    assert_same(first, expected, within=1e-5)
+    assert [features for features, _ in rest] == [None] * (count - 1)
     shares = [len(range(index, 7, count)) for index in range(count)]
-    assert [times for _, times in results] == [
-        [share, share if cached else 2 * share] for share in shares
-    ]
+    passes = 1 if cached else 2
+    assert [times for _, times in results] == [[share, passes * share] for share in shares]
 
 
 def stream(model: Model, batch: Tensor) -> list[Tensor]:
-    """What enters block 0 of our ViT, and what each block puts out."""
+    """Return the input of block 0 of our ViT and the output of each block."""
     with torch.no_grad():
-        found = [model.module.tokens(model.prepare(batch))]
+        states = [model.module.tokens(model.prepare(batch))]
         for block in model.module.blocks:
-            found.append(block(found[-1]))
-    return found
+            states.append(block(states[-1]))
+    return states
 
 
 @pytest.mark.parametrize("norm", [True, False])
@@ -249,14 +244,13 @@ def test_patch_tokens_lie_where_the_patches_lie_read_in_one_pass_before_a_block_
         lambda _module, inputs, output: inputs[0].mul_(0).add_(output)
     )
     calls = runs_of(model)
-    embedding, found = patch_tokens(model, batch, ["embedding", 0], norm=norm, batch_size=2)
+    embedding, tokens = patch_tokens(model, batch, ["embedding", 0], norm=norm, batch_size=2)
     assert calls == [2, 1]
-    assert found.shape == (3, rows, columns, 16)
+    assert tokens.shape == (3, rows, columns, 16)
     expected = model.module.norm(first) if norm else first
-    torch.testing.assert_close(found[:, 1, 2], expected[:, 3 + columns + 2], atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(
-        embedding.flatten(1, 2), entering[:, 3:], atol=1e-6, rtol=0
-    )  # whatever the norm
+    torch.testing.assert_close(tokens[:, 1, 2], expected[:, 3 + columns + 2], atol=1e-6, rtol=1e-5)
+    # whatever the norm
+    torch.testing.assert_close(embedding.flatten(1, 2), entering[:, 3:], atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["cnn", "windowed"])
@@ -266,13 +260,15 @@ def test_maps_of_a_cnn_and_of_windows_are_on_their_grid(family):
         if family == "cnn"
         else timm_model("swin_tiny_patch4_window7_224")
     )
-    kept = list[Tensor]()
+    outputs = list[Tensor]()
     batch = images()
     layer = model.module.get_submodule(vitlens.features(model, batch).layers[1].module)
-    hook = layer.register_forward_hook(lambda _module, _inputs, maps: kept.append(maps))
+    hook = layer.register_forward_hook(lambda _module, _inputs, maps: outputs.append(maps))
     (tokens,) = patch_tokens(model, batch, [1], norm=False)
     hook.remove()
-    torch.testing.assert_close(tokens, kept[-1].movedim(1, -1) if family == "cnn" else kept[-1])
+    torch.testing.assert_close(
+        tokens, outputs[-1].movedim(1, -1) if family == "cnn" else outputs[-1]
+    )
 
 
 class Shuffled(nn.Module):

@@ -12,15 +12,15 @@ CELL = 3
 
 
 def masks(count: int, *, seed: int = 0) -> torch.Tensor:
-    """Rectangles at random places, of any part of a cell."""
+    """Draw rectangles at random places, which cover any part of a cell."""
     generator = torch.Generator().manual_seed(seed)
     side = SIDE * CELL
-    found = torch.zeros(count, side, side, dtype=torch.bool)
-    for mask in found:
+    drawn = torch.zeros(count, side, side, dtype=torch.bool)
+    for mask in drawn:
         top, left = torch.randint(0, side - 5, (2,), generator=generator).tolist()
         tall, wide = torch.randint(2, 6, (2,), generator=generator).tolist()
         mask[top : top + tall, left : left + wide] = True
-    return found
+    return drawn
 
 
 def noise(count: int, heads: int, *, seed: int = 1) -> torch.Tensor:
@@ -28,7 +28,7 @@ def noise(count: int, heads: int, *, seed: int = 1) -> torch.Tensor:
 
 
 def planted(count: int, *, head: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Maps of noise but for a head that sees the object's share of each cell."""
+    """Draw maps of noise, except for a head that sees the object's share of each cell."""
     objects = masks(count)
     maps = noise(count, 4)
     cells = objects.view(count, SIDE, CELL, SIDE, CELL).double().mean((2, 4))
@@ -37,8 +37,9 @@ def planted(count: int, *, head: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def looped(values: torch.Tensor, mask: torch.Tensor) -> float:
-    """Pixels from the highest cell down until as many are marked as the mask has; equal cells share
-    what is left.
+    """Compute the overlap by a loop from the highest cell down until the mask's area is marked.
+
+    Equal cells share what is left.
     """
     left = float(mask.sum())
     both = 0.0
@@ -51,8 +52,8 @@ def looped(values: torch.Tensor, mask: torch.Tensor) -> float:
         ]
         share = min(1.0, left / (len(equal) * CELL**2))
         for row, column in equal:
-            own = mask[row * CELL : (row + 1) * CELL, column * CELL : (column + 1) * CELL]
-            both += share * float(own.sum())
+            cell = mask[row * CELL : (row + 1) * CELL, column * CELL : (column + 1) * CELL]
+            both += share * float(cell.sum())
         left -= share * len(equal) * CELL**2
     return both / (2 * float(mask.sum()) - both)
 
@@ -62,40 +63,40 @@ def test_overlap_is_that_of_a_plain_loop_with_ties_in_proportion():
     maps = noise(70, 3)
     maps[:, 1] = (4 * maps[:, 1]).floor()  # ties
     maps[:, 2] = 0.5  # all equal
-    found = area_iou(maps, objects)
+    overlap = area_iou(maps, objects)
     for image in range(70):
         expected = [looped(maps[image, head], objects[image]) for head in range(3)]
-        assert found[image].tolist() == pytest.approx(expected, rel=1e-9)
+        assert overlap[image].tolist() == pytest.approx(expected, rel=1e-9)
     area = objects.double().mean((1, 2))
-    assert torch.allclose(found[:, 2], area / (2 - area))  # of a constant map: chance
+    assert torch.allclose(overlap[:, 2], area / (2 - area))  # of a constant map: chance
 
 
 def test_a_planted_head_is_found_and_measured_on_the_other_half():
     maps, objects = planted(60, head=2)
-    found = objectness(maps, objects)
-    assert found.heads == (2, 2)
-    assert torch.equal(found.iou, area_iou(maps, objects)[:, 2])
-    assert found.iou.mean() > found.mean_mask.mean() + 0.2
-    assert found.iou.mean() > found.shuffled.mean() + 0.2
+    result = objectness(maps, objects)
+    assert result.heads == (2, 2)
+    assert torch.equal(result.iou, area_iou(maps, objects)[:, 2])
+    assert result.iou.mean() > result.mean_mask.mean() + 0.2
+    assert result.iou.mean() > result.shuffled.mean() + 0.2
 
 
 def test_maps_of_other_images_do_not_pass():
     maps, objects = planted(60, head=2)
-    found = objectness(maps.roll(1, 0), objects)  # each map is of another image
-    assert abs(float(found.iou.mean() - found.shuffled.mean())) < 0.1
-    assert found.mean_mask.mean() > found.iou.mean() - 0.1
+    result = objectness(maps.roll(1, 0), objects)  # each map is of another image
+    assert abs(float(result.iou.mean() - result.shuffled.mean())) < 0.1
+    assert result.mean_mask.mean() > result.iou.mean() - 0.1
 
 
 def test_a_head_that_is_best_by_chance_is_not_measured_where_it_was_chosen():
     objects = masks(40)
     maps = noise(40, 30)
-    found = objectness(maps, objects)
+    result = objectness(maps, objects)
     every = area_iou(maps, objects)
-    first, second = found.heads
+    first, second = result.heads
     assert first != second
     best = every.mean(0).max()
-    assert found.iou.mean() < best  # the maximum over heads on the same images is too high
-    assert {*found.iou.tolist()} <= {*every[:, first].tolist(), *every[:, second].tolist()}
+    assert result.iou.mean() < best  # the maximum over heads on the same images is too high
+    assert {*result.iou.tolist()} <= {*every[:, first].tolist(), *every[:, second].tolist()}
 
 
 def test_the_mean_mask_is_of_images_that_are_not_measured():
@@ -103,9 +104,9 @@ def test_the_mean_mask_is_of_images_that_are_not_measured():
     objects = torch.zeros(4, SIDE * CELL, SIDE * CELL, dtype=torch.bool)
     objects[:, :5, :5] = True
     objects[3] = objects[3].flip(0, 1)
-    found = objectness(noise(4, 2), objects)
-    others = objects[:1].view(1, 1, SIDE, CELL, SIDE, CELL).double().mean((3, 5))
-    assert found.mean_mask[3] == area_iou(others, objects[3:4])[0, 0]
+    result = objectness(noise(4, 2), objects)
+    mean_of_others = objects[:1].view(1, 1, SIDE, CELL, SIDE, CELL).double().mean((3, 5))
+    assert result.mean_mask[3] == area_iou(mean_of_others, objects[3:4])[0, 0]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.kit.families import of_timm
 from tests.kit.made import made_model, numbered
+from tests.kit.marks import slow_except
 from tests.kit.models.handwritten import half
 from tests.kit.planted_patterns import Bench, Maker, looking_evenly, planted, scenes
 from tests.kit.tiny import images as pictures
@@ -29,32 +30,32 @@ GRIDS = [(6, 6), (5, 8), (8, 8)]
 SWIN = "swin_tiny_patch4_window7_224"
 
 
-@pytest.mark.parametrize(
-    "seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 23))]
-)
+@pytest.mark.parametrize("seed", slow_except(range(1, 23), (1,)))
 def test_each_planted_head_is_found_with_its_name_and_no_other(seed):
     """Of noise any label that says that there is no pattern."""
     grid = GRIDS[seed % 3]
     forms = Bench(grid, seed).heads()
-    made = scenes(grid, 24, seed)
+    drawn = scenes(grid, 24, seed)
     model = planted(list(forms.values()), grid, dead=(list(forms).index("dead"),), seed=seed)
-    found = specialise(statistics(model, made.images, masks=made.masks))
-    for name, label in zip(forms, found.labels[0], strict=True):
+    heads = specialise(statistics(model, drawn.images, masks=drawn.masks))
+    for name, label in zip(forms, heads.labels[0], strict=True):
         assert label in ((MIXED, UNLABELLED) if name.startswith("noise") else (name,))
-    assert set(found.labels[0]) >= set(RULES) - {"high-norm"}  # which needs a layer before it
-    assert all(each.min() >= 0 and each.max() <= 1 for each in found.all_scores.values())
+    assert set(heads.labels[0]) >= set(RULES) - {"high-norm"}  # which needs a layer before it
+    for rule_scores in heads.all_scores.values():
+        assert rule_scores.min() >= 0
+        assert rule_scores.max() <= 1
 
 
 def test_a_head_that_attends_to_patches_of_exceptional_norm():
     """The marked patches are longer than all others; before the first layer that is not known."""
     forms = Bench((6, 6), 0).heads()
     model = planted([forms["sink"], forms["object"], forms["uniform"]], (6, 6), depth=2)
-    made = scenes((6, 6), 24, 0)
-    found = specialise(statistics(model, made.images, masks=made.masks))
-    assert found.labels[1] == ("high-norm", "object", "uniform")
-    assert found.all_scores["high-norm"][1, 0] > 0.95
-    assert found.all_scores["high-norm"][1, 1:].max() < 0.1
-    assert found.all_scores["high-norm"][0].max() == 0
+    drawn = scenes((6, 6), 24, 0)
+    heads = specialise(statistics(model, drawn.images, masks=drawn.masks))
+    assert heads.labels[1] == ("high-norm", "object", "uniform")
+    assert heads.all_scores["high-norm"][1, 0] > 0.95
+    assert heads.all_scores["high-norm"][1, 1:].max() < 0.1
+    assert heads.all_scores["high-norm"][0].max() == 0
 
 
 def test_sinks_off_the_object_are_those_of_the_planted_head():
@@ -67,16 +68,15 @@ def test_sinks_off_the_object_are_those_of_the_planted_head():
     ]
     off, none, every = (specialise(table).sinks_off_object for table in (*tables, nothing))
     assert none.value == pytest.approx(0, abs=1e-6)
-    assert every.value == pytest.approx(
-        float(nothing.sink_mass.mean()), abs=0.02
-    )  # but for sinks in the prefix
+    # but for sinks in the prefix
+    assert every.value == pytest.approx(float(nothing.sink_mass.mean()), abs=0.02)
     assert 0 <= off.value <= every.value + 1e-9
 
 
 def test_the_documentation_defines_every_label():
     text = (Path(__file__).parents[3] / "docs" / "stats.md").read_text()
     first = [line.split("|")[1] for line in text.splitlines() if line.startswith("| ")]
-    assert set(RULES) <= {name.strip() for cell in first for name in cell.split(",")}
+    assert set(RULES) <= {name.strip() for name in ",".join(first).split(",")}
     for label in (MIXED, UNLABELLED):
         assert f"`{label}`" in text
 
@@ -86,34 +86,34 @@ def table_of(grid: tuple[int, int], prefix: int, *heads: Tensor) -> Statistics:
     return statistics(model, numbered(model, len(heads[0])), batch_size=5)
 
 
-def score(found, rule: str, head: int = 0) -> float:
-    return found.all_scores[rule][0, head].item()
+def score(heads, rule: str, head: int = 0) -> float:
+    return heads.all_scores[rule][0, head].item()
 
 
 def test_made_attention_gets_its_label():
     grid = (6, 10)
     prefix = 5
-    made = Maker(grid, prefix)
+    maker = Maker(grid, prefix)
     kinds = {
-        "self": made.head(torch.eye(made.patches)),
-        "same row": made.row(),
-        "uniform": made.even(),
-        "position": made.on(prefix + 4),
-        "sink": made.own_key(),
-        UNLABELLED: made.random_keys(),
-        "CLS": made.on(0),
-        "register": made.on(2),
+        "self": maker.head(torch.eye(maker.patches)),
+        "same row": maker.row(),
+        "uniform": maker.even(),
+        "position": maker.on(prefix + 4),
+        "sink": maker.own_key(),
+        UNLABELLED: maker.random_keys(),
+        "CLS": maker.on(0),
+        "register": maker.on(2),
     }
-    found = specialise(table_of(grid, prefix, *kinds.values()))
-    assert list(found.labels[0]) == list(kinds)
-    assert found.sinks_off_object is None  # without masks
+    heads = specialise(table_of(grid, prefix, *kinds.values()))
+    assert list(heads.labels[0]) == list(kinds)
+    assert heads.sinks_off_object is None  # without masks
     for head, name in enumerate(kinds):
         if name in RULES:
-            assert score(found, name, head) > 0.9, name
-            assert found.given[0][head].score == score(found, name, head)
-    marks = found.marks[0][list(kinds).index("position")]
+            assert score(heads, name, head) > 0.9, name
+            assert heads.given[0][head].score == score(heads, name, head)
+    marks = heads.marks[0][list(kinds).index("position")]
     assert (marks.row, marks.column) == divmod(4, grid[1])
-    assert (marks.mass.value, marks.chance) == (pytest.approx(1), pytest.approx(1 / made.tokens))
+    assert (marks.mass.value, marks.chance) == (pytest.approx(1), pytest.approx(1 / maker.tokens))
 
 
 @pytest.mark.parametrize("share", [0.2, 0.9])
@@ -123,63 +123,65 @@ def test_scores_by_hand(rule, share):
     the pattern.
     """
     prefix, inside = (0, 10) if rule == "same row" else (1, 1)
-    made = Maker((6, 10), prefix)
+    maker = Maker((6, 10), prefix)
     keys = 60 + prefix
-    weights = share * (made.row() if rule == "same row" else made.on(0)) + (1 - share) * made.even()
-    found = specialise(table_of((6, 10), prefix, weights))
+    weights = (
+        share * (maker.row() if rule == "same row" else maker.on(0)) + (1 - share) * maker.even()
+    )
+    heads = specialise(table_of((6, 10), prefix, weights))
     high = share / inside + (1 - share) / keys
     low = (1 - share) / keys
     bits = (
         math.log2(keys) + inside * high * math.log2(high) + (keys - inside) * low * math.log2(low)
     )
-    assert score(found, rule) == pytest.approx(bits / max(1, bits), abs=1e-4)
-    assert score(found, "uniform") == pytest.approx(max(0, 1 - bits), abs=1e-4)
+    assert score(heads, rule) == pytest.approx(bits / max(1, bits), abs=1e-4)
+    assert score(heads, "uniform") == pytest.approx(max(0, 1 - bits), abs=1e-4)
 
 
 @pytest.mark.parametrize("name", ["previous", "same row", "within 5"])
 def test_offset_bits_are_the_greatest_gain_in_likelihood(name):
     """Against a search over strengths, from all pairs."""
-    made = Maker((4, 5), 0)
-    inside = OFFSETS[name](made.down - made.down[:, None], made.across - made.across[:, None])
+    maker = Maker((4, 5), 0)
+    inside = OFFSETS[name](maker.down - maker.down[:, None], maker.across - maker.across[:, None])
     noise = torch.rand(20, 20, generator=torch.Generator().manual_seed(0)).double().pow(3)
-    weights = made.head(noise / noise.sum(-1, keepdim=True) + 3 * inside)
+    weights = maker.head(noise / noise.sum(-1, keepdim=True) + 3 * inside)
     gains = [
         float((weights[0] * ((inside * strength).softmax(-1) * 20).log2()).sum(-1).mean())
         for strength in torch.linspace(0, 12, 4001).double()
     ]
     table = table_of((4, 5), 0, weights)
-    found = offset_bits(table.offset_mass[0], table.geometries[0], name)
-    assert found.item() == pytest.approx(max(gains), abs=1e-5)
+    bits = offset_bits(table.offset_mass[0], table.geometries[0], name)
+    assert bits.item() == pytest.approx(max(gains), abs=1e-5)
 
 
 def test_position_is_predicted_from_other_images():
     """As many random places as groups of images: their mean has peaks at each, which tell nothing
     of another image.
     """
-    made = Maker((8, 8), 1, images=16)
-    found = specialise(table_of((8, 8), 1, made.own_key(), made.on(7)))
-    assert score(found, "position", 0) == 0
-    assert score(found, "sink", 0) > 0.9
-    assert score(found, "position", 1) > 0.9
-    assert score(found, "sink", 1) < 0.1
+    maker = Maker((8, 8), 1, images=16)
+    heads = specialise(table_of((8, 8), 1, maker.own_key(), maker.on(7)))
+    assert score(heads, "position", 0) == 0
+    assert score(heads, "sink", 0) > 0.9
+    assert score(heads, "position", 1) > 0.9
+    assert score(heads, "sink", 1) < 0.1
 
 
 def test_one_image_cannot_tell_a_place_from_a_sink():
-    found = specialise(table_of((8, 8), 1, Maker((8, 8), 1, images=1).on(7)))
-    (only,) = found.given[0]
+    heads = specialise(table_of((8, 8), 1, Maker((8, 8), 1, images=1).on(7)))
+    (only,) = heads.given[0]
     assert (only.label, {only.best, only.other}) == (MIXED, {"position", "sink"})
     assert math.isnan(only.low)
     assert math.isnan(only.high)
 
 
-def scores(**given: float) -> dict[str, Tensor]:
-    """Scores of all labels with a little spread over 16 groups of images."""
+def scores(**values: float) -> dict[str, Tensor]:
+    """Return scores of all labels with a little spread over 16 groups of images."""
     noise = 1e-4 * torch.randn(17, generator=torch.Generator().manual_seed(0)).double()
-    return {name: given.get(name.replace(" ", "_"), 0.05) + noise for name in RULES}
+    return {name: values.get(name.replace(" ", "_"), 0.05) + noise for name in RULES}
 
 
 @pytest.mark.parametrize(
-    ("given", "label"),
+    ("scores_by_rule", "label"),
     [
         ({"position": 0.7}, "position"),
         ({"position": 0.49}, UNLABELLED),
@@ -191,8 +193,10 @@ def scores(**given: float) -> dict[str, Tensor]:
         ({"dead": 0.4, "position": 0.9}, "position"),
     ],
 )
-def test_a_label_is_given_where_it_explains_most_and_clearly_more_than_its_rivals(given, label):
-    assert label_of(scores(**given)).label == label
+def test_a_label_is_given_where_it_explains_most_and_clearly_more_than_its_rivals(
+    scores_by_rule, label
+):
+    assert label_of(scores(**scores_by_rule)).label == label
 
 
 def test_labels_that_contain_one_another_do_not_compete():
@@ -204,9 +208,9 @@ def test_labels_that_contain_one_another_do_not_compete():
 def test_a_margin_within_its_interval_is_not_clear():
     wide = scores(position=0.75)
     wide["position"][1:] += 0.1 * torch.randn(16, generator=torch.Generator().manual_seed(1))
-    given = label_of({**wide, "sink": torch.full((17,), 0.5, dtype=torch.float64)})
-    assert given.high - given.low > 0.3
-    assert given.label == MIXED
+    wide_label = label_of({**wide, "sink": torch.full((17,), 0.5, dtype=torch.float64)})
+    assert wide_label.high - wide_label.low > 0.3
+    assert wide_label.label == MIXED
 
 
 def test_the_jackknife_of_a_mean_is_students_interval():
@@ -221,51 +225,50 @@ def test_the_jackknife_of_a_mean_is_students_interval():
 )
 def test_what_offsets_explain_is_the_share_of_variance(name, grid, prefix):
     """R² of the mean weight at each offset over all pairs of all images."""
-    made = Maker(grid, prefix, images=4)
-    weights = getattr(made, name)()
-    down = made.down - made.down[:, None]
-    across = made.across - made.across[:, None]
-    each = weights[:, prefix:, prefix:].double()
+    maker = Maker(grid, prefix, images=4)
+    weights = getattr(maker, name)()
+    down = maker.down - maker.down[:, None]
+    across = maker.across - maker.across[:, None]
+    layer_weights = weights[:, prefix:, prefix:].double()
     left = 0.0
     for offset in set(zip(down.flatten().tolist(), across.flatten().tolist())):
-        own = each[:, (down == offset[0]) & (across == offset[1])]
-        left += float((own - own.mean()).square().sum())
-    expected = 1 - left / float((each - each.mean()).square().sum())
-    found = specialise(table_of(grid, prefix, weights))
-    assert found.explained[0, 0].item() == pytest.approx(expected, abs=1e-4)
+        at_offset = layer_weights[:, (down == offset[0]) & (across == offset[1])]
+        left += float((at_offset - at_offset.mean()).square().sum())
+    expected = 1 - left / float((layer_weights - layer_weights.mean()).square().sum())
+    heads = specialise(table_of(grid, prefix, weights))
+    assert heads.explained[0, 0].item() == pytest.approx(expected, abs=1e-4)
 
 
 def test_ratios_by_hand():
     """Mean weight at an offset over that of uniform attention; self attention: patches times as
     much on itself.
     """
-    made = Maker((3, 4), 0)
-    itself, beside = specialise(
-        table_of((3, 4), 0, made.head(torch.eye(12)), made.beside())
+    maker = Maker((3, 4), 0)
+    itself, neighbours = specialise(
+        table_of((3, 4), 0, maker.head(torch.eye(12)), maker.beside())
     ).ratios[0]
     assert itself.shape == (5, 7)
     assert itself[2, 3].item() == itself.sum().item() == pytest.approx(12)
-    assert beside[2, 4].item() == pytest.approx(
-        12
-    )  # each pair that is side by side has all of its row
-    assert beside[2, 3].item() == pytest.approx(
-        12 * 1 / 4
-    )  # a quarter of the patches has none beside
+    # each pair that is side by side has all of its row
+    assert neighbours[2, 4].item() == pytest.approx(12)
+    # a quarter of the patches has none beside
+    assert neighbours[2, 3].item() == pytest.approx(12 * 1 / 4)
 
 
 @pytest.mark.parametrize(("grid", "prefix"), [((1, 7), 0), ((7, 1), 1), ((1, 1), 0), ((2, 1), 5)])
 def test_grids_of_one_row_column_or_patch(grid, prefix):
-    made = Maker(grid, prefix)
-    found = specialise(
-        table_of(grid, prefix, made.even(), made.head(torch.eye(made.patches)), made.beside())
+    maker = Maker(grid, prefix)
+    heads = specialise(
+        table_of(grid, prefix, maker.even(), maker.head(torch.eye(maker.patches)), maker.beside())
     )
-    assert set(found.labels[0]) <= set(LABELS)
-    assert all(torch.isfinite(found.all_scores[rule]).all() for rule in RULES)
-    assert found.labels[0][0] == "uniform"
-    if made.patches > 2:
-        assert found.labels[0][1:] == ("self", "next" if grid[1] > 1 else "self")
+    assert set(heads.labels[0]) <= set(LABELS)
+    for rule in RULES:
+        assert torch.isfinite(heads.all_scores[rule]).all()
+    assert heads.labels[0][0] == "uniform"
+    if maker.patches > 2:
+        assert heads.labels[0][1:] == ("self", "next" if grid[1] > 1 else "self")
     if grid[0] == 1 and not prefix:  # all keys are in one row
-        assert found.all_scores["same row"][0].abs().max() < 1e-5
+        assert heads.all_scores["same row"][0].abs().max() < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -276,18 +279,18 @@ def test_uniform_attention_is_chance_in_windows_too(build):
     """Also where a shifted window is cut in parts, so that some patches see fewer than others."""
     model = looking_evenly(build())
     table = statistics(model, pictures(model.input_size))
-    found = specialise(table)
+    heads = specialise(table)
     for layer, site in enumerate(table.sites):
-        assert set(found.labels[layer]) <= {"uniform", "dead"}  # ours are without values, too
-        assert found.all_scores["uniform"][layer, : site.heads].min() > 1 - 1e-4
+        assert set(heads.labels[layer]) <= {"uniform", "dead"}  # ours are without values, too
+        assert heads.all_scores["uniform"][layer, : site.heads].min() > 1 - 1e-4
         uniform_distance = table.uniform_distance()[layer].expand(site.heads)
         torch.testing.assert_close(
             table.distance[layer, : site.heads], uniform_distance, atol=0, rtol=1e-5
         )
         for rule in set(RULES) - {"uniform", "dead"}:
-            assert found.all_scores[rule][layer, : site.heads].abs().max() < 1e-5, rule
+            assert heads.all_scores[rule][layer, : site.heads].abs().max() < 1e-5, rule
         torch.testing.assert_close(
-            found.ratios[layer], torch.ones_like(found.ratios[layer]), atol=1e-5, rtol=0
+            heads.ratios[layer], torch.ones_like(heads.ratios[layer]), atol=1e-5, rtol=0
         )
 
 
@@ -298,10 +301,10 @@ def test_windows_of_swin_that_all_look_aside():
         for name, parameter in model.module.named_parameters():
             if name.endswith("relative_position_bias_table"):
                 parameter.view(7, 7, -1)[3, 4] = 40  # timm counts query minus key
-    found = specialise(statistics(model, pictures()))
+    heads = specialise(statistics(model, pictures()))
     for layer in range(4):  # whole windows, and shifted ones
-        assert set(found.labels[layer]) == {"previous"}
-        assert min(one.score for one in found.given[layer]) > 0.9
+        assert set(heads.labels[layer]) == {"previous"}
+        assert min(one.score for one in heads.given[layer]) > 0.9
 
 
 def test_layers_of_pooled_keys_have_no_ratios():

@@ -12,9 +12,7 @@ from vitlens.lens.libra import LibraMode
 
 
 def full_gradient(module: nn.Module, pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """A logit, and input · gradient plus, of every parameter that is added (not multiplied),
-    parameter · gradient.
-    """
+    """Return a logit, and input · gradient plus parameter · gradient of every added parameter."""
     pixels = pixels.clone().requires_grad_()
     ends = ("bias", "_token", "pos_embed", "pos_embedding")
     added = [parameter for name, parameter in module.named_parameters() if name.endswith(ends)]
@@ -71,11 +69,9 @@ def test_a_norm_divides_by_a_constant_and_its_weights_keep_their_gradient(norm):
     with LibraMode():
         value = norm(tokens)
     assert torch.equal(value, plain)
-    found, expected = (
-        torch.autograd.grad((each * torch.arange(6.0)).sum(), [tokens, norm.weight])
-        for each in (value, plain)
-    )
+    gradients = torch.autograd.grad((value * torch.arange(6.0)).sum(), [tokens, norm.weight])
+    expected = torch.autograd.grad((plain * torch.arange(6.0)).sum(), [tokens, norm.weight])
     torch.testing.assert_close(
-        (tokens * found[0]).sum(), (value * torch.arange(6.0)).sum(), rtol=1e-4, atol=1e-4
+        (tokens * gradients[0]).sum(), (value * torch.arange(6.0)).sum(), rtol=1e-4, atol=1e-4
     )
-    torch.testing.assert_close(found[1], expected[1], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(gradients[1], expected[1], rtol=1e-4, atol=1e-5)

@@ -29,15 +29,15 @@ Product = tuple[tuple[int, ...], str]  # the shape of what is multiplied, and wh
 
 @pytest.fixture
 def products(monkeypatch: pytest.MonkeyPatch) -> list[Product]:
-    """Those that oneDNN computes."""
-    found: list[Product] = []
+    """Record the products that oneDNN computes."""
+    computed: list[Product] = []
     product = quick._product
     monkeypatch.setattr(
         quick,
         "_product",
-        lambda *given: found.append((tuple(given[0].shape), given[3])) or product(*given),
+        lambda *args: computed.append((tuple(args[0].shape), args[3])) or product(*args),
     )
-    return found
+    return computed
 
 
 def perceptron() -> Model:
@@ -50,7 +50,7 @@ def both(
     batch: Tensor,
     within: AbstractContextManager[object] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Logits and the gradient of what is given."""
+    """Return the logits and the gradient of the inputs."""
     leaf = batch.clone().requires_grad_()
     with within or nullcontext():
         logits = model(leaf)
@@ -81,9 +81,8 @@ def test_gradients_through_frozen_weights_are_the_same_to_rounding(make, product
     model = make()
     batch = images((8, 8), batch=3)
     torch.testing.assert_close(both(model, batch, quick_linear(CPU)), both(model, batch), **CLOSE)
-    assert len(products) == 2 * sum(
-        isinstance(module, nn.Linear) for module in model.modules()
-    )  # forward and back
+    # forward and back
+    assert len(products) == 2 * sum(isinstance(module, nn.Linear) for module in model.modules())
 
 
 def test_weights_that_want_a_gradient_and_other_precisions_are_left_alone(products):
@@ -91,7 +90,8 @@ def test_weights_that_want_a_gradient_and_other_precisions_are_left_alone(produc
     batch = images((8, 8), batch=3)
     with quick_linear(CPU):
         model(batch).sum().backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
+    for parameter in model.parameters():
+        assert parameter.grad is not None
     model.requires_grad_(False)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         torch.testing.assert_close(
@@ -140,7 +140,8 @@ def test_an_mlp_with_its_gelu_in_one_call_is_itself_unless_somebody_listens(buil
     with quick_layers(model):
         assert model(batch.clone().requires_grad_()).grad_fn is not None
     with quick_layers(model.to("meta")):
-        assert not any("forward" in vars(module) for module in model.modules())
+        for module in model.modules():
+            assert "forward" not in vars(module)
 
 
 def test_convolutions_with_channels_last_are_the_same_and_their_weights_come_back():
@@ -150,7 +151,8 @@ def test_convolutions_with_channels_last_are_the_same_and_their_weights_come_bac
     places = [(weight.data_ptr(), weight.stride()) for weight in weights]
     plain = both(model, batch)
     with suppress(KeyError), quick_convolutions(model):
-        assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
+        for weight in weights:
+            assert weight.is_contiguous(memory_format=torch.channels_last)
         assert any(weight.stride() != stride for weight, (_, stride) in zip(weights, places))
         torch.testing.assert_close(both(model, batch), plain, **CLOSE)
         raise KeyError

@@ -25,7 +25,7 @@ CHANGED = {
 
 
 def logits_and_gradient(model: vitlens.Model) -> tuple[Tensor, Tensor]:
-    """Of the first class, with respect to the pixels."""
+    """Return the logit of the first class and its gradient with respect to the pixels."""
     pixels = images((32, 48)).requires_grad_()
     logits = model(pixels)
     return logits.detach(), torch.autograd.grad(logits[:, 0].sum(), pixels)[0]
@@ -69,12 +69,12 @@ def test_none_is_a_value_the_first_arguments_hold_and_a_model_is_freed_with_its_
         return len(model.anatomy.blocks) + extra
 
     memo = Memo()
-    found = []
+    calls = []
     first = ours()
     second = ours(depth=1)
     for _ in range(2):
-        memo.get(first, lambda: found.append(1))
-    assert (found, memo.known(first), memo.known(first, key="other")) == ([1], None, None)
+        memo.get(first, lambda: calls.append(1))
+    assert (calls, memo.known(first), memo.known(first, key="other")) == ([1], None, None)
     assert [depth(first), depth(second), depth(first, extra=5), depth(second)] == [2, 1, 2, 1]
     gone = weakref.ref(first)
     del first
@@ -95,21 +95,21 @@ def test_a_value_is_that_of_the_unchanged_model_and_may_change_it_to_find_out(ou
 
     def compute() -> tuple[Tensor, Tensor]:
         with vitlens.intervene(model, CHANGED[inner]):
-            found = logits_and_gradient(model)
+            values = logits_and_gradient(model)
             assert same(memo.get(model, lambda: logits_and_gradient(model), key="nested"), clean)
-            assert same(logits_and_gradient(model), found)
-            return found
+            assert same(logits_and_gradient(model), values)
+            return values
 
     alone = compute()
     touch(model)
     with vitlens.intervene(model, CHANGED[outer]):
         changed = logits_and_gradient(model)
         assert same(memo.get(model, lambda: logits_and_gradient(model), key="plain"), clean)
-        kept = memo.get(model, compute)
+        value = memo.get(model, compute)
         assert same(logits_and_gradient(model), changed)
     assert not same(changed, clean)
     assert not same(alone, clean)
-    assert same(kept, alone)
+    assert same(value, alone)
     assert same(logits_and_gradient(model), clean)
 
 

@@ -23,7 +23,7 @@ PATH = f"/timm/{hub.SMALL_VIT}/resolve/main/model.safetensors"
 
 @pytest.fixture
 def caches(tmp_path: Path, monkeypatch) -> tuple[Path, Path]:
-    """Empty caches of Hugging Face's hub and of torch.hub."""
+    """Return empty caches of Hugging Face's hub and of torch.hub."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     return tmp_path / "hub", tmp_path / "torch" / "hub" / "checkpoints"
@@ -31,41 +31,43 @@ def caches(tmp_path: Path, monkeypatch) -> tuple[Path, Path]:
 
 @pytest.fixture
 def server(caches: tuple[Path, Path], monkeypatch) -> Iterator[SimpleNamespace]:
-    """A running hub with one file, and empty caches. broken: bytes after which a connection
-    ends."""
-    known = SimpleNamespace(content=b"weights" * 1000, broken=None, status=200, asked=[])
+    """Run a hub with one file and empty caches.
+
+    broken: bytes after which a connection ends.
+    """
+    state = SimpleNamespace(content=b"weights" * 1000, broken=None, status=200, asked=[])
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            known.asked.append((self.command, self.path))
-            status = known.status if self.path == PATH else 404
-            content = known.content if status == 200 else b""
+            state.asked.append((self.command, self.path))
+            status = state.status if self.path == PATH else 404
+            content = state.content if status == 200 else b""
             self.send_response(status)
-            self.send_header("ETag", f'"{sha256(known.content).hexdigest()}"')
+            self.send_header("ETag", f'"{sha256(state.content).hexdigest()}"')
             self.send_header("X-Repo-Commit", "ab" * 20)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             if self.command == "GET":
-                self.wfile.write(content[: known.broken])
+                self.wfile.write(content[: state.broken])
                 self.close_connection = True
 
         do_HEAD = do_GET  # noqa: N815
 
         def log_message(self, *_: object) -> None:
-            """Nothing on stderr."""
+            """Print nothing on stderr."""
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
         threading.Thread(target=running.serve_forever, daemon=True).start()
-        known.address = f"http://127.0.0.1:{running.server_address[1]}"
-        monkeypatch.setenv("HF_ENDPOINT", known.address)
+        state.address = f"http://127.0.0.1:{running.server_address[1]}"
+        monkeypatch.setenv("HF_ENDPOINT", state.address)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr("time.sleep", lambda _: None)  # between the client's attempts
-        yield known
+        yield state
         running.shutdown()
 
 
 def download() -> tuple[list[str], list[int]]:
-    """Download it; the addresses said before, and the steps of the bar."""
+    """Download the model; return the addresses that it announces and the steps of the bar."""
     said = []
     steps = []
     name = hub.download_small_vit(begins=said.append, progress=lambda _: nullcontext(steps.append))
@@ -78,12 +80,11 @@ def test_it_is_downloaded_once_as_safetensors_and_found_afterwards(server):
     part = constants.DOWNLOAD_CHUNK_SIZE
     said, steps = download()
     assert (said, sum(steps), len(steps) > 1) == ([server.address], 3, True)  # whole MB
-    assert {path for method, path in server.asked if method == "GET"} == {
-        PATH
-    }  # no pickle, no other file
-    (found,) = hub.vits_on_disk()
-    assert Path(found.weights).read_bytes() == server.content
-    assert (found.name, found.alias) == (f"timm:{hub.SMALL_VIT}", hub.SMALL_VIT)
+    # no pickle, no other file
+    assert {path for method, path in server.asked if method == "GET"} == {PATH}
+    (vit,) = hub.vits_on_disk()
+    assert Path(vit.weights).read_bytes() == server.content
+    assert (vit.name, vit.alias) == (f"timm:{hub.SMALL_VIT}", hub.SMALL_VIT)
     assert part == constants.DOWNLOAD_CHUNK_SIZE
 
 
@@ -143,8 +144,8 @@ def test_vits_of_imagenet_are_found_by_name_and_others_are_not(caches):
     checkpoints.mkdir(parents=True)
     for name in (f"{deit}-a1311bcf.pth", "resnet18-5c106cde.pth", "dino_deitsmall16_pretrain.pth"):
         (checkpoints / name).write_bytes(b"weights")
-    found = [(model.name, model.alias, Path(model.weights).name) for model in hub.vits_on_disk()]
-    assert found == [
+    vits = [(model.name, model.alias, Path(model.weights).name) for model in hub.vits_on_disk()]
+    assert vits == [
         (f"timm:{deit}", deit, f"{deit}-a1311bcf.pth"),
         (f"timm:{base}", base, "model.safetensors"),
     ]

@@ -38,12 +38,13 @@ NAMES = {  # name -> objective, recipe, data, labels afterwards
         "ImageNet-1k",
     ),
     "resnet50.ft_in1k": ("supervised", "labels", "ImageNet-1k", "ImageNet-1k"),
+    # the optimiser, not the masks
     "vit_base_patch16_224.sam_in1k": (
         "supervised",
         "labels",
         "ImageNet-1k",
         "",
-    ),  # the optimiser, not the masks
+    ),
     "deit_tiny_patch16_224.fb_in1k": (
         "supervised",
         "labels, DeiT's recipe or distillation",
@@ -64,18 +65,18 @@ def test_names(name):
 
 
 def test_most_of_timms_names_are_known_and_none_of_dino_or_clip_is_called_supervised():
-    known = {name: read_name(name).objective for name in timm.list_pretrained()}
-    assert list(known.values()).count("not known") < 0.05 * len(known)
+    objectives = {name: read_name(name).objective for name in timm.list_pretrained()}
+    assert list(objectives.values()).count("not known") < 0.05 * len(objectives)
     for word, objective in (
         ("dino", "self-supervised"),
         ("clip", "language-image"),
         (".mae", "self-supervised"),
     ):
-        assert {read for name, read in known.items() if word in name} == {objective}
+        assert {read for name, read in objectives.items() if word in name} == {objective}
 
 
 def told(model: vitlens.Model, name: str, weights: str = "hub", **said: Any) -> Pretraining:
-    """Of the model as if these weights had been loaded: the hub's, or a file's."""
+    """Describe the model as if these weights, of the hub or of a file, had been loaded."""
     model.provenance = replace(model.provenance, name=name, weights=weights)
     return pretraining_of(model, told=said.get("told"))
 
@@ -91,14 +92,15 @@ def test_the_source_tells_and_the_user_knows_better_but_not_of_random_weights():
     name = "timm:vit_small_patch14_reg4_dinov2"
     assert pretraining_of(dino, told="self-supervised").objective == "random weights"
     hub = told(dino, name)
-    own = told(dino, name, "mine.safetensors")
+    unstated = told(dino, name, "mine.safetensors")
+    # timm's tag of its own weights
     assert (hub.recipe, hub.data, hub.source) == (
         "DINOv2",
         "LVD-142M",
         "its name",
-    )  # timm's tag of its own weights
-    assert (own.objective, own.data) == ("self-supervised", "")
-    assert "user's file" in own.source
+    )
+    assert (unstated.objective, unstated.data) == ("self-supervised", "")
+    assert "user's file" in unstated.source
     assert told(dino, f"{name}.lvd142m", "mine.safetensors").data == "LVD-142M"
     assert told(dino, "torchvision:vit_b_16").data == "ImageNet-1k"
     assert told(dino, "torchvision:vit_b_16", "mine.pth") == Pretraining("not known")
@@ -106,11 +108,12 @@ def test_the_source_tells_and_the_user_knows_better_but_not_of_random_weights():
     assert told(dino, *plain, told="self-supervised") == Pretraining(
         "self-supervised", source="--objective"
     )
-    named = told(dino, name, "mine.safetensors", told="self-supervised")
-    assert (named.recipe, named.source) == (
+    stated = told(dino, name, "mine.safetensors", told="self-supervised")
+    # the word agrees with the name
+    assert (stated.recipe, stated.source) == (
         "DINOv2",
         "--objective",
-    )  # the word agrees with the name
+    )
     assert told(dino, name, "mine.safetensors", told="supervised").recipe == ""
 
 
@@ -132,9 +135,8 @@ def test_a_text_tower_tells():
     assert (read.objective, read.recipe, read.data) == ("language-image", "CLIP", "LAION-2B")
     read = told(tiny(), "open-clip:ViT-B-16-SigLIP/webli")
     assert (read.recipe, read.data, read.source) == ("SigLIP", "WebLI", "its text tower")
-    assert (
-        told(tiny(), "runs/laion2b", "model.safetensors").data == ""
-    )  # a folder's name says nothing
+    # a folder's name says nothing
+    assert told(tiny(), "runs/laion2b", "model.safetensors").data == ""
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,10 @@ PRUNED: list[
 
 @torch.no_grad()
 def masked(model: vitlens.Model, heads: Heads, batch: torch.Tensor) -> torch.Tensor:
-    with vitlens.intervene(
-        model, {f"blocks.{layer}.head.{head}": "zero" for layer in heads for head in heads[layer]}
-    ):
+    changes = {}
+    for layer, removed in heads.items():
+        changes |= {f"blocks.{layer}.head.{head}": "zero" for head in removed}
+    with vitlens.intervene(model, changes):
         return model(batch)
 
 
@@ -61,12 +62,12 @@ def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> 
 def test_the_logits_of_masked_heads_with_fewer_parameters_and_the_lens_sees_those_that_are_left(
     name, heads
 ):
-    whole = CUT[name]()
-    batch = images(whole.input_size)
-    before = values(whole)
-    expected = masked(whole, heads, batch)
-    clean = whole(batch)
-    pruned = prune_heads(whole, heads)
+    model = CUT[name]()
+    batch = images(model.input_size)
+    before = values(model)
+    expected = masked(model, heads, batch)
+    clean = model(batch)
+    pruned = prune_heads(model, heads)
     torch.testing.assert_close(pruned(batch), expected, atol=1e-5, rtol=0)
     assert (expected - clean).abs().max() > 1e-3
     dim = 16 if name in ("ours", "post-norm") else 32
@@ -74,19 +75,20 @@ def test_the_logits_of_masked_heads_with_fewer_parameters_and_the_lens_sees_thos
     lost = count * (4 * dim * dim // 2 + (0 if name == "no-bias" else 3 * dim // 2))
     if name == "query-and-key-norms":  # shared by a layer's heads, and lost with the last of them
         lost += sum(4 * dim // 2 for some in heads.values() if len(some) == 2)
-    assert pruned.parameter_count() == whole.parameter_count() - lost
-    assert same(values(whole), before)
+    assert pruned.parameter_count() == model.parameter_count() - lost
+    assert same(values(model), before)
     assert pruned.provenance.notes[-1].startswith(f"removed {count} of ")
-    counts = [whole.anatomy.parts[name].heads for name in whole.anatomy.attention_modules]
-    left = [own for layer, count in enumerate(counts) if (own := count - len(heads.get(layer, ())))]
+    counts = [model.anatomy.parts[name].heads for name in model.anatomy.attention_modules]
+    left = [count - len(heads.get(layer, ())) for layer, count in enumerate(counts)]
+    left = [count for count in left if count > 0]
     assert [pruned.anatomy.parts[name].heads for name in pruned.anatomy.attention_modules] == left
-    assert pruned.anatomy.layout == whole.anatomy.layout
+    assert pruned.anatomy.layout == model.anatomy.layout
     if not left:
-        assert pruned.anatomy.blocks == whole.anatomy.blocks
+        assert pruned.anatomy.blocks == model.anatomy.blocks
         return
     last = {[*pruned.anatomy.attention_by_layer][:2][-1]: (0,)}
-    with vitlens.replay(pruned, batch) as kept:
-        replayed = kept.run([{f"blocks.{layer}.head.0": "zero" for layer in last}])[0]
+    with vitlens.replay(pruned, batch) as replayed_pass:
+        replayed = replayed_pass.run([{f"blocks.{layer}.head.0": "zero" for layer in last}])[0]
     torch.testing.assert_close(replayed, masked(pruned, last, batch), atol=1e-5, rtol=0)
 
 
@@ -95,34 +97,30 @@ def test_the_logits_of_masked_heads_with_fewer_parameters_and_the_lens_sees_thos
 )
 @torch.no_grad()
 def test_means_go_into_the_bias_in_the_precision_of_the_model(name, heads):
-    whole = CUT[name]().double()
-    batch = images(whole.input_size).double()
+    model = CUT[name]().double()
+    batch = images(model.input_size).double()
     seen = vitlens.capture(
-        whole, images(whole.input_size, batch=4, seed=3).double(), "blocks.*.heads"
+        model, images(model.input_size, batch=4, seed=3).double(), "blocks.*.heads"
     )
     means = {layer: seen[f"blocks.{layer}.heads"].mean((0, 2)) for layer in heads}
-    what = {
-        f"blocks.{layer}.head.{head}": means[layer][head]
-        for layer, some in heads.items()
-        for head in some
-    }
-    with vitlens.intervene(whole, what):
-        expected = whole(batch)
+    what = {}
+    for layer, removed in heads.items():
+        what |= {f"blocks.{layer}.head.{head}": means[layer][head] for head in removed}
+    with vitlens.intervene(model, what):
+        expected = model(batch)
     torch.testing.assert_close(
-        prune_heads(whole, heads, means=means)(batch), expected, atol=1e-12, rtol=0
+        prune_heads(model, heads, means=means)(batch), expected, atol=1e-12, rtol=0
     )
-    assert (prune_heads(whole, heads)(batch) - expected).abs().max() > 1e-4
+    assert (prune_heads(model, heads)(batch) - expected).abs().max() > 1e-4
 
 
 def test_pruned_again_is_pruned_at_once():
-    """What is second in a layer that lost its first head was third; a layer without heads keeps its
-    number.
-    """
-    whole = ours(depth=3, dim=24, heads=4)
+    """The second head of a layer without its first was its third; a layer without heads stays."""
+    model = ours(depth=3, dim=24, heads=4)
     twice = prune_heads(
-        prune_heads(whole, {0: (0,), 1: (0, 1, 2, 3), 2: (3,)}), {0: (1,), 2: (0, 2)}
+        prune_heads(model, {0: (0,), 1: (0, 1, 2, 3), 2: (3,)}), {0: (1,), 2: (0, 2)}
     )
-    once = prune_heads(whole, {0: (0, 2), 1: (0, 1, 2, 3), 2: (0, 2, 3)})
+    once = prune_heads(model, {0: (0, 2), 1: (0, 1, 2, 3), 2: (0, 2, 3)})
     assert same(values(twice), values(once))
     assert (twice.anatomy, twice.architecture["pruned"]) == (
         once.anatomy,
@@ -153,17 +151,16 @@ def test_a_block_that_lost_its_heads_keeps_the_numbers_of_the_others():
     ids=str,
 )
 def test_it_comes_back_from_its_file(tmp_path, name, heads):
-    whole = small() if name == "vit-micro" else vitlens.load(f"{name}@random", image_size=32)
+    model = small() if name == "vit-micro" else vitlens.load(f"{name}@random", image_size=32)
     means = {layer: torch.randn(2, 8) for layer in heads} if name == "vit-micro" else None
-    pruned = prune_heads(whole, heads, means=means)
+    pruned = prune_heads(model, heads, means=means)
     loaded = vitlens.load(str(written(pruned, tmp_path)))
-    batch = images(whole.input_size)
+    batch = images(model.input_size)
     assert torch.equal(loaded(batch), pruned(batch))
     assert loaded.anatomy == pruned.anatomy
-    assert loaded.parameter_count() == pruned.parameter_count() < whole.parameter_count()
-    other = vitlens.load(
-        str(tmp_path), image_size=(64, 32)
-    )  # timm resizes positions, and knows whole models
+    assert loaded.parameter_count() == pruned.parameter_count() < model.parameter_count()
+    # timm resizes positions, and knows whole models
+    other = vitlens.load(str(tmp_path), image_size=(64, 32))
     assert (other.input_size, other.layout.grid) == (
         (64, 32),
         (8, 2) if name == "vit-micro" else (4, 2),
@@ -212,14 +209,18 @@ def test_a_projection_without_a_bias_takes_no_means():
 
 def test_training_mode_and_gradients_are_kept():
     frozen = prune_heads(ours(), {0: (0,)})
-    assert not any(module.training for module in frozen.modules())
-    assert not any(parameter.requires_grad for parameter in frozen.parameters())
+    for module in frozen.modules():
+        assert not module.training
+    for parameter in frozen.parameters():
+        assert not parameter.requires_grad
     pruned = prune_heads(
         ours(dropout=0.5).train().requires_grad_(True), {0: (0,)}, means={0: torch.zeros(2, 8)}
     )
-    assert all(module.training for module in pruned.modules())
+    for module in pruned.modules():
+        assert module.training
     pruned(images(pruned.input_size)).sum().backward()
-    assert all(parameter.grad is not None for parameter in pruned.parameters())
+    for parameter in pruned.parameters():
+        assert parameter.grad is not None
 
 
 # ---- for other classes, with random weights
@@ -247,34 +248,35 @@ def test_the_head_is_new_and_nothing_else(name: str, tmp_path):
     build_model, count = MADE[name]
     old = build_model()
     before = values(old)
-    made = for_classes(old, NEW)
-    batch = images(made.input_size)
-    heads = tuple(f"{path}." for path in classifiers(made))
+    new = for_classes(old, NEW)
+    batch = images(new.input_size)
+    heads = tuple(f"{path}." for path in classifiers(new))
     assert len(heads) == count
-    assert made.classes == NEW
-    assert made(batch).shape == (2, 4)
-    assert made(batch).abs().max() == 0
-    for key, value in made.module.state_dict().items():
+    assert new.classes == NEW
+    assert new(batch).shape == (2, 4)
+    assert new(batch).abs().max() == 0
+    for key, value in new.module.state_dict().items():
         assert key.startswith(heads) or torch.equal(value, before[key]), key
     assert same(values(old), before)
-    assert made.provenance.notes[-1].startswith(
+    assert new.provenance.notes[-1].startswith(
         "replaced the head of" if old.has_classifier else "added a head"
     )
-    assert not made.training
-    assert not any(parameter.requires_grad for parameter in made.parameters())
-    for path in classifiers(made):
-        made.module.get_submodule(path).weight.normal_()
-    again = vitlens.load(str(written(made, tmp_path)))  # and it is a model like any other
+    assert not new.training
+    for parameter in new.parameters():
+        assert not parameter.requires_grad
+    for path in classifiers(new):
+        new.module.get_submodule(path).weight.normal_()
+    again = vitlens.load(str(written(new, tmp_path)))  # and it is a model like any other
     assert again.classes == NEW
-    assert torch.equal(again(batch), made(batch))
+    assert torch.equal(again(batch), new(batch))
 
 
 @pytest.mark.parametrize("family", ["deit-distilled", "vit-features"])
 def test_a_model_of_transformers_gets_a_new_head(family):
     pytest.importorskip("transformers", minversion="5", reason="the extra hf is not installed")
-    made = for_classes(vitlens.load(f"hf:{folder_of(family)[0]}"), NEW)
-    assert made.classes == NEW
-    assert torch.equal(made(images()), torch.zeros(2, 4))
+    new = for_classes(vitlens.load(f"hf:{folder_of(family)[0]}"), NEW)
+    assert new.classes == NEW
+    assert torch.equal(new(images()), torch.zeros(2, 4))
 
 
 @pytest.mark.parametrize("positions", ["learned", "sine-2d", "none"])
@@ -286,32 +288,35 @@ def test_a_head_for_the_same_classes_is_kept_and_positions_are_those_of_another_
     assert same(values(same_size), values(plain))
     assert (same_size.provenance.notes, same_size.module is plain.module) == ((), False)
     old = vitlens.load(str(written(small(positions=positions), tmp_path)), image_size=(64, 32))
-    made = for_classes(old, old.classes)
+    new = for_classes(old, old.classes)
     batch = images((64, 32))
-    torch.testing.assert_close(
-        made(batch), old(batch), atol=1e-5, rtol=0
-    )  # which interpolates in every pass
-    assert (made.module.config.image_size, made.layout.grid) == ((64, 32), (8, 2))
-    assert "from 32x48 to 64x32 px" in made.provenance.notes[-1]
-    assert torch.equal(vitlens.load(str(written(made, tmp_path / "again")))(batch), made(batch))
+    # which interpolates in every pass
+    torch.testing.assert_close(new(batch), old(batch), atol=1e-5, rtol=0)
+    assert (new.module.config.image_size, new.layout.grid) == ((64, 32), (8, 2))
+    assert "from 32x48 to 64x32 px" in new.provenance.notes[-1]
+    assert torch.equal(vitlens.load(str(written(new, tmp_path / "again")))(batch), new(batch))
 
 
 def test_random_weights_have_the_same_shapes_and_depend_on_the_seed():
-    given = for_classes(small(), ("cat", "dog")).double()
+    retrained = for_classes(small(), ("cat", "dog")).double()
     state = torch.random.get_rng_state()
-    first, again, other = (untrained_like(given, seed=seed) for seed in (0, 0, 1))
+    first = untrained_like(retrained, seed=0)
+    again = untrained_like(retrained, seed=0)
+    other = untrained_like(retrained, seed=1)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert (first.classes, first.provenance.weights, first.alias) == (
         ("cat", "dog"),
         "random",
-        given.alias,
+        retrained.alias,
     )
-    assert not any(part.training for part in first.modules())
-    assert not any(parameter.requires_grad for parameter in first.parameters())
+    for part in first.modules():
+        assert not part.training
+    for parameter in first.parameters():
+        assert not parameter.requires_grad
     assert same(values(first), values(again))
     assert not same(values(first), values(other))
     shapes = [
-        {key: value.shape for key, value in values(model).items()} for model in (first, given)
+        {key: value.shape for key, value in values(model).items()} for model in (first, retrained)
     ]
     assert shapes[0] == shapes[1]
 

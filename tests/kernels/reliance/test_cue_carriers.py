@@ -26,9 +26,7 @@ def model():
 
 
 def without_other_parts(model):
-    """Zero every head but one, and every MLP: what is left of a change passes through that head or
-    the residual.
-    """
+    """Zero every head except one, and every MLP, so that changes pass that head or the residual."""
     places = [
         f"blocks.{layer}.head.{head}"
         for layer in range(6)
@@ -57,13 +55,13 @@ def test_shares_are_those_of_patched_forward_passes(model, pixels):
     activation = vitlens.capture(model, changed, [place])[place]
     with torch.no_grad():
         before = model(images)
-        whole = model(changed) - before
+        total = model(changed) - before
         with vitlens.intervene(model, {place: activation}):
             alone = model(images) - before
-    whole = whole - whole.mean(1, keepdim=True)
+    total = total - total.mean(1, keepdim=True)
     alone = alone - alone.mean(1, keepdim=True)
     assert row.share.value == pytest.approx(
-        float((whole * alone).sum() / (whole**2).sum()), abs=1e-4
+        float((total * alone).sum() / (total**2).sum()), abs=1e-4
     )
 
 

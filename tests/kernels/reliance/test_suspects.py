@@ -5,11 +5,12 @@ from dataclasses import replace
 import vitlens
 from tests.kit.cues import suspects
 from tests.kit.planted_reliance import images, reads
+from tests.kit.select import select_one, values_of
 
 
 def test_a_cue_misleads_although_another_change_of_it_moves_more_predictions():
-    found = vitlens.reliance(reads("hue"), images(120)[0], cues=["background-colour"])
-    (base,) = (row for row in found.rows if row.intervention == "greyed")
+    reliance = vitlens.reliance(reads("hue"), images(120)[0], cues=["background-colour"])
+    base = select_one(reliance.rows, intervention="greyed")
     points = replace(base.changed, value=20.0, low=15.0, high=25.0)
     greyed = replace(
         base,
@@ -30,4 +31,4 @@ def test_a_cue_misleads_although_another_change_of_it_moves_more_predictions():
     assert suspect.misleads
     assert suspect.intervention == "greyed"
     whole_image = [replace(row, cue="colour") for row in (exchanged, greyed)]
-    assert [row.cue for row in suspects(whole_image, base.model)] == ["colour"]
+    assert values_of(suspects(whole_image, base.model), "cue") == ["colour"]

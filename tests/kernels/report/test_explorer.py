@@ -20,7 +20,7 @@ Grid = tuple[int, int]
 
 
 def attention(*shape: int, seed: int = 0) -> NDArray[np.float32]:
-    """Rows of softmax with a few large weights."""
+    """Draw rows of softmax with a few large weights."""
     scores = np.exp(3 * np.random.default_rng(seed).normal(size=shape))
     return (scores / scores.sum(-1, keepdims=True)).astype(np.float32)
 
@@ -45,12 +45,12 @@ def test_weights_come_back_within_their_steps(special):
     weights[0, 0, 2], weights[0, 1, 3, 0] = np.nan, np.nan  # which count as nothing
     page = page_of(of(weights), special=special, keys=(4, 5))
     back = shown_weights(page, 0)
-    known = np.nan_to_num(weights)
+    expected = np.nan_to_num(weights)
     assert back is not None
-    assert np.abs(back - known).max() <= known.max() / 255
+    assert np.abs(back - expected).max() <= expected.max() / 255
     assert back[0, 0, 2].tolist() == [0.0] * (special + 20)
-    rows = known.max(-1) > 0
-    error = (np.abs(back - known).max(-1)[rows] / known.max(-1)[rows]).max()
+    rows = expected.max(-1) > 0
+    error = (np.abs(back - expected).max(-1)[rows] / expected.max(-1)[rows]).max()
     (said,) = shown_data(page)["exactness"]
     assert f"the largest error is {100 * error:.1f} %" in said
 
@@ -66,7 +66,7 @@ def test_patches_keep_their_steps_beside_a_token_with_most_of_the_weight():
 def test_a_rollout_is_given_or_the_row_of_the_product_of_all_layers(special):
     tokens = special + 9
     weights = attention(4, 2, tokens, tokens)
-    own = attention(2, tokens, seed=1)
+    rollout = attention(2, tokens, seed=1)
     means = weights.mean(1)
     product = np.eye(tokens)
     rows = []
@@ -76,24 +76,24 @@ def test_a_rollout_is_given_or_the_row_of_the_product_of_all_layers(special):
     for image, expected in (
         (of(weights), np.stack(rows)),
         (of(None, layer_weights=means), np.stack(rows)),
-        (of(weights, rollout=own), own),
+        (of(weights, rollout=rollout), rollout),
     ):
-        found = shown_rollout(page_of(image, special=special, keys=(3, 3)), 0)
-        np.testing.assert_allclose(found, expected, atol=expected.max() / 255)
+        from_page = shown_rollout(page_of(image, special=special, keys=(3, 3)), 0)
+        np.testing.assert_allclose(from_page, expected, atol=expected.max() / 255)
     image = of(attention(2, 1, special + 4, special + 9))  # of pooled queries
     assert shown_rollout(page_of(image, special=special, keys=(3, 3), queries=(2, 2)), 0) is None
-    page = page_of(replace(image, rollout=own), special=special, keys=(3, 3), queries=(2, 2))
-    np.testing.assert_allclose(shown_rollout(page, 0), own, atol=own.max() / 255)
+    page = page_of(replace(image, rollout=rollout), special=special, keys=(3, 3), queries=(2, 2))
+    np.testing.assert_allclose(shown_rollout(page, 0), rollout, atol=rollout.max() / 255)
 
 
 def test_an_image_of_layer_means_and_one_of_nothing():
-    given = explorer()
-    nothing = replace(given.images[1], layer_weights=None)
-    means = given.images[1].layer_weights
-    page = explorer_fragment(replace(given, images=(*given.images, nothing)))
+    data = explorer()
+    nothing = replace(data.images[1], layer_weights=None)
+    means = data.images[1].layer_weights
+    page = explorer_fragment(replace(data, images=(*data.images, nothing)))
     first, second, third = shown_data(page)["images"]
     assert (first["weights"]["heads"], second["weights"]["heads"], third["weights"]) == (2, 0, None)
-    np.testing.assert_array_equal(shown_weights(page, 0), given.images[0].weights)
+    np.testing.assert_array_equal(shown_weights(page, 0), data.images[0].weights)
     assert means is not None
     np.testing.assert_allclose(shown_weights(page, 1), means[:, None], atol=means.max() / 255)
     assert shown_rollout(page, 2) is None
@@ -110,9 +110,9 @@ def test_maps_are_raw_or_means_of_blocks_and_small_pictures_keep_their_size_in_t
     across = [part.mean(1) for part in np.array_split(large, 64, axis=1)]
     means = np.stack(across, 1).reshape(64, 2, 64).mean(1)
     np.testing.assert_allclose(shown_map(page, 0, "large"), means, atol=np.ptp(means) / 500)
-    (shown,) = shown_data(page)["images"]
-    assert (shown["width"], shown["height"]) == (450, 900)
-    assert picture_of(shown["picture"]).size == (224, 448)
+    (image,) = shown_data(page)["images"]
+    assert (image["width"], image["height"]) == (450, 900)
+    assert picture_of(image["picture"]).size == (224, 448)
 
 
 def test_names_are_read_back_and_no_json_ends_its_script():
@@ -122,9 +122,8 @@ def test_names_are_read_back_and_no_json_ends_its_script():
     assert data["images"][0]["name"] == "</script><script>alert(1)</script>"
     assert data["labels"][0] == ["next patch", "<!--"]
     assert data["importance"][1] == [0.02, None]
-    odd = (
-        "".join(NASTY).encode("ascii", "backslashreplace").decode()
-    )  # "/" begins no path of the machine
+    # "/" begins no path of the machine
+    odd = "".join(NASTY).encode("ascii", "backslashreplace").decode()
     page = explorer_fragment(explorer(name=odd, label="".join(NASTY)))
     block = page.partition('id="vl-explorer">')[2].partition("</script>")[0]
     assert block.isascii()
@@ -134,7 +133,7 @@ def test_names_are_read_back_and_no_json_ends_its_script():
 def test_a_page_of_many_weights_loses_detail_then_queries_and_says_so():
     """Rows of fewer queries are means, of fewer keys sums, so that each is a distribution still."""
     weights = attention(2, 6, 1 + 22 * 22, 1 + 22 * 22)
-    found = []
+    settings = []
     for count in (1, 7):
         page = page_of(*[of(weights)] * count, special=1, keys=(22, 22))
         data = shown_data(page)
@@ -145,26 +144,25 @@ def test_a_page_of_many_weights_loses_detail_then_queries_and_says_so():
             data["images"][0]["weights"]["queries"],
             data["images"][0]["weights"]["levels"],
         )
-        found.append((rows, levels))
+        settings.append((rows, levels))
         assert back.shape == (2, 6, 1 + rows * columns, 1 + 22 * 22)
         np.testing.assert_allclose(back.sum(-1), 1, atol=2 / levels)
         (said,) = data["exactness"]
         assert (f"{rows}x{columns}" in said) == (rows < 22)
         assert f"{levels + 1} steps" in said
-    assert found[0] == (22, 255)
-    assert found[1][0] < 22
-    assert found[1][1] < 255
+    assert settings[0] == (22, 255)
+    assert settings[1][0] < 22
+    assert settings[1][1] < 255
 
 
 def blocks(patches: int, count: int) -> NDArray[np.float64]:
-    """Which block each patch of a row is in: (patches, blocks) of zeros and ones."""
+    """Return the block of each patch of a row: zeros and ones of shape (patches, blocks)."""
     return np.eye(count)[np.arange(patches) * count // patches]
 
 
 def test_keys_of_a_page_of_very_many_are_added_up_over_blocks(monkeypatch):
-    monkeypatch.setattr(
-        "vitlens.report.html.packing._ONE", 570_000
-    )  # a tenth, as of 120 heads a tenth are here
+    # a tenth, as of 120 heads a tenth are here
+    monkeypatch.setattr("vitlens.report.html.packing._ONE", 570_000)
     weights = attention(3, 4, 1 + 49, 1 + 37 * 37)
     page = page_of(of(weights), special=1, keys=(37, 37), queries=(7, 7))
     back = shown_weights(page, 0)
@@ -183,7 +181,7 @@ def test_pooled_rows_are_means_over_blocks_of_patches_and_few_tokens_are_not_poo
     fewer, grid = pooled(many, 2, (29, 18))
     assert grid == (14, 14)
     np.testing.assert_array_equal(fewer[:, :2], many[:, :2])
-    down, across = (each / each.sum(0) for each in (blocks(29, 14), blocks(18, 14)))
+    down, across = (block / block.sum(0) for block in (blocks(29, 14), blocks(18, 14)))
     means = np.einsum("hrck,ri,cj->hijk", many[:, 2:].reshape(2, 29, 18, 7), down, across)
     np.testing.assert_allclose(fewer[:, 2:], means.reshape(2, 196, 7), atol=1e-6)
     few = attention(2, 3, 1 + 16 * 24, 1 + 16 * 24)  # 385 tokens

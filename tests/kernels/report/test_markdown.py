@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from tests.kit.claims import Verdict
 from tests.kit.nasty import NASTY, cells, parsed, problems, read
 from tests.kit.pages import document, record, said
+from tests.kit.select import select_one
 from vitlens.cli.main import run
 from vitlens.record import ModelEntry
 from vitlens.report.document import Document, FigureSpec, FirstPage, Section, Sentence, Table
@@ -184,44 +185,47 @@ NAMES = st.one_of(
 
 
 def report_of(name: str) -> str:
-    """A report with a name everywhere, as a run would write it."""
+    """Write a report with a name everywhere, as a run would."""
     model = ModelEntry("vit", name, name, parameters=1, notes=(name,))
     run = record(Path("run"), command_line=f"vitlens look '{name}'", device=name, models=(model,))
     return markdown(document(name=said(name=name)), run)
 
 
 def paragraph(text: str) -> str:
-    """A sentence as a report's paragraph."""
+    """Write a sentence as a paragraph of a report."""
     return markdown(
         Document("t", (), FirstPage(()), preface=(Sentence(text),)), record(Path("run"))
     ).split("\n\n")[1]
 
 
 def seen(name: str) -> str:
-    """What a reader sees of a name: escapes as Python writes them, and spaces of any width as
-    spaces.
-    """
-    spaced = "".join(" " if unicodedata.category(one) == "Zs" else one for one in name)
-    return "".join(
-        one if one.isprintable() or one in "\u200c\u200d" else ascii(one)[1:-1] for one in spaced
-    )
+    """Return a name as a reader sees it: with Python's escapes and plain spaces."""
+    text = ""
+    for letter in name:
+        if unicodedata.category(letter) == "Zs":
+            text += " "
+        elif letter.isprintable() or letter in "\u200c\u200d":
+            text += letter
+        else:
+            text += ascii(letter)[1:-1]
+    return text
 
 
 def test_a_name_in_a_report_is_only_read_letter_by_letter():
-    usual = [(block.type, block.tag) for block in parsed(report_of("name"))]
+    expected = [(block.type, block.tag) for block in parsed(report_of("name"))]
     for name in NASTY:
         text = report_of(name)
         blocks = parsed(text)
         assert problems(text) == []
         assert os.fsencode(text).decode("utf-8") == text
-        assert [(block.type, block.tag) for block in blocks] == usual  # no block more, none less
-        shown = cells(text)[0][1]
+        assert [(block.type, block.tag) for block in blocks] == expected  # no block more, none less
+        cell = cells(text)[0][1]
         if len(name) <= 60 and not name.isspace():
-            assert shown.split() == seen(name).split()
-        assert all(len(part) <= 60 for part in shown.split("/")) or len(shown) == 180
+            assert cell.split() == seen(name).split()
+        assert all(len(part) <= 60 for part in cell.split("/")) or len(cell) == 180
         items = ["".join(read(block).split()) for block in blocks if block.type == "inline"]
         assert (
-            "".join(f"vit: {shown}, weights: {shown}, 1 parameters; {seen(name)}.".split()) in items
+            "".join(f"vit: {cell}, weights: {cell}, 1 parameters; {seen(name)}.".split()) in items
         )
 
 
@@ -230,7 +234,7 @@ def test_a_name_in_a_report_is_only_read_letter_by_letter():
 def test_any_name_in_a_report_is_only_read_and_a_block_of_code_holds_any_line(name):
     text = report_of(name)
     assert problems(text) == []
-    (block,) = (block for block in parsed(text) if block.type == "fence")
+    block = select_one(parsed(text), type="fence")
     assert block.content == "".join(
         f"{line}\n" for line in map(seen, f"vitlens look '{name}'".split("\n"))
     )
@@ -238,14 +242,15 @@ def test_any_name_in_a_report_is_only_read_and_a_block_of_code_holds_any_line(na
 
 @pytest.mark.parametrize("address", ["HTTPS://x.org/a_b", "www.x.org", "a@x.org"])
 def test_an_address_is_no_link_on_github(address):
-    shown = paragraph(f"see {address} now")
-    assert not any(start in shown.lower() for start in ("://", "www.", "a@"))
-    assert read(parsed(shown)[1]) == f"see {address} now"
+    text = paragraph(f"see {address} now")
+    for start in ("://", "www.", "a@"):
+        assert start not in text.lower()
+    assert read(parsed(text)[1]) == f"see {address} now"
 
 
 def test_our_own_marks_stay_and_those_of_names_do_not():
-    own = "**vit** is in `runs/` at p < 0.05: 3 * 4, a_b, [0, 1]; (a-b), 100 %, it's."
-    assert paragraph(own) == own
+    marked = "**vit** is in `runs/` at p < 0.05: 3 * 4, a_b, [0, 1]; (a-b), 100 %, it's."
+    assert paragraph(marked) == marked
     assert paragraph(said("**{{ a }}** in `{{ b }}`", a="**", b="a`b")) == "**\\*\\*** in ``a`b``"
 
 

@@ -59,18 +59,18 @@ def test_a_claim_that_fails_or_surprises_leads_to_a_command_on_its_own_models_an
     assert next_step(Claim("head L3.H1", "a"), config(data="digits")).endswith(
         "vitlens stats a=vit-digits --data digits --names`"
     )
-    assert (
-        next_step(Claim("calibration", "a"), config(images=("cat.jpg",))) == ""
-    )  # it needs labels
+    # it needs labels
+    assert next_step(Claim("calibration", "a"), config(images=("cat.jpg",))) == ""
 
 
 @pytest.mark.parametrize("name", ["attack", "stats", "evaluate", "compare"])
 def test_failing_claims_of_reports_have_their_next_step(name, golden):
-    made = golden(name)
-    failing = [claim for claim in made.document.claims if needs_a_next_step(claim)]
-    assert all(claim.next_step for claim in failing)
-    check_first_page(made.document)
-    said = markdown(made.document, made.record)
-    assert bool(made.document.first.next or any(part.next for part in made.document.sections)) == (
+    run = golden(name)
+    failing = [claim for claim in run.document.claims if needs_a_next_step(claim)]
+    for claim in failing:
+        assert claim.next_step
+    check_first_page(run.document)
+    said = markdown(run.document, run.record)
+    assert bool(run.document.first.next or any(part.next for part in run.document.sections)) == (
         "What to test next" in said
     )

@@ -18,15 +18,17 @@ from vitlens.report.html import page
 def page_of(
     folder: Path, *sentences: str, sections: tuple[Section, ...] = (), **config: object
 ) -> str:
-    """The page of these sentences and sections."""
+    """Return the page of these sentences and sections."""
     first = FirstPage(tuple(map(Sentence, sentences)))
     return page(Document("t", sections, first), record(folder, **config))
 
 
 def having(text: str, name: str, value: str) -> list[dict[str, str]]:
-    """The elements of which an attribute has this value, or "tag"."""
+    """Return the elements of which the attribute, or "tag", has this value."""
     return [
-        found for tag, found in Elements(text).found if {**found, "tag": tag}.get(name) == value
+        attributes
+        for tag, attributes in Elements(text).found
+        if {**attributes, "tag": tag}.get(name) == value
     ]
 
 
@@ -52,9 +54,9 @@ def test_every_part_stands_in_it(tmp_path):
     ):
         assert part in words, part
     policy = next(
-        found
-        for tag, found in elements.found
-        if found.get("http-equiv") == "Content-Security-Policy"
+        attributes
+        for tag, attributes in elements.found
+        if attributes.get("http-equiv") == "Content-Security-Policy"
     )
     assert policy["content"].startswith("default-src 'none'; img-src data:;")
     assert dict(elements.found)["html"] == {"lang": "en"}
@@ -63,15 +65,18 @@ def test_every_part_stands_in_it(tmp_path):
 
 def test_panels_carry_what_they_are_found_by_and_a_long_table_is_closed(tmp_path):
     text = written(tmp_path, document())
-    assert [each["id"] for each in having(text, "tag", "figure") if "id" in each] == ["figure-1"]
+    assert [figure["id"] for figure in having(text, "tag", "figure") if "id" in figure] == [
+        "figure-1"
+    ]
     panels = having(text, "class", "panel")
     assert len(panels) == 6
     assert (panels[1]["data-outcome"], panels[1]["data-class"]) == ("both wrong", "tabby 1")
-    assert ["open" in found for found in having(text, "class", "table")] == [False]
-    assert [found["name"] for found in having(text, "tag", "select")] == [
+    assert ["open" in attributes for attributes in having(text, "class", "table")] == [False]
+    # all agree alike
+    assert [attributes["name"] for attributes in having(text, "tag", "select")] == [
         "outcome",
         "class",
-    ]  # all agree alike
+    ]
 
 
 @pytest.mark.parametrize(("status", "unfinished"), [("done", False), ("interrupted", True)])
@@ -99,9 +104,10 @@ def test_a_name_in_a_sentence_is_read_letter_by_letter(tmp_path):
     text = page_of(tmp_path, *(f"before {said(name=odd)} after" for odd in NASTY))
     words = " ".join(" ".join(Elements(text).words).split())
     for odd in NASTY:
-        shown = odd if odd.isprintable() and len(odd) <= 60 else ""
-        if shown.strip() and "/" not in shown and "\\" not in shown:  # paths of the machine are cut
-            assert " ".join(f"before {shown} after".split()) in words, odd
+        visible = odd if odd.isprintable() and len(odd) <= 60 else ""
+        # paths of the machine are cut
+        if visible.strip() and "/" not in visible and "\\" not in visible:
+            assert " ".join(f"before {visible} after".split()) in words, odd
 
 
 @pytest.mark.parametrize(
@@ -120,7 +126,7 @@ def test_marks_are_elements_and_paths_of_the_machine_are_short(text, html, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("line", "shown"),
+    ("line", "expected"),
     [
         (
             "vitlens look '/home/my self/cat one.jpg' --model a=/m/n/x.pth@/w/u/v "
@@ -133,8 +139,8 @@ def test_marks_are_elements_and_paths_of_the_machine_are_short(text, html, tmp_p
         ("vitlens look '\x1b[2J'", "vitlens look '\\x1b[2J'"),
     ],
 )
-def test_a_command_line_names_no_folder_of_the_machine(line, shown, tmp_path):
-    assert shown in Elements(page_of(tmp_path, command_line=line)).words
+def test_a_command_line_names_no_folder_of_the_machine(line, expected, tmp_path):
+    assert expected in Elements(page_of(tmp_path, command_line=line)).words
 
 
 def test_a_term_is_explained_once_in_a_part(tmp_path):
@@ -164,12 +170,12 @@ def test_a_term_is_explained_once_in_a_part(tmp_path):
     ],
 )
 def test_the_glossary_has_the_terms_that_are_used_as_whole_words(text, names, tmp_path):
-    shown = page_of(tmp_path, text).partition("<h2>Glossary</h2>")[2]
-    assert [part.partition("</dt>")[0] for part in shown.split("<dt>")[1:]] == names
+    glossary = page_of(tmp_path, text).partition("<h2>Glossary</h2>")[2]
+    assert [part.partition("</dt>")[0] for part in glossary.split("<dt>")[1:]] == names
 
 
 def figure_on_page(folder: Path, drawn: Image.Image, **saved: object) -> dict[str, str]:
-    """The element of a figure, of 200 dots an inch unless told otherwise."""
+    """Return the element of a figure, at 200 dots an inch by default."""
     (folder / "figures").mkdir(exist_ok=True)
     drawn.save(folder / "figures" / "one.png", **{"dpi": (200, 200), **saved})
     section = Section("S", figures=(FigureSpec("one", "One.", Figure, alt="What it shows"),))
@@ -182,10 +188,11 @@ def test_a_chart_is_kept_without_loss(tmp_path):
     chart = Image.new("RGB", (400, 200), "white")
     chart.paste((0, 114, 178), (50, 60, 90, 200))
     image = figure_on_page(tmp_path, chart, dpi=(100, 100))
+    # 4 inches at 96 px, enlarged by a tenth
     assert (image["width"], image["height"]) == (
         "422",
         "211",
-    )  # 4 inches at 96 px, enlarged by a tenth
+    )
     np.testing.assert_array_equal(
         np.asarray(picture_of(image["src"]).convert("RGB")), np.asarray(chart)
     )
@@ -195,11 +202,12 @@ def test_a_figure_has_few_more_pixels_than_are_shown_and_a_photograph_is_compres
     image = figure_on_page(tmp_path, Image.new("RGBA", (1440, 720), (0, 0, 0, 0)))
     assert (image["width"], picture_of(image["src"]).size) == ("760", (874, 437))
     assert "class" not in image  # only what says so is inverted on a dark page
+    # a transparent pixel is white
     assert picture_of(image["src"]).convert("RGB").getpixel((5, 5)) == (
         255,
         255,
         255,
-    )  # transparent: white
+    )
     noise = np.random.default_rng(0).integers(0, 255, (200, 300, 3), dtype=np.uint8)
     image = figure_on_page(tmp_path, Image.fromarray(noise))
     assert picture_of(image["src"]).size == (182, 121)
@@ -207,11 +215,11 @@ def test_a_figure_has_few_more_pixels_than_are_shown_and_a_photograph_is_compres
 
 
 @pytest.mark.parametrize(
-    ("size", "shown"), [((1, 1), (1, 1)), ((10_000, 100), (160, 2)), ((50, 120), (50, 120))]
+    ("size", "expected"), [((1, 1), (1, 1)), ((10_000, 100), (160, 2)), ((50, 120), (50, 120))]
 )
-def test_pictures_of_any_size_are_small_and_never_empty(size, shown, tmp_path):
+def test_pictures_of_any_size_are_small_and_never_empty(size, expected, tmp_path):
     """size: width, height."""
     pixels = np.full((*size[::-1], 3), 200, np.uint8)
     section = Section("S", panels=(ImagePanel("one", ("below",), lambda: (pixels,)),))
     (image,) = having(page_of(tmp_path, sections=(section,)), "tag", "img")
-    assert (int(image["width"]), int(image["height"])) == picture_of(image["src"]).size == shown
+    assert (int(image["width"]), int(image["height"])) == picture_of(image["src"]).size == expected

@@ -7,6 +7,7 @@ import pytest
 from tests.kit.claims import Verdict
 from tests.kit.first_page import suite_of
 from tests.kit.pages import written
+from tests.kit.select import values_of
 from vitlens.record import Record
 from vitlens.report.claims import Claim, shown, title_of, together, verdict_rows, vetoed
 from vitlens.report.document import Document, FirstPage, Section, Table
@@ -35,7 +36,7 @@ def test_the_reason_and_its_limit_stand_wherever_the_status_is_printed(tmp_path)
     )
     expected = f"{REASON} ({LIMIT})"
     assert markdown(document, Record()).count(f"warn: {expected}") == 2
-    assert any(f"warn: {expected}" in line for line in summary_lines(document))
+    assert f"warn: {expected}" in "\n".join(summary_lines(document))
     assert written(tmp_path, document).count(expected) == 2
     (case,) = suite_of((claim,))
     assert expected in (case[0].text or "")
@@ -80,4 +81,4 @@ def test_a_measurement_that_its_verdict_doubts_gives_no_title_and_no_answer():
     assert title_of(vetoed([better, sound, other]), "") == "cnn is better"
     doubted = vetoed([better, Claim("robustness", "vit", verdict=WEAK), other])
     assert title_of(doubted, "") == "vit is small"
-    assert [claim.question for claim in shown(doubted)] == ["size"]
+    assert values_of(shown(doubted), "question") == ["size"]

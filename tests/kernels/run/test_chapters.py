@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests.kit.commands import digest_of_code
+from tests.kit.select import values_of
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run import chapter_runs
 from vitlens.commands.run.chapter_runs import (
@@ -132,10 +133,10 @@ def test_an_unfinished_or_damaged_chapter_or_one_of_other_code_or_one_too_many_i
     keep(tmp_path, finished=False)
     assert not found(tmp_path)
     keep(tmp_path)
-    (kept,) = (tmp_path / "cache" / "chapters").iterdir()
-    text = (kept / "results.json").read_text()
+    (folder,) = (tmp_path / "cache" / "chapters").iterdir()
+    text = (folder / "results.json").read_text()
     for damaged in (text.replace('"done"', '"running"'), "{"):
-        (kept / "results.json").write_text(damaged)
+        (folder / "results.json").write_text(damaged)
         assert not found(tmp_path)
     keep(tmp_path)
     with monkeypatch.context() as patch:
@@ -167,13 +168,13 @@ def test_a_chapter_is_restored_whole_or_not_at_all_while_another_process_keeps_i
     for number in range(30):
         (place / f"{number}.txt").write_text("x")
     with ProcessPoolExecutor(1, mp_context=get_context("fork")) as other:
-        kept = other.submit(keep_often, tmp_path, place, 20)
-        while not kept.done():
+        saving = other.submit(keep_often, tmp_path, place, 20)
+        while not saving.done():
             target = tmp_path / "second" / "chapters" / "stats-mine"
             options = with_run(out=target)
             if cache(tmp_path).restore("stats", options, target):
                 assert len(list(target.glob("*.txt"))) in (0, 30)
-        assert kept.result() is None
+        assert saving.result() is None
     assert found(tmp_path)
     assert not list((tmp_path / "cache").rglob(".*-*"))
 
@@ -280,7 +281,7 @@ def test_timings_are_never_those_of_another_run(tmp_path, monkeypatch, word, is_
         (tmp_path / name).mkdir()
         runner = ChapterRunner(tmp_path / name, RunOptions(), cache(tmp_path))
         rows.append(runner.run(word, "mine", OPTIONS))
-    assert [row.cached for row in rows] == [False, is_cached]
+    assert values_of(rows, "cached") == [False, is_cached]
 
 
 def test_a_chapter_of_other_labels_is_not_restored(tmp_path):

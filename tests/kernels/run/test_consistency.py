@@ -28,7 +28,7 @@ STALE = {
 
 
 def problems(name: str) -> list[str]:
-    """What two parts of a committed report say differently, and statuses without their reason."""
+    """Return contradictions between parts of a report, and statuses without a reason."""
     folder = REPORTS / name
     text = (folder / "report.md").read_text(encoding="utf-8")
     record = read_folder(folder)
@@ -56,22 +56,20 @@ def study() -> Record:
 
 
 def test_one_number_with_two_values_on_the_same_images_is_an_error(study):
-    evaluate, compare = (
-        next(each.record for each in study.parts if each.row.word == word)
-        for word in ("evaluate", "compare")
-    )
-    first, *others = compare.scores
+    evaluate = next(part.record for part in study.parts if part.row.word == "evaluate")
+    compare = next(part.record for part in study.parts if part.row.word == "compare")
+    first, *rest = compare.scores
     count = evaluate.scores[0].accuracy.n
     other = replace(first.accuracy, value=first.accuracy.value - 0.1, low=None, high=None, n=count)
-    planted = with_chapter(study, "compare", scores=(replace(first, accuracy=other), *others))
-    found = errors(planted)
-    assert len(found) == 1 + len(errors(study))
-    assert any(f"accuracy/{first.model}" in line for line in found)
+    planted = with_chapter(study, "compare", scores=(replace(first, accuracy=other), *rest))
+    conflicts = errors(planted)
+    assert len(conflicts) == 1 + len(errors(study))
+    assert f"accuracy/{first.model}" in "\n".join(conflicts)
 
 
 def test_numbers_of_other_images_are_reconciled_by_a_sentence(study):
     assert not errors(study)
-    images = {each.row.word: each.record.images for each in study.parts}
+    images = {part.row.word: part.record.images for part in study.parts}
     assert images["attack"] != images["evaluate"]
     (said,) = [line for line in reconciled(study) if "attack" in line]
     assert f"{images['attack']:,}" in said
@@ -80,31 +78,31 @@ def test_numbers_of_other_images_are_reconciled_by_a_sentence(study):
 
 @pytest.mark.parametrize("is_same", [True, False])
 def test_a_head_with_two_labels_is_an_error_unless_the_images_differ(study, is_same):
-    stats, ablate = (
-        next(each.record for each in study.parts if each.row.word == word)
-        for word in ("stats", "ablate")
-    )
-    units = tuple(
-        replace(row, label="planted") if row.head is not None else row for row in ablate.units
-    )
+    stats = next(part.record for part in study.parts if part.row.word == "stats")
+    ablate = next(part.record for part in study.parts if part.row.word == "ablate")
+    units = []
+    for row in ablate.units:
+        is_head = row.head is not None
+        units.append(replace(row, label="planted") if is_head else row)
+    units = tuple(units)
     images = stats.images if is_same else stats.images - 1
     config = replace(ablate.config, data=replace(stats.config.data, images=images))
     planted = with_chapter(study, "ablate", units=units, config=config)
-    assert any("labels" in line for line in errors(planted)) == is_same
-    assert any("unstable" in line for line in reconciled(planted)) != is_same
+    assert ("labels" in "\n".join(errors(planted))) == is_same
+    assert ("unstable" in "\n".join(reconciled(planted))) != is_same
 
 
 def test_a_change_that_counts_images_without_the_property_is_an_error():
     compare = read_folder(REPORTS / "compare-cifar10-jpeg")
     (row, *_) = compare.interventions
-    known = next(
-        each
-        for each in compare.covariates
-        if (each.model, each.covariate) == (row.model, row.covariate)
+    covariate = next(
+        candidate
+        for candidate in compare.covariates
+        if (candidate.model, candidate.covariate) == (row.model, row.covariate)
     )
-    matched = replace(row, gain=Estimate(1.0, 0.5, 1.5, known.area.n, "points"))
+    matched = replace(row, gain=Estimate(1.0, 0.5, 1.5, covariate.area.n, "points"))
     assert not errors(replace(compare, interventions=(matched,)))
-    more = replace(row, gain=Estimate(1.0, 0.5, 1.5, known.area.n + 1, "points"))
+    more = replace(row, gain=Estimate(1.0, 0.5, 1.5, covariate.area.n + 1, "points"))
     assert len(errors(replace(compare, interventions=(more,)))) == 1
 
 

@@ -32,7 +32,7 @@ def at(
 
 
 def raising(code: int):
-    """Stands in for a function of the operating system that is refused."""
+    """Return a stand-in for a function that the operating system refuses."""
 
     def refuse(*args: object, **kwargs: object) -> None:
         raise OSError(code, os.strerror(code))
@@ -46,7 +46,7 @@ def ended(
     error: BaseException | None,
     full: pytest.MonkeyPatch | None = None,
 ):
-    """A run that keeps a record and ends with an error, or on a disk that is full."""
+    """Run something that keeps a record and ends with an error or on a full disk."""
     with at(out) as folder:
         folder.keep(record)
         if full:
@@ -60,9 +60,8 @@ def test_a_run_that_ends_well_is_done_and_reads_back(tmp_path):
     with at(out, {"seed": 3}, name_parts=("m", "d")) as folder:
         assert read_run(out).status == "running"
         folder.keep(KEPT)
-        assert (
-            read_run(out).results["metrics"] == {}
-        )  # nothing claims to be there before it is asked for
+        # nothing claims to be there before it is asked for
+        assert read_run(out).results["metrics"] == {}
         assert folder.record().status == "running"
     record = read_run(out)
     assert (record.command, record.status, record.config["seed"]) == ("brightness", "done", 3)
@@ -107,9 +106,8 @@ def test_a_full_disk_tells_the_first_error_and_a_nan_its_name_and_neither_looks_
 
 def test_the_default_place_is_named_by_what_and_when(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    first, second = (
-        at(None, name_parts=("vit-digits", "/some/where/my photos")).path for _ in range(2)
-    )
+    first = at(None, name_parts=("vit-digits", "/some/where/my photos")).path
+    second = at(None, name_parts=("vit-digits", "/some/where/my photos")).path
     assert first != second
     train = at(None, word="train", name_parts=("vit-micro", "digits")).path
     assert (first.parent, train.parent) == (Path("reports"), Path("runs"))
@@ -118,11 +116,13 @@ def test_the_default_place_is_named_by_what_and_when(tmp_path, monkeypatch):
 
 
 def test_an_existing_folder_is_kept_unless_asked_and_a_foreign_one_always(tmp_path):
-    out, foreign, empty = (tmp_path / name for name in ("run", "foreign", "empty"))
+    out = tmp_path / "run"
+    foreign = tmp_path / "foreign"
+    empty = tmp_path / "empty"
     with at(out) as folder:
         folder.arrays("old", x=np.ones(1))
-    mine = [out / "notes.txt", out / "figures" / "mine.txt", foreign / "config.json"]
-    for path in (out / "report.md", *mine):
+    files = [out / "notes.txt", out / "figures" / "mine.txt", foreign / "config.json"]
+    for path in (out / "report.md", *files):
         path.parent.mkdir(exist_ok=True)
         path.write_text("mine")
     before = (out / "results.json").read_text()
@@ -135,13 +135,13 @@ def test_an_existing_folder_is_kept_unless_asked_and_a_foreign_one_always(tmp_pa
     assert read_run(out).command == "rollout"
     assert not (out / "report.md").exists()
     assert not (out / "arrays" / "old.npz").exists()
-    assert [path.read_text() for path in mine] == ["mine"] * 3
+    assert [path.read_text() for path in files] == ["mine"] * 3
     empty.mkdir()
     at(empty, overwrite=True)
 
 
 def hold(out: Path, holds: Any, ends: Any) -> None:
-    """A run in another process, which goes on until it may end, or is killed."""
+    """Run in another process until it may end or is killed."""
     with at(out) as folder:
         folder.keep(KEPT)
         holds.set()
@@ -194,9 +194,8 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, place
         at(tmp_path / place, overwrite=overwrite)
     assert "\n" not in str(caught.value)
     assert (tmp_path / "file").read_text() == "mine"
-    monkeypatch.setattr(
-        Path, "mkdir", raising(13)
-    )  # root may write anywhere, so the refusal is played
+    # root may write anywhere, so the refusal is played
+    monkeypatch.setattr(Path, "mkdir", raising(13))
     with pytest.raises(OutputError, match="Permission denied"):
         at(tmp_path / "run")
 

@@ -36,7 +36,10 @@ ARRAYS = {"loss": np.arange(6.0).reshape(2, 3), "cost": np.array(7)}
 def watch(
     stream: io.StringIO, *, step: float, terminal: bool, quiet: bool = False, fails: bool = False
 ) -> str:
-    """What is said of 100 images, ten of which are done every `step` seconds; fails: in the end."""
+    """Return the lines about 100 images, ten of which are done every `step` seconds.
+
+    fails: whether the run fails at the end.
+    """
     now = [0.0]
     console = Console(file=stream, force_terminal=terminal, width=100)
     with progress(
@@ -65,7 +68,7 @@ def test_short_work_and_quiet_work_are_silent_and_long_work_says_so_now_and_then
 
 
 def times_of_lines(*parts: tuple[str, float], beat: float = BEAT) -> list[float]:
-    """When lines were written of an announced run whose phases take so many seconds each."""
+    """Return when lines are written of an announced run whose phases take so many seconds each."""
     now = [0.0]
     written = []
 
@@ -140,7 +143,8 @@ def test_what_was_kept_is_recalled_by_its_key_and_process_and_forgotten_but_for_
         store.remember("pgd-0", "digest", ARRAYS)
         recalled = store.recall("pgd-0", "digest", FORMS)
         assert (recalled is None) == (store.folder is None)
-    assert all((recalled[name] == array).all() for name, array in ARRAYS.items())
+    for name, array in ARRAYS.items():
+        assert (recalled[name] == array).all()
     for other in (
         store.recall("pgd-1", "digest", FORMS),
         ProgressStore(folder, 1).recall("pgd-0", "digest", FORMS),

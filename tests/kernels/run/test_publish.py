@@ -16,6 +16,7 @@ from tests.contracts.throw_away.record import (
 )
 from tests.kit.pages import page_problems
 from tests.kit.saving import saved_figures
+from tests.kit.select import names_in
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.options import RunOptions
@@ -40,7 +41,7 @@ def added(monkeypatch):
 
 
 def published(out: Path, *, formats: tuple[str, ...] = (), **options: object) -> Path:
-    """The page or text that a run writes at its end."""
+    """Return the page or the text that a run writes at its end."""
     config = {"models": [{"alias": "m"}], "options": {"run": options}}
     with RunFolder.opened(WORD, RunOptions(out=out, formats=formats), config) as folder:
         folder.keep(RECORDED)
@@ -56,12 +57,14 @@ def run(tmp_path):
 
 
 def test_a_report_is_written_from_the_folder_and_written_again_it_is_the_same(run):
-    kept = {path: path.read_bytes() for path in (run / "report.md", *(run / "figures").iterdir())}
-    assert {path.name for path in kept} == {"report.md", *FIGURES}
-    for path in kept:
+    contents = {
+        path: path.read_bytes() for path in (run / "report.md", *(run / "figures").iterdir())
+    }
+    assert {path.name for path in contents} == {"report.md", *FIGURES}
+    for path in contents:
         path.unlink()
     assert report(run) == run / "report.md"
-    assert {path: path.read_bytes() for path in kept} == kept
+    assert {path: path.read_bytes() for path in contents} == contents
 
 
 def test_figures_that_are_drawn_no_more_are_removed_and_no_others(run, monkeypatch):
@@ -73,17 +76,15 @@ def test_figures_that_are_drawn_no_more_are_removed_and_no_others(run, monkeypat
         two = replace(document, sections=(replace(section, figures=both),))
         patch.setattr(throw_away, "REPORT", lambda _record: two)
         report(run)
-    assert {file.name for file in figures.iterdir()} == FIGURES | {
-        f"another_{name}" for name in FIGURES
-    }
-    own = (figures / f"another_{WORD}.png").read_bytes()
+    assert names_in(figures) == FIGURES | {f"another_{name}" for name in FIGURES}
+    picture = (figures / f"another_{WORD}.png").read_bytes()
     # pictures of the folder's owner: by another program, in another format, of a name that no
     # report showed
     theirs = {
         f"another_{WORD}.svg": b"<svg/>",
-        f"another_{WORD}.jpg": own,
-        "mine.png": own,
-        f"{WORD}_older.png": own,
+        f"another_{WORD}.jpg": picture,
+        "mine.png": picture,
+        f"{WORD}_older.png": picture,
     }
     for name, content in theirs.items():
         (figures / name).write_bytes(content)
@@ -92,9 +93,9 @@ def test_figures_that_are_drawn_no_more_are_removed_and_no_others(run, monkeypat
             "\n![mine](figures/mine.png)\n\n![outside](figures/../../kept.png)\n\n*Figure 3. "
             "Outside.*\n"
         )
-    (run.parent / "kept.png").write_bytes(own)
+    (run.parent / "kept.png").write_bytes(picture)
     assert report(run) == run / "report.md"
-    assert {file.name for file in figures.iterdir()} == FIGURES | {*theirs}
+    assert names_in(figures) == FIGURES | {*theirs}
     assert {name: (figures / name).read_bytes() for name in theirs} == theirs
     assert (run.parent / "kept.png").is_file()
 
@@ -108,14 +109,13 @@ def test_a_page_is_written_where_it_is_asked_for_and_kept_up_to_date(run):
     assert 'class="chart"' in text  # no image is in it, so a dark page may invert it
     assert str(run.parent) not in text
     (run / "report.html").write_text("older")
-    assert (
-        report(run) == run / "report.html"
-    )  # one that lies there would otherwise say what report.md does not
+    # one that lies there would otherwise say what report.md does not
+    assert report(run) == run / "report.html"
     assert (run / "report.html").read_text(encoding="utf-8") == text
 
 
 @pytest.mark.parametrize(
-    ("asked", "by_default", "name"),
+    ("html", "by_default", "name"),
     [
         (True, False, "report.html"),
         (None, False, "report.md"),
@@ -124,10 +124,10 @@ def test_a_page_is_written_where_it_is_asked_for_and_kept_up_to_date(run):
     ],
 )
 def test_options_and_the_registry_decide_about_the_page(
-    tmp_path, monkeypatch, asked, by_default, name
+    tmp_path, monkeypatch, html, by_default, name
 ):
     monkeypatch.setitem(COMMANDS, WORD, replace(ENTRY, html=by_default))
-    assert published(tmp_path / "run", html=asked) == tmp_path / "run" / name
+    assert published(tmp_path / "run", html=html) == tmp_path / "run" / name
     assert (tmp_path / "run" / "report.html").exists() == (name == "report.html")
 
 

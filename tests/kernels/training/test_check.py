@@ -13,6 +13,7 @@ from torch import nn
 
 import vitlens
 from tests.kit.making import untrained
+from tests.kit.select import index_by
 from vitlens import Model, Split
 from vitlens.errors import DataError
 from vitlens.training.check import Finding, check_training
@@ -31,14 +32,14 @@ def tiny(**changes: object) -> Model:
 def run(
     model: Model, split: Split = IMAGES, *, recipe: Recipe = RECIPE, **more: Any
 ) -> dict[str, Finding]:
-    found = {each.name: each for each in check_training(model, split, split, recipe=recipe, **more)}
-    assert tuple(found) == ("initial loss", "gradient norms", "one batch", "learning rate")
-    return found
+    findings = index_by(check_training(model, split, split, recipe=recipe, **more), "name")
+    assert tuple(findings) == ("initial loss", "gradient norms", "one batch", "learning rate")
+    return findings
 
 
-def states(found: dict[str, Finding]) -> str:
-    """The first letter of each finding's state: pass, warn, fail, inconclusive."""
-    return "".join(each.state[0] for each in found.values())
+def states(findings: dict[str, Finding]) -> str:
+    """Return the first letter of each finding's state: pass, warn, fail, inconclusive."""
+    return "".join(finding.state[0] for finding in findings.values())
 
 
 @pytest.mark.parametrize("mode", [True, False])
@@ -47,19 +48,23 @@ def test_a_healthy_model_passes_and_is_as_before(mode):
     model.module.head.weight.grad = torch.ones_like(model.module.head.weight)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     random = torch.random.get_rng_state()
-    found = run(model)
-    assert states(found) == "pppp"
-    assert found["initial loss"].value == pytest.approx(math.log(10), abs=0.1)
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    assert all(part.training is mode for part in model.modules())
+    findings = run(model)
+    assert states(findings) == "pppp"
+    assert findings["initial loss"].value == pytest.approx(math.log(10), abs=0.1)
+    for name, value in model.state_dict().items():
+        assert torch.equal(before[name], value)
+    for part in model.modules():
+        assert part.training is mode
     gradients = {
-        name: each.grad for name, each in model.module.named_parameters() if each.grad is not None
+        name: parameter.grad
+        for name, parameter in model.module.named_parameters()
+        if parameter.grad is not None
     }
     assert gradients.keys() == {"head.weight"}
     assert gradients["head.weight"].eq(1).all()
     assert torch.equal(torch.random.get_rng_state(), random)
     if mode:
-        assert found == run(tiny(dropout=0.7))
+        assert findings == run(tiny(dropout=0.7))
 
 
 @pytest.mark.slow
@@ -76,7 +81,7 @@ def zero_head(model: Model) -> None:  # as a new head of a trained model
 
 
 def hooked(part: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Model], object]:
-    """Changes what a part of the model puts out."""
+    """Return a function that changes the output of a part of the model."""
     return lambda model: model.module.get_submodule(part).register_forward_hook(
         lambda _, __, output: change(output)
     )
@@ -131,11 +136,11 @@ def test_what_is_broken_is_named(kind):
     damage, fresh, expected, name, says = DAMAGES[kind]
     model = tiny()
     damage(model)
-    found = run(model, fresh=fresh)
-    assert all(
-        state == wanted for state, wanted in zip(states(found), expected) if wanted != "."
-    ), states(found)
-    assert says in found[name].line
+    findings = run(model, fresh=fresh)
+    for state, letter in zip(states(findings), expected):
+        if letter != ".":
+            assert state == letter, states(findings)
+    assert says in findings[name].line
 
 
 @pytest.mark.parametrize(
@@ -148,10 +153,10 @@ def test_what_is_broken_is_named(kind):
     ],
 )
 def test_a_wrong_learning_rate_is_the_only_fault_and_a_better_one_is_given(rate, word, optimiser):
-    found = run(tiny(depth=1), recipe=replace(RECIPE, optimiser=optimiser, learning_rate=rate))
-    assert states(found) == "pppf"  # the batch is learned at another rate
-    assert found["learning rate"].value == rate
-    assert f"too {word}: try learning_rate=0.01." in found["learning rate"].line
+    findings = run(tiny(depth=1), recipe=replace(RECIPE, optimiser=optimiser, learning_rate=rate))
+    assert states(findings) == "pppf"  # the batch is learned at another rate
+    assert findings["learning rate"].value == rate
+    assert f"too {word}: try learning_rate=0.01." in findings["learning rate"].line
 
 
 def test_a_low_rate_of_fine_tuning_at_which_the_loss_falls_is_no_fault():
@@ -165,15 +170,16 @@ def test_a_low_rate_of_fine_tuning_at_which_the_loss_falls_is_no_fault():
 
 def test_a_part_that_is_frozen_on_purpose_is_no_fault():
     model = vitlens.load("vit-digits")
-    found = run(model, train_last=1, fresh=False, recipe=replace(RECIPE, optimiser="adamw"))
-    assert states(found)[0] == "i"  # it knows the digits
-    assert "f" not in states(found)
-    assert not any(parameter.requires_grad for parameter in model.parameters())
+    findings = run(model, train_last=1, fresh=False, recipe=replace(RECIPE, optimiser="adamw"))
+    assert states(findings)[0] == "i"  # it knows the digits
+    assert "f" not in states(findings)
+    for parameter in model.parameters():
+        assert not parameter.requires_grad
 
 
 def test_images_of_one_class_and_without_labels():
-    found = run(tiny(dim=8, depth=1), IMAGES.pick((IMAGES.labels == 3).nonzero()[:, 0]))
-    assert states(found)[2:] == "ii"
-    assert "two classes" in found["one batch"].line
+    findings = run(tiny(dim=8, depth=1), IMAGES.pick((IMAGES.labels == 3).nonzero()[:, 0]))
+    assert states(findings)[2:] == "ii"
+    assert "two classes" in findings["one batch"].line
     with pytest.raises(DataError, match="found images without labels"):
         run(tiny(), replace(IMAGES, labels=None))

@@ -29,14 +29,14 @@ def softmax(row: np.ndarray) -> np.ndarray:
 def test_the_teacher_says_the_same_in_every_pass_and_the_student_does_not():
     """In training, with stochastic depth and dropout."""
     model = headless(drop_path=0.5, dropout=0.5)
-    made = built("dino", model).train()
-    whole, *_ = made.inputs(images(), KEYS, seed=0, epoch=0)
-    first = made(whole)
-    second = made(whole)
+    objective = built("dino", model).train()
+    crops, *_ = objective.inputs(images(), KEYS, seed=0, epoch=0)
+    first = objective(crops)
+    second = objective(crops)
     assert torch.equal(first.teacher, second.teacher)
     assert not torch.equal(first.student, second.student)
     with torch.no_grad():
-        assert torch.equal(made.eval()(whole).teacher, first.teacher)
+        assert torch.equal(objective.eval()(crops).teacher, first.teacher)
 
 
 def test_the_loss_of_masked_patches_is_that_of_plain_loops():
@@ -44,15 +44,11 @@ def test_the_loss_of_masked_patches_is_that_of_plain_loops():
     target = drawn(3, 5, 4, seed=1)
     masked = torch.tensor([[1, 1, 0, 0, 1], [0, 1, 1, 1, 0], [1, 0, 0, 1, 1]]).bool()
     for image, loss in enumerate(mae.masked_error(predicted, target, masked).tolist()):
-        errors = [
-            sum(
-                (predicted[image, patch, pixel] - target[image, patch, pixel]).item() ** 2
-                for pixel in range(4)
-            )
-            / 4
-            for patch in range(5)
-            if masked[image, patch]
-        ]
+        errors = []
+        for patch in range(5):
+            if masked[image, patch]:
+                difference = predicted[image, patch] - target[image, patch]
+                errors.append(sum(value.item() ** 2 for value in difference) / 4)
         assert loss == pytest.approx(sum(errors) / len(errors), rel=1e-9)
 
 
@@ -70,52 +66,50 @@ def test_patches_are_the_squares_of_the_image_and_back():
     model = headless()
     pixels = images()
     cut = mae.patchified(pixels, model.layout)
-    assert torch.equal(
-        cut[1, 5], pixels[1, :, 8:16, 8:16].permute(1, 2, 0).flatten()
-    )  # row 1, column 1 of 4 x 4
+    # row 1, column 1 of 4 x 4
+    assert torch.equal(cut[1, 5], pixels[1, :, 8:16, 8:16].permute(1, 2, 0).flatten())
     assert torch.equal(mae.unpatchified(cut, model.layout), pixels)
 
 
 @pytest.mark.parametrize(("ratio", "masked"), [(0.75, 12), (0.5, 8), (0.9, 14)])
 def test_exactly_so_many_patches_are_masked_and_others_in_each_image_and_epoch(ratio, masked):
-    made = built("mae", mask_ratio=ratio).eval()
-    one, other = (
-        made(*made.inputs(images(), KEYS, seed=0, epoch=epoch)).masked for epoch in (0, 1)
-    )
+    objective = built("mae", mask_ratio=ratio).eval()
+    one = objective(*objective.inputs(images(), KEYS, seed=0, epoch=0)).masked
+    other = objective(*objective.inputs(images(), KEYS, seed=0, epoch=1)).masked
     assert (one.sum(1) == masked).all()
     assert len({tuple(row.tolist()) for row in one}) == len(one)
     assert (one != other).any(1).all()
-    alone = made(*made.inputs(images()[3:4], KEYS[3:4], seed=0, epoch=0)).masked
+    alone = objective(*objective.inputs(images()[3:4], KEYS[3:4], seed=0, epoch=0)).masked
     assert torch.equal(alone[0], one[3])  # whatever else is in the batch
 
 
 def test_the_decoder_sees_no_masked_pixel():
-    made = built("mae", normalise=False).eval()
+    objective = built("mae", normalise=False).eval()
     pixels = images()
-    _, order = made.inputs(pixels, KEYS, seed=0, epoch=0)
-    before = made(pixels, order)
-    cut = mae.patchified(pixels, made.model.layout)
+    _, order = objective.inputs(pixels, KEYS, seed=0, epoch=0)
+    before = objective(pixels, order)
+    cut = mae.patchified(pixels, objective.model.layout)
     changed = torch.where(before.masked[:, :, None], 1 - cut, cut)
-    after = made(mae.unpatchified(changed, made.model.layout), order)
+    after = objective(mae.unpatchified(changed, objective.model.layout), order)
     assert torch.equal(after.predicted, before.predicted)
     assert not torch.allclose(after.target, before.target)
-    seen = made(mae.unpatchified(1 - cut, made.model.layout), order)
+    seen = objective(mae.unpatchified(1 - cut, objective.model.layout), order)
     assert not torch.allclose(seen.predicted, before.predicted)
 
 
 def test_the_pictures_keep_what_is_seen_and_show_grey_for_what_is_not():
-    made = built("mae").eval()
+    objective = built("mae").eval()
     pixels = images()
-    _, order = made.inputs(pixels, KEYS, seed=0, epoch=0)
-    shown, filled = made.pictures(pixels, order)
-    masked = made(pixels, order).masked
-    for picture in (shown, filled):
-        cut = mae.patchified(picture, made.model.layout)
+    _, order = objective.inputs(pixels, KEYS, seed=0, epoch=0)
+    visible, filled = objective.pictures(pixels, order)
+    masked = objective(pixels, order).masked
+    for picture in (visible, filled):
+        cut = mae.patchified(picture, objective.model.layout)
         assert torch.allclose(
-            cut[~masked], mae.patchified(pixels, made.model.layout)[~masked], atol=1e-6
+            cut[~masked], mae.patchified(pixels, objective.model.layout)[~masked], atol=1e-6
         )
     assert torch.allclose(
-        mae.patchified(shown, made.model.layout)[masked], torch.tensor(0.5), atol=1e-6
+        mae.patchified(visible, objective.model.layout)[masked], torch.tensor(0.5), atol=1e-6
     )
 
 
@@ -125,13 +119,13 @@ def test_the_loss_of_student_and_teacher_is_that_of_plain_loops():
     losses = dino.agreement(student, teacher, temperature=0.1)
     for image in range(3):
         terms = []
-        for wanted in range(2):
+        for target in range(2):
             for crop in range(4):
-                if crop != wanted:
+                if crop != target:
                     said = softmax(student[crop, image].numpy() / 0.1)
                     terms.append(
                         -sum(
-                            teacher[wanted, image, at].item() * math.log(said[at])
+                            teacher[target, image, at].item() * math.log(said[at])
                             for at in range(5)
                         )
                     )
@@ -139,11 +133,11 @@ def test_the_loss_of_student_and_teacher_is_that_of_plain_loops():
 
 
 def test_the_teacher_is_centred_and_sharpened():
-    made = built("dino")
+    objective = built("dino")
     said = drawn(2, 3, 12).float()
-    made.centre.copy_(drawn(12, seed=3))
-    expected = ((said - made.centre) / 0.04).softmax(-1)
-    assert torch.allclose(made.probabilities(said), expected)
+    objective.centre.copy_(drawn(12, seed=3))
+    expected = ((said - objective.centre) / 0.04).softmax(-1)
+    assert torch.allclose(objective.probabilities(said), expected)
     assert torch.allclose(
         built("dino", centring=False).probabilities(said), (said / 0.04).softmax(-1)
     )
@@ -151,34 +145,34 @@ def test_the_teacher_is_centred_and_sharpened():
 
 def test_teacher_and_centre_are_moving_averages():
     """The momentum rises from the setting to 1 as a cosine; the centre keeps nine tenths."""
-    made = built("dino", momentum=0.9).train()
+    objective = built("dino", momentum=0.9).train()
     with torch.no_grad():
-        for value in made.student.parameters():
+        for value in objective.student.parameters():
             value.add_(torch.randn_like(value))
-    mine = dict(made.student.named_parameters())
-    before = {n: v.clone() for n, v in made.teacher.named_parameters()}
-    made.centre.copy_(torch.arange(12.0))
-    outputs = made(*made.inputs(images(), KEYS, seed=0, epoch=0))
-    made.losses(outputs)
-    made.updated(0.5, ALONE)
-    for name, value in made.teacher.named_parameters():
-        assert torch.allclose(value, 0.95 * before[name] + 0.05 * mine[name], atol=1e-6)
+    student = dict(objective.student.named_parameters())
+    before = {n: v.clone() for n, v in objective.teacher.named_parameters()}
+    objective.centre.copy_(torch.arange(12.0))
+    outputs = objective(*objective.inputs(images(), KEYS, seed=0, epoch=0))
+    objective.losses(outputs)
+    objective.updated(0.5, ALONE)
+    for name, value in objective.teacher.named_parameters():
+        assert torch.allclose(value, 0.95 * before[name] + 0.05 * student[name], atol=1e-6)
         assert not value.requires_grad
     said = outputs.teacher.flatten(0, 1).mean(0)
-    assert torch.allclose(made.centre, 0.9 * torch.arange(12.0) + 0.1 * said, atol=1e-5)
-    assert not made.seen.any()
+    assert torch.allclose(objective.centre, 0.9 * torch.arange(12.0) + 0.1 * said, atol=1e-5)
+    assert not objective.seen.any()
 
 
 def test_crops_have_their_sizes_and_depend_on_the_image_alone():
-    made = built("dino", local_crops=3)
+    objective = built("dino", local_crops=3)
     pixels = images()
-    whole, local = made.inputs(pixels, KEYS, seed=0, epoch=0)
-    assert (whole.shape, local.shape) == ((2, 6, 3, 32, 32), (3, 6, 3, 16, 16))
-    assert 0 <= whole.min() <= whole.max() <= 1
-    alone = made.inputs(pixels[2:3], KEYS[2:3], seed=0, epoch=0)
+    crops, local = objective.inputs(pixels, KEYS, seed=0, epoch=0)
+    assert (crops.shape, local.shape) == ((2, 6, 3, 32, 32), (3, 6, 3, 16, 16))
+    assert 0 <= crops.min() <= crops.max() <= 1
+    alone = objective.inputs(pixels[2:3], KEYS[2:3], seed=0, epoch=0)
     assert torch.allclose(alone[1][:, 0], local[:, 2], atol=1e-6)
-    assert not torch.allclose(made.inputs(pixels, KEYS, seed=0, epoch=1)[0], whole)
-    assert not torch.allclose(whole[0], whole[1])
+    assert not torch.allclose(objective.inputs(pixels, KEYS, seed=0, epoch=1)[0], crops)
+    assert not torch.allclose(crops[0], crops[1])
 
 
 def test_a_crop_of_the_whole_image_without_jitter_is_the_image():
@@ -196,15 +190,16 @@ def test_a_crop_of_the_whole_image_without_jitter_is_the_image():
     ],
 )
 def test_what_a_teacher_says_of_all_images_alike_holds_no_information(said, entropy, information):
-    made = built("dino", outputs=8, centring=False)
+    objective = built("dino", outputs=8, centring=False)
     logits = 0.03 * said.clamp(min=1e-30).log()
-    (found,) = [made.measures([dino.Said(logits[None], logits[None])])]
-    assert found["teacher_entropy"] == pytest.approx(entropy, abs=1e-5)
-    assert found["teacher_information"] == pytest.approx(information, abs=1e-5)
+    (measures,) = [objective.measures([dino.Said(logits[None], logits[None])])]
+    assert measures["teacher_entropy"] == pytest.approx(entropy, abs=1e-5)
+    assert measures["teacher_information"] == pytest.approx(information, abs=1e-5)
 
 
 def test_info_nce_is_that_of_plain_loops_and_symmetric():
-    one, other = (torch.nn.functional.normalize(drawn(5, 7, seed=seed), dim=-1) for seed in (0, 1))
+    one = torch.nn.functional.normalize(drawn(5, 7, seed=0), dim=-1)
+    other = torch.nn.functional.normalize(drawn(5, 7, seed=1), dim=-1)
     losses = clip.info_nce(one, other, 12.5)
     for pair in range(5):
         by_image = [12.5 * sum((one[pair] * other[text]).tolist()) for text in range(5)]
@@ -221,24 +216,23 @@ def test_info_nce_is_that_of_plain_loops_and_symmetric():
 
 
 def test_the_zero_shot_classifier_predicts_what_the_cosines_do():
-    made = built("clip", train=scenes("train")).eval()
+    objective = built("clip", train=scenes("train")).eval()
     with torch.no_grad():
-        for value in made.parameters():
+        for value in objective.parameters():
             value.add_(0.1 * torch.randn(value.shape, generator=torch.Generator().manual_seed(1)))
-    model = made.exported()
+    model = objective.exported()
     pixels = images()
     assert model.classes == scenes("train").classes
-    texts = clip.embedded(made.text, model.classes, clip.PROMPTS).mean(0)
+    texts = clip.embedded(objective.text, model.classes, clip.PROMPTS).mean(0)
     cosines = torch.nn.functional.cosine_similarity(
-        made.model(pixels)[:, None], texts[None], dim=-1
+        objective.model(pixels)[:, None], texts[None], dim=-1
     )
     logits = model(pixels)
     assert torch.equal(logits.argmax(1), cosines.argmax(1))
     ratio = logits / cosines
-    assert torch.allclose(
-        ratio, ratio.mean(1, keepdim=True), rtol=1e-3
-    )  # one factor an image, near the learned one
-    assert ratio.mean().item() == pytest.approx(made.logit_scale.exp().item(), rel=0.1)
+    # one factor an image, near the learned one
+    assert torch.allclose(ratio, ratio.mean(1, keepdim=True), rtol=1e-3)
+    assert ratio.mean().item() == pytest.approx(objective.logit_scale.exp().item(), rel=0.1)
 
 
 def test_effective_rank_and_spread_of_planted_features():

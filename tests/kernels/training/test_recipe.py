@@ -23,9 +23,10 @@ def test_the_pair_comes_before_the_preset_and_the_preset_before_fine_tuning():
     assert {name for name in RECIPES if "/" not in name} == set(PRESETS)
     small = {name for name in PRESETS if not name.endswith("-224")}
     assert {name.partition("/")[0] for name in RECIPES if name.endswith("/digits")} == small
-    assert not any(
-        recipe.flip for name, recipe in RECIPES.items() if name.endswith("/digits")
-    )  # a mirrored 2 is none
+    # a mirrored 2 is none
+    for name, recipe in RECIPES.items():
+        if name.endswith("/digits"):
+            assert not recipe.flip
     assert recipe_for("vit-mini", "digits") is RECIPES["vit-mini/digits"]
     assert recipe_for("vit-mini", "cifar10") is RECIPES["vit-mini"]
     assert recipe_for("timm:vit_tiny_patch16_224", "digits") is FINE_TUNING
@@ -51,10 +52,11 @@ def test_compared_presets_see_the_same_images_in_as_many_steps():
         "views",
     )
     assert len({tuple(getattr(recipe, name) for name in shared) for recipe in recipes}) == 1
+    # the most and the fewest of the three
     assert (recipes[0].epochs, recipes[0].batch_size) == (
         300,
         128,
-    )  # the most and the fewest of the three
+    )
     assert recipes[2].learning_rate == pytest.approx(1e-3 * (128 / 1024) ** 0.5, rel=1e-3)
     assert recipes[1].optimiser == recipe_for("resnet20", "cifar10").optimiser
     same = equal_budgets(["vit-micro", "resnet20"], "digits")
@@ -103,9 +105,8 @@ def test_limits_are_taken_and_numbers_are_json_without_the_notes():
     )
     changes = {**limits, "epochs": 1, "magnitude": 30, "cutmix": 1, "betas": [0.9, 0.0]}
     changed = override(Recipe(), {**changes, "learning_rate": np.float64(0.5)})
-    assert isinstance(
-        changed.cutmix, float
-    )  # torch draws no mixing share from Beta(1, 1) of whole numbers
+    # torch draws no mixing share from Beta(1, 1) of whole numbers
+    assert isinstance(changed.cutmix, float)
     assert (type(changed.epochs), changed.betas) == (int, (0.9, 0.0))
     numbers = Recipe(source="a").numbers()
     assert json.loads(json.dumps(numbers)) == numbers
@@ -127,9 +128,9 @@ def test_limits_are_taken_and_numbers_are_json_without_the_notes():
     ],
 )
 def test_few_images_get_small_batches_at_a_lower_rate(images, processes, batch):
-    usual = Recipe(batch_size=128, learning_rate=1e-3)
-    how = fitted(usual, images, processes=processes)
+    default = Recipe(batch_size=128, learning_rate=1e-3)
+    how = fitted(default, images, processes=processes)
     assert how.batch_size == batch
     assert how.learning_rate == pytest.approx(1e-3 * (batch / 128) ** 0.5, rel=1e-3)
-    assert (how == usual) == (batch == 128)
-    assert fitted(usual, images, processes=processes, rate_given=True).learning_rate == 1e-3
+    assert (how == default) == (batch == 128)
+    assert fitted(default, images, processes=processes, rate_given=True).learning_rate == 1e-3

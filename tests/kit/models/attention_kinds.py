@@ -64,36 +64,36 @@ class Talking(Masked):
 # ---- softmax of scores, as it is written
 
 
-def in_sequence(own: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return own.attend(scores(q, k)) @ v
+def in_sequence(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return module.attend(scores(q, k)) @ v
 
 
-def in_a_helper(own: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return own.masked(scores(q, k)) @ v
+def in_a_helper(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return module.masked(scores(q, k)) @ v
 
 
-def in_a_talking_helper(own: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return own.talking(scores(q, k)) @ v
+def in_a_talking_helper(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return module.talking(scores(q, k)) @ v
 
 
-def talking_before(own: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return own.talk(scores(q, k)).softmax(-1) @ v
+def talking_before(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return module.talk(scores(q, k)).softmax(-1) @ v
 
 
-def linear_before(own: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return own.to_heads(scores(q, k).movedim(1, -1)).movedim(-1, 1).softmax(-1) @ v
+def linear_before(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return module.to_heads(scores(q, k).movedim(1, -1)).movedim(-1, 1).softmax(-1) @ v
 
 
-def greatest_scores(own: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def greatest_scores(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     least = scores(q, k).topk(KEPT).values[..., -1:]
     return scores(q, k).masked_fill(scores(q, k) < least, -torch.inf).softmax(-1) @ v
 
 
-def gated_outputs(own: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return (scores(q, k).softmax(-1) @ v) * own.gate.sigmoid()
+def gated_outputs(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (scores(q, k).softmax(-1) @ v) * module.gate.sigmoid()
 
 
-def normed_again(own: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def normed_again(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     weights = scores(q, k).softmax(-1) + 1e-8
     return (weights / weights.sum(-1, keepdim=True)) @ v
 
@@ -112,13 +112,13 @@ SEEN = (
 # ---- weights changed after the softmax
 
 
-def greatest(own: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def greatest(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     weights = scores(q, k).softmax(-1)
     weights = weights.masked_fill(weights < weights.topk(KEPT).values[..., -1:], 0)
     return (weights / weights.sum(-1, keepdim=True)) @ v
 
 
-def greatest_where(own: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def greatest_where(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     weights = scores(q, k).softmax(-1)
     return (
         torch.where(
@@ -128,30 +128,30 @@ def greatest_where(own: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     )
 
 
-def greatest_scattered(own: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def greatest_scattered(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     weights = scores(q, k).softmax(-1)
-    kept = weights.topk(KEPT)
-    return torch.zeros_like(weights).scatter_(-1, kept.indices, kept.values) @ v
+    top = weights.topk(KEPT)
+    return torch.zeros_like(weights).scatter_(-1, top.indices, top.values) @ v
 
 
-def greatest_in_place(own: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def greatest_in_place(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     weights = scores(q, k).softmax(-1)
     weights[weights < weights.topk(KEPT).values[..., -1:]] = 0
     return weights @ v
 
 
-def greatest_gathered(own: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    kept = scores(q, k).softmax(-1).topk(KEPT)
-    places = kept.indices[..., None].expand(*kept.indices.shape, v.shape[-1])
+def greatest_gathered(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    top = scores(q, k).softmax(-1).topk(KEPT)
+    places = top.indices[..., None].expand(*top.indices.shape, v.shape[-1])
     values = v[:, :, None].expand(-1, -1, v.shape[2], -1, -1).gather(3, places)
-    return torch.einsum("bhqk,bhqkd->bhqd", kept.values, values)
+    return torch.einsum("bhqk,bhqkd->bhqd", top.values, values)
 
 
-def gated(own: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return (scores(q, k).softmax(-1) * own.gate.sigmoid()) @ v
+def gated(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (scores(q, k).softmax(-1) * module.gate.sigmoid()) @ v
 
 
-def by_columns(own: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def by_columns(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     weights = scores(q, k).softmax(-1)
     return (weights / weights.sum(-2, keepdim=True)) @ v
 
@@ -169,19 +169,19 @@ CHANGED = (
 # ---- no softmax of scores
 
 
-def sigmoid(own: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def sigmoid(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scores(q, k).sigmoid() @ v
 
 
-def squared_relu(own: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def squared_relu(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scores(q, k).relu().square() / k.shape[2] @ v
 
 
-def linearised(own: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def linearised(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return q.softmax(-1) @ (k.softmax(-2).mT @ v)
 
 
-def by_kernel(own: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def by_kernel(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q = F.elu(q) + 1
     k = F.elu(k) + 1
     return q @ (k.mT @ v) / (q @ k.sum(2, keepdim=True).mT)
@@ -221,12 +221,13 @@ class Windows(Attention):
         self.is_fused = is_fused
 
     def own(self, x: Tensor) -> Tensor:
-        """Weights (batch x windows, heads, query, key)."""
-        q, k = (self.cut(layer(x)) for layer in (self.q, self.k))
+        """Return weights (batch x windows, heads, query, key)."""
+        q = self.cut(self.q(x))
+        k = self.cut(self.k(x))
         return scores(q, k).softmax(-1).transpose(1, 2).flatten(0, 1)
 
     def cut(self, x: Tensor) -> Tensor:
-        """(batch, heads, windows, tokens, head_dim)."""
+        """Cut into windows: (batch, heads, windows, tokens, head_dim)."""
         return (
             x.unflatten(1, (-1, self.windows))
             .unflatten(-1, (self.count, -1))

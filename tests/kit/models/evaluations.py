@@ -17,19 +17,18 @@ from vitlens.data.catalogue import load_images
 from vitlens.models.rebuild import Architecture, build
 from vitlens.preprocessing import Preprocessing
 
+# height, width: smaller, taller and wider than crops
 SIZES = (
     (37, 91),
     (301, 123),
     (64, 65),
     (250, 333),
     (7, 120),
-)  # height, width: smaller, taller and wider than crops
+)
 
 
 def preprocessing_of_timm(name: str, image_size: tuple[int, int] | None = None) -> Preprocessing:
-    """Return what vitlens reads from timm's configuration of these weights, whose model is not
-    built.
-    """
+    """Return the preprocessing that vitlens reads from timm's configuration, without the model."""
     config = timm.models.get_pretrained_cfg(name).to_dict()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timm, "create_model", lambda *_, **__: SimpleNamespace(pretrained_cfg=config))
@@ -37,7 +36,7 @@ def preprocessing_of_timm(name: str, image_size: tuple[int, int] | None = None) 
 
 
 def preprocessing_of_torchvision(name: str) -> Preprocessing:
-    """Return what vitlens reads from torchvision's weights, whose model is not built."""
+    """Return the preprocessing that vitlens reads from torchvision's weights, without the model."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torchvision.models, "get_model", lambda *_, **__: torch.nn.Identity())
         return build(Architecture("torchvision", name))[1]

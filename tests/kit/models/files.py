@@ -44,7 +44,7 @@ def written(
 
 
 def description(folder: Path) -> dict[str, Any]:
-    """Return what the file of a run folder says of its model."""
+    """Return the description of the model in the file of a run folder."""
     with safe_open(str(folder / WEIGHTS_FILE), framework="pt") as stored:
         return json.loads(stored.metadata()["vitlens"])
 
@@ -65,7 +65,7 @@ def rewrite(folder: Path, change: dict[str, Any] | str, **tensors: torch.Tensor 
 def one_line(
     error: type[Exception] | tuple[type[Exception], ...], words: str = ""
 ) -> Iterator[None]:
-    """Expects an error with these words (a pattern) in one line."""
-    with pytest.raises(error, match=words or None) as told:
+    """Expect an error with these words (a pattern) in one line."""
+    with pytest.raises(error, match=words or None) as raised:
         yield
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)

@@ -24,9 +24,8 @@ HALF = (0.5, 0.5, 0.5)
 DIM = 24
 HEADS = 3
 Build = Callable[[], nn.Module]
-Mix = Callable[
-    [Tensor, Tensor, Tensor], Tensor
-]  # from queries, keys and values to outputs (batch, heads, tokens, ..)
+# from queries, keys and values to outputs (batch, heads, tokens, ..)
+Mix = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def seeded(build: Build) -> nn.Module:
@@ -36,14 +35,16 @@ def seeded(build: Build) -> nn.Module:
         return build().eval()
 
 
-def half(module: nn.Module, image_size: int | tuple[int, int] = SIZE, **told: Any) -> vitlens.Model:
+def half(
+    module: nn.Module, image_size: int | tuple[int, int] = SIZE, **hints: Any
+) -> vitlens.Model:
     """Return a module as a model of pixels from 0 to 1, which takes them from -1 to 1."""
-    return vitlens.wrap(module, image_size=image_size, mean=HALF, std=HALF, **told)
+    return vitlens.wrap(module, image_size=image_size, mean=HALF, std=HALF, **hints)
 
 
-def wrapped(build: Build, **told: Any) -> vitlens.Model:
-    """That module as a model."""
-    return half(seeded(build), **told)
+def wrapped(build: Build, **hints: Any) -> vitlens.Model:
+    """Wrap that module as a model."""
+    return half(seeded(build), **hints)
 
 
 noise = partial(images, SIZE, batch=3, seed=1)
@@ -52,31 +53,31 @@ noise = partial(images, SIZE, batch=3, seed=1)
 def own_weights(module: nn.Module, images: Tensor) -> list[Tensor]:
     """Return the attention weights of each layer as the module has them: by `own`, of nn.Softmax or
     nn.MultiheadAttention."""
-    kept: list[Tensor] = []
+    outputs: list[Tensor] = []
 
     def see(
-        part: Any, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor
+        part: Any, inputs: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: Tensor
     ) -> None:
         if isinstance(part, nn.Softmax):
-            kept.append(output)
+            outputs.append(output)
         elif isinstance(part, nn.MultiheadAttention):
             query, key, value = (
-                inputs[:3] if inputs else (named[name] for name in ("query", "key", "value"))
+                inputs[:3] if inputs else (kwargs[name] for name in ("query", "key", "value"))
             )
-            kept.append(
+            outputs.append(
                 nn.MultiheadAttention.forward(part, query, key, value, average_attn_weights=False)[
                     1
                 ]
             )
         else:
-            kept.append(part.own(inputs[0]))
+            outputs.append(part.own(inputs[0]))
 
     for part in module.modules():
         if hasattr(part, "own") or isinstance(part, nn.Softmax | nn.MultiheadAttention):
             part.register_forward_hook(see, with_kwargs=True)
     with torch.no_grad():
         module((images - 0.5) / 0.5)
-    return kept
+    return outputs
 
 
 def weights(q: Tensor, k: Tensor) -> Tensor:
@@ -97,11 +98,10 @@ class Attention(nn.Module):
         self.q, self.k, self.v, self.o = (nn.Linear(DIM, DIM, bias=bias) for _ in range(4))
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (batch, heads, tokens, head_dim)."""
-        q, k, v = (
-            layer(x).unflatten(-1, (self.count, -1)).transpose(1, 2)
-            for layer in (self.q, self.k, self.v)
-        )
+        """Return queries, keys and values (batch, heads, tokens, head_dim)."""
+        q = self.q(x).unflatten(-1, (self.count, -1)).transpose(1, 2)
+        k = self.k(x).unflatten(-1, (self.count, -1)).transpose(1, 2)
+        v = self.v(x).unflatten(-1, (self.count, -1)).transpose(1, 2)
         return q, k, v
 
     def own(self, x: Tensor) -> Tensor:

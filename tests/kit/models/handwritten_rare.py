@@ -25,7 +25,9 @@ from tests.kit.models.handwritten import (
 
 
 def heads_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    q, k, v = (part.transpose(0, 1) for part in (q, k, v))
+    q = q.transpose(0, 1)
+    k = k.transpose(0, 1)
+    v = v.transpose(0, 1)
     return (weights(q, k) @ v).transpose(0, 1)
 
 
@@ -35,9 +37,11 @@ def heads_last(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def merged(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Batch and heads on one axis."""
+    """Merge batch and heads into one axis."""
     batch = len(q)
-    q, k, v = (part.flatten(0, 1) for part in (q, k, v))
+    q = q.flatten(0, 1)
+    k = k.flatten(0, 1)
+    v = v.flatten(0, 1)
     scores = torch.bmm(q, k.transpose(1, 2)) / q.shape[-1] ** 0.5
     return torch.bmm(torch.softmax(scores, -1), v).unflatten(0, (batch, -1))
 
@@ -49,7 +53,7 @@ def merged_fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def five_axes(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Scores (batch, 1, heads, query, key), and softmax by named arguments."""
+    """Compute scores (batch, 1, heads, query, key), and softmax by named arguments."""
     weights = torch.softmax(input=q[:, None] @ k[:, None].mT / q.shape[-1] ** 0.5, dim=-1)
     return (weights @ v[:, None])[:, 0]
 
@@ -59,7 +63,7 @@ def one_by_one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def linearised(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Softmax of queries over channels, and of keys over tokens."""
+    """Apply a softmax of queries over channels, and of keys over tokens."""
     return q.softmax(-1) @ (k.softmax(-2).mT @ v)
 
 
@@ -75,7 +79,9 @@ class MergedHeadsFirst(Attention):
     """Heads and batch on one axis, the heads first, as in Set Transformer."""
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (torch.cat(layer(x).chunk(self.count, -1)) for layer in (self.q, self.k, self.v))
+        q = torch.cat(self.q(x).chunk(self.count, -1))
+        k = torch.cat(self.k(x).chunk(self.count, -1))
+        v = torch.cat(self.v(x).chunk(self.count, -1))
         return self.o(torch.cat((weights(q, k) @ v).split(len(x)), -1))
 
 
@@ -93,10 +99,9 @@ class Grouped(Attention):
         self.bias = nn.Parameter(torch.randn(4, 14, 14))
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = (
-            layer(x).unflatten(-1, (-1, DIM // 4)).transpose(1, 2)
-            for layer in (self.q, self.k, self.v)
-        )
+        q = self.q(x).unflatten(-1, (-1, DIM // 4)).transpose(1, 2)
+        k = self.k(x).unflatten(-1, (-1, DIM // 4)).transpose(1, 2)
+        v = self.v(x).unflatten(-1, (-1, DIM // 4)).transpose(1, 2)
         return self.q_norm(q), self.k_norm(k), v
 
     def own(self, x: Tensor) -> Tensor:
@@ -227,7 +232,7 @@ class ClassLast(RegistersLast):
 
     def tokens(self, x: Tensor) -> Tensor:
         x = self.patches(x) + self.pos
-        cls, register = (each.expand(len(x), -1, -1) for each in self.extra.split(1, 1))
+        cls, register = (token.expand(len(x), -1, -1) for token in self.extra.split(1, 1))
         return torch.cat([register, x, cls] if self.last else [register, cls, x], 1)
 
     def read(self, x: Tensor) -> Tensor:
@@ -255,7 +260,7 @@ def merged_two() -> ViT:
     vit = ViT(partial(Parallel, partial(Attention, 2, merged)))
     widths = ((3, 8), (8, 16), (16, DIM))
     vit.stem = nn.Sequential(
-        *(nn.Sequential(nn.Conv2d(*each, 3, 2, 1), nn.ReLU()) for each in widths)
+        *(nn.Sequential(nn.Conv2d(*channels, 3, 2, 1), nn.ReLU()) for channels in widths)
     )
     return vit
 

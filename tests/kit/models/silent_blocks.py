@@ -48,8 +48,7 @@ def plain() -> ViT:
 
 
 def listed(*members: Callable[[], nn.Module] | None) -> ViT:
-    """The plain model with further members in its list of blocks; None: the next of its own
-    blocks."""
+    """Build the plain model with these members in its list of blocks; None is its next block."""
     model = plain()
     blocks = iter(model.layers)
     model.layers = nn.ModuleList(

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import vitlens
+from tests.kit.select import values_of
 from tests.kit.sign_flips import bootstrap_t_test, sign_flip_test
 from tests.kit.splits import split_of
 from tests.kit.tiny import images, ours, timm_model
@@ -27,7 +28,7 @@ def seen(batch: int = 8) -> Tensor:
 
 
 def full(model: Model, pictures: Tensor, changes: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Every image's loss, and whether it is right, in one forward pass."""
+    """Return every image's loss, and True where it is correct, from one forward pass."""
     with vitlens.intervene(model, changes, seed=2) as changed, torch.no_grad():
         logits = changed(pictures)
     return F.cross_entropy(logits, LABELS, reduction="none").double(), logits.argmax(-1) == LABELS
@@ -49,70 +50,69 @@ def test_effects_equal_full_forwards(
     members = None if groups is None else torch.tensor(groups)
     split = split_of(images(model.input_size, batch=8), LABELS, model.classes, groups=members)
     pictures = vitlens.images(split, model)
-    own = None if members is None else members.numpy()
-    found = vitlens.ablate(model, split, replace=by, kinds=EVERY, batch_size=size, seed=2)
-    assert (found.n, found.replace) == (8, by)
+    members_array = None if members is None else members.numpy()
+    result = vitlens.ablate(model, split, replace=by, kinds=EVERY, batch_size=size, seed=2)
+    assert (result.n, result.replace) == (8, by)
     clean, right = full(model, pictures, {})
     expected = float(clean.mean()), float(right.double().mean())
-    assert (found.clean_loss, found.clean_accuracy) == pytest.approx(expected, abs=1e-6)
-    for index, unit in enumerate(found.units):
+    assert (result.clean_loss, result.clean_accuracy) == pytest.approx(expected, abs=1e-6)
+    for index, unit in enumerate(result.units):
         put: Any = "remove" if unit.kind == "block" else by
         if put == "mean":
             put = vitlens.capture(model, pictures, unit.place)[unit.place].mean(0)
         loss, correct = full(model, pictures, {unit.place: put})
         points = 100 * (right.double() - correct.double())
-        lost = accuracy_difference(right.numpy(), correct.numpy(), groups=own, seed=2)
-        risen = bootstrap_difference(loss.numpy(), clean.numpy(), groups=own, seed=2)
-        pairs = ((found.loss, loss - clean, risen), (found.accuracy, points, lost))
+        lost = accuracy_difference(right.numpy(), correct.numpy(), groups=members_array, seed=2)
+        risen = bootstrap_difference(loss.numpy(), clean.numpy(), groups=members_array, seed=2)
+        pairs = ((result.loss, loss - clean, risen), (result.accuracy, points, lost))
         for metric, changes, alone in pairs:
             measured = tuple(
                 map(float, (metric.mean[index], metric.low[index], metric.high[index]))
             )
             assert measured == pytest.approx((alone.value, alone.low, alone.high), abs=2e-5), unit
             differences = changes.numpy()
-            p = sign_flip_test(differences, groups=own, seed=2)
+            p = sign_flip_test(differences, groups=members_array, seed=2)
             if index % 6 == 0 and differences.any():
-                p = max(p, bootstrap_t_test(differences, groups=own, seed=2))
+                p = max(p, bootstrap_t_test(differences, groups=members_array, seed=2))
                 assert float(metric.p[index]) == pytest.approx(p, abs=5e-3)
             assert float(metric.p[index]) >= p - 5e-3
-    assert found.loss.mean.abs().max() > 1e-3
+    assert result.loss.mean.abs().max() > 1e-3
     for kind in EVERY:
-        rows = found.of_kind(kind)
-        for metric in (found.loss, found.accuracy):
+        rows = result.of_kind(kind)
+        for metric in (result.loss, result.accuracy):
             assert metric.p_holm[rows].tolist() == holm(metric.p[rows].tolist())
-        means = found.loss.mean[rows]
-        assert found.ranking(kind) == tuple(
-            found.units[rows[at]] for at in means.argsort(descending=True).tolist()
+        means = result.loss.mean[rows]
+        assert result.ranking(kind) == tuple(
+            result.units[rows[at]] for at in means.argsort(descending=True).tolist()
         )
 
 
 def test_tables_put_heads_where_they_are() -> None:
     swin = timm_model(SWIN)
-    found = vitlens.ablate(swin, images(batch=8), LABELS, replace="zero", kinds=("head", "mlp"))
-    assert [unit.place for unit in found.units[:3]] == [
+    result = vitlens.ablate(swin, images(batch=8), LABELS, replace="zero", kinds=("head", "mlp"))
+    assert values_of(result.units[:3], "place") == [
         "blocks.0.head.0",
         "blocks.0.head.1",
         "blocks.1.head.0",
     ]
-    heads = [(unit.layer, unit.head) for unit in found.units if unit.kind == "head"]
+    heads = [(unit.layer, unit.head) for unit in result.units if unit.kind == "head"]
     for table, values in (
-        (found.delta_loss, found.loss.mean),
-        (found.delta_accuracy, found.accuracy.mean),
-        (found.low, found.loss.low),
-        (found.high, found.loss.high),
+        (result.delta_loss, result.loss.mean),
+        (result.delta_accuracy, result.accuracy.mean),
+        (result.low, result.loss.low),
+        (result.high, result.loss.high),
     ):
         assert table.shape == (4, 4)
         assert [table[place].item() for place in heads] == values[: len(heads)].tolist()
         assert table.isnan().sum() == 16 - len(heads)  # the first stage has two heads a layer
     assert torch.equal(
-        found.table(found.loss.mean, "mlp")[:, 0], found.loss.mean[found.of_kind("mlp")]
+        result.table(result.loss.mean, "mlp")[:, 0], result.loss.mean[result.of_kind("mlp")]
     )
-    assert found.table(found.loss.mean, "block").isnan().all()
+    assert result.table(result.loss.mean, "block").isnan().all()
     alone = vitlens.ablate(swin, images(batch=8), LABELS, replace="zero", kinds="mlp")
-    assert {unit.kind for unit in alone.units} == {"mlp"}
-    pooled = timm_model(
-        "vit_base_patch16_siglip_224"
-    )  # its attention pooling is no block, but has heads
+    assert set(values_of(alone.units, "kind")) == {"mlp"}
+    # its attention pooling is no block, but has heads
+    pooled = timm_model("vit_base_patch16_siglip_224")
     units = vitlens.ablate(pooled, images(), LABELS[:2], replace="zero", kinds=EVERY).units
     assert [unit.layer for unit in units if unit.kind == "block"] == [0, 1]
     assert max(unit.layer for unit in units if unit.kind == "head") == 2
@@ -121,12 +121,12 @@ def test_tables_put_heads_where_they_are() -> None:
 def test_of_many_heads_one_can_matter() -> None:
     """Of 504 the smallest p-value of 10,000 draws would be 0.0504 after Holm's correction."""
     model = ours(dim=504, heads=504, depth=1, patch_size=(16, 48), mlp=False)
-    found = vitlens.ablate(model, seen(20), torch.zeros(20, dtype=torch.int64), replace="zero")
-    assert (len(found.units), found.is_ranked("head")) == (504, True)
+    result = vitlens.ablate(model, seen(20), torch.zeros(20, dtype=torch.int64), replace="zero")
+    assert (len(result.units), result.is_ranked("head")) == (504, True)
 
 
 def certain_vit(scale: float) -> Model:
-    """A model that predicts its labels with log-odds `scale` times those of `ours`."""
+    """Return a model that predicts its labels with log-odds `scale` times those of `ours`."""
     model = ours()
     with torch.no_grad():
         model.module.head.weight.mul_(scale)
@@ -142,10 +142,10 @@ def test_the_loss_of_a_certain_model_is_not_rounded_to_zero() -> None:
     assert (
         F.cross_entropy(logits.float(), labels, reduction="none") == 0
     ).any()  # in single precision
-    found = vitlens.ablate(model, seen(), labels, replace="zero")
-    others = logits.scatter(1, labels[:, None], -torch.inf).logsumexp(1)
-    expected = (others - logits.gather(1, labels[:, None])[:, 0]).exp().log1p()
-    assert found.clean_loss == pytest.approx(float(expected.mean()), rel=1e-4)
+    result = vitlens.ablate(model, seen(), labels, replace="zero")
+    logsumexp_of_others = logits.scatter(1, labels[:, None], -torch.inf).logsumexp(1)
+    expected = (logsumexp_of_others - logits.gather(1, labels[:, None])[:, 0]).exp().log1p()
+    assert result.clean_loss == pytest.approx(float(expected.mean()), rel=1e-4)
     one = vitlens.ablate(model, seen()[:1], labels[:1], replace="zero")
     assert one.clean_loss == pytest.approx(float(expected[0]), rel=1e-3, abs=0)
 
@@ -161,8 +161,8 @@ def test_forward_passes_are_counted() -> None:
         for by in ("zero", "mean", "resample")
         for size in (8, 3)
     }
-    for (by, size), each in spent.items():
-        assert each == pytest.approx(
+    for (by, size), passes in spent.items():
+        assert passes == pytest.approx(
             spent["zero", 8] + (by == "resample") + (by == "mean" and size == 3)
         )
     deep = vitlens.ablate(ours(depth=6), seen(), LABELS, replace="zero")
@@ -173,31 +173,29 @@ def test_forward_passes_are_counted() -> None:
 def test_few_images_take_another_replacement_than_their_mean_and_say_so(
     count: int, by: str
 ) -> None:
-    found, same = (
-        vitlens.ablate(ours(), seen(count), LABELS[:count], replace=each) for each in (None, by)
-    )
-    assert (found.replace, bool(found.note)) == (by, count < 8)
-    assert torch.equal(found.delta_loss, same.delta_loss)
-    assert (
-        found.low.isnan().all() == found.loss.p.isnan().all() == (count == 1)
-    )  # no interval and no test of one
-    assert found.is_ranked("head") == bool(found.matters.any())
+    result = vitlens.ablate(ours(), seen(count), LABELS[:count], replace=None)
+    same = vitlens.ablate(ours(), seen(count), LABELS[:count], replace=by)
+    assert (result.replace, bool(result.note)) == (by, count < 8)
+    assert torch.equal(result.delta_loss, same.delta_loss)
+    # no interval and no test of one
+    assert result.low.isnan().all() == result.loss.p.isnan().all() == (count == 1)
+    assert result.is_ranked("head") == bool(result.matters.any())
 
 
 def test_what_cannot_be_said_is_noted() -> None:
     right = ours()(seen(9)).argmax(1)
     never = vitlens.ablate(ours(), seen(9), (right + 1) % 5, replace="zero")
     assert (never.clean_accuracy, bool(never.note)) == (0, True)
-    same, predicted = (
-        vitlens.ablate(ours(), seen(9), each, replace="zero") for each in (right, "predicted")
-    )
+    same = vitlens.ablate(ours(), seen(9), right, replace="zero")
+    predicted = vitlens.ablate(ours(), seen(9), "predicted", replace="zero")
     assert (predicted.clean_accuracy, predicted.note) == (1, "")
     assert torch.equal(predicted.delta_loss, same.delta_loss)
     one_group = split_of(seen(9), right, ours().classes, groups=torch.zeros(9, dtype=torch.int64))
-    found = vitlens.ablate(ours(), one_group, replace="zero")
-    assert found.loss.mean.isfinite().all()
-    assert all(getattr(found.loss, name).isnan().all() for name in ("low", "high", "p", "p_holm"))
-    assert (bool(found.matters.any()), bool(found.note)) == (False, True)
+    result = vitlens.ablate(ours(), one_group, replace="zero")
+    assert result.loss.mean.isfinite().all()
+    for name in ("low", "high", "p", "p_holm"):
+        assert getattr(result.loss, name).isnan().all()
+    assert (bool(result.matters.any()), bool(result.note)) == (False, True)
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
@@ -258,10 +256,8 @@ def test_too_few_images_for_the_correction_are_noted() -> None:
 def test_log_odds_too_large_for_a_loss_in_double_precision_are_not_lost() -> None:
     """From log-odds of 745 on the loss is 0."""
     labels = ours()(seen()).argmax(1)
-    some, many = (
-        vitlens.ablate(certain_vit(scale), seen(), labels, replace="zero")
-        for scale in (80.0, 80_000.0)
-    )
+    some = vitlens.ablate(certain_vit(80.0), seen(), labels, replace="zero")
+    many = vitlens.ablate(certain_vit(80_000.0), seen(), labels, replace="zero")
     assert many.clean_loss == 0
     assert some.log_odds is not None
     assert many.log_odds is not None
@@ -274,9 +270,8 @@ def test_heads_of_a_certain_model_are_ranked_by_log_odds() -> None:
     plain = ours()
     certain = certain_vit(80.0)
     labels = plain(seen(20)).argmax(1)
-    first, second = (
-        vitlens.ablate(model, seen(20), labels, replace="zero") for model in (plain, certain)
-    )
+    first = vitlens.ablate(plain, seen(20), labels, replace="zero")
+    second = vitlens.ablate(certain, seen(20), labels, replace="zero")
     assert first.log_odds is None
     assert first.ranking() == tuple(
         first.units[at] for at in first.loss.mean.argsort(descending=True).tolist()

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import vitlens
 from tests.kit.commands import gone_on, ran
 from tests.kit.making import CLASSES, save, untrained
+from tests.kit.select import select, values_of
 from tests.kit.sign_flips import sign_flip_test
 from tests.kit.simulated_processes import run_in_processes
 from tests.kit.vectors import gram_cka
@@ -67,17 +68,15 @@ class Ablated:
         return f"blocks.{head[1]}.head.{head[4]}"
 
     def put(self, place: str) -> Tensor:
-        """What stands in the place of a head's output: the mean over images, or another image's
-        output.
-        """
-        own = self.captured[place]
+        """Return the replacement of a head's output: the mean, or another image's output."""
+        activations = self.captured[place]
         if self.by == "mean":
-            return own.mean(0).expand_as(own)
+            return activations.mean(0).expand_as(activations)
         with vitlens.intervene(self.model, {place: "resample"}, seed=0):
             return vitlens.capture(self.model, self.images, place)[place]
 
     def without(self, *heads: str) -> tuple[Tensor, Tensor]:
-        """Every image's loss, and whether it is right."""
+        """Return every image's loss, and True where it is correct."""
         return self.losses({self.place(head): self.put(self.place(head)) for head in heads})
 
     def losses(self, changes: dict[str, Any], part: slice = slice(None)) -> tuple[Tensor, Tensor]:
@@ -89,9 +88,7 @@ class Ablated:
         ) == labels
 
     def ranked(self, *heads: str) -> float:
-        """The mean loss of the images on which heads are ranked again, which have one another's
-        outputs.
-        """
+        """Return the mean loss of the images that rank heads again, with one another's outputs."""
         part = slice(0, None, 2)
         if self.by == "resample":
             return float(
@@ -113,25 +110,25 @@ def test_every_images_effects_are_stored_and_the_slope_towards_the_replacement(
 ) -> None:
     arrays = ablated.record.effects[ablated.by]
     step = 1e-2
-    found = arrays.first_order
+    slopes = arrays.first_order
     assert arrays.units.tolist() == ablated.heads
     for row, head in enumerate(ablated.heads):
         np.testing.assert_allclose(arrays.delta_loss[row], ablated.rise(head).numpy(), atol=2e-5)
         assert arrays.correct[row].tolist() == ablated.without(head)[1].tolist()
         place = ablated.place(head)
-        own = ablated.captured[place]
-        towards = step * (ablated.put(place) - own)
-        forth, back = (ablated.losses({place: own + sign * towards})[0] for sign in (1, -1))
-        np.testing.assert_allclose(found[row], ((forth - back) / (2 * step)).numpy(), atol=5e-3)
+        activations = ablated.captured[place]
+        towards = step * (ablated.put(place) - activations)
+        forth = ablated.losses({place: activations + 1 * towards})[0]
+        back = ablated.losses({place: activations + (-1) * towards})[0]
+        np.testing.assert_allclose(slopes[row], ((forth - back) / (2 * step)).numpy(), atol=5e-3)
         assert ablated.record.heads[row].first_order == pytest.approx(
-            float(found[row].mean()), abs=1e-6
+            float(slopes[row].mean()), abs=1e-6
         )
-    assert np.abs(found).max() > 0.1
+    assert np.abs(slopes).max() > 0.1
 
 
 def orders(ablated: Ablated) -> dict[str, list[str]]:
-    """Ranked on the first half of the images by full forwards; those at random are not known
-    here."""
+    """Rank heads on the first half of the images by full forwards; random orders are left out."""
     ranked = slice(0, None, 2)
     alone = {head: float(ablated.rise(head)[ranked].mean()) for head in ablated.heads}
     least = sorted(ablated.heads, key=alone.__getitem__)
@@ -151,15 +148,17 @@ def orders(ablated: Ablated) -> dict[str, list[str]]:
 
 def test_a_curve_is_full_forwards_without_the_first_heads(ablated: Ablated) -> None:
     tested = slice(1, None, 2)
-    known = orders(ablated)
-    names = {row.order for row in ablated.record.curves}
-    assert names == {*known, "random 0", "random 1"}
+    known_orders = orders(ablated)
+    names = set(values_of(ablated.record.curves, "order"))
+    assert names == {*known_orders, "random 0", "random 1"}
     for name in names:
-        points = [row for row in ablated.record.curves if row.order == name]
-        assert [row.removed for row in points] == list(range(7))
+        points = select(ablated.record.curves, order=name)
+        assert values_of(points, "removed") == list(range(7))
         for row in points:
-            if name in known or row.removed in (0, 6):
-                loss, correct = ablated.without(*(known.get(name, ablated.heads))[: row.removed])
+            if name in known_orders or row.removed in (0, 6):
+                loss, correct = ablated.without(
+                    *(known_orders.get(name, ablated.heads))[: row.removed]
+                )
                 assert row.loss == pytest.approx(float(loss[tested].mean()), **CLOSE), (
                     name,
                     row.removed,
@@ -169,10 +168,9 @@ def test_a_curve_is_full_forwards_without_the_first_heads(ablated: Ablated) -> N
     removable = ablated.record.model.removable  # its interval: tests/kernels/ablation
     lost = next(count for count in range(7) if least[0] - least[count] > 0.01)
     assert (removable.value, removable.n) == ((lost - 1) / 6, 12)
-    others = 6 * (ablated.by == "resample")  # in each of six rounds a pass of the other images
-    assert (
-        ablated.record.model.forwards["greedy"].value - others < 0.75 * 6 * 7 / 2
-    )  # candidates are replayed
+    resampled = 6 * (ablated.by == "resample")  # in each of six rounds a pass of the other images
+    # candidates are replayed
+    assert ablated.record.model.forwards["greedy"].value - resampled < 0.75 * 6 * 7 / 2
 
 
 def test_pairs_are_full_forwards_with_paired_intervals(ablated: Ablated) -> None:
@@ -181,7 +179,7 @@ def test_pairs_are_full_forwards_with_paired_intervals(ablated: Ablated) -> None
     top = sorted(ablated.heads, key=lambda head: -alone[head])[:3]
     important = {(row.first, row.second) for row in record.pairs if row.chosen == "importance"}
     assert important == {tuple(sorted(pair)) for pair in combinations(top, 2)}
-    assert ("L0.H0", "L0.H1") in {(row.first, row.second) for row in record.pairs}  # equal heads
+    assert ("L0.H0", "L0.H1") in values_of(record.pairs, "first", "second")  # equal heads
     p = []
     for row in record.pairs:
         both = ablated.rise(row.first, row.second)
@@ -198,7 +196,7 @@ def test_pairs_are_full_forwards_with_paired_intervals(ablated: Ablated) -> None
             ablated.captured[ablated.place(head)].flatten(0, -2) for head in (row.first, row.second)
         ]
         assert row.similarity == pytest.approx(gram_cka(*outputs), abs=1e-4)
-    assert [row.p for row in record.pairs] == pytest.approx(holm(p), abs=0.02)
+    assert values_of(record.pairs, "p") == pytest.approx(holm(p), abs=0.02)
     assert max(abs(row.synergy.value) for row in record.pairs) > 1e-3
 
 
@@ -210,10 +208,9 @@ def test_two_processes_find_the_same_pairs(
     assert run_in_processes(2, lambda _: run(line), monkeypatch) == [0, 0]
     for row, other in zip(ablated.record.pairs, read_folder(tmp_path / "two").pairs, strict=True):
         assert (other.pair, other.chosen) == (row.pair, row.chosen)
-        found, expected = (
-            (each.similarity, each.both, each.synergy.value) for each in (other, row)
-        )
-        assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
+        actual = (other.similarity, other.both, other.synergy.value)
+        expected = (row.similarity, row.both, row.synergy.value)
+        assert actual == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
 def test_heads_of_windows_are_compared_within_a_layer(tmp_path: Path) -> None:
@@ -229,7 +226,8 @@ def test_heads_of_windows_are_compared_within_a_layer(tmp_path: Path) -> None:
     )
     pairs = ran(tmp_path / "out", f"{line} --no-patch --no-curves --pairs 8").pairs
     assert len(pairs) == 8 * 7 / 2
-    assert all((row.similarity is None) == (row.first[1] != row.second[1]) for row in pairs)
+    for row in pairs:
+        assert (row.similarity is None) == (row.first[1] != row.second[1])
 
 
 def test_a_loss_that_is_not_finite_is_measured_again_by_a_resumed_run(

@@ -7,14 +7,14 @@ from torch import Tensor, nn
 import vitlens
 from tests.kit.attacked import INF, asked, linear, made, perceptron, pictures, predictions
 from tests.kit.commands import quick_attacks, ran
+from tests.kit.select import values_of
 from vitlens.attacks.registry import ATTACKS
 
 GREY = torch.full((300, 3, 4, 4), 0.5)
 
 
-@pytest.mark.parametrize(
-    ("name", "slack"), [("deepfool", (0.002, 0.0)), ("cw", (0.03, 0.012))]
-)  # C&W's step: 0.01
+# C&W's step: 0.01
+@pytest.mark.parametrize(("name", "slack"), [("deepfool", (0.002, 0.0)), ("cw", (0.03, 0.012))])
 def test_the_smallest_change_of_a_linear_model_is_the_distance_to_its_boundary(name, slack):
     model = linear(classes=2)
     images = pictures(4, low=0.4, high=0.6)
@@ -52,14 +52,12 @@ def test_the_result_lies_just_beyond_the_boundary(intervals):
     with asked(model) as seen:
         result = vitlens.attack(model, black, torch.tensor([0]), method="deepfool")
     assert result.success.all()
-    assert (
-        0 < result.images.mean().item() - intervals[0][0] <= 0.92 * 9**-3 + 1e-6
-    )  # three rounds of eight points
+    # three rounds of eight points
+    assert 0 < result.images.mean().item() - intervals[0][0] <= 0.92 * 9**-3 + 1e-6
     assert result.images.std() < 1e-6
     assert result.forwards.item() == 2 + 24
-    if (
-        intervals[0][0] > 0.9
-    ):  # no nearer image is adversarial: the one found is returned bit for bit
+    # no nearer image is adversarial: the one found is returned bit for bit
+    if intervals[0][0] > 0.9:
         assert torch.equal(result.images, seen[2].detach())
 
 
@@ -78,14 +76,14 @@ def test_deepfool_stays_where_no_class_has_a_gradient():
 def test_auto_is_the_worst_case_of_its_members():
     model = perceptron(seed=1)
     images = pictures(8, seed=1)
-    given = {"steps": 2, "seed": 4, "epsilons": (0.005, 0.01, 0.02)}
-    whole = vitlens.attack(model, images, "predicted", method="auto", **given)
+    options = {"steps": 2, "seed": 4, "epsilons": (0.005, 0.01, 0.02)}
+    auto = vitlens.attack(model, images, "predicted", method="auto", **options)
     parts = [
-        vitlens.attack(model, images, "predicted", method=name, **given)
+        vitlens.attack(model, images, "predicted", method=name, **options)
         for name in ATTACKS["auto"].members
     ]
-    assert torch.equal(whole.broken_at, torch.stack([part.broken_at for part in parts]).amin(0))
-    assert len(whole.broken_at.unique()) > 2
+    assert torch.equal(auto.broken_at, torch.stack(values_of(parts, "broken_at")).amin(0))
+    assert len(auto.broken_at.unique()) > 2
     one = {"steps": 2, "seed": 4, "epsilon": 0.02}
     spent = [
         int(vitlens.attack(model, images, "predicted", method=name, **one).forwards.sum())
@@ -148,11 +146,9 @@ def test_an_attack_sees_the_gradient_of_a_model_that_saturates_the_softmax():
     for parameter in model.module[3].parameters():
         parameter.mul_(1000)
     images = pictures(12, low=0.2, high=0.8)
-    expected, found = (
-        vitlens.attack(each, images, "predicted", method="fgsm", epsilon=0.05).success
-        for each in (plain, model)
-    )
-    assert found.sum() >= expected.sum() > 0
+    expected = vitlens.attack(plain, images, "predicted", method="fgsm", epsilon=0.05).success
+    fooled = vitlens.attack(model, images, "predicted", method="fgsm", epsilon=0.05).success
+    assert fooled.sum() >= expected.sum() > 0
 
 
 def test_noise_is_uniform_independent_and_of_its_seed():
@@ -163,9 +159,8 @@ def test_noise_is_uniform_independent_and_of_its_seed():
             vitlens.attack(model, GREY, "predicted", seed=seed, **how)
     changes = torch.cat(seen).flatten(1).sub(0.5).div(1e-3)
     drawn = changes[changes.abs().amax(1) > 0].unique(dim=0)
-    assert (
-        abs(len(drawn) - 2 * 3 * 300) <= 60
-    )  # but for images that were fooled; the same seed gives the same
+    # but for images that were fooled; the same seed gives the same
+    assert abs(len(drawn) - 2 * 3 * 300) <= 60
     assert 0.99 < drawn.abs().max() <= 1.001
     assert drawn.mean().abs() < 0.01
     assert abs(drawn.var() - 1 / 3) < 0.01
@@ -195,22 +190,17 @@ def test_with_bf16_gradients_success_is_evaluated_in_fp32(name, epsilon):
     model = perceptron(seed=2)
     images = pictures(60, seed=2)
     labels = predictions(model, images)
-    given = {"targets": (labels + 1) % 5} if name == "pgd-targeted" else {}
-    exact, coarse = (
-        vitlens.attack(
-            model,
-            images,
-            labels,
-            method=name,
-            epsilon=epsilon,
-            steps=10,
-            precision=precision,
-            **given,
-        )
-        for precision in ("fp32", "bf16")
+    options = {"targets": (labels + 1) % 5} if name == "pgd-targeted" else {}
+    exact = vitlens.attack(
+        model, images, labels, method=name, epsilon=epsilon, steps=10, precision="fp32", **options
     )
-    found = predictions(model, coarse.images)
-    assert torch.equal(found == given["targets"] if given else found != labels, coarse.success)
+    coarse = vitlens.attack(
+        model, images, labels, method=name, epsilon=epsilon, steps=10, precision="bf16", **options
+    )
+    predicted = predictions(model, coarse.images)
+    assert torch.equal(
+        predicted == options["targets"] if options else predicted != labels, coarse.success
+    )
     assert 3 < exact.success.sum() < 57
     assert abs(int(exact.success.sum() - coarse.success.sum())) <= 3
     assert not torch.equal(exact.images, coarse.images)
@@ -229,8 +219,8 @@ def test_downwards_an_image_is_attacked_down_to_the_first_epsilon_at_which_it_wi
         "1,2,4,8,16"
     )
     with quick_attacks(part=1):
-        (found,) = ran(tmp_path / "run", f"{line} {more}").attacked.values()
-    (broken_at,) = found.broken_at.values()
+        (attacked,) = ran(tmp_path / "run", f"{line} {more}").attacked.values()
+    (broken_at,) = attacked.broken_at.values()
     images = vitlens.load_data("digits", limit=12)
     model = vitlens.load(str(sharp_vit))
     falling = torch.ones(12, dtype=torch.bool)

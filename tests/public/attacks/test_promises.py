@@ -12,6 +12,7 @@ from torch import Tensor
 
 import vitlens
 from tests.kit.attacked import asked, linear, perceptron, pictures, predictions, robust
+from tests.kit.select import values_of
 from tests.kit.tiny import ours
 from vitlens.attacks.registry import ATTACKS, comparisons
 
@@ -26,7 +27,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "attacks.md"
 
 
 def scaled(name: str, *epsilons: float) -> list[float]:
-    """Epsilons of L∞, larger for L2 and for noise."""
+    """Return epsilons of L∞, larger for L2 and for noise."""
     return [
         epsilon * (8 if ATTACKS[name].norm == "l2" or name == "noise" else 1)
         for epsilon in epsilons
@@ -44,15 +45,14 @@ def lengths(adversarial: Tensor, images: Tensor, norm: str) -> np.ndarray:
 def test_perturbations_are_within_bounds_and_successes_are_real(name):
     entry = ATTACKS[name]
     fooled = 0
-    for number, (model, size, given, restarts, steps, margin) in enumerate(CASES):
+    for number, (model, size, typed, restarts, steps, margin) in enumerate(CASES):
         images = pictures(4, size, seed=number, low=margin, high=1 - margin)
-        images[:, :, :2] = (
-            images[:, :, :2].round() if margin == 0 else images[:, :, :2]
-        )  # black and white
+        # black and white
+        images[:, :, :2] = images[:, :, :2].round() if margin == 0 else images[:, :, :2]
         before = images.clone()
         labels = predictions(model, images)
         labels[0] = (labels[0] + 1) % 5  # misclassified
-        epsilon = min(1.0, scaled(name, given)[0])
+        epsilon = min(1.0, scaled(name, typed)[0])
         budget = epsilon if entry.takes_epsilon else None
         how = {
             "epsilon": budget,
@@ -63,12 +63,11 @@ def test_perturbations_are_within_bounds_and_successes_are_real(name):
         result = vitlens.attack(model, images, labels, method=name, **how)
         assert torch.equal(images, before)
         assert 0 <= result.images.min() <= result.images.max() <= 1
-        found = lengths(result.images, images, entry.norm)
-        allowed = (
-            4 / (size[0] * size[1]) if entry.norm == "patch" else epsilon
-        )  # a quarter of the side is 2 px
-        assert (found <= allowed + 1e-6).all()
-        assert result.distance.numpy() == pytest.approx(found, abs=1e-6, rel=1e-5)
+        distances = lengths(result.images, images, entry.norm)
+        # a quarter of the side is 2 px
+        allowed = 4 / (size[0] * size[1]) if entry.norm == "patch" else epsilon
+        assert (distances <= allowed + 1e-6).all()
+        assert result.distance.numpy() == pytest.approx(distances, abs=1e-6, rel=1e-5)
         assert result.tried.tolist() == [False, True, True, True]
         assert torch.equal(
             predictions(model, result.images) != labels, result.success | ~result.tried
@@ -148,15 +147,15 @@ def test_the_batch_size_does_not_matter(name):
     """
     model = perceptron(seed=1).double()
     images = pictures(5, seed=1).double()
-    found = {}
+    by_size = {}
     how = {"method": name, "epsilon": scaled(name, 0.03)[0], "steps": 2}
     for size in (5, 2, 1):
         with asked(model) as seen:
-            found[size] = vitlens.attack(model, images, "predicted", batch_size=size, **how)
+            by_size[size] = vitlens.attack(model, images, "predicted", batch_size=size, **how)
         assert max(map(len, seen)) <= max(size, 8 * (size == 5))  # five are padded to eight
-    assert sum(map(len, seen)) == 5 + found[1].forwards.sum()  # every pass is counted
-    one = found.pop(5)
-    for other in found.values():
+    assert sum(map(len, seen)) == 5 + by_size[1].forwards.sum()  # every pass is counted
+    one = by_size.pop(5)
+    for other in by_size.values():
         assert torch.equal(one.success, other.success)
         assert torch.equal(one.forwards, other.forwards)
         assert torch.equal(one.backwards, other.backwards)
@@ -167,10 +166,8 @@ def test_the_batch_size_does_not_matter(name):
 def test_more_restarts_break_more(name):
     model, images, (epsilon,) = perceptron(seed=4), pictures(40, seed=4), scaled(name, 0.03)
     how = {"method": name, "epsilon": epsilon if ATTACKS[name].takes_epsilon else None, "steps": 1}
-    once, often = (
-        vitlens.attack(model, images, "predicted", restarts=count, **how).success
-        for count in (1, 4)
-    )
+    once = vitlens.attack(model, images, "predicted", restarts=1, **how).success
+    often = vitlens.attack(model, images, "predicted", restarts=4, **how).success
     assert (once <= often).all()
     assert once.sum() < often.sum()
 
@@ -181,7 +178,8 @@ def test_an_image_that_withstands_costs_what_the_registry_says(name):
     model = robust()
     images = pictures(3).double()
     how = {"method": name, "epsilon": 1e-6 if entry.takes_epsilon else None, "restarts": 2}
-    few, more = (vitlens.attack(model, images, "predicted", steps=steps, **how) for steps in (1, 2))
+    few = vitlens.attack(model, images, "predicted", steps=1, **how)
+    more = vitlens.attack(model, images, "predicted", steps=2, **how)
     assert not more.success.any()
     assert torch.equal(few.forwards < more.forwards, torch.full((3,), bool(entry.steps)))
     assert (more.backwards > 0).all() == entry.gradients
@@ -205,7 +203,7 @@ def test_names_and_members_are_known_and_costs_and_checks_follow_from_the_entrie
         "pgd-l2",
         "cw-l2",
     ]
-    assert len({entry.slug for entry in ATTACKS.values()}) == len(ATTACKS)  # in names of metrics
+    assert len(set(values_of(ATTACKS.values(), "slug"))) == len(ATTACKS)  # in names of metrics
     for name, entry in ATTACKS.items():
         assert (name, bool(entry.function)) == (entry.name, not entry.members)
         assert {*entry.members, *entry.stronger_than} <= ATTACKS.keys() - {name}

@@ -10,6 +10,7 @@ import vitlens
 from tests.kit.attacked import asked, linear, made, perceptron, pictures, predictions
 from tests.kit.commands import ran
 from tests.kit.making import save
+from tests.kit.select import select_one
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
 
 LABELS = torch.tensor([0, 1, 2])
@@ -19,7 +20,7 @@ PATCH = {"method": "patch"}
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"epsilon": 1.01}, "4 / 255"),
         ({"epsilon": float("nan")}, "nan"),
@@ -51,10 +52,10 @@ PATCH = {"method": "patch"}
         ({"labels": LABELS - 1}, "-1"),
     ],
 )
-def test_invalid_arguments(options, told):
+def test_invalid_arguments(options, message):
     with pytest.raises(InputError) as refused:
         vitlens.attack(linear(), IMAGES, **{"labels": LABELS, **options})
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -85,12 +86,10 @@ def test_the_batch_is_refilled_as_images_leave():
     passes = seen[6:]  # after the clean images
     assert 2 < result.success.sum() < 24
     assert result.forwards.min() < result.forwards.max() == 9
-    assert (
-        0 <= sum(map(len, passes)) - result.forwards.sum() <= len(passes)
-    )  # a batch of 3 is padded to 4
-    assert (
-        sum(each.requires_grad for each in passes) <= result.forwards.sum() / 4 + 9
-    )  # but for the last job's steps
+    # a batch of 3 is padded to 4
+    assert 0 <= sum(map(len, passes)) - result.forwards.sum() <= len(passes)
+    # but for the last job's steps
+    assert sum(batch.requires_grad for batch in passes) <= result.forwards.sum() / 4 + 9
 
 
 def test_a_model_that_is_always_wrong_gets_a_note_and_an_empty_curve():
@@ -172,19 +171,18 @@ def test_gradients_of_zero_are_told(tiny_vit, tmp_path):
         f"attack {tmp_path / 'silent'} --data digits --limit 4 --predicted --attack fgsm,noise "
         "--no-corruptions"
     )
-    found = ran(tmp_path / "run", f"{line} --no-inside --no-transfer").checks
-    (check,) = (
-        check for check in found if check.name == "gradients read"
-    )  # of noise there are none
+    checks = ran(tmp_path / "run", f"{line} --no-inside --no-transfer").checks
+    # of noise there are none
+    check = select_one(checks, name="gradients read")
     assert (check.state, check.against, check.of) == ("failed", 4, 4)
 
 
-@pytest.mark.parametrize("given", [{"epsilon": 0.5}, {"epsilons": [0, 4 / 255, 1.0]}])
-def test_an_epsilon_that_is_far_above_usual_ones_is_warned_of(given):
+@pytest.mark.parametrize("options", [{"epsilon": 0.5}, {"epsilons": [0, 4 / 255, 1.0]}])
+def test_an_epsilon_that_is_far_above_usual_ones_is_warned_of(options):
     model = linear(classes=2)
     images = pictures(2)
     with pytest.warns(UserWarning, match="/ 255"):
-        vitlens.attack(model, images, "predicted", steps=1, **given)
+        vitlens.attack(model, images, "predicted", steps=1, **options)
 
 
 def test_usual_epsilons_and_those_of_other_norms_are_not_warned_of():

@@ -13,13 +13,12 @@ import vitlens
 from tests.kit.attacked import asked, perceptron, pictures, robust
 from tests.kit.tiny import ours
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::UserWarning"
-)  # of epsilons large enough to see each step
+# of epsilons large enough to see each step
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 def points_of(model: vitlens.Model, image: Tensor, **options: object) -> list[Tensor]:
-    """What the model is asked about after the clean image."""
+    """Return the images that the model is asked about after the clean image."""
     with asked(model) as seen:
         result = vitlens.attack(model, image, "predicted", **options)
     assert options["method"] == "deepfool" or not result.success.any()
@@ -27,15 +26,15 @@ def points_of(model: vitlens.Model, image: Tensor, **options: object) -> list[Te
 
 
 def margin(logits: Tensor, label: int) -> Tensor:
-    others = logits.clone()
-    others[label] = -torch.inf
-    return logits[label] - others.max()
+    without_label = logits.clone()
+    without_label[label] = -torch.inf
+    return logits[label] - without_label.max()
 
 
 def ascent(
     model: vitlens.Model, image: Tensor, loss: str, target: int | None = None, *, l2: bool = False
 ):
-    """What is maximised, of one image of class 0, and its steepest step of length 1."""
+    """Return the maximised objective of one image of class 0, and its steepest step of length 1."""
     leaf = image.clone().requires_grad_()
     logits = model(leaf)[0]
     ranked = logits.sort(descending=True).values
@@ -77,18 +76,18 @@ def test_projected_gradient_descent(name, loss, length, steps):
     l2 = name == "pgd-l2"
     epsilon = 2.0 if l2 else 0.2
     target = 2 if name == "pgd-targeted" else None
-    given = {} if target is None else {"targets": torch.tensor([target])}
-    found = points_of(model, clean, method=name, epsilon=epsilon, steps=steps, **given)
-    assert len(found) >= steps + 1
-    assert torch.equal(found[0], clean) == (name in ("fgsm", "bim"))
-    for here, after in pairwise(found[: steps + 1]):
+    options = {} if target is None else {"targets": torch.tensor([target])}
+    points = points_of(model, clean, method=name, epsilon=epsilon, steps=steps, **options)
+    assert len(points) >= steps + 1
+    assert torch.equal(points[0], clean) == (name in ("fgsm", "bim"))
+    for here, after in pairwise(points[: steps + 1]):
         _, direction = ascent(model, here, loss, target, l2=l2)
         expected = projected(here + length * epsilon / steps * direction, clean, epsilon, l2=l2)
         torch.testing.assert_close(after, expected, atol=1e-5, rtol=0)
 
 
 def auto_pgd(model, clean, start, epsilon, steps, loss, target):
-    """Croce & Hein 2020, algorithm 1: all its points."""
+    """Return all points of Croce & Hein 2020, algorithm 1."""
     share = 0.22
     before = 0.0
     marks = []
@@ -142,20 +141,18 @@ def test_auto_pgd(name, loss, seed):
     clean = pictures(1, seed=seed).double()
     epsilon = 0.2
     steps = 30
-    given = {"targets": torch.tensor([3])} if name == "apgd-targeted" else {}
-    found = points_of(model, clean, method=name, epsilon=epsilon, steps=steps, seed=seed, **given)[
-        : steps + 1
-    ]
-    assert 0.9 * epsilon < (found[0] - clean).abs().max() <= epsilon
-    expected = auto_pgd(model, clean, found[0], epsilon, steps, loss, 3 if given else None)
-    torch.testing.assert_close(torch.cat(found), torch.cat(expected), atol=1e-7, rtol=0)
-    assert len(torch.unique(torch.cat(found).flatten(1), dim=0)) > steps // 2
+    options = {"targets": torch.tensor([3])} if name == "apgd-targeted" else {}
+    points = points_of(
+        model, clean, method=name, epsilon=epsilon, steps=steps, seed=seed, **options
+    )[: steps + 1]
+    assert 0.9 * epsilon < (points[0] - clean).abs().max() <= epsilon
+    expected = auto_pgd(model, clean, points[0], epsilon, steps, loss, 3 if options else None)
+    torch.testing.assert_close(torch.cat(points), torch.cat(expected), atol=1e-7, rtol=0)
+    assert len(torch.unique(torch.cat(points).flatten(1), dim=0)) > steps // 2
 
 
 def carlini_wagner(model, clean, label, steps):
-    """Carlini & Wagner 2017: Adam on distance² + c x margin in tanh space, and a binary search for
-    c.
-    """
+    """Run Carlini & Wagner 2017: Adam on distance² + c x margin in tanh space, with a search."""
     origin = torch.atanh((2 * clean - 1) * (1 - 1e-6))
     points = []
     c = 1e-3
@@ -188,8 +185,10 @@ def carlini_wagner(model, clean, label, steps):
     return points
 
 
-@pytest.mark.parametrize(("seed", "steps", "found"), [(1, 8, True), (2, 25, True), (4, 25, False)])
-def test_carlini_and_wagners(seed, steps, found):
+@pytest.mark.parametrize(
+    ("seed", "steps", "is_fooled"), [(1, 8, True), (2, 25, True), (4, 25, False)]
+)
+def test_carlini_and_wagners(seed, steps, is_fooled):
     """And the result is the nearest of all adversarial images on the way, or nearer still."""
     model = perceptron(seed=seed).double()
     clean = pictures(1, seed=seed).double()
@@ -201,13 +200,13 @@ def test_carlini_and_wagners(seed, steps, found):
     torch.testing.assert_close(
         torch.cat(seen[1:]).detach()[: len(expected)], expected, atol=1e-6, rtol=0
     )
-    assert result.success.item() == found
-    assert result.forwards.item() == len(expected) + 24 * found  # of the line search
+    assert result.success.item() == is_fooled
+    assert result.forwards.item() == len(expected) + 24 * is_fooled  # of the line search
     with torch.no_grad():
         fooled = model(expected).argmax(1) != label
     nearest = (expected - clean).flatten(1).norm(dim=1)[fooled]
-    assert (len(nearest) > 2) == found
-    if found:
+    assert (len(nearest) > 2) == is_fooled
+    if is_fooled:
         assert 0.98 * nearest.min() <= result.distance.item() <= nearest.min() + 1e-6
 
 
@@ -217,12 +216,12 @@ def test_deepfool():
     clean = pictures(1, seed=1).double()
     with torch.no_grad():
         label = int(model(clean).argmax())
-    found = points_of(model, clean, method="deepfool", steps=10)
+    points = points_of(model, clean, method="deepfool", steps=10)
     total = torch.zeros_like(clean)
     image = clean
     count = 0
     while True:
-        torch.testing.assert_close(found[count], image, atol=1e-6, rtol=0)
+        torch.testing.assert_close(points[count], image, atol=1e-6, rtol=0)
         leaf = image.clone().requires_grad_()
         logits = model(leaf)[0]
         if margin(logits, label) < -1e-5 * logits.abs().max():
@@ -259,7 +258,7 @@ def test_square_changes_one_square_of_the_best_image_so_far_and_never_gets_worse
         margins = [margin(model(points)[0], 0).item() for points in seen]
     best = 0
     reached = 0
-    kept = 0
+    accepted = 0
     for query in range(1, queries):
         halvings = sum(
             (query - 1) * 10_000 // queries > mark
@@ -269,13 +268,15 @@ def test_square_changes_one_square_of_the_best_image_so_far_and_never_gets_worse
         changed = ((seen[query] - seen[best]).abs() > 1e-9).any(1)[0]
         rows = changed.any(1).nonzero()[:, 0]
         columns = changed.any(0).nonzero()[:, 0]
-        spans = [int(each.max() - each.min()) + 1 if len(each) else 0 for each in (rows, columns)]
+        spans = [0, 0]
+        if len(rows):
+            spans = [int(indices.max() - indices.min()) + 1 for indices in (rows, columns)]
         assert max(spans) <= side
         reached += max(spans) == side
         if margins[query] < margins[best]:
             best = query
-            kept = kept + 1
-    assert kept > 3
+            accepted = accepted + 1
+    assert accepted > 3
     assert reached > queries / 2
 
 
@@ -295,13 +296,13 @@ def test_changes_have_the_frequencies_of_their_part_alone(part):
 
 
 def boxes(images: Tensor, clean: Tensor) -> list[tuple[int, int, int, int]]:
-    """Top, left, bottom and right of what was changed."""
-    found = []
+    """Return top, left, bottom and right of what was changed."""
+    corners = []
     for changed in (images != clean).any(1):
         rows = changed.any(1).nonzero()[:, 0].tolist()
         columns = changed.any(0).nonzero()[:, 0].tolist()
-        found.append((rows[0], columns[0], rows[-1], columns[-1]))
-    return found
+        corners.append((rows[0], columns[0], rows[-1], columns[-1]))
+    return corners
 
 
 @pytest.mark.parametrize(("aligned", "side"), [(False, 3), (True, None)])
@@ -346,11 +347,10 @@ def test_a_patch_may_lie_at_every_place():
         )
     starts = torch.cat([points.detach() for points in seen])
     moved = [row for row in range(len(starts)) if not torch.equal(starts[row], images[row % 200])]
-    places = {
-        box[:2]
-        for row in moved
-        for box in boxes(starts[row : row + 1], images[row % 200 : row % 200 + 1])
-    }
+    places = set()
+    for row in moved:
+        drawn = boxes(starts[row : row + 1], images[row % 200 : row % 200 + 1])
+        places |= {box[:2] for box in drawn}
     assert places >= {(top, left) for top in range(5) for left in range(3)}
 
 
@@ -364,5 +364,5 @@ def test_each_restart_takes_the_place_of_the_next_largest_attribution():
             model, images, "predicted", method="patch", side=2, maps=maps, steps=1, restarts=7
         )
     firsts = [boxes(points.detach(), images) for points in seen[1::2]]
-    found = [[3 * (both[row][0] // 2) + both[row][1] // 2 for both in firsts] for row in range(2)]
-    assert found == [[2, 5, 1, 4, 3, 0, 2], [3, 4, 2, 0, 1, 5, 3]]
+    squares = [[3 * (both[row][0] // 2) + both[row][1] // 2 for both in firsts] for row in range(2)]
+    assert squares == [[2, 5, 1, 4, 3, 0, 2], [3, 4, 2, 0, 1, 5, 3]]

@@ -21,7 +21,7 @@ PATCHES = [1 / 12] * 12
 
 
 def deep(**options: object) -> Model:
-    """Three blocks, two registers, a grid of 4 x 3; weights that are not nearly even."""
+    """Build three blocks, two registers and a grid of 4 x 3, with uneven weights."""
     model = ours(depth=3, registers=2, **options)
     for parameter in model.module.parameters():
         parameter.mul_(2)
@@ -44,7 +44,7 @@ Case = tuple[Model, Tensor, list[float] | None, list[Tensor]]
 
 @pytest.fixture(scope="module", params=READOUTS)
 def case(request: pytest.FixtureRequest) -> Case:
-    """A model, images, its readout by hand, and the Ā of all its layers."""
+    """Return a model, images, its readout by hand, and the Ā of all its layers."""
     make, row = READOUTS[request.param]
     model = make()
     batch = images(model.input_size)
@@ -52,7 +52,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 def rolled(matrix: Tensor, row: list[float] | None, model: Model) -> Tensor:
-    """What is left on a CLS that joins late has no place in the image: it is shared out."""
+    """Share out among all patches what is left on a CLS token that joins late."""
     return as_read(matrix, row, model) / (
         1 if row is not READER else matrix[:, 0, 1:].sum(-1)[:, None, None]
     )
@@ -61,16 +61,14 @@ def rolled(matrix: Tensor, row: list[float] | None, model: Model) -> Tensor:
 def fused_by_loops(
     weights: Tensor, fusion: str, discard: float, tokens: int, prefix: tuple[str, ...]
 ) -> Tensor:
-    """Heads fused, then each row's lowest entries but CLS dropped, one row of one image at a
-    time."""
+    """Fuse heads, then drop each row's lowest entries except CLS, one row after the other."""
     fused = {"mean": torch.mean, "max": torch.amax, "min": torch.amin}[fusion](weights, 1)
     first = 1 if "cls" in prefix or weights.shape[-1] > tokens else 0
     for row in fused.flatten(0, 1):
         lowest = sorted(range(first, len(row)), key=row.tolist().__getitem__)
         row[lowest[: int(len(row) * discard)]] = 0
-    return (
-        fused / fused.sum(-1, keepdim=True) if weights.shape[2] == 1 else fused
-    )  # of one query: scaled to sum to 1
+    # of one query: scaled to sum to 1
+    return fused / fused.sum(-1, keepdim=True) if weights.shape[2] == 1 else fused
 
 
 WAYS = (
@@ -94,8 +92,8 @@ def test_rollout_is_the_product_of_the_papers_matrices(case):
         discard = way.get("discard", 0.0)
         start = way.get("start_layer", 0)
         layers = [
-            fused_by_loops(each, fusion, discard, tokens, model.layout.prefix)
-            for each in weights[start:]
+            fused_by_loops(layer, fusion, discard, tokens, model.layout.prefix)
+            for layer in weights[start:]
         ]
         expected = rolled(by_rollout(layers, tokens, way.get("alpha", 0.5)), row, model)
         close(vitlens.rollout(model, batch, **way), expected)
@@ -178,21 +176,25 @@ def test_readouts_that_are_not_there_are_refused(make, readout, words):
 def test_targets_are_the_predicted_classes_or_those_given(method):
     model = ours()
     batch = images((32, 48), batch=4)
-    given = torch.tensor([0, 3, 1, 4])
+    classes = torch.tensor([0, 3, 1, 4])
     with torch.no_grad():
         predicted = model(batch).argmax(-1)
-    own, found = (
-        vitlens.explain(model, batch, method=method, targets=each) for each in ("predicted", given)
+    of_predicted = vitlens.explain(model, batch, method=method, targets="predicted")
+    of_classes = vitlens.explain(model, batch, method=method, targets=classes)
+    assert torch.equal(
+        of_predicted, vitlens.explain(model, batch, method=method, targets=predicted)
     )
-    assert torch.equal(own, vitlens.explain(model, batch, method=method, targets=predicted))
     if method == "relevance":
-        expected = by_equation_six(raised(model, batch, given), 13)
-        close(found, as_read(expected, [1.0] + [0.0] * 12, model))
+        expected = by_equation_six(raised(model, batch, classes), 13)
+        close(of_classes, as_read(expected, [1.0] + [0.0] * 12, model))
     close(
-        vitlens.explain(model, batch[1:2], method=method, targets=given[1:2].to(torch.int32)),
-        found[1:2],
+        vitlens.explain(model, batch[1:2], method=method, targets=classes[1:2].to(torch.int32)),
+        of_classes[1:2],
     )
-    assert ((found - own).abs().amax((1, 2))[given != predicted] > 0.01 * own.max()).all()
+    assert (
+        (of_classes - of_predicted).abs().amax((1, 2))[classes != predicted]
+        > 0.01 * of_predicted.max()
+    ).all()
 
 
 def test_targets_go_with_their_images_through_several_batches():

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import vitlens
 from tests.kit.attention import by_rollout
+from tests.kit.select import index_by, values_of
 from tests.kit.tiny import TIMM, images, ours, shared_model, small_cnn, timm_model, torchvision_vit
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.uncertainty import student_mean
@@ -23,7 +24,7 @@ def test_all_rows_and_the_cls_row():
     batch = images((32, 48))
     layers = vitlens.attention(model, batch)
     rows = vitlens.attention(model, batch, rows="cls")
-    assert [layer.shape for layer in layers] == [(2, 2, 15, 15)] * 2
+    assert values_of(layers, "shape") == [(2, 2, 15, 15)] * 2
     for layer, row in zip(layers, rows, strict=True):
         torch.testing.assert_close(row, layer[:, :, :1], atol=1e-6, rtol=0)
     with pytest.raises(UnsupportedError, match="found none; try rows='all'"):
@@ -79,21 +80,21 @@ def test_the_explorer_shows_the_models_own_attention_and_the_rollout_so_far(name
     batch = images(batch=3)
     tokens = model.layout.tokens
     prefix = len(model.layout.prefix)
-    shown = vitlens.explorer(model, batch, whole=2).explorer
+    data = vitlens.explorer(model, batch, whole=2).explorer
     square = [layer for layer in vitlens.attention(model, batch) if layer.shape[-2] == tokens]
     expected = torch.stack(square, 1)  # without a last layer of one query
     assert (expected[:, :, 0] - expected[:, :, 1]).abs().max() > 0.01  # the two heads differ
-    assert [image.weights is None for image in shown.images] == [False, False, True]
-    for image, weights in zip(shown.images, expected, strict=True):
-        whole = image.weights is not None
-        found = image.weights if whole else image.layer_weights
-        close(torch.tensor(found).float(), weights if whole else weights.mean(1))
+    assert [image.weights is None for image in data.images] == [False, False, True]
+    for image, weights in zip(data.images, expected, strict=True):
+        has_heads = image.weights is not None
+        stored = image.weights if has_heads else image.layer_weights
+        close(torch.tensor(stored).float(), weights if has_heads else weights.mean(1))
         for layer, row in enumerate(image.rollout):
-            matrix = by_rollout([each.mean(0)[None] for each in weights[: layer + 1]], tokens)[
-                0, 1:, 1:
-            ]
-            own = matrix[0] if model.anatomy.readout == "cls" else matrix[prefix:].mean(0)
-            close(torch.tensor(row).float(), own)
+            matrix = by_rollout(
+                [layer_weights.mean(0)[None] for layer_weights in weights[: layer + 1]], tokens
+            )[0, 1:, 1:]
+            readout_row = matrix[0] if model.anatomy.readout == "cls" else matrix[prefix:].mean(0)
+            close(torch.tensor(row).float(), readout_row)
 
 
 @pytest.mark.parametrize("make", [partial(shared_model, "torchvision-swin"), small_cnn, XCIT])
@@ -106,25 +107,26 @@ def test_layers_that_are_not_of_all_tokens_are_not_explored(make):
 
 
 def bits(maps: Tensor) -> list[float]:
-    """log2 of the patches minus the entropy of each map."""
+    """Return log2 of the number of patches minus the entropy of each map."""
     flat = maps.flatten(1).double().clamp_min(0).numpy()
-    return [np.log2(len(each)) - stats.entropy(each, base=2) for each in flat]
+    return [np.log2(len(row)) - stats.entropy(row, base=2) for row in flat]
 
 
 def explained(maps: Tensor) -> list[float]:
-    """The gain in log2-likelihood over an even map, in parts of the bits (at least one), of each
-    map under the mean of those of other images, which is mixed with an even map with the weight of
-    one image.
+    """Return how well the mean map of the other images, mixed with an even map, predicts each map.
+
+    The gain in log2-likelihood over an even map is a fraction of the map's bits, of at least one
+    bit. In the mixture an even map weighs as much as one image.
     """
     flat = maps.flatten(1).double()
     flat = flat / flat.sum(1, keepdim=True)
     patches = flat.shape[1]
     gains = []
-    for image, own in enumerate(flat):
-        others = torch.cat(
+    for image, row in enumerate(flat):
+        mean_of_others = torch.cat(
             [flat[:image], flat[image + 1 :], torch.full((1, patches), 1 / patches)]
         ).mean(0)
-        gain = float((own * (others * patches).log2()).sum())
+        gain = float((row * (mean_of_others * patches).log2()).sum())
         gains.append(min(1.0, max(0.0, gain / max(1.0, bits(maps)[image]))))
     return gains
 
@@ -133,7 +135,7 @@ def test_information_and_what_is_the_same_in_other_images(golden, places):
     record = golden("rollout").record
     model = vitlens.load(str(places["vit"]))
     digits = vitlens.load_data("digits", limit=record.methods[0].information.n)
-    rows = {row.maps: row for row in record.methods}
+    rows = index_by(record.methods, "maps")
     assert set(rows) == {"rollout-max", "rollout-min"}
     for fusion in ("max", "min"):
         maps = vitlens.rollout(model, digits, fusion=fusion)
@@ -152,11 +154,13 @@ def test_how_alike_the_heads_of_a_layer_and_neighbouring_layers_are(golden, plac
     means = [layer.mean(1) for layer in weights]
     for layer, row in enumerate(record.layers):
         alike = F.cosine_similarity(weights[layer][:, 0], weights[layer][:, 1])
-        own = student_mean(
+        mean_similarity = student_mean(
             alike.numpy(), groups=digits.groups.numpy(), unit="", least=-1.0, most=1.0
         )
-        assert row.alike.value == pytest.approx(own.value, abs=1e-4)
-        assert (row.alike.low, row.alike.high) == pytest.approx((own.low, own.high), abs=1e-3)
+        assert row.alike.value == pytest.approx(mean_similarity.value, abs=1e-4)
+        assert (row.alike.low, row.alike.high) == pytest.approx(
+            (mean_similarity.low, mean_similarity.high), abs=1e-3
+        )
         assert row.information.value == pytest.approx(np.mean(bits(means[layer])), abs=1e-4)
         if layer:
             previous = F.cosine_similarity(means[layer - 1], means[layer]).mean()

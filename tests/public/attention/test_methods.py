@@ -3,6 +3,7 @@ attention flow.
 """
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -13,14 +14,14 @@ from scipy.optimize import linprog
 import vitlens
 from tests.kit.commands import ran
 from tests.kit.families import MADE
+from tests.kit.select import values_of
 from tests.kit.tiny import images, ours, shared_model
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.models.sources.registry import SOURCES
 
-METHODS = [
-    method for method in ATTENTION_METHODS if method != "flow"
-]  # which the command line alone has
+# which the command line alone has
+METHODS = [method for method in ATTENTION_METHODS if method != "flow"]
 
 
 @pytest.mark.parametrize("name", ["rollout", "relevance"])
@@ -33,10 +34,8 @@ def test_a_method_has_the_defaults_of_its_function(name):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_only_a_method_with_gradients_differs_by_class(method):
-    one, other = (
-        vitlens.explain(ours(), images((32, 48)), method=method, targets=target)
-        for target in (0, 3)
-    )
+    one = vitlens.explain(ours(), images((32, 48)), method=method, targets=0)
+    other = vitlens.explain(ours(), images((32, 48)), method=method, targets=3)
     assert torch.equal(one, other) is not ATTENTION_METHODS[method].gradients
     assert not one.requires_grad
 
@@ -48,10 +47,10 @@ def test_mixed_precision_changes_a_map_by_little(name):
     for method in METHODS:
         plain = vitlens.explain(model, batch, method=method, targets=1)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            found = vitlens.explain(model, batch, method=method, targets=1)
-        assert (found - plain).abs().max() < 0.1 * plain.max(), method
+            maps = vitlens.explain(model, batch, method=method, targets=1)
+        assert (maps - plain).abs().max() < 0.1 * plain.max(), method
         if (method, name) == ("rollout", "swin"):  # no prefix that keeps some of the mass
-            torch.testing.assert_close(found.sum((1, 2)), torch.ones(2), atol=1e-3, rtol=0)
+            torch.testing.assert_close(maps.sum((1, 2)), torch.ones(2), atol=1e-3, rtol=0)
 
 
 WRONG = [  # before any work; others: tests/public/cli/test_refusals.py
@@ -69,9 +68,8 @@ WRONG = [  # before any work; others: tests/public/cli/test_refusals.py
 
 @pytest.mark.parametrize(("options", "error", "words"), WRONG)
 def test_settings_out_of_their_range_are_refused(options, error, words, monkeypatch):
-    monkeypatch.setattr(
-        "jaxtyping.config.jaxtyping_disable", True
-    )  # the tests' own check of types would be first
+    # the tests' own check of types would be first
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
     with pytest.raises(error, match=words):
         vitlens.explain(ours(), images((32, 48)), **options)
 
@@ -88,12 +86,12 @@ def test_several_methods_from_one_pass_are_each_alone_with_their_settings(golden
     }
     for at, row in enumerate(record.methods):
         if row.method != "flow":
-            given = settings.get(row.method, {}) | (
+            options = settings.get(row.method, {}) | (
                 {} if row.fusion is None else {"fusion": row.fusion}
             )
-            own = vitlens.explain(model, digits, targets="label", method=row.method, **given)
-            found = torch.tensor(record.maps.maps[:, at])
-            torch.testing.assert_close(found, own, atol=1e-6, rtol=1e-4, msg=row.method)
+            expected = vitlens.explain(model, digits, targets="label", method=row.method, **options)
+            stored = torch.tensor(record.maps.maps[:, at])
+            torch.testing.assert_close(stored, expected, atol=1e-6, rtol=1e-4, msg=row.method)
     assert [row.fusion for row in record.methods if row.method == "rollout"] == [
         "mean",
         "max",
@@ -107,27 +105,26 @@ PRECISION = 1e-5  # capacities are whole numbers of 6e-8, and a cut has at most 
 def by_linear_program(
     start: NDArray[np.float64], layers: list[NDArray[np.float64]], target: int
 ) -> float:
-    """The most that can arrive at a token of the input: one variable an edge, what enters a node
-    leaves it.
+    """Return the largest flow that can arrive at a token of the input.
+
+    Each edge has one variable, and what enters a node leaves it.
     """
     tokens = len(start)
     depth = len(layers)
     edges = [(("source", 0), (depth, token), start[token]) for token in range(tokens)]
-    edges += [
-        ((layer + 1, query), (layer, key), weights[query, key])
-        for layer, weights in enumerate(layers)
-        for query in range(tokens)
-        for key in range(tokens)
-    ]
-    inner = [(level, token) for level in range(1, depth + 1) for token in range(tokens)]
-    inner += [
-        (0, token) for token in range(tokens) if token != target
-    ]  # what goes there would be lost: not allowed
-    kept = [[(tail == node) * 1.0 - (head == node) for head, tail, _ in edges] for node in inner]
+    for layer, weights in enumerate(layers):
+        for query, key in product(range(tokens), repeat=2):
+            edges.append(((layer + 1, query), (layer, key), weights[query, key]))
+    inner = list(product(range(1, depth + 1), range(tokens)))
+    # what goes there would be lost: not allowed
+    inner += [(0, token) for token in range(tokens) if token != target]
+    conservation = []
+    for node in inner:
+        conservation.append([(tail == node) * 1.0 - (head == node) for head, tail, _ in edges])
     gain = np.array([tail == (0, target) for _, tail, _ in edges], dtype=float)
     solved = linprog(
         -gain,
-        A_eq=kept,
+        A_eq=conservation,
         b_eq=np.zeros(len(inner)),
         bounds=[(0, capacity) for *_, capacity in edges],
     )
@@ -150,23 +147,23 @@ def test_the_flow_of_a_model_is_that_of_a_linear_program(
     methods.
     """
     monkeypatch.setitem(SOURCES, "made", MADE)
-    named = str(places["vit"]) if name == "cls" else f"made:{name}"
-    line = f"rollout {named} --data digits --limit 2 --method flow --alpha 0.4"
+    model_name = str(places["vit"]) if name == "cls" else f"made:{name}"
+    line = f"rollout {model_name} --data digits --limit 2 --method flow --alpha 0.4"
     record = golden("every method").record if name == "cls" else ran(tmp_path / "out", line)
-    maps = record.maps.maps[:, [row.method for row in record.methods].index("flow")]
-    model = vitlens.load(named)
+    maps = record.maps.maps[:, values_of(record.methods, "method").index("flow")]
+    model = vitlens.load(model_name)
     digits = vitlens.load_data("digits", limit=len(maps))
     layers = vitlens.attention(model, digits)
     tokens = model.layout.tokens
     prefix = len(model.layout.prefix)
-    for image, found in enumerate(maps):
+    for image, heat_map in enumerate(maps):
         means = [layer[image].double().mean(0).numpy() for layer in layers]
-        pipes = [0.6 * each + 0.4 * np.eye(tokens) for each in means if len(each) == tokens]
+        pipes = [0.6 * matrix + 0.4 * np.eye(tokens) for matrix in means if len(matrix) == tokens]
         targets = range(prefix + image, tokens, 5)
         expected = [
             by_linear_program(READ[name](means[-1], prefix), pipes, target) for target in targets
         ]
         np.testing.assert_allclose(
-            found.flatten()[[each - prefix for each in targets]], expected, atol=PRECISION
+            heat_map.flatten()[[target - prefix for target in targets]], expected, atol=PRECISION
         )
     assert maps.reshape(len(maps), -1).std(1).min() > 1e-4

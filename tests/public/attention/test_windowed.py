@@ -23,22 +23,18 @@ gradient_rollout = partial(vitlens.explain, method="gradient-rollout")
 THREE = {"depths": (1, 2, 1), "num_heads": (2, 4, 4)}
 MODELS: dict[str, Callable[[], Model]] = {
     **{name: WINDOWED[name] for name in ("swinv2, padded", "hiera", "sam2's hiera")},
-    "swin, three stages": partial(
-        timm_model, TIMM["swin"], img_size=(36, 20), **THREE
-    ),  # 9 x 5 patches become 5 x 3
+    # 9 x 5 patches become 5 x 3
+    "swin, three stages": partial(timm_model, TIMM["swin"], img_size=(36, 20), **THREE),
     # timm leaves the fused kernel off unless it is asked for: its bias and masks are then given to
     # the kernel
     "swin, fused": lambda: with_kernel(WINDOWED["swin, padded"](), fused=True),
-    "torchvision, merged": partial(
-        torchvision_swin, (18, 28)
-    ),  # patches merged out of fewer than four
+    # patches merged out of fewer than four
+    "torchvision, merged": partial(torchvision_swin, (18, 28)),
 }
 
 
 def merging(fine: Pair) -> Tensor:
-    """How patches stand for those they were merged from: (merged, fine), 1 / number of children
-    where one is.
-    """
+    """Return which patches were merged into which: (merged, fine), 1 / number of children."""
     rows = (fine[0] + 1) // 2
     columns = (fine[1] + 1) // 2
     matrix = torch.zeros(rows, columns, *fine)
@@ -50,8 +46,7 @@ def merging(fine: Pair) -> Tensor:
 
 
 def row_by_row(tensor: Tensor, windows: Any) -> Tensor:
-    """The queries and keys of each window row by row; a pooled query stands at each of its
-    patches."""
+    """Order each window's queries and keys by rows; a pooled query stands at its patches."""
     return (
         tensor[..., list(windows.queries), :][..., list(windows.keys)] if windows.keys else tensor
     )
@@ -60,24 +55,28 @@ def row_by_row(tensor: Tensor, windows: Any) -> Tensor:
 def whole_layers(
     model: Model, batch: Tensor, *, libra: bool = False
 ) -> tuple[list[Tensor], list[Tensor], list[Pair]]:
-    """Weights and Ā over all patches of each layer's map (batch, .., patches, patches); the
-    maps."""
+    """Return weights and Ā over all patches of each layer's map, and the maps.
+
+    Weights and Ā: (batch, .., patches, patches).
+    """
     windows = [call.site.windows for call in calls_of(model, batch)]
-    weights, gradients = (
-        [unwindow(row_by_row(layer, own), own) for layer, own in zip(layers, windows, strict=True)]
-        for layers in explicit_gradients(model, batch, libra=libra)
-    )
+
+    def without_windows(layers):
+        full = []
+        for layer, layer_windows in zip(layers, windows, strict=True):
+            full.append(unwindow(row_by_row(layer, layer_windows), layer_windows))
+        return full
+
+    weights, gradients = map(without_windows, explicit_gradients(model, batch, libra=libra))
     return (
         weights,
-        [raising(*each) for each in zip(weights, gradients)],
-        [own.resolution for own in windows],
+        [raising(*pair) for pair in zip(weights, gradients)],
+        [layer_windows.resolution for layer_windows in windows],
     )
 
 
 def product(layers: list[Tensor], maps: list[Pair], start_layer: int) -> Tensor:
-    """From the mean over the last patches down: each layer's matrix, and the merging where the map
-    gets finer.
-    """
+    """Multiply the layers' matrices from the last patches down, merging where needed."""
     patches = layers[-1].shape[-1]
     row = layers[-1].new_full((len(layers[0]), 1, patches), 1 / patches)
     for layer in range(len(layers) - 1, -1, -1):
@@ -89,16 +88,16 @@ def product(layers: list[Tensor], maps: list[Pair], start_layer: int) -> Tensor:
 
 
 def mixed(layer: Tensor, alpha: float) -> Tensor:
-    """(1 - alpha) A + alpha I, rows scaled to 1; a row loses what lies on padding."""
-    whole = (1 - alpha) * layer + alpha * torch.eye(layer.shape[-1])
-    return whole / whole.sum(-1, keepdim=True)
+    """Return (1 - alpha) A + alpha I, rows scaled to 1; a row loses what lies on padding."""
+    mixture = (1 - alpha) * layer + alpha * torch.eye(layer.shape[-1])
+    return mixture / mixture.sum(-1, keepdim=True)
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def case(
     request: pytest.FixtureRequest,
 ) -> tuple[Model, Tensor, list[Tensor], list[Tensor], list[Pair]]:
-    """A model and images in double precision; its weights, Ā and maps by layer, spelled out."""
+    """Return a model and images in double precision, with its weights, Ā and maps by layer."""
     model = MODELS[request.param]().double()
     batch = images(model.input_size).double()
     return model, batch, *whole_layers(model, batch)
@@ -112,9 +111,9 @@ def test_rollout_is_the_product_of_whole_matrices(case, fusion, alpha):
     fuse = {"mean": torch.mean, "max": torch.amax, "min": torch.amin}[fusion]
     layers = [mixed(fuse(layer, 1), alpha) for layer in weights]
     for start in range(len(layers)):
-        found = vitlens.rollout(model, batch, fusion=fusion, alpha=alpha, start_layer=start)
-        close(found, product(layers, maps, start))
-    assert found.shape == (2, model.input_size[0] // 2, model.input_size[1] // 2)
+        rollout = vitlens.rollout(model, batch, fusion=fusion, alpha=alpha, start_layer=start)
+        close(rollout, product(layers, maps, start))
+    assert rollout.shape == (2, model.input_size[0] // 2, model.input_size[1] // 2)
 
 
 def test_relevance_is_the_product_of_whole_matrices(case):

@@ -19,14 +19,16 @@ PATCH = 4
 
 
 def constant_norm(norm: Any, tokens: Tensor) -> Tensor:
-    """A LayerNorm whose standard deviation is a constant."""
+    """Apply a LayerNorm whose standard deviation is a constant."""
     spread = (tokens.detach().var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
     return (tokens - tokens.mean(-1, keepdim=True)) / spread * norm.weight + norm.bias
 
 
 def cells_of(model: Model, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Of patches (batch, patches, dim) the input of the last block's attention, and LibraGrad's
-    gradient there: weights of attention, gates of the GELU and standard deviations are constants.
+    """Return the input of the last block's attention and LibraGrad's gradient there.
+
+    Both have the shape (batch, patches, dim). Weights of attention, gates of the GELU and standard
+    deviations are constants.
     """
     module: Any = model.module
     before = vitlens.capture(model, images, "blocks.5.input")["blocks.5.input"]
@@ -47,74 +49,75 @@ def cells_of(model: Model, images: Tensor, targets: Tensor) -> tuple[Tensor, Ten
 
 
 def by_mean(maps: Tensor) -> Tensor:
-    """The positive part divided by its mean; 0 where nothing is positive."""
+    """Divide the positive part by its mean; return 0 where nothing is positive."""
     return (maps.clamp_min(0) / maps.clamp_min(0).mean((1, 2), keepdim=True)).nan_to_num(0.0)
 
 
 def alike(cells: Tensor) -> Tensor:
-    """T: of tokens less their mean, exp(5 cos), rows scaled to sum to 1."""
+    """Return T: of tokens less their mean, exp(5 cos), rows scaled to sum to 1."""
     centred = cells - cells.mean(1, keepdim=True)
     lengths = centred.norm(dim=2, keepdim=True)
-    found = (5 * (centred @ centred.mT) / (lengths * lengths.mT)).exp()
-    return found / found.sum(2, keepdim=True)
+    similarity = (5 * (centred @ centred.mT) / (lengths * lengths.mT)).exp()
+    return similarity / similarity.sum(2, keepdim=True)
 
 
 def blurred(images: Tensor) -> Tensor:
-    """A Gaussian blur of an eighth of the side, truncated at three standard deviations."""
+    """Blur with a Gaussian of an eighth of the side, truncated at three standard deviations."""
     return gaussian_blur(images, [25, 25], [4.0, 4.0])
 
 
 def effect(model: Model, images: Tensor, targets: Tensor) -> Tensor:
-    """e: each patch's share of the logit's first-order change at 9/10 blurred and 1/10 image."""
+    """Return e, a patch's share of the logit's first-order change at 9/10 blur and 1/10 image."""
     change = images - blurred(images)
     start = (blurred(images) + change / 10).requires_grad_()
     (gradient,) = torch.autograd.grad(model(start).gather(1, targets[:, None]).sum(), start)
-    found = F.avg_pool2d((gradient * change).sum(1), PATCH)
-    return found.double() / found.abs().sum((1, 2), keepdim=True)
+    changes = F.avg_pool2d((gradient * change).sum(1), PATCH)
+    return changes.double() / changes.abs().sum((1, 2), keepdim=True)
 
 
 def spread(maps: Tensor) -> Tensor:
-    """(Σ m)² / (N Σ m²): the share of the patches that a map of zeros and equal values would
-    mark."""
+    """Return (Σ m)² / (N Σ m²), the share of patches in a map of zeros and equal values."""
     return maps.sum((-2, -1)) ** 2 / (maps.shape[-2:].numel() * (maps**2).sum((-2, -1)))
 
 
 def smooth(where: Tensor, rollout: Tensor, cells: Tensor, effects: Tensor) -> Tensor:
-    """((4/5 Q + 1/5 BQ) / max + 3/2 e)⁺ over its greatest value and to a power, with Q = (R + TR) /
-    2 and R = (V⁶ G)^⅙; B has the kernel (1, 6, 1) / 8 along each axis, the border repeated.
+    """Return ((4/5 Q + 1/5 BQ) / max + 3/2 e)⁺ over its greatest value and to a power.
+
+    Q = (R + TR) / 2 and R = (V⁶ G)^⅙; B has the kernel (1, 6, 1) / 8 along each axis, with the
+    border repeated.
     """
     root = (where**6 * rollout) ** (1 / 6)
     root = (root + (alike(cells) @ root.flatten(1)[..., None]).view_as(root)) / 2
     line = torch.tensor([1.0, 6.0, 1.0]).double() / 8
     wide = F.pad(root[:, None], (1, 1, 1, 1), mode="replicate")
     mixed = 0.8 * root + 0.2 * F.conv2d(wide, torch.outer(line, line)[None, None])[:, 0]
-    found = (mixed / mixed.amax((1, 2), keepdim=True) + 1.5 * effects).clamp_min(0)
-    found = found / found.amax((1, 2), keepdim=True)
+    maps = (mixed / mixed.amax((1, 2), keepdim=True) + 1.5 * effects).clamp_min(0)
+    maps = maps / maps.amax((1, 2), keepdim=True)
     powers = [1 + 3 * step / 5000 for step in range(5001)]
-    chosen = [
-        max([each for each in powers if spread(own**each) >= 0.15], default=1.0) for own in found
-    ]
-    return torch.stack([own**power for own, power in zip(found, chosen, strict=True)])
+    chosen = []
+    for heat_map in maps:
+        wide = [power for power in powers if spread(heat_map**power) >= 0.15]
+        chosen.append(max(wide, default=1.0))
+    return torch.stack([heat_map**power for heat_map, power in zip(maps, chosen, strict=True)])
 
 
 def kept_with(model: Model, images: Tensor, targets: Tensor, maps: Tensor) -> Tensor:
-    """The target's probability with the highest 32 of 64 patches, the others from the blurred
-    image.
-    """
+    """Return the target's probability with the highest 32 of 64 patches, the others blurred."""
     ranks = maps.flatten(1).argsort(descending=True, stable=True).argsort().view_as(maps)
-    shown = F.interpolate((ranks < 32).float()[:, None], scale_factor=PATCH) > 0.5
+    visible = F.interpolate((ranks < 32).float()[:, None], scale_factor=PATCH) > 0.5
     with torch.no_grad():
         return (
-            model(torch.where(shown, images, blurred(images)))
+            model(torch.where(visible, images, blurred(images)))
             .softmax(-1)
             .gather(1, targets[:, None])[:, 0]
         )
 
 
 def candidates_of(images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The smooth, the sharp and the rollout candidate, and what each keeps of the target's
-    probability: from V = S²G · (S²C⁺ + S²N⁺), G and C⁺ + N⁺, each factor divided by its mean; S is
-    of the layers 2 to 5.
+    """Return the smooth, the sharp and the rollout candidate, and the probability that each keeps.
+
+    V = S²G · (S²C⁺ + S²N⁺), G and C⁺ + N⁺ give them, with each factor divided by its mean.
+    S is that of layers 2 to 5.
     """
     model = vitlens.load("vit-digits")
     similarity, (cells, gradient) = (
@@ -127,24 +130,23 @@ def candidates_of(images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             (similarity @ similarity @ maps.clamp_min(0).flatten(1)[..., None]).view_as(maps)
         )
 
-    rollout, gradcam = (
-        vitlens.explain(model, images, targets=targets, method=name).double()
-        for name in ("gradient-rollout", "gradcam")
-    )
+    rollout = vitlens.explain(model, images, targets=targets, method="gradient-rollout").double()
+    gradcam = vitlens.explain(model, images, targets=targets, method="gradcam").double()
     libra = (cells * gradient).sum(2).view_as(gradcam)
     where = twice(rollout) * (twice(gradcam) + twice(libra))
     rollout = by_mean(rollout)
     sharp = where**3 * rollout * (by_mean(gradcam) + by_mean(libra))
-    found = [smooth(where, rollout, cells, effect(model, images, targets)), sharp, rollout]
-    return torch.stack(found), torch.stack(
-        [kept_with(model, images, targets, each) for each in found]
+    maps_to_choose = [smooth(where, rollout, cells, effect(model, images, targets)), sharp, rollout]
+    return torch.stack(maps_to_choose), torch.stack(
+        [kept_with(model, images, targets, candidate) for candidate in maps_to_choose]
     )
 
 
 @pytest.fixture(scope="module")
 def scenes() -> tuple[Tensor, Tensor]:
-    """Scenes that the model classifies correctly, as nothing of a map may be positive for another
-    class.
+    """Return scenes that the model classifies correctly.
+
+    For other classes all values of a map may be zero or less.
     """
     (batch,) = vitlens.load_data("digits", limit=12).batches(12)
     correct = vitlens.load("vit-digits")(batch.images).argmax(1) == batch.labels
@@ -160,38 +162,35 @@ def candidates(scenes) -> tuple[Tensor, Tensor]:
 def test_the_map_is_that_of_the_equation_and_the_image_decides_between_the_candidates(
     scenes, candidates, margin, monkeypatch
 ):
-    """By what each keeps of the target's probability; a margin of -1 never gives the smooth one, 2
-    always does.
-    """
+    """The candidate that keeps most of the probability wins; the margin shifts the smooth one."""
     if margin is not None:
         monkeypatch.setattr("vitlens.attribution.best.MARGIN", margin)
-    found = vitlens.explain(
+    explained = vitlens.explain(
         vitlens.load("vit-digits"), scenes[0], targets=scenes[1], method="best"
     ).double()
-    maps, kept = candidates
+    maps, confidences = candidates
     margin = 0.1 if margin is None else margin
-    numbers = (kept + torch.tensor([margin, 0.0, 0.0])[:, None]).argmax(0)
+    numbers = (confidences + torch.tensor([margin, 0.0, 0.0])[:, None]).argmax(0)
     assert margin > -1 or (numbers > 0).all()
     assert margin < 2 or not numbers.any()
-    for own, wanted in zip(found, maps[numbers, torch.arange(4)], strict=True):
-        torch.testing.assert_close(
-            own, wanted, atol=1e-4 * wanted.max().item(), rtol=5e-3
-        )  # p to 1/1000
+    for heat_map, expected in zip(explained, maps[numbers, torch.arange(4)], strict=True):
+        # p to 1/1000
+        torch.testing.assert_close(heat_map, expected, atol=1e-4 * expected.max().item(), rtol=5e-3)
 
 
 def test_a_model_that_ignores_the_image_has_a_map_of_zeros(scenes):
     model = vitlens.load("vit-digits")
     model.module.head.weight.data.zero_()
     with pytest.warns(UserWarning, match="zero"):
-        found = vitlens.explain(model, scenes[0], targets=scenes[1], method="best")
-    assert torch.equal(found, torch.zeros(4, GRID, GRID))
+        maps = vitlens.explain(model, scenes[0], targets=scenes[1], method="best")
+    assert torch.equal(maps, torch.zeros(4, GRID, GRID))
 
 
 def test_it_passes_an_image_through_the_model_at_most_ten_times(scenes):
     model = vitlens.load("vit-digits")
     passed = []
     with model.module.blocks[0].register_forward_pre_hook(
-        lambda _block, given: passed.append(len(given[0]))
+        lambda _block, inputs: passed.append(len(inputs[0]))
     ):
         vitlens.explain(model, scenes[0], targets=scenes[1], method="best")
         passed.clear()  # what is read of a model once, and again with another hook, does not count

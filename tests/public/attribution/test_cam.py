@@ -37,8 +37,9 @@ def explained(model: Model, batch: Tensor, method: str = "gradcam", **options: o
 
 
 def packages(method: str, name: str, model: Model, batch: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """The package's raw map before its ReLU, and its result, from a model of its own with gradients
-    everywhere.
+    """Return the package's raw map before its ReLU and its result.
+
+    The package gets its copy of the model, with gradients everywhere.
     """
     module = copy.deepcopy(model.module).requires_grad_(True)
     layer, tokens = TARGET_LAYERS[name]
@@ -80,9 +81,8 @@ def test_values_equal_the_packages(method, name, capsys):
     np.testing.assert_allclose(
         explained(model, batch, method, engine="grad-cam").numpy(), result, atol=1e-5
     )
-    if (
-        method == "eigencam"
-    ):  # the sign of a component is arbitrary; ours makes the greatest value positive
+    # the sign of a component is arbitrary; ours makes the greatest value positive
+    if method == "eigencam":
         raw = raw * np.sign((raw * ours_raw).sum((1, 2), keepdims=True))
         largest = np.abs(ours_raw.reshape(2, -1)).argmax(1)
         assert (np.take_along_axis(ours_raw.reshape(2, -1), largest[:, None], 1) > 0).all()
@@ -107,20 +107,22 @@ def test_the_package_leaves_gradients_and_flags_alone(method, name):
     for number, parameter in enumerate(model.parameters()):
         assert parameter.requires_grad == (number % 2 == 0)
         assert torch.equal(parameter.grad, torch.ones_like(parameter))
-    assert not any(module._forward_hooks or module._backward_hooks for module in model.modules())
+    for module in model.modules():
+        assert not module._forward_hooks
+        assert not module._backward_hooks
 
 
 def read_at(module: str, model: Model, batch: Tensor) -> tuple[Tensor, Tensor]:
-    """The output of a module and the target's gradient there, with a plain graph."""
-    kept: list[Tensor] = []
+    """Return the output of a module and the target's gradient there, with a plain graph."""
+    outputs: list[Tensor] = []
 
     def keep(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
-        kept.append(output.detach().clone().requires_grad_())
-        return kept[-1].clone()
+        outputs.append(output.detach().clone().requires_grad_())
+        return outputs[-1].clone()
 
     with model.module.get_submodule(module).register_forward_hook(keep), torch.enable_grad():
         total = model(batch).gather(1, TARGETS[:, None]).sum()
-    return kept[-1].detach(), torch.autograd.grad(total, kept[-1])[0]
+    return outputs[-1].detach(), torch.autograd.grad(total, outputs[-1])[0]
 
 
 class InPlace(nn.Module):
@@ -164,24 +166,26 @@ LAYERS: dict[str, tuple[Callable[[], Model], str, int]] = {
     # the last map before the pooling
     "convnext": (lambda: timm_cnn("test_convnext", (64, 96)), "norm_pre", 1),
     "efficientnet": (lambda: timm_cnn("test_efficientnet", (32, 48)), "bn2", 1),
+    # the activations are those before the ReLU
     "in-place": (
         lambda: model_of(shaken(InPlace)),
         "norm",
         1,
-    ),  # the activations are those before the ReLU
+    ),
 }
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_target_layer(name):
     """GradCAM's equations there, as the paper has them."""
-    made, module, axis = LAYERS[name]
-    model = made()
+    build, module, axis = LAYERS[name]
+    model = build()
     batch = images(model.input_size)
     output, gradient = read_at(module, model, batch)
     assert gradient.abs().amax() > 0
     if axis == 2:
-        output, gradient = (each[:, -model.layout.patches :] for each in (output, gradient))
+        output = output[:, -model.layout.patches :]
+        gradient = gradient[:, -model.layout.patches :]
     places = [place for place in range(1, output.dim()) if place != axis]
     expected = (gradient.mean(places, keepdim=True) * output).sum(axis)
     expected = expected.unflatten(1, model.layout.grid) if axis == 2 else expected

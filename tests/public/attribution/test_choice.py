@@ -14,6 +14,7 @@ from torch import Tensor
 import vitlens
 from tests.kit.planted_colours import CLASSES, COUNT, SIDE, Hues, flat_images, near
 from tests.kit.planted_methods import planted_methods
+from tests.kit.select import values_of
 from tests.kit.tiny import model_of, ours
 from vitlens import Model, Split
 from vitlens.attribution.registry import ATTRIBUTIONS
@@ -41,12 +42,12 @@ def hues() -> Model:
 
 @pytest.fixture(scope="module")
 def flat() -> Split:
-    """Images of one colour each on the left two thirds, with noise on the right."""
+    """Draw images of one colour each on the left two thirds, with noise on the right."""
     return flat_images()
 
 
 def with_masks(split: Split, which: object = slice(None), **more: object) -> Split:
-    """The colour is the object of these images, the others are without one."""
+    """Give these images a mask, the colour, and the others none."""
     masks = torch.zeros(COUNT, SIDE, SIDE, dtype=torch.bool)
     masks[which, :, :16] = True
     return replace(split, masks=masks, **more)
@@ -60,7 +61,7 @@ def dull(seed: int) -> Maps:
 
 
 def chosen(model: Model, split: Split, *functions: Maps, seed: int = 0):
-    """The choice between functions, under the NAMES."""
+    """Choose between functions, under the NAMES."""
     planted = dict(zip(NAMES, functions))
     with planted_methods(planted):
         return vitlens.choose_method(model, split, methods=list(planted), seed=seed)
@@ -76,30 +77,30 @@ def test_the_planted_method_wins_on_mosaics_and_is_confirmed_and_scores_follow_f
     assert choice.checks == (FAITHFULNESS, LOCALISATION)
     assert (choice.method, choice.certainty, choice.confirmation) == ("saliency", 1.0, "confirmed")
     assert choice.scores[0].report[LOCALISATION].value > 0.9
-    assert all(choice.margin(base).low > 0 for base in BASELINES)
+    for base in BASELINES:
+        assert choice.margin(base).low > 0
     assert choice.scores[0].report[LOCALISATION].n <= len(choice.report)
     assert sorted([*choice.selection, *choice.report]) == list(range(COUNT))
-    scales = {
-        check: np.std([each.selection[check].value for each in choice.scores])
-        for check in choice.checks
-    }
-    for each in choice.scores:
-        for half in (each.selection, each.report):
+    scales = {}
+    for check in choice.checks:
+        scales[check] = np.std([row.selection[check].value for row in choice.scores])
+    for score in choice.scores:
+        for half in (score.selection, score.report):
             expected = np.mean([half[check].value / scales[check] for check in choice.checks])
             assert half[SCORE].value == pytest.approx(expected, rel=1e-6)
             assert half[SCORE].low <= half[SCORE].value <= half[SCORE].high
-    order = [each.selection[SCORE].value for each in choice.scores if not each.baseline]
+    order = [row.selection[SCORE].value for row in choice.scores if not row.baseline]
     assert order == sorted(order, reverse=True)
-    assert [each.method for each in choice.scores if each.baseline] == list(BASELINES)
+    assert [row.method for row in choice.scores if row.baseline] == list(BASELINES)
     assert (choice.scores[0].method, choice.scores[1].method) == (choice.method, choice.runner_up)
-    own = choice.scores[0].report
-    reports = {each.method: each.report for each in choice.scores}
+    best_report = choice.scores[0].report
+    reports = {row.method: row.report for row in choice.scores}
     for margin in choice.margins:
-        expected = own[margin.check].value - reports[margin.against][margin.check].value
+        expected = best_report[margin.check].value - reports[margin.against][margin.check].value
         assert margin.difference.value == pytest.approx(expected, abs=1e-6)
-        assert margin.difference.n == own[margin.check].n
-    assert {margin.against for margin in choice.margins} == {choice.runner_up, *BASELINES}
-    assert [each.wins for each in choice.scores] == [1.0, 0.0, 0.0, None, None]
+        assert margin.difference.n == best_report[margin.check].n
+    assert set(values_of(choice.margins, "against")) == {choice.runner_up, *BASELINES}
+    assert values_of(choice.scores, "wins") == [1.0, 0.0, 0.0, None, None]
 
 
 def test_mosaics_judge_nothing_where_the_model_does_not_name_their_classes(hues, flat):
@@ -113,10 +114,10 @@ def test_masks_are_used_where_they_are_known_and_images_without_one_count_in_the
     hues, flat
 ):
     left = (torch.arange(SIDE) < 16).float().expand(1, SIDE, SIDE)
-    known = range(4, COUNT)
+    with_mask = range(4, COUNT)
     inside = chosen(
         hues,
-        with_masks(flat, known),
+        with_masks(flat, with_mask),
         dull(3),
         lambda _model, images, _: left.expand(len(images), -1, -1),
     )
@@ -126,7 +127,7 @@ def test_masks_are_used_where_they_are_known_and_images_without_one_count_in_the
     for half, indices in ((best.selection, inside.selection), (best.report, inside.report)):
         assert (half[FAITHFULNESS].n, half[LOCALISATION].n) == (
             len(indices),
-            len({*known} & {*indices}),
+            len({*with_mask} & {*indices}),
         )
     assert (
         LOCALISATION in chosen(hues, with_masks(flat, slice(31, None)), dull(3), dull(4)).left_out
@@ -153,7 +154,9 @@ def test_too_few_images_leave_the_default_method(hues, flat):
 
 def test_halves_keep_groups_together_and_follow_the_seed(hues, flat):
     grouped = replace(flat, groups=torch.arange(COUNT) // 2)
-    one, again, other = (chosen(hues, grouped, dull(3), dull(4), seed=seed) for seed in (0, 0, 1))
+    one = chosen(hues, grouped, dull(3), dull(4), seed=0)
+    again = chosen(hues, grouped, dull(3), dull(4), seed=0)
+    other = chosen(hues, grouped, dull(3), dull(4), seed=1)
     assert not {place // 2 for place in one.selection} & {place // 2 for place in one.report}
     assert len(one.selection) == len(one.report) == COUNT // 2
     assert one.scores == again.scores
@@ -165,7 +168,9 @@ def test_candidates_explain_a_class_are_not_slow_and_come_by_rank(engine):
     ranked = {
         entry.candidate: entry for entry in ATTRIBUTIONS.values() if entry.candidate is not None
     }
-    assert all(entry.needs_class and not entry.slow for entry in ranked.values())
+    for entry in ranked.values():
+        assert entry.needs_class
+        assert not entry.slow
     assert sorted(ranked) == list(range(1, len(ranked) + 1))
     for model in (ours(), vitlens.load("cnn-digits")):
         names = vitlens.choose_method(
@@ -209,18 +214,16 @@ def test_images_and_targets_are_taken_in_every_form(hues, flat, tmp_path):
 
 @pytest.mark.parametrize("times", [4, pytest.param(40, marks=pytest.mark.slow)])
 def test_noise_is_chosen_with_little_certainty_and_hardly_ever_confirmed(hues, flat, times):
-    choices = [
-        chosen(hues, flat, *(dull(3 * seed + own) for own in range(3)), seed=seed)
-        for seed in range(times)
-    ]
-    assert [choice.confirmation for choice in choices].count("confirmed") <= max(
-        1, times // 10
-    )  # 2.5 %, narrow ones
+    choices = []
+    for seed in range(times):
+        noise = map(dull, range(3 * seed, 3 * seed + 3))
+        choices.append(chosen(hues, flat, *noise, seed=seed))
+    # 2.5 %, narrow ones
+    assert values_of(choices, "confirmation").count("confirmed") <= max(1, times // 10)
     assert sum(choice.certainty for choice in choices) / times < (0.9 if times < 40 else 0.85)
-    assert len({choice.method for choice in choices}) > (1 if times < 40 else 2)
-    assert all(
-        sum(each.wins or 0.0 for each in choice.scores) == pytest.approx(1.0) for choice in choices
-    )
+    assert len(set(values_of(choices, "method"))) > (1 if times < 40 else 2)
+    for choice in choices:
+        assert sum(row.wins or 0.0 for row in choice.scores) == pytest.approx(1.0)
 
 
 def test_a_method_that_is_good_on_the_selection_half_alone_is_contradicted(hues, flat):
@@ -249,7 +252,7 @@ def test_a_method_that_is_good_on_the_selection_half_alone_is_contradicted(hues,
 
 def test_methods_with_the_same_maps_share_their_wins_and_are_no_runner_up(hues, flat):
     """The same but for a scale, which does not count."""
-    choice = chosen(hues, flat, near, lambda *given: 1024 * near(*given), dull(3))
+    choice = chosen(hues, flat, near, lambda *args: 1024 * near(*args), dull(3))
     assert (choice.method, choice.alike, choice.runner_up, choice.certainty) == (
         "occlusion",
         ("saliency",),
@@ -266,13 +269,15 @@ def test_intervals_are_over_groups(hues, flat):
     """
 
     def alternating(model: Model, images: Tensor, targets: Tensor) -> Tensor:
-        """The planted method for every other class, its opposite for the others."""
+        """Return the planted map for every other class and its opposite for the others."""
         return (1 - 2 * (targets % 2))[:, None, None] * near(model, images, targets)
 
     twice = torch.arange(COUNT) // 2
     widths = []
     for groups in (twice, None):
         choice = chosen(hues, with_masks(flat.pick(twice), groups=groups), dull(3), alternating)
-        (own,) = (each.report[LOCALISATION] for each in choice.scores if each.method == "saliency")
-        widths.append(own.high - own.low)
+        (estimate,) = (
+            row.report[LOCALISATION] for row in choice.scores if row.method == "saliency"
+        )
+        widths.append(estimate.high - estimate.low)
     assert widths[0] > 1.15 * widths[1] > 0.1

@@ -13,6 +13,7 @@ from tests.kit.models import handwritten
 from tests.kit.models.files import one_line
 from tests.kit.models.handwritten import EinsumViT, half, noise, seeded, wrapped
 from tests.kit.models.layouts import FORMS, GRID, NO_MAPS, SIZE, WIDTHS, Laid
+from tests.kit.select import values_of
 from tests.kit.tiny import images
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.errors import UnsupportedError
@@ -39,10 +40,10 @@ def test_maps_and_features_are_those_of_the_plain_form(form: str):
         torch.testing.assert_close(
             maps(model, method), expected, atol=1e-5 * expected.abs().max().item(), rtol=1e-3
         )
-    found = vitlens.features(model, images(SIZE))
+    features = vitlens.features(model, images(SIZE))
     expected_features = vitlens.features(plain, images(SIZE))
-    assert [layer.dim for layer in found.layers] == [*WIDTHS]
-    for values, expected in zip(found.values, expected_features.values, strict=True):
+    assert values_of(features.layers, "dim") == [*WIDTHS]
+    for values, expected in zip(features.values, expected_features.values, strict=True):
         torch.testing.assert_close(values, expected, atol=1e-5, rtol=1e-4)
 
 
@@ -72,11 +73,9 @@ def test_an_attention_matrix_is_no_map():
     model = wrapped(MixedClass)
     said = wrapped(MixedClass, grid=handwritten.GRID, prefix=("cls",))
     for method in MAPS:
-        found, expected = (
-            vitlens.explain(each, noise(), targets=torch.tensor([0, 1, 2]), method=method)
-            for each in (model, said)
-        )
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-3)
+        actual = vitlens.explain(model, noise(), targets=torch.tensor([0, 1, 2]), method=method)
+        expected = vitlens.explain(said, noise(), targets=torch.tensor([0, 1, 2]), method=method)
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-3)
     with one_line(UnsupportedError, r"say grid=\(3, 4\)"):
         vitlens.features(model, noise())
 
@@ -102,5 +101,5 @@ def test_equal_sizes_of_all_axes_are_told_apart():
     y = module.mix(module.stem((batch - 0.5) / 0.5).permute(0, 2, 3, 1).relu())
     weights = module.out.weight[TARGETS] / 64  # of each channel: its mean gradient
     expected = (y * weights[:, None, None]).sum(-1)
-    found = vitlens.explain(model, batch, targets=TARGETS, method="gradcam")
-    torch.testing.assert_close(found, expected.detach(), atol=1e-5, rtol=1e-4)
+    actual = vitlens.explain(model, batch, targets=TARGETS, method="gradcam")
+    torch.testing.assert_close(actual, expected.detach(), atol=1e-5, rtol=1e-4)

@@ -30,8 +30,9 @@ def batch_of(model: Model) -> Tensor:
 
 
 def summed(model: Model, blocks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """Σ_l mean over heads and queries of (∂s_l/∂A_l)⁺ at the patches; blocks: the logits and the
-    weights of each.
+    """Return Σ_l mean over heads and queries of (∂s_l/∂A_l)⁺ at the patches.
+
+    blocks: the logits and the weights of each.
     """
     maps = torch.zeros(3, model.layout.patches)
     for logits, weights in blocks:
@@ -42,21 +43,26 @@ def summed(model: Model, blocks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def by_graph(model: Model, read: Read, *, first: int = 0) -> Tensor:
-    """The maps from one plain graph of the model, of its layers with heads from the first on."""
+    """Return the maps of the layers with heads, from `first` on, by one plain graph."""
     weights = [name for name in vitlens.places(model).names if name.endswith("attention.weights")][
         first:
     ]
     streams = [name.replace("attention.weights", "residual") for name in weights]
-    found = vitlens.capture(model, batch_of(model), [*weights, *streams], graph=True)
+    captured = vitlens.capture(model, batch_of(model), [*weights, *streams], graph=True)
     return summed(
         model,
-        [(read(found[stream]), found[own]) for stream, own in zip(streams, weights, strict=True)],
+        [
+            (read(captured[stream]), captured[place])
+            for stream, place in zip(streams, weights, strict=True)
+        ],
     )
 
 
-def same(found: Tensor, expected: Tensor) -> None:
-    """Equal to 1e-5, and beside the largest value."""
-    torch.testing.assert_close(found, expected, atol=1e-5 * min(1.0, expected.max().item()), rtol=0)
+def same(actual: Tensor, expected: Tensor) -> None:
+    """Check equality to 1e-5, relative to the largest value."""
+    torch.testing.assert_close(
+        actual, expected, atol=1e-5 * min(1.0, expected.max().item()), rtol=0
+    )
     assert expected.flatten(1).std(1).min() > 1e-2 * expected.max()
 
 
@@ -72,19 +78,20 @@ def head_of(module: Any, readout: str | None = None) -> Read:
 
 
 @pytest.mark.parametrize(
-    ("made", "readout", "first"),
+    ("options", "readout", "first"),
     [
         ({"registers": 2, "distillation": True}, None, 2),
         ({"pooling": "mean", "registers": 2}, None, 1),
         ({"registers": 2}, "mean", 0),  # all tokens averaged before the final norm
     ],
 )
-def test_each_block_is_read_by_the_models_own_head_or_by_the_mean(made, readout, first):
-    model = ours(depth=3, **made)
-    found, own = (legrad(model, start_layer=first, readout=each) for each in (readout, None))
-    assert torch.equal(own, legrad(model, start_layer=first, readout=model.anatomy.readout))
-    same(found, by_graph(model, head_of(model.module, readout), first=first))
-    assert readout is None or (found - own).abs().max() > 0.1 * own.max()
+def test_each_block_is_read_by_the_models_own_head_or_by_the_mean(options, readout, first):
+    model = ours(depth=3, **options)
+    maps = legrad(model, start_layer=first, readout=readout)
+    default = legrad(model, start_layer=first, readout=None)
+    assert torch.equal(default, legrad(model, start_layer=first, readout=model.anatomy.readout))
+    same(maps, by_graph(model, head_of(model.module, readout), first=first))
+    assert readout is None or (maps - default).abs().max() > 0.1 * default.max()
 
 
 def test_a_block_without_heads_is_left_out():
@@ -96,7 +103,7 @@ def test_a_block_without_heads_is_left_out():
 def test_timms_own_weights(name):
     """timm's unfused attention hands its weights to attn_drop."""
     model = FAMILIES[name]()  # its kernels are exchanged
-    found = legrad(model)
+    maps = legrad(model)
     module = model.module.requires_grad_(True)
     weights = list[Tensor]()
     streams = list[Tensor]()
@@ -105,7 +112,7 @@ def test_timms_own_weights(name):
         block.register_forward_hook(lambda _m, _i, output: streams.append(output))
         block.attn.attn_drop.register_forward_hook(lambda _m, _i, output: weights.append(output))
     model(batch_of(model))
-    same(found, summed(model, zip(map(head_of(module), streams), weights, strict=True)))
+    same(maps, summed(model, zip(map(head_of(module), streams), weights, strict=True)))
 
 
 def test_attention_pooling_is_run_on_every_block():
@@ -133,7 +140,7 @@ def test_attention_pooling_is_run_on_every_block():
 def test_clip_reads_a_block_by_projection_norm_and_texts(readout, first):
     """By default by the mean of all tokens, and in the last two blocks."""
     model = prompted(tiny("tiny-clip-deep"))
-    found = legrad(model, readout=readout, **({} if first is None else {"start_layer": first}))
+    maps = legrad(model, readout=readout, **({} if first is None else {"start_layer": first}))
     visual = model.module.visual
 
     def read(stream: Tensor) -> Tensor:
@@ -147,7 +154,7 @@ def test_clip_reads_a_block_by_projection_norm_and_texts(readout, first):
         )
 
     assert len(model.anatomy.blocks) > LAST_BLOCKS
-    same(found, by_graph(model, read, first=-LAST_BLOCKS if first is None else first))
+    same(maps, by_graph(model, read, first=-LAST_BLOCKS if first is None else first))
 
 
 def test_language_image_models_prefer_it():
@@ -170,9 +177,8 @@ def test_language_image_models_prefer_it():
     ],
 )
 def test_refusals(monkeypatch, name, options, error):
-    monkeypatch.setattr(
-        jaxtyping.config, "jaxtyping_disable", True
-    )  # the tests' own check of types would be first
+    # the tests' own check of types would be first
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(error):
         legrad(shared_model(name), **options)
 

@@ -73,9 +73,10 @@ def test_smoothgrad_without_noise_is_saliency_and_its_noise_has_the_stated_stand
     torch.testing.assert_close(
         noise.transpose(0, 1).flatten(1).std(1), 0.2 * ranges, rtol=0.02, atol=0
     )
+    # same draws
     torch.testing.assert_close(
         noise[:, 0] / ranges[0], noise[:, 1] / ranges[1], atol=1e-4, rtol=1e-3
-    )  # same draws
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,10 +85,10 @@ def test_smoothgrad_without_noise_is_saliency_and_its_noise_has_the_stated_stand
 def test_copies_in_several_passes_change_nothing_and_none_is_refused(method, option, monkeypatch):
     model = ours()
     batch = images((32, 48))
-    whole = explained(model, batch, method, **{option: 9})
+    at_once = explained(model, batch, method, **{option: 9})
     in_small_batches(monkeypatch)
     torch.testing.assert_close(
-        explained(model, batch, method, **{option: 9}), whole, atol=1e-6, rtol=1e-4
+        explained(model, batch, method, **{option: 9}), at_once, atol=1e-6, rtol=1e-4
     )
     with pytest.raises(InputError):
         explained(model, batch, method, **{option: 0})
@@ -97,9 +98,8 @@ def test_copies_in_several_passes_change_nothing_and_none_is_refused(method, opt
 def test_occlusion_is_captums(name):
     model = MODELS[name]()
     batch = images(model.input_size)
-    rows, columns = (
-        model.layout.grid if model.anatomy.layout else (8, 8)
-    )  # of a CNN as of a ViT of its size
+    # of a CNN as of a ViT of its size
+    rows, columns = model.layout.grid if model.anatomy.layout else (8, 8)
     patch = batch.shape[2] // rows, batch.shape[3] // columns
     grey = batch.mean((2, 3), keepdim=True).expand_as(batch)
     window = (3, *patch)
@@ -137,11 +137,9 @@ def test_of_many_patches_each_is_in_four_coalitions_and_the_ends_are_two_more():
 
 
 def masks_of(size: tuple[int, int], count: int, seed: int) -> Tensor:
-    """RISE's: 7 x 7 cells, each visible or not, and one more a side, enlarged and cropped at
-    random.
-    """
+    """Draw RISE's masks: 7 x 7 random cells and one more a side, enlarged and cropped at random."""
     generator = torch.Generator().manual_seed(seed)
-    found = []
+    masks = []
     cell = [-(-side // 7) for side in size]
     for _ in range(count):
         coarse = (torch.rand(1, 1, 7, 7, generator=generator) < 0.5).float()
@@ -149,8 +147,8 @@ def masks_of(size: tuple[int, int], count: int, seed: int) -> Tensor:
             coarse, size=[8 * side for side in cell], mode="bilinear", align_corners=False
         )[0, 0]
         top, left = (int(torch.randint(side, (1,), generator=generator)) for side in cell)
-        found.append(fine[top : top + size[0], left : left + size[1]])
-    return torch.stack(found)
+        masks.append(fine[top : top + size[0], left : left + size[1]])
+    return torch.stack(masks)
 
 
 def test_rise_is_a_plain_loop():
@@ -160,21 +158,18 @@ def test_rise_is_a_plain_loop():
     expected = torch.zeros(2, 32, 48)
     covered = torch.zeros(32, 48)
     for mask in masks_of((32, 48), 9, seed=3):
-        logits = model.module(
-            model.prepare(batch) * mask
-        )  # black after normalisation is the mean colour
+        # black after normalisation is the mean colour
+        logits = model.module(model.prepare(batch) * mask)
         expected += logits.softmax(-1).gather(1, TARGETS[:, None])[:, :, None] * mask
         covered += mask
     torch.testing.assert_close(maps, expected / covered, atol=1e-5, rtol=1e-4)
 
 
 def by_permutations(model: Model, batch: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Shapley values as they are defined: what each patch adds, over all orders in which patches
-    can come.
-    """
+    """Compute Shapley values by definition: what each patch adds, over all orders."""
     players = grid[0] * grid[1]
     subsets = (torch.arange(2**players)[:, None] >> torch.arange(players)) % 2 == 1
-    shown = (
+    visible = (
         F.interpolate(subsets.view(-1, 1, *grid).float(), size=batch.shape[2:], mode="nearest")
         > 0.5
     )
@@ -182,7 +177,7 @@ def by_permutations(model: Model, batch: Tensor, grid: tuple[int, int]) -> Tenso
     orders = list(permutations(range(players)))
     for index, image in enumerate(batch):
         with torch.no_grad():
-            seen = torch.where(shown, image, image.mean((1, 2), keepdim=True))
+            seen = torch.where(visible, image, image.mean((1, 2), keepdim=True))
             scores = model(seen)[:, TARGETS[index]].double().tolist()
         for order in orders:
             present = 0
@@ -200,9 +195,9 @@ def test_few_patches_get_their_exact_shapley_values_and_samples_come_near():
     torch.testing.assert_close(
         explained(model, batch, "kernel-shap"), expected, atol=tolerance, rtol=1e-3
     )
-    exact, drawn = (
-        explained(ours(), batch, "kernel-shap", coalitions=count) for count in (5000, 1000)
-    )  # of 4,094
+    # of 4,094
+    exact = explained(ours(), batch, "kernel-shap", coalitions=5000)
+    drawn = explained(ours(), batch, "kernel-shap", coalitions=1000)
     assert not torch.equal(drawn, exact)
     assert (drawn - exact).abs().max() < 0.1 * exact.abs().max()
 

@@ -27,7 +27,7 @@ def images() -> Tensor:
 
 
 def refined(model: Model, images: Tensor, maps: Tensor, **changes: object) -> Tensor:
-    """Planted maps, refined."""
+    """Refine planted maps."""
     with planted_methods({"occlusion": lambda *_: maps}):
         return vitlens.explain(model, images, method="occlusion", refinement=Refinement(**changes))
 
@@ -39,8 +39,8 @@ def test_maps_are_multiplied_by_the_affinity(model, images, layers, steps):
         torch.linalg.matrix_power(affinity(model, images, layers), steps)
         @ maps.double().flatten(1)[..., None]
     )
-    found = refined(model, images, maps, refine="affinity", layers=layers, steps=steps).double()
-    torch.testing.assert_close(found.flatten(1), expected[..., 0], atol=1e-5, rtol=1e-3)
+    actual = refined(model, images, maps, refine="affinity", layers=layers, steps=steps).double()
+    torch.testing.assert_close(actual.flatten(1), expected[..., 0], atol=1e-5, rtol=1e-3)
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
@@ -105,8 +105,8 @@ def test_refinements_are_combined():
     assert torch.equal(explained(), vitlens.explain(model, batch))
     factors = []
     for method in ("relevance", "gradcam"):
-        own = explained(method, refine="affinity").clamp_min(0)
-        factors.append(own / own.mean((1, 2), keepdim=True).clamp_min(1e-30))
+        maps = explained(method, refine="affinity").clamp_min(0)
+        factors.append(maps / maps.mean((1, 2), keepdim=True).clamp_min(1e-30))
     torch.testing.assert_close(
         explained(refine="affinity", times="gradcam"), factors[0] * factors[1]
     )

@@ -9,6 +9,7 @@ import torch
 
 import vitlens
 from tests.kit.explainable import MODELS, Linear, linear
+from tests.kit.select import values_of
 from tests.kit.tiny import images, model_of, ours, shared_model, small_cnn, timm_model
 from vitlens import Model
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
@@ -16,10 +17,9 @@ from vitlens.attribution import registry
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
 from vitlens.errors import InputError, UnsupportedError
 
-CHAINED, DEPTHS, CAMS = (
-    tuple(name for name, method in ATTRIBUTIONS.items() if method.needs == need)
-    for need in ("chain", "depths", "cam")
-)
+CHAINED = tuple(name for name, method in ATTRIBUTIONS.items() if method.needs == "chain")
+DEPTHS = tuple(name for name, method in ATTRIBUTIONS.items() if method.needs == "depths")
+CAMS = tuple(name for name, method in ATTRIBUTIONS.items() if method.needs == "cam")
 ATTENTION = tuple(name for name, method in ATTRIBUTIONS.items() if "cnn" not in method.families)
 OWN = tuple(name for name in ATTRIBUTIONS if name not in ATTENTION_METHODS)
 TARGETS = torch.tensor([3, 0, 4])
@@ -27,24 +27,24 @@ TARGETS = torch.tensor([3, 0, 4])
 
 def test_the_methods_that_are_run_by_default_studied_slow_or_of_no_class():
     def those(chosen: Callable[[registry.Attribution], bool]) -> str:
-        return " ".join(name for name, each in ATTRIBUTIONS.items() if chosen(each))
+        return " ".join(name for name, method in ATTRIBUTIONS.items() if chosen(method))
 
     assert (
         " ".join(default_methods())
         == "relevance rollout best gradcam integrated-gradients occlusion"
     )
-    assert those(lambda each: each.studied) == "relevance rollout best gradcam occlusion"
-    assert those(lambda each: not each.needs_class) == "rollout attention eigencam"
-    assert those(lambda each: each.slow) == "scorecam ablationcam occlusion rise kernel-shap"
+    assert those(lambda method: method.studied) == "relevance rollout best gradcam occlusion"
+    assert those(lambda method: not method.needs_class) == "rollout attention eigencam"
+    assert those(lambda method: method.slow) == "scorecam ablationcam occlusion rise kernel-shap"
 
 
 @pytest.mark.parametrize(
     ("method", "name"),
     [
-        (each, name)
-        for each in OWN
+        (method, name)
+        for method in OWN
         for name in ("vit", "cnn")
-        if name == "vit" or each not in ATTENTION
+        if name == "vit" or method not in ATTENTION
     ],
 )
 def test_maps_are_of_their_shape_and_sign(method, name):
@@ -63,7 +63,8 @@ def test_the_class_the_seed_and_the_options_matter_as_the_registry_says(method):
     model = ours()
     batch = images((32, 48))
     entry = ATTRIBUTIONS[method]
-    one, other = (vitlens.explain(model, batch, targets=target, method=method) for target in (0, 3))
+    one = vitlens.explain(model, batch, targets=0, method=method)
+    other = vitlens.explain(model, batch, targets=3, method=method)
     assert torch.equal(one, other) is not entry.needs_class
     defaults = {
         name: getattr(registry, name.upper())
@@ -72,32 +73,31 @@ def test_the_class_the_seed_and_the_options_matter_as_the_registry_says(method):
     }
     assert torch.equal(other, vitlens.explain(model, batch, targets=3, method=method, **defaults))
     if entry.random:
-        one, again, other = (
-            vitlens.explain(model, batch, method=method, seed=seed) for seed in (1, 1, 2)
-        )
+        one = vitlens.explain(model, batch, method=method, seed=1)
+        again = vitlens.explain(model, batch, method=method, seed=1)
+        other = vitlens.explain(model, batch, method=method, seed=2)
         assert torch.equal(one, again)
         assert not torch.equal(one, other)
 
 
 def methods_of(model: Model, lacking: str) -> tuple[str, ...]:
-    """The methods that a refusal names."""
+    """Return the methods that a refusal names."""
     with pytest.raises(UnsupportedError) as refused:
         vitlens.explain(model, images(model.input_size), method=lacking)
     return tuple(str(refused.value).partition("it has ")[2].split(", "))
 
 
 def test_a_model_has_the_methods_of_its_family_and_a_look_takes_the_first_by_preference():
-    def but(*others: str) -> tuple[str, ...]:
-        return tuple(name for name in ATTRIBUTIONS if name not in others)
+    def but(*excluded: str) -> tuple[str, ...]:
+        return tuple(name for name in ATTRIBUTIONS if name not in excluded)
 
     swin = shared_model("swin")
     cnn = small_cnn()
     assert methods_of(swin, "legrad") == methods_of(swin, "best") == but(*DEPTHS, "best")
     assert methods_of(cnn, "relevance") == methods_of(cnn, "best") == but(*ATTENTION)
     assert methods_of(linear(), "gradcam") == but(*ATTENTION, *CAMS)
-    assert methods_of(model_of(Linear((8, 8)), size=(8, 8)), "gradcam") == but(
-        *ATTENTION, *CAMS
-    )  # without patches
+    # without patches
+    assert methods_of(model_of(Linear((8, 8)), size=(8, 8)), "gradcam") == but(*ATTENTION, *CAMS)
     channels = timm_model("xcit_nano_12_p16_224", embed_dim=64)
     assert methods_of(channels, "relevance") == but(*CHAINED, *DEPTHS)
     looks = {
@@ -149,9 +149,8 @@ def test_the_classes_and_maps_of_a_look_are_those_of_the_two_most_probable(vit):
     top = vit(batch).softmax(-1).topk(5)
     assert torch.equal(seen.classes, top.indices)
     torch.testing.assert_close(seen.probabilities, top.values)
-    assert seen.names == tuple(
-        tuple(vit.classes[place] for place in row) for row in top.indices.tolist()
-    )
+    names = [[vit.classes[place] for place in row] for row in top.indices.tolist()]
+    assert seen.names == tuple(map(tuple, names))
     for rank in (0, 1):
         expected = vitlens.explain(vit, batch, targets=top.indices[:, rank], method="best")
         torch.testing.assert_close(seen.maps[:, rank], expected, rtol=1e-4, atol=1e-6)
@@ -175,16 +174,17 @@ def test_the_heads_of_an_image_come_by_effect_and_are_those_of_an_intervention(v
     batch = images(vit.input_size, batch=1)
     seen = vitlens.look(vit, batch)
     effects = seen.heads(0, most=4)
-    for each in effects:
-        with vitlens.intervene(vit, {f"blocks.{each.layer}.head.{each.head}": "zero"}):
+    for head in effects:
+        with vitlens.intervene(vit, {f"blocks.{head.layer}.head.{head.head}": "zero"}):
             share = float(vit(batch).softmax(-1)[0, seen.classes[0, 0]])
-        assert each.probability == pytest.approx(share, abs=1e-5)
-        assert each.given == seen.labels[each.layer][each.head] is not None
-    rises = [each.delta_loss for each in effects]
+        assert head.probability == pytest.approx(share, abs=1e-5)
+        assert head.given == seen.labels[head.layer][head.head] is not None
+    rises = values_of(effects, "delta_loss")
     assert rises == sorted(rises, reverse=True)
     assert len(seen.heads(0)) == 3
-    shown = seen.names[0][0], "too few for a mean", f"L{effects[0].layer}.H{effects[0].head}"
-    assert all(part in repr(seen) for part in shown)
+    texts = seen.names[0][0], "too few for a mean", f"L{effects[0].layer}.H{effects[0].head}"
+    for part in texts:
+        assert part in repr(seen)
 
 
 def test_a_head_whose_output_is_not_read_has_no_effect_and_a_cnn_has_no_heads():

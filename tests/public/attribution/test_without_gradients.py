@@ -69,7 +69,7 @@ RUNS: dict[str, tuple[Any, str, bool]] = {
 
 
 def list_of_working(model: vitlens.Model, images: Tensor, words: str) -> list[str]:
-    """The methods that give finite maps; the others are refused with these words."""
+    """Return the methods that give finite maps; the others must be refused with these words."""
     refusals = dict[str, UnsupportedError]()
     for method in METHODS:
         try:
@@ -90,10 +90,10 @@ def test_what_needs_no_gradient_works_and_the_rest_says_why(case: str):
     run, words, is_cut = RUNS[case]
     model = wrapped(partial(Probe, run))
     images = noise()
-    works = list_of_working(model, images, f"{words}.*rollout")  # rollout is among what works
-    assert {name for name in METHODS if not ATTRIBUTIONS[name].gradients} <= {*works}
-    assert ("relevance" in works) == ("gradcam" in works) == (not is_cut)
-    assert vitlens.look(model, images).method in works
+    usable = list_of_working(model, images, f"{words}.*rollout")  # rollout is among what works
+    assert {name for name in METHODS if not ATTRIBUTIONS[name].gradients} <= {*usable}
+    assert ("relevance" in usable) == ("gradcam" in usable) == (not is_cut)
+    assert vitlens.look(model, images).method in usable
     assert vitlens.ablate(model, images, TARGETS).delta_loss.shape[0]
     with one_line(UnsupportedError, words):
         vitlens.attack(model, images, "predicted", method="pgd", epsilon=4 / 255)
@@ -111,15 +111,12 @@ def test_a_checkpoint_that_autograd_can_pass_changes_nothing():
     model = wrapped(partial(Probe, lambda net, x: checkpoint(net, x, use_reentrant=False)))
     images = noise()
     for method in ("relevance", "gradcam", "saliency"):
-        found, expected = (
-            vitlens.explain(each, images, targets=TARGETS, method=method) for each in (model, plain)
-        )
-        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
-    found, expected = (
-        vitlens.attack(each, images, "predicted", method="fgsm", epsilon=4 / 255)
-        for each in (model, plain)
-    )
-    torch.testing.assert_close(found.images, expected.images)
+        actual = vitlens.explain(model, images, targets=TARGETS, method=method)
+        expected = vitlens.explain(plain, images, targets=TARGETS, method=method)
+        torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-4)
+    actual = vitlens.attack(model, images, "predicted", method="fgsm", epsilon=4 / 255)
+    expected = vitlens.attack(plain, images, "predicted", method="fgsm", epsilon=4 / 255)
+    torch.testing.assert_close(actual.images, expected.images)
 
 
 class SetsGradients(SmallCNN):
@@ -133,8 +130,8 @@ class SetsGradients(SmallCNN):
 
 def test_a_forward_that_sets_gradients_itself_has_the_same_maps():
     expected = vitlens.explain(wrapped(SmallCNN), noise(), targets=[0, 1, 2], method="gradcam")
-    found = vitlens.explain(wrapped(SetsGradients), noise(), targets=[0, 1, 2], method="gradcam")
-    torch.testing.assert_close(found, expected)
+    actual = vitlens.explain(wrapped(SetsGradients), noise(), targets=[0, 1, 2], method="gradcam")
+    torch.testing.assert_close(actual, expected)
 
 
 class WritesInPlace(SmallCNN):
@@ -204,13 +201,13 @@ def test_an_operation_whose_gradient_is_zero_is_named_and_what_needs_no_gradient
     run, words, is_after = STEPS[case]
     model = wrapped(partial(Probe, run))
     images = noise()
-    works = list_of_working(model, images, f"{words}.*rollout")
-    assert {name for name in METHODS if not ATTRIBUTIONS[name].gradients} <= {*works}
+    usable = list_of_working(model, images, f"{words}.*rollout")
+    assert {name for name in METHODS if not ATTRIBUTIONS[name].gradients} <= {*usable}
     assert not {"saliency", "smoothgrad", "integrated-gradients", "input-x-gradient", "best"} & {
-        *works
+        *usable
     }
-    assert ("relevance" in works) == ("gradcam" in works) == (not is_after)
-    assert vitlens.look(model, images).method in works
+    assert ("relevance" in usable) == ("gradcam" in usable) == (not is_after)
+    assert vitlens.look(model, images).method in usable
 
 
 def test_a_step_that_lets_the_gradient_pass_is_no_reason_to_refuse():

@@ -10,9 +10,7 @@ from vitlens.commands.registry import COMMANDS
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    """Replaces a command's `measure` by a function that keeps the options it is given, or raises
-    what it is given.
-    """
+    """Return a function that replaces a command's `measure` and records its options, or raises."""
 
     def replace(word, *, error=None, result=()):
         calls = []

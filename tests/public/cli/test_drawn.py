@@ -28,16 +28,15 @@ LINES = {  # a command, and how many of how many images its figures draw
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """26 pictures."""
+    """Write 26 pictures."""
     root = tmp_path_factory.mktemp("pictures")
     for number in range(26):
         Image.new("RGB", (32, 32), (9 * number, 90, 200)).save(root / f"{number}.png")
     return root
 
 
-SLOW = [
-    pytest.param(name, marks=pytest.mark.slow) for name in ("compare", "look")
-]  # several seconds each
+# several seconds each
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("compare", "look")]
 QUICK = [name for name in LINES if name not in ("compare", "look")]
 
 

@@ -53,24 +53,26 @@ def line_of(command: str, file: Path, function: str, pictures: Path) -> str:
 def renumbered(value: Any, key: str = "") -> Any:
     """Return a row of the model without the silent blocks as one of the model that has them."""
     if isinstance(value, dict):
-        return {name: renumbered(own, name) for name, own in value.items() if name not in UNCHANGED}
+        return {
+            name: renumbered(item, name) for name, item in value.items() if name not in UNCHANGED
+        }
     if isinstance(value, list | tuple):
-        return [renumbered(own, key) for own in value]
+        return [renumbered(item, key) for item in value]
     if key in ("layer", "layers") and isinstance(value, int):
         return NUMBERS[value]
     if key == "maps" and isinstance(value, str) and value.isdecimal():
         return str(NUMBERS[int(value)])
     if isinstance(value, str):
-        return re.sub(r"\bL(\d+)(?=\.)", lambda found: f"L{NUMBERS[int(found[1])]}", value)
+        return re.sub(r"\bL(\d+)(?=\.)", lambda match: f"L{NUMBERS[int(match[1])]}", value)
     return value
 
 
 def plainly(value: Any) -> Any:
     """Return a row without what is not compared, and with numbers of five digits."""
     if isinstance(value, dict):
-        return {name: plainly(own) for name, own in value.items() if name not in UNCHANGED}
+        return {name: plainly(item) for name, item in value.items() if name not in UNCHANGED}
     if isinstance(value, list | tuple):
-        return [plainly(own) for own in value]
+        return [plainly(item) for item in value]
     return float(f"{value:.3g}") if isinstance(value, float) else value
 
 
@@ -87,11 +89,11 @@ def test_tables_and_claims_have_the_numbers_of_blocks(
             continue
         assert plainly(of_layers) == plainly(renumbered(expected[name])), name
     text = (after.folder / "report.md").read_text(encoding="utf-8")
-    named = {int(number) for number in re.findall(r"\bL(\d+)\.H\d", text)}
-    named |= {int(number) for number in re.findall(r"\blayer (\d+)", text)}
-    assert named <= set(NUMBERS.values())
-    shown = getattr(report(after), "explorer", None)
-    assert shown is None or list(shown.layers) == list(NUMBERS.values())
+    layers = {int(number) for number in re.findall(r"\bL(\d+)\.H\d", text)}
+    layers |= {int(number) for number in re.findall(r"\blayer (\d+)", text)}
+    assert layers <= set(NUMBERS.values())
+    explorer = getattr(report(after), "explorer", None)
+    assert explorer is None or list(explorer.layers) == list(NUMBERS.values())
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,9 @@ from vitlens.version import __version__
 @pytest.mark.parametrize("word", COMMANDS)
 def test_help_ends_with_the_example(word, capsys):
     assert run([word, "--help"]) == 0
-    shown = capsys.readouterr().out
-    assert shown.strip().endswith(f"Example: {COMMANDS[word].example}")
-    assert word != "attack" or "0,1,2,4,8" in shown  # epsilons as they are typed
+    output = capsys.readouterr().out
+    assert output.strip().endswith(f"Example: {COMMANDS[word].example}")
+    assert word != "attack" or "0,1,2,4,8" in output  # epsilons as they are typed
 
 
 def test_vitlens_alone_is_help_which_names_every_command(capsys):
@@ -36,15 +36,16 @@ def test_vitlens_alone_is_help_which_names_every_command(capsys):
     alone = capsys.readouterr()
     assert run(["--help"]) == 0
     assert (alone.out, alone.err) == (capsys.readouterr().out, "")
-    assert all(f" {word} " in alone.out for word in COMMANDS)
+    for word in COMMANDS:
+        assert f" {word} " in alone.out
     assert run(["--version"]) == 0
     assert capsys.readouterr().out == f"vitlens {__version__}\n"
 
 
-def out_of_memory(asked: str, free: str) -> torch.OutOfMemoryError:
-    """As torch 2.15 says it."""
+def out_of_memory(amount: str, free: str) -> torch.OutOfMemoryError:
+    """Return the error of torch 2.15."""
     return torch.OutOfMemoryError(
-        f"CUDA out of memory. Tried to allocate {asked}. GPU 0 has a total capacity of 79.10 GiB "
+        f"CUDA out of memory. Tried to allocate {amount}. GPU 0 has a total capacity of 79.10 GiB "
         f"of which {free} is "
         "free. Including non-PyTorch memory, this process has 77.60 GiB memory in use."
     )
@@ -98,19 +99,21 @@ def test_an_error_is_one_line(error, code, says, stand_in, capsys):
 
 
 @pytest.mark.parametrize(
-    ("error", "given", "tried"),
+    ("error", "options", "tried"),
     [
+        # half of it, a power of two
         (
             out_of_memory("2.00 GiB", "1.50 GiB"),
             "--batch-size 400",
             128,
-        ),  # half of it, a power of two
+        ),
         (out_of_memory("512.00 MiB", "1.00 MiB"), "--batch-size=256", 128),
+        # four times what there is
         (
             out_of_memory("320.00 GiB", "79.00 GiB"),
             "--batch-size 256",
             32,
-        ),  # four times what there is
+        ),
         (out_of_memory("900.00 GiB", "79.00 GiB"), "--batch-size 4", 1),
         (torch.OutOfMemoryError("of no form"), "--batch-size 2", 1),
         (out_of_memory("2.00 GiB", "1.50 GiB"), "--batch-size 1", None),
@@ -118,10 +121,10 @@ def test_an_error_is_one_line(error, code, says, stand_in, capsys):
     ],
 )
 def test_too_little_memory_on_a_device_says_which_batch_size_to_try(
-    error, given, tried, stand_in, capsys
+    error, options, tried, stand_in, capsys
 ):
     stand_in("evaluate", error=error)
-    said = refusal(capsys, f"evaluate vit-digits {given}", code=1)
+    said = refusal(capsys, f"evaluate vit-digits {options}", code=1)
     assert said.rstrip().endswith(
         "try a smaller --batch-size" if tried is None else f"try --batch-size {tried}"
     )
@@ -159,8 +162,8 @@ def test_interrupted_leaves_with_130(tmp_path):
     started = tmp_path / "started"
     program = REPLACED.format(act=f"Path({str(started)!r}).touch(); threading.Event().wait()")
     with interruptible([sys.executable, "-c", program, "predict", "vit-digits"]) as child:
-        shown = interrupt(child, started.exists)
-    assert (child.returncode, shown) == (130, "error: interrupted\n")
+        output = interrupt(child, started.exists)
+    assert (child.returncode, output) == (130, "error: interrupted\n")
 
 
 SET_FOR_TORCH = """
@@ -184,11 +187,12 @@ def test_threads_sleep_and_pages_are_large_unless_the_user_chose_otherwise(
     program = REPLACED.format(act=SET_FOR_TORCH)
     command = [sys.executable, "-c", program, "predict", "vit-digits"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    # both are read when torch is imported
     assert result.stdout.split() == [
         policy,
         large_pages,
         "False",
-    ]  # both are read when torch is imported
+    ]
 
 
 # Streams
@@ -214,11 +218,11 @@ def test_a_reader_that_has_seen_enough_is_no_failure_and_a_full_output_is_said(
 
 
 @pytest.mark.parametrize(
-    ("encoding", "shown"),
+    ("encoding", "expected"),
     [("ascii", r"inf - \xe9 \u732b ..."), ("cp1252", r"inf – é \u732b …"), ("utf-8", "∞ – é 猫 …")],
 )
-def test_any_letter_goes_to_any_terminal_and_libraries_are_quiet(encoding, shown):
-    given = {
+def test_any_letter_goes_to_any_terminal_and_libraries_are_quiet(encoding, expected):
+    settings = {
         "env": {**os.environ, "PYTHONIOENCODING": encoding, "LC_ALL": "C"},
         "encoding": encoding,
     }
@@ -230,12 +234,12 @@ def test_any_letter_goes_to_any_terminal_and_libraries_are_quiet(encoding, shown
         "vit-digits",
         "--quiet",
     ]
-    done = subprocess.run(command, capture_output=True, check=False, timeout=HANGS, **given)
+    done = subprocess.run(command, capture_output=True, check=False, timeout=HANGS, **settings)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[0] == shown
+    assert done.stdout.splitlines()[0] == expected
     if encoding == "ascii":
         helped = subprocess.run(
-            [*command[:3], "--help"], capture_output=True, check=False, timeout=HANGS, **given
+            [*command[:3], "--help"], capture_output=True, check=False, timeout=HANGS, **settings
         )
         assert helped.returncode == 0
 

@@ -275,27 +275,27 @@ def options_of(stand_in, words: list[str]) -> Any:
 @pytest.mark.parametrize("line", TYPED)
 def test_every_option_arrives(line, stand_in, capsys):
     options = options_of(stand_in, shlex.split(line))
-    found = {name: operator.attrgetter(name)(options) for name in TYPED[line]}
-    assert found == TYPED[line]
+    values = {name: operator.attrgetter(name)(options) for name in TYPED[line]}
+    assert values == TYPED[line]
     assert shlex.split(options.run.command) == ["vitlens", *shlex.split(line)]  # can be typed again
     assert capsys.readouterr().out == ""  # a process that is not the first has nothing to say
 
 
 @pytest.mark.parametrize(
-    "word", [word for word, each in COMMANDS.items() if each.reports and not each.serves]
+    "word", [word for word, command in COMMANDS.items() if command.reports and not command.serves]
 )
 def test_defaults_of_the_command_line_are_those_of_the_options(word, stand_in):
-    given = options_of(stand_in, [word, "m"])
+    parsed = options_of(stand_in, [word, "m"])
     names = (
         {"images": ("m",)}
         if word == "look"
         else {"models": ("m",)}
-        if hasattr(given, "models")
+        if hasattr(parsed, "models")
         else {"model": "m"}
     )
     expected = COMMANDS[word].options(**names)
-    assert {**vars(given), "run": None} == {**vars(expected), "run": None}
-    assert {**vars(given.run), "command": ""} == vars(expected.run)
+    assert {**vars(parsed), "run": None} == {**vars(expected), "run": None}
+    assert {**vars(parsed.run), "command": ""} == vars(expected.run)
 
 
 @pytest.mark.parametrize("word", COMMANDS)

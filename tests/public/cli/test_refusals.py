@@ -277,7 +277,7 @@ def test_a_wrong_call_is_one_line_before_anything_is_written(
 
 
 @pytest.mark.parametrize(
-    "word", [word for word, each in COMMANDS.items() if each.reports and not each.serves]
+    "word", [word for word, command in COMMANDS.items() if command.reports and not command.serves]
 )
 def test_a_requirement_of_no_metric_is_refused_before_anything_is_loaded(word, capsys):
     example = COMMANDS[word].example.partition(" ")[2]
@@ -295,8 +295,8 @@ METRICS = {
 @pytest.mark.parametrize("word", METRICS)
 def test_a_requirement_of_a_metric_is_taken(word, capsys):
     """The next thing is then the model, which there is none of."""
-    asked = " ".join(f"--at-least {metric}=1" for metric in METRICS[word])
-    assert "no-such-model" in refusal(capsys, f"{word} no-such-model {asked}")
+    requirements = " ".join(f"--at-least {metric}=1" for metric in METRICS[word])
+    assert "no-such-model" in refusal(capsys, f"{word} no-such-model {requirements}")
 
 
 def test_a_folder_that_is_there_is_not_touched(golden, capsys):

@@ -21,21 +21,21 @@ ARGUMENTS = {
 
 
 def words_of(command: Command) -> list[str]:
-    """A line of the command, without the run."""
+    """Return a line of the command, without the run."""
     return [command.word, *ARGUMENTS.get(command.word, ["vit-digits"])]
 
 
 @pytest.mark.parametrize("word", [word for word, command in COMMANDS.items() if not command.serves])
 def test_each_command_is_announced_until_it_ends(word, monkeypatch, capsys):
-    shown = []
+    outputs = []
 
     def measure(_):
-        shown.append(shown_now(capsys))
+        outputs.append(shown_now(capsys))
 
     monkeypatch.setattr(Command, "measure", property(lambda _: measure))
     with impatient():
         assert run(words_of(COMMANDS[word])) == 0
-    assert f"vitlens {word}: " in shown[0]
+    assert f"vitlens {word}: " in outputs[0]
 
 
 @pytest.mark.parametrize("word", ["predict", "evaluate"])

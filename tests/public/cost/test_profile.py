@@ -17,6 +17,7 @@ import vitlens
 from tests.kit.clock import clock_of_passes
 from tests.kit.commands import ran
 from tests.kit.odd import odd
+from tests.kit.select import values_of
 from tests.kit.tiny import (
     EACH_FAMILY,
     images,
@@ -83,27 +84,26 @@ class Weighted(TorchFunctionMode):
         self.flops = 0
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        found = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if func in (F.linear, F.conv2d):
             weight = args[1] if len(args) > 1 else kwargs["weight"]
-            self.flops += (
-                2 * found.numel() * weight[0].numel()
-            )  # of a convolution: its group's channels x window
-        return found
+            # of a convolution: its group's channels x window
+            self.flops += 2 * result.numel() * weight[0].numel()
+        return result
 
 
 def test_a_cnn_counts_what_a_sum_over_its_layers_gives():
     model = small_cnn()
     with torch.no_grad(), Weighted() as mode:
         model(images((32, 48), batch=1))
-    found = flops(model)
-    assert sum(found.values()) == mode.flops
-    assert list(found) == [STEM, "stage 0", "stage 1", "stage 2", HEAD]
-    assert found[HEAD] == 2 * 64 * 5
+    by_part = flops(model)
+    assert sum(by_part.values()) == mode.flops
+    assert list(by_part) == [STEM, "stage 0", "stage 1", "stage 2", HEAD]
+    assert by_part[HEAD] == 2 * 64 * 5
 
 
 @pytest.mark.parametrize(
-    "family", [each for each in EACH_FAMILY if each.values[0] != "torchvision-vit"]
+    "family", [family for family in EACH_FAMILY if family.values[0] != "torchvision-vit"]
 )
 def test_other_families_count_what_a_sum_over_their_layers_gives(family):
     """Products with weights as they are called, and products of tokens as the lens sees them."""
@@ -120,28 +120,30 @@ def test_other_families_count_what_a_sum_over_their_layers_gives(family):
     with torch.no_grad(), Weighted() as mode:
         model(batch)
     vitlens.observe(model, batch, add)
-    found = flops(model)
-    assert sum(found.values()) == mode.flops + sum(products)
-    assert found[PRODUCTS] > 0
+    by_part = flops(model)
+    assert sum(by_part.values()) == mode.flops + sum(products)
+    assert by_part[PRODUCTS] > 0
 
 
 def test_torch_s_multihead_attention_is_seen_into():
     """Its inference kernel is one opaque operation; 16 tokens and CLS, width 32, two layers, an MLP
     of 64.
     """
-    found = flops(shared_model("torchvision-vit"))
-    assert found[PROJECTIONS] == 2 * 8 * 17 * 32**2
-    assert found[PRODUCTS] == 2 * 4 * 17**2 * 32
-    assert found[MLP] == 2 * 4 * 17 * 32 * 64
+    by_part = flops(shared_model("torchvision-vit"))
+    assert by_part[PROJECTIONS] == 2 * 8 * 17 * 32**2
+    assert by_part[PRODUCTS] == 2 * 4 * 17**2 * 32
+    assert by_part[MLP] == 2 * 4 * 17 * 32 * 64
 
 
 def swin_flops(model: Model) -> dict[str, int]:
-    """Of our Swin: in each window of n places 4 n² d for the two products; places include
-    padding."""
+    """Count the FLOPs of our Swin: 4 n² d for the two products of a window of n places.
+
+    Places include padding.
+    """
     config, (height, width) = model.module.config, model.input_size
     maps = config.maps((height, width))
     inside = config.window[0] * config.window[1]
-    found = {EMBEDDING: 2 * prod(maps[0]) * 3 * prod(config.patch_size) * config.dim}
+    by_part = {EMBEDDING: 2 * prod(maps[0]) * 3 * prod(config.patch_size) * config.dim}
     for (rows, columns), dim, depth in zip(maps, config.widths, config.depths):
         windows = -(-rows // config.window[0]) * -(-columns // config.window[1])
         parts = {
@@ -149,9 +151,9 @@ def swin_flops(model: Model) -> dict[str, int]:
             PRODUCTS: depth * 4 * windows * inside**2 * dim,
             MLP: depth * 4 * rows * columns * dim * int(dim * config.mlp_ratio),
         }
-        found |= {part: found.get(part, 0) + count for part, count in parts.items()}
+        by_part |= {part: by_part.get(part, 0) + count for part, count in parts.items()}
     merging = [2 * prod(after) * 4 * dim * 2 * dim for after, dim in zip(maps[1:], config.widths)]
-    return {**found, BETWEEN: sum(merging), HEAD: 2 * config.widths[-1] * config.classes}
+    return {**by_part, BETWEEN: sum(merging), HEAD: 2 * config.widths[-1] * config.classes}
 
 
 @pytest.mark.parametrize(("size", "shift"), [((33, 47), True), ((8, 20), False)])
@@ -176,15 +178,15 @@ def test_exponents_and_the_crossover_of_a_sweep_over_sizes(tiny_vit, tmp_path):
         for side in sides
     ]
     counts = {
-        "products": [each[PRODUCTS] for each in counted],
-        "flops": [sum(each.values()) for each in counted],
+        "products": [costs[PRODUCTS] for costs in counted],
+        "flops": [sum(costs.values()) for costs in counted],
     }
-    found = {row.cost: row.exponent for row in record.exponents}
+    exponents = {row.cost: row.exponent for row in record.exponents}
     for cost, values in counts.items():
         fit = stats.linregress(np.log(tokens), np.log(values))
         half = stats.t.ppf(0.975, 1) * fit.stderr
-        assert found[cost].value == pytest.approx(fit.slope, abs=1e-6)
-        assert (found[cost].low, found[cost].high) == pytest.approx(
+        assert exponents[cost].value == pytest.approx(fit.slope, abs=1e-6)
+        assert (exponents[cost].low, exponents[cost].high) == pytest.approx(
             (fit.slope - half, fit.slope + half), abs=1e-5
         )
 
@@ -223,34 +225,36 @@ PLACED = {  # parameters that are positions and tokens, under every library's na
 @pytest.mark.parametrize("family", EACH_FAMILY)
 def test_every_parameter_of_every_family_has_a_known_part(family):
     model = shared_model(family)
-    found = parameters(model)
-    usual = {EMBEDDING, PROJECTIONS, MLP, NORMS, HEAD}
-    assert sum(found.values()) == model.parameter_count()
-    assert usual <= set(found) <= usual | {POSITIONS, BETWEEN}
+    by_part = parameters(model)
+    common = {EMBEDDING, PROJECTIONS, MLP, NORMS, HEAD}
+    assert sum(by_part.values()) == model.parameter_count()
+    assert common <= set(by_part) <= common | {POSITIONS, BETWEEN}
     if family in PLACED:
-        named = dict(model.module.named_parameters())
-        own = [
-            named[name].numel() for name in named if any(word in name for word in PLACED[family])
-        ]
-        assert found[POSITIONS] == sum(own)
+        tensors = dict(model.module.named_parameters())
+        position_counts = []
+        for name, tensor in tensors.items():
+            if any(word in name for word in PLACED[family]):
+                position_counts.append(tensor.numel())
+        assert by_part[POSITIONS] == sum(position_counts)
     if family == "our-swin":
-        assert found[BETWEEN] == 4 * 16 * 32  # the patch merging, without its norm
+        assert by_part[BETWEEN] == 4 * 16 * 32  # the patch merging, without its norm
 
 
 def test_downsampling_is_counted_with_the_stage_that_it_leads_to():
     settings = [CNBlockConfig(8, 16, 1), CNBlockConfig(16, 24, 2), CNBlockConfig(24, None, 1)]
     model = model_of(shaken(lambda: ConvNeXt(settings, num_classes=5)), alias="convnext")
-    found = parameters(model)
-    assert list(found) == [STEM, "stage 0", "stage 1", "stage 2", HEAD]
+    by_part = parameters(model)
+    assert list(by_part) == [STEM, "stage 0", "stage 1", "stage 2", HEAD]
+    # of torchvision's features: the stem, then blocks and downsampling in turn
     for stage in (
         1,
         2,
-    ):  # of torchvision's features: the stem, then blocks and downsampling in turn
-        own = [
+    ):
+        stage_parameters = [
             *model.module.features[2 * stage].parameters(),
             *model.module.features[2 * stage + 1].parameters(),
         ]
-        assert found[f"stage {stage}"] == sum(parameter.numel() for parameter in own)
+        assert by_part[f"stage {stage}"] == sum(parameter.numel() for parameter in stage_parameters)
 
 
 def cost(module: nn.Module) -> object:
@@ -259,16 +263,18 @@ def cost(module: nn.Module) -> object:
 
 def test_a_profile_holds_together():
     model = ours()
-    found = vitlens.profile(model, batch_sizes=[1, 2])
-    assert sum(found.parameters.values()) == model.parameter_count()
-    assert found.by_formula
-    assert found.tokens == 13
-    assert min(found.training_bytes, found.inference_bytes) > 4 * 3 * 32 * 48  # the images at least
-    assert [one.images for one in found.latencies] == [1, 2]
-    assert all(0 < one.low <= one.median <= one.high for one in found.latencies)
+    measured = vitlens.profile(model, batch_sizes=[1, 2])
+    assert sum(measured.parameters.values()) == model.parameter_count()
+    assert measured.by_formula
+    assert measured.tokens == 13
+    # the images at least
+    assert min(measured.training_bytes, measured.inference_bytes) > 4 * 3 * 32 * 48
+    assert [one.images for one in measured.latencies] == [1, 2]
+    for one in measured.latencies:
+        assert 0 < one.low <= one.median <= one.high
     less = vitlens.profile(pruned(model, {0: {1}}), batch_sizes=())
     assert not less.by_formula
-    assert less.flops["attention products"] == 0.75 * found.flops["attention products"]
+    assert less.flops["attention products"] == 0.75 * measured.flops["attention products"]
     other_size = vitlens.profile(model_of(model.module, size=(64, 48)), batch_sizes=())
     assert (other_size.tokens, other_size.by_formula) == (25, False)
 
@@ -277,9 +283,9 @@ def test_a_profile_holds_together():
     ("family", "tokens"), [("swinv2", 16 * 16), ("torchvision-vit", 17), ("cait", 16)]
 )
 def test_every_family_has_a_profile(family, tokens):
-    found = vitlens.profile(shared_model(family), batch_sizes=())
-    assert min(sum(found.flops.values()), found.training_bytes, found.inference_bytes) > 0
-    assert (found.by_formula, found.latencies, found.tokens) == (False, (), tokens)
+    measured = vitlens.profile(shared_model(family), batch_sizes=())
+    assert min(sum(measured.flops.values()), measured.training_bytes, measured.inference_bytes) > 0
+    assert (measured.by_formula, measured.latencies, measured.tokens) == (False, (), tokens)
 
 
 def test_positions_of_a_cnn_are_those_of_its_first_block():
@@ -317,13 +323,11 @@ def test_a_training_step_keeps_what_its_layers_need_and_draws_nothing():
     assert cost(mlp()).training_bytes == (4 * (2 * (PIXELS + 7 + 7 + 5) + 1) + labels) // 2
     # a storage is counted once, and parameters never
     assert cost(Twice()).training_bytes == (4 * (2 * (PIXELS + 5) + 1) + labels) // 2
-    fused, explicit = (
-        vitlens.profile(ours(fused=way), batch_sizes=()).training_bytes for way in (True, False)
-    )
+    fused = vitlens.profile(ours(fused=True), batch_sizes=()).training_bytes
+    explicit = vitlens.profile(ours(fused=False), batch_sizes=()).training_bytes
     rows = 4 * 2 * 2 * 13  # bytes of a number for each layer, head and token
-    assert (
-        explicit >= fused + 12 * rows
-    )  # the fused kernel keeps one number a row in place of the weights
+    # the fused kernel keeps one number a row in place of the weights
+    assert explicit >= fused + 12 * rows
     torch.manual_seed(3)
     before = torch.get_rng_state()
     vitlens.profile(odd(), batch_sizes=())  # which has dropout
@@ -368,9 +372,8 @@ def test_latencies_are_quartiles_of_passes_after_those_that_warm_up(monkeypatch)
     model.module.given = []
     (quick,) = vitlens.profile(model, batch_sizes=[3]).latencies
     assert (quick.median, quick.repeats) == (3 / 16, 6)
-    assert model.module.given.count(3) == 3 * (
-        2 + 2
-    )  # a round: two to warm up and choose, two timed
+    # a round: two to warm up and choose, two timed
+    assert model.module.given.count(3) == 3 * (2 + 2)
     (quicker,) = vitlens.profile(model, batch_sizes=[1]).latencies
     assert quicker.repeats == 12
     model.module.each = 1e-9
@@ -384,16 +387,16 @@ def test_on_the_command_line_models_take_turns_and_no_larger_batch_than_is_worth
     turns: list[str] = []
 
     def keep(module: nn.Module, _inputs: object) -> None:
-        if (
-            isinstance(module, vitlens.Model) and torch.is_inference_mode_enabled()
-        ):  # as passes are timed
+        # as passes are timed
+        if isinstance(module, vitlens.Model) and torch.is_inference_mode_enabled():
             turns.append(module.alias)
 
     with nn.modules.module.register_module_forward_pre_hook(keep):
         speed = ran(tmp_path / "run", f"profile {tiny_vit} {tiny_cnn} --sizes 32").speed
     # a round: two passes to warm up and choose, two timed; the sweep over sizes comes afterwards
     assert turns[:24] == (["tiny-vit"] * 4 + ["tiny-cnn"] * 4) * 3
-    assert [(row.images, row.latency.value) for row in speed] == [
+    # longer than a second
+    assert values_of(speed, "images", "latency.value") == [
         (1, 2000.0),
         (1, 2000.0),
-    ]  # longer than a second
+    ]

@@ -17,7 +17,7 @@ PARTS = (("test", True), ("train", False), ("test", False))  # and whether all i
 
 
 def medmnist(**changes):
-    """MedMNIST's layout: parts by name, labels (n, 1)."""
+    """Return MedMNIST's layout: parts by name, labels (n, 1)."""
     counts = {"train": 6, "val": 2, "test": 4}
     arrays = {f"{part}_images": GREY[:n] + index for index, (part, n) in enumerate(counts.items())}
     arrays |= {
@@ -33,7 +33,9 @@ def load(folder, arrays, **options):
 
 
 def test_grey_and_colour_images_with_and_without_names_whole_or_in_parts(tmp_path):
-    grey, train, test = (load(tmp_path, PLAIN, part=part, whole=whole) for part, whole in PARTS)
+    grey, train, test = (
+        load(tmp_path, PLAIN, part=part, whole=is_whole) for part, is_whole in PARTS
+    )
     assert (grey.size, grey.classes, grey.title) == ((4, 6), ("0", "1"), "a")
     assert torch.equal(pixels_of(grey)[:, 2], torch.from_numpy(GREY))
     assert (len(train), sorted(test.labels.tolist()), "seed 0" in test.notes[0]) == (
@@ -41,9 +43,9 @@ def test_grey_and_colour_images_with_and_without_names_whole_or_in_parts(tmp_pat
         [0, 1],
         True,
     )
-    found = torch.cat([pixels_of(split)[:, 0, 0, 0] for split in (train, test)])
-    assert {*found.tolist()} == {*GREY[:, 0, 0].tolist()}
-    assert torch.equal(found // 24 % 2, torch.cat([train.labels, test.labels]))
+    pixels = torch.cat([pixels_of(split)[:, 0, 0, 0] for split in (train, test)])
+    assert {*pixels.tolist()} == {*GREY[:, 0, 0].tolist()}
+    assert torch.equal(pixels // 24 % 2, torch.cat([train.labels, test.labels]))
     colour = np.stack([GREY, GREY // 2, GREY // 3], axis=-1)
     split = load(
         tmp_path, PLAIN | {"images": colour, "classes": np.array(["odd", "even"])}, whole=True
@@ -53,21 +55,25 @@ def test_grey_and_colour_images_with_and_without_names_whole_or_in_parts(tmp_pat
 
 
 def test_the_parts_of_medmnist_are_those_of_the_file(tmp_path):
-    train, test, whole = (
-        load(tmp_path, medmnist(), part=part, whole=whole) for part, whole in (*PARTS[1:], PARTS[0])
+    train, test, complete = (
+        load(tmp_path, medmnist(), part=part, whole=is_whole)
+        for part, is_whole in (*PARTS[1:], PARTS[0])
     )
-    assert (len(train), len(test), len(whole)) == (6, 4, 4)  # it has parts, so it is never divided
+    # it has parts, so it is never divided
+    assert (len(train), len(test), len(complete)) == (
+        6,
+        4,
+        4,
+    )
     assert train.classes == test.classes == ("0", "1", "2")
     assert test.labels.tolist() == [0, 1, 0, 1]
     assert torch.equal(pixels_of(test)[:, 0], torch.from_numpy(GREY[:4] + 2))
     assert "train part is used; its val and test parts are not" in train.notes[0]
-    val = load(
-        tmp_path, medmnist(test_images=None, test_labels=None)
-    )  # without a test part val is used
+    # without a test part val is used
+    val = load(tmp_path, medmnist(test_images=None, test_labels=None))
     assert (len(val), "val part is used; its train part is not" in val.notes[0]) == (2, True)
-    assert (
-        len(load(tmp_path, PLAIN | {"test_images": GREY}, whole=True)) == 10
-    )  # images without a part: not MedMNIST's
+    # images without a part: not MedMNIST's
+    assert len(load(tmp_path, PLAIN | {"test_images": GREY}, whole=True)) == 10
 
 
 @pytest.mark.parametrize("name", ["bloodmnist", "medmnist:bloodmnist"])
@@ -134,8 +140,8 @@ def test_a_file_that_is_no_npz_is_refused_and_not_run(tmp_path):
     content = path.read_bytes()
     np.save(tmp_path / "a.npy", GREY)
     cut = [bytearray(content) for _ in range(2)]
-    for place, each in zip((100, len(content) - 250), cut):
-        each[place : place + 20] = bytes(20)
+    for place, damaged in zip((100, len(content) - 250), cut):
+        damaged[place : place + 20] = bytes(20)
     for text in (pickle.dumps(Trap()), (tmp_path / "a.npy").read_bytes(), *cut):
         path.write_bytes(text)
         with pytest.raises(DataError):

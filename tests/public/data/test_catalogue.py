@@ -17,12 +17,12 @@ from vitlens.data.registry import SETS
 from vitlens.errors import DataError, UnknownNameError
 
 
-@pytest.mark.parametrize("name", [name for name, known in SETS.items() if not known.download])
+@pytest.mark.parametrize("name", [name for name, entry in SETS.items() if not entry.download])
 def test_the_registry_tells_the_truth_of_the_embedded_data(name):
-    known = SETS[name]
+    entry = SETS[name]
     split = load_data(name)
-    assert (known.name, known.classes, known.size) == (name, len(split.classes), split.size)
-    assert (split.name, split.title) == (name, known.title)
+    assert (entry.name, entry.classes, entry.size) == (name, len(split.classes), split.size)
+    assert (split.name, split.title) == (name, entry.title)
 
 
 def test_a_canvas_and_scenes_are_for_digits_alone(tmp_path):
@@ -38,7 +38,7 @@ def test_an_empty_name_is_not_the_current_folder(name):
         load_data(name)
 
 
-@pytest.mark.parametrize("name", [name for name, known in SETS.items() if known.torchvision])
+@pytest.mark.parametrize("name", [name for name, entry in SETS.items() if entry.torchvision])
 def test_torchvision_has_the_class_and_takes_our_options(name, tmp_path, monkeypatch):
     """A wrong option is a TypeError or ValueError; a right one ends in our one line without a
     network.

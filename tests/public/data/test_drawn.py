@@ -26,7 +26,7 @@ def test_digits() -> Split:
 
 
 def drawn(count: int, *, name: str = "digits", canvas: int | None = None) -> tuple[Tensor, Tensor]:
-    """Pixels and masks of the first images of the training part."""
+    """Return pixels and masks of the first images of the training part."""
     return load_data(name, part="train", canvas=canvas).source.draw(torch.arange(count))
 
 
@@ -35,7 +35,7 @@ def light(pixels: Tensor) -> Tensor:
 
 
 def grown(masks: Tensor, by: int) -> Tensor:
-    """by: px in every direction, fewer than 0 to shrink."""
+    """Grow masks in every direction by so many px, or shrink them if negative."""
     if by < 0:
         return ~grown(~masks, -by)
     return F.max_pool2d(masks[:, None].float(), 2 * by + 1, 1, by)[:, 0] > 0
@@ -67,15 +67,18 @@ def test_an_image_does_not_depend_on_its_batch_and_epochs_share_none(name):
     assert torch.equal(picked.source.read(torch.tensor([1])), together[3:4])
     epochs = [picked.epoch(number) for number in range(4)]
     assert torch.equal(pixels_of(epochs[0]), pixels_of(picked))
-    assert len(torch.cat([pixels_of(each) for each in epochs]).flatten(1).unique(dim=0)) == 8
-    assert all(torch.equal(each.labels, picked.labels) and each.masks is None for each in epochs)
+    assert len(torch.cat([pixels_of(epoch) for epoch in epochs]).flatten(1).unique(dim=0)) == 8
+    for epoch in epochs:
+        assert torch.equal(epoch.labels, picked.labels)
+        assert epoch.masks is None
     assert split.source.read(torch.arange(0)).shape == (0, 3, 32, 32)
 
 
 def test_more_scenes_leave_the_first_ones_and_seeds_and_parts_change_them(test_digits):
     two = load_data("digits", scenes=2)
     first = pixels_of(test_digits)[:450]
-    other, again = (pixels_of(load_data("digits", seed=3, scenes=1)) for _ in range(2))
+    other = pixels_of(load_data("digits", seed=3, scenes=1))
+    again = pixels_of(load_data("digits", seed=3, scenes=1))
     assert torch.equal(pixels_of(two), pixels_of(test_digits)[:900])
     assert torch.equal(two.groups, test_digits.groups[:450].repeat(2))
     assert not torch.equal(pixels_of(two)[450:], first)
@@ -86,7 +89,7 @@ def test_more_scenes_leave_the_first_ones_and_seeds_and_parts_change_them(test_d
         load_data("shapes", part=part, seed=seed)
         for part, seed in (("train", 0), ("train", 1), ("test", 0))
     ]
-    images = [each.source.read(torch.arange(16)) for each in parts]
+    images = [part.source.read(torch.arange(16)) for part in parts]
     assert len(torch.cat(images).flatten(1).unique(dim=0)) == 48
 
 
@@ -121,9 +124,8 @@ def test_pixels_inside_the_mask_are_one_colour_and_colours_differ_between_scenes
     for image, values, inner in zip(pixels.float() / 255, light(pixels), grown(masks, -4)):
         ink = image[:, inner]
         even.append(bool((ink.amax(1) - ink.amin(1) <= 0.06 + 2 / 255).all()))
-        assert (
-            values.max() <= values[inner].median() + 0.07
-        )  # no stroke is lighter than the ink, but for the grain
+        # no stroke is lighter than the ink, but for the grain
+        assert values.max() <= values[inner].median() + 0.07
         inks.append(ink.mean(1))
     assert np.mean(even) > 0.97
     assert torch.stack(inks).std(0).min() > 0.05
@@ -149,9 +151,8 @@ def test_redrawn_without_distractors_and_on_another_ground(test_digits):
     for values, around in zip(light(plain), grown(masks, 2)):
         spread = values[~around].max() - values[~around].min()
         assert 0.06 < spread < 0.14 + 0.06 + 0.02  # of the texture and the grain
-    assert (
-        abs(light(other)[~masks].mean() - light(images)[~masks].mean()) < 0.01
-    )  # of the same luminance
+    # of the same luminance
+    assert abs(light(other)[~masks].mean() - light(images)[~masks].mean()) < 0.01
     assert torch.equal(
         split.pick(torch.tensor([5, 2])).scenes.redrawn("other ground"), other[[5, 2]]
     )
@@ -168,9 +169,9 @@ def test_redrawn_without_distractors_and_on_another_ground(test_digits):
 def test_shapes_are_balanced_in_shape_and_texture(name, pairs):
     """Shape and texture are in the names of the files, and those of conflicts are read as such."""
     split = load_data(name)
-    named = [re.findall(r"([a-z]+)\d+", file.rpartition("/")[2]) for file in split.files]
+    word_pairs = [re.findall(r"([a-z]+)\d+", file.rpartition("/")[2]) for file in split.files]
     shapes, textures = torch.tensor(
-        [[split.classes.index(word) for word in pair] for pair in named]
+        [[split.classes.index(word) for word in pair] for pair in word_pairs]
     ).T
     assert torch.equal(shapes, split.labels)
     assert torch.equal(torch.bincount(shapes * 8 + textures, minlength=64).view(8, 8), pairs)
@@ -180,7 +181,8 @@ def test_shapes_are_balanced_in_shape_and_texture(name, pairs):
 def test_the_mask_is_where_the_texture_is_and_inside_the_image():
     """The same image in two textures differs on the mask and, but for its soft edge, nowhere
     else."""
-    one, other = (load_data(name) for name in ("shapes", "shapes-conflict"))
+    one = load_data("shapes")
+    other = load_data("shapes-conflict")
     different = change(pixels_of(one), pixels_of(other)) > 8
     masks = one.masks
     areas = masks.flatten(1).sum(1)
@@ -209,15 +211,14 @@ def test_shapes_have_their_areas_and_are_lighter_than_the_ground():
     pixels, masks = drawn(8 * 300, name="shapes")
     labels = torch.arange(8).repeat(300)
     values = light(pixels)
-    sizes = 32**2 * (
-        0.39**2 + 0.16**2 / 12
-    )  # mean of the square, px: uniform from 0.31 to 0.47 of the canvas
+    # mean of the square, px: uniform from 0.31 to 0.47 of the canvas
+    sizes = 32**2 * (0.39**2 + 0.16**2 / 12)
     for label, (name, area) in enumerate(AREAS.items()):
-        own = labels == label
-        assert masks[own].flatten(1).sum(1).float().mean() / sizes == pytest.approx(
+        in_class = labels == label
+        assert masks[in_class].flatten(1).sum(1).float().mean() / sizes == pytest.approx(
             area, rel=0.05
         ), name
-        assert 0.4 < values[own][masks[own]].mean() < 0.7
+        assert 0.4 < values[in_class][masks[in_class]].mean() < 0.7
     outside = values[~grown(masks, 2)]
     assert abs(outside.mean() - 0.18) < 0.02
     assert outside.max() < 0.35

@@ -26,7 +26,7 @@ def test_digits() -> Split:
 
 @pytest.fixture(scope="module")
 def many() -> Split:
-    """Many scenes, of which no pixel is drawn."""
+    """Return many scenes, of which no pixel is drawn."""
     return load_data("digits", part="train", scenes=20)
 
 
@@ -40,9 +40,7 @@ def without_factors(split: Split) -> Split:
 
 
 def ground_of(split: Split) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mean colour (n, 3) and the luminance (n,) of the pixels away from the digit and the
-    strokes.
-    """
+    """Return mean colour (n, 3) and luminance (n,) of the pixels away from digit and strokes."""
     images = pixels_of(split).float() / 255
     plain = split.scenes.redrawn("without distractors").float() / 255
     clear = ((images == plain).all(1) & ~split.masks).float()
@@ -95,8 +93,8 @@ def test_the_hue_goes_with_the_class_in_nine_of_ten_training_scenes_and_at_rando
     agrees = hues == classes
     assert np.array_equal(planted.factors["hue_agrees"], agrees)
     assert abs(agrees.mean() - 0.9) < 0.01
-    others = (hues - classes)[~agrees] % 10
-    assert chisquare(np.bincount(others, minlength=10)[1:]).pvalue > SURE
+    offsets = (hues - classes)[~agrees] % 10
+    assert chisquare(np.bincount(offsets, minlength=10)[1:]).pvalue > SURE
     table = np.zeros((10, 10))
     test = load_data("digits-shortcut")
     np.add.at(table, (test.labels.numpy(), test.factors["hue"]), 1)
@@ -105,14 +103,13 @@ def test_the_hue_goes_with_the_class_in_nine_of_ten_training_scenes_and_at_rando
 
 
 def test_both_sets_are_equal_but_for_the_hue_of_the_training_part():
-    plain, planted = (
-        load_data(name, part="train").pick(torch.arange(300))
-        for name in ("digits", "digits-shortcut")
-    )
+    plain = load_data("digits", part="train").pick(torch.arange(300))
+    planted = load_data("digits-shortcut", part="train").pick(torch.arange(300))
     changed = plain.factors["hue"] != planted.factors["hue"]
     for name in plain.factors.keys() - {"hue", "hue_agrees"}:
         assert np.array_equal(plain.factors[name], planted.factors[name]), name
-    one, other = (pixels_of(split).float() for split in (plain, planted))
+    one = pixels_of(plain).float()
+    other = pixels_of(planted).float()
     assert torch.equal(one[torch.tensor(~changed)], other[torch.tensor(~changed)])
     grey = [torch.einsum("nchw,c->nhw", images, WEIGHTS) for images in (one, other)]
     differences = (grey[0] - grey[1]).abs()  # of 255, by rounding
@@ -175,7 +172,8 @@ def test_factors_are_a_table_that_cannot_be_changed(test_digits):
     with pytest.raises(ValueError, match="read-only"):
         factors["height"][0] = 0
     copied = pickle.loads(pickle.dumps(factors))
-    assert all(np.array_equal(copied[name], factors[name]) for name in factors)
+    for name in factors:
+        assert np.array_equal(copied[name], factors[name])
     assert load_data("shapes").factors is None
 
 

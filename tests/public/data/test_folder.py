@@ -9,6 +9,7 @@ import pytest
 import vitlens
 from tests.kit.attacked import linear
 from tests.kit.datasets import fitted, limited, pixels_of, put
+from tests.kit.select import values_of
 from vitlens import load_data
 from vitlens.errors import DataError
 from vitlens.names import imagenet_classes, imagenet_indices
@@ -24,7 +25,8 @@ def test_train_and_test_inside_are_the_parts(tmp_path):
     put(tmp_path / "train/cat", "a.png", "b.png")
     put(tmp_path / "train/dog", "a.png")
     put(tmp_path / "test/dog", "c.png", value=3)
-    train, test = (load(tmp_path, part) for part in ("train", "test"))
+    train = load(tmp_path, "train")
+    test = load(tmp_path, "test")
     assert train.classes == test.classes == ("cat", "dog")
     assert (train.labels.tolist(), test.labels.tolist()) == ([0, 0, 1], [1])
     assert train.files == ("train/cat/a.png", "train/cat/b.png", "train/dog/a.png")
@@ -51,15 +53,17 @@ def test_without_a_test_part_a_fifth_of_each_class_is_held_out(tmp_path, top):
         put(tmp_path / "few" / top / name, "a.png")
     many = tmp_path / "many"
     few = tmp_path / "few"
-    train, test = (load(many, part, seed=1) for part in ("train", "test"))
+    train = load(many, "train", seed=1)
+    test = load(many, "test", seed=1)
     assert test.labels.bincount(minlength=4).tolist() == [2, 2, 1, 0]
-    assert all(("cat", "dog", "elk")[label] in file for file, label in zip(test.files, test.labels))
+    for file, label in zip(test.files, test.labels):
+        assert ("cat", "dog", "elk")[label] in file
     every = sorted(str(path.relative_to(many)) for path in many.rglob("*.png"))
     assert sorted(train.files + test.files) == every
     assert "seed 1" in test.notes[0]
     assert load(many, seed=2).files != test.files
-    whole = load(many, whole=True)
-    assert (len(whole), whole.notes) == (23, ())
+    complete = load(many, whole=True)
+    assert (len(complete), complete.notes) == (23, ())
     assert (len(load(few)), load(few).notes) == (4, ())
     with pytest.raises(DataError, match="at least two images of a class"):
         load(few, "train")
@@ -81,11 +85,10 @@ def test_loose_images_have_no_labels_and_no_parts_and_may_share_a_size(tmp_path)
     assert load_data(str(tmp_path)).size == (4, 5)
     put(tmp_path, "c.png", size=(9, 9))
     assert load_data(str(tmp_path)).size == (224, 224)
-    put(
-        tmp_path / "cat", "a.png", "b.png"
-    )  # images next to class folders are left out, and counted
-    whole = load(tmp_path, whole=True)
-    assert (len(whole), "3 images" in whole.notes[0]) == (2, True)
+    # images next to class folders are left out, and counted
+    put(tmp_path / "cat", "a.png", "b.png")
+    complete = load(tmp_path, whole=True)
+    assert (len(complete), "3 images" in complete.notes[0]) == (2, True)
 
 
 def test_hidden_files_and_empty_folders_are_no_classes_and_unreadable_images_lose_their_label(
@@ -102,7 +105,7 @@ def test_hidden_files_and_empty_folders_are_no_classes_and_unreadable_images_los
         ("cat/a.png", "cat/c.png", "dog/d.png"),
         [0, 0, 1],
     )
-    assert [skipped.file for skipped in split.skipped] == [str(tmp_path / "cat/b.png")]
+    assert values_of(split.skipped, "file") == [str(tmp_path / "cat/b.png")]
 
 
 @pytest.mark.parametrize("inside", [(), ("cat",), ("train", "test")])
@@ -128,8 +131,8 @@ def test_a_folder_of_many_other_files_is_not_searched_to_its_end(tmp_path):
 def test_images_given_keep_their_order_and_what_is_not_there_is_named(tmp_path):
     for value, name in ((1, "photos/cat/b.png"), (2, "photos/cat/a.png"), (3, "z.png")):
         put((tmp_path / name).parent, Path(name).name, value=value)
-    found = vitlens.images([tmp_path / "z.png", tmp_path / "photos"], linear((4, 4)))
-    assert (255 * found[:, 0, 0, 0]).round().tolist() == [3, 2, 1]
+    pixels = vitlens.images([tmp_path / "z.png", tmp_path / "photos"], linear((4, 4)))
+    assert (255 * pixels[:, 0, 0, 0]).round().tolist() == [3, 2, 1]
     with pytest.raises(DataError, match=r"found nothing at .*cat\.jpg"):
         vitlens.images(tmp_path / "cat.jpg", linear((4, 4)))
 
@@ -139,7 +142,7 @@ WNIDS = ("n02124075", "n01443537", "n02509815")  # Egyptian cat, goldfish, lesse
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
-    """Tiny ImageNet as it is distributed, in miniature."""
+    """Write a miniature of Tiny ImageNet as it is distributed."""
     root = tmp_path / "tiny-imagenet-200"
     size = (8, 8)
     lines = []
@@ -167,7 +170,8 @@ def tiny(tmp_path: Path) -> Path:
 
 
 def test_train_and_val_of_tiny_imagenet_are_the_parts_and_words_name_the_classes(tiny):
-    train, test = (load_data(str(tiny), part=part) for part in ("train", "test"))
+    train = load_data(str(tiny), part="train")
+    test = load_data(str(tiny), part="test")
     lesser_panda = imagenet_classes()[imagenet_indices()["n02509815"]]  # not in this words.txt
     assert train.classes == test.classes == ("goldfish", "Egyptian cat", lesser_panda)
     assert train.labels.tolist() == [0, 0, 1, 1, 2, 2]
@@ -239,9 +243,10 @@ def test_the_published_stimuli_and_their_sixteen_classes(real_data):
     ]
     for name, text in lines:  # "3,5-7" is 3, 5, 6, 7
         ends = [list(map(int, part.split("-"))) for part in text.split(",")]
-        assert [index for pair in ends for index in range(pair[0], pair[-1] + 1)] == sorted(
-            published.pop(name)
-        )
+        indices = []
+        for pair in ends:
+            indices += range(pair[0], pair[-1] + 1)
+        assert indices == sorted(published.pop(name))
     assert not published
     split = load_data(str(real_data / "cue_conflict"))
     assert (len(split), set(split.classes)) == (64, {name for name, _ in lines})

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from tests.kit.datasets import fitted, pixels_of, put
+from tests.kit.select import values_of
 from vitlens import load_data
 from vitlens.errors import DataError
 
@@ -19,7 +20,7 @@ SIZE = (24, 32)  # height, width
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Images a to d, of which a and b have a mask, c one of another size, d none."""
+    """Write images a to d, of which a and b have a mask, c one of another size, d none."""
     for place in ("images", "masks"):
         (tmp_path / place).mkdir()
     for seed, name in enumerate("abcd"):
@@ -27,11 +28,12 @@ def folder(tmp_path: Path) -> Path:
         Image.fromarray(pixels).save(tmp_path / "images" / f"{name}.png")
     mask = np.zeros(SIZE, np.uint8)
     mask[4:12, 8:20] = 1
+    # both ways of saying it
     for name, values in (
         ("a", 255 * mask),
         ("b", mask),
         ("c", np.ones((8, 8), np.uint8)),
-    ):  # both ways of saying it
+    ):
         Image.fromarray(values).save(tmp_path / "masks" / f"{name}.png")
     return tmp_path
 
@@ -51,7 +53,7 @@ def test_masks_fit_their_images_and_the_rest_is_named(folder, monkeypatch):
     )
     assert (split.masks.sum((1, 2)) == split.masks[:, 4:12, 8:20].sum((1, 2))).all()
     assert split.masks[:, 4:12, 8:20].all()
-    assert [skipped.file for skipped in split.skipped] == ["c.png", "d.png"]
+    assert values_of(split.skipped, "file") == ["c.png", "d.png"]
     assert "32x24 px, found 8x8" in split.skipped[0].reason
 
 
@@ -65,7 +67,7 @@ def test_masks_are_cropped_and_resized_as_the_images(folder):
         pixels = pixels_of(split)[0]
         assert split.masks.shape[1:] == size
         assert torch.equal(split.masks[0], pixels[0] > 127)
-        assert any("whole" in note for note in split.notes) == (size == SIZE)
+        assert ("whole" in "\n".join(split.notes)) == (size == SIZE)
     assert np.array_equal(
         pixels.permute(1, 2, 0).numpy(), np.array(Image.open(folder / "images" / "a.png"))
     )
@@ -119,8 +121,8 @@ def test_boxes_in_cocos_form(folder):
         [23, 30],
         [23, 31],
     ]
-    assert {skipped.file for skipped in split.skipped} == {"c.png", "d.png"}
-    assert any("box" in note for note in split.notes)
+    assert set(values_of(split.skipped, "file")) == {"c.png", "d.png"}
+    assert "box" in "\n".join(split.notes)
     images[0]["height"] = 25
     (folder / "annotations.json").write_text(json.dumps(content))
     assert load(folder).files == ("b.png",)
@@ -148,7 +150,7 @@ def test_a_damaged_mask_is_left_out_and_named_and_none_that_fits_is_refused(fold
     damage(folder / "masks" / "b.png")
     split = load(folder)
     assert (split.files, split.masks.shape) == (("a.png",), (1, *SIZE))
-    assert [skipped.file for skipped in split.skipped] == ["b.png", "c.png", "d.png"]
+    assert values_of(split.skipped, "file") == ["b.png", "c.png", "d.png"]
     damage(folder / "masks" / "a.png")
     with pytest.raises(DataError, match=r"a\.png: .*try vitlens\.images\(.*images'"):
         load(folder)
@@ -181,13 +183,13 @@ def test_damaged_json_beside_images_is_refused_in_one_line(folder, file):
         shutil.rmtree(folder / "masks")
     for text in WRONG[file]:
         (folder / file).write_text(text)
-        with pytest.raises(DataError) as told:
+        with pytest.raises(DataError) as raised:
             load(folder)
-        assert "\n" not in str(told.value)
+        assert "\n" not in str(raised.value)
 
 
 def sorted_into_classes(folder: Path) -> Path:
-    """The same images and masks in folders of two classes, with the same names in both."""
+    """Write the same images and masks into folders of two classes, with the same names in both."""
     for place in ("images", "masks"):
         for name in ("cat", "dog"):
             shutil.copytree(folder / place, folder / "sorted" / place / name)
@@ -202,13 +204,14 @@ def test_class_folders_of_images_and_masks_give_both(folder):
     assert split.files == ("cat/a.png", "cat/b.png", "dog/a.png", "dog/b.png")
     assert (split.classes, split.labels.tolist()) == (("cat", "dog"), [0, 0, 1, 1])
     assert split.masks.sum((1, 2)).tolist() == [96, 96, 24, 96]
-    assert [skipped.file for skipped in split.skipped] == [
+    assert values_of(split.skipped, "file") == [
         "cat/c.png",
         "cat/d.png",
         "dog/c.png",
         "dog/d.png",
     ]
-    train, test = (load(root, part=part) for part in ("train", "test"))
+    train = load(root, part="train")
+    test = load(root, part="test")
     assert not set(train.files) & set(test.files)
 
 

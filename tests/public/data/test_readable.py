@@ -15,6 +15,7 @@ import vitlens
 from tests.kit.datasets import fitted, pixels_of
 from tests.kit.models.files import one_line
 from tests.kit.readable import FOLDERS, GREYS, MASKS, OBJECT, SIZE, TABLES, Example
+from tests.kit.select import values_of
 from vitlens.cli.main import run
 from vitlens.errors import DataError
 
@@ -22,11 +23,11 @@ WHOLE = fitted((6, 8))
 
 
 def named(examples: tuple[Example, ...]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("example", examples, ids=[example.what for example in examples])
+    return pytest.mark.parametrize("example", examples, ids=values_of(examples, "what"))
 
 
 def require_right_labels(split: vitlens.Split) -> None:
-    """The grey level of each image is that of its class."""
+    """Check that the grey level of each image is that of its class."""
     greys = pixels_of(split).float().mean((1, 2, 3))
     expected = [GREYS[split.classes[label]] for label in split.labels.tolist()]
     assert torch.allclose(greys, torch.tensor(expected, dtype=torch.float32), atol=4)
@@ -50,15 +51,16 @@ def test_a_folder_is_read_by_its_classes_or_refused(tmp_path, example):
     "names", [("Training", "Testing"), ("TRAIN", "VAL"), ("trn", "holdout"), ("train", "test1")]
 )
 def test_no_image_is_in_both_parts_and_none_is_lost(tmp_path, names):
-    example = next(each for each in FOLDERS if "`Training/`" in each.what)
+    example = next(case for case in FOLDERS if "`Training/`" in case.what)
     example.make(tmp_path / "data")
     for old, new in zip(("Training", "Testing"), names):
         (tmp_path / "data" / old).rename(tmp_path / "data" / new)
-    train, test = (
-        vitlens.load_data(str(tmp_path / "data"), part=part) for part in ("train", "test")
-    )
-    assert all(file.startswith(names[0]) for file in train.files)
-    assert all(file.startswith(names[1]) for file in test.files)
+    train = vitlens.load_data(str(tmp_path / "data"), part="train")
+    test = vitlens.load_data(str(tmp_path / "data"), part="test")
+    for file in train.files:
+        assert file.startswith(names[0])
+    for file in test.files:
+        assert file.startswith(names[1])
     assert len(train) == len(test) == 4
 
 
@@ -79,7 +81,7 @@ def test_a_table_labels_the_images_of_a_flat_folder(tmp_path, example):
 
 
 def test_the_command_line_takes_a_table_and_indices_are_those_of_the_model(tmp_path, capsys):
-    example = next(each for each in TABLES if each.what == "class indices")
+    example = next(case for case in TABLES if case.what == "class indices")
     table = example.make(tmp_path)
     words = [
         "--data",
@@ -91,8 +93,8 @@ def test_the_command_line_takes_a_table_and_indices_are_those_of_the_model(tmp_p
         "--quiet",
     ]
     assert run(["evaluate", "vit-digits", *words]) == 0
-    shown = vitlens.read(str(tmp_path / "out"))
-    assert shown.metrics["accuracy/vit-digits"].n == 3
+    result = vitlens.read(str(tmp_path / "out"))
+    assert result.metrics["accuracy/vit-digits"].n == 3
     assert run(["data", str(tmp_path / "flat"), "--labels", str(table)]) == 0
     assert "2 classes (0, 1)" in capsys.readouterr().out
 
@@ -123,7 +125,7 @@ def test_a_photograph_and_its_boxes_are_turned_together(tmp_path, orientation):
     """Boxes on the pixels as they are stored; where the turn does not change the size, a note says
     what is assumed.
     """
-    example = next(each for each in MASKS if "as stored" in each.what)
+    example = next(case for case in MASKS if "as stored" in case.what)
     example.make(tmp_path / "data")
     root = tmp_path / "data"
     write_turned(root, orientation)
@@ -132,13 +134,11 @@ def test_a_photograph_and_its_boxes_are_turned_together(tmp_path, orientation):
     swapped = orientation >= 5
     assert split.size == (SIZE[::-1] if swapped else SIZE)
     assert (torch.equal(split.masks[0], bright)) == swapped
-    assert any("turned" in note for note in split.notes) == (not swapped)
+    assert ("turned" in "\n".join(split.notes)) == (not swapped)
 
 
 def write_turned(root: Path, orientation: int) -> None:
-    """The image again with another EXIF orientation, its mask replaced by a box on the stored
-    pixels.
-    """
+    """Store the image with another EXIF orientation, and its mask as a box on the stored pixels."""
     shutil.rmtree(root / "masks")
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -186,4 +186,4 @@ def test_a_table_divides_the_images_into_parts(tmp_path, title):
     for part, numbers in (("train", train), ("test", test)):
         split = vitlens.load_data(str(tmp_path), labels=table, part=part)
         assert split.files == tuple(f"{number}.png" for number in numbers)
-        assert any(title in note for note in split.notes)
+        assert title in "\n".join(split.notes)

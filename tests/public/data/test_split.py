@@ -11,7 +11,7 @@ from vitlens.errors import DataError
 
 
 def seen(split: Split) -> list[int]:
-    """Numbers of the images of a split, in its order."""
+    """Return the numbers of the images of a split, in its order."""
     return pixels_of(split)[:, 0, 0, 0].tolist()
 
 
@@ -44,15 +44,15 @@ def test_picking_keeps_everything_of_an_image_together(split):
     ("count", "expected"), [(3, [1, 1, 1]), (5, [2, 2, 1]), (9, [5, 3, 1]), (1, [1])]
 )
 def test_a_limit_is_seeded_and_as_balanced_as_the_data_allow(split, count, expected):
-    found = split.limit(count).labels.bincount()
-    assert sorted(found[found > 0].tolist(), reverse=True) == expected
+    counts = split.limit(count).labels.bincount()
+    assert sorted(counts[counts > 0].tolist(), reverse=True) == expected
     assert len({split.limit(count, seed=seed).files for seed in range(8)}) > 1
     assert split.limit(count, seed=1).files == split.limit(count, seed=1).files
     assert seen(split.limit(count)) == sorted(seen(split.limit(count)))
     assert split.limit(None) is split.limit(12) is split
     assert len(replace(split, labels=None).limit(count)) == count
-    whole = numbered(torch.tensor([0] * 900 + [1] * 100, dtype=torch.uint8))  # labels of 8 bits
-    assert whole.limit(600).labels.bincount().tolist() == [500, 100]
+    full = numbered(torch.tensor([0] * 900 + [1] * 100, dtype=torch.uint8))  # labels of 8 bits
+    assert full.limit(600).labels.bincount().tolist() == [500, 100]
 
 
 @pytest.mark.parametrize("count", [None, 1, 2, 4])
@@ -70,10 +70,10 @@ def test_images_named_are_there_whatever_the_sample(split, count):
 
 @pytest.mark.parametrize("seed", [0, 3])
 def test_shares_of_a_study_are_balanced_seeded_nested_and_as_long_as_the_whole(seed):
-    whole = numbered(torch.arange(200) % 4)
+    full = numbered(torch.arange(200) % 4)
     inner = set[int]()
     for share in (0.05, 0.15, 0.25, 0.5, 1.0):
-        images = seen_in_share(whole, share, seed=seed)[:, 0, 0, 0].long()
+        images = seen_in_share(full, share, seed=seed)[:, 0, 0, 0].long()
         counts = torch.bincount(images.unique() % 4, minlength=4)
         times = torch.bincount(images, minlength=200)
         assert counts.sum() == round(200 * share)
@@ -81,23 +81,23 @@ def test_shares_of_a_study_are_balanced_seeded_nested_and_as_long_as_the_whole(s
         assert inner < (inner := {*images.tolist()})
         assert len(images) == 200
         assert times.max() - times[times > 0].min() == (200 % len(inner) > 0)
-        assert torch.equal(images, seen_in_share(whole, share, seed=seed)[:, 0, 0, 0])
-    few, others = (seen_in_share(whole, 0.1, seed=each).unique() for each in (seed, seed + 1))
-    assert not torch.equal(few, others)
+        assert torch.equal(images, seen_in_share(full, share, seed=seed)[:, 0, 0, 0])
+    few = seen_in_share(full, 0.1, seed=seed).unique()
+    other = seen_in_share(full, 0.1, seed=seed + 1).unique()
+    assert not torch.equal(few, other)
 
 
 def test_a_share_of_scenes_is_held_still():
     scenes = load_data("digits", part="train", limit=40)
     for share in (0.5, 1.0):
         assert torch.equal(seen_in_share(scenes, share), seen_in_share(scenes, share, epoch=3))
-    some, every = (
-        {image.numpy().tobytes() for image in seen_in_share(scenes, share)} for share in (0.5, 1.0)
-    )
+    some = {image.numpy().tobytes() for image in seen_in_share(scenes, 0.5)}
+    every = {image.numpy().tobytes() for image in seen_in_share(scenes, 1.0)}
     assert some < every
 
 
 @pytest.mark.parametrize(
-    ("act", "told"),
+    ("act", "message"),
     [
         (lambda split: split.limit(0), "at least 1"),
         (lambda split: seen_in_share(split, 0.1), "of 3 classes"),
@@ -105,6 +105,6 @@ def test_a_share_of_scenes_is_held_still():
         (lambda split: replace(split, files=None).starting_with(["0"]), "leave out their names"),
     ],
 )
-def test_refused(split, act, told):
-    with pytest.raises(DataError, match=told):
+def test_refused(split, act, message):
+    with pytest.raises(DataError, match=message):
         act(split)

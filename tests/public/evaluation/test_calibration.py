@@ -14,6 +14,7 @@ import vitlens
 from tests.kit.commands import ran
 from tests.kit.planted_answers import Answers, evaluate_record
 from tests.kit.reader import confident
+from tests.kit.select import select_one, values_of
 from tests.kit.splits import split_of
 from vitlens.commands.evaluate.record import EvaluateRecord
 from vitlens.uncertainty import Estimate, bootstrap_mean, calibration_test, holm, wilson
@@ -70,10 +71,10 @@ def test_calibration_by_a_plain_loop(planted: Planted) -> None:
         assert (row.confidence, row.accuracy) == pytest.approx(means, abs=1e-5)
         error += inside.sum() / N * abs(means[0] - means[1])
     (score,) = planted.record.scores
-    found = score.calibration_error
-    assert (found.value, found.n) == (pytest.approx(error, abs=1e-5), N)
-    assert found.low <= found.value <= found.high
-    assert found.low < 0.01 if planted.is_calibrated else found.low > 0.1
+    estimate = score.calibration_error
+    assert (estimate.value, estimate.n) == (pytest.approx(error, abs=1e-5), N)
+    assert estimate.low <= estimate.value <= estimate.high
+    assert estimate.low < 0.01 if planted.is_calibrated else estimate.low > 0.1
     gap = bootstrap_mean(confidence - planted.right, seed=0)
     measured = (score.confidence_gap.value, score.confidence_gap.low, score.confidence_gap.high)
     assert measured == pytest.approx((gap.value, gap.low, gap.high), abs=1e-5)
@@ -95,67 +96,70 @@ def test_bins_count_sources_where_several_images_show_one(groups, sources) -> No
 def test_classes_and_confusions_are_counted(planted: Planted) -> None:
     record = planted.record
     counts = Counter(zip(planted.labels.tolist(), planted.answers.tolist()))
-    found = {
+    confusion = {
         ("abcde".index(row.truth), "abcde".index(row.prediction)): row.count
         for row in record.confusion
     }
-    assert found == counts
-    assert [row.class_name for row in record.per_class] == list("abcde")
+    assert confusion == counts
+    assert values_of(record.per_class, "class_name") == list("abcde")
     for index, row in enumerate(record.per_class):
-        own = planted.labels == index
-        assert row.n == own.sum()
+        selected = planted.labels == index
+        assert row.n == selected.sum()
         assert (
             row.accuracy is None
-            if not own.any()
-            else row.accuracy.value == pytest.approx(planted.right[own].mean())
+            if not selected.any()
+            else row.accuracy.value == pytest.approx(planted.right[selected].mean())
         )
     assert (record.per_class[4].n, record.per_class[4].accuracy) == (0, None)
     p = []
     for index, row in enumerate(record.by_prediction):
-        own = planted.answers == index
-        assert (row.class_name, row.n) == ("abcde"[index], own.sum())
-        means = (planted.sure[own].mean(), planted.right[own].mean())
+        selected = planted.answers == index
+        assert (row.class_name, row.n) == ("abcde"[index], selected.sum())
+        means = (planted.sure[selected].mean(), planted.right[selected].mean())
         assert (row.confidence, row.accuracy) == pytest.approx(means, abs=1e-5)
         assert row.gap.value == pytest.approx(means[0] - means[1], abs=1e-5)
         p.append(
-            calibration_test(planted.sure[own].clip(1e-6, 1 - 1e-6), int(planted.right[own].sum()))
+            calibration_test(
+                planted.sure[selected].clip(1e-6, 1 - 1e-6), int(planted.right[selected].sum())
+            )
         )
-    assert [row.p_holm for row in record.by_prediction] == pytest.approx(holm(p), rel=1e-3)
-    assert [row.p for row in record.by_prediction] == pytest.approx(p, rel=1e-3)
+    assert values_of(record.by_prediction, "p_holm") == pytest.approx(holm(p), rel=1e-3)
+    assert values_of(record.by_prediction, "p") == pytest.approx(p, rel=1e-3)
 
 
 # --- the area under the ROC curve of the confidence for errors
 
 
 def separation(sure: np.ndarray, wrong: np.ndarray) -> tuple[Estimate, float | None]:
-    """The area of the confidence (n,), in 255ths, for errors, and its p."""
+    """Return the area of the confidence (n,), in 255ths, for errors, and its p-value."""
     pixels = torch.zeros(len(sure), 3, 4, 6, dtype=torch.uint8)
     pixels[:, 1] = torch.from_numpy(sure.astype(np.uint8))[:, None, None]
     split = split_of(pixels, torch.from_numpy(wrong.astype(np.int64)), tuple("abcde"))
-    found = vitlens.failures(confident(), split, method="saliency")
-    (row,) = [row for row in found.covariates if row.covariate == "confidence"]
+    diagnosis = vitlens.failures(confident(), split, method="saliency")
+    row = select_one(diagnosis.covariates, covariate="confidence")
     assert row.errors == wrong.sum()
     return row.area, row.p
 
 
 def made(n: int, shift: float, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """n numbers with ties, half of errors that lie higher by shift."""
+    """Draw n numbers with ties, half of errors that lie higher by shift."""
     wrong = np.arange(n) % 2 == 1
     numbers = np.random.default_rng(seed).normal(size=n) + shift * wrong
     return (170 + 10 * numbers).round().clip(130, 250), wrong
 
 
 def delong(high: np.ndarray, low: np.ndarray) -> tuple[float, float]:
-    """Area and its variance by the definition's double loop."""
-    kernel = np.array([[1.0 if x > y else 0.5 if x == y else 0.0 for y in low] for x in high])
+    """Compute the area and its variance by the definition's double loop."""
+    kernel = np.empty((len(high), len(low)))
+    for row, x in enumerate(high):
+        for column, y in enumerate(low):
+            kernel[row, column] = float(x > y) + 0.5 * float(x == y)
     variance = kernel.mean(1).var(ddof=1) / len(high) + kernel.mean(0).var(ddof=1) / len(low)
     return kernel.mean(), variance
 
 
 def mann_whitney(high: np.ndarray, low: np.ndarray) -> float:
-    """The p of equal distributions: variance of the statistic with its correction for ties, and for
-    continuity.
-    """
+    """Return the p-value of equal distributions, corrected for ties and for continuity."""
     n = len(high) + len(low)
     pairs = len(high) * len(low)
     ties = np.unique(np.concatenate([high, low]), return_counts=True)[1]
@@ -167,18 +171,18 @@ def mann_whitney(high: np.ndarray, low: np.ndarray) -> float:
 @pytest.mark.parametrize(("n", "shift"), [(60, 0.7), (31, -0.2)])
 def test_the_area_is_mann_whitneys_and_the_interval_delongs(n, shift):
     values, wrong = made(n, shift)
-    found, p = separation(values, wrong)
+    area_estimate, p = separation(values, wrong)
     high = values[wrong]
     low = values[~wrong]
     area, variance = delong(high, low)
-    assert found.value == pytest.approx(area)
-    assert found.value == pytest.approx(
+    assert area_estimate.value == pytest.approx(area)
+    assert area_estimate.value == pytest.approx(
         stats.mannwhitneyu(high, low).statistic / (len(high) * len(low))
     )
     error = np.sqrt(variance) / (area * (1 - area))
     centre = np.log(area / (1 - area))
-    assert found.low == pytest.approx(1 / (1 + np.exp(1.959964 * error - centre)))
-    assert found.high == pytest.approx(1 / (1 + np.exp(-1.959964 * error - centre)))
+    assert area_estimate.low == pytest.approx(1 / (1 + np.exp(1.959964 * error - centre)))
+    assert area_estimate.high == pytest.approx(1 / (1 + np.exp(-1.959964 * error - centre)))
     assert p == pytest.approx(mann_whitney(high, low))
 
 
@@ -186,9 +190,8 @@ def test_complete_separation_none_and_too_few():
     wrong = np.arange(40) < 20
     complete, p = separation(150 + 80.0 * wrong, wrong)
     assert (complete.value, complete.high) == (1.0, 1.0)
-    assert 0.5 + (1 - np.sqrt(2) * (1 - wilson(20, 20).low)) / 2 == pytest.approx(
-        complete.low
-    )  # Newcombe's, of two values
+    # Newcombe's, of two values
+    assert 0.5 + (1 - np.sqrt(2) * (1 - wilson(20, 20).low)) / 2 == pytest.approx(complete.low)
     assert 0 < p < 1e-9
     mirrored = np.where(np.arange(40) % 2 == 0, 150.0, 200.0)  # as many errors as successes at each
     none, p = separation(mirrored, wrong)

@@ -18,11 +18,11 @@ from vitlens.uncertainty import Estimate, wilson
 def test_answers_come_in_order_whatever_the_batch():
     model = reader().train()
     split = answered([0, 10, 20, 10], [0, 1, 2, 0])
-    told = []
-    result = vitlens.evaluate(model, split, batch_size=3, advance=told.append)
+    steps = []
+    result = vitlens.evaluate(model, split, batch_size=3, advance=steps.append)
     assert result.predictions.tolist() == [0, 1, 2, 1]
     assert result.correct.tolist() == [True, True, True, False]
-    assert told == [3, 1]
+    assert steps == [3, 1]
     assert torch.equal(result.logits, vitlens.evaluate(model, split).logits)
     assert not result.logits.is_inference()
     assert torch.equal(result.probabilities, result.logits.softmax(-1))
@@ -68,21 +68,21 @@ def test_names_that_agree_are_matched_by_name_whatever_their_order(case):
         return name.lower().replace("_", " ").replace("-", " ").lstrip("0") or "0"
 
     logits = [[key(name) for name in model].index(key(name)) for name in data]
-    found = vitlens.evaluate(
+    result = vitlens.evaluate(
         reader(model), answered([10 * logit for logit in logits], list(range(len(data))), data)
     )
-    assert found.correct.all()
-    assert found.classes[: len(data)] == data
-    assert found.note == ""
+    assert result.correct.all()
+    assert result.classes[: len(data)] == data
+    assert result.note == ""
 
 
 def test_a_match_by_position_names_the_order_and_says_where_timm_has_another():
     names = tuple(sorted(f"class{number}" for number in range(11)))
     numbers = tuple(map(str, range(11)))
-    found = vitlens.evaluate(reader(numbers), answered([0, 20], [0, 2], names))
-    assert found.correct.all()
-    assert "class10" in found.note
-    assert "timm" in found.note
+    result = vitlens.evaluate(reader(numbers), answered([0, 20], [0, 2], names))
+    assert result.correct.all()
+    assert "class10" in result.note
+    assert "timm" in result.note
     indices = vitlens.evaluate(
         reader(("a", "b", "c")), answered([0, 10, 20], [0, 1, 2], ("0", "1", "2"))
     )
@@ -97,21 +97,22 @@ def test_imagenet_answers_for_the_sixteen_shapes_by_the_mean_probability_of_each
     model = model_of(module, size=(4, 6), classes=imagenet_classes())
     pixels = torch.rand(4, 3, 4, 6, generator=torch.Generator().manual_seed(0))
     split = split_of(pixels, torch.tensor([0, 1, 2, 0]), ("cat", "knife", "dog"))
-    found = vitlens.evaluate(model, split)
-    assert found.classes[:3] == ("cat", "knife", "dog")
-    assert len(found.classes) == len(set(found.classes)) == 16
+    result = vitlens.evaluate(model, split)
+    assert result.classes[:3] == ("cat", "knife", "dog")
+    assert len(result.classes) == len(set(result.classes)) == 16
     with torch.no_grad():
-        each = model(vitlens.images(split, model)).softmax(1)
+        probabilities = model(vitlens.images(split, model)).softmax(1)
+    # Geirhos 2019
     groups = {
         "cat": slice(281, 287),
         "knife": slice(499, 500),
         "elephant": slice(385, 387),
-    }  # Geirhos 2019
+    }
     for name, group in groups.items():
-        own = found.logits[:, found.classes.index(name)].exp()
-        torch.testing.assert_close(own, each[:, group].mean(1))
+        group_probability = result.logits[:, result.classes.index(name)].exp()
+        torch.testing.assert_close(group_probability, probabilities[:, group].mean(1))
     all_known = split_of(pixels, torch.tensor([0, 1, 2, 0]), imagenet_classes())
-    torch.testing.assert_close(vitlens.evaluate(model, all_known).probabilities, each)
+    torch.testing.assert_close(vitlens.evaluate(model, all_known).probabilities, probabilities)
 
 
 def names(*classes: str) -> tuple[list[int], list[int], tuple[str, ...]]:
@@ -147,9 +148,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_evaluated_is_refused(case):
-    make, given, error, words = REFUSED[case]
+    make, arguments, error, words = REFUSED[case]
     with pytest.raises(error, match=words):
-        vitlens.evaluate(make(), answered(*given), batch_size=2)
+        vitlens.evaluate(make(), answered(*arguments), batch_size=2)
 
 
 def test_a_file_is_named_and_of_two_models_the_one_that_does_not_know_the_classes():
@@ -160,9 +161,11 @@ def test_a_file_is_named_and_of_two_models_the_one_that_does_not_know_the_classe
 
 
 def accuracy(right: list[bool], groups: list[int] | None = None) -> Estimate:
-    """As the result says it."""
-    own = None if groups is None else torch.tensor(groups)
-    split = answered([0 if each else 10 for each in right], [0] * len(right), groups=own)
+    """Return the accuracy of the result."""
+    sources = None if groups is None else torch.tensor(groups)
+    split = answered(
+        [0 if is_right else 10 for is_right in right], [0] * len(right), groups=sources
+    )
     return next(iter(vitlens.evaluate(reader(), split).summary())).value
 
 
@@ -175,6 +178,5 @@ def test_accuracy_is_wilsons_unless_images_share_a_source():
     assert half_right.high <= 1
     assert accuracy([True] * 6, [0, 0, 1, 1, 2, 2]) == Estimate(1.0, wilson(3, 3).low, 1.0, 6)
     assert accuracy([False] * 4, [0, 0, 1, 1]) == Estimate(0.0, 0.0, wilson(0, 2).high, 4)
-    assert accuracy([True, False], [0, 0]) == Estimate(
-        0.5, 0.0, 1.0, 2
-    )  # nothing is known about other groups
+    # nothing is known about other groups
+    assert accuracy([True, False], [0, 0]) == Estimate(0.5, 0.0, 1.0, 2)

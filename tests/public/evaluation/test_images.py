@@ -35,24 +35,24 @@ PICTURES: dict[str, tuple[np.ndarray, dict[str, object]]] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("files")
+    place = tmp_path_factory.mktemp("files")
     for name, (pixels, options) in PICTURES.items():
-        Image.fromarray(pixels).save(made / name, **options)
-    return made
+        Image.fromarray(pixels).save(place / name, **options)
+    return place
 
 
 @pytest.fixture(scope="module", params=[None, 36], ids=["whole", "cropped"])
 def model(request: pytest.FixtureRequest) -> Model:
-    made = untrained(
+    small = untrained(
         "vit-mini", classes=CLASSES, seed=1, overrides={"dim": 8, "depth": 1, "heads": 1}
     )
-    made.preprocessing = replace(made.preprocessing, resize=request.param)
-    return made
+    small.preprocessing = replace(small.preprocessing, resize=request.param)
+    return small
 
 
 @pytest.fixture(scope="module")
 def seen(model: Model, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
-    """What `vitlens predict` gives the model for each file."""
+    """Return what `vitlens predict` passes to the model for each file."""
     place = tmp_path_factory.mktemp("predict")
     save(model, place / "model" / "model.safetensors")
     pixels = ran(place / "out", f"predict {place / 'model'} --images {folder}").images_drawn.pixels
@@ -62,10 +62,10 @@ def seen(model: Model, folder: Path, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_file_and_a_pil_image_are_what_the_command_line_sees(folder, model, seen, name):
     with Image.open(folder / name) as opened:
-        for given in (folder / name, str(folder / name), opened):
-            found = vitlens.images(given, model)
-            assert (found.dtype, found.shape) == (torch.float32, (1, 3, *model.input_size))
-            assert torch.equal(found, seen[name])
+        for source in (folder / name, str(folder / name), opened):
+            pixels = vitlens.images(source, model)
+            assert (pixels.dtype, pixels.shape) == (torch.float32, (1, 3, *model.input_size))
+            assert torch.equal(pixels, seen[name])
 
 
 @pytest.mark.parametrize("name", ["turned.jpg", "clear.png", "grey.png"])
@@ -75,17 +75,17 @@ def test_an_array_and_a_tensor_are_what_the_command_line_sees(folder, model, see
     assert torch.equal(vitlens.images(array, model), seen[name])
     if array.ndim == 3:
         tensor = torch.from_numpy(array.copy()).permute(2, 0, 1)
-        for given in (np.stack([array, array]), torch.stack([tensor] * 2), [tensor, tensor]):
-            assert torch.equal(vitlens.images(given, model), seen[name].repeat(2, 1, 1, 1))
+        for source in (np.stack([array, array]), torch.stack([tensor] * 2), [tensor, tensor]):
+            assert torch.equal(vitlens.images(source, model), seen[name].repeat(2, 1, 1, 1))
 
 
 def test_many_of_all_kinds_keep_their_order(folder, model, seen):
     with Image.open(folder / "clear.png") as opened:
-        found = vitlens.images(
+        pixels = vitlens.images(
             [folder / "grey.png", opened, folder, RANDOM[..., :3], folder / "deep.png"], model
         )
     parts = ["grey.png", "clear.png", *sorted(PICTURES), "colour.png", "deep.png"]
-    assert torch.equal(found, torch.cat([seen[name] for name in parts]))
+    assert torch.equal(pixels, torch.cat([seen[name] for name in parts]))
 
 
 def closed(path: Path) -> Image.Image:
@@ -119,10 +119,9 @@ def test_what_is_no_picture_is_refused_on_one_line_and_files_by_name(tmp_path, w
     Image.fromarray(RANDOM[..., :3]).save(tmp_path / "good.png")
     (tmp_path / "cut.png").write_bytes((tmp_path / "good.png").read_bytes()[:2000])
     (tmp_path / "text.png").write_text("no image")
-    model, (make, named) = vitlens.load("cnn-digits"), WRONG[wrong]
+    model, (make, message) = vitlens.load("cnn-digits"), WRONG[wrong]
     model.preprocessing = replace(model.preprocessing, resize=36)
-    with pytest.raises(DataError, match=named) as told:
-        getattr(vitlens.images, "__wrapped__", vitlens.images)(
-            make(tmp_path), model
-        )  # past beartype
-    assert "\n" not in str(told.value)
+    with pytest.raises(DataError, match=message) as raised:
+        # past beartype
+        getattr(vitlens.images, "__wrapped__", vitlens.images)(make(tmp_path), model)
+    assert "\n" not in str(raised.value)

@@ -22,10 +22,9 @@ COLUMNS = {(True, True): 0, (False, True): 1, (True, False): 2}
 
 
 def compared(first: list[int], second: list[int], labels: list[int], **more: object):
-    """Two readers whose answers are given: each sees images of its own."""
-    one, two = (
-        answered([10 * answer for answer in answers], labels) for answers in (first, second)
-    )
+    """Compare two readers with these answers, each on its images."""
+    one = answered([10 * answer for answer in first], labels)
+    two = answered([10 * answer for answer in second], labels)
     return vitlens.compare(reader(), reader(**more), one, second_images=two)
 
 
@@ -33,19 +32,20 @@ def compared(first: list[int], second: list[int], labels: list[int], **more: obj
 @settings(max_examples=40, deadline=None)
 def test_cells_are_what_they_say_and_the_test_is_mcnemars(rows):
     labels, first, second = (list(column) for column in zip(*rows))
-    found = compared(first, second, labels)
-    assert list(found.counts.values()) == torch.bincount(found.cells, minlength=5).tolist()
-    for (label, one, two), cell in zip(rows, found.cells.tolist(), strict=True):
+    comparison = compared(first, second, labels)
+    assert (
+        list(comparison.counts.values()) == torch.bincount(comparison.cells, minlength=5).tolist()
+    )
+    for (label, one, two), cell in zip(rows, comparison.cells.tolist(), strict=True):
         both_wrong = 3 if one == two else 4
         assert cell == COLUMNS.get((one == label, two == label), both_wrong)
-    only = [
-        sum(each != label and other == label for label, each, other in own)
-        for own in (rows, swapped(rows))
-    ]
+    only = []
+    for answers in (rows, swapped(rows)):
+        only.append(sum(wrong != label and right == label for label, wrong, right in answers))
     expected = stats.binomtest(min(only), sum(only), 0.5).pvalue if sum(only) else 1.0
-    assert found.p == pytest.approx(expected)
-    one, two = found.accuracies()
-    assert found.difference().value == pytest.approx(100 * (one.value - two.value))
+    assert comparison.p == pytest.approx(expected)
+    one, two = comparison.accuracies()
+    assert comparison.difference().value == pytest.approx(100 * (one.value - two.value))
     assert one.value == pytest.approx(sum(label == answer for label, answer, _ in rows) / len(rows))
 
 
@@ -60,11 +60,11 @@ def test_images_that_share_a_source_count_once():
     for _ in range(runs):
         right = (torch.rand(2, 40, generator=generator) < 0.7).repeat_interleave(8, dim=1)
         one, two = (
-            answered((10 * each.long()).tolist(), [1] * 320, groups=sources) for each in right
+            answered((10 * correct.long()).tolist(), [1] * 320, groups=sources) for correct in right
         )
-        found = vitlens.compare(reader(), reader(), one, second_images=two)
-        declared += found.p <= 0.05
-        assert found.p == pytest.approx(sign_test(right[0][::8], right[1][::8]))
+        comparison = vitlens.compare(reader(), reader(), one, second_images=two)
+        declared += comparison.p <= 0.05
+        assert comparison.p == pytest.approx(sign_test(right[0][::8], right[1][::8]))
     assert declared <= 0.12 * runs
 
 
@@ -78,12 +78,13 @@ def swapped(rows: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
 
 
 def test_classes_are_matched_by_name():
-    found = compared([0, 1, 2], [2, 1, 3], [0, 1, 2], classes=("c", "b", "a", "d"))
-    assert found.first.classes == found.second.classes == ("a", "b", "c", "d")
-    assert found.second.predictions.tolist() == [0, 1, 3]
-    assert found.cells.tolist() == [0, 0, 2]
+    comparison = compared([0, 1, 2], [2, 1, 3], [0, 1, 2], classes=("c", "b", "a", "d"))
+    assert comparison.first.classes == comparison.second.classes == ("a", "b", "c", "d")
+    assert comparison.second.predictions.tolist() == [0, 1, 3]
+    assert comparison.cells.tolist() == [0, 0, 2]
     torch.testing.assert_close(
-        found.second.confidence, torch.tensor(5.0).exp().div(torch.tensor(5.0).exp() + 3).expand(3)
+        comparison.second.confidence,
+        torch.tensor(5.0).exp().div(torch.tensor(5.0).exp() + 3).expand(3),
     )
 
 
@@ -119,28 +120,29 @@ def bias_of(answers: Tensor, split: Split):
 
 
 def test_the_shape_bias_of_a_classifier_of_shapes_of_textures_and_of_neither():
-    whole = vitlens.load_data("shapes-conflict", limit=60)
-    words = [re.findall("[a-z]+(?=[0-9])", file.rpartition("/")[2]) for file in whole.files]
+    conflicts = vitlens.load_data("shapes-conflict", limit=60)
+    words = [re.findall("[a-z]+(?=[0-9])", file.rpartition("/")[2]) for file in conflicts.files]
     shape, texture = torch.tensor(
-        [[whole.classes.index(word) for word in pair] for pair in words]
+        [[conflicts.classes.index(word) for word in pair] for pair in words]
     ).T
     assert (shape != texture).all()
     for answers, expected in ((shape, 1.0), (texture, 0.0)):
-        found = bias_of(answers, whole)
-        assert (found.bias.value, found.bias.n) == (expected, 60)
-        assert found.bias.low <= expected <= found.bias.high
-        assert (found.shape.value, found.texture.value) == (expected, 1 - expected)
-        assert [(one.shape, one.share) for one in found.by_class] == [
-            (one.n * expected, expected) for one in found.by_class
+        bias = bias_of(answers, conflicts)
+        assert (bias.bias.value, bias.bias.n) == (expected, 60)
+        assert bias.bias.low <= expected <= bias.bias.high
+        assert (bias.shape.value, bias.texture.value) == (expected, 1 - expected)
+        assert [(one.shape, one.share) for one in bias.by_class] == [
+            (one.n * expected, expected) for one in bias.by_class
         ]
-        assert sum(one.n for one in found.by_class) == 60
+        assert sum(one.n for one in bias.by_class) == 60
     neither = (shape + 1 + (texture == (shape + 1) % 8).long()) % 8
-    assert bias_of(neither, whole).bias is None
+    assert bias_of(neither, conflicts).bias is None
     neither[:3], neither[3:4] = shape[:3], texture[3:4]
-    found = bias_of(neither, whole)
-    assert (found.bias.value, found.bias.n, found.shape.value) == (0.75, 4, 3 / 60)
+    bias = bias_of(neither, conflicts)
+    assert (bias.bias.value, bias.bias.n, bias.shape.value) == (0.75, 4, 3 / 60)
 
 
+# shape and texture agree in the last
 @pytest.mark.parametrize(
     ("refused", "error"),
     [
@@ -160,7 +162,7 @@ def test_the_shape_bias_of_a_classifier_of_shapes_of_textures_and_of_neither():
             DataError,
         ),
     ],
-)  # shape and texture agree in the last
+)
 def test_refusals(refused, error):
     with pytest.raises(error):
         refused()

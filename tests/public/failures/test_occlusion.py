@@ -9,6 +9,7 @@ import vitlens
 from tests.kit.planted_failures import boxes, even, properties
 from tests.kit.planted_methods import planted_methods
 from tests.kit.planted_places import CLASSES, bars, covered_bars, failing, never, small, touched
+from tests.kit.select import select_one
 from tests.kit.splits import split_of
 
 SIDE = 16
@@ -16,15 +17,15 @@ SIDE = 16
 
 @pytest.fixture(autouse=True)
 def without_maps() -> Iterator[None]:
-    """Maps that say nothing: the causes are those of pixels and masks alone."""
+    """Plant uniform maps, so that only pixels and masks have causes."""
     with planted_methods({"saliency": even}):
         yield
 
 
 def test_errors_on_partly_covered_objects_have_this_cause():
-    found = vitlens.failures(failing(touched), covered_bars(), method="saliency")
-    assert found.causes[:1] == ("occlusion",)
-    (row,) = (row for row in found.interventions if row.covariate == "occlusion")
+    diagnosis = vitlens.failures(failing(touched), covered_bars(), method="saliency")
+    assert diagnosis.causes[:1] == ("occlusion",)
+    row = select_one(diagnosis.interventions, covariate="occlusion")
     assert row.matched
     assert row.mended > 0.8 * row.errors
     assert row.control_mended < 0.2 * row.errors

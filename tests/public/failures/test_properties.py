@@ -25,6 +25,7 @@ from tests.kit.planted_failures import (
     squares,
 )
 from tests.kit.planted_methods import planted_methods
+from tests.kit.select import index_by, select, select_one, values_of
 from tests.kit.splits import split_of
 from vitlens import Split
 from vitlens.uncertainty import difference_of, wilson
@@ -35,60 +36,62 @@ WHITE = 200 / 255
 
 @pytest.fixture(autouse=True)
 def without_maps() -> Iterator[None]:
-    """Maps that say nothing, where a test plants no others."""
+    """Plant uniform maps where a test plants no others."""
     with planted_methods({"saliency": even}):
         yield
 
 
 def test_properties_of_an_object():
-    found = properties(boxes((6, 6, 4, 4), (0, 6, 4, 4), (4, 12, 8, 4)))
-    assert found["off_centre"].tolist() == pytest.approx([0, 6 / 8, 6 / 8])
-    assert found["size"].tolist() == pytest.approx([16 / 256, 16 / 256, 32 / 256])
-    assert found["brightness"][0].item() == pytest.approx((16 * WHITE + 240 * GREY) / 256, abs=1e-5)
+    values = properties(boxes((6, 6, 4, 4), (0, 6, 4, 4), (4, 12, 8, 4)))
+    assert values["off_centre"].tolist() == pytest.approx([0, 6 / 8, 6 / 8])
+    assert values["size"].tolist() == pytest.approx([16 / 256, 16 / 256, 32 / 256])
+    assert values["brightness"][0].item() == pytest.approx(
+        (16 * WHITE + 240 * GREY) / 256, abs=1e-5
+    )
+    # all are equal
     assert (
-        not {"object_contrast", "clutter", "contrast", "map_on_object", "map_size"} & found.keys()
-    )  # all are equal
+        not {"object_contrast", "clutter", "contrast", "map_on_object", "map_size"} & values.keys()
+    )
     at_edge = (0, 6, 4, 4), (12, 6, 4, 4), (6, 0, 4, 4), (6, 12, 4, 4)
-    beside = (1, 6, 4, 4), (11, 6, 4, 4), (6, 1, 4, 4), (6, 11, 4, 4)
-    assert properties(boxes(*at_edge, *beside))["border"].tolist() == [1] * 4 + [0] * 4
+    inside = (1, 6, 4, 4), (11, 6, 4, 4), (6, 1, 4, 4), (6, 11, 4, 4)
+    assert properties(boxes(*at_edge, *inside))["border"].tolist() == [1] * 4 + [0] * 4
 
 
 def test_contrast_and_clutter_of_the_surroundings():
     split = boxes((6, 6, 4, 4), (6, 6, 4, 4))
     split.source.pixels[1][:, split.masks[1]] = 50  # darker than the ground
     split.source.pixels[1, :, 0, 0] = 255
-    found = properties(split)
-    assert found["object_contrast"][0].item() == pytest.approx(WHITE - GREY, abs=1e-5)
+    values = properties(split)
+    assert values["object_contrast"][0].item() == pytest.approx(WHITE - GREY, abs=1e-5)
     ground = (191 * GREY + 1) / 192  # without the object and 2 px around it
-    assert found["object_contrast"][1].item() == pytest.approx(ground - 50 / 255, abs=1e-5)
-    assert found["clutter"].tolist() == pytest.approx([0, 2 * 155 / 255 / 192], rel=1e-3, abs=1e-6)
+    assert values["object_contrast"][1].item() == pytest.approx(ground - 50 / 255, abs=1e-5)
+    assert values["clutter"].tolist() == pytest.approx([0, 2 * 155 / 255 / 192], rel=1e-3, abs=1e-6)
 
 
 def test_an_image_without_an_object_has_no_property_of_one():
     split = boxes((6, 6, 4, 4), (0, 2, 8, 4), (6, 6, 4, 4))
     split.masks[2] = False
-    found = properties(split)
-    assert {name for name, own in found.items() if own[2].isnan()} >= {
+    values = properties(split)
+    assert {name for name, measured in values.items() if measured[2].isnan()} >= {
         "off_centre",
         "size",
         "border",
     }
-    assert found["brightness"].isfinite().all()
+    assert values["brightness"].isfinite().all()
 
 
 def test_properties_of_photographs_are_read_off_pixels_and_map():
     split = boxes((6, 6, 4, 4), (0, 0, 9, 8), masks=False)
     maps = torch.zeros(2, 4, 4)
     maps[0, 1:3, 1:3], maps[1, 0, 0] = 1.0, 1.0
-    found = properties(split, maps)
+    values = properties(split, maps)
     of_pixels = {"contrast", "brightness", "sharpness", "clutter", "confidence"}
-    assert found.keys() == of_pixels | {"map_off_centre", "map_size", "map_outer"}
-    assert found["contrast"][0].item() == pytest.approx(
+    assert values.keys() == of_pixels | {"map_off_centre", "map_size", "map_outer"}
+    assert values["contrast"][0].item() == pytest.approx(
         float(split.source.pixels[0].double().std(correction=0)) / 255
     )
-    assert found["map_off_centre"][1].item() == pytest.approx(
-        math.hypot(6, 6) / 8, rel=0.1
-    )  # the centre of the cell
+    # the centre of the cell
+    assert values["map_off_centre"][1].item() == pytest.approx(math.hypot(6, 6) / 8, rel=0.1)
 
 
 def test_where_a_map_lies():
@@ -102,24 +105,23 @@ def test_where_a_map_lies():
     inside = properties(split, maps)["map_on_object"]
     assert inside.tolist() == pytest.approx([4 / 24, 0])
     bare = boxes((4, 4, 4, 8), (8, 4, 6, 4), masks=False)
-    found = properties(bare, maps)
+    values = properties(bare, maps)
     row = (16 * 4 + 8 * 13) / 24 - 8
-    assert found["map_off_centre"].tolist() == pytest.approx(
+    assert values["map_off_centre"].tolist() == pytest.approx(
         [math.hypot(row, row) / 8, math.hypot(10.5 - 8, 15.5 - 8) / 8]
     )
-    assert found["map_outer"].tolist() == pytest.approx([1 - 4 / 24, 1])
-    assert found["map_size"].tolist() == pytest.approx(
-        [(4 + 4) / 256, 0.5 / 256]
-    )  # the greatest cells first
+    assert values["map_outer"].tolist() == pytest.approx([1 - 4 / 24, 1])
+    # the greatest cells first
+    assert values["map_size"].tolist() == pytest.approx([(4 + 4) / 256, 0.5 / 256])
 
 
 def test_a_map_that_says_nothing_has_no_place():
     maps = torch.rand(5, 8, 8, generator=torch.Generator().manual_seed(0))
     maps[1], maps[2], maps[3] = 0.7, torch.nan, -1.0
     maps[4, 0, 0] = torch.inf
-    found = properties(boxes(*[(at, 4, 5, 4) for at in range(5)], masks=False), maps)
+    values = properties(boxes(*[(at, 4, 5, 4) for at in range(5)], masks=False), maps)
     for name in ("map_off_centre", "map_size", "map_outer"):
-        assert found[name].isfinite().tolist() == [True, False, False, False, False]
+        assert values[name].isfinite().tolist() == [True, False, False, False, False]
 
 
 class FirstPixels(nn.Module):
@@ -144,15 +146,17 @@ def test_look_alike_classes_have_correlated_logits():
         alias="reader",
     )
     splits = (split_of(pixels[:count], labels[:count], reader.classes) for count in (200, 20))
-    found, few = (vitlens.failures(reader, split, method="saliency").values[0] for split in splits)
+    first_values, few = (
+        vitlens.failures(reader, split, method="saliency").values[0] for split in splits
+    )
     rivals = pixels[:, 0, 0, :4].float().scatter(1, labels[:, None], -1).argmax(1)
     for label, other in ((0, 1), (1, 0)):
         assert torch.equal(
-            found["look_alike"][labels == label], (rivals[labels == label] == other).float()
+            first_values["look_alike"][labels == label], (rivals[labels == label] == other).float()
         )
     assert "look_alike" not in few  # of each class fewer than 20 images of others
     probability = (40 * pixels[:, 0, 0, :4].float() / 255).softmax(-1).amax(1)
-    torch.testing.assert_close(found["confidence"], probability)
+    torch.testing.assert_close(first_values["confidence"], probability)
 
 
 def test_luminance_weighs_green_most():
@@ -160,27 +164,26 @@ def test_luminance_weighs_green_most():
     for channel in range(3):
         pixels[channel, channel] = 1.0
     pixels[3] = 0.3
-    found = properties(split_of(pixels, torch.tensor([0, 1, 0, 1]), ("across", "down")))[
+    brightness = properties(split_of(pixels, torch.tensor([0, 1, 0, 1]), ("across", "down")))[
         "brightness"
     ]
-    assert found.tolist() == pytest.approx(
+    assert brightness.tolist() == pytest.approx(
         [0.2126, 0.7152, 0.0722, round(0.3 * 255) / 255], abs=1e-4
     )
 
 
 def test_sharpness_is_cretes():
-    """What a mean over nine pixels takes of the differences, along the axis that loses less; a
-    plain image has none.
-    """
+    """A mean over nine pixels removes differences along the axis that loses less."""
     plane = (255 * torch.rand(20, 30, generator=torch.Generator().manual_seed(0))).round()
     ratios = []
     for axis in (0, 1):
         again = ndimage.uniform_filter1d(plane.numpy(), 9, axis=axis, mode="nearest")
-        before, after = (np.abs(np.diff(each, axis=axis)) for each in (plane.numpy(), again))
+        before = np.abs(np.diff(plane.numpy(), axis=axis))
+        after = np.abs(np.diff(again, axis=axis))
         ratios.append(1 - np.maximum(before - after, 0).sum() / before.sum())
     pixels = torch.stack([plane, torch.full((20, 30), 100.0)]).byte()[:, None].expand(-1, 3, -1, -1)
-    found = properties(split_of(pixels, torch.tensor([0, 1]), ("across", "down")))["sharpness"]
-    assert found.tolist() == pytest.approx([1 - max(ratios), 0], rel=1e-3)
+    sharpness = properties(split_of(pixels, torch.tensor([0, 1]), ("across", "down")))["sharpness"]
+    assert sharpness.tolist() == pytest.approx([1 - max(ratios), 0], rel=1e-3)
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +193,7 @@ def scenes() -> Split:
 
 @pytest.fixture(scope="module")
 def diagnosed(scenes):
-    """Two planted models on the same images."""
+    """Diagnose two planted models on the same images."""
     with planted_methods({"saliency": even}):
         first = model(at_border, "first")
         second = model(low_contrast, "second")
@@ -199,7 +202,7 @@ def diagnosed(scenes):
 
 @pytest.fixture(scope="module")
 def wrong(scenes) -> dict[str, np.ndarray]:
-    """Which images each model misclassifies."""
+    """Return True for the images that each model misclassifies."""
     rules = {"first": at_border, "second": low_contrast}
     return {
         alias: ~vitlens.evaluate(model(rule), scenes).correct.numpy()
@@ -283,7 +286,7 @@ def test_likelihood_ratios_are_what_another_optimiser_finds(diagnosed, wrong):
         if row.model == "second" and row.likelihood_ratio is not None
     ]
     rows = [row for row in rows if not row.known.sought]
-    assert "confidence" not in {row.covariate for row in rows}
+    assert "confidence" not in values_of(rows, "covariate")
     assert len(rows) == 7
     x = np.stack([diagnosed.values[1][row.covariate].double().numpy() for row in rows], 1)
     x = (x - x.mean(0)) / x.std(0)
@@ -298,9 +301,9 @@ def test_likelihood_ratios_are_what_another_optimiser_finds(diagnosed, wrong):
         best = optimize.minimize(loss, np.zeros(design.shape[1]), method="BFGS").x
         return 2 * float(np.logaddexp(0, -design @ best).sum())
 
-    whole = deviance(x)
+    full_deviance = deviance(x)
     for at, row in enumerate(rows):
-        ratio = deviance(np.delete(x, at, 1)) - whole
+        ratio = deviance(np.delete(x, at, 1)) - full_deviance
         assert row.likelihood_ratio == pytest.approx(ratio, abs=0.02, rel=0.01)
         assert row.p_joint == pytest.approx(stats.chi2.sf(row.likelihood_ratio, 1))
     assert max(rows, key=lambda row: row.likelihood_ratio).covariate == "object_contrast"
@@ -315,7 +318,7 @@ def test_p_values_are_corrected_over_all_properties_and_models(diagnosed):
             for p, corrected in ((row.p, row.p_holm), (row.p_joint, row.p_joint_holm))
             if p is not None
         ]
-    assert {row.model for row in diagnosed.covariates} == {"first", "second"}
+    assert set(values_of(diagnosed.covariates, "model")) == {"first", "second"}
     greatest = 0.0
     for place, (p, corrected) in enumerate(sorted(tested)):
         greatest = max(greatest, min(1.0, (len(tested) - place) * p))
@@ -326,18 +329,15 @@ def test_few_errors_allow_few_properties_and_none_an_interval():
     """One property for every five errors, the strongest alone; fewer than ten errors have neither
     test nor interval.
     """
-    some, few = (
-        vitlens.failures(model(at_border), squares(count, seed=3), method="saliency")
-        for count in (60, 30)
-    )
+    some = vitlens.failures(model(at_border), squares(60, seed=3), method="saliency")
+    few = vitlens.failures(model(at_border), squares(30, seed=3), method="saliency")
     tested = [
         row for row in some.covariates if row.likelihood_ratio is not None and not row.known.sought
     ]
     assert len(tested) == some.failures // 5 < 6
-    assert all(
-        (row.p is not None and row.area.low is not None) or row.area.value == 1 for row in tested
-    )
-    assert {(row.p, row.area.low, row.likelihood_ratio) for row in few.covariates} == {
+    for row in tested:
+        assert (row.p is not None and row.area.low is not None) or row.area.value == 1
+    assert set(values_of(few.covariates, "p", "area.low", "likelihood_ratio")) == {
         (None, None, None)
     }
     assert few.interventions == ()
@@ -356,10 +356,9 @@ def test_images_of_one_source_count_once():
         masks=one.masks[twice],
         groups=twice,
     )
-    alone, both, more = (
-        vitlens.failures(model(low_contrast), each, method="saliency")
-        for each in (one, copies, replace(copies, groups=None))
-    )
+    alone = vitlens.failures(model(low_contrast), one, method="saliency")
+    both = vitlens.failures(model(low_contrast), copies, method="saliency")
+    more = vitlens.failures(model(low_contrast), replace(copies, groups=None), method="saliency")
     for first, second, third in zip(
         alone.covariates, both.covariates, more.covariates, strict=True
     ):
@@ -371,10 +370,8 @@ def test_images_of_one_source_count_once():
             assert widths[2] < 0.8 * widths[0]
         if first.likelihood_ratio is not None:
             assert second.likelihood_ratio == pytest.approx(first.likelihood_ratio, rel=1e-6)
-    (first,), (second,) = (
-        [row for row in each.interventions if row.covariate == "object_contrast"]
-        for each in (alone, both)
-    )
+    first = select_one(alone.interventions, covariate="object_contrast")
+    second = select_one(both.interventions, covariate="object_contrast")
     assert (second.p, second.p_change) == (first.p, first.p_change)
     assert second.mended == 2 * first.mended > 20
 
@@ -382,19 +379,19 @@ def test_images_of_one_source_count_once():
 def test_the_difference_of_two_models_is_as_uncertain_as_delong_says(diagnosed, wrong):
     numbers = diagnosed.values[0]["brightness"].numpy()
 
-    def parts(own: np.ndarray) -> np.ndarray:
-        """What each image adds to the area's deviation from its mean: DeLong's placements."""
-        wins = (numbers[own][:, None] > numbers[~own]) + (
-            numbers[own][:, None] == numbers[~own]
+    def parts(in_class: np.ndarray) -> np.ndarray:
+        """Return each image's part of the area's deviation from its mean: DeLong's placements."""
+        wins = (numbers[in_class][:, None] > numbers[~in_class]) + (
+            numbers[in_class][:, None] == numbers[~in_class]
         ) / 2
-        added = np.empty(len(own))
-        added[own], added[~own] = (
-            (wins.mean(1) - wins.mean()) / own.sum(),
-            (wins.mean(0) - wins.mean()) / (~own).sum(),
+        added = np.empty(len(in_class))
+        added[in_class], added[~in_class] = (
+            (wins.mean(1) - wins.mean()) / in_class.sum(),
+            (wins.mean(0) - wins.mean()) / (~in_class).sum(),
         )
         return added
 
-    rows = {row.covariate: row for row in diagnosed.differences}
+    rows = index_by(diagnosed.differences, "covariate")
     areas = {(row.model, row.covariate): row.area.value for row in diagnosed.covariates}
     for name, row in rows.items():
         assert (row.first, row.second) == ("first", "second")
@@ -410,20 +407,20 @@ def test_the_difference_of_two_models_is_as_uncertain_as_delong_says(diagnosed, 
     same = vitlens.failures(
         model(at_border, "a"), squares(100), second=model(at_border, "b"), method="saliency"
     )
-    assert {(row.difference.value, row.p_holm) for row in same.differences} == {(0.0, 1.0)}
+    assert set(values_of(same.differences, "difference.value", "p_holm")) == {(0.0, 1.0)}
 
 
 def test_quarters_hold_all_images_and_never_part_equal_values(diagnosed):
     values = diagnosed.values[0]
     correct = diagnosed.correct
-    own = [row for row in diagnosed.quarters if row.model == "first"]
-    off = [row for row in own if row.covariate == "off_centre"]
-    assert [row.quarter for row in off] == [1, 2, 3, 4]
+    rows = select(diagnosed.quarters, model="first")
+    off = select(rows, covariate="off_centre")
+    assert values_of(off, "quarter") == [1, 2, 3, 4]
     edges = torch.quantile(values["off_centre"].double(), torch.tensor([0.25, 0.5, 0.75]).double())
     quarter = (values["off_centre"].double()[:, None] > edges).sum(1)
-    assert [row.accuracy.n for row in off] == quarter.bincount().tolist()
+    assert values_of(off, "accuracy.n") == quarter.bincount().tolist()
     for row in off:
         inside = (values["off_centre"] >= row.low) & (values["off_centre"] <= row.high)
         assert row.accuracy.value == pytest.approx(float(correct[inside].double().mean()))
-    at_edge = [row.accuracy.n for row in own if row.covariate == "border"]
+    at_edge = [row.accuracy.n for row in rows if row.covariate == "border"]
     assert at_edge == [int((values["border"] == touches).sum()) for touches in (0, 1)]

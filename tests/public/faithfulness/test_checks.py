@@ -27,6 +27,7 @@ from tests.kit.planted_games import (
     PASSES,
 )
 from tests.kit.planted_methods import planted_methods
+from tests.kit.select import index_by, select, select_one, values_of
 from vitlens import Model
 from vitlens.commands.explain.record import ExplainRecord, LeagueRow
 from vitlens.uncertainty import power_of
@@ -37,7 +38,7 @@ Call = dict[str, Tensor]
 
 @pytest.fixture(scope="module")
 def seen() -> list[Call]:
-    """The weights that the model has at each call of one method."""
+    """Record the weights of the model at each call of one method."""
     return []
 
 
@@ -59,11 +60,11 @@ def record(tmp_path_factory: pytest.TempPathFactory, seen: list[Call]) -> Explai
 
 @pytest.fixture(scope="module")
 def league(record) -> dict[str, LeagueRow]:
-    return {row.method: row for row in record.league}
+    return index_by(record.league, "method")
 
 
 def maps_of(name: str, grid: tuple[int, int] | None = None) -> Tensor:
-    """The maps of a method, as it gives them or on a grid."""
+    """Return the maps of a method, as it gives them or on a grid."""
     maps = METHODS[name](
         games.game(), games.pixels(), torch.zeros(COUNT, dtype=torch.long)
     ).detach()
@@ -76,19 +77,19 @@ def mean_rank_correlation(first: Tensor, second: Tensor) -> float:
 
 
 def margins_by_rank(maps: Tensor, counts: list[int], *, substrate: str = "black") -> Tensor:
-    """(images, counts): the margin without the highest patches of each map, the textbook way."""
-    found = torch.zeros(COUNT, len(counts))
+    """Return the margins (images, counts) without the highest patches of each map."""
+    margins = torch.zeros(COUNT, len(counts))
     for image, cells in enumerate(games.brightness()):
         order = maps[image].flatten().argsort(descending=True, stable=True)
         for place, count in enumerate(counts):
             left = cells.clone()
             left[order[:count]] = 0.0 if substrate == "black" else cells.mean()
-            found[image, place] = games.margins(left, games.worth())
-    return found
+            margins[image, place] = games.margins(left, games.worth())
+    return margins
 
 
 def area(values: Tensor, counts: list[int]) -> float:
-    """Under the mean curve, by trapezoids."""
+    """Return the area under the mean curve, by trapezoids."""
     shares = [count / CELLS**2 for count in counts]
     means = values.double().mean(0).tolist()
     steps = pairwise(zip(shares, means, strict=True))
@@ -105,7 +106,8 @@ def test_curves_are_those_of_removing_one_patch_after_the_other(record, league, 
     counts = [round(share * CELLS**2) for share in arrays.shares.tolist()]
     assert (counts[0], counts[-1], len(counts)) == (0, CELLS**2, 21)
     assert counts == [CELLS**2 - count for count in reversed(counts)]
-    most, least = (margins_by_rank(sign * maps_of(method), counts) for sign in (1, -1))
+    most = margins_by_rank(1 * maps_of(method), counts)
+    least = margins_by_rank((-1) * maps_of(method), counts)
     place = arrays.methods.tolist().index(method)
     np.testing.assert_allclose(arrays.deletion[place], most.sigmoid().mean(0), atol=1e-5)
     np.testing.assert_allclose(arrays.insertion[place][::-1], least.sigmoid().mean(0), atol=1e-5)
@@ -134,8 +136,8 @@ def test_a_map_of_the_centre_has_the_middle_patches_first(record):
     without = torch.stack(
         [games.margins(cells * ~middle.flatten(), games.worth()) for cells in games.brightness()]
     )
-    found = arrays.deletion[arrays.methods.tolist().index("centre"), at]
-    np.testing.assert_allclose(found, without.sigmoid().mean(), atol=1e-5)
+    curve = arrays.deletion[arrays.methods.tolist().index("centre"), at]
+    np.testing.assert_allclose(curve, without.sigmoid().mean(), atol=1e-5)
 
 
 def test_what_each_patch_is_worth_is_the_best_map_and_its_opposite_the_worst(league):
@@ -153,7 +155,7 @@ def test_along_a_map_the_first_length_that_changes_the_prediction_is_found(recor
         turned = margins_by_rank(maps_of(method), list(range(CELLS**2 + 1))) < 0
         assert turned.any(1).all()
         sizes = turned.int().argmax(1)
-        (row,) = (row for row in record.orders if row.method == method)
+        row = select_one(record.orders, method=method)
         assert row.size.value == pytest.approx(float(sizes.double().mean()) / CELLS**2)
         assert (row.turned.value, row.turned.n) == (1.0, COUNT)
         assert method != "xgradcam" or sizes[1] == 1
@@ -172,11 +174,11 @@ def test_no_patch_of_a_searched_set_can_be_put_back_and_no_order_has_a_smaller_o
     arrays = record.sets["game"]
     cells = games.brightness()
     names = arrays.methods.tolist()
-    found = torch.from_numpy(
+    removed_sets = torch.from_numpy(
         arrays.removed[:, names.index("search")].reshape(len(arrays.removed), -1)
     )
-    assert found[0].nonzero().flatten().tolist() == list(PAIR) != [FIRST]
-    for image, removed in enumerate(found):
+    assert removed_sets[0].nonzero().flatten().tolist() == list(PAIR) != [FIRST]
+    for image, removed in enumerate(removed_sets):
         assert games.margins(cells[image] * ~removed, games.worth()) < 0
         for patch in removed.nonzero().flatten().tolist():
             fewer = removed.clone()
@@ -184,7 +186,7 @@ def test_no_patch_of_a_searched_set_can_be_put_back_and_no_order_has_a_smaller_o
             assert games.margins(cells[image] * ~fewer, games.worth()) >= 0
         by_map = arrays.removed[image].reshape(len(names), -1).sum(1)
         assert removed.sum() <= by_map.min()
-    (row,) = (row for row in record.orders if row.method == "search")
+    row = select_one(record.orders, method="search")
     assert row.searched.n == COUNT
 
 
@@ -199,14 +201,11 @@ def test_replacements_are_compared_by_the_rankings_that_they_give(record):
         expected = area(curves[0], counts) - area(curves[1], counts)
         assert gaps["mean", method].value == pytest.approx(expected, abs=5e-3)  # of other steps
     for row in record.rankings:
-        means = [
-            [gaps[substrate, name].value for name in METHODS]
-            for substrate in (row.first, row.second)
-        ]
+        means = []
+        for substrate in (row.first, row.second):
+            means.append([gaps[substrate, name].value for name in METHODS])
         assert row.tau.value == pytest.approx(stats.kendalltau(*means).statistic)
-        pairs = [
-            pair for pair in record.swapped if (pair.first, pair.second) == (row.first, row.second)
-        ]
+        pairs = select(record.swapped, first=row.first, second=row.second)
         assert (row.methods, row.swapped) == (len(METHODS), len(pairs))
     for pair in record.swapped:
         for substrate, difference in ((pair.first, pair.in_first), (pair.second, pair.in_second)):
@@ -217,7 +216,7 @@ def test_replacements_are_compared_by_the_rankings_that_they_give(record):
 
 
 def scores_by_hand(maps: Tensor, mask: Tensor) -> dict[str, float]:
-    """Of one image whose map has its mask's size."""
+    """Return the scores of one image whose map has its mask's size."""
     values = maps.flatten().double()
     inside = mask.flatten()
     above = values > values.mean()
@@ -241,15 +240,16 @@ def test_localisation_is_scikit_learns_on_maps_enlarged_bilinearly(league, metho
     large = F.interpolate(
         maps[:, None], size=masks.shape[1:], mode="bilinear", align_corners=False
     )[:-1, 0]
-    found = [scores_by_hand(*each) for each in zip(large, masks, strict=True)]
-    for name in found[0]:
+    scores = [scores_by_hand(*pair) for pair in zip(large, masks, strict=True)]
+    for name in scores[0]:
         estimate = getattr(league[method], name)
         assert estimate.n == COUNT - 1
-        assert estimate.value == pytest.approx(np.mean([each[name] for each in found]), abs=1e-5), (
-            name
-        )
+        assert estimate.value == pytest.approx(
+            np.mean([scores_of_image[name] for scores_of_image in scores]), abs=1e-5
+        ), name
     if method == "layercam":
-        assert all(getattr(league[method], name).value == 1 for name in found[0])
+        for name in scores[0]:
+            assert getattr(league[method], name).value == 1
 
 
 def test_power_is_that_of_the_best_method_beside_each_other(record):
@@ -260,13 +260,18 @@ def test_power_is_that_of_the_best_method_beside_each_other(record):
             maps_of(name).float()[:-1, None], size=masks.shape[1:], mode="bilinear"
         )[:, 0]
         values[name] = np.array(
-            [roc_auc_score(mask.flatten(), own.flatten()) for own, mask in zip(large, masks)]
+            [
+                roc_auc_score(mask.flatten(), heat_map.flatten())
+                for heat_map, mask in zip(large, masks)
+            ]
         )
-    (row,) = (row for row in record.power if row.check == "roc_auc")
-    assert values[row.best].mean() == max(own.mean() for own in values.values())
-    powers = [power_of(values[row.best] - own) for name, own in values.items() if name != row.best]
+    row = select_one(record.power, check="roc_auc")
+    assert values[row.best].mean() == max(scores.mean() for scores in values.values())
+    powers = [
+        power_of(values[row.best] - scores) for name, scores in values.items() if name != row.best
+    ]
     detectable = np.median(
-        [each.detectable for each in powers if each is not None and each.error > 0]
+        [power.detectable for power in powers if power is not None and power.error > 0]
     )
     assert (row.detectable.value, row.detectable.n) == (
         pytest.approx(detectable, rel=1e-3),
@@ -275,13 +280,12 @@ def test_power_is_that_of_the_best_method_beside_each_other(record):
 
 
 def test_a_uniform_map_scores_what_chance_does(league):
-    area = float(
-        games.objects()[1:-1].float().mean()
-    )  # the first map is not finite and counts as uniform, too
-    whole = float(games.objects()[:-1].float().mean())
+    # the first map is not finite and counts as uniform, too
+    area = float(games.objects()[1:-1].float().mean())
+    chance = float(games.objects()[:-1].float().mean())
     row = league["rise"]
     assert (row.roc_auc.value, row.iou.value) == (0.5, 0.0)
-    assert row.average_precision.value == row.pointing.value == pytest.approx(whole, abs=1e-6)
+    assert row.average_precision.value == row.pointing.value == pytest.approx(chance, abs=1e-6)
     assert row.mass.value == pytest.approx(area * (COUNT - 2) / (COUNT - 1), abs=1e-6)
     assert row.faults == "1 of 16 not finite, 15 of 16 constant"
 
@@ -292,9 +296,12 @@ def test_objects_are_compared_with_maps_that_ignore_the_image(record):
     row = next(row for row in record.on_object if row.maps == "layercam")
     assert (row.score, row.estimate.value, row.estimate.n) == ("roc_auc", 1.0, COUNT - 1)
     assert row.baseline == "the mean mask of the other images"
-    others = [(masks.sum(0) - mask) / (len(masks) - 1) for mask in masks]
+    mean_of_others = [(masks.sum(0) - mask) / (len(masks) - 1) for mask in masks]
     expected = np.mean(
-        [roc_auc_score(mask.flatten(), other.flatten()) for mask, other in zip(masks, others)]
+        [
+            roc_auc_score(mask.flatten(), other.flatten())
+            for mask, other in zip(masks, mean_of_others)
+        ]
     )
     assert row.of_baseline.value == pytest.approx(expected, abs=1e-5)
     assert row.difference.value == pytest.approx(1 - expected, abs=1e-5)
@@ -310,14 +317,19 @@ def test_weights_are_permuted_from_the_head_down_and_come_back(record, seen):
         "blocks 0 to 2",
         "embedding",
     )
-    rows = [row for row in record.stages if row.method == "saliency"]
+    rows = select(record.stages, method="saliency")
     assert tuple(row.stage for row in rows) == names
     model = games.game()
-    own = {name: value.detach().clone() for name, value in model.module.named_parameters()}
+    original = {name: value.detach().clone() for name, value in model.module.named_parameters()}
     before = model(games.pixels()).argmax(-1)
-    kept = []
-    stages = [call for call in seen if not all(torch.equal(call[name], own[name]) for name in own)]
-    changed = [{name for name in own if not torch.equal(call[name], own[name])} for call in stages]
+    shares = []
+    stages = []
+    for call in seen:
+        if not all(torch.equal(call[name], original[name]) for name in original):
+            stages.append(call)
+    changed = []
+    for call in stages:
+        changed.append({name for name in original if not torch.equal(call[name], original[name])})
     assert changed[0] == {"head.weight"}
     assert all(before <= after for before, after in pairwise(changed))
     numbers = [{int(name.split(".")[1]) for name in more if "blocks" in name} for more in changed]
@@ -327,22 +339,20 @@ def test_weights_are_permuted_from_the_head_down_and_come_back(record, seen):
     assert len(numbers[-1]) > BLOCKS - 3  # an identity may be permuted to itself
     assert ["stem.weight" in more for more in changed] == [False] * 5 + [True]
     for row, call in zip(rows, stages, strict=True):
-        assert all(
-            torch.equal(call[name].flatten().sort()[0], own[name].flatten().sort()[0])
-            for name in own
-        )
-        assert torch.equal(
-            call["head.weight"], stages[0]["head.weight"]
-        )  # a tensor's draw is its own
+        for name in original:
+            assert torch.equal(call[name].flatten().sort()[0], original[name].flatten().sort()[0])
+        # a tensor's draw is its own
+        assert torch.equal(call["head.weight"], stages[0]["head.weight"])
         model.module.load_state_dict(call)
-        kept.append(float((model(games.pixels()).argmax(-1) == before).double().mean()))
+        shares.append(float((model(games.pixels()).argmax(-1) == before).double().mean()))
         expected = mean_rank_correlation(
             maps_of("saliency"), games.truth(model, games.pixels(), before)
         )
         assert row.similarity.value == pytest.approx(expected, abs=1e-5)
-    assert [row.kept for row in rows] == pytest.approx(kept)
-    assert min(kept) < 0.5 < max(kept)
-    assert all(torch.equal(seen[-1][name], own[name]) for name in own)
+    assert values_of(rows, "kept") == pytest.approx(shares)
+    assert min(shares) < 0.5 < max(shares)
+    for name in original:
+        assert torch.equal(seen[-1][name], original[name])
 
 
 def test_a_method_that_knows_no_model_fails_and_one_whose_maps_are_uniform_is_not_judged(
@@ -364,7 +374,7 @@ def test_a_method_that_knows_no_model_fails_and_one_whose_maps_are_uniform_is_no
 
 
 def test_maps_that_follow_their_images_stay_and_noise_jumps(record):
-    rows = {(row.method, row.disturbance): row for row in record.stability}
+    rows = index_by(record.stability, "method", "disturbance")
     shifts = ("shift-quarter", "shift-half", "shift-one")
     for name in ("shifts", *shifts, "flip"):
         assert rows["occlusion", name].correlation.value == pytest.approx(1.0, abs=1e-4)
@@ -392,17 +402,13 @@ def test_maps_that_follow_their_images_stay_and_noise_jumps(record):
 )
 def test_a_map_that_stays_is_compared_with_itself_moved_linearly(record, disturbance, pixel):
     """By half as many cells as pixels, down and to the right, the edge repeated."""
-    known = games.marked(CHANGED).double().numpy()
+    heat_map = games.marked(CHANGED).double().numpy()
     share = pixel * CELLS / 16
-    moved = (1 - share) * known + share * np.concatenate([known[:1], known[:-1]])
+    moved = (1 - share) * heat_map + share * np.concatenate([heat_map[:1], heat_map[:-1]])
     moved = (1 - share) * moved + share * np.concatenate([moved[:, :1], moved[:, :-1]], 1)
-    (row,) = (
-        row
-        for row in record.stability
-        if (row.method, row.disturbance) == ("hirescam", disturbance)
-    )
+    row = select_one(record.stability, method="hirescam", disturbance=disturbance)
     assert row.correlation.value == pytest.approx(
-        stats.spearmanr(known.ravel(), moved.ravel()).statistic, abs=1e-5
+        stats.spearmanr(heat_map.ravel(), moved.ravel()).statistic, abs=1e-5
     )
 
 
@@ -410,14 +416,12 @@ def test_a_map_that_stays_jumps_from_side_to_side_when_its_image_is_flipped_and_
     record,
 ):
     for method, place in (("hirescam", CHANGED), ("xgradcam", BRIGHT)):
-        (row,) = (
-            row for row in record.stability if (row.method, row.disturbance) == (method, "flip")
-        )
-        known = games.marked(place)
-        expected = stats.spearmanr(known.flatten(), known.flip(1).flatten()).statistic
+        row = select_one(record.stability, method=method, disturbance="flip")
+        heat_map = games.marked(place)
+        expected = stats.spearmanr(heat_map.flatten(), heat_map.flip(1).flatten()).statistic
         assert row.correlation.value == pytest.approx(expected, abs=1e-5)
         assert row.jumped.value == 1.0
-        assert {(each.state, each.method) for each in record.checks if each.check == "shifts"} >= {
+        assert {(row.state, row.method) for row in record.checks if row.check == "shifts"} >= {
             ("pass", method)
         }
 
@@ -431,14 +435,15 @@ def test_costs_are_counted_in_forward_passes_and_costly_methods_are_randomised_o
 
 
 def test_methods_are_compared_pairwise_on_the_grid_of_patches(record):
-    rows = {(row.first, row.second): row for row in record.agreement}
+    rows = index_by(record.agreement, "first", "second")
     assert rows.keys() == set(combinations(METHODS, 2))
     for pair in (("saliency", "occlusion"), ("occlusion", "smoothgrad"), ("hirescam", "xgradcam")):
         first, second = (maps_of(name, (CELLS, CELLS)).flatten(1) for name in pair)
         assert rows[pair].spearman.value == pytest.approx(
             mean_rank_correlation(first, second), abs=1e-5
         )
-        above, other = (maps > maps.mean(1, keepdim=True) for maps in (first, second))
+        above = first > first.mean(1, keepdim=True)
+        other = second > second.mean(1, keepdim=True)
         shared = (above & other).sum(1) / (above | other).sum(1)
         assert rows[pair].iou.value == pytest.approx(float(shared.mean()), abs=1e-5)
         tops = [
@@ -471,7 +476,7 @@ def of_composites(tmp_path_factory: pytest.TempPathFactory) -> ExplainRecord:
     folder = tmp_path_factory.mktemp("composites")
     planted = {
         "saliency": colours.near,
-        "occlusion": lambda *given: -colours.near(*given),
+        "occlusion": lambda *args: -colours.near(*args),
         "gradcam": uniform,
     }
     with planted_methods(planted):
@@ -483,27 +488,31 @@ def of_composites(tmp_path_factory: pytest.TempPathFactory) -> ExplainRecord:
 def test_the_evidence_lies_where_the_mask_says_and_another_class_everywhere_else(
     of_composites, kind
 ):
-    (made,) = (row for row in of_composites.composite_sets if row.kind == kind)
-    classes, each, chance = PARTS[kind]
-    assert (made.refused, made.composites, made.maps) == ("", MADE, MADE * each)
-    assert (made.guessed, made.chance) == (
+    row_of_kind = select_one(of_composites.composite_sets, kind=kind)
+    classes, maps_each, chance = PARTS[kind]
+    assert (row_of_kind.refused, row_of_kind.composites, row_of_kind.maps) == (
+        "",
+        MADE,
+        MADE * maps_each,
+    )
+    assert (row_of_kind.guessed, row_of_kind.chance) == (
         pytest.approx(classes / 12, abs=1e-5),
         pytest.approx(chance),
     )
-    assert (made.recognised.value, made.seen, made.labels) == (
+    assert (row_of_kind.recognised.value, row_of_kind.seen, row_of_kind.labels) == (
         1.0,
         kind != "mosaic-3",
         "predictions",
     )
     arrays = of_composites.composite_maps[f"{kind}-hues"]
-    known = (255 * colours.coloured().module.colours).round().byte().numpy()
+    colour_values = (255 * colours.coloured().module.colours).round().byte().numpy()
     names = "abcdefghijkl"
     for image, mask, target in zip(arrays.images, arrays.masks, arrays.targets, strict=True):
         pixels = np.asarray(image)
         pixels = pixels.transpose(1, 2, 0) if pixels.shape[0] == 3 else pixels
-        own = known[names.index(str(target))]
-        assert (np.abs(pixels[mask].astype(int) - own) <= 1).all()
-        away = np.abs(pixels[~mask].astype(int) - own).max(1)
+        colour = colour_values[names.index(str(target))]
+        assert (np.abs(pixels[mask].astype(int) - colour) <= 1).all()
+        away = np.abs(pixels[~mask].astype(int) - colour).max(1)
         assert (away > 60).mean() > 0.9 if kind == "pasted" else (away > 60).all()
         assert len(np.unique(pixels.reshape(-1, 3), axis=0)) == classes or kind == "pasted"
     if kind.startswith("mosaic"):
@@ -517,18 +526,20 @@ def test_the_evidence_lies_where_the_mask_says_and_another_class_everywhere_else
 @pytest.mark.parametrize("kind", PARTS)
 def test_an_ideal_a_uniform_and_an_opposite_map(of_composites, kind):
     rows = {row.method: row for row in of_composites.composites if row.kind == kind}
-    ideal, none, even = (rows[name] for name in ("saliency", "occlusion", "gradcam"))
-    assert [each.value for each in (ideal.mass, ideal.pointing, ideal.roc_auc)] == pytest.approx(
+    ideal = rows["saliency"]
+    none = rows["occlusion"]
+    even = rows["gradcam"]
+    assert values_of((ideal.mass, ideal.pointing, ideal.roc_auc), "value") == pytest.approx(
         [1, 1, 1], abs=1e-2
     )
+    # negative is no mass
     assert (none.mass.value, none.roc_auc.value) == (
         0,
         pytest.approx(0, abs=1e-2),
-    )  # negative is no mass
+    )
     assert even.roc_auc.value == 0.5
-    assert (
-        even.mass.value == even.pointing.value == pytest.approx(PARTS[kind][2], abs=1e-6)
-    )  # all points tie
+    # all points tie
+    assert even.mass.value == even.pointing.value == pytest.approx(PARTS[kind][2], abs=1e-6)
     assert ideal.mass.n == MADE * PARTS[kind][1]
 
 
@@ -538,9 +549,11 @@ def test_too_few_classes_make_no_mosaic(tmp_path):
         for part in ("images", "masks"):
             (tmp_path / "data" / part / f"{index:02}.png").unlink()
     with planted_methods({"saliency": colours.near, "gradcam": uniform}):
-        found = ran(
+        refused = ran(
             tmp_path / "run",
             f"explain {words} {OF_COMPOSITES} --method saliency,gradcam --composites mosaic-2",
         )
-    assert all(row.refused and row.composites == 0 for row in found.composite_sets)
-    assert found.composites == ()
+    for row in refused.composite_sets:
+        assert row.refused
+        assert row.composites == 0
+    assert refused.composites == ()

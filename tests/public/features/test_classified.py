@@ -3,8 +3,6 @@ classification.
 """
 
 import re
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +18,7 @@ import vitlens
 from tests.kit.commands import ran
 from tests.kit.datasets import put
 from tests.kit.making import save
+from tests.kit.select import select_one, values_of
 from vitlens.cli.main import run
 from vitlens.commands.features.record import DepthRow, FeaturesRecord
 from vitlens.commands.run.publish import read_folder
@@ -35,7 +34,7 @@ def record(golden) -> FeaturesRecord:
 
 @pytest.fixture(scope="module")
 def splits(record) -> tuple[vitlens.Split, vitlens.Split]:
-    """The images, and the training images that classifiers use."""
+    """Return the images, and the training images that classifiers use."""
     (sizes,) = record.sets
     return vitlens.load_data("digits", limit=sizes.test), vitlens.load_data(
         "digits", part="train", limit=sizes.bank
@@ -49,30 +48,24 @@ def vit(tiny_vit) -> vitlens.Model:
 
 @pytest.fixture(scope="module")
 def read(vit, splits) -> list[dict[object, np.ndarray]]:
-    """Both sets' features by layer, float64."""
-    found = [vitlens.features(vit, split, embedding=True) for split in splits]
-    return [
-        {layer: each.at(layer).double().numpy() for layer in ("embedding", 1)} for each in found
-    ]
-
-
-def only(rows: Sequence[Any], **fields: object) -> Any:
-    """The one row of these values."""
-    (found,) = [
-        row for row in rows if all(getattr(row, name) == value for name, value in fields.items())
-    ]
-    return found
+    """Return both sets' features by layer, in float64."""
+    by_split = []
+    for split in splits:
+        features = vitlens.features(vit, split, embedding=True)
+        layers = ("embedding", 1)
+        by_split.append({layer: features.at(layer).double().numpy() for layer in layers})
+    return by_split
 
 
 def unit(values: np.ndarray) -> np.ndarray:
     return values / np.linalg.norm(values, axis=-1, keepdims=True)
 
 
-def dino(similarity: np.ndarray, known: np.ndarray, k: int) -> np.ndarray:
-    """Written after facebookresearch/dino's eval_knn: exp(similarity / 0.07), summed by class."""
+def dino(similarity: np.ndarray, labels: np.ndarray, k: int) -> np.ndarray:
+    """Vote as facebookresearch/dino's eval_knn: exp(similarity / 0.07), summed by class."""
     votes = np.zeros((len(similarity), 10))
-    for row, own in enumerate(np.argsort(-similarity, axis=1, kind="stable")[:, :k]):
-        np.add.at(votes[row], known[own], np.exp(similarity[row, own] / 0.07))
+    for row, nearest in enumerate(np.argsort(-similarity, axis=1, kind="stable")[:, :k]):
+        np.add.at(votes[row], labels[nearest], np.exp(similarity[row, nearest] / 0.07))
     return votes.argmax(1)
 
 
@@ -80,7 +73,7 @@ def dino(similarity: np.ndarray, known: np.ndarray, k: int) -> np.ndarray:
 def test_votes_of_neighbours_are_scikit_learns_and_dinos(record, splits, read, layer):
     (test, train), (queries, bank) = (
         (split.labels.numpy() for split in splits),
-        (each[layer] for each in read),
+        (split_values[layer] for split_values in read),
     )
     similarity = unit(queries) @ unit(bank).T
     at = {"model": "a", "layer": None if layer == "embedding" else layer}
@@ -90,7 +83,7 @@ def test_votes_of_neighbours_are_scikit_learns_and_dinos(record, splits, read, l
             ("majority", model.predict(queries)),
             ("dino", dino(similarity, train, k)),
         ):
-            row = only(record.depth, classifier=f"knn-{k}", weighting=votes, **at)
+            row = select_one(record.depth, classifier=f"knn-{k}", weighting=votes, **at)
             assert row.accuracy.value == (answers == test).mean()
             assert row.chance == np.bincount(test).max() / len(test)
         if layer == 1:
@@ -104,10 +97,10 @@ def test_the_public_classifiers_are_those_of_the_command(record, splits, vit):
     queries, bank = (vitlens.features(vit, split).at(1) for split in splits)
     for k in map(int, record.features[0].knn):
         voted = vitlens.knn(bank, train.labels, queries, test.labels, k=k, groups=test.groups)
-        row = only(record.depth, model="a", layer=1, classifier=f"knn-{k}", weighting="dino")
+        row = select_one(record.depth, model="a", layer=1, classifier=f"knn-{k}", weighting="dino")
         assert voted.accuracy == row.accuracy
         assert torch.equal(voted.correct, voted.predictions == test.labels)
-    row = only(record.depth, model="a", layer=1, classifier="probe")
+    row = select_one(record.depth, model="a", layer=1, classifier="probe")
     groups = {"train_groups": train.groups, "groups": test.groups}
     probed = vitlens.probe(bank, train.labels, queries, test.labels, **groups)
     assert (probed.accuracy, probed.c) == (row.accuracy, row.c)
@@ -142,28 +135,36 @@ def test_more_neighbours_than_training_images_are_refused():
 def check_probe(
     row: DepthRow, split: vitlens.Split, train: vitlens.Split, queries: np.ndarray, bank: np.ndarray
 ) -> None:
-    """scikit-learn's on standardised features; C is the least of the best on a seeded fifth of each
-    class's sources.
+    """Check the probe against scikit-learn's on standardised features.
+
+    C is the least of the best on a seeded fifth of each class's sources.
     """
-    known = train.labels.numpy()
+    bank_labels = train.labels.numpy()
     source = np.unique(train.groups.numpy(), return_inverse=True)[1]
     order = torch.randperm(source.max() + 1, generator=torch.Generator().manual_seed(0)).numpy()
-    held = np.zeros(len(known), dtype=bool)
-    for label in set(known.tolist()):
-        own = order[np.isin(order, source[known == label])]
-        held |= np.isin(source, own[: min(max(1, round(0.2 * len(own))), len(own) - 1)])
+    held = np.zeros(len(bank_labels), dtype=bool)
+    for label in set(bank_labels.tolist()):
+        sources_of_label = order[np.isin(order, source[bank_labels == label])]
+        held |= np.isin(
+            source,
+            sources_of_label[
+                : min(max(1, round(0.2 * len(sources_of_label))), len(sources_of_label) - 1)
+            ],
+        )
 
     def right(
-        c: float, fitted: np.ndarray, labels: np.ndarray, asked: np.ndarray, truth: np.ndarray
+        c: float, fitted: np.ndarray, labels: np.ndarray, queries_of: np.ndarray, truth: np.ndarray
     ) -> float:
         scale = StandardScaler().fit(fitted)
         model = LogisticRegression(C=c, max_iter=1000).fit(scale.transform(fitted), labels)
-        return (model.predict(scale.transform(asked)) == truth).mean()
+        return (model.predict(scale.transform(queries_of)) == truth).mean()
 
     values = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
-    tried = {c: right(c, bank[~held], known[~held], bank[held], known[held]) for c in values}
-    assert row.c == min(c for c, each in tried.items() if each == max(tried.values()))
-    expected = right(row.c, bank, known, queries, split.labels.numpy())
+    tried = {
+        c: right(c, bank[~held], bank_labels[~held], bank[held], bank_labels[held]) for c in values
+    }
+    assert row.c == min(c for c, accuracy_of in tried.items() if accuracy_of == max(tried.values()))
+    expected = right(row.c, bank, bank_labels, queries, split.labels.numpy())
     assert row.accuracy.value == pytest.approx(expected, abs=1.1 / len(split))  # from another start
 
 
@@ -171,10 +172,10 @@ def check_probe(
 def test_the_probe_is_scikit_learns_with_the_c_that_held_out_images_choose(
     record, splits, read, layer
 ):
-    row = only(
+    row = select_one(
         record.depth, model="a", layer=None if layer == "embedding" else layer, classifier="probe"
     )
-    check_probe(row, *splits, *(each[layer] for each in read))
+    check_probe(row, *splits, *(split_values[layer] for split_values in read))
 
 
 def test_constant_features_say_nothing_and_a_classs_only_image_has_no_part_in_choosing_c(
@@ -193,20 +194,20 @@ def test_constant_features_say_nothing_and_a_classs_only_image_has_no_part_in_ch
         f"features a={tmp_path / 'model'} --data digits --limit {len(images)} --bank 15 --k 1 "
         "--no-tsne --no-cache"
     )
-    found, (queries, bank) = (
+    read_record, (queries, bank) = (
         ran(tmp_path / "out", line),
-        (vitlens.features(model, each) for each in (images, train)),
+        (vitlens.features(model, split) for split in (images, train)),
     )
-    row = only(found.depth, layer=1, classifier="probe")
+    row = select_one(read_record.depth, layer=1, classifier="probe")
     check_probe(row, images, train, queries.at(1).double().numpy(), bank.at(1).double().numpy())
-    assert any("5 classes have a single training image" in row.note for row in found.notes)
+    assert any("5 classes have a single training image" in row.note for row in read_record.notes)
 
 
 @pytest.mark.parametrize("method", ["tsne", "pca"])
 def test_maps_are_of_unit_vectors_and_as_trustworthy_as_scikit_learn_says(record, read, method):
     points = record.spaces["a"].points[f"{method}_images"]
     values = unit(read[0][1])
-    row = only(record.maps, model="a", of="images", method=method)
+    row = select_one(record.maps, model="a", of="images", method=method)
     assert (row.n, row.neighbours, row.perplexity is None) == (len(values), 10, method == "pca")
     trust = manifold.trustworthiness(values, points, n_neighbors=10)
     assert row.trustworthiness.value == pytest.approx(trust, abs=1e-6)
@@ -220,28 +221,27 @@ def test_four_images_are_mapped(tiny_vit, tmp_path):
         f"features a={tiny_vit} --data digits --limit 4 --bank 10 --k 1 --no-probe --no-cache "
         "--perplexity 1"
     )
-    found = ran(tmp_path / "out", line)
-    rows = {row.method: (row.n, row.neighbours) for row in found.maps if row.of == "images"}
+    read_record = ran(tmp_path / "out", line)
+    rows = {row.method: (row.n, row.neighbours) for row in read_record.maps if row.of == "images"}
     assert rows == {"tsne": (4, 1), "pca": (4, 1)}
-    assert np.isfinite(found.spaces["a"].points["tsne_images"]).all()
+    assert np.isfinite(read_record.spaces["a"].points["tsne_images"]).all()
 
 
 def check_components(scores: np.ndarray, values: np.ndarray, explained: float) -> None:
-    """The first principal components, each with its sign."""
+    """Check the first principal components, including their signs."""
     model = PCA(scores.shape[1], svd_solver="full").fit(values)
-    signs = np.sign(
-        [own[np.abs(own).argmax()] for own in model.components_]
-    )  # the greatest loading is positive
+    # the greatest loading is positive
+    signs = np.sign([component[np.abs(component).argmax()] for component in model.components_])
     expected = signs * model.transform(values)
-    for found, by_hand in zip(scores.T, expected.T, strict=True):
+    for actual, by_hand in zip(scores.T, expected.T, strict=True):
         np.testing.assert_allclose(
-            found, by_hand, atol=1e-5 * np.abs(by_hand).max() + 1e-7, rtol=1e-4
+            actual, by_hand, atol=1e-5 * np.abs(by_hand).max() + 1e-7, rtol=1e-4
         )
     assert explained == pytest.approx(model.explained_variance_ratio_.sum(), abs=1e-5)
 
 
 def patches(model: vitlens.Model, images: Tensor, *, embedding: bool = False) -> np.ndarray:
-    """The patches of the last block after the norm, or what enters the first, on their grid."""
+    """Return the patches after the last norm, or before the first block, on their grid."""
     module = model.module
     with torch.no_grad():
         tokens = module.tokens(model.prepare(images))
@@ -259,48 +259,45 @@ def test_patches_that_enter_block_0_are_mapped_and_their_content_is_what_is_left
     space = record.spaces["a"]
     content = entering - entering.mean(0)
     for of, values in (("embedding", entering), ("content", content)):
-        row = only(record.maps, model="a", of=of, method="pca")
+        row = select_one(record.maps, model="a", of=of, method="pca")
         flat = unit(values.reshape(-1, values.shape[-1]))
         assert row.n == len(flat)
         check_components(space.points[f"pca_{of}"], flat, row.explained)
 
 
 def test_colours_are_three_components_of_the_patches_of_all_images(record, vit):
-    shown = record.shown["a"]
-    tokens = patches(vit, torch.from_numpy(shown.pixels) / 255)
+    views = record.shown["a"]
+    tokens = patches(vit, torch.from_numpy(views.pixels) / 255)
     flat = tokens.reshape(-1, tokens.shape[-1])
     model = PCA(3, svd_solver="full").fit(flat)
     signed = model.transform(flat) * np.sign(
-        [own[np.abs(own).argmax()] for own in model.components_]
+        [component[np.abs(component).argmax()] for component in model.components_]
     )
     expected = (signed - signed.min(0)) / np.ptp(signed, axis=0)
-    np.testing.assert_allclose(shown.colours.reshape(-1, 3), expected, atol=1e-4)
+    np.testing.assert_allclose(views.colours.reshape(-1, 3), expected, atol=1e-4)
     assert record.features[0].colours == pytest.approx(
         model.explained_variance_ratio_.sum(), abs=1e-5
     )
 
 
 def test_matched_patches_are_each_others_nearest(record, vit):
-    shown = record.shown["a"]
-    for number, (first, second) in enumerate(zip(shown.first, shown.second, strict=True)):
-        one, other = (
-            patches(vit, torch.from_numpy(image)[None] / 255).reshape(
-                -1, vit.module.norm.weight.shape[0]
-            )
-            for image in (first, second)
-        )
+    views = record.shown["a"]
+    for number, (first, second) in enumerate(zip(views.first, views.second, strict=True)):
+        dim = vit.module.norm.weight.shape[0]
+        one = patches(vit, torch.from_numpy(first)[None] / 255).reshape(-1, dim)
+        other = patches(vit, torch.from_numpy(second)[None] / 255).reshape(-1, dim)
         cosines = unit(one) @ unit(other).T
         there = cosines.argmax(1)
         back = cosines.argmax(0)
         mutual = [cell for cell in range(len(one)) if back[there[cell]] == cell]
         mutual.sort(key=lambda cell: -cosines[cell, there[cell]])
         columns = vit.layout.grid[1]
-        assert shown.sources[number].tolist() == [list(divmod(cell, columns)) for cell in mutual]
-        assert shown.targets[number].tolist() == [
+        assert views.sources[number].tolist() == [list(divmod(cell, columns)) for cell in mutual]
+        assert views.targets[number].tolist() == [
             list(divmod(int(there[cell]), columns)) for cell in mutual
         ]
         expected = [cosines[cell, there[cell]] for cell in mutual]
-        np.testing.assert_allclose(shown.alike[number], expected, atol=1e-5)
+        np.testing.assert_allclose(views.alike[number], expected, atol=1e-5)
 
 
 def test_what_neighbours_of_patches_share_is_counted_among_other_images(record, vit, splits):
@@ -315,22 +312,22 @@ def test_what_neighbours_of_patches_share_is_counted_among_other_images(record, 
     nearest = np.argsort(-cosines, axis=1, kind="stable")[:, :10]
     place = np.stack(np.divmod(cell, columns), 1) / (rows, columns)
     near = np.linalg.norm(place[nearest] - place[:, None], axis=-1) <= 0.125 + 1e-9
-    found = {
+    by_share = {
         row.share: row for row in record.patches if (row.model, row.layer) == ("a", "embedding")
     }
-    assert found["position"].value.value == pytest.approx(near.mean())
-    assert found["position"].chance == pytest.approx(1 / (rows * columns))
+    assert by_share["position"].value.value == pytest.approx(near.mean())
+    assert by_share["position"].chance == pytest.approx(1 / (rows * columns))
     same = labels[image][nearest] == labels[image][:, None]
-    assert found["class"].value.value == pytest.approx(same.mean())
+    assert by_share["class"].value.value == pytest.approx(same.mean())
     alike = (labels[:, None] == labels).sum(1) - 1
-    assert found["class"].chance == pytest.approx(alike.mean() / (len(labels) - 1))
+    assert by_share["class"].chance == pytest.approx(alike.mean() / (len(labels) - 1))
     share = torch.nn.functional.adaptive_avg_pool2d(masks.float()[:, None], (rows, columns))
     on_object = (share > 0.5).flatten().numpy()
     weights = np.exp(np.take_along_axis(cosines, nearest, 1) / 0.07)
     voted = (weights * on_object[nearest]).sum(1) > weights.sum(1) / 2
     overlap = (voted & on_object).sum() / (voted | on_object).sum()
-    assert found["object"].value.value == pytest.approx(overlap)
-    assert found["object"].chance == pytest.approx(on_object.mean())
+    assert by_share["object"].value.value == pytest.approx(overlap)
+    assert by_share["object"].chance == pytest.approx(on_object.mean())
 
 
 # --- by names alone, with a language-image model
@@ -358,22 +355,28 @@ def test_every_template_is_the_classifier_of_its_prompts(clip, tmp_path):
     assert run([*line.split(), *templates, "--device", "cpu", "--out", str(tmp_path / "out")]) == 0
     record = read_folder(tmp_path / "out")
     images = vitlens.images(split, clip)
-    asked = [TEMPLATES, *((template,) for template in TEMPLATES)]
-    classifiers = [vitlens.zero_shot(clip, split.classes, templates=each) for each in asked]
-    whole, *each = [(model(images).argmax(1) == split.labels).numpy() for model in classifiers]
+    template_sets = [TEMPLATES, *((template,) for template in TEMPLATES)]
+    classifiers = [
+        vitlens.zero_shot(clip, split.classes, templates=templates) for templates in template_sets
+    ]
+    ensemble_right, *singles = [
+        (model(images).argmax(1) == split.labels).numpy() for model in classifiers
+    ]
     ensemble, *rows = record.templates
-    assert [row.template for row in rows] == list(TEMPLATES)
+    assert values_of(rows, "template") == list(TEMPLATES)
     assert (ensemble.gain, ensemble.p) == (None, None)
     assert record.metric("zero_shot_accuracy/clip") == ensemble.accuracy
     groups = split.groups.numpy()
     p = []
-    for row, right in zip((ensemble, *rows), (whole, *each), strict=True):
+    for row, right in zip((ensemble, *rows), (ensemble_right, *singles), strict=True):
         assert row.accuracy == wilson(int(right.sum()), 40)  # each of a source of its own
         if row is not ensemble:
-            p.append(mcnemar(int((right & ~whole).sum()), int((whole & ~right).sum())))
-            assert row.gain == accuracy_difference(right, whole, groups=groups, seed=0)
-    assert [row.p for row in rows] == p
-    assert [row.p_holm for row in rows] == holm(p)
+            p.append(
+                mcnemar(int((right & ~ensemble_right).sum()), int((ensemble_right & ~right).sum()))
+            )
+            assert row.gain == accuracy_difference(right, ensemble_right, groups=groups, seed=0)
+    assert values_of(rows, "p") == p
+    assert values_of(rows, "p_holm") == holm(p)
 
 
 @pytest.mark.parametrize("count", [2, 3])

@@ -12,16 +12,18 @@ from torch import Tensor, nn
 import vitlens
 from tests.kit.commands import ran
 from tests.kit.making import CLASSES, save, untrained
+from tests.kit.select import values_of
 from tests.kit.tiny import EACH_FAMILY, images, model_of, ours, shared_model
 from vitlens import Model
 from vitlens.commands.attention.record import AttentionRecord
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
 
+# their classifier reads an attention pooling, which is no layer
 POOLED = (
     "siglip",
     "perception-encoder",
     "cait",
-)  # their classifier reads an attention pooling, which is no layer
+)
 
 
 def cnn() -> Model:
@@ -29,15 +31,15 @@ def cnn() -> Model:
 
 
 def entering(model: Model, module: str, batch: Tensor) -> Tensor:
-    """What a module is given, by a hook of plain torch."""
-    kept: list[Tensor] = []
+    """Return the input of a module, by a hook of plain torch."""
+    entered: list[Tensor] = []
     hook = model.module.get_submodule(module).register_forward_pre_hook(
-        lambda _module, inputs: kept.append(inputs[0].clone())
+        lambda _module, inputs: entered.append(inputs[0].clone())
     )
     with torch.no_grad():
         model(batch)
     hook.remove()
-    return kept[0]
+    return entered[0]
 
 
 def model_named(name: str) -> Model:
@@ -56,57 +58,57 @@ def test_the_first_features_enter_block_0_and_the_last_the_classifier(name):
     model = model_named(name)
     batch = images(model.input_size, batch=3)
     layout = model.anatomy.layout
-    found = vitlens.features(model, batch, embedding=True)
+    features = vitlens.features(model, batch, embedding=True)
     tokens = entering(model, model.anatomy.blocks[0], batch)
     if name in ("tiny-resnet", "cnn-digits"):  # channels first
         patches = tokens.flatten(2).mT
     else:
         patches = tokens.flatten(1, -2) if layout is None else tokens[:, -layout.patches :]
-    torch.testing.assert_close(found.at("embedding"), patches.mean(1), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(features.at("embedding"), patches.mean(1), atol=1e-6, rtol=1e-5)
     if name in POOLED or name.startswith("tiny-"):
         return
     outputs = {
-        module: getattr(each, "out_features", 0) for module, each in model.module.named_modules()
+        module: getattr(submodule, "out_features", 0)
+        for module, submodule in model.module.named_modules()
     }
     head = next(module for module, width in outputs.items() if width == len(model.classes))
-    torch.testing.assert_close(found.at(-1), entering(model, head, batch), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(features.at(-1), entering(model, head, batch), atol=1e-5, rtol=1e-5)
     parts = vitlens.features(model, batch, batch_size=2)
-    torch.testing.assert_close(parts.at(-1), found.at(-1), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(parts.at(-1), features.at(-1), atol=1e-5, rtol=1e-5)
     with torch.no_grad():
-        torch.testing.assert_close(found.logits, model(batch), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(features.logits, model(batch), atol=1e-5, rtol=1e-5)
 
 
 def by_hand(model: Model, batch: Tensor) -> list[Tensor]:
-    """Our ViT's stream after each block."""
+    """Return our ViT's stream after each block."""
     module = model.module
-    found = []
+    pooled = []
     with torch.no_grad():
         tokens = module.tokens(model.prepare(batch))
         for block in module.blocks:
             tokens = block(tokens)
-            found.append(tokens)
-    return found
+            pooled.append(tokens)
+    return pooled
 
 
 @pytest.mark.parametrize(("pool", "norm"), [("cls", True), ("mean", False), ("cls+mean", True)])
 def test_every_pooling_before_and_after_the_norm(pool, norm):
     model = ours(registers=3)
     batch = images(model.input_size, batch=3)
-    found = vitlens.features(model, batch, pool=pool, norm=norm, embedding=True)
-    assert found.pool == pool
+    features = vitlens.features(model, batch, pool=pool, norm=norm, embedding=True)
+    assert features.pool == pool
     for layer, values, tokens in zip(
-        found.layers[1:], found.values[1:], by_hand(model, batch), strict=True
+        features.layers[1:], features.values[1:], by_hand(model, batch), strict=True
     ):
         read = model.module.norm(tokens) if norm else tokens
         parts = {"cls": read[:, 0], "mean": read[:, 4:].mean(1)}  # CLS, three registers, patches
         expected = torch.cat([parts[word] for word in pool.split("+")], 1)
         torch.testing.assert_close(values, expected, atol=1e-6, rtol=1e-5)
         assert (layer.dim, layer.norm) == (values.shape[1], "norm" if norm else None)
-    embedding = entering(model, "blocks.0", batch)[:, 4:].mean(
-        1
-    )  # its CLS token is the same for all images
-    torch.testing.assert_close(found.at("embedding"), embedding)
-    assert (found.layers[0].dim, found.layers[0].norm) == (16, None)
+    # its CLS token is the same for all images
+    embedding = entering(model, "blocks.0", batch)[:, 4:].mean(1)
+    torch.testing.assert_close(features.at("embedding"), embedding)
+    assert (features.layers[0].dim, features.layers[0].norm) == (16, None)
 
 
 def test_a_norm_of_the_pooled_vector_comes_after_the_mean():
@@ -128,20 +130,19 @@ TITLES = {
 def test_layers_can_be_chosen_and_keep_their_numbers(family):
     model = ours() if family == "vit" else cnn()
     batch = images(model.input_size, batch=5)
-    whole = vitlens.features(model, batch)
+    complete = vitlens.features(model, batch)
     with_it = vitlens.features(model, batch, embedding=True)
     last = vitlens.features(model, batch, layer=-1)
-    assert [layer.index for layer in last.layers] == [len(whole.layers) - 1]
-    assert torch.equal(last.at(), whole.at())
+    assert values_of(last.layers, "index") == [len(complete.layers) - 1]
+    assert torch.equal(last.at(), complete.at())
     some = vitlens.features(model, batch, layer=[1, 0, 1])
-    assert [layer.index for layer in some.layers] == [0, 1]
-    assert torch.equal(some.at(1), whole.at(1))
-    assert [layer.title for layer in with_it.layers] == TITLES[family]
-    assert (whole.embedded, with_it.embedded, len(whole)) == (False, True, 5)
-    assert with_it.layers[1:] == whole.layers
-    assert all(
-        torch.equal(one, other) for one, other in zip(with_it.values[1:], whole.values, strict=True)
-    )
+    assert values_of(some.layers, "index") == [0, 1]
+    assert torch.equal(some.at(1), complete.at(1))
+    assert values_of(with_it.layers, "title") == TITLES[family]
+    assert (complete.embedded, with_it.embedded, len(complete)) == (False, True, 5)
+    assert with_it.layers[1:] == complete.layers
+    for one, other in zip(with_it.values[1:], complete.values, strict=True):
+        assert torch.equal(one, other)
 
 
 def plain() -> Model:
@@ -188,7 +189,7 @@ def test_a_layer_that_was_not_read_is_said():
 def measured(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, AttentionRecord]:
-    """A Swin of two stages, 4 x 4 patches of 2 x 4 px in a window, on one image."""
+    """Measure a Swin of two stages on one image: windows of 4 x 4 patches of 2 x 4 px."""
     shape = {
         "dim": 16,
         "depths": [2, 2],
@@ -211,17 +212,18 @@ def test_windows_without_shift_see_one_window_and_with_shift_more(
 ) -> None:
     fields = measured[1].receptive_fields
     shifted = vitlens.load(str(measured[0])).module.config.shift
+    # a shifted one touches four
     seen = [
         8 * 16 / 32**2,
         (16 * 32 if shifted else 8 * 16) / 32**2,
         16 * 32 / 32**2,
-    ]  # a shifted one touches four
-    assert [row.seen for row in fields][:2] == seen[:2]
+    ]
+    assert values_of(fields, "seen")[:2] == seen[:2]
     if not shifted:
-        assert [row.seen for row in fields][2:] == seen[2:] * 2  # merged patches are twice as large
+        assert values_of(fields, "seen")[2:] == seen[2:] * 2  # merged patches are twice as large
         field = measured[1].field_maps.field[0]
         assert (field[16:24, 16:32] > 0).all()  # the window of the patch in the middle
-    assert [row.layer for row in fields] == [0, 1, 2, 3]
+    assert values_of(fields, "layer") == [0, 1, 2, 3]
 
 
 def test_numbers_are_those_of_the_map(measured: tuple[Path, AttentionRecord]) -> None:
@@ -250,16 +252,16 @@ def test_the_map_is_the_norm_of_the_gradients_of_the_middle_patch(
         vitlens.load_data("digits", limit=1).batches(1),
     )
     pixels = image.images.clone().requires_grad_()
-    kept = []
+    outputs = []
     block = model.module.get_submodule(model.anatomy.blocks[0])
-    hook = block.register_forward_hook(lambda _module, _inputs, tokens: kept.append(tokens))
+    hook = block.register_forward_hook(lambda _module, _inputs, tokens: outputs.append(tokens))
     model(pixels)
     hook.remove()
-    tokens = kept[0].flatten(1, -2)[0, 8 * 8 + 4]  # row 8 and column 4 of 16 x 8
-    gradients = [torch.autograd.grad(each, pixels, retain_graph=True)[0][0] for each in tokens]
+    tokens = outputs[0].flatten(1, -2)[0, 8 * 8 + 4]  # row 8 and column 4 of 16 x 8
+    gradients = [torch.autograd.grad(value, pixels, retain_graph=True)[0][0] for value in tokens]
     exact = torch.stack(gradients).square().sum((0, 1)).sqrt().numpy()
-    found = measured[1].field_maps.field[0]
-    assert ((found > 0) == (exact > 0)).all()
-    assert found.sum() == pytest.approx(exact.sum(), rel=0.25)
+    field = measured[1].field_maps.field[0]
+    assert ((field > 0) == (exact > 0)).all()
+    assert field.sum() == pytest.approx(exact.sum(), rel=0.25)
     inside = exact > 0
-    assert np.corrcoef(found[inside], exact[inside])[0, 1] > 0.8
+    assert np.corrcoef(field[inside], exact[inside])[0, 1] > 0.8

@@ -13,16 +13,18 @@ from sklearn.metrics import roc_auc_score
 
 import vitlens
 from tests.kit.families import FAMILIES as MANY
+from tests.kit.marks import slow_except
 from tests.kit.planted_patterns import STRONG, Bench, planted, scenes
 from tests.kit.planted_writers import model as writers
 from tests.kit.planted_writers import pictures
+from tests.kit.select import select, values_of
 from tests.kit.splits import split_of
 from tests.kit.tiny import FAMILIES, images, model_of, ours, small_cnn
 from vitlens.errors import InputError, UnsupportedError
 
 GRID = (4, 5)
 COUNT = 24
-SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed > 1 else ()) for seed in range(20)]
+SEEDS = slow_except(range(20), (0, 1))
 ATTENDS = {
     "position": "same keys",
     "object": "same keys",
@@ -35,47 +37,50 @@ ATTENDS = {
 
 
 def forms(bench: Bench) -> list[torch.Tensor]:
-    """The heads of ATTENDS; the last but two ask by the red of a patch for one of two places, and
-    by the half of the image that a patch is in for red or for green.
+    """Return the heads of ATTENDS.
+
+    Before the last two come one that asks by the red of a patch for one of two places, and one
+    that asks by the half of the image for red or for green.
     """
-    known = bench.heads()
+    available = bench.heads()
     patches = slice(2, bench.tokens)
     left = torch.where(
         torch.arange(bench.patches) % bench.grid[1] < bench.grid[1] // 2, STRONG, -STRONG
     )
-    known["asks by content"] = bench.form([bench.tokens], [3], STRONG) + bench.form(
+    available["asks by content"] = bench.form([bench.tokens], [3], STRONG) + bench.form(
         [bench.tokens], [9], -STRONG
     )
-    known["asks by position"] = bench.form(patches, bench.tokens, left)
-    return [known[name] for name in ATTENDS]
+    available["asks by position"] = bench.form(patches, bench.tokens, left)
+    return [available[name] for name in ATTENDS]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_by_what_planted_heads_attend_and_what_they_look_at_is_named_and_stands_the_test(seed):
     drawn = scenes(GRID, COUNT, seed)
-    found = vitlens.name_heads(
+    named_heads = vitlens.name_heads(
         planted(forms(Bench(GRID, seed)), GRID, seed=seed), drawn.images, masks=drawn.masks
     )
-    assert {name: head.attends.word for name, head in zip(ATTENDS, found.heads)} == ATTENDS
-    assert [head.holds for head in found.heads] == [True] * 6 + [None]
-    told = dict(zip(ATTENDS, (head.words for head in found.heads)))
-    assert told["next"] == "attends by position to position (tested); looks at: next (tested)"
-    assert told["object"].startswith("attends to the same keys whichever patch asks (tested)")
-    assert told["uniform"] == "attends evenly"
-    failed = replace(found.heads[0], holds=False).words
+    assert {name: head.attends.word for name, head in zip(ATTENDS, named_heads.heads)} == ATTENDS
+    assert values_of(named_heads.heads, "holds") == [True] * 6 + [None]
+    words = dict(zip(ATTENDS, (head.words for head in named_heads.heads)))
+    assert words["next"] == "attends by position to position (tested); looks at: next (tested)"
+    assert words["object"].startswith("attends to the same keys whichever patch asks (tested)")
+    assert words["uniform"] == "attends evenly"
+    failed = replace(named_heads.heads[0], holds=False).words
     assert failed.startswith("attends to the same keys whichever patch asks (fails its test); ")
-    by = {name: head.attends.shares for name, head in zip(ATTENDS, found.heads)}
+    by = {name: head.attends.shares for name, head in zip(ATTENDS, named_heads.heads)}
     assert by["position"]["same keys by position"] > 0.9
     assert by["object"]["same keys by content"] > 0.5
-    for head in found.heads[:-1]:  # the last has no logits
+    for head in named_heads.heads[:-1]:  # the last has no logits
         assert sum(head.attends.shares.values()) == pytest.approx(1, abs=1e-6)
-    looks = {name: head.looks for name, head in zip(ATTENDS, found.heads)}
+    looks = {name: head.looks for name, head in zip(ATTENDS, named_heads.heads)}
     for name in ("position", "object", "next", "similar"):
         assert (looks[name].word, looks[name].holds) == (name, True)
+    # no pattern that could move
     assert (looks["uniform"].word, looks["uniform"].holds) == (
         "uniform",
         None,
-    )  # no pattern that could move
+    )
 
 
 def test_a_dead_head_has_no_pattern_that_is_tested():
@@ -89,8 +94,7 @@ def test_a_dead_head_has_no_pattern_that_is_tested():
 
 @pytest.mark.slow  # looking through all objects takes long
 def test_queries_and_keys_of_all_images_are_not_kept():
-    """What is alive when the last image passes grows by little more than the pixels of the
-    images."""
+    """Memory alive at the last image grows by little more than the pixels of the images."""
     alive: dict[int, int] = {}
     for count in (16, 64):
         model = ours()
@@ -100,15 +104,15 @@ def test_queries_and_keys_of_all_images_are_not_kept():
 
         def note(
             _: object,
-            given: tuple[torch.Tensor, ...],
+            args: tuple[torch.Tensor, ...],
             count: int = count,
             last: torch.Tensor = last,
         ) -> None:
-            if torch.equal(given[0][-1], last):
-                tensors = (each for each in gc.get_objects() if type(each) is torch.Tensor)
+            if torch.equal(args[0][-1], last):
+                tensors = (tensor for tensor in gc.get_objects() if type(tensor) is torch.Tensor)
                 storages = {
-                    each.untyped_storage().data_ptr(): each.untyped_storage().nbytes()
-                    for each in tensors
+                    tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+                    for tensor in tensors
                 }
                 alive[count] = max(alive.get(count, 0), sum(storages.values()))
 
@@ -122,43 +126,48 @@ def test_images_of_another_size_are_shuffled_by_the_patches_of_the_model():
     drawn = scenes(GRID, COUNT, 0)
     model = planted(forms(Bench(GRID, 0)), GRID)
     large = [
-        each.repeat_interleave(2, -1).repeat_interleave(2, -2)
-        for each in (drawn.images, drawn.masks)
+        pixels_of.repeat_interleave(2, -1).repeat_interleave(2, -2)
+        for pixels_of in (drawn.images, drawn.masks)
     ]
-    found = vitlens.name_heads(model, large[0], masks=large[1])
-    assert {name: head.attends.word for name, head in zip(ATTENDS, found.heads)} == ATTENDS
-    assert [head.holds for head in found.heads] == [True] * 6 + [None]
-    assert [head.looks.holds for head in found.heads[:3]] == [True] * 3
+    named_heads = vitlens.name_heads(model, large[0], masks=large[1])
+    assert {name: head.attends.word for name, head in zip(ATTENDS, named_heads.heads)} == ATTENDS
+    assert values_of(named_heads.heads, "holds") == [True] * 6 + [None]
+    assert values_of(named_heads.heads[:3], "looks.holds") == [True] * 3
 
 
 def test_every_head_is_there_though_it_may_have_no_word():
     side, make = MANY["mobilevit"]
-    found = vitlens.name_heads(model_of(make(), size=(side, side)), images((side, side), batch=8))
-    assert {head.layer for head in found.heads} == set(range(9))
-    assert {(head.attends, head.looks, head.writes) for head in found.heads} == {(None, None, None)}
+    named_heads = vitlens.name_heads(
+        model_of(make(), size=(side, side)), images((side, side), batch=8)
+    )
+    assert set(values_of(named_heads.heads, "layer")) == set(range(9))
+    assert set(values_of(named_heads.heads, "attends", "looks", "writes")) == {(None, None, None)}
 
 
-@pytest.mark.parametrize(
-    "family", ["ours", "beit"]
-)  # the second adds a bias for every pair of positions
+# the second adds a bias for every pair of positions
+@pytest.mark.parametrize("family", ["ours", "beit"])
 def test_shares_are_those_of_the_logits_that_the_model_computes(family):
     """The same keys whoever asks: the variance of the mean row."""
     model = FAMILIES[family]()
     batch = images(model.input_size, batch=12)
-    found = vitlens.name_heads(model, batch)
+    named_heads = vitlens.name_heads(model, batch)
     prefix = len(model.layout.prefix)
     scores = vitlens.capture(model, batch, "blocks.1.attention.scores")[
         "blocks.1.attention.scores"
     ].double()
     logits = scores[..., prefix:, prefix:]
     logits = logits - logits.mean(-1, keepdim=True)
-    for head in [head for head in found.heads if head.layer == 1]:
-        own = logits[:, head.head]
-        mean = own.mean(1, keepdim=True).expand_as(own)
+    for head in select(named_heads.heads, layer=1):
+        head_logits = logits[:, head.head]
+        mean = head_logits.mean(1, keepdim=True).expand_as(head_logits)
         shares = head.attends.shares
         same = shares["same keys by position"] + shares["same keys by content"]
-        assert same == pytest.approx(float(mean.square().sum() / own.square().sum()), rel=1e-4)
-        assert head.attends.spread == pytest.approx(float(own.square().mean().sqrt()), rel=1e-4)
+        assert same == pytest.approx(
+            float(mean.square().sum() / head_logits.square().sum()), rel=1e-4
+        )
+        assert head.attends.spread == pytest.approx(
+            float(head_logits.square().mean().sqrt()), rel=1e-4
+        )
 
 
 # the fourth hardly matters, the fifth is dead, the last adds the same to all classes
@@ -168,8 +177,8 @@ GAINS = [(0, 40.0), (1, 40.0), (2, 40.0), (0, 0.2), (1, 0.0), (3, 40.0)]
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_planted_heads_write_is_named_and_only_what_matters_is_said_to(seed):
     model, (pixels, labels) = writers(GAINS), pictures(60, seed)
-    found = vitlens.name_heads(model, pixels, labels).heads
-    assert [(head.writes.word, head.writes.state) for head in found] == [
+    heads = vitlens.name_heads(model, pixels, labels).heads
+    assert values_of(heads, "writes.word", "writes.state") == [
         ("red", "shown to matter"),
         ("green", "shown to matter"),
         ("blue", "shown to matter"),
@@ -177,8 +186,8 @@ def test_what_planted_heads_write_is_named_and_only_what_matters_is_said_to(seed
         (None, "nothing"),
         (None, "nothing"),
     ]
-    told = [head.words.split("; ")[-1] for head in found]
-    assert told == [
+    labels_of_heads = [head.words.split("; ")[-1] for head in heads]
+    assert labels_of_heads == [
         "writes red (tested)",
         "writes green (tested)",
         "writes blue (tested)",
@@ -186,16 +195,16 @@ def test_what_planted_heads_write_is_named_and_only_what_matters_is_said_to(seed
         "tells no class",
         "tells no class",
     ]
-    for head, name in zip(found[:3], ("red", "green", "blue")):
+    for head, name in zip(heads[:3], ("red", "green", "blue")):
         assert head.writes.margin.value > 0.1
         assert head.writes.p < 0.05
         of_class = vitlens.direct_logit_attribution(model, pixels, name).heads[:, 0, head.head]
-        others = [
-            vitlens.direct_logit_attribution(model, pixels, each).heads[:, 0, head.head]
-            for each in model.classes
+        for_all_classes = [
+            vitlens.direct_logit_attribution(model, pixels, class_name).heads[:, 0, head.head]
+            for class_name in model.classes
         ]
         expected = roc_auc_score(
-            labels == model.classes.index(name), of_class - torch.stack(others).mean(0)
+            labels == model.classes.index(name), of_class - torch.stack(for_all_classes).mean(0)
         )
         assert head.writes.auc.value == pytest.approx(expected)
         assert head.writes.auc.low <= expected <= head.writes.auc.high
@@ -210,16 +219,16 @@ def test_the_p_of_what_a_head_writes_is_welchs_one_sided_one_corrected_for_the_h
         pictures(60, 0),
     )
     attributes = {name: colours == at for at, name in enumerate(model.classes[:3])}
-    found = vitlens.name_heads(
+    heads = vitlens.name_heads(
         model, pixels, torch.zeros_like(colours), attributes=attributes
     ).heads
-    words = [head.writes for head in found]
-    assert [each.word for each in words] == ["red", "green", "blue", "red"]
+    words = values_of(heads, "writes")
+    assert values_of(words, "word") == ["red", "green", "blue", "red"]
     plain = []
-    for each in words:
-        held = attributes[each.word]
+    for written in words:
+        held = attributes[written.word]
         test = ttest_ind(
-            each.falls[held], each.falls[~held], equal_var=False, alternative="greater"
+            written.falls[held], written.falls[~held], equal_var=False, alternative="greater"
         )
         plain.append(test.pvalue)
     assert max(plain) > 0.5
@@ -235,7 +244,8 @@ def test_copies_of_an_image_in_one_source_make_no_word_more_certain():
     once = split_of(pixels, labels, model.classes)
     twice = torch.arange(60).repeat_interleave(2)
     copies = split_of(once.source.pixels[twice], labels[twice], model.classes, groups=twice)
-    plain, grouped = (vitlens.name_heads(model, split).heads for split in (once, copies))
+    plain = vitlens.name_heads(model, once).heads
+    grouped = vitlens.name_heads(model, copies).heads
     for head, other in zip(plain, grouped, strict=True):
         one = head.writes
         two = other.writes
@@ -247,8 +257,9 @@ def test_copies_of_an_image_in_one_source_make_no_word_more_certain():
 
 
 def false_words(seed: int, copies: int) -> int:
-    """How many of four heads have a word for labels at random; so many images of each of 30 sources
-    are alike.
+    """Count the words that four heads get for labels at random.
+
+    copies: how many images of each of 30 sources are alike.
     """
     draw = torch.Generator().manual_seed(seed)
     groups = torch.arange(30).repeat_interleave(copies)
@@ -275,9 +286,7 @@ def test_images_of_one_source_are_no_evidence_for_a_word(copies, runs):
 
 
 def several_classes(gains: list[list[tuple[int, float]]]) -> vitlens.Model:
-    """A head for each list of (channel, gain): it adds gain times the mean of each of these colours
-    to its class.
-    """
+    """Build a head for each list of (channel, gain), which adds these mean colours to its class."""
     model = writers([(0, 0.0) for _ in gains])
     attention = model.module.blocks[0].attn
     classifier = model.module.head
@@ -301,17 +310,17 @@ def test_a_head_that_writes_all_classes_alike_writes_no_single_one():
 
 def test_of_two_classes_a_head_writes_the_one_that_it_pushes_up():
     """Their AUCs are equal, as what one class gains the other loses."""
-    whole = writers([(0, 40.0), (1, 40.0), (1, 0.0)])
-    classifier = torch.nn.Linear(whole.module.head.in_features, 2)
-    classifier.weight.data = whole.module.head.weight.data[:2].clone()
-    classifier.bias.data = whole.module.head.bias.data[:2].clone()
-    whole.module.head = classifier
-    model = model_of(whole.module, size=whole.input_size, classes=("red", "green"))
+    three_classes = writers([(0, 40.0), (1, 40.0), (1, 0.0)])
+    classifier = torch.nn.Linear(three_classes.module.head.in_features, 2)
+    classifier.weight.data = three_classes.module.head.weight.data[:2].clone()
+    classifier.bias.data = three_classes.module.head.bias.data[:2].clone()
+    three_classes.module.head = classifier
+    model = model_of(three_classes.module, size=three_classes.input_size, classes=("red", "green"))
     pixels, colours = pictures(90, 0)
     chosen = colours < 2
-    found = vitlens.name_heads(model, pixels[chosen], colours[chosen]).heads
-    assert [head.writes.word for head in found] == ["red", "green", None]
-    assert [head.writes.alike for head in found] == [("red",), ("green",), ()]
+    heads = vitlens.name_heads(model, pixels[chosen], colours[chosen]).heads
+    assert values_of(heads, "writes.word") == ["red", "green", None]
+    assert values_of(heads, "writes.alike") == [("red",), ("green",), ()]
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
@@ -330,15 +339,16 @@ def test_a_word_names_up_to_three_attributes_of_which_none_is_clearly_best(count
         assert (head.writes.word, head.writes.state, head.writes.p) == (None, "several", None)
     else:
         assert head.writes.word.startswith("a")
-        assert all(f" {name}" in head.writes.word for name in "bcd"[: count - 1])
+        for name in "bcd"[: count - 1]:
+            assert f" {name}" in head.writes.word
         assert head.writes.state == "shown to matter"
 
 
 def test_what_a_certain_model_loses_without_a_head_is_not_lost_to_rounding():
     """Log-odds are above 30, where single precision has none."""
     model, (pixels, labels) = writers([(0, 400.0), (1, 400.0), (2, 400.0)]), pictures(60, 0)
-    found = vitlens.name_heads(model, pixels, labels).heads
-    for head in found:
+    heads = vitlens.name_heads(model, pixels, labels).heads
+    for head in heads:
         place = f"blocks.0.head.{head.head}"
         mean = vitlens.capture(model, pixels, place)[place].mean(0)
         with torch.no_grad(), vitlens.intervene(model, {place: mean}):
@@ -368,13 +378,11 @@ def test_a_rare_attribute_takes_no_word_away():
     attributes = {name: torch.zeros(60, dtype=torch.bool) for name in ("uneven", "too rare")}
     attributes["uneven"][:14:2] = True
     attributes["too rare"][:4] = True
-    found = vitlens.name_heads(model, pixels, labels, attributes=attributes)
+    named_heads = vitlens.name_heads(model, pixels, labels, attributes=attributes)
     plain = vitlens.name_heads(model, pixels, labels)
-    assert [head.writes.word for head in found.heads] == [head.writes.word for head in plain.heads]
-    assert [head.writes.state for head in found.heads] == [
-        head.writes.state for head in plain.heads
-    ]
-    (note,) = found.notes
+    assert values_of(named_heads.heads, "writes.word") == values_of(plain.heads, "writes.word")
+    assert values_of(named_heads.heads, "writes.state") == values_of(plain.heads, "writes.state")
+    (note,) = named_heads.notes
     assert "too rare" in note
     assert "uneven" not in note
 
@@ -382,14 +390,14 @@ def test_a_rare_attribute_takes_no_word_away():
 def test_nothing_is_invented_where_labels_are_permuted():
     """Of twenty permutations at most one names a class or an attribute for any head."""
     model, (pixels, labels) = writers(GAINS), pictures(60, 0)
-    named = 0
+    count = 0
     for seed in range(20):
         order = torch.randperm(60, generator=torch.Generator().manual_seed(seed))
-        found = vitlens.name_heads(
+        named_heads = vitlens.name_heads(
             model, pixels, labels[order], attributes={"first": labels[order] == 0}, seed=seed
         )
-        named += any(head.writes.word for head in found.heads)
-    assert named <= 1
+        count += any(head.writes.word for head in named_heads.heads)
+    assert count <= 1
 
 
 def test_an_attribute_of_the_images_is_written_as_a_class_is():
@@ -406,30 +414,33 @@ def test_predictions_stand_for_labels_and_heads_of_windows_write_nothing_that_is
     model, (pixels, _) = writers(GAINS), pictures(60, 0)
     with torch.no_grad():
         predicted = model(pixels).argmax(-1)
-    found, same = (
-        vitlens.name_heads(model, pixels, labels).heads for labels in ("predicted", predicted)
-    )
-    assert [head.writes.auc for head in found] == [head.writes.auc for head in same]
+    heads = vitlens.name_heads(model, pixels, "predicted").heads
+    same = vitlens.name_heads(model, pixels, predicted).heads
+    assert values_of(heads, "writes.auc") == values_of(same, "writes.auc")
     windowed = FAMILIES["torchvision-swin"]()
     batch = images(windowed.input_size, batch=50)
-    given = vitlens.name_heads(
+    in_windows = vitlens.name_heads(
         windowed, batch, torch.zeros(50).long(), attributes={"odd": torch.arange(50) % 2 == 1}
     )
-    assert "what heads write" in given.notes[-1]
-    assert all(head.writes is None for head in given.heads)
+    assert "what heads write" in in_windows.notes[-1]
+    for head in in_windows.heads:
+        assert head.writes is None
 
 
 def test_words_that_need_nothing_else_are_given_and_the_others_are_told_why_not():
     model = ours()
     batch = images((32, 48), batch=9)
-    found = vitlens.name_heads(model, batch)
-    assert all(head.writes is None and head.attends is not None for head in found.heads)
+    named_heads = vitlens.name_heads(model, batch)
+    for head in named_heads.heads:
+        assert head.writes is None
+        assert head.attends is not None
     for labels, said in ((None, "labels"), (torch.arange(9) % 3, "50 images")):
         (note,) = vitlens.name_heads(model, batch, labels).notes
         assert said in note
     few = vitlens.name_heads(model, batch[:2])
-    assert [head.attends for head in few.heads] == [None] * len(few.heads)
-    assert all(head.looks is not None for head in few.heads)
+    assert values_of(few.heads, "attends") == [None] * len(few.heads)
+    for head in few.heads:
+        assert head.looks is not None
     with pytest.raises(InputError, match="masks"):
         vitlens.name_heads(model, batch, masks=torch.ones(3, 32, 48, dtype=torch.bool))
     with pytest.raises(UnsupportedError):

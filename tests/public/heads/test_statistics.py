@@ -16,6 +16,7 @@ from torch import Tensor
 
 import vitlens
 from tests.kit.made import made_model, numbered, random_weights, uniform
+from tests.kit.select import values_of
 from tests.kit.splits import split_of
 from tests.kit.tiny import images, model_of, ours, timm_model
 from tests.kit.windows import WINDOWED, padded_swin_micro, unwindow
@@ -31,15 +32,15 @@ class Place:
     grid: tuple[int, int]
     pitch: tuple[float, float]
     cls: tuple[int, ...] = ()
-    others: tuple[int, ...] = ()  # registers and a distillation token
+    registers: tuple[int, ...] = ()  # registers and a distillation token
 
     @property
     def prefix(self) -> int:
-        return len(self.cls) + len(self.others)
+        return len(self.cls) + len(self.registers)
 
 
 def of_rows(rows: np.ndarray) -> dict[str, np.ndarray]:
-    """Entropy and sparsity of rows, as the textbooks have them."""
+    """Return entropy and sparsity of rows, as in textbooks."""
     keys = rows.shape[-1]
     root = math.sqrt(keys)
     rank = 2 * np.arange(1, keys + 1) - keys - 1
@@ -57,7 +58,7 @@ def of_rows(rows: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def possible(name: str, keys: int) -> tuple[float, float]:
-    """The least and the largest value of a statistic, where its intervals end."""
+    """Return the least and the largest value of a statistic, where its intervals end."""
     name = name.removeprefix("cls_")
     ends = {
         "entropy": (0, math.log(keys)),
@@ -71,7 +72,7 @@ def possible(name: str, keys: int) -> tuple[float, float]:
 def of_head(
     attention: np.ndarray, place: Place, *, renormalise: bool
 ) -> tuple[dict[str, float], np.ndarray]:
-    """All statistics of one head on one image, and its mass by offset."""
+    """Return all statistics of one head on one image, and its mass by offset."""
     (rows, columns), (height, width), prefix = place.grid, place.pitch, place.prefix
     queries = attention[prefix:]
     inside, (row, column) = queries[:, prefix:], np.divmod(np.arange(rows * columns), columns)
@@ -91,37 +92,38 @@ def of_head(
         "sinks": sinks.sum(),
         "sink_mass": received[sinks].sum(),
     }
-    sums |= {name: each.mean() for name, each in of_rows(queries).items()}
+    sums |= {name: values.mean() for name, values in of_rows(queries).items()}
     if prefix:
         sums |= {
             "prefix_mass": received[:prefix].sum(),
             "cls_mass": received[list(place.cls)].sum(),
         }
-        sums["register_mass"] = received[list(place.others)].sum()
+        sums["register_mass"] = received[list(place.registers)].sum()
     for at in place.cls:
-        sums |= {f"cls_{name}": each for name, each in of_rows(attention[at]).items()}
+        sums |= {f"cls_{name}": value for name, value in of_rows(attention[at]).items()}
         sums |= {
             "cls_self_mass": attention[at, at],
-            "cls_register_mass": attention[at, list(place.others)].sum(),
+            "cls_register_mass": attention[at, list(place.registers)].sum(),
         }
     return sums, offsets
 
 
 def exact_weights(model: Model, batch: Tensor) -> list[np.ndarray]:
-    """Softmax in float64 of the queries and keys that the lens shows, (images, heads, query, key)
-    by layer.
+    """Return softmax in float64 of the lens's queries and keys, by layer.
+
+    Its shape is (images, heads, query, key).
     """
-    found: list[np.ndarray] = []
+    weights: list[np.ndarray] = []
 
     def keep(call: vitlens.AttentionCall) -> None:
         query = call.inputs.query.double().numpy()
         key = call.inputs.key.double().numpy()
         logits = query @ key.swapaxes(-1, -2) * call.inputs.scale
         powers = np.exp(logits - logits.max(-1, keepdims=True))
-        found.append(powers / powers.sum(-1, keepdims=True))
+        weights.append(powers / powers.sum(-1, keepdims=True))
 
     vitlens.observe(model, batch, keep)
-    return found
+    return weights
 
 
 def check(
@@ -132,23 +134,26 @@ def check(
     renormalise: bool = True,
     sinks: bool = True,
 ) -> None:
-    """Means, Student's intervals and mass by offset are those of the reference; sinks: of which no
-    key is doubtful.
+    """Check that means, Student's intervals and mass by offset are those of the reference.
+
+    sinks: those of which no key is doubtful.
     """
     values: dict[tuple[str, int], list[list[float]]] = {}
     for layer, of_layer in enumerate(weights):
-        found = [
-            [of_head(head, place, renormalise=renormalise) for head in image] for image in of_layer
-        ]
-        offsets = np.mean([[mass for _, mass in heads] for heads in found], 0)
+        heads_by_image = []
+        for image in of_layer:
+            heads_by_image.append([of_head(head, place, renormalise=renormalise) for head in image])
+        offsets = np.mean([[mass for _, mass in heads] for heads in heads_by_image], 0)
         np.testing.assert_allclose(table.offset_mass[layer].numpy(), offsets, rtol=1e-5, atol=1e-12)
-        for heads in found:
+        for heads in heads_by_image:
             for name in heads[0][0]:
-                values.setdefault((name, layer), []).append([each[name] for each, _ in heads])
-    exact = {key: np.array(each) for key, each in values.items()}
+                values.setdefault((name, layer), []).append(
+                    [measures[name] for measures, _ in heads]
+                )
+    exact = {key: np.array(numbers) for key, numbers in values.items()}
     for name in STATISTICS.keys() - token_statistics() - {name for name, _ in exact}:
         assert getattr(table, name).isnan().all(), name
-    for (name, layer), each in exact.items():
+    for (name, layer), of_images in exact.items():
         if sinks or "sink" not in name:
             # a weight near 1 has lost its last digits in fp32 whatever is made of it: 1e-6 nats are
             # the floor
@@ -157,15 +162,15 @@ def check(
                 "atol": 1e-6 if "entropy" in name else 1e-9,
                 "err_msg": f"{name} {layer}",
             }
-            mean = each.mean(0)
-            half = stats.t.ppf(0.975, len(each) - 1) * stats.sem(each)
+            mean = of_images.mean(0)
+            half = stats.t.ppf(0.975, len(of_images) - 1) * stats.sem(of_images)
             np.testing.assert_allclose(getattr(table, name)[layer].numpy(), mean, **close)
             spread = {**close, "rtol": 1e-4, "atol": close["atol"] + 1e-5 * np.abs(mean).max()}
             for end, sign in ((table.high(name), 1), (table.low(name), -1)):
                 expected = np.clip(mean + sign * half, *possible(name, table.sites[layer].keys))
                 np.testing.assert_allclose(end[layer].numpy(), expected, **spread)
     together = np.concatenate(
-        [each for (name, _), each in exact.items() if name == "entropy"], 1
+        [numbers for (name, _), numbers in exact.items() if name == "entropy"], 1
     ).mean(1)
     assert table.overall.mean(("entropy", 0)).item() == pytest.approx(
         together.mean(), rel=1e-5, abs=1e-6
@@ -177,7 +182,7 @@ def check(
 
 
 @pytest.mark.parametrize(
-    ("more", "cls", "others", "bf16"),
+    ("more", "cls", "registers", "bf16"),
     [
         ({}, (0,), (), False),
         ({"registers": 4}, (0,), (1, 2, 3, 4), True),  # weights are made in fp32
@@ -185,9 +190,9 @@ def check(
         ({"pooling": "mean", "registers": 2, "heads": 1}, (), (0, 1), False),
     ],
 )
-def test_statistics_equal_the_naive_reference(more, cls, others, bf16):
+def test_statistics_equal_the_naive_reference(more, cls, registers, bf16):
     model = ours(**more)
-    place = Place((4, 3), (8.0, 16.0), cls, others)
+    place = Place((4, 3), (8.0, 16.0), cls, registers)
     renormalise = bool(more)
     batch = images(model.input_size, batch=6)
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
@@ -195,12 +200,12 @@ def test_statistics_equal_the_naive_reference(more, cls, others, bf16):
         weights = exact_weights(model, batch)
     check(table, weights, place, renormalise=renormalise, sinks=False)
     assert (table.images, table.renormalised) == (6, renormalise)
-    for each in table.geometries:
-        assert (each.grid, each.pitch, each.cls, each.registers) == (
+    for geometry in table.geometries:
+        assert (geometry.grid, geometry.pitch, geometry.cls, geometry.registers) == (
             place.grid,
             place.pitch,
             cls,
-            others,
+            registers,
         )
 
 
@@ -272,17 +277,16 @@ def test_nearly_uniform_rows_in_fp32_keep_their_precision(spread):
 def test_batches_change_nothing_and_memory_does_not_grow_with_the_images():
     layers = [random_weights(9, 3, 17, seed=seed).double() for seed in range(2)]
     model = made_model(*layers, grid=(4, 3), prefix=5)
-    whole, parts, few = (
-        vitlens.statistics(model, numbered(model, count), batch_size=size)
-        for count, size in ((9, 9), (9, 4), (2, 2))
-    )
+    at_once = vitlens.statistics(model, numbered(model, 9), batch_size=9)
+    parts = vitlens.statistics(model, numbered(model, 9), batch_size=4)
+    few = vitlens.statistics(model, numbered(model, 2), batch_size=2)
     for name in STATISTICS:
         torch.testing.assert_close(
-            parts.low(name), whole.low(name), atol=1e-12, rtol=1e-9, equal_nan=True
+            parts.low(name), at_once.low(name), atol=1e-12, rtol=1e-9, equal_nan=True
         )
     sizes = [
-        len(pickle.dumps((each.moments, each.overall, each.evidence)))
-        for each in (few, whole, parts)
+        len(pickle.dumps((statistics.moments, statistics.overall, statistics.evidence)))
+        for statistics in (few, at_once, parts)
     ]
     # torch names a pickled storage by its address, of more or fewer digits; seven more images of 6
     # heads take 336 bytes
@@ -354,18 +358,18 @@ def test_token_norms_are_of_each_blocks_output(build, prefix):
         middle = np.median(lengths, 1, keepdims=True)
         high = lengths > middle + 5 * np.median(np.abs(lengths - middle), 1, keepdims=True)
         expected = middle, lengths.max(1), high[:, prefix:].sum(1), high[:, :prefix].sum(1)
-        found = (
+        token_norms = (
             table.token_norm,
             table.greatest_norm,
             table.high_norm_patches,
             table.high_norm_prefix,
         )
-        for of_tokens, by_hand in zip(found, expected, strict=True):
+        for of_tokens, by_hand in zip(token_norms, expected, strict=True):
             assert of_tokens[index].tolist() == pytest.approx([by_hand.mean()], rel=1e-5)
 
 
 def test_patches_before_the_prefix_comes_in_are_on_the_models_own_grid():
-    """Which need not be of square patches."""
+    """The patches need not be square."""
     model = made_model(random_weights(2, 1, 12), grid=(4, 3), prefix=1, patch_size=(8, 16))
     (early,) = vitlens.statistics(model, numbered(model, 2)).geometries
     assert (early.grid, early.pitch, early.prefix) == ((4, 3), (8.0, 16.0), 0)
@@ -384,9 +388,9 @@ def test_streams_of_windows_have_no_norms_of_images():
 
 
 def weights_of(model: Model, batch: Tensor) -> list[Tensor]:
-    found: list[Tensor] = []
-    vitlens.observe(model, batch, lambda call: found.append(call.weights().double()))
-    return found
+    weights: list[Tensor] = []
+    vitlens.observe(model, batch, lambda call: weights.append(call.weights().double()))
+    return weights
 
 
 @pytest.mark.parametrize("name", ["swin, padded", "torchvision, padded", "maxvit"])
@@ -397,7 +401,7 @@ def test_windows_are_measured_in_image_coordinates(name):
     model = WINDOWED[name]()
     batch = images(model.input_size, batch=2)
     table = vitlens.statistics(model, batch)
-    assert len({place.pitch for place in table.geometries}) > 1  # stages are coarser and coarser
+    assert len(set(values_of(table.geometries, "pitch"))) > 1  # stages are coarser and coarser
     for layer, (site, weights) in enumerate(
         zip(table.sites, weights_of(model, batch), strict=True)
     ):
@@ -431,9 +435,8 @@ def test_windows_are_measured_in_image_coordinates(name):
             )
             assert getattr(table, statistic)[layer, site.heads :].isnan().all()
         near = unwindow(place.pairs()[:, None].double(), site.windows)[0, 0].numpy()
-        tall, wide = (
-            each.shape[-1] // 2 for each in (table.offset_mass[layer].mT, table.offset_mass[layer])
-        )
+        tall = table.offset_mass[layer].mT.shape[-1] // 2
+        wide = table.offset_mass[layer].shape[-1] // 2
         sums = np.zeros((site.heads, 2 * tall + 1, 2 * wide + 1))
         for query, key in np.argwhere(near):
             offset = down[query, key] + tall, across[query, key] + wide
@@ -442,7 +445,7 @@ def test_windows_are_measured_in_image_coordinates(name):
 
 
 def with_even_attention(model: Model) -> Model:
-    """The model with the same score for every key that a query may attend to."""
+    """Return the model with the same score for every key that a query may attend to."""
     for module in model.module.modules():
         joint = getattr(module, "qkv", None)
         if isinstance(joint, torch.nn.Linear):
@@ -471,8 +474,8 @@ def test_masked_keys_and_padding_do_not_count_as_sparsity(name):
     table = vitlens.statistics(model, images(model.input_size, batch=2))
     assert any(any(site.windows.shift) for site in table.sites)
     for statistic, expected in {"normalised_entropy": 1, "hoyer": 0, "gini": 0, "sinks": 0}.items():
-        found = getattr(table, statistic)
-        measured = found[found.isfinite()].numpy()
+        values = getattr(table, statistic)
+        measured = values[values.isfinite()].numpy()
         np.testing.assert_allclose(measured, expected, atol=1e-5, err_msg=statistic)
 
 
@@ -487,18 +490,19 @@ def test_a_pooling_query_has_a_row_and_no_place(name):
     assert table.uniform_distance()[-1].isnan()
     assert table.token_norm[-1].isnan()  # of a block that puts out CLS alone
     assert all(
-        getattr(table, each)[-1].isnan().all()
-        for each in ("distance", "entropy", "self_mass", "sinks")
+        getattr(table, name)[-1].isnan().all()
+        for name in ("distance", "entropy", "self_mass", "sinks")
     )
     first = table.geometries[0]
+    # CLS that comes in later is no patch
     assert (first.grid, first.pitch, first.prefix) == (
         (4, 4),
         (8.0, 8.0),
         0,
-    )  # CLS that comes in later is no patch
+    )
     for name, expected in of_rows(weights[:, :, 0].numpy()).items():
-        found = getattr(table, f"cls_{name}")[-1, : last.heads].numpy()
-        np.testing.assert_allclose(found, expected.mean(0), rtol=1e-5, atol=1e-7)
+        actual = getattr(table, f"cls_{name}")[-1, : last.heads].numpy()
+        np.testing.assert_allclose(actual, expected.mean(0), rtol=1e-5, atol=1e-7)
 
 
 def test_attention_of_channels_has_no_statistics():
@@ -539,9 +543,9 @@ def test_a_mask_of_queries_and_keys_alone_does_not_count():
     mask = torch.ones(tokens, tokens, dtype=torch.bool)
     mask[:, [1, 3]] = False
     model.module.blocks[1].attn.register_forward_pre_hook(lambda _attention, args: (*args, mask))
-    found = vitlens.statistics(model, batch).normalised_entropy[1]
+    actual = vitlens.statistics(model, batch).normalised_entropy[1]
     entropy = torch.special.entr(weights_of(model, batch)[1]).sum(-1)[
         :, :, len(model.layout.prefix) :
     ]
     expected = entropy.mean((0, 2)) / math.log(tokens - 2)
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-6)

@@ -69,12 +69,12 @@ class One(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         grid = self.stem(pixels)
-        given = {
+        layouts = {
             "tokens": grid.flatten(2).mT,
             "channels first": grid,
             "channels last": grid.permute(0, 2, 3, 1),
         }
-        return self.head(self.attn(given[self.entered]).mean(1))
+        return self.head(self.attn(layouts[self.entered]).mean(1))
 
 
 def one(attn: Callable[[], nn.Module], size: Pair = (16, 24), entered: str = "tokens") -> Model:
@@ -100,7 +100,7 @@ NOTHING = ALL.index_fill(0, torch.tensor(3), False)  # the fourth query attends 
 
 
 def by_image(tokens: Tensor) -> Tensor:
-    """Another mask for each image; every query has a key."""
+    """Return another mask for each image, in which every query has a key."""
     return (tokens[:, None, :, :6] > 0) | torch.eye(6, dtype=torch.bool)
 
 
@@ -150,7 +150,8 @@ def test_weights_are_those_of_the_definition(case, layout, explicit):
     model(batch)
     query, key, value, output = model.module.attn.seen
     if case == "grouped":  # two queries share a key, in order
-        key, value = (each.repeat_interleave(2, 1) for each in (key, value))
+        key = key.repeat_interleave(2, 1)
+        value = value.repeat_interleave(2, 1)
     exponentials = (query @ key.mT * scale + bias).exp() * (
         allowed(tokens) if callable(allowed) else allowed
     )
@@ -226,18 +227,16 @@ class Multihead(nn.Module):
         self.attention = nn.MultiheadAttention(32, 4, **options)
         self.mask = mask
         self.average = average
-        self.key = (
-            nn.Identity() if itself else nn.Linear(32, 32)
-        )  # of itself, its projections are one product
+        # of itself, its projections are one product
+        self.key = nn.Identity() if itself else nn.Linear(32, 32)
 
     def forward(self, tokens: Tensor) -> Tensor:
         mask = self.mask
         if mask is not None and mask.dim() == 3:
             mask = mask.repeat(len(tokens), 1, 1)
-        query, key = (
-            (each if self.attention.batch_first else each.transpose(0, 1))
-            for each in (tokens, self.key(tokens))
-        )
+        query, key = tokens, self.key(tokens)
+        if not self.attention.batch_first:
+            query, key = query.transpose(0, 1), key.transpose(0, 1)
         output, self.returned = self.attention(
             query, key, key, attn_mask=mask, average_attn_weights=self.average
         )
@@ -278,11 +277,11 @@ class Direct(nn.MultiheadAttention):
         projections = (self.in_proj_weight, self.in_proj_bias, None, None, False, 0.0)
         out = (self.out_proj.weight, self.out_proj.bias)
         options = {"need_weights": False, "attn_mask": ~BOOLEAN}
-        given = [tokens.transpose(0, 1)] * 3
-        found = F.multi_head_attention_forward(
-            *given, 32, 4, *projections, *out, training=False, **options
+        inputs = [tokens.transpose(0, 1)] * 3
+        attended = F.multi_head_attention_forward(
+            *inputs, 32, 4, *projections, *out, training=False, **options
         )
-        return found[0].transpose(0, 1)
+        return attended[0].transpose(0, 1)
 
 
 def test_the_function_called_with_a_boolean_mask():

@@ -17,13 +17,13 @@ WEIGHTS = "blocks.0.attention.weights"
 
 
 def seen_by_hand(model: Model, batch: Tensor) -> dict[str, Tensor]:
-    """Every place of timm's ViT by plain hooks and formulas: how one would do it without a lens."""
-    found: dict[str, Tensor] = {}
+    """Read every place of timm's ViT by plain hooks and formulas, without a lens."""
+    values: dict[str, Tensor] = {}
     handles = []
 
     def keep(module: nn.Module, name: str, *, entering: bool = False) -> None:
         def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            found[name] = inputs[0] if entering else output
+            values[name] = inputs[0] if entering else output
 
         handles.append(module.register_forward_hook(hook))
 
@@ -34,17 +34,17 @@ def seen_by_hand(model: Model, batch: Tensor) -> dict[str, Tensor]:
         keep(block.mlp, f"blocks.{index}.mlp")
         keep(block.attn.qkv, f"{index}.qkv")
         keep(block.attn.proj, f"{index}.joined", entering=True)
-    found["logits"] = model(batch)
+    values["logits"] = model(batch)
     for handle in handles:
         handle.remove()
     for index, block in enumerate(model.module.blocks):
         qkv = (
-            found.pop(f"{index}.qkv")
+            values.pop(f"{index}.qkv")
             .unflatten(-1, (3, block.attn.num_heads, -1))
             .permute(2, 0, 3, 1, 4)
         )
         heads = (
-            found.pop(f"{index}.joined").unflatten(-1, (block.attn.num_heads, -1)).transpose(1, 2)
+            values.pop(f"{index}.joined").unflatten(-1, (block.attn.num_heads, -1)).transpose(1, 2)
         )
         scores = qkv[0] @ qkv[1].mT * block.attn.scale
         inside = {
@@ -54,10 +54,10 @@ def seen_by_hand(model: Model, batch: Tensor) -> dict[str, Tensor]:
             "scores": scores,
             "weights": scores.softmax(-1),
         }
-        found |= {f"blocks.{index}.attention.{part}": tensor for part, tensor in inside.items()}
-        found |= {f"blocks.{index}.heads": heads}
-        found |= {f"blocks.{index}.head.{head}": heads[:, head] for head in range(heads.shape[1])}
-    return {**found, "patches": found["blocks.0.input"][:, 1:]}
+        values |= {f"blocks.{index}.attention.{part}": tensor for part, tensor in inside.items()}
+        values |= {f"blocks.{index}.heads": heads}
+        values |= {f"blocks.{index}.head.{head}": heads[:, head] for head in range(heads.shape[1])}
+    return {**values, "patches": values["blocks.0.input"][:, 1:]}
 
 
 def test_every_place_of_timms_vit_is_what_hooks_by_hand_see():
@@ -76,10 +76,12 @@ def test_captured_weights_are_those_of_attention_and_the_softmax_of_the_scores(n
     batch = of(model)
     weights = vitlens.capture(model, batch, "blocks.*.attention.weights").values()
     scores = vitlens.capture(model, batch, "blocks.*.attention.scores").values()
-    for each, before, layer in zip(weights, scores, vitlens.attention(model, batch), strict=True):
-        joined = each.flatten(0, 1) if each.dim() == 5 else each
+    for layer_weights, before, layer in zip(
+        weights, scores, vitlens.attention(model, batch), strict=True
+    ):
+        joined = layer_weights.flatten(0, 1) if layer_weights.dim() == 5 else layer_weights
         torch.testing.assert_close(joined, layer, atol=1e-6, rtol=0)
-        torch.testing.assert_close(before.softmax(-1), each, atol=1e-6, rtol=0)
+        torch.testing.assert_close(before.softmax(-1), layer_weights, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["ours-unfused", "registers", "torchvision-vit"])
@@ -87,19 +89,19 @@ def test_rows_alone_are_the_rows_of_all_weights(name):
     model = MODELS[name]()
     batch = of(model)
     first = len(model.layout.prefix)
-    wanted = [WEIGHTS, "blocks.1.attention.scores", "blocks.1.mlp"]
-    whole = vitlens.capture(model, batch, wanted)
+    names = [WEIGHTS, "blocks.1.attention.scores", "blocks.1.mlp"]
+    full = vitlens.capture(model, batch, names)
     for rows, index in (
         ("cls", [0]),
         (2, [2]),
         ([3, 1], [3, 1]),
         ("patch", list(range(first, model.layout.tokens))),
     ):
-        some = vitlens.capture(model, batch, wanted, rows=rows)
-        assert torch.equal(some.logits, whole.logits)
-        assert torch.equal(some["blocks.1.mlp"], whole["blocks.1.mlp"])
-        for place in wanted[:2]:
-            torch.testing.assert_close(some[place], whole[place][:, :, index], atol=1e-6, rtol=0)
+        some = vitlens.capture(model, batch, names, rows=rows)
+        assert torch.equal(some.logits, full.logits)
+        assert torch.equal(some["blocks.1.mlp"], full["blocks.1.mlp"])
+        for place in names[:2]:
+            torch.testing.assert_close(some[place], full[place][:, :, index], atol=1e-6, rtol=0)
     pooled = vitlens.capture(
         shared_model("cait"), images(), "blocks.*.attention.weights", rows=[2]
     ).values()
@@ -120,12 +122,9 @@ def test_gradients_of_every_place_are_those_of_a_difference_quotient(name):
         direction = torch.randn(
             gradient.shape, generator=torch.Generator().manual_seed(1), dtype=torch.double
         )
-        forth, back = (
-            changed(model, batch, {place: partial(torch.add, other=direction, alpha=step)})[
-                :, 1
-            ].sum()
-            for step in (1e-5, -1e-5)
-        )
+        shift = partial(torch.add, other=direction)
+        forth = changed(model, batch, {place: partial(shift, alpha=1e-5)})[:, 1].sum()
+        back = changed(model, batch, {place: partial(shift, alpha=-1e-5)})[:, 1].sum()
         torch.testing.assert_close(
             (gradient * direction).sum(), (forth - back) / 2e-5, atol=1e-7, rtol=1e-4, msg=place
         )
@@ -133,10 +132,12 @@ def test_gradients_of_every_place_are_those_of_a_difference_quotient(name):
 
 def test_the_graph_starts_at_the_images():
     model = ours()
-    mine = images((32, 48)).requires_grad_()
-    logit = vitlens.capture(model, mine, "logits", graph=True).logits[0, 2]
-    expected = torch.autograd.grad(model(mine)[0, 2], mine)[0]
-    torch.testing.assert_close(torch.autograd.grad(logit, mine)[0], expected, atol=1e-7, rtol=1e-5)
+    pixels = images((32, 48)).requires_grad_()
+    logit = vitlens.capture(model, pixels, "logits", graph=True).logits[0, 2]
+    expected = torch.autograd.grad(model(pixels)[0, 2], pixels)[0]
+    torch.testing.assert_close(
+        torch.autograd.grad(logit, pixels)[0], expected, atol=1e-7, rtol=1e-5
+    )
 
 
 def test_what_was_captured_is_a_mapping_in_the_order_that_was_asked_for():

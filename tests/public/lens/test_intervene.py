@@ -32,13 +32,15 @@ from tests.kit.tiny import EACH_FAMILY, FAMILIES, images, model_of, ours, shaken
 from vitlens import KnockOut, Model
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 
-WEIGHTS, SCORES, VALUES = (f"blocks.0.attention.{part}" for part in ("weights", "scores", "values"))
+WEIGHTS = "blocks.0.attention.weights"
+SCORES = "blocks.0.attention.scores"
+VALUES = "blocks.0.attention.values"
 
 
 def seen(
     model: Model, batch: Tensor, place: str, changes: Mapping[str, object] = MappingProxyType({})
 ) -> Tensor:
-    """What stands at a place under changes."""
+    """Return the tensor at a place under changes."""
     with vitlens.intervene(model, changes):
         return vitlens.capture(model, batch, place)[place]
 
@@ -57,16 +59,14 @@ def test_what_was_captured_changes_nothing_and_another_images_does(name):
     plain = changed(model, batch, {})
     listed = changeable(model)
     captured = vitlens.capture(model, batch, listed)
-    cloned = changed(
-        model, batch, dict.fromkeys(listed, torch.clone)
-    )  # what one does wrong, the next ones read
+    # what one does wrong, the next ones read
+    cloned = changed(model, batch, dict.fromkeys(listed, torch.clone))
     torch.testing.assert_close(cloned, plain, atol=1e-6, rtol=1e-6)
     for place in listed:
-        found = changed(model, batch, {place: captured[place]})
-        torch.testing.assert_close(found, plain, atol=1e-6, rtol=1e-6, msg=place)
-        if not torch.equal(
-            captured[place][0], captured[place][1]
-        ):  # the query of attention pooling is a parameter
+        logits = changed(model, batch, {place: captured[place]})
+        torch.testing.assert_close(logits, plain, atol=1e-6, rtol=1e-6, msg=place)
+        # the query of attention pooling is a parameter
+        if not torch.equal(captured[place][0], captured[place][1]):
             moved = changed(model, batch, {place: captured[place].flip(0) + 0.1})
             assert not torch.allclose(moved, plain, atol=1e-6), place
 
@@ -74,9 +74,7 @@ def test_what_was_captured_changes_nothing_and_another_images_does(name):
 def cut_by_hand(
     model: Model, layer: int, batch: Tensor
 ) -> Iterator[tuple[dict[str, object], Tensor]]:
-    """Changes of a layer, each with the logits of a copy of the model that is cut, or with a hook
-    of plain torch.
-    """
+    """Yield changes of a layer, each with the logits of a copy that is cut or has a plain hook."""
     name, (unit, _, mlp) = f"blocks.{layer}", module_paths(model, layer)
     for place in (place for place in model.places() if place.name.startswith(f"{name}.head.")):
         head = int(place.name.rpartition(".")[2])
@@ -95,9 +93,8 @@ def cut_by_hand(
     if removable(model, layer):
         entered = entering(model, layer, batch)
         yield {name: "remove"}, hooked(model, batch, unit, lambda _output: entered, before=False)
-    if model.alias in FAMILIES and not unit.startswith(
-        "blocks_token_only"
-    ):  # CaiT's CLS: beside the patches
+    # CaiT's CLS: beside the patches
+    if model.alias in FAMILIES and not unit.startswith("blocks_token_only"):
         yield (
             {f"{name}.tokens": entering(model, layer, batch).flatten(1, -2).flip(0)},
             model(batch).flip(0),
@@ -143,8 +140,8 @@ def test_some_tokens_of_a_place_are_those_that_a_hook_on_timms_module_writes(
         )
 
     expected = hooked(model, batch, path, write, before=path == "blocks.1" or name == "swin")
-    found = changed(model, batch, {f"{place}[{which}]": lambda some: some + ramp})
-    torch.testing.assert_close(found, expected, **SAME)
+    logits = changed(model, batch, {f"{place}[{which}]": lambda some: some + ramp})
+    torch.testing.assert_close(logits, expected, **SAME)
     assert not torch.allclose(expected, model(batch), atol=1e-6)
 
 
@@ -193,9 +190,9 @@ def test_the_mean_is_that_of_all_reference_images(name):
         place: tensor.mean(0) for place, tensor in vitlens.capture(model, reference, chosen).items()
     }
     for place in chosen[::3]:
-        found = changed(model, batch, {place: "mean"}, reference=reference)
+        logits = changed(model, batch, {place: "mean"}, reference=reference)
         torch.testing.assert_close(
-            found, changed(model, batch, {place: means[place]}), **SAME, msg=place
+            logits, changed(model, batch, {place: means[place]}), **SAME, msg=place
         )
 
 
@@ -204,8 +201,9 @@ def test_the_mean_of_a_model_in_16_bits_is_rounded_once():
     reference = images((32, 48), batch=7, seed=3).bfloat16()
     mean = seen(model, reference, "blocks.1.mlp").double().mean(0)
     with vitlens.intervene(model, {"blocks.1.mlp": "mean"}, reference=reference):
-        found = seen(model, reference[:1], "blocks.1.mlp")[0]
-    assert (found.double() - mean).abs().le(2**-8 * mean.abs() + 1e-9).all()  # half of the last bit
+        mean_output = seen(model, reference[:1], "blocks.1.mlp")[0]
+    # half of the last bit
+    assert (mean_output.double() - mean).abs().le(2**-8 * mean.abs() + 1e-9).all()
 
 
 def test_resampling_takes_each_image_once_and_never_its_own_by_the_seed_alone():
@@ -214,12 +212,13 @@ def test_resampling_takes_each_image_once_and_never_its_own_by_the_seed_alone():
     orders = set()
     for count, seed in ((2, 0), (3, 0), (5, 0), (5, 0), (5, 1)):
         batch = images((32, 48), batch=count)
-        found = changed(model, batch, {"blocks.0": "resample"}, seed=seed)
+        logits = changed(model, batch, {"blocks.0": "resample"}, seed=seed)
         plain = model(batch)
-        order = (found[:, None] - plain).norm(dim=-1).argmin(1).tolist()
-        torch.testing.assert_close(found, plain[order], **SAME)
+        order = (logits[:, None] - plain).norm(dim=-1).argmin(1).tolist()
+        torch.testing.assert_close(logits, plain[order], **SAME)
         assert sorted(order) == list(range(count))
-        assert all(own != other for own, other in enumerate(order))
+        for source, other in enumerate(order):
+            assert source != other
         orders.add((count, *order))
     assert len(orders) == 4  # the same seed twice, and another
     assert torch.equal(torch.get_rng_state(), state)
@@ -239,9 +238,8 @@ def test_what_comes_first_in_the_model_is_changed_first(case, fused):
     model = ours(fused=fused)
     batch = images((32, 48))
     for first, second in (NESTED[case], NESTED[case][::-1]):
-        if set(first) | set(second) <= set(
-            model.places().names
-        ):  # unfused attention has no queries and values
+        # unfused attention has no queries and values
+        if set(first) | set(second) <= set(model.places().names):
             with vitlens.intervene(model, first):
                 nested = changed(model, batch, second)
             assert not torch.equal(nested, changed(model, batch, first))
@@ -254,8 +252,8 @@ def test_of_two_changes_of_one_place_the_outer_comes_first(place):
     model = ours()
     batch = images((32, 48))
     with vitlens.intervene(model, {place: lambda tensor: tensor + 1}):
-        found = seen(model, batch, place, {place: lambda tensor: 2 * tensor})
-    torch.testing.assert_close(found, 2 * (seen(model, batch, place) + 1), **SAME)
+        values = seen(model, batch, place, {place: lambda tensor: 2 * tensor})
+    torch.testing.assert_close(values, 2 * (seen(model, batch, place) + 1), **SAME)
 
 
 def test_a_knock_out_comes_before_any_change_of_the_weights():
@@ -275,16 +273,16 @@ def test_a_knock_out_comes_before_any_change_of_the_weights():
 def test_gradients_flow_through_a_change_and_into_what_is_given(place):
     model = ours().double()
     batch = images((32, 48)).double().requires_grad_()
-    given = seen(model, batch.detach(), place).clone().requires_grad_()
-    with vitlens.intervene(model, {place: given}):
-        by_given = torch.autograd.grad(model(batch)[:, 1].sum(), given)[0]
+    activations = seen(model, batch.detach(), place).clone().requires_grad_()
+    with vitlens.intervene(model, {place: activations}):
+        by_given = torch.autograd.grad(model(batch)[:, 1].sum(), activations)[0]
     captured = vitlens.capture(model, batch.detach(), place, graph=True)
     expected = torch.autograd.grad(captured.logits[:, 1].sum(), captured[place])[0]
     torch.testing.assert_close(by_given, expected)
     factor = torch.ones((), dtype=torch.double, requires_grad=True)
     with vitlens.intervene(model, {place: lambda tensor: factor * tensor}):
         slope = torch.autograd.grad(model(batch)[:, 1].sum(), factor)[0]
-    torch.testing.assert_close(slope, (expected * given).sum())
+    torch.testing.assert_close(slope, (expected * activations).sum())
 
 
 @pytest.mark.parametrize("name", ATTENTIVE)
@@ -297,8 +295,8 @@ def test_attention_that_is_knocked_out_sharpened_or_replaced_is_as_written_out(n
     clean = seen(model, batch, WEIGHTS)
     keep = torch.ones(clean.shape[-3:])
     keep[1, 0, [1, 3]] = 0
-    found = seen(model, batch, WEIGHTS, {WEIGHTS: KnockOut(keys=[1, 3], queries=0, heads=1)})
-    torch.testing.assert_close(found, clean * keep / (clean * keep).sum(-1, keepdim=True), **SAME)
+    values = seen(model, batch, WEIGHTS, {WEIGHTS: KnockOut(keys=[1, 3], queries=0, heads=1)})
+    torch.testing.assert_close(values, clean * keep / (clean * keep).sum(-1, keepdim=True), **SAME)
     with vitlens.intervene(model, {SCORES: lambda scores: 2 * scores}):
         sharper = seen(model, batch, WEIGHTS)
         scores = seen(model, batch, SCORES)
@@ -326,9 +324,8 @@ def test_a_query_that_attends_to_nothing_reads_zeros(name):
     shapes = {place.name: place.shape for place in model.places()}
     for layer in range(len(heads_by_layer(model))):
         weights = f"blocks.{layer}.attention.weights"
-        if (
-            name != "cait" or shapes[weights][-2] == 1
-        ):  # talking heads: a bias joins the weights after the softmax
+        # talking heads: a bias joins the weights after the softmax
+        if name != "cait" or shapes[weights][-2] == 1:
             zero = changed(model, batch, {f"blocks.{layer}.head.*": "zero"})
             torch.testing.assert_close(changed(model, batch, {weights: KnockOut()}), zero, **SAME)
 
@@ -339,13 +336,13 @@ def test_a_knock_out_of_nothing_changes_nothing_and_tokens_may_be_named():
     batch = of(model)
     clean = changed(model, batch, {})
     sets = [{WEIGHTS: KnockOut(**{axis: []})} for axis in ("keys", "queries", "heads")]
-    with vitlens.replay(model, batch) as kept:
+    with vitlens.replay(model, batch) as replay:
         for nothing in sets:
             torch.testing.assert_close(changed(model, batch, nothing), clean, **SAME)
-            torch.testing.assert_close(kept.run([nothing])[0], clean, **SAME)
-    named = changed(model, batch, {WEIGHTS: KnockOut(queries="cls", keys="register")})
-    assert torch.equal(named, changed(model, batch, {WEIGHTS: KnockOut(queries=0, keys=[1, 2])}))
-    assert not torch.allclose(named, clean, atol=1e-6)
+            torch.testing.assert_close(replay.run([nothing])[0], clean, **SAME)
+    by_name = changed(model, batch, {WEIGHTS: KnockOut(queries="cls", keys="register")})
+    assert torch.equal(by_name, changed(model, batch, {WEIGHTS: KnockOut(queries=0, keys=[1, 2])}))
+    assert not torch.allclose(by_name, clean, atol=1e-6)
 
 
 WRONG: list[tuple[object, type[Exception], str]] = [

@@ -47,9 +47,9 @@ SPELLED = {
 
 @pytest.mark.parametrize("softmax", SPELLED)
 def test_a_softmax_is_seen_however_it_is_spelled(softmax):
-    found = vitlens.attention(weighing(SPELLED[softmax]), images((32, 48)))
-    for layer, own in zip(found, vitlens.attention(ours(), images((32, 48))), strict=True):
-        torch.testing.assert_close(layer, own, atol=1e-6, rtol=1e-5)
+    layers = vitlens.attention(weighing(SPELLED[softmax]), images((32, 48)))
+    for layer, expected in zip(layers, vitlens.attention(ours(), images((32, 48))), strict=True):
+        torch.testing.assert_close(layer, expected, atol=1e-6, rtol=1e-5)
 
 
 def other_each_time(scores: Tensor, times: Iterator[int] = count()) -> Tensor:  # noqa: B008  it counts all calls
@@ -107,13 +107,13 @@ def test_calls_come_in_order_with_the_heads_output():
 def test_another_model_can_be_observed_from_within_a_reducer():
     outside = ours()
     inside = shared_model("vit")
-    found: list[int] = []
+    counts: list[int] = []
     vitlens.observe(
         outside,
         images((32, 48)),
-        lambda _call: found.append(len(vitlens.attention(inside, images()))),
+        lambda _call: counts.append(len(vitlens.attention(inside, images()))),
     )
-    assert found == [2, 2]
+    assert counts == [2, 2]
 
 
 READ = {
@@ -159,9 +159,9 @@ def test_heads_of_a_difference_are_those_that_the_projection_reads(blocks):
     model = with_kernel(DIFFERENTIAL[blocks](), fused=True)
     batch = images()
     projection = model.module.get_submodule(module_paths(model, 1)[1])
-    found = changed(model, batch, {"blocks.1.head.1": "zero"})
+    logits = changed(model, batch, {"blocks.1.head.1": "zero"})
     projection.weight[:, projection.in_features // 2 :] = 0
-    torch.testing.assert_close(found, changed(model, batch, {}))
+    torch.testing.assert_close(logits, changed(model, batch, {}))
     with pytest.raises(UnsupportedError, match="expected heads"):
         vitlens.ablate(with_kernel(DIFFERENTIAL[blocks](), fused=False), batch, "predicted")
 
@@ -177,6 +177,6 @@ def test_a_reader_may_run_the_model_again():
         outer.append(call.weights())
 
     vitlens.observe(model, pixels, read)
-    for own in (outer, *inner):
-        assert all(map(torch.equal, own, vitlens.attention(model, pixels)))
+    for weights in (outer, *inner):
+        assert all(map(torch.equal, weights, vitlens.attention(model, pixels)))
     assert len(outer) == len(inner) == len(inner[0])

@@ -45,7 +45,7 @@ def activation_of(block: Any) -> nn.Module:
 
 
 def adapted(linear: nn.Linear) -> None:
-    """Of rank 1, as a subclass of nn.Linear whose weight is not all that it computes."""
+    """Add a rank-1 part by a subclass of nn.Linear whose weight is not all that it computes."""
     down = torch.linspace(-1, 1, linear.in_features)
     up = torch.linspace(1, -0.5, linear.out_features)
     with_forward(
@@ -54,7 +54,7 @@ def adapted(linear: nn.Linear) -> None:
 
 
 def normed(linear: nn.Linear, way: Callable[[nn.Module], nn.Module]) -> None:
-    """Its weight is computed in every pass, from a factor that changes afterwards."""
+    """Compute the weight in every pass from a factor that changes afterwards."""
     way(linear)
     with torch.no_grad():
         factor = next(
@@ -118,22 +118,22 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 
 @torch.no_grad()
 def occluded(model: Model, batch: Tensor, targets: Tensor) -> Tensor:
-    """Occlusion by full forward passes: the fall of the logit where a patch is the image's mean."""
+    """Compute occlusion by full passes: the fall of the logit with a patch of the mean colour."""
     rows, columns = model.layout.grid
     mean = batch.mean((2, 3), keepdim=True).expand_as(batch)
     falls = []
-    whole = model(batch)
+    clean = model(batch)
     for patch in range(rows * columns):
         chosen = torch.zeros(1, 1, rows, columns)
         chosen.view(-1)[patch] = 1
         large = F.interpolate(chosen, size=model.input_size) > 0.5
-        falls.append((whole - model(torch.where(large, mean, batch))).gather(1, targets[:, None]))
+        falls.append((clean - model(torch.where(large, mean, batch))).gather(1, targets[:, None]))
     return torch.cat(falls, 1).view(-1, rows, columns)
 
 
 @torch.no_grad()
 def ablated(model: Model, batch: Tensor, labels: Tensor) -> Tensor:
-    """The rise of the loss where a head is zero, by full forward passes."""
+    """Return the rise of the loss where a head is zero, by full forward passes."""
     clean = F.cross_entropy(model(batch), labels)
     rises = torch.zeros(2, 2)
     for layer in range(2):
@@ -146,14 +146,14 @@ def ablated(model: Model, batch: Tensor, labels: Tensor) -> Tensor:
 def check(model: Model) -> None:
     batch = images(model.input_size, batch=3)
     labels = torch.tensor([0, 1, 2])
-    found = vitlens.explain(model, batch, method="occlusion", targets=labels)
-    torch.testing.assert_close(found, occluded(model, batch, labels), atol=2e-5, rtol=1e-3)
+    maps = vitlens.explain(model, batch, method="occlusion", targets=labels)
+    torch.testing.assert_close(maps, occluded(model, batch, labels), atol=2e-5, rtol=1e-3)
     rises = vitlens.ablate(model, batch, labels, replace="zero").delta_loss.float()
     torch.testing.assert_close(rises, ablated(model, batch, labels), atol=2e-6, rtol=1e-3)
 
 
 def every_change() -> list[object]:
-    """Each in both blocks of both models, by default in one of them."""
+    """Return every change in both blocks of both models; three of four are slow."""
     places = [(1, "ours"), (1, "timm"), (0, "ours"), (0, "timm")]
     return [
         pytest.param(change, *place, marks=() if number % 4 == turn else pytest.mark.slow)
@@ -162,9 +162,8 @@ def every_change() -> list[object]:
     ]
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*weight_norm:FutureWarning"
-)  # of torch: some models still have it
+# of torch: some models still have it
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 @pytest.mark.parametrize(("change", "layer", "name"), every_change())
 def test_other_code_of_a_block_is_what_runs(change, layer, name):
     """Also where it comes after the model was used."""
@@ -217,11 +216,11 @@ def test_a_first_convolution_that_is_not_affine_is_no_stem():
     model = vitlens.wrap(net, image_size=12, mean=(0.5,) * 3, std=(0.1,) * 3)
     batch = images((12, 12))
     targets = torch.tensor([0, 1])
-    found = vitlens.explain(model, batch, method="integrated-gradients", targets=targets, steps=200)
+    maps = vitlens.explain(model, batch, method="integrated-gradients", targets=targets, steps=200)
     path = (torch.arange(200) + 0.5).div(200).view(-1, 1, 1, 1, 1)
     leaf = (path * batch).flatten(0, 1).requires_grad_()
     (gradient,) = torch.autograd.grad(
         model(leaf).gather(1, targets.repeat(200)[:, None]).sum(), leaf
     )
     expected = (batch * gradient.unflatten(0, (200, -1)).mean(0)).sum(1)
-    torch.testing.assert_close(found, expected, atol=2e-3, rtol=0.05)
+    torch.testing.assert_close(maps, expected, atol=2e-3, rtol=0.05)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import vitlens
 from tests.kit.lens import EVERY, changed, of
+from tests.kit.select import values_of
 from tests.kit.tiny import images, model_of, ours, shaken, shared_model, small_cnn
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 
@@ -46,16 +47,16 @@ def test_every_place_has_the_shape_that_is_listed_and_reading_it_changes_nothing
     for place in listed:
         assert captured[place.name].shape == (3, *place.shape), place
         assert len(place.axes) == len(place.shape)
-    exact = (
-        1e-5 if name in ("torchvision-vit", "multihead", "encoder") else 0
-    )  # another kernel when unobserved
+    # another kernel when unobserved
+    exact = 1e-5 if name in ("torchvision-vit", "multihead", "encoder") else 0
     torch.testing.assert_close(captured.logits, changed(model, batch, {}), atol=exact, rtol=0)
-    assert not any(tensor.requires_grad for tensor in captured.values())
+    for tensor in captured.values():
+        assert not tensor.requires_grad
     for pattern, shape, words in listed.lines():
         fitting = vitlens.capture(model, batch[:1], pattern).places
         assert {place.described() for place in fitting} == {shape}
         assert words
-        printed += [place.name for place in fitting]
+        printed += values_of(fitting, "name")
     assert sorted(printed) == sorted(listed.names)
     assert name != "ours" or "blocks.{0..1}.head.{0..1}" in str(listed)
 
@@ -162,9 +163,9 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_name_is_answered_in_one_line(name):
     error, message = WRONG[name]
-    with pytest.raises(error, match=message) as told:
+    with pytest.raises(error, match=message) as raised:
         vitlens.capture(shared_model("ours"), images((32, 48)), [name])
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("name", ["dinov2-registers", "siglip", "cait", "swinv2"])
@@ -173,15 +174,15 @@ def test_features_are_read_from_every_block_of_every_family(name):
     model = shared_model(name)
     batch = of(model)
     prefix = 0 if model.anatomy.layout is None else len(model.layout.prefix)
-    found = vitlens.features(model, batch, pool="mean", norm=False)
+    features = vitlens.features(model, batch, pool="mean", norm=False)
     blocks = [block for block in model.anatomy.blocks if "token_only" not in block]
-    assert [(layer.module, layer.title) for layer in found.layers] == [
+    assert values_of(features.layers, "module", "title") == [
         (block, f"block {index}") for index, block in enumerate(blocks)
     ]
     streams = vitlens.capture(
-        model, batch, [f"blocks.{layer.index}.residual" for layer in found.layers]
+        model, batch, [f"blocks.{layer.index}.residual" for layer in features.layers]
     ).values()
-    for layer, values, stream in zip(found.layers, found.values, streams, strict=True):
+    for layer, values, stream in zip(features.layers, features.values, streams, strict=True):
         tokens = stream.flatten(1, -2)
         torch.testing.assert_close(values, tokens[:, prefix:].mean(1), atol=1e-5, rtol=1e-5)
         assert layer.dim == tokens.shape[-1]
@@ -189,12 +190,12 @@ def test_features_are_read_from_every_block_of_every_family(name):
 
 def test_the_stages_of_a_cnn_are_what_each_resolution_ends_with():
     model = small_cnn((16, 24))
-    found = vitlens.features(model, of(model))
-    assert [(layer.title, layer.module, layer.dim, layer.norm) for layer in found.layers] == [
+    features = vitlens.features(model, of(model))
+    assert values_of(features.layers, "title", "module", "dim", "norm") == [
         (f"stage {index}", f"layer{index + 1}.0", 16 << index, None) for index in range(3)
     ]
     for values, tensor in zip(
-        found.values, vitlens.capture(model, of(model), "stages.*").values(), strict=True
+        features.values, vitlens.capture(model, of(model), "stages.*").values(), strict=True
     ):
         torch.testing.assert_close(values, tensor.mean((2, 3)), atol=1e-6, rtol=1e-5)
 
@@ -202,7 +203,7 @@ def test_the_stages_of_a_cnn_are_what_each_resolution_ends_with():
 def test_a_model_of_another_family_has_a_stage_for_each_resolution_or_its_blocks():
     trunk = torchvision.models.vgg.make_layers([8, "M", 16, 16, "M", 24])
     vgg = nn.Sequential(trunk, nn.AdaptiveAvgPool2d(7), nn.Flatten(), nn.Linear(24 * 49, 5)).eval()
-    assert [layer.dim for layer in vitlens.features(model_of(vgg), images()).layers] == [
+    assert values_of(vitlens.features(model_of(vgg), images()).layers, "dim") == [
         8,
         16,
         24,
@@ -214,9 +215,9 @@ def test_a_model_of_another_family_has_a_stage_for_each_resolution_or_its_blocks
         ("mobilenetv3_small_050", 64),
     ):
         model = model_of(timm.create_model(name, num_classes=5).eval(), size=(size, size))
-        found = vitlens.features(model, of(model, batch=1))
-        assert len(found.layers) >= 4
-        assert [values.shape[1] for values in found.values] == [layer.dim for layer in found.layers]
+        features = vitlens.features(model, of(model, batch=1))
+        assert len(features.layers) >= 4
+        assert [values.shape[1] for values in features.values] == values_of(features.layers, "dim")
     flat = model_of(nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 5)), alias="flat")
     with pytest.raises(UnsupportedError, match="flat"):  # neither tokens nor maps
         vitlens.features(flat, images())
@@ -241,7 +242,9 @@ def test_the_norms_of_a_stream_of_maps_are_those_of_its_channels(build, channels
             lambda _m, _i, output: seen.append(output)
         )
     model(images((64, 64)))
-    assert all(output.dim() == 4 and output.shape[channels] != output.shape[2] for output in seen)
+    for output in seen:
+        assert output.dim() == 4
+        assert output.shape[channels] != output.shape[2]
     expected = [
         float(output.norm(dim=channels).flatten(1).quantile(0.5, dim=1).mean()) for output in seen
     ]

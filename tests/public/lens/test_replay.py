@@ -23,10 +23,11 @@ from tests.kit.tiny import FAMILIES, model_of, ours, shared_model, timm_model
 from vitlens import KnockOut, Model
 from vitlens.errors import InputError, UnknownNameError
 
+# what is really reached on these models, where it tells a mistake
 TIGHT = {
     "atol": 2e-6,
     "rtol": 1e-5,
-}  # what is really reached on these models, where it tells a mistake
+}
 Sets = list[dict[str, object]]
 
 
@@ -40,7 +41,7 @@ def replayed(replay: Any, sets: Sets) -> Tensor:
 
 
 def of_every_kind(model: Model, batch: Tensor) -> Sets:
-    """All that can be done at each layer, and some of it at once; {} is the last."""
+    """Return all changes of each layer, some of them at once, and {} at the end."""
     heads = heads_by_layer(model)
     generator = torch.Generator().manual_seed(1)
     outputs = [
@@ -50,7 +51,7 @@ def of_every_kind(model: Model, batch: Tensor) -> Sets:
     ]
 
     def given(layer: int) -> Tensor:
-        """The output of one head."""
+        """Return the output of one head."""
         return torch.randn(outputs[layer].select(-3, 0).shape, generator=generator)
 
     sets: Sets = []
@@ -73,9 +74,8 @@ def of_every_kind(model: Model, batch: Tensor) -> Sets:
     mean = outputs[0].mean(0)
     knock = KnockOut(keys=1)
     # the values of functions and means may depend on all images
-    sets += [
-        {f"blocks.{block}.{part}": torch.neg} for block in (0, 1) for part in ("attention", "mlp")
-    ]
+    for block in (0, 1):
+        sets += [{f"blocks.{block}.attention": torch.neg}, {f"blocks.{block}.mlp": torch.neg}]
     return [
         *sets,
         {"blocks.0.head.0": "zero", "blocks.0.head.1": mean.select(-3, 1), f"{last}.heads": "zero"},
@@ -103,7 +103,7 @@ def of_every_kind(model: Model, batch: Tensor) -> Sets:
 
 
 def keeps_the_models_own(replay: Any) -> None:
-    """What is kept of the clean pass, or computed again."""
+    """Return what the replay keeps of the clean pass or computes again."""
     model = replay.model
     batch = replay.images
     places = [
@@ -144,11 +144,11 @@ def test_logits_are_those_of_the_full_forward(name, chunks):
     sets = of_every_kind(model, batch)
     with vitlens.replay(model, batch, **CHUNKS[chunks]) as replay:
         assert (replay.exact, replay.note) == (True, "")
-        found = replayed(replay, sets)
+        logits = replayed(replay, sets)
         torch.testing.assert_close(replay.logits, model(batch), **TIGHT)
         keeps_the_models_own(replay)
     expected = full(model, batch, sets)
-    torch.testing.assert_close(found, expected, **TIGHT)
+    torch.testing.assert_close(logits, expected, **TIGHT)
     touched = [
         what for what in range(len(sets)) if not torch.allclose(expected[what], expected[-1])
     ]
@@ -195,7 +195,7 @@ def test_the_work_is_what_counting_says():
         full_forward + first + only_rows,
         full_forward + first + only_rows,
     ]
-    assert spent == pytest.approx([work / full_forward for work in expected])
+    assert spent == pytest.approx([passes / full_forward for passes in expected])
 
 
 def test_interventions_in_force_around_a_replay_stay_in_force():
@@ -240,7 +240,7 @@ HOOKED = ("blocks.0.attn", "blocks.1.attn", "blocks.1.attn.proj", "blocks.1.mlp"
 
 
 def flipped(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
-    """A user's hook that mixes tokens."""
+    """Mix the tokens, as a hook of a user."""
     return output.flip(1) - 0.5 * output.mean(1, keepdim=True)
 
 
@@ -268,9 +268,9 @@ def test_in_half_precision_it_is_near_the_full_forward_in_half_precision(family)
     batch = of(model, batch=4)
     sets = of_every_kind(model, batch)[::3]
     with torch.autocast("cpu", torch.bfloat16), vitlens.replay(model, batch) as replay:
-        found = replayed(replay, sets)
+        logits = replayed(replay, sets)
         assert replay.tensor("blocks.0.heads").dtype == torch.bfloat16
-    torch.testing.assert_close(found.float(), full(model, batch, sets), atol=0.05, rtol=0)
+    torch.testing.assert_close(logits.float(), full(model, batch, sets), atol=0.05, rtol=0)
 
 
 class Reaches(nn.Module):
@@ -309,7 +309,7 @@ class Goes(type(ours().module.blocks[0].attn)):
 
 
 def vit_with(change: str) -> Model:
-    """Our ViT, made into one that a replay must not take for what it looks like."""
+    """Change our ViT so that a replay must not take it for the original."""
     module = ours().module
     if change == "other":
         module.blocks[1].__class__ = Other
@@ -327,11 +327,10 @@ def test_a_model_that_cannot_be_replayed_is_run_in_full_and_says_so():
     with vitlens.replay(model, batch, **CHUNKS["parts"]) as replay:
         assert not replay.exact
         assert "reaches is run by full forwards" in replay.note
-        found = replayed(replay, sets)
-        assert replay.forward_equivalents == pytest.approx(
-            len(sets)
-        )  # the clean pass is that of {}
-    torch.testing.assert_close(found, full(model, batch, sets), **TIGHT)
+        logits = replayed(replay, sets)
+        # the clean pass is that of {}
+        assert replay.forward_equivalents == pytest.approx(len(sets))
+    torch.testing.assert_close(logits, full(model, batch, sets), **TIGHT)
     assert not vitlens.patch(model, batch, batch.flip(0), "blocks.1").exact
 
 
@@ -342,8 +341,8 @@ def test_blocks_that_only_look_like_ours_are_run_as_they_are(change):
     with vitlens.replay(model, of(model)) as replay:
         assert replay.exact
         for layer, head in ((0, 0), (1, 1)):
-            (found,) = replay.run([{f"blocks.{layer}.head.{head}": "zero"}])
-            torch.testing.assert_close(found, without_head(model, layer, head)(of(model)), **TIGHT)
+            (logits,) = replay.run([{f"blocks.{layer}.head.{head}": "zero"}])
+            torch.testing.assert_close(logits, without_head(model, layer, head)(of(model)), **TIGHT)
 
 
 @pytest.mark.parametrize(

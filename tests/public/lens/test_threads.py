@@ -15,23 +15,23 @@ LABELS = torch.tensor([0, 1, 2])
 
 
 def together(*functions: Callable[[], object]) -> list[object]:
-    """What the functions return, or raise, each in a thread."""
-    found: list[object] = [None] * len(functions)
+    """Run each function in a thread and return what they return or raise."""
+    results: list[object] = [None] * len(functions)
     start = threading.Barrier(len(functions))
 
     def run(number: int, function: Callable[[], object]) -> None:
         start.wait()
         try:
-            found[number] = function()
+            results[number] = function()
         except Exception as error:
-            found[number] = error
+            results[number] = error
 
     threads = [threading.Thread(target=run, args=pair) for pair in enumerate(functions)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return found
+    return results
 
 
 def test_a_forward_pass_waits_until_another_thread_has_left_its_changes():
@@ -83,9 +83,10 @@ def test_two_functions_on_one_model_give_what_each_gives_alone(first, second):
         lambda name=name, batch=batch: [FUNCTIONS[name](model, batch) for _ in range(3)]
         for name, batch in pairs
     ]
-    for found, expected in zip(together(*tasks), alone):
-        assert isinstance(found, list), found
-        assert all(torch.equal(each, expected) for each in found)
+    for result, expected in zip(together(*tasks), alone):
+        assert isinstance(result, list), result
+        for value in result:
+            assert torch.equal(value, expected)
     assert [set(vars(module)) for module in model.modules()] == modules
 
 
@@ -101,8 +102,8 @@ def test_two_threads_that_would_wait_for_each_other_are_told():
             both.wait()
             return second(images(second.input_size))
 
-    found = together(lambda: cross(*models), lambda: cross(*reversed(models)))
-    assert sorted(isinstance(each, LensError) for each in found) == [False, True]
+    results = together(lambda: cross(*models), lambda: cross(*reversed(models)))
+    assert sorted(isinstance(result, LensError) for result in results) == [False, True]
     assert models[0](images(models[0].input_size)).isfinite().all()
 
 

@@ -37,27 +37,27 @@ def test_windows_are_read_from_the_model_and_a_map_is_what_each_patch_receives(n
     for layer, call in enumerate(calls_of(model, batch)):
         windows = call.site.windows
         index = window_places(windows)
-        whole = unwindow(call.placed(), windows)
+        weights = unwindow(call.placed(), windows)
         assert len(call.weights()) == 2 * len(index)
-        assert (whole.sum(-1) <= 1 + 1e-5).all()
+        assert (weights.sum(-1) <= 1 + 1e-5).all()
         if "maxvit" not in name and "hiera" not in name:
             assert windows.resolution == tuple(
                 -(-side // (2, 2, 4, 4)[layer]) for side in model.input_size
             )
             assert name == OURS or windows.pad_first == name.startswith("torchvision")
         if -1 not in index:
-            torch.testing.assert_close(whole.sum(-1), torch.ones_like(whole[..., 0]))
+            torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
             place = torch.cartesian_prod(*map(torch.arange, windows.resolution))
             apart = (place[:, None] - place).abs().amax(-1) >= windows.window[0]
-            assert "maxvit" in name or whole[:, :, apart].abs().sum() < 1e-6
-        mates = torch.zeros(whole.shape[-1])
+            assert "maxvit" in name or weights[:, :, apart].abs().sum() < 1e-6
+        mates = torch.zeros(weights.shape[-1])
         for places in index.tolist():
             real = [place for place in places if place >= 0]
             mates[real] += len(real)
         maps = vitlens.explain(model, batch, method="attention", layer=layer)
         assert maps.shape[1:] == windows.resolution
         torch.testing.assert_close(
-            maps.flatten(1), whole.mean(1).sum(-2) / mates, atol=1e-6, rtol=1e-5
+            maps.flatten(1), weights.mean(1).sum(-2) / mates, atol=1e-6, rtol=1e-5
         )
 
 
@@ -72,9 +72,8 @@ def test_hieras_tokens_are_where_its_own_unrolling_puts_them():
         places = window_places(windows)  # row by row in each window
         raw = call.weights()[0, 0]
         placed = call.placed()[0, 0]
-        pooled = (
-            site.keys // site.queries
-        )  # a query stands at each of the patches of which timm takes the maximum
+        # a query stands at each of the patches of which timm takes the maximum
+        pooled = site.keys // site.queries
         for place, query in enumerate(inside[:, 0].tolist()):
             for other, key in enumerate(inside[:, 0].tolist()):
                 at = [(places[0] == patch).nonzero().item() for patch in (query, key)]
@@ -100,9 +99,11 @@ def test_windows_that_are_never_shifted_are_padded_below_and_on_the_right(
     name, shape, first, sides
 ):
     calls = calls_of(of_timm(name, size=(64, 96), **shape), images((64, 96)))
-    windows = [
-        call.site.windows for call in calls if call.site.kind != "channel"
-    ]  # every second layer of DaViT
-    found = [(each.resolution, each.window, each.shift) for each in windows]
+    # every second layer of DaViT
+    windows = [call.site.windows for call in calls if call.site.kind != "channel"]
+    placements = [
+        (layer_windows.resolution, layer_windows.window, layer_windows.shift)
+        for layer_windows in windows
+    ]
     maps = [tuple(side >> stage for side in first) for stage in range(len(sides))]
-    assert found == [(place, (side, side), (0, 0)) for place, side in zip(maps, sides)]
+    assert placements == [(place, (side, side), (0, 0)) for place, side in zip(maps, sides)]

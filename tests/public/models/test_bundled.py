@@ -22,7 +22,7 @@ def scenes() -> vitlens.Split:
 
 @pytest.fixture(scope="module")
 def correct(scenes) -> dict[str, np.ndarray]:
-    """Which scenes each bundled model classifies correctly."""
+    """Return True for the scenes that each bundled model classifies correctly."""
     return {name: vitlens.evaluate(vitlens.load(name), scenes).correct.numpy() for name in BUNDLED}
 
 

@@ -20,7 +20,7 @@ CODE = (Path(__file__).parents[2] / "kit" / "models" / "code_file.py").read_text
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A folder with my.py and a module that it imports; the current folder."""
+    """Change into a folder with my.py and a module that it imports."""
     (tmp_path / "my.py").write_text(CODE)
     (tmp_path / "neighbour.py").write_text("NAME = 'vit-digits'\n")
     monkeypatch.chdir(tmp_path)
@@ -46,11 +46,10 @@ def test_the_function_s_model_under_its_own_name(here, capsys):
         "my.py",
     )
     assert model.provenance.sha256 == hashlib.sha256((here / "my.py").read_bytes()).hexdigest()
-    assert any("code was run" in note for note in model.provenance.notes)
+    assert "code was run" in "\n".join(model.provenance.notes)
     assert str(here) not in sys.path
-    assert (
-        load("./my.py:cnn").alias == "cnn"
-    )  # the code runs once, and is read again when it changes
+    # the code runs once, and is read again when it changes
+    assert load("./my.py:cnn").alias == "cnn"
     assert capsys.readouterr() == ("", "to stderr\n")
     (here / "my.py").write_text(CODE + "NAME = 1\n")
     load("my.py:vit")
@@ -59,7 +58,9 @@ def test_the_function_s_model_under_its_own_name(here, capsys):
 
 def test_random_weights_follow_the_seed_and_the_callers_random_state_is_kept(here):
     before = torch.random.get_rng_state()
-    first, second, again = (load("my.py:small", seed=seed).module.head.weight for seed in (0, 1, 0))
+    first = load("my.py:small", seed=0).module.head.weight
+    second = load("my.py:small", seed=1).module.head.weight
+    again = load("my.py:small", seed=0).module.head.weight
     assert torch.equal(torch.random.get_rng_state(), before)
     assert torch.equal(first, again)
     assert not torch.equal(first, second)
@@ -147,7 +148,7 @@ def test_a_module_is_trained_and_its_folder_is_a_model(here, capsys):
     model = trained("--epochs 1 --limit 16 --quiet", here, "run")
     images = torch.rand(3, 3, 32, 32)
     assert (model.classes, model.anatomy.family) == (tuple("0123456789"), "vit")
-    assert any("code was run" in note for note in model.provenance.notes)
+    assert "code was run" in "\n".join(model.provenance.notes)
     folder = str(written(model, here / "again"))
     assert torch.equal(
         model(images), vitlens.load(folder, code_files=("no/none.py:x", "./my.py:small"))(images)
@@ -157,36 +158,35 @@ def test_a_module_is_trained_and_its_folder_is_a_model(here, capsys):
             vitlens.load(folder, code_files=("my.py:small",), **more)
     line = "evaluate run cnn-digits --model-file my.py:small --limit 16 --out judged --quiet"
     assert run(line.split()) == 0
-    before, after = (
-        json.loads((here / name / "results.json").read_text())["metrics"]
-        for name in ("run", "judged")
-    )
+    before = json.loads((here / "run" / "results.json").read_text())["metrics"]
+    after = json.loads((here / "judged" / "results.json").read_text())["metrics"]
     assert after["accuracy/run"]["value"] == before["accuracy/small"]["value"]
     config = json.loads((here / "judged" / "config.json").read_text())
     assert config["options"]["model_options"]["model_file"] == ["my.py:small"]
-    assert [each["alias"] for each in config["models"]] == ["run", "cnn-digits"]
+    assert [model["alias"] for model in config["models"]] == ["run", "cnn-digits"]
     capsys.readouterr()
     assert run(["evaluate", "run", "--limit", "9"]) == 2
     assert "--model-file with my.py:small" in capsys.readouterr().err
-    assert not any("has changed" in note for note in model.provenance.notes)
+    for note in model.provenance.notes:
+        assert "has changed" not in note
     (here / "my.py").write_text(CODE + "\n# changed\n")
     changed = vitlens.load(str(here / "run"), code_files=("my.py:small",))
-    assert any(
-        "has changed since the weights were saved" in note for note in changed.provenance.notes
-    )
+    assert "has changed since the weights were saved" in "\n".join(changed.provenance.notes)
 
 
 def test_a_part_of_a_module_is_trained_and_the_training_resumed(here):
-    whole = trained("--epochs 2 --limit 16 --quiet --train-last 1", here, "whole")
-    made = state(whole)
-    given = state(load("my.py:small"))
+    complete = trained("--epochs 2 --limit 16 --quiet --train-last 1", here, "whole")
+    trained_state = state(complete)
+    original_state = state(load("my.py:small"))
     changed = {
-        name for name, value in made.items() if not torch.equal(value, given.get(name, value))
+        name
+        for name, value in trained_state.items()
+        if not torch.equal(value, original_state.get(name, value))
     }
-    assert made["head.weight"].any()
-    assert all(
-        name.startswith(("head.", "blocks.1.")) or name == "again.weight" for name in changed
-    )
+    assert trained_state["head.weight"].any()
+    for name in changed:
+        assert name.startswith(("head.", "blocks.1.")) or name == "again.weight"
     assert run(["train", "--resume", "whole", "--model-file", "my.py:small", "--quiet"]) == 0
     again = vitlens.load(str(here / "whole"), code_files=("my.py:small",))
-    assert all(torch.equal(made[name], value) for name, value in state(again).items())
+    for name, value in state(again).items():
+        assert torch.equal(trained_state[name], value)

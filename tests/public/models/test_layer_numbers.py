@@ -19,6 +19,7 @@ import vitlens
 from tests.kit.models.files import one_line
 from tests.kit.models.handwritten import Block, ViT, noise, seeded, wrapped
 from tests.kit.models.silent_blocks import Clipped, Silent, SilentMixer, listed, plain
+from tests.kit.select import values_of
 from tests.kit.tiny import model_of
 from vitlens.errors import InputError, VitlensError
 
@@ -59,11 +60,13 @@ class Pairs(ViT):
 
     def __init__(self, places: str) -> None:
         super().__init__(depth=3)
-        own = list(self.layers)
+        layers = list(self.layers)
         members = []
         for kind in places:
             members.append(
-                nn.ModuleList([own[0].norm_a, own.pop(0).att] if kind == "a" else silent_branch())
+                nn.ModuleList(
+                    [layers[0].norm_a, layers.pop(0).att] if kind == "a" else silent_branch()
+                )
             )
         self.layers = nn.ModuleList(members)
 
@@ -116,26 +119,26 @@ MODELS: dict[
 
 @pytest.fixture(params=MODELS)
 def twins(request) -> tuple[vitlens.Model, vitlens.Model, list[int]]:
-    """A model, the same with blocks that add nothing, and the numbers of the layers there."""
-    build, changed, numbers, told = MODELS[request.param]
+    """Return a model, the same with silent blocks, and the numbers of its layers there."""
+    build, changed, numbers, hints = MODELS[request.param]
     before = wrapped(build)
-    after = wrapped(changed, **told)
+    after = wrapped(changed, **hints)
     torch.testing.assert_close(before(noise()), after(noise()), rtol=0, atol=0)
     return before, after, list(numbers)
 
 
-def same(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, equal_nan=True, atol=1e-5, rtol=1e-4)
+def same(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, equal_nan=True, atol=1e-5, rtol=1e-4)
 
 
 def test_attention_has_the_numbers_of_blocks_and_no_heads_elsewhere(twins):
     before, after, numbers = twins
     expected = vitlens.attention(before, noise())
-    found = vitlens.attention(after, noise())
+    attention = vitlens.attention(after, noise())
     for layer, number in enumerate(numbers):
-        same(found[number], expected[layer])
-    others = [weights for number, weights in enumerate(found) if number not in numbers]
-    assert {weights.shape[1] for weights in others} == {0}
+        same(attention[number], expected[layer])
+    elsewhere = [weights for number, weights in enumerate(attention) if number not in numbers]
+    assert {weights.shape[1] for weights in elsewhere} == {0}
     observed = []
     vitlens.observe(after, noise(), lambda call: observed.append(call.site.layer))
     assert observed == numbers
@@ -144,22 +147,22 @@ def test_attention_has_the_numbers_of_blocks_and_no_heads_elsewhere(twins):
 def test_statistics_have_the_numbers_of_blocks(twins):
     before, after, numbers = twins
     expected = vitlens.statistics(before, noise())
-    found = vitlens.statistics(after, noise())
+    statistics = vitlens.statistics(after, noise())
     for name in ("distance", "entropy", "cls_mass"):
-        table = getattr(found, name)
+        table = getattr(statistics, name)
         same(table[numbers], getattr(expected, name))
         assert int(table.isnan().all(1).sum()) == len(table) - len(numbers)
-    rows = list(found.records())
-    for row, own in zip(rows, expected.records(), strict=True):
-        assert (row["layer"], row["head"]) == (numbers[own["layer"]], own["head"])
-        assert math.isclose(row["entropy"], own["entropy"], rel_tol=1e-5)
+    rows = list(statistics.records())
+    for row, expected_row in zip(rows, expected.records(), strict=True):
+        assert (row["layer"], row["head"]) == (numbers[expected_row["layer"]], expected_row["head"])
+        assert math.isclose(row["entropy"], expected_row["entropy"], rel_tol=1e-5)
 
 
 def test_ablation_replay_and_places_have_the_numbers_of_blocks(twins):
     before, after, numbers = twins
     expected = vitlens.ablate(before, noise(), LABELS, replace="zero")
-    found = vitlens.ablate(after, noise(), LABELS, replace="zero")
-    same(found.delta_loss[numbers], expected.delta_loss)
+    effects = vitlens.ablate(after, noise(), LABELS, replace="zero")
+    same(effects.delta_loss[numbers], expected.delta_loss)
     heads = [name for name in vitlens.places(after).names if ".head." in name]
     assert {int(name.split(".")[1]) for name in heads} == set(numbers)
     changes = [{f"blocks.{number}.head.1": "zero"} for number in numbers]
@@ -176,15 +179,15 @@ def test_ablation_replay_and_places_have_the_numbers_of_blocks(twins):
 def test_maps_over_all_layers_start_at_the_number_of_a_block(twins, method: str):
     before, after, numbers = twins
     for layer, number in [(None, None), *enumerate(numbers)]:
-        own = {} if layer is None else {"start_layer": layer}
-        others = {} if number is None else {"start_layer": number}
+        before_options = {} if layer is None else {"start_layer": layer}
+        after_options = {} if number is None else {"start_layer": number}
         try:
-            expected = vitlens.explain(before, noise(), method=method, **own)
+            expected = vitlens.explain(before, noise(), method=method, **before_options)
         except VitlensError as error:  # no module is a block
             with pytest.raises(type(error)):
-                vitlens.explain(after, noise(), method=method, **others)
+                vitlens.explain(after, noise(), method=method, **after_options)
             continue
-        same(vitlens.explain(after, noise(), method=method, **others), expected)
+        same(vitlens.explain(after, noise(), method=method, **after_options), expected)
 
 
 def test_a_layer_is_named_by_its_block_and_another_one_is_refused(twins):
@@ -221,15 +224,15 @@ def test_contributions_and_depths_have_the_numbers_of_blocks():
     before = wrapped(plain)
     after = wrapped(partial(listed, Silent, None, Silent, None, None))
     expected = vitlens.direct_logit_attribution(before, noise())
-    found = vitlens.direct_logit_attribution(after, noise())
-    same(found.heads[:, [1, 3, 4]], expected.heads)
-    same(found.total(), expected.total())
-    assert found.heads[:, [0, 2]].isnan().all()
+    contributions = vitlens.direct_logit_attribution(after, noise())
+    same(contributions.heads[:, [1, 3, 4]], expected.heads)
+    same(contributions.total(), expected.total())
+    assert contributions.heads[:, [0, 2]].isnan().all()
     lens = vitlens.logit_lens(after, noise())
     assert lens.places == ("blocks.0.input", *(f"blocks.{number}.residual" for number in range(5)))
     same(lens.logits[:, [1, 2, 4, 5]], vitlens.logit_lens(before, noise()).logits)
     read = vitlens.features(after, noise())
-    assert [layer.index for layer in read.layers] == [0, 1, 2, 3, 4]
+    assert values_of(read.layers, "index") == [0, 1, 2, 3, 4]
     same(read.at(3), vitlens.features(before, noise()).at(1))
 
 
@@ -238,15 +241,16 @@ def test_a_block_without_attention_can_be_changed_and_removed():
     # its attention is the identity, so that it changes the stream
     names = vitlens.places(model).names
     assert "blocks.1.residual" in names
-    assert not any(name.startswith("blocks.1.head") for name in names)
+    for name in names:
+        assert not name.startswith("blocks.1.head")
     with vitlens.replay(model, noise()) as replay:
         logits = replay.run([{"blocks.1": "remove"}, {"blocks.1.residual": "zero"}])
         assert replay.exact
-    for change, found in zip(
+    for change, changed_logits in zip(
         ({"blocks.1": "remove"}, {"blocks.1.residual": "zero"}), logits, strict=True
     ):
         with vitlens.intervene(model, change):
-            same(found, model(noise()))
+            same(changed_logits, model(noise()))
     assert (logits[0] - model(noise())).abs().max() > 1e-4
 
 

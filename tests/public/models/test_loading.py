@@ -38,9 +38,9 @@ def for_five(module: torch.nn.Module) -> torch.nn.Module:
 @pytest.mark.parametrize("name", ["vit-micro", TEST_VIT])
 def test_random_weights_are_seeded_and_leave_the_callers_state_alone(name):
     before = torch.random.get_rng_state()
-    one, again, other = (
-        vitlens.load(f"{name}@random", image_size=32, seed=seed)(images()) for seed in (0, 0, 1)
-    )
+    one = vitlens.load(f"{name}@random", image_size=32, seed=0)(images())
+    again = vitlens.load(f"{name}@random", image_size=32, seed=0)(images())
+    other = vitlens.load(f"{name}@random", image_size=32, seed=1)(images())
     assert torch.equal(torch.random.get_rng_state(), before)
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
@@ -75,13 +75,17 @@ def test_each_way_to_name_a_file(tmp_path, way, alias):
 def test_models_of_libraries_have_their_own_preprocessing():
     model = vitlens.load(TEST_VIT, random_weights=True, image_size=(32, 48))
     assert (model.layout.grid, model.classes) == ((2, 3), imagenet_classes())
-    found = vitlens.load("timm:deit_tiny_patch16_224@random").preprocessing
-    assert (found.size, found.resize, found.interpolation) == ((224, 224), 248, "bicubic")
-    assert (found.mean, found.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    preprocessing = vitlens.load("timm:deit_tiny_patch16_224@random").preprocessing
+    assert (preprocessing.size, preprocessing.resize, preprocessing.interpolation) == (
+        (224, 224),
+        248,
+        "bicubic",
+    )
+    assert (preprocessing.mean, preprocessing.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     transforms = torchvision.models.SqueezeNet1_1_Weights.DEFAULT.transforms()
     for size, resize in ((None, transforms.resize_size[0]), (64, None)):
-        found = vitlens.load(f"{SQUEEZENET}@random", image_size=size).preprocessing
-        assert (found.size[0], found.resize, found.interpolation) == (
+        preprocessing = vitlens.load(f"{SQUEEZENET}@random", image_size=size).preprocessing
+        assert (preprocessing.size[0], preprocessing.resize, preprocessing.interpolation) == (
             size or 224,
             resize,
             "bilinear",
@@ -110,7 +114,8 @@ def test_told_preprocessing_classes_and_size():
     assert (model.preprocessing.mean, model.preprocessing.std) == (mean, std)
     assert (model.classes, model.input_size) == (names, (16, 16))
     assert not model.training
-    assert not any(parameter.requires_grad for parameter in model.parameters())
+    for parameter in model.parameters():
+        assert not parameter.requires_grad
     expected = (torch.zeros(1, 3, 16, 16) - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(
         std
     ).view(3, 1, 1)
@@ -152,7 +157,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "words"), WRONG, ids=[f"{name} {told}" for name, told, _ in WRONG]
+    ("name", "options", "words"), WRONG, ids=[f"{name} {reason}" for name, reason, _ in WRONG]
 )
 def test_what_cannot_be_loaded_is_one_line(tmp_path, monkeypatch, name, options, words):
     monkeypatch.chdir(tmp_path)

@@ -29,7 +29,7 @@ PROMPTS = ["a photo of a cat.", "a photo of a dog.", "grass"]
 
 
 def prompted(model, *texts):
-    """A classifier whose prompts are these texts."""
+    """Return a classifier with these prompts."""
     return vitlens.zero_shot(model, texts, templates=["{}"])
 
 
@@ -52,17 +52,18 @@ def test_embeddings_logits_and_ensembles_are_the_librarys(arch):
         logits, _ = library.get_logits(model.prepare(images), tokenizer(PROMPTS))
     torch.testing.assert_close(model(images), embedded)
     assert model.classes == ()  # the axes of an embedding are no classes
-    found = prompted(model, *PROMPTS)
-    torch.testing.assert_close(found(images), logits, atol=1e-4, rtol=1e-5)
-    assert found.classes == tuple(PROMPTS)
+    loaded = prompted(model, *PROMPTS)
+    torch.testing.assert_close(loaded(images), logits, atol=1e-4, rtol=1e-5)
+    assert loaded.classes == tuple(PROMPTS)
     templates = ("a photo of a {}.", "art of the {}.", "{}")
     classes = ("cat", "hot dog")
     expected = open_clip.build_zero_shot_classifier(library, tokenizer, classes, templates)
     prompts = vitlens.zero_shot(model, ("cat", "hot_dog"), templates=templates).module.prompts
     torch.testing.assert_close(prompts, expected.T, atol=1e-5, rtol=1e-5)
     visual = sum(part.numel() for part in model.module.visual.parameters())
-    assert found.parameter_count() == visual < sum(part.numel() for part in library.parameters())
-    assert not any(part.requires_grad for part in library.parameters())
+    assert loaded.parameter_count() == visual < sum(part.numel() for part in library.parameters())
+    for part in library.parameters():
+        assert not part.requires_grad
 
 
 def test_relevance_for_a_text_is_that_of_its_similarity():
@@ -71,10 +72,9 @@ def test_relevance_for_a_text_is_that_of_its_similarity():
     """
     model = tiny("tiny-sigmoid")
     images = pictures(model)
-    alone, among, other = (
-        vitlens.relevance(prompted(model, *texts), images, targets=torch.full((2,), target))
-        for texts, target in ((PROMPTS[:1], 0), (PROMPTS[::-1], 2), (PROMPTS, 1))
-    )
+    alone = vitlens.relevance(prompted(model, *PROMPTS[:1]), images, targets=torch.full((2,), 0))
+    among = vitlens.relevance(prompted(model, *PROMPTS[::-1]), images, targets=torch.full((2,), 2))
+    other = vitlens.relevance(prompted(model, *PROMPTS), images, targets=torch.full((2,), 1))
     torch.testing.assert_close(alone, among, atol=1e-6, rtol=1e-3)
     assert float(alone.max()) > 0
     assert not torch.allclose(alone, other, rtol=1e-2)
@@ -96,12 +96,12 @@ def test_settings_are_the_weights_own(name, quick, note):
     assert ("QuickGELU" in {type(part).__name__ for part in model.modules()}) == quick
     assert bool(model.provenance.notes) == bool(note)
     assert note in "".join(model.provenance.notes)
-    found = model.preprocessing
+    preprocessing = model.preprocessing
     if "SigLIP" in name:
-        assert (found.resize, found.mean) == (None, (0.5, 0.5, 0.5))
+        assert (preprocessing.resize, preprocessing.mean) == (None, (0.5, 0.5, 0.5))
     else:
-        assert (found.resize, found.interpolation) == (224, "bicubic")
-        assert found.mean == pytest.approx((0.48145466, 0.4578275, 0.40821073))
+        assert (preprocessing.resize, preprocessing.interpolation) == (224, "bicubic")
+        assert preprocessing.mean == pytest.approx((0.48145466, 0.4578275, 0.40821073))
 
 
 def test_weights_of_a_file(tmp_path):
@@ -111,11 +111,11 @@ def test_weights_of_a_file(tmp_path):
     save_file(
         {key: value.contiguous() for key, value in weights.items()}, tmp_path / "clip.safetensors"
     )
-    found = vitlens.load(f"mine=open-clip:tiny-clip@{tmp_path / 'clip.safetensors'}")
+    loaded = vitlens.load(f"mine=open-clip:tiny-clip@{tmp_path / 'clip.safetensors'}")
     assert torch.equal(tiny(seed=5)(images), model(images))
     assert not torch.equal(tiny()(images), model(images))
-    torch.testing.assert_close(found(images), model(images))
-    assert (found.alias, found.provenance.weights) == ("mine", "clip.safetensors")
+    torch.testing.assert_close(loaded(images), model(images))
+    assert (loaded.alias, loaded.provenance.weights) == ("mine", "clip.safetensors")
     torch.save(weights, tmp_path / "clip.pt")
     again = vitlens.load(
         "open-clip:tiny-clip", weights=tmp_path / "clip.pt", classes=("cat", "dog")
@@ -198,9 +198,8 @@ def test_refused(case):
     kind, call, words = REFUSED[case]
     with one_line(kind, words):
         call()
-    assert (
-        case != "a long text" or prompted(tiny(), "dog " * 22).classes
-    )  # with a start and an end just 24
+    # with a start and an end just 24
+    assert case != "a long text" or prompted(tiny(), "dog " * 22).classes
 
 
 def test_without_open_clip_it_is_said_what_to_type(monkeypatch):

@@ -14,6 +14,7 @@ from tests.kit.models import attention_kinds as kinds
 from tests.kit.models.attention_kinds import of_layers, windowed
 from tests.kit.models.files import one_line
 from tests.kit.models.handwritten import Attention, Block, ViT, noise, own_weights, seeded, wrapped
+from tests.kit.select import values_of
 from vitlens.errors import UnsupportedError
 
 QUESTIONS = {
@@ -29,7 +30,7 @@ def test_a_softmax_of_scores_is_seen_wherever_it_is_written(kind):
     build = of_layers(None, kind, None)
     model = wrapped(build)
     weights = vitlens.attention(model, noise())
-    assert [part.module for part in model.anatomy.attention] == [
+    assert values_of(model.anatomy.attention, "module") == [
         f"layers.{layer}.att" for layer in range(3)
     ]
     assert vitlens.rollout(model, noise()).shape == (3, 3, 4)
@@ -39,7 +40,7 @@ def test_a_softmax_of_scores_is_seen_wherever_it_is_written(kind):
 
 
 def recorded_mixing(module: nn.Module) -> tuple[Tensor, Tensor]:
-    """Values and outputs (batch, heads, tokens, head_dim) of the second layer."""
+    """Record values and outputs (batch, heads, tokens, head_dim) of the second layer."""
     attention = module.layers[1].att
     seen = []
     mix = attention.mix
@@ -149,8 +150,8 @@ def test_heads_are_told_from_windows_also_where_their_numbers_are_equal(
     build = windowed(heads, windows, order, is_fused=is_fused)
     model = wrapped(build)
     expected = own_weights(seeded(build), noise())
-    for ours, own in zip(vitlens.attention(model, noise()), expected, strict=True):
-        torch.testing.assert_close(ours, own, atol=1e-6, rtol=1e-5)
+    for ours, expected_weights in zip(vitlens.attention(model, noise()), expected, strict=True):
+        torch.testing.assert_close(ours, expected_weights, atol=1e-6, rtol=1e-5)
     with torch.no_grad():
         with vitlens.intervene(model, {"blocks.0.head.0": "zero"}):
             changed = model(noise())
@@ -167,8 +168,8 @@ def test_the_self_check_notices_windows_taken_for_heads():
 
 
 def test_heads_mixed_after_the_softmax_have_no_output_of_their_own():
-    def mixed(own: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return torch.einsum("bhqk,hg->bgqk", kinds.scores(q, k).softmax(-1), own.heads) @ v
+    def mixed(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.einsum("bhqk,hg->bgqk", kinds.scores(q, k).softmax(-1), module.heads) @ v
 
     model = wrapped(of_layers(mixed, mixed))
     assert len(vitlens.attention(model, noise())) == 2

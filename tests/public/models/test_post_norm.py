@@ -41,12 +41,12 @@ class Oracle(nn.Module):
         )
         for block, layer in zip(vit.blocks, self.layers):
             state = block.state_dict()
-            for own, theirs in (
+            for our_name, theirs in (
                 ("attn.qkv.", "self_attn.in_proj_"),
                 ("attn.proj", "self_attn.out_proj"),
                 ("mlp.fc", "linear"),
             ):
-                state = {name.replace(own, theirs): value for name, value in state.items()}
+                state = {name.replace(our_name, theirs): value for name, value in state.items()}
             layer.load_state_dict(state)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -61,24 +61,26 @@ class Oracle(nn.Module):
 
 @cache
 def both(pooling: str = "cls") -> tuple[Model, Model]:
-    own = ours(size=SIZE, patch_size=(4, 4), depth=3, classes=3, norm_first=False, pooling=pooling)
-    return own, half(Oracle(own.module).eval(), SIZE, classes="abc")
+    model = ours(
+        size=SIZE, patch_size=(4, 4), depth=3, classes=3, norm_first=False, pooling=pooling
+    )
+    return model, half(Oracle(model.module).eval(), SIZE, classes="abc")
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_logits_and_gradients_are_torchs(pooling):
-    own, other = both(pooling)
-    torch.testing.assert_close(own(IMAGES), other(IMAGES), atol=1e-5, rtol=1e-5)
-    for each in (own, other):
-        nn.functional.cross_entropy(each.requires_grad_(True)(IMAGES), LABELS).backward()
-    for block, layer in zip(own.module.blocks, other.module.layers, strict=True):
-        for mine, theirs in (
+    model, other = both(pooling)
+    torch.testing.assert_close(model(IMAGES), other(IMAGES), atol=1e-5, rtol=1e-5)
+    for tested in (model, other):
+        nn.functional.cross_entropy(tested.requires_grad_(True)(IMAGES), LABELS).backward()
+    for block, layer in zip(model.module.blocks, other.module.layers, strict=True):
+        for parameter, theirs in (
             (block.attn.qkv.weight, layer.self_attn.in_proj_weight),
             (block.mlp.fc1.weight, layer.linear1.weight),
             (block.norm1.weight, layer.norm1.weight),
             (block.norm2.bias, layer.norm2.bias),
         ):
-            torch.testing.assert_close(mine.grad, theirs.grad, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(parameter.grad, theirs.grad, atol=1e-5, rtol=1e-4)
 
 
 ANALYSES: dict[str, Callable[[Model], Tensor]] = {
@@ -107,5 +109,5 @@ def test_what_assumes_pre_norm_refuses_in_one_line():
             call()
     assert "post-norm" in model.supports("walkthrough")
     assert model.supports("ablate") is model.supports("rollout") is None
-    with vitlens.replay(model, IMAGES) as kept:
-        assert kept.exact
+    with vitlens.replay(model, IMAGES) as replay:
+        assert replay.exact

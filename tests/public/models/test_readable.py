@@ -12,10 +12,11 @@ import torch
 import vitlens
 from tests.kit.models.files import one_line
 from tests.kit.readable import WEIGHTS, hub_folder, weights
+from tests.kit.select import values_of
 from vitlens.errors import ModelError
 
 
-@pytest.mark.parametrize("example", WEIGHTS, ids=[example.what for example in WEIGHTS])
+@pytest.mark.parametrize("example", WEIGHTS, ids=values_of(WEIGHTS, "what"))
 def test_weights_are_read_by_what_they_hold_or_refused(tmp_path, example):
     path = example.make(tmp_path)
     if example.outcome == "refused":
@@ -24,7 +25,8 @@ def test_weights_are_read_by_what_they_hold_or_refused(tmp_path, example):
         return
     model = vitlens.load("vit-micro", weights=path)
     state = model.module.state_dict()
-    assert all(torch.equal(value, weights()[name]) for name, value in state.items())
+    for name, value in state.items():
+        assert torch.equal(value, weights()[name])
     assert model.has_classifier == ("head.weight" in state)
     assert bool(model.provenance.notes) == (example.outcome == "read, with a note")
 
@@ -70,7 +72,8 @@ def test_weights_of_timm_without_a_classifier_are_features(tmp_path):
     )
     model = vitlens.load("timm:vit_tiny_patch16_224", weights=tmp_path / "w.pth")
     assert not model.has_classifier
-    assert all(torch.equal(value, state[name]) for name, value in model.module.state_dict().items())
+    for name, value in model.module.state_dict().items():
+        assert torch.equal(value, state[name])
 
 
 @pytest.mark.parametrize(
@@ -92,7 +95,7 @@ HUB = "timm:vit_tiny_patch16_224"
 
 
 def described_as(folder: Path, content: dict[str, Any]) -> Path:
-    """A file of weights beside a config.json."""
+    """Write a file of weights next to a config.json."""
     file = hub_folder(folder, tiny())
     (folder / "config.json").write_text(json.dumps(content))
     return file
@@ -120,13 +123,12 @@ def test_a_folder_of_another_library_is_named_wherever_it_is_typed(tmp_path, typ
 def test_another_architecture_beside_the_weights_is_noted_or_named(tmp_path):
     content = {"architecture": "deit_tiny_patch16_224", "pretrained_cfg": {}}
     file = described_as(tmp_path, content)
-    assert any(
-        "deit_tiny_patch16_224" in note for note in vitlens.load(HUB, weights=file).provenance.notes
-    )
+    assert "deit_tiny_patch16_224" in "\n".join(vitlens.load(HUB, weights=file).provenance.notes)
     with one_line(ModelError, "timm:deit_tiny_patch16_224@"):
         vitlens.load("timm:vit_small_patch16_224", weights=file)
     described_as(tmp_path, {**content, "architecture": "vit_tiny_patch16_224.augreg_in21k"})
-    assert not any("augreg" in note for note in vitlens.load(HUB, weights=file).provenance.notes)
+    for note in vitlens.load(HUB, weights=file).provenance.notes:
+        assert "augreg" not in note
 
 
 @pytest.mark.parametrize("count", [2, 4])
@@ -134,5 +136,6 @@ def test_class_names_that_are_too_few_or_too_many_are_not_said_to_be_taken(tmp_p
     file = hub_folder(tmp_path, tiny(), label_names=[f"name {index}" for index in range(count)])
     model = vitlens.load(HUB, weights=file)
     assert model.classes == ("0", "1", "2")
-    assert not any("and class names" in note for note in model.provenance.notes)
-    assert any(f"{count} class names" in note for note in model.provenance.notes)
+    for note in model.provenance.notes:
+        assert "and class names" not in note
+    assert f"{count} class names" in "\n".join(model.provenance.notes)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 import vitlens
 from tests.kit.damage import damage_bytes, damaged, refused, served_or_refused
 from tests.kit.models.files import description, one_line, rewrite, small, written
+from tests.kit.select import names_in
 from tests.kit.tiny import images
 from vitlens.cli.main import run
 from vitlens.errors import ModelError, StorageError
@@ -79,9 +80,8 @@ def test_half_precision_is_half_the_size_and_nearly_the_same(tmp_path):
         for key, value in model.module.state_dict().items():
             half = load_file(tmp_path / FILE)[key]
             assert half.dtype == (torch.float16 if value.is_floating_point() else value.dtype)
-            torch.testing.assert_close(
-                half.float(), value.float(), atol=1e-7, rtol=2**-11
-            )  # rounded to 11 bits
+            # rounded to 11 bits
+            torch.testing.assert_close(half.float(), value.float(), atol=1e-7, rtol=2**-11)
         assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
         torch.testing.assert_close(loaded(batch), model(batch), atol=atol, rtol=0)
 
@@ -98,12 +98,12 @@ def test_other_weights_than_its_own_and_random_ones(tmp_path):
 
 def test_preprocessing_and_classes_that_were_told_are_kept(tmp_path):
     model = small()
-    told = {"mean": (0.1, 0.2, 0.3), "std": (0.3, 0.2, 0.1), "classes": ("x", "y", "z")}
+    hints = {"mean": (0.1, 0.2, 0.3), "std": (0.3, 0.2, 0.1), "classes": ("x", "y", "z")}
     again = vitlens.load(
-        str(written(vitlens.load(str(written(model, tmp_path)), **told), tmp_path / "b"))
+        str(written(vitlens.load(str(written(model, tmp_path)), **hints), tmp_path / "b"))
     )
-    assert again.preprocessing == replace(model.preprocessing, mean=told["mean"], std=told["std"])
-    assert again.classes == told["classes"]
+    assert again.preprocessing == replace(model.preprocessing, mean=hints["mean"], std=hints["std"])
+    assert again.classes == hints["classes"]
 
 
 def test_a_file_that_is_replaced_is_replaced_whole(tmp_path, monkeypatch):
@@ -118,7 +118,7 @@ def test_a_file_that_is_replaced_is_replaced_whole(tmp_path, monkeypatch):
     with pytest.raises(StorageError):
         written(small(seed=2), tmp_path)
     assert (tmp_path / FILE).read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    assert list(names_in(tmp_path)) == [FILE]
 
 
 # each asked for memory or time without bounds, or ended as an unexpected error

@@ -49,20 +49,22 @@ TWINS: dict[str, tuple[dict[str, object], dict[str, object]]] = {
 def test_logits_and_the_weights_of_every_window_are_timms(twin: str):
     change, options = TWINS[twin]
     theirs = shaken(lambda: timm.create_model(TIMM, **SWIN | options))
-    own = our_swin(**change)
+    our_model = our_swin(**change)
     state = {}
     for name, value in theirs.state_dict().items():
         name = name.replace("attn.relative_position_bias_table", "position_bias.bias_table")
         state[name.replace("head.fc.", "head.")] = value
-    own.module.load_state_dict(state, strict=True)
-    wrapped = half(theirs, own.input_size)
+    our_model.module.load_state_dict(state, strict=True)
+    wrapped = half(theirs, our_model.input_size)
     seen: list[list[Tensor]] = [[], []]
     logits = []
-    for model, kept in zip((own, wrapped), seen):
+    for model, weights in zip((our_model, wrapped), seen):
         vitlens.observe(
-            model, images(own.input_size), lambda call, kept=kept: kept.append(call.weights())
+            model,
+            images(our_model.input_size),
+            lambda call, store=weights: store.append(call.weights()),
         )
-        logits.append(model(images(own.input_size)))
+        logits.append(model(images(our_model.input_size)))
     torch.testing.assert_close(*logits, atol=1e-5, rtol=0)
     assert len(seen[0]) == len(seen[1]) == 4
     for one, other in zip(*seen):
@@ -75,27 +77,22 @@ def test_logits_and_the_weights_of_every_window_are_timms(twin: str):
 def patches_that_meet(
     size: tuple[int, int], window: tuple[int, int], shift: tuple[int, int]
 ) -> set[tuple[int, int]]:
-    """Pairs of patches in one window of the shifted map whose offset in it is that in the map, by
-    loops.
-    """
+    """Return pairs of patches in one shifted window whose offset is that in the map, by loops."""
     rows, columns = (-(-side // part) * part for side, part in zip(size, window))
-    place = {
-        row * size[1] + column: (
-            (row - shift[0]) % rows,
-            (column - shift[1]) % columns,
-            row,
-            column,
-        )
-        for row in range(size[0])
-        for column in range(size[1])
-    }
-    return {
-        (one, other)
-        for one, (down, across, row, column) in place.items()
-        for other, (down2, across2, row2, column2) in place.items()
-        if (down // window[0], across // window[1]) == (down2 // window[0], across2 // window[1])
-        and (down - down2, across - across2) == (row - row2, column - column2)
-    }
+    place = {}
+    for row in range(size[0]):
+        for column in range(size[1]):
+            shifted = ((row - shift[0]) % rows, (column - shift[1]) % columns)
+            place[row * size[1] + column] = (*shifted, row, column)
+    pairs = set()
+    for one, (down, across, row, column) in place.items():
+        for other, (down2, across2, row2, column2) in place.items():
+            same_row = down // window[0] == down2 // window[0]
+            same_column = across // window[1] == across2 // window[1]
+            same_offset = (down - down2, across - across2) == (row - row2, column - column2)
+            if same_row and same_column and same_offset:
+                pairs.add((one, other))
+    return pairs
 
 
 # patches of the map, of a window, and by how many the second block shifts (none where one window
@@ -140,14 +137,12 @@ def test_a_patch_depends_on_those_that_share_its_window_and_were_neighbours(
 
 def test_padding_changes_no_patch():
     """One window that is larger than the map gives what a window of the map's size gives."""
-    large, small = (
-        our_swin(dim=8, depths=(1,), heads=(2,), window=side).module for side in ((5, 6), (3, 4))
-    )
+    large = our_swin(dim=8, depths=(1,), heads=(2,), window=(5, 6)).module
+    small = our_swin(dim=8, depths=(1,), heads=(2,), window=(3, 4)).module
     state = large.state_dict()
     name = "layers.0.blocks.0.position_bias.bias_table"
-    state[name] = (
-        state[name].view(9, 11, 2)[2:-2, 2:-2].reshape(-1, 2)
-    )  # offsets up to 2 rows and 3 columns
+    # offsets up to 2 rows and 3 columns
+    state[name] = state[name].view(9, 11, 2)[2:-2, 2:-2].reshape(-1, 2)
     small.load_state_dict(state)
     maps = torch.randn(2, 3, 4, 8)
     torch.testing.assert_close(large.layers(maps), small.layers(maps), atol=1e-6, rtol=0)

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 import vitlens
+from tests.kit.marks import slow_among
 from tests.kit.models.files import description, one_line, rewrite, written
 from tests.kit.models.handwritten import half
 from tests.kit.models.transformers import (
@@ -48,6 +49,7 @@ SEQUENCES = {  # family -> the prefix of its tokens, and what reads them
     "siglip-classifier": ((), "mean"),  # its pooling head runs, but is not read
 }
 OTHERS = {"swin": "windowed", "swinv2": "windowed", "convnext": "cnn"}
+# whose first hidden state is read
 HIDDEN = (
     "vit",
     "deit-distilled",
@@ -56,12 +58,12 @@ HIDDEN = (
     "siglip",
     "swin",
     "swinv2",
-)  # whose first hidden state is read
+)
 
 
 @cache
 def loaded(name):
-    """Shared: nobody changes it."""
+    """Load a model, which all tests share and none changes."""
     return vitlens.load(f"hf:{folder_of(name)[0]}")
 
 
@@ -74,13 +76,13 @@ TWINS = {
 
 @pytest.mark.parametrize(  # of two with the same parts, one
     "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in TWINS else ()) for name in FAMILIES],
+    slow_among(FAMILIES, TWINS),
 )
 def test_outputs_are_those_of_transformers_on_pixels_normalised_by_its_processor(name, tmp_path):
     """And those of the model that is saved and loaded again without the folder; another image size
     is taken, too.
     """
-    folder, own = folder_of(name)
+    folder, reference = folder_of(name)
     model = loaded(name)
     larger = vitlens.load(f"hf:{folder}", image_size=48)
     images = pixels()
@@ -90,7 +92,7 @@ def test_outputs_are_those_of_transformers_on_pixels_normalised_by_its_processor
     ]
     again = vitlens.load(str(written(model, tmp_path)))
     with torch.no_grad():
-        theirs = tower(name, own)(pixel_values=inputs, output_hidden_states=True)
+        theirs = tower(name, reference)(pixel_values=inputs, output_hidden_states=True)
         expected = (
             FEATURES[name](theirs)
             if name in FEATURES
@@ -100,7 +102,7 @@ def test_outputs_are_those_of_transformers_on_pixels_normalised_by_its_processor
         assert torch.equal(again(images), model(images))
         assert larger(pixels(size=48)).shape == expected.shape
         if name == "vit":
-            resized = own(
+            resized = reference(
                 pixel_values=larger.prepare(pixels(size=48)), interpolate_pos_encoding=True
             ).logits
             torch.testing.assert_close(larger(pixels(size=48)), resized, rtol=1e-5, atol=1e-5)
@@ -108,27 +110,27 @@ def test_outputs_are_those_of_transformers_on_pixels_normalised_by_its_processor
     assert (model.input_size, larger.input_size) == ((32, 32), (48, 48))
     assert model.classes == again.classes == (LABELS if classifier else ())
     assert again.preprocessing == model.preprocessing
-    assert any("features:" in note for note in model.provenance.notes) != classifier
+    assert ("features:" in "\n".join(model.provenance.notes)) != classifier
     assert model.anatomy.family == OTHERS.get(name, "vit")
     assert (model.supports("stats") is None) == (name != "convnext")
     if name in HIDDEN:
         prefix = len(SEQUENCES[name][0]) if name in SEQUENCES else 0
-        found = vitlens.features(model, images, embedding=True).at("embedding")
+        features = vitlens.features(model, images, embedding=True).at("embedding")
         torch.testing.assert_close(
-            found, theirs.hidden_states[0][:, prefix:].mean(1), atol=1e-5, rtol=1e-4
+            features, theirs.hidden_states[0][:, prefix:].mean(1), atol=1e-5, rtol=1e-4
         )
 
 
 def eager_attention(name):
-    """Of transformers itself, for the same pixels."""
-    own = folder_of(name)[1]
-    own.set_attn_implementation("eager")
+    """Return the attention of transformers for the same pixels."""
+    reference = folder_of(name)[1]
+    reference.set_attn_implementation("eager")
     with torch.no_grad():
-        found = tower(name, own)(
+        attentions = tower(name, reference)(
             pixel_values=loaded(name).prepare(pixels()), output_attentions=True
         ).attentions
-    own.set_attn_implementation("sdpa" if type(own)._supports_sdpa else "eager")
-    return found
+    reference.set_attn_implementation("sdpa" if type(reference)._supports_sdpa else "eager")
+    return attentions
 
 
 @pytest.mark.parametrize("name", SEQUENCES)
@@ -154,7 +156,7 @@ def test_attention_under_sdpa_is_transformers_own_eager_attention(name):
 
 
 def windowed(model, images):
-    """Each layer's attention weights: of its windows, and between all patches of the map."""
+    """Return each layer's attention weights: of its windows, and between all patches of the map."""
     weights = []
     patches = []
 
@@ -180,11 +182,10 @@ def test_windows_are_placed_where_patches_depend_on_each_other(name, window):
     config = getattr(transformers, f"{family}Config")(**fields | {"window_size": window})
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        own = getattr(transformers, family + kind)(config).eval()
-    model = half(own, 32)
-    for layer, weights in zip(
-        model.anatomy.blocks[:2], windowed(model, pixels()[:1])[1]
-    ):  # the second one is shifted
+        reference = getattr(transformers, family + kind)(config).eval()
+    model = half(reference, 32)
+    # the second one is shifted
+    for layer, weights in zip(model.anatomy.blocks[:2], windowed(model, pixels()[:1])[1]):
         block = model.module.get_submodule(layer)
         tokens = torch.randn(1, 256, 16).requires_grad_()
         output = block(tokens, (16, 16))[0]
@@ -197,15 +198,15 @@ def test_windows_are_placed_where_patches_depend_on_each_other(name, window):
 
 
 def test_a_kernel_that_cannot_be_observed_is_refused_by_name():
-    own = copy.deepcopy(folder_of("vit")[1])
+    reference = copy.deepcopy(folder_of("vit")[1])
     for kernel in ("flex_attention", "kernels-community/flash-attn"):
-        own.config._attn_implementation_internal = kernel
+        reference.config._attn_implementation_internal = kernel
         with pytest.raises(UnsupportedError, match=f"'{kernel}'.*set_attn_implementation"):
-            half(own, 32)
+            half(reference, 32)
 
 
 def save_tokenizer(folder):
-    """A tokenizer of letters with a start and an end, as CLIP's: the end has the largest id."""
+    """Write a tokenizer of letters as CLIP's, with a start and an end of the largest id."""
     letters = {letter: index for index, letter in enumerate("abcdefghijklmnopqrstuvwxyz")}
     words = letters | {f"{letter}</w>": 26 + index for letter, index in letters.items()}
     words |= {"<|startoftext|>": 52, "<|endoftext|>": 53}
@@ -218,7 +219,7 @@ def save_tokenizer(folder):
 
 @pytest.mark.parametrize("name", ["clip", "siglip"])
 def test_zero_shot_logits_are_transformers_own(name, tmp_path):
-    own = save_family(name, tmp_path)
+    reference = save_family(name, tmp_path)
     texts = ["a cat", "a dog", "an owl"]
     tokenizer = save_tokenizer(tmp_path)
     model = vitlens.load(f"hf:{tmp_path}")
@@ -227,15 +228,14 @@ def test_zero_shot_logits_are_transformers_own(name, tmp_path):
     with torch.no_grad():
         inputs = model.prepare(pixels())
         torch.testing.assert_close(
-            model(pixels()), own.get_image_features(pixel_values=inputs).pooler_output
+            model(pixels()), reference.get_image_features(pixel_values=inputs).pooler_output
         )
-        expected = own(input_ids=ids, pixel_values=inputs).logits_per_image
+        expected = reference(input_ids=ids, pixel_values=inputs).logits_per_image
     torch.testing.assert_close(classifier(pixels()), expected, rtol=1e-4, atol=1e-4)
     assert (model.classes, classifier.classes, classifier.layout.grid) == ((), tuple(texts), (4, 4))
     assert "image tower" in model.supports("train")
-    assert vitlens.zero_shot(
-        model, ["a b c d e f g h i j k l m n"], templates=["{}"]
-    )  # 14, a start and an end
+    # 14, a start and an end
+    assert vitlens.zero_shot(model, ["a b c d e f g h i j k l m n"], templates=["{}"])
     with pytest.raises(InputError, match="at most 16 tokens"):
         vitlens.zero_shot(model, ["a b c d e f g h i j k l m n o"], templates=["{}"])
 
@@ -254,13 +254,13 @@ def test_without_a_tokenizer_the_tower_of_images_is_a_model_of_features(tmp_path
 
 
 def test_provenance_has_the_sha256_of_one_file_and_of_several(tmp_path):
-    folder, own = folder_of("vit")
-    whole = loaded("vit")
+    folder, reference = folder_of("vit")
+    in_one_file = loaded("vit")
     assert (
-        whole.provenance.sha256
+        in_one_file.provenance.sha256
         == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     )
-    own.save_pretrained(tmp_path, max_shard_size="20KB")
+    reference.save_pretrained(tmp_path, max_shard_size="20KB")
     shutil.copy(folder / PROCESSOR, tmp_path)
     shards = sorted(tmp_path.glob("model-*.safetensors"))
     assert len(shards) > 1
@@ -269,16 +269,15 @@ def test_provenance_has_the_sha256_of_one_file_and_of_several(tmp_path):
         model.provenance.sha256
         == hashlib.sha256(b"".join(shard.read_bytes() for shard in shards)).hexdigest()
     )
-    assert torch.equal(model(pixels()), whole(pixels()))
+    assert torch.equal(model(pixels()), in_one_file(pixels()))
 
 
 def test_random_weights_are_seeded_and_need_no_file_and_weights_are_taken_from_another(tmp_path):
     folder = changed(tmp_path)
     images = pixels()
     (folder / "model.safetensors").unlink()
-    first, second = (
-        vitlens.load(f"hf:{folder}", random_weights=True, seed=seed)(images) for seed in (0, 1)
-    )
+    first = vitlens.load(f"hf:{folder}", random_weights=True, seed=0)(images)
+    second = vitlens.load(f"hf:{folder}", random_weights=True, seed=1)(images)
     assert torch.equal(first, vitlens.load(f"hf:{folder}@random", seed=0)(images))
     assert not torch.equal(first, second)
     taken = vitlens.load(f"hf:{folder}@{folder_of('vit')[0] / 'model.safetensors'}")
@@ -309,7 +308,7 @@ def test_what_a_configuration_cannot_choose_is_said_and_nothing_is_printed(tmp_p
     capfd.readouterr()
     model = vitlens.load(f"hf:{folder}")
     for words in ("was not run", "flash_attention_2"):
-        assert any(words in note for note in model.provenance.notes)
+        assert words in "\n".join(model.provenance.notes)
     assert capfd.readouterr() == ("", "")
 
 
@@ -432,18 +431,19 @@ def test_a_processor_that_is_missing_or_not_plain_is_replaced_by_mean_std_and_im
     folder = changed(tmp_path, file=PROCESSOR, image_processor_type=kind)
     if not kind:
         (folder / PROCESSOR).unlink()
-    given = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4), "image_size": 32}
-    for missing in given:
+    settings = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4), "image_size": 32}
+    for missing in settings:
         with pytest.raises(UnsupportedError, match="mean=, std= and image_size="):
             vitlens.load(
-                f"hf:{folder}", **{key: value for key, value in given.items() if key != missing}
+                f"hf:{folder}", **{key: value for key, value in settings.items() if key != missing}
             )
-    model = vitlens.load(f"hf:{folder}", **given)
-    mean, std = (torch.tensor(given[key])[:, None, None] for key in ("mean", "std"))
+    model = vitlens.load(f"hf:{folder}", **settings)
+    mean = torch.tensor(settings["mean"])[:, None, None]
+    std = torch.tensor(settings["std"])[:, None, None]
     with torch.no_grad():
         expected = folder_of("vit")[1](pixel_values=(pixels() - mean) / std).logits
         torch.testing.assert_close(model(pixels()), expected, rtol=1e-5, atol=1e-5)
-    assert any("bilinear" in note for note in model.provenance.notes)
+    assert "bilinear" in "\n".join(model.provenance.notes)
 
 
 FOLDERS = {  # files written into a folder (None: removed), and a word of the message

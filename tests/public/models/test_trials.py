@@ -92,14 +92,15 @@ def test_weights_of_zeros_do_not_hide_what_the_classifier_reads(pool, zeros):
     expected = wrapped(net).anatomy
     ZEROS[zeros](net)
     before = copy.deepcopy(net.state_dict())
-    found = wrapped(net).anatomy
-    assert found.readout == pool
-    assert found == expected
-    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    anatomy = wrapped(net).anatomy
+    assert anatomy.readout == pool
+    assert anatomy == expected
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, before[name])
 
 
 def optimised(net: Pooled, state: dict[str, Tensor]) -> None:
-    """One step, which makes the weights what they are in the state."""
+    """Make one step, which sets the weights to those of the state."""
     for name, parameter in net.named_parameters():
         parameter.grad = parameter.detach() - state[name]
     torch.optim.SGD(net.parameters(), lr=1.0).step()
@@ -166,9 +167,9 @@ def test_what_was_tried_with_zeros_is_not_believed_of_other_weights(stem, change
                 vitlens.explain(current, batch, method="integrated-gradients", targets=labels),
             )
         )
-    for found, expected in zip(*results):
+    for result, expected in zip(*results):
         assert expected.abs().max() > 1e-4
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(result, expected)
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -190,9 +191,9 @@ def test_what_was_tried_with_some_weights_is_not_believed_of_others(change):
         net.stem = built(stem="mixing").stem
     else:
         CHANGES[change](net, state)
-    found = vitlens.explain(model, batch, method="occlusion", targets=labels)
+    maps = vitlens.explain(model, batch, method="occlusion", targets=labels)
     expected = vitlens.explain(wrapped(net), batch, method="occlusion", targets=labels)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(maps, expected)
 
 
 def test_logits_that_never_depend_on_the_image_are_said():
@@ -205,5 +206,5 @@ def test_logits_that_never_depend_on_the_image_are_said():
             return self.scores.expand(len(x), -1)
 
     model = wrapped(Constant())
-    assert any("do not depend on the image" in note for note in model.provenance.notes)
+    assert "do not depend on the image" in "\n".join(model.provenance.notes)
     assert not wrapped(built()).provenance.notes

@@ -10,6 +10,7 @@ from timm.layers.pos_embed_sincos import build_sincos2d_pos_embed
 from torch import Tensor, nn
 
 import vitlens
+from tests.kit.select import values_of
 from tests.kit.tiny import ours, shaken
 from vitlens.errors import InputError
 
@@ -43,7 +44,7 @@ def test_a_preset_has_its_parameters(name, depth, dim, heads, side, patch, class
         model = vitlens.load(f"{name}@random", device="meta")
     assert model.parameter_count() == expected + (dim + 1) * classes
     assert (model.input_size, len(model.classes)) == ((side, side), classes)
-    assert {part.heads for part in model.anatomy.attention} == {heads}
+    assert set(values_of(model.anatomy.attention, "heads")) == {heads}
 
 
 TWINS = {
@@ -76,7 +77,7 @@ def test_a_tiny_model_equals_timms(name: str):
         "num_heads": 2,
         "num_classes": 5,
     }
-    theirs, own, images = (
+    theirs, model, images = (
         shaken(lambda: kind(**shape, **options), scale=0.2),
         ours(**NARROW, **change),
         pictures(),
@@ -84,13 +85,13 @@ def test_a_tiny_model_equals_timms(name: str):
     state = theirs.state_dict()
     if name == "registers":
         state["pos_embed"] = torch.cat((torch.zeros(1, 1, 16), state["pos_embed"]), dim=1)
-    own.module.load_state_dict(state, strict=True)
+    model.module.load_state_dict(state, strict=True)
     prepared = (images - 0.5) / 0.5
-    torch.testing.assert_close(own(images), theirs(prepared), atol=1e-5, rtol=0)
+    torch.testing.assert_close(model(images), theirs(prepared), atol=1e-5, rtol=0)
     if name == "distilled":
         theirs.set_distilled_training(True)
         torch.testing.assert_close(
-            own.module.forward_heads(prepared), theirs.train()(prepared), atol=1e-5, rtol=0
+            model.module.forward_heads(prepared), theirs.train()(prepared), atol=1e-5, rtol=0
         )
 
 
@@ -137,9 +138,8 @@ def test_tokens_stand_as_the_layout_says_and_no_position_is_added_to_a_register(
 
 def test_without_positions_the_order_of_patches_is_lost():
     images = pictures()
-    swapped = torch.cat(
-        (images[..., 6:], images[..., :6]), dim=-1
-    )  # three columns of patches change places
+    # three columns of patches change places
+    swapped = torch.cat((images[..., 6:], images[..., :6]), dim=-1)
     for positions in ("learned", "none"):
         model = ours(**NARROW, positions=positions)
         assert torch.allclose(model(images), model(swapped), atol=1e-5) is (positions == "none")
@@ -191,17 +191,16 @@ def test_degenerate_models_run_and_learn(change: dict[str, object]):
     logits = model(pictures(batch=1))
     assert logits.shape == (1, change.get("classes", 5))
     logits.square().sum().backward()
-    assert all(
-        parameter.grad is not None and parameter.grad.isfinite().all()
-        for parameter in model.parameters()
-    )
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.isfinite().all()
 
 
 def test_parts_taken_away_are_gone_and_without_attention_a_patch_changes_its_own_token_alone():
-    whole = [type(part) for part in ours(**NARROW).modules()]
+    kinds = [type(part) for part in ours(**NARROW).modules()]
     for part, kind in {"attention": nn.Linear, "mlp": nn.GELU, "norm": nn.LayerNorm}.items():
-        left = [type(each) for each in ours(**NARROW, **{part: False}).modules()]
-        assert left.count(kind) < whole.count(kind)
+        left = [type(part_module) for part_module in ours(**NARROW, **{part: False}).modules()]
+        assert left.count(kind) < kinds.count(kind)
     tokens = torch.randn(2, 13, 16)
     images = pictures()
     for residual in (False, True):
@@ -225,9 +224,8 @@ def test_drop_path_grows_with_depth_and_drops_whole_images():
     torch.manual_seed(0)
     untouched = (block(tokens) == tokens).all(dim=2).float()
     assert (untouched.mean(1).unique().tolist()) == [0, 1]  # an image's tokens go together
-    assert untouched.mean().item() == pytest.approx(
-        0.4**2, abs=4 * (0.16 * 0.84 / 400) ** 0.5
-    )  # both branches out
+    # both branches out
+    assert untouched.mean().item() == pytest.approx(0.4**2, abs=4 * (0.16 * 0.84 / 400) ** 0.5)
     assert (block.eval()(tokens) != tokens).any(dim=2).all()
 
 
@@ -276,11 +274,11 @@ REFUSED = [  # what is asked for, and the word of the message that says what to 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_without_classes_its_outputs_are_what_a_head_would_read(pooling: str):
     model = ours(**NARROW, pooling=pooling)
-    kept: list[Tensor] = []
-    model.module.head.register_forward_hook(lambda _, given, __: kept.append(given[0]))
+    inputs: list[Tensor] = []
+    model.module.head.register_forward_hook(lambda _, args, __: inputs.append(args[0]))
     model(pictures())
     model.module.reset_classifier(0)
-    assert torch.equal(model(pictures()), kept[0])
+    assert torch.equal(model(pictures()), inputs[0])
     assert model.module.config.classes == 0
     model.module.reset_classifier(3)
     assert model(pictures()).shape == (2, 3)
@@ -329,23 +327,23 @@ def tokens() -> Tensor:
     ids=range(4),
 )
 def test_output_and_gradients_are_those_of_torchs_module(fused: bool, bias: bool, mask: Tensor):
-    own = attention(fused=fused, qkv_bias=bias).requires_grad_(True)
+    module = attention(fused=fused, qkv_bias=bias).requires_grad_(True)
     theirs = nn.MultiheadAttention(DIM, HEADS, batch_first=True)
     with torch.no_grad():
-        theirs.in_proj_weight.copy_(own.qkv.weight)
-        theirs.in_proj_bias.copy_(own.qkv.bias if bias else torch.zeros(3 * DIM))
-        theirs.out_proj.load_state_dict(own.proj.state_dict())
+        theirs.in_proj_weight.copy_(module.qkv.weight)
+        theirs.in_proj_bias.copy_(module.qkv.bias if bias else torch.zeros(3 * DIM))
+        theirs.out_proj.load_state_dict(module.proj.state_dict())
     opposite = ~mask if mask.dtype == torch.bool else mask  # there, True = leave out
     expected = theirs(*[tokens()] * 3, attn_mask=opposite)[0]
-    found = own(tokens(), mask)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
-    found.square().sum().backward()
+    outputs = module(tokens(), mask)
+    torch.testing.assert_close(outputs, expected, atol=1e-5, rtol=0)
+    outputs.square().sum().backward()
     expected.square().sum().backward()
     torch.testing.assert_close(
-        own.qkv.weight.grad, theirs.in_proj_weight.grad, atol=1e-4, rtol=1e-4
+        module.qkv.weight.grad, theirs.in_proj_weight.grad, atol=1e-4, rtol=1e-4
     )
     torch.testing.assert_close(
-        own.proj.weight.grad, theirs.out_proj.weight.grad, atol=1e-4, rtol=1e-4
+        module.proj.weight.grad, theirs.out_proj.weight.grad, atol=1e-4, rtol=1e-4
     )
 
 
@@ -353,15 +351,15 @@ def test_output_and_gradients_are_those_of_torchs_module(fused: bool, bias: bool
     "mask", [EMPTY, torch.zeros(TOKENS, TOKENS).masked_fill(~EMPTY, -torch.inf)]
 )
 def test_a_token_that_may_attend_to_nothing_reads_nothing_and_has_no_gradient(mask: Tensor):
-    own = attention().requires_grad_(True)
-    given = tokens().requires_grad_()
-    found = own(given, mask)
-    torch.testing.assert_close(found[:, 2], own.proj.bias.expand(2, -1))
-    torch.testing.assert_close(found, attention(fused=True)(given, mask), atol=1e-5, rtol=0)
-    found[:, 2].sum().backward()
-    assert not given.grad.any()  # and no NaN
-    own(given, mask).square().sum().backward()
-    assert given.grad.isfinite().all()
+    module = attention().requires_grad_(True)
+    inputs = tokens().requires_grad_()
+    outputs = module(inputs, mask)
+    torch.testing.assert_close(outputs[:, 2], module.proj.bias.expand(2, -1))
+    torch.testing.assert_close(outputs, attention(fused=True)(inputs, mask), atol=1e-5, rtol=0)
+    outputs[:, 2].sum().backward()
+    assert not inputs.grad.any()  # and no NaN
+    module(inputs, mask).square().sum().backward()
+    assert inputs.grad.isfinite().all()
 
 
 def test_dropout_falls_on_the_weights():
@@ -370,18 +368,18 @@ def test_dropout_falls_on_the_weights():
     """
     count = 64
     dropout = 0.25
-    own = (
+    module = (
         ours(dim=2 * count, heads=1, attention_dropout=dropout, fused=False)
         .module.blocks[0]
         .attn.train()
     )
-    for parameter in own.parameters():
+    for parameter in module.parameters():
         parameter.zero_()
-    own.qkv.weight.view(3, 2 * count, 2 * count)[2, :, :count] = torch.eye(count).repeat(2, 1)
-    own.proj.weight.copy_(torch.eye(2 * count))
+    module.qkv.weight.view(3, 2 * count, 2 * count)[2, :, :count] = torch.eye(count).repeat(2, 1)
+    module.proj.weight.copy_(torch.eye(2 * count))
     one_hot = torch.cat((torch.eye(count), torch.zeros(count, count)), dim=1)[None]
     torch.manual_seed(0)
-    weights, twice = own(one_hot).chunk(2, dim=-1)
+    weights, twice = module(one_hot).chunk(2, dim=-1)
     assert torch.equal(weights, twice)
     dropped = weights == 0
     torch.testing.assert_close(
@@ -391,5 +389,5 @@ def test_dropout_falls_on_the_weights():
         dropout, abs=4 * (dropout * (1 - dropout) / count**2) ** 0.5
     )
     torch.testing.assert_close(
-        own.eval()(one_hot)[..., :count], torch.full((1, count, count), 1 / count)
+        module.eval()(one_hot)[..., :count], torch.full((1, count, count), 1 / count)
     )

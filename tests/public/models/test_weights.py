@@ -23,7 +23,7 @@ LITTLE = {"a.bias": torch.ones(2), "a.weight": torch.arange(6.0).view(2, 3)}  # 
 
 @cache
 def whole(prefix: str = "") -> dict[str, torch.Tensor]:
-    """The weights of a small CNN, with a prefix of every name."""
+    """Return the weights of a small CNN, with a prefix of every name."""
     state = vitlens.load("resnet20@random", seed=1).module.state_dict()
     return {f"{prefix}{name}": value for name, value in state.items()}
 
@@ -38,9 +38,9 @@ def loaded(path: Path) -> vitlens.Model:
 
 
 def has_them(model: vitlens.Model) -> bool:
-    found = model.module.state_dict()
-    return found.keys() == whole().keys() and all(
-        torch.equal(found[key], whole()[key]) for key in whole()
+    state = model.module.state_dict()
+    return state.keys() == whole().keys() and all(
+        torch.equal(state[key], whole()[key]) for key in whole()
     )
 
 
@@ -76,7 +76,8 @@ def test_the_usual_wrappers_are_taken_off_and_said(tmp_path, case):
     model = loaded(tmp_path / name)
     assert has_them(model)
     assert len(model.provenance.notes) == len(taken)
-    assert all(word in note for word, note in zip(taken, model.provenance.notes))
+    for word, note in zip(taken, model.provenance.notes):
+        assert word in note
 
 
 def test_weights_in_half_precision_are_loaded_as_full(tmp_path):
@@ -175,11 +176,11 @@ def test_a_zip_of_something_else_and_a_packed_one(tmp_path):
     refused(tmp_path / "w.pth", "a zip archive: unpack it first")
     stored(tmp_path, {"a": torch.zeros(20 << 20, dtype=torch.uint8)})
     with (
-        zipfile.ZipFile(tmp_path / "w.pth") as whole,
+        zipfile.ZipFile(tmp_path / "w.pth") as saved,
         zipfile.ZipFile(tmp_path / "bomb.pth", "w", zipfile.ZIP_DEFLATED) as bomb,
     ):
-        for name in whole.namelist():
-            bomb.writestr(name, whole.read(name))
+        for name in saved.namelist():
+            bomb.writestr(name, saved.read(name))
     refused(tmp_path / "bomb.pth", "packed")
 
 

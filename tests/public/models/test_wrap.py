@@ -19,6 +19,7 @@ import vitlens
 from tests.kit.models import handwritten as plain
 from tests.kit.models import handwritten_rare as rare
 from tests.kit.models.handwritten import DIM, GRID, half, noise, own_weights, seeded, wrapped
+from tests.kit.select import values_of
 from tests.kit.tiny import FAMILIES, VIT, images, model_of, shaken
 from vitlens.errors import UnsupportedError, VitlensError
 
@@ -52,7 +53,7 @@ def test_anatomy_and_weights_are_the_modules_own_and_a_head_at_zero_is_its_colum
     build, heads, prefix, readout, block, projection, mlp = STYLES[style]
     model = wrapped(build)
     batch = noise()
-    own = own_weights(seeded(build), noise())
+    expected_weights = own_weights(seeded(build), noise())
     anatomy = model.anatomy
     parts = model.anatomy.attention
     assert (anatomy.family, anatomy.readout, anatomy.blocks[:1]) == (
@@ -60,24 +61,23 @@ def test_anatomy_and_weights_are_the_modules_own_and_a_head_at_zero_is_its_colum
         readout,
         (block,) if block else (),
     )
-    assert len(anatomy.blocks) == (len(own) - (readout == "pool") if block else 0)
+    assert len(anatomy.blocks) == (len(expected_weights) - (readout == "pool") if block else 0)
     assert (model.layout.grid, model.layout.patch_size, model.layout.prefix) == (
         GRID,
         (8, 8),
         prefix,
     )
-    assert [part.heads for part in parts] == [heads] * len(own)
+    assert values_of(parts, "heads") == [heads] * len(expected_weights)
     assert (parts[0].projection, parts[0].mlp) == (projection, mlp)
-    for ours, weights in zip(vitlens.attention(model, batch), own, strict=True):
+    for ours, weights in zip(vitlens.attention(model, batch), expected_weights, strict=True):
         torch.testing.assert_close(ours, weights, atol=1e-6, rtol=1e-5)
-    assert vitlens.statistics(model, batch).distance.shape == (len(own), heads)
+    assert vitlens.statistics(model, batch).distance.shape == (len(expected_weights), heads)
     if readout == "pool":
         return
-    with vitlens.replay(model, batch) as kept:
-        assert kept.exact == (
-            style not in ("einsum", "encoder")
-        )  # no module is a block; tokens first
-        replayed = kept.run([{f"blocks.{layer}.head.1": "zero"} for layer in range(len(parts))])
+    with vitlens.replay(model, batch) as replay:
+        # no module is a block; tokens first
+        assert replay.exact == (style not in ("einsum", "encoder"))
+        replayed = replay.run([{f"blocks.{layer}.head.1": "zero"} for layer in range(len(parts))])
     for part, logits in zip(parts, replayed, strict=True):
         cut = seeded(build)
         linear = cut.get_submodule(part.projection)
@@ -109,19 +109,19 @@ KNOWN = (
 def test_the_traced_anatomy_of_a_librarys_model_is_that_of_its_names(name: str):
     model = FAMILIES[name]()
     traced = half(model.module, model.input_size).anatomy
-    known = model.anatomy
+    anatomy = model.anatomy
     for field in ("family", "blocks", "layout", "readout"):
-        assert getattr(traced, field) == getattr(known, field)
+        assert getattr(traced, field) == getattr(anatomy, field)
     assert {part.module: (part.heads, part.projection) for part in traced.attention} == {
-        module: (known.parts[module].heads, known.parts[module].projection)
-        for module in known.attention_modules
+        module: (anatomy.parts[module].heads, anatomy.parts[module].projection)
+        for module in anatomy.attention_modules
     }
-    mlps = {part.mlp for part in traced.attention}
-    assert known.family != "vit" or mlps >= {f"{block}.mlp" for block in known.blocks}
+    mlps = set(values_of(traced.attention, "mlp"))
+    assert anatomy.family != "vit" or mlps >= {f"{block}.mlp" for block in anatomy.blocks}
 
 
 def eva(kind: type[nn.Module]) -> nn.Module:
-    """A model of timm with a norm and a gate after the heads."""
+    """Build a model of timm with a norm and a gate after the heads."""
     model = Eva(**VIT, use_rot_pos_emb=True)
     for block in model.blocks:
         block.attn = kind(
@@ -158,15 +158,15 @@ def test_heads_that_are_normed_or_gated_are_read_at_the_input_of_their_projectio
         torch.testing.assert_close(parts.total(), parts.logit, atol=1e-3, rtol=1e-3)
     with torch.no_grad():
         with vitlens.intervene(model, {"blocks.1.head.1": "zero"}):
-            found = model(batch)
-        with vitlens.replay(model, batch) as kept:
-            (replayed,) = kept.run([{"blocks.1.head.1": "zero"}])
+            logits = model(batch)
+        with vitlens.replay(model, batch) as replay:
+            (replayed,) = replay.run([{"blocks.1.head.1": "zero"}])
         clean = model(batch)
         model.module.get_submodule("blocks.1.attn.proj").weight[:, 16:] = 0
         expected = model(batch)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(replayed, expected, atol=1e-5, rtol=1e-4)
-    assert kept.exact
+    assert replay.exact
     assert (clean - expected).abs().max() > 1e-3
 
 
@@ -180,7 +180,7 @@ def is_untouched(module: nn.Module) -> bool:
     return (
         not hooked
         and training
-        and all(each.requires_grad and each.grad is None for each in parameters)
+        and all(parameter.requires_grad and parameter.grad is None for parameter in parameters)
     )
 
 
@@ -194,7 +194,8 @@ def test_wrapping_and_using_a_module_leaves_it_and_the_random_state_as_they_were
     vitlens.explain(model, batch, targets=LABELS, method="saliency")
     assert torch.equal(torch.get_rng_state(), state)
     assert is_untouched(module)
-    assert all(torch.equal(value, weights[name]) for name, value in module.state_dict().items())
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, weights[name])
     assert torch.equal(model.eval()(batch), model.read_output(module((batch - 0.5) / 0.5)))
 
 
@@ -223,8 +224,8 @@ def test_it_works_in_inference_mode_without_gradients_under_autocast_and_in_a_th
     expected = vitlens.relevance(model, noise(), targets=LABELS)
     for context in (torch.inference_mode, torch.no_grad):
         with context():
-            found = vitlens.relevance(half(module), noise(), targets=LABELS)
-            torch.testing.assert_close(found, expected)
+            maps = vitlens.relevance(half(module), noise(), targets=LABELS)
+            torch.testing.assert_close(maps, expected)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         anatomies = [wrapped(plain.ViT).anatomy]
     thread = threading.Thread(target=lambda: anatomies.append(wrapped(plain.ViT).anatomy))
@@ -328,7 +329,7 @@ def test_heads_that_cannot_be_removed_are_observed(attention):
     build = plain.of(attention)
     model = wrapped(build)
     expected = own_weights(seeded(build), noise())
-    for ours, own in zip(vitlens.attention(model, noise()), expected, strict=True):
-        torch.testing.assert_close(ours, own, atol=1e-6, rtol=1e-5)
+    for ours, expected_weights in zip(vitlens.attention(model, noise()), expected, strict=True):
+        torch.testing.assert_close(ours, expected_weights, atol=1e-6, rtol=1e-5)
     with pytest.raises(UnsupportedError, match=r"layers\.0\.att"):
         vitlens.ablate(model, noise(), LABELS)

@@ -67,10 +67,10 @@ def test_special_tokens_may_stand_anywhere(style: type[nn.Module]):
             model(images), model.module((images - 0.5) / 0.5), atol=1e-5, rtol=1e-5
         )
     for name, function in FUNCTIONS.items():
-        own = function(model, images)
+        actual = function(model, images)
         expected = function(twin, images)
         torch.testing.assert_close(
-            own, expected, atol=1e-4, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}"
+            actual, expected, atol=1e-4, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}"
         )
     changes = {
         "blocks.1.head.2": "zero",
@@ -95,24 +95,23 @@ def test_the_order_of_tokens_changes_in_its_own_run_alone():
     model = wrapped(rare.RegistersLast)
     images = noise()
     expected = model(images)
-    found = []
+    outputs = []
     interval = sys.getswitchinterval()
 
     def again(*_: object) -> None:
-        if not found:
-            found.append(expected)
-            found.append(model(images))
+        if not outputs:
+            outputs.append(expected)
+            outputs.append(model(images))
 
     handle = model.module.layers[1].register_forward_hook(again)
-    found.append(model(images))
+    outputs.append(model(images))
     handle.remove()
     threads = [
-        threading.Thread(target=lambda: found.extend(model(images) for _ in range(8)))
+        threading.Thread(target=lambda: outputs.extend(model(images) for _ in range(8)))
         for _ in range(4)
     ]
-    sys.setswitchinterval(
-        1e-6
-    )  # so that threads meet between any two steps of torch's calls of hooks
+    # so that threads meet between any two steps of torch's calls of hooks
+    sys.setswitchinterval(1e-6)
     try:
         for thread in threads:
             thread.start()
@@ -120,10 +119,12 @@ def test_the_order_of_tokens_changes_in_its_own_run_alone():
             thread.join()
     finally:
         sys.setswitchinterval(interval)
-    assert len(found) == 3 + 4 * 8
-    for logits in found:
+    assert len(outputs) == 3 + 4 * 8
+    for logits in outputs:
         torch.testing.assert_close(logits, expected)
-    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+    for part in model.modules():
+        assert not part._forward_hooks
+        assert not part._forward_pre_hooks
 
 
 def test_the_order_of_tokens_cannot_change_where_attention_depends_on_it():
@@ -144,7 +145,8 @@ class Arranged(ViT):
 
 
 def snake(x: Tensor) -> Tensor:
-    rows = [x[:, :, row].flip(-1) if row % 2 else x[:, :, row] for row in range(x.shape[2])]
+    rows = list(x.unbind(2))
+    rows[1::2] = [row.flip(-1) for row in rows[1::2]]
     return torch.stack(rows, 2)
 
 
@@ -182,7 +184,7 @@ def test_patches_in_another_order_have_no_layout_and_no_grid_that_is_said(order:
 
 
 def cut(kernel: int, stride: int, padding: int, patches: int) -> plain.Build:
-    """A ViT whose patches are cut by such a convolution."""
+    """Build a ViT whose patches are cut by such a convolution."""
 
     def build() -> nn.Module:
         module = ViT()
@@ -245,11 +247,11 @@ def test_a_class_token_that_depends_on_the_image_is_said():
         wrapped(ImageDependentClass, grid=(4, 3), prefix=("cls",))
 
 
-@pytest.mark.parametrize("told", [{}, {"grid": GRID}], ids=str)
-def test_patches_cut_from_the_map_of_a_cnn_are_in_its_grid(told):
+@pytest.mark.parametrize("hints", [{}, {"grid": GRID}], ids=str)
+def test_patches_cut_from_the_map_of_a_cnn_are_in_its_grid(hints):
     """Each depends on most of the image: the grid is that of the last map, or the one that is
     said."""
-    layout = wrapped(rare.hybrid, **told).layout
+    layout = wrapped(rare.hybrid, **hints).layout
     assert (layout.grid, layout.prefix, layout.patch_size) == (GRID, ("cls",), (8, 8))
 
 
@@ -267,8 +269,8 @@ def test_one_column_or_row_of_patches_is_a_grid(grid):
 def test_windows_cut_by_hand_are_observed_without_a_place_in_the_image():
     build = of(rare.Halves, prefix=0)
     model = wrapped(build)
-    own = plain.own_weights(seeded(build), noise())
-    for ours, expected in zip(vitlens.attention(model, noise()), own, strict=True):
+    by_module = plain.own_weights(seeded(build), noise())
+    for ours, expected in zip(vitlens.attention(model, noise()), by_module, strict=True):
         torch.testing.assert_close(ours, expected)
     with pytest.raises(UnsupportedError):
         vitlens.rollout(model, noise())
@@ -288,8 +290,8 @@ SAID = [  # what is said, the error, and the word that its message holds
     (LINEAR, {"grid": GRID}, UnsupportedError, "grid="),
     (SoftmaxViT, {"classes": ("a", "b")}, InputError, "5 class names"),
     *(
-        (SoftmaxViT, told, InputError, rf"found {next(iter(told))}=.*e\.g\. prefix=")
-        for told in (
+        (SoftmaxViT, hints, InputError, rf"found {next(iter(hints))}=.*e\.g\. prefix=")
+        for hints in (
             {"prefix": 4},
             {"heads": "many"},
             {"grid": 4},
@@ -301,11 +303,11 @@ SAID = [  # what is said, the error, and the word that its message holds
 
 
 @pytest.mark.parametrize(
-    ("style", "told", "error", "word"), SAID, ids=lambda value: str(value)[:40]
+    ("style", "hints", "error", "word"), SAID, ids=lambda value: str(value)[:40]
 )
-def test_what_is_said_is_checked(style, told, error, word):
+def test_what_is_said_is_checked(style, hints, error, word):
     with pytest.raises(error, match=word):
-        wrapped(style, **told)
+        wrapped(style, **hints)
 
 
 def test_blocks_that_are_said_are_the_blocks():
@@ -480,9 +482,8 @@ def test_what_is_compiled_in_place_after_wrapping_changes_nothing(what, is_used)
     ):
         torch.testing.assert_close(function(model, noise()), function(plain, noise()))
     assert len(vitlens.attention(model, noise())) == len(vitlens.attention(plain, noise()))
-    assert any(
-        part._compiled_call_impl is not None for part in model.modules()
-    )  # outside it stays compiled
+    # outside it stays compiled
+    assert any(part._compiled_call_impl is not None for part in model.modules())
 
 
 @pytest.mark.parametrize("what", REPLACED)
@@ -548,13 +549,13 @@ def test_a_module_compiled_in_place_is_observed_and_changed_as_one_that_is_not(p
     ):
         torch.testing.assert_close(layer, same)
     logits = []
-    for each in (model, expected):
-        with vitlens.intervene(each, {"blocks.0.attention": "zero"}), torch.no_grad():
-            logits.append(each(noise()))
+    for candidate in (model, expected):
+        with vitlens.intervene(candidate, {"blocks.0.attention": "zero"}), torch.no_grad():
+            logits.append(candidate(noise()))
     torch.testing.assert_close(*logits)
-    assert all(
-        module.get_submodule(part)._compiled_call_impl is not None for part in parts
-    )  # still compiled
+    # still compiled
+    for part in parts:
+        assert module.get_submodule(part)._compiled_call_impl is not None
 
 
 def test_an_exported_module_is_refused_in_one_line():
@@ -627,9 +628,9 @@ class OnItsGrid(plain.Attention):
         return super().mix(q, torch.cat([k[:, :, :12] * scale, k[:, :, 12:]], 2), v)
 
 
-@pytest.mark.parametrize("told", [{}, {"prefix": ("register",) * 2}])
-def test_registers_behind_the_patches_that_cannot_be_moved_are_refused_everywhere(told):
-    model = wrapped(partial(rare.RegistersLast, OnItsGrid), **told)
+@pytest.mark.parametrize("hints", [{}, {"prefix": ("register",) * 2}])
+def test_registers_behind_the_patches_that_cannot_be_moved_are_refused_everywhere(hints):
+    model = wrapped(partial(rare.RegistersLast, OnItsGrid), **hints)
     questions = (vitlens.statistics, vitlens.rollout, vitlens.relevance, vitlens.name_heads)
     for question in questions:
         with one_line(

@@ -51,23 +51,24 @@ attributed = vitlens.direct_logit_attribution
 def test_the_parts_sum_to_the_logit_and_the_lens_ends_in_the_logits(name):
     model = READ[name]()
     batch = of(model)
-    found = attributed(model, batch, TARGETS)
+    contributions = attributed(model, batch, TARGETS)
     lens = vitlens.logit_lens(model, batch)
     logits = model(batch)
-    torch.testing.assert_close(found.logit, logits[range(3), TARGETS], **CLOSE)
-    torch.testing.assert_close(found.total(), found.logit, **CLOSE)
-    assert found.heads.shape == (3, 2, 2)
-    assert found.heads.abs().min() > 0
-    assert (found.mlps.abs().min() > 0) == (name != "ours-without-mlp")
-    assert found.rest.abs().max() == 0
-    torch.testing.assert_close(replace(found, heads=found.heads + 1).total(), found.total() + 4)
+    torch.testing.assert_close(contributions.logit, logits[range(3), TARGETS], **CLOSE)
+    torch.testing.assert_close(contributions.total(), contributions.logit, **CLOSE)
+    assert contributions.heads.shape == (3, 2, 2)
+    assert contributions.heads.abs().min() > 0
+    assert (contributions.mlps.abs().min() > 0) == (name != "ours-without-mlp")
+    assert contributions.rest.abs().max() == 0
+    torch.testing.assert_close(
+        replace(contributions, heads=contributions.heads + 1).total(), contributions.total() + 4
+    )
     torch.testing.assert_close(lens.logits[:, -1], logits, **CLOSE)
     assert torch.equal(lens.predictions, lens.logits.argmax(-1))
     assert lens.places == ("blocks.0.input", "blocks.0.residual", "blocks.1.residual")
     for depth, stream in enumerate(vitlens.capture(model, batch, lens.places).values()):
-        with vitlens.intervene(
-            model, {"blocks.1.residual": stream}
-        ):  # the stream put behind the last block
+        # the stream put behind the last block
+        with vitlens.intervene(model, {"blocks.1.residual": stream}):
             torch.testing.assert_close(lens.logits[:, depth], model(batch), atol=1e-5, rtol=1e-4)
     assert (lens.logits[:, 1:] - lens.logits[:, :-1]).abs().amax((0, 2)).min() > 1e-3
 
@@ -83,7 +84,7 @@ def test_heads_and_mlps_of_ours_by_hand(pooling):
     batch = of(model)
     norm = module.norm if pooling == "cls" else module.fc_norm
     head = module.head
-    found = attributed(model, batch, TARGETS)
+    contributions = attributed(model, batch, TARGETS)
     places = [
         "blocks.1.residual",
         "blocks.0.input",
@@ -105,23 +106,27 @@ def test_heads_and_mlps_of_ours_by_hand(pooling):
     for layer, (heads, block) in enumerate(zip((first, second), module.blocks)):
         columns = block.attn.proj.weight.split(8, 1)
         bias = bias + to_logit(block.attn.proj.bias.expand(3, -1))
-        own = [to_logit(read(heads[:, number] @ columns[number].T)) for number in (0, 1)]
-        torch.testing.assert_close(found.heads[:, layer], torch.stack(own, 1), atol=1e-6, rtol=1e-4)
+        by_head = [to_logit(read(heads[:, number] @ columns[number].T)) for number in (0, 1)]
         torch.testing.assert_close(
-            found.mlps[:, layer], to_logit(read(mlps[layer])), atol=1e-6, rtol=1e-4
+            contributions.heads[:, layer], torch.stack(by_head, 1), atol=1e-6, rtol=1e-4
         )
-    torch.testing.assert_close(found.embedding, to_logit(read(before)), atol=1e-6, rtol=1e-4)
-    torch.testing.assert_close(found.bias, bias, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(
+            contributions.mlps[:, layer], to_logit(read(mlps[layer])), atol=1e-6, rtol=1e-4
+        )
+    torch.testing.assert_close(
+        contributions.embedding, to_logit(read(before)), atol=1e-6, rtol=1e-4
+    )
+    torch.testing.assert_close(contributions.bias, bias, atol=1e-6, rtol=1e-4)
 
 
 def test_the_prediction_unless_a_class_is_given_also_inside_an_intervention():
     model = ours()
     batch = of(model)
-    found = attributed(model, batch)
+    contributions = attributed(model, batch)
     with torch.no_grad():
         best = model(batch).max(-1)
-    assert torch.equal(found.targets, best.indices)
-    torch.testing.assert_close(found.logit, best.values)
+    assert torch.equal(contributions.targets, best.indices)
+    torch.testing.assert_close(contributions.logit, best.values)
     with pytest.raises(InputError, match="found 6"):
         attributed(model, batch, TARGETS + 3)
     with vitlens.intervene(model, {"blocks.1.mlp": "zero"}):
@@ -139,7 +144,7 @@ def test_a_model_in_16_bits_is_attributed_up_to_its_rounding(name, dtype):
     model = deepcopy(shared_model(name))
     batch = of(model)
     exact = attributed(model, batch, TARGETS)
-    found = attributed(model.to(dtype), batch, TARGETS)
+    contributions = attributed(model.to(dtype), batch, TARGETS)
     summed = (
         exact.heads.abs().nansum((1, 2))
         + exact.mlps.abs().sum(1)
@@ -147,29 +152,32 @@ def test_a_model_in_16_bits_is_attributed_up_to_its_rounding(name, dtype):
         + exact.bias.abs()
     )
     assert (
-        (found.total() - found.logit).abs() <= 2 * torch.finfo(dtype).eps * summed.clamp_min(1)
+        (contributions.total() - contributions.logit).abs()
+        <= 2 * torch.finfo(dtype).eps * summed.clamp_min(1)
     ).all()
-    torch.testing.assert_close(found.heads, exact.heads, atol=8 * torch.finfo(dtype).eps, rtol=0)
-    assert found.heads.dtype == torch.float32
+    torch.testing.assert_close(
+        contributions.heads, exact.heads, atol=8 * torch.finfo(dtype).eps, rtol=0
+    )
+    assert contributions.heads.dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", ["ours", "torchvision-vit"])
 def test_blocks_that_lost_heads(name):
-    whole = shared_model(name)
-    batch = of(whole)
+    full = shared_model(name)
+    batch = of(full)
     for layer in (0, 1):
-        model = pruned(whole, {layer: (0, 1)})
-        found = attributed(model, batch, TARGETS)
+        model = pruned(full, {layer: (0, 1)})
+        contributions = attributed(model, batch, TARGETS)
         lens = vitlens.logit_lens(model, batch).logits
-        lost = found.heads.isnan().flatten(2).all(-1).all(0)
+        lost = contributions.heads.isnan().flatten(2).all(-1).all(0)
         assert lost.tolist() == [number == layer for number in (0, 1)]  # layers keep their numbers
-        assert found.rest.abs().min() > 0  # the MLP and the bias of the block without heads
-        torch.testing.assert_close(found.total(), found.logit, **CLOSE)
+        assert contributions.rest.abs().min() > 0  # the MLP and the bias of the block without heads
+        torch.testing.assert_close(contributions.total(), contributions.logit, **CLOSE)
         assert lens.shape == (3, 3, 5)
         torch.testing.assert_close(lens[:, -1], model(batch), **CLOSE)
-    found = attributed(pruned(whole, {1: (0,)}), batch, TARGETS)
-    assert found.heads.isnan().any(0).tolist() == [[False, False], [False, True]]
-    torch.testing.assert_close(found.total(), found.logit, **CLOSE)
+    contributions = attributed(pruned(full, {1: (0,)}), batch, TARGETS)
+    assert contributions.heads.isnan().any(0).tolist() == [[False, False], [False, True]]
+    torch.testing.assert_close(contributions.total(), contributions.logit, **CLOSE)
 
 
 class TwoLists(nn.Module):
@@ -190,7 +198,7 @@ class TwoLists(nn.Module):
 
 
 def with_pre_logits() -> Model:
-    """A hidden layer with tanh before the classifier."""
+    """Build a model with a hidden layer with tanh before the classifier."""
     build = partial(TorchvisionViT, **TORCHVISION_VIT, num_classes=5, representation_size=8)
     return model_of(shaken(build, scale=0.5), alias="tanh")
 

@@ -14,6 +14,7 @@ from tests.kit.planted_places import (
     reads_saturation,
     small,
 )
+from tests.kit.select import select_one
 from tests.kit.splits import split_of
 
 OTHERS = ["position", "size", "border", "contrast", "brightness", "fine-detail", "coarse-detail"]
@@ -34,7 +35,7 @@ def test_halving_contrast_keeps_colours():
         reads_saturation(), split_of(grey + tint, labels, CLASSES), cues=["contrast", "colour"]
     )
     assert result.relied_on() == ("colour",)
-    (row,) = (row for row in result.rows if row.cue == "contrast")
+    row = select_one(result.rows, cue="contrast")
     assert row.changed_by.value < 0.05
 
 

@@ -4,6 +4,7 @@ them.
 
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from tests.kit.planted_reliance import (
     trained_on,
     wrapped,
 )
+from tests.kit.select import select, values_of
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.uncertainty import LEVEL
 
@@ -36,7 +38,7 @@ TOGETHER = {"hue": (), "texture": ("background",), "brightness": (), "shape": ()
 
 @cache
 def whole(cue: str):
-    """What a model relies on, by all cues."""
+    """Measure the reliance of a model on all cues."""
     return vitlens.reliance(reads(cue), labelled_by(cue, SPLIT, FACTORS))
 
 
@@ -76,15 +78,14 @@ def test_images_in_every_form_give_the_same_rows(form, tmp_path):
 
 
 def test_no_more_than_a_batch_of_a_split_is_read_at_once(monkeypatch):
-    monkeypatch.setattr(
-        "vitlens.data.identity._AT_ONCE", SEEN_AT_ONCE
-    )  # of which the content decides the order
+    # of which the content decides the order
+    monkeypatch.setattr("vitlens.data.identity._AT_ONCE", SEEN_AT_ONCE)
     split = counted((SIDE, SIDE), CLASSES, count=24)
     rows = vitlens.reliance(
         reads("brightness"), split, cues=["brightness"], batch_size=SEEN_AT_ONCE
     ).rows
     assert rows[0].n == 24
-    assert max(split.source.asked) <= SEEN_AT_ONCE
+    assert max(split.source.requested) <= SEEN_AT_ONCE
 
 
 @pytest.mark.parametrize("cue", ["hue", "texture"])
@@ -102,8 +103,9 @@ def test_a_model_that_every_change_confuses_alike_relies_on_nothing():
 
 def test_controls_are_matched_by_distance():
     rows = whole("shape").rows
-    assert all(row.is_matched for row in rows)
-    assert len({(row.cue, row.intervention) for row in rows}) == len(rows) > 20
+    for row in rows:
+        assert row.is_matched
+    assert len(set(values_of(rows, "cue", "intervention"))) == len(rows) > 20
     tuned = [row for row in rows if row.cue not in ("layout", "position", "size", "background")]
     for row in tuned:
         assert row.control_size == pytest.approx(row.size, rel=0.02), row.cue_and_change
@@ -113,11 +115,12 @@ def test_a_model_that_ignores_colour_never_changes_its_predictions():
     rows = vitlens.reliance(
         reads("luminance"), SPLIT, cues=["colour", "background-colour", "object-colour"]
     ).rows
-    assert {row.changed_by.value for row in rows} == {0.0}, (
+    assert set(values_of(rows, "changed_by.value")) == {0.0}, (
         "greying and turning hues keep luminance"
     )
-    assert {(row.fixed, row.broken) for row in rows} == {(0, 0)}
-    assert not any(row.is_relied_on for row in rows)
+    assert set(values_of(rows, "fixed", "broken")) == {(0, 0)}
+    for row in rows:
+        assert not row.is_relied_on
 
 
 def test_a_misleading_hue_is_named_with_what_greying_fixes():
@@ -149,11 +152,11 @@ def test_groups_widen_intervals_and_raise_p():
 def test_the_order_of_the_images_has_no_effect():
     order = torch.randperm(len(SPLIT), generator=torch.Generator().manual_seed(1))
     cues = ["background-colour", "background", "layout", "parts"]
-    usual = found("shape", cues=cues)
+    in_order = found("shape", cues=cues)
     mixed = vitlens.reliance(
         reads("shape"), labelled_by("shape", SPLIT, FACTORS).pick(order), cues=cues
     )
-    assert mixed.rows == usual.rows
+    assert mixed.rows == in_order.rows
 
 
 def test_what_is_unmatched_supports_no_sentence():
@@ -175,15 +178,14 @@ def test_of_two_models_the_one_that_relies_more_is_named():
     }
     effects = {(row.model, row.cue, row.intervention): row.changed.value for row in result.rows}
     for row in result.pairs:
-        one, other = (
-            effects[model, row.cue, row.intervention] for model in (row.first, row.second)
-        )
+        one = effects[row.first, row.cue, row.intervention]
+        other = effects[row.second, row.cue, row.intervention]
         assert row.changed.value == pytest.approx(one - other)
     same = vitlens.reliance(
         [reads("hue"), twin()], labelled_by("hue", SPLIT, FACTORS), cues=["background-colour"]
     )
     assert same.differences == ()
-    assert {row.p for row in same.pairs} == {1.0}
+    assert set(values_of(same.pairs, "p")) == {1.0}
 
 
 def twin():
@@ -193,13 +195,12 @@ def twin():
 def test_grey_images_are_left_out_and_counted():
     grey, _ = images(60, grey=True)
     mixed = SPLIT.pick(torch.arange(80))
-    pixels = torch.cat(
-        [batch.images for part in (mixed, grey) for batch in part.batches(len(part))]
-    )
+    batches = chain(mixed.batches(len(mixed)), grey.batches(len(grey)))
+    pixels = torch.cat([batch.images for batch in batches])
     masks = torch.cat([mixed.masks, grey.masks])
     labels = torch.cat([FACTORS["hue"][:80], FACTORS["hue"][:60]])
     result = vitlens.reliance(reads("hue"), pixels, labels, masks=masks, cues=["colour"])
-    assert {(row.n, row.unchanged) for row in result.rows} == {(80, 60)}
+    assert set(values_of(result.rows, "n", "unchanged")) == {(80, 60)}
     assert result.relied_on() == ("colour",)
 
 
@@ -207,21 +208,19 @@ def test_what_cannot_be_changed_is_one_line_and_the_others_go_on():
     grey, factors = images(120, grey=True)
     split = replace(labelled_by("texture", grey, factors), masks=None)
     result = vitlens.reliance(reads("texture"), split)
-    assert {row.cue for row in result.left_out} == {
+    assert set(values_of(result.left_out, "cue")) == {
         "colour",
         "background-colour",
         "object-colour",
         "background",
     }
     assert "fine-detail" in result.relied_on()
-    assert len([row for row in result.left_out if row.cue == "colour"]) == 3, (
-        "one for each intervention"
-    )
+    assert len(select(result.left_out, cue="colour")) == 3, "one for each intervention"
     few = vitlens.reliance(
         reads("texture"), split.pick(torch.arange(7)), cues=["brightness", "contrast"]
     )
     assert not few.rows
-    assert {row.cue for row in few.left_out} == {"brightness", "contrast"}
+    assert set(values_of(few.left_out, "cue")) == {"brightness", "contrast"}
 
 
 def test_masks_that_do_not_fit_are_one_line_and_the_others_go_on():
@@ -231,9 +230,10 @@ def test_masks_that_do_not_fit_are_one_line_and_the_others_go_on():
     result = vitlens.reliance(
         reads("brightness"), pixels, FACTORS["brightness"][:40], masks=masks, cues=cues
     )
-    assert {row.cue for row in result.left_out} == {"background", "object-colour"}
-    assert all("(39, 8, 8)" in row.reason for row in result.left_out)
-    assert [row.cue for row in result.rows] == ["brightness"]
+    assert set(values_of(result.left_out, "cue")) == {"background", "object-colour"}
+    for row in result.left_out:
+        assert "(39, 8, 8)" in row.reason
+    assert values_of(result.rows, "cue") == ["brightness"]
 
 
 def test_wrong_cues_and_groups_are_refused():

@@ -40,7 +40,7 @@ PIXELS = MANY.source.read(torch.arange(40))
 
 
 def rows(images: Tensor) -> list[int]:
-    """Which images these are."""
+    """Return the indices of these images."""
     plain = PIXELS.float() / 255
     return [(plain == image).flatten(1).all(1).nonzero().item() for image in images]
 
@@ -74,17 +74,18 @@ def test_the_views_of_an_image_are_in_one_batch_and_augmented_differently(tmp_pa
 )
 def test_a_view_depends_on_seed_epoch_and_image_and_not_on_its_batch(kind, tmp_path):
     before = PIXELS.clone()
-    whole, _ = shown(MANY, tmp_path, steps=2, batch_size=40, **kind)
+    at_once, _ = shown(MANY, tmp_path, steps=2, batch_size=40, **kind)
     parts, _ = shown(MANY, tmp_path, steps=8, batch_size=10, **kind)
-    assert torch.equal(whole, parts)
+    assert torch.equal(at_once, parts)
     same = split_of(PIXELS[:1].expand(40, -1, -1, -1))
-    each, *others = (
+    first, *rest = (
         shown(same, tmp_path, steps=2, batch_size=40, seed=seed, **kind)[0]
         for seed in (0, 4, 1 << 32)
     )
-    by_index = len(each[:40].unique(dim=0))
-    assert len(each.unique(dim=0)) > by_index > 15  # and by epoch
-    assert not any(torch.equal(each.sort(0).values, other.sort(0).values) for other in others)
+    by_index = len(first[:40].unique(dim=0))
+    assert len(first.unique(dim=0)) > by_index > 15  # and by epoch
+    for other in rest:
+        assert not torch.equal(first.sort(0).values, other.sort(0).values)
     assert torch.equal(PIXELS, before)
 
 
@@ -103,8 +104,10 @@ def test_shifts_and_flips_are_all_equally_likely(flip, tmp_path):
     )
     views, counts = (255 * images).round().to(torch.uint8).unique(dim=0, return_counts=True)
     assert torch.equal(views, expected.unique(dim=0))
-    usual = 3000 / len(expected)
-    assert ((counts - usual) ** 2 / usual).sum() < 41  # chi-squared with 17 degrees: p > 0.001
+    mean_count = 3000 / len(expected)
+    assert (
+        (counts - mean_count) ** 2 / mean_count
+    ).sum() < 41  # chi-squared with 17 degrees: p > 0.001
 
 
 @pytest.mark.parametrize("magnitude", [9, 30])
@@ -119,20 +122,20 @@ def test_randaugment_draws_torchvisions_operations_equally_often(magnitude, tmp_
         signs = (1, -1) if signed else (1,)
         for sign in signs:
             value = 0.0 if steps is None else float(steps[magnitude]) * sign
-            found = theirs._apply_image_or_video_transform(
+            transformed = theirs._apply_image_or_video_transform(
                 noise, name, value, InterpolationMode.NEAREST, theirs._fill
             )
-            expected.append(found[0])
+            expected.append(transformed[0])
             chances.append(1 / len(operations) / len(signs))
     many = split_of(noise.expand(2500, -1, -1, -1))
     how = {"randaugment": 1, "magnitude": magnitude}
     drawn = (255 * shown(many, tmp_path, batch_size=2500, **how)[0]).round().to(torch.uint8)
     views, counts = drawn.unique(dim=0, return_counts=True)
-    wanted, index = torch.stack(expected).unique(dim=0, return_inverse=True)
-    assert torch.equal(views, wanted)
-    usual = 2500 * torch.zeros(len(wanted)).index_add(0, index, torch.tensor(chances))
+    distinct, index = torch.stack(expected).unique(dim=0, return_inverse=True)
+    assert torch.equal(views, distinct)
+    mean_count = 2500 * torch.zeros(len(distinct)).index_add(0, index, torch.tensor(chances))
     assert (
-        (counts - usual) ** 2 / usual
+        (counts - mean_count) ** 2 / mean_count
     ).sum() < 50  # chi-squared with at most 22 degrees: p > 0.0006
 
 
@@ -146,9 +149,8 @@ def test_rectangles_of_noise_of_the_right_sizes_in_a_share_of_the_images(tmp_pat
     across = changed[hit].any(1)
     tall = down.sum(1)
     wide = across.sum(1)
-    assert torch.equal(
-        changed[hit], down[:, :, None] & across[:, None]
-    )  # a rectangle without holes
+    # a rectangle without holes
+    assert torch.equal(changed[hit], down[:, :, None] & across[:, None])
     areas = tall * wide / (16 * 24)
     aspects = tall / wide
     assert 0.01 < areas.min() < 0.05
@@ -197,7 +199,8 @@ def test_a_batch_is_mixed_with_the_given_probability_by_one_of_two(tmp_path):
         cut = torch.isin(images, pixels).all()
         kinds["whole" if targets.ndim == 1 else "cut" if cut else "mixed"] += 1
         if targets.ndim == 1:  # the labels as they are, of images as they are
-            assert all((pixels == image).flatten(1).all(1).any() for image in images)
+            for image in images:
+                assert (pixels == image).flatten(1).all(1).any()
     assert abs(kinds["whole"] - 60) < 17  # three standard deviations
     assert abs(kinds["cut"] - kinds["mixed"]) < 25
     alone, target = shown(tiny_split("train", 1), tmp_path, batch_size=1, mixup=1.0)  # one image
@@ -228,8 +231,8 @@ def test_workers_read_the_same_pixels_in_the_same_order_and_what_they_cannot_rea
 ):
     expected, _ = shown(MANY, tmp_path, steps=10, batch_size=8)
     for source in (OnDisk(PIXELS), OnDisk(PIXELS / 255)):  # floats are rounded to 8 bits
-        found, _ = shown(replace(MANY, source=source), tmp_path, steps=10, batch_size=8)
-        assert torch.equal(found, expected)
+        views, _ = shown(replace(MANY, source=source), tmp_path, steps=10, batch_size=8)
+        assert torch.equal(views, expected)
     with pytest.raises(DataError, match=r"^cannot read image 20$") as caught:
         shown(replace(MANY, source=OnDisk(PIXELS, "broken")), tmp_path, steps=10, batch_size=8)
     assert caught.value.__cause__ is not None
@@ -271,8 +274,10 @@ def test_errors_of_a_user_are_not_changed_and_those_of_lost_workers_are(tmp_path
 def test_each_epoch_draws_its_own_images(tmp_path):
     split = load_data("digits", part="train", limit=40)
     images, _ = shown(split, tmp_path, steps=15, batch_size=8)
-    for epoch, found in enumerate((255 * images).round().byte().split(40)):
-        assert {*map(bytes, found.numpy())} == {*map(bytes, pixels_of(split.epoch(epoch)).numpy())}
+    for epoch, epoch_images in enumerate((255 * images).round().byte().split(40)):
+        assert {*map(bytes, epoch_images.numpy())} == {
+            *map(bytes, pixels_of(split.epoch(epoch)).numpy())
+        }
 
 
 def test_epochs_are_tested_when_due(tmp_path):
@@ -302,7 +307,7 @@ def test_the_first_batch_of_a_report_is_what_enters_the_model(size, more, words,
     none = "--set crop_padding=1 --set randaugment=0 --set cutmix=0 --set mix_chance=1"
     record = ran(tmp_path / "out", f"{line} {none} {more}")
     split = load_data(str(still), part="train", seed=3)
-    shown = record.first_batch
+    batch = record.first_batch
     showing = Showing()
     recipe = recipe_of({row.setting: row.value for row in record.recipe})
     with pytest.raises(EnoughError):
@@ -318,17 +323,16 @@ def test_the_first_batch_of_a_report_is_what_enters_the_model(size, more, words,
     images = showing.images[0]
     targets = showing.targets[0]
     count = min(12, size)
-    assert shown.trained.shape == (count, 3, 32, 32)
-    assert np.array_equal(shown.trained, (255 * images[:count]).round().byte().numpy())
+    assert batch.trained.shape == (count, 3, 32, 32)
+    assert np.array_equal(batch.trained, (255 * images[:count]).round().byte().numpy())
     shares = nn.functional.one_hot(targets, 10).float() if targets.ndim == 1 else targets
-    assert shown.targets == pytest.approx(shares[:count].numpy())
+    assert batch.targets == pytest.approx(shares[:count].numpy())
     pixels = split.source.read(torch.arange(40)).numpy()
-    given = [(pixels == each).all((1, 2, 3)).nonzero()[0][0] for each in shown.given]
-    assert split.labels[torch.tensor(given)].tolist() == shown.labels.tolist()
-    assert (shown.targets[range(count), shown.labels] > 0).mean() > 0.8
+    indices = [(pixels == image).all((1, 2, 3)).nonzero()[0][0] for image in batch.given]
+    assert split.labels[torch.tensor(indices)].tolist() == batch.labels.tolist()
+    assert (batch.targets[range(count), batch.labels] > 0).mean() > 0.8
     (setup,) = record.setup
     assert (setup.augmentation, setup.shown) == (words, count)
-    assert setup.mixed == ((shown.targets > 0).sum(1) > 1).sum()
-    assert (record.scores[0].gap is None) == (
-        "mixup" in more
-    )  # mixed images say nothing of overfitting
+    assert setup.mixed == ((batch.targets > 0).sum(1) > 1).sum()
+    # mixed images say nothing of overfitting
+    assert (record.scores[0].gap is None) == ("mixup" in more)

@@ -31,7 +31,7 @@ TWO_HEADS = {"registers": 2, "distillation": True}
 
 
 def rate(step: int, warmup: int, minimum: float) -> float:
-    """A line up to the peak, then a cosine."""
+    """Return the rate: a line up to the peak, then a cosine."""
     if step < warmup:
         return PEAK * (step + 1) / warmup
     share = (step - warmup) / max(STEPS - warmup - 1, 1)
@@ -39,7 +39,7 @@ def rate(step: int, warmup: int, minimum: float) -> float:
 
 
 def layer(name: str) -> int:
-    """BEiT's: embeddings 0, block i layer i + 1, norm and head depth + 1."""
+    """Return BEiT's layer: embeddings 0, block i layer i + 1, norm and head depth + 1."""
     return (
         int(name.split(".")[1]) + 1
         if name.startswith("blocks.")
@@ -50,20 +50,24 @@ def layer(name: str) -> int:
 def optimisers(
     module, *, kind, betas, weight_decay, decay
 ) -> list[tuple[torch.optim.Optimizer, float]]:
-    """AdamW, and Muon of the blocks' matrices, each with its share of the rate; matrices decay,
-    tokens, positions and vectors do not.
+    """Return AdamW, and Muon for the blocks' matrices, each with its share of the rate.
+
+    Matrices decay; tokens, positions and vectors do not.
     """
-    made: list[tuple[torch.optim.Optimizer, float]] = []
+    pairs: list[tuple[torch.optim.Optimizer, float]] = []
     for name, parameter in module.named_parameters():
-        own = weight_decay if parameter.ndim > 1 and name not in TOKENS else 0.0
+        decay_of_weight = weight_decay if parameter.ndim > 1 and name not in TOKENS else 0.0
         if kind == "muon" and parameter.ndim == 2 and name.startswith("blocks."):
             one = torch.optim.Muon(
-                [parameter], weight_decay=own, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+                [parameter],
+                weight_decay=decay_of_weight,
+                momentum=0.95,
+                adjust_lr_fn="match_rms_adamw",
             )
         else:
-            one = torch.optim.AdamW([parameter], weight_decay=own, betas=betas)
-        made.append((one, decay ** (3 - layer(name))))
-    return made
+            one = torch.optim.AdamW([parameter], weight_decay=decay_of_weight, betas=betas)
+        pairs.append((one, decay ** (3 - layer(name))))
+    return pairs
 
 
 def by_hand(
@@ -80,8 +84,9 @@ def by_hand(
     accumulate=1,
     **shape,
 ):
-    """The weights after the last step, averaged where they are; loss, gradient norm, rate and
-    accuracy of each step.
+    """Return the weights after the last step, and loss, norm, rate and accuracy of each step.
+
+    The weights are averaged if the recipe averages them.
     """
     model = tiny_model(drop_path=0.0, dropout=0.0, **shape).requires_grad_(True)
     module = model.module.train()
@@ -95,9 +100,11 @@ def by_hand(
         now = rate(step, round(warmup * STEPS), minimum)
         loss = F.cross_entropy(logits, FEW.labels, label_smoothing=label_smoothing)
         loss.backward()
-        norm = torch.stack([each.grad.norm() for each in module.parameters()]).norm().item()
-        for each in module.parameters() if clip else ():
-            each.grad.mul_(min(1.0, clip / norm))
+        norm = (
+            torch.stack([parameter.grad.norm() for parameter in module.parameters()]).norm().item()
+        )
+        for clipped in module.parameters() if clip else ():
+            clipped.grad.mul_(min(1.0, clip / norm))
         for one, part in parts:
             one.param_groups[0]["lr"] = now * part
             one.step()
@@ -113,12 +120,10 @@ def by_hand(
 
 
 def close(
-    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], *, atol: float
+    actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], *, atol: float
 ) -> None:
-    """Equal weights, but for the bias of the keys: softmax ignores it, and its gradient is
-    rounding.
-    """
-    for name, value in found.items():
+    """Check that weights are equal, except the bias of the keys, whose gradient is rounding."""
+    for name, value in actual.items():
         differs = (value - expected[name]).abs()
         if name.endswith("qkv.bias"):
             differs[16:32] = 0
@@ -159,8 +164,8 @@ def test_a_training_is_the_loop_written_out(changes, shape, tmp_path):
         close(state(model), expected, atol=2e-5)
     for name, value in state(tiny_model(**shape)).items():  # Muon computes in bf16
         change = state(model)[name] - value
-        wanted = expected[name] - value
-        assert (change - wanted).norm() < 0.1 * wanted.norm(), name
+        expected_change = expected[name] - value
+        assert (change - expected_change).norm() < 0.1 * expected_change.norm(), name
     with torch.no_grad():
         logits = model.eval()(next(TEST.batches(12)).images)
     last = result.history[-1]
@@ -171,10 +176,10 @@ def test_a_training_is_the_loop_written_out(changes, shape, tmp_path):
 
 
 def kept(folder, **how: bool) -> tuple[int, dict[str, torch.Tensor]]:
-    """How many numbers are kept for the backward passes, and the weights after them."""
+    """Count the numbers stored for the backward passes, and return the weights after them."""
     saved: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(
-        lambda each: saved.append(each.numel()) or each, lambda each: each
+        lambda tensor: saved.append(tensor.numel()) or tensor, lambda tensor: tensor
     ):
         model, _ = trained(folder, precision="fp32", recipe=plain_recipe(epochs=1), **how)
     return sum(saved), state(model)
@@ -183,7 +188,8 @@ def kept(folder, **how: bool) -> tuple[int, dict[str, torch.Tensor]]:
 def test_recomputed_blocks_drop_the_same_and_keep_fewer_tensors(tmp_path):
     (few, again), (many, weights) = kept(tmp_path, recompute=True), kept(tmp_path)
     assert few < many / 2
-    assert all(torch.allclose(again[name], value, atol=1e-5) for name, value in weights.items())
+    for name, value in weights.items():
+        assert torch.allclose(again[name], value, atol=1e-5)
 
 
 @pytest.mark.usefixtures("progress_every_step")
@@ -194,14 +200,13 @@ def test_recomputed_blocks_drop_the_same_and_keep_fewer_tensors(tmp_path):
 def test_long_trainings_are_compiled_where_there_is_a_compiler(
     epochs, compiler, compiled, tmp_path, monkeypatch
 ):
-    asked: list[nn.Module] = []
+    compiled_modules: list[nn.Module] = []
     monkeypatch.setattr("shutil.which", lambda name: name if name == compiler else None)
-    monkeypatch.setattr(torch, "compile", lambda module: asked.append(module) or module)
-    with pytest.raises(
-        EnoughError
-    ):  # of five steps an epoch, and of 2,000 from which it is worth it
+    monkeypatch.setattr(torch, "compile", lambda module: compiled_modules.append(module) or module)
+    # of five steps an epoch, and of 2,000 from which it is worth it
+    with pytest.raises(EnoughError):
         trained(tmp_path, recipe=plain_recipe(epochs=epochs), on_progress=interrupting(1))
-    assert len(asked) == compiled
+    assert len(compiled_modules) == compiled
 
 
 def test_a_batch_has_an_image_for_each_process(tmp_path):
@@ -212,7 +217,7 @@ def test_a_batch_has_an_image_for_each_process(tmp_path):
 
 @pytest.mark.parametrize(("processes", "accumulate"), [(3, 2), (7, 1)])
 def test_averaged_gradients_of_shares_are_that_of_the_whole_batch(processes, accumulate, tmp_path):
-    found = []
+    collected = []
     losses = []
     for count, index in ((1, 0), *((processes, index) for index in range(processes))):
         recipe = plain_recipe(
@@ -223,10 +228,10 @@ def test_averaged_gradients_of_shares_are_that_of_the_whole_batch(processes, acc
             _, result = trained(
                 tmp_path, model, train=tiny_split("train", 7), recipe=recipe, precision="fp32"
             )
-        found.append(dict(gradients))
+        collected.append(dict(gradients))
         losses.append(result.history[0].train_loss * len(range(index, 7, count)))
-    whole, *parts = found
-    for name, expected in whole.items():
+    full, *parts = collected
+    for name, expected in full.items():
         mean = torch.stack([part[name] for part in parts]).mean(0)
         assert torch.allclose(mean, expected, rtol=1e-4, atol=1e-6), name
     assert sum(losses[1:]) == pytest.approx(losses[0], rel=1e-5)

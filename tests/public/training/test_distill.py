@@ -36,8 +36,8 @@ def test_the_loss_of_a_batch_is_that_of_the_formulas(
     """
     model = vitlens.load(str(tiny_cnn))
     order = torch.arange(10).roll(3)
-    for each in model.module.fc.parameters():
-        each.data.copy_(each[order].clone())
+    for parameter in model.module.fc.parameters():
+        parameter.data.copy_(parameter[order].clone())
     model.classes = tuple(model.classes[number] for number in order)
     save(model, tmp_path / "teacher" / "model.safetensors")
     more = "--epochs 1 --learning-rate 1e-12 --label-smoothing 0.1"
@@ -62,11 +62,14 @@ def test_the_loss_of_a_batch_is_that_of_the_formulas(
             assert torch.allclose((for_labels + for_teacher) / 2, student(images), atol=1e-5)
     target = 0.9 * np.eye(10)[labels] + 0.01  # smoothed
     labelled = -(target * np.log(probabilities(for_labels))).sum(1)
-    wanted, said = (probabilities(each, temperature) for each in (teacher, for_teacher))
-    taught = temperature**2 * (wanted * np.log(wanted / said)).sum(1)
+    taught_probabilities = probabilities(teacher, temperature)
+    said = probabilities(for_teacher, temperature)
+    distillation = temperature**2 * (
+        taught_probabilities * np.log(taught_probabilities / said)
+    ).sum(1)
     if kind == "hard":
-        taught = -np.log(said[np.arange(20), teacher.argmax(1).numpy()])
-    expected = ((1 - weight) * labelled + weight * taught).mean()
+        distillation = -np.log(said[np.arange(20), teacher.argmax(1).numpy()])
+    expected = ((1 - weight) * labelled + weight * distillation).mean()
     (metrics,) = record.history
     assert metrics.train_loss == pytest.approx(expected, rel=1e-5)
     right = (student(images).argmax(1) == split.labels).float().mean().item()
@@ -84,8 +87,8 @@ def test_remembered_answers_of_a_teacher_train_as_its_own(flip, epochs, still, t
         record = ran(tmp_path / str(count), f"{LINE} {more}")
         assert record.taught[0].forms == (0 if count == epochs[0] else 1 + (flip == "true"))
         histories.append(record.history)
-    for own, remembered in zip(*histories):
-        assert remembered.train_loss == pytest.approx(own.train_loss, rel=1e-5)
+    for computed, remembered in zip(*histories):
+        assert remembered.train_loss == pytest.approx(computed.train_loss, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -97,9 +100,8 @@ def test_views_that_differ_each_time_are_not_remembered(more, still, tiny_cnn, t
         tmp_path / "out", f"{LINE} --epochs 3 --distill-from {tiny_cnn} {more.format(still=still)}"
     )
     assert record.taught[0].forms == 0
-    assert (record.first_batch is None) == (
-        not more
-    )  # of a recipe without augmentation none is shown
+    # of a recipe without augmentation none is shown
+    assert (record.first_batch is None) == (not more)
 
 
 def test_a_teacher_without_finite_answers_is_refused(tmp_path, capsys):

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 import vitlens
 from tests.kit import trainings
+from tests.kit.select import names_in, select, values_of
 from tests.kit.trainings import (
     TEST,
     TRAIN,
@@ -44,7 +45,7 @@ def accuracy_of(file: object) -> float:
 
 
 def as_before(model: Model) -> bool:
-    """Whether a model that was frozen and in evaluation mode, without hooks, is so again."""
+    """Return True if a model is again frozen, in evaluation mode and without hooks."""
     modes = any(module.training or module._forward_hooks for module in model.modules())
     blocks = model.module.blocks
     plain = all(block.attn.fused and "forward" not in block.__dict__ for block in blocks)
@@ -58,19 +59,19 @@ def test_the_files_match_the_result_and_the_model_is_as_before(tmp_path):
     assert same(load_file(result.weights), state(model))
     assert accuracy_of(result.weights) == pytest.approx(result.accuracy)
     assert accuracy_of(result.best_weights) == pytest.approx(result.best_accuracy)
-    assert [(metrics.epoch, metrics.images) for metrics in result.history] == [
+    assert values_of(result.history, "epoch", "images") == [
         (0, 40),
         (1, 80),
         (2, 120),
     ]
-    accuracies = [metrics.test_accuracy for metrics in result.history]
+    accuracies = values_of(result.history, "test_accuracy")
     assert (result.best_accuracy, result.best_epoch) == (
         max(accuracies),
         accuracies.index(max(accuracies)),
     )
     assert (result.accuracy, result.seconds) == (accuracies[-1], result.history[-1].seconds)
     files = {"best.safetensors", "model.safetensors", "metrics.jsonl", "checkpoint"}
-    assert {path.name for path in tmp_path.iterdir()} == files
+    assert names_in(tmp_path) == files
     precision, compiling = result.notes
     assert "(chosen)" in precision
     assert compiling.startswith("compile off (")
@@ -82,27 +83,27 @@ def test_the_files_match_the_result_and_the_model_is_as_before(tmp_path):
     [(7, None, 6, "muon"), (2, 3, 1, "adamw"), (9, 3, 7, "adamw"), (STEPS, 3, 13, "adamw")],
 )
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path, at, every, again, optimiser):
-    given = {"recipe": trainings.tiny_recipe(optimiser=optimiser), "checkpoint_every": every}
+    settings = {"recipe": trainings.tiny_recipe(optimiser=optimiser), "checkpoint_every": every}
     cut = tmp_path / "cut"
     steps = list[int]()
-    whole, _ = trained(tmp_path / "whole", **given)
+    uninterrupted, _ = trained(tmp_path / "whole", **settings)
     with pytest.raises(EnoughError):
-        trained(cut, on_progress=interrupting(at), **given)
-    more = {"resume": True, **given}
+        trained(cut, on_progress=interrupting(at), **settings)
+    more = {"resume": True, **settings}
     resumed, result = trained(
-        cut, tiny_model(seed=7), on_progress=lambda told: steps.append(told.step), **more
+        cut, tiny_model(seed=7), on_progress=lambda facts: steps.append(facts.step), **more
     )
     assert min(steps) == again
-    assert same(state(resumed), state(whole))
+    assert same(state(resumed), state(uninterrupted))
     assert trainings.timeless(cut) == trainings.timeless(tmp_path / "whole")
     for name in ("best.safetensors", "model.safetensors"):
         assert same(load_file(cut / name), load_file(tmp_path / "whole" / name))
     last, repeated = trained(cut, tiny_model(seed=8), **more)  # nothing is left to do
-    assert (repeated, same(state(last), state(whole))) == (result, True)
+    assert (repeated, same(state(last), state(uninterrupted))) == (result, True)
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("changes", "message"),
     [
         (
             {"recipe": plain_recipe(epochs=1, learning_rate=1.0)},
@@ -126,10 +127,10 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path, at, every, again, optim
         ({"train_last": 1}, "train_last = None, found 1"),
     ],
 )
-def test_resuming_another_run_is_refused_by_the_first_difference(tmp_path, changes, named):
+def test_resuming_another_run_is_refused_by_the_first_difference(tmp_path, changes, message):
     recipe = plain_recipe(epochs=1)
     trained(tmp_path, recipe=recipe, resume=True)  # without a checkpoint it starts
-    with pytest.raises(InputError, match=named):
+    with pytest.raises(InputError, match=message):
         trained(tmp_path, resume=True, **{"recipe": recipe, **changes})
 
 
@@ -139,14 +140,14 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
     folder = tmp_path / "killed"
     torch.set_num_threads(1)
     try:
-        whole, _ = trained(tmp_path / "whole")
+        uninterrupted, _ = trained(tmp_path / "whole")
         command = [sys.executable, "-m", "tests.kit.training_job", str(folder), "4"]
         done = subprocess.run(command, cwd=Path(__file__).parents[3], timeout=HANGS, check=False)
         assert done.returncode == -signal.SIGKILL
         resumed, _ = trained(folder, tiny_model(seed=7), resume=True)
     finally:
         torch.set_num_threads(threads)
-    assert same(state(resumed), state(whole))
+    assert same(state(resumed), state(uninterrupted))
     assert trainings.timeless(folder) == trainings.timeless(tmp_path / "whole")
     assert not list((folder / "checkpoint").glob(".*"))
 
@@ -160,8 +161,8 @@ def test_a_broken_checkpoint_is_refused(tmp_path):
 
 BARE = replace(TRAIN, labels=None)
 ONE = [
-    replace(each, classes=("a",), labels=torch.zeros(len(each), dtype=torch.long))
-    for each in (TRAIN, TEST)
+    replace(split, classes=("a",), labels=torch.zeros(len(split), dtype=torch.long))
+    for split in (TRAIN, TEST)
 ]
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"train": BARE}, DataError, "train images in random, found images without labels"),
@@ -187,14 +188,14 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 @pytest.mark.parametrize("number", range(len(REFUSED)))
 def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path, number):
-    changes, error, told = REFUSED[number]
-    with pytest.raises(error, match=told):
+    changes, error, message = REFUSED[number]
+    with pytest.raises(error, match=message):
         trained(tmp_path, **changes)
     assert not list(tmp_path.iterdir())
 
 
 def poisoning(model: Model, weight: str, *, at: int, value: float) -> Callable[[Any], None]:
-    """Sets a weight after a step."""
+    """Return a callback that sets a weight after a step."""
 
     def poison(progress: Any) -> None:
         if progress.step == at:
@@ -211,7 +212,8 @@ def test_a_loss_that_explodes_keeps_the_last_good_weights_and_the_model_its_stat
     assert as_before(model)
     assert len(trainings.timeless(tmp_path)) == 2
     for file in ("model.safetensors", "best.safetensors", STATE):
-        assert all(value.isfinite().all() for value in load_file(tmp_path / file).values())
+        for value in load_file(tmp_path / file).values():
+            assert value.isfinite().all()
 
 
 def test_weights_that_explode_in_the_last_step_of_an_epoch_are_not_written(tmp_path):
@@ -224,7 +226,7 @@ def test_weights_that_explode_in_the_last_step_of_an_epoch_are_not_written(tmp_p
 @pytest.mark.parametrize("at", [4, 8])
 def test_a_full_disk_leaves_a_checkpoint_to_resume_from(tmp_path, at):
     """The kernel refuses a write, as a full disk does: of a checkpoint within the epoch."""
-    whole, _ = trained(tmp_path / "whole")
+    uninterrupted, _ = trained(tmp_path / "whole")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def fill(progress: Any) -> None:
@@ -236,18 +238,16 @@ def test_a_full_disk_leaves_a_checkpoint_to_resume_from(tmp_path, at):
             trained(tmp_path / "full", on_progress=fill, checkpoint_every=3)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert [path.name for path in (tmp_path / "full" / "checkpoint").iterdir()] == [
-        "state.safetensors"
-    ]
+    assert list(names_in(tmp_path / "full" / "checkpoint")) == ["state.safetensors"]
     resumed, _ = trained(tmp_path / "full", tiny_model(seed=7), resume=True)
-    assert same(state(resumed), state(whole))
+    assert same(state(resumed), state(uninterrupted))
 
 
 def test_progress_counts_up_to_the_end(tmp_path):
     heard: list[Any] = []
     times = [perf_counter()]
     _, result = trained(
-        tmp_path, on_progress=lambda told: heard.append(told) or times.append(perf_counter())
+        tmp_path, on_progress=lambda facts: heard.append(facts) or times.append(perf_counter())
     )
     steps = [progress.step for progress in heard]
     last = heard[-1]
@@ -258,7 +258,9 @@ def test_progress_counts_up_to_the_end(tmp_path):
     assert (last.loss, last.accuracy) == pytest.approx(
         (result.history[-1].train_loss, result.history[-1].train_accuracy)
     )
-    assert all(progress.images_per_second > 0 and 0 <= progress.accuracy <= 1 for progress in heard)
+    for progress in heard:
+        assert progress.images_per_second > 0
+        assert 0 <= progress.accuracy <= 1
     late = steps.index(STEPS - 1)
     elapsed = (STEPS - 1) * heard[late].seconds_left  # one step is left
     assert times[late + 1] - times[1] <= elapsed <= times[late + 1] - times[0]
@@ -311,24 +313,27 @@ def test_every_step_and_every_epoch_is_reported_once_also_by_a_resumed_run(tmp_p
     assert not same(state(model), state(trained(tmp_path / "other", seed=1)[0]))
     assert trainings.timeless(tmp_path / "whole") == trainings.timeless(tmp_path / "alone")
     assert same(notes.weights, state(model))
-    assert [(facts.step, facts.epoch) for facts in notes.steps] == [
+    assert values_of(notes.steps, "step", "epoch") == [
         (step + 1, step // 5) for step in range(STEPS)
     ]
     assert tuple(notes.epochs) == result.history
     for metrics in notes.epochs:
-        mine = [facts for facts in notes.steps if facts.epoch == metrics.epoch]
-        assert metrics.train_loss == pytest.approx(sum(facts.loss for facts in mine) / 5, rel=1e-6)
-        assert metrics.gradient_norm == pytest.approx(
-            sum(facts.gradient_norm for facts in mine) / 5, rel=1e-6
+        epoch_steps = select(notes.steps, epoch=metrics.epoch)
+        assert metrics.train_loss == pytest.approx(
+            sum(facts.loss for facts in epoch_steps) / 5, rel=1e-6
         )
-        assert metrics.learning_rate == mine[-1].learning_rate
-    assert all(0 < facts.images_per_second < math.inf for facts in notes.steps)
+        assert metrics.gradient_norm == pytest.approx(
+            sum(facts.gradient_norm for facts in epoch_steps) / 5, rel=1e-6
+        )
+        assert metrics.learning_rate == epoch_steps[-1].learning_rate
+    for facts in notes.steps:
+        assert 0 < facts.images_per_second < math.inf
     with pytest.raises(EnoughError):
         trained(tmp_path / "cut", on_progress=interrupting(7), watchers=[first])
     trained(tmp_path / "cut", tiny_model(seed=7), resume=True, watchers=[second])
-    assert [facts.step for facts in second.steps] == list(range(6, STEPS + 1))
-    assert [metrics.epoch for metrics in second.epochs] == [1, 2]
-    assert [len(each.closed) for each in (notes, first, second)] == [1, 1, 1]
+    assert values_of(second.steps, "step") == list(range(6, STEPS + 1))
+    assert values_of(second.epochs, "epoch") == [1, 2]
+    assert [len(tracker.closed) for tracker in (notes, first, second)] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -337,11 +342,12 @@ def test_every_step_and_every_epoch_is_reported_once_also_by_a_resumed_run(tmp_p
         ("step", {}, ZeroDivisionError),
         ("close", {}, ZeroDivisionError),
         ("", {"train": BARE}, DataError),  # before anything begins
+        # which torch before 2.9 does not have
         (
             "",
             {"recipe": plain_recipe(optimiser="muon")},
             InputError,
-        ),  # which torch before 2.9 does not have
+        ),
     ],
 )
 def test_all_watchers_are_closed_though_something_fails(

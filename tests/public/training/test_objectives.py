@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 import vitlens
 from tests.kit.commands import ran, refusal, report
 from tests.kit.objectives import NAMES, captions_of, headless, pretrained, scenes, text_classifier
+from tests.kit.select import select_one, values_of
 from tests.kit.trainings import (
     EnoughError,
     interrupting,
@@ -35,7 +36,7 @@ SMALL = {"mae": "--set decoder_dim=8", "dino": "--set outputs=12", "clip": "--se
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A run of each objective."""
+    """Return a run of each objective."""
     return {
         name: ran(
             tmp_path_factory.mktemp("runs") / name, f"{LINE} --objective {name} {SMALL[name]}"
@@ -49,14 +50,14 @@ def test_a_resumed_run_ends_with_the_same_bits(name, tmp_path):
     """Also those of the decoder, of the teacher and its centre, of the text tower."""
     recipe = plain_recipe(epochs=3, average=0.0 if name == "dino" else 0.9, crop_padding=1)
     cut = tmp_path / "cut"
-    whole, _ = pretrained(name, tmp_path / "whole", recipe=recipe)
+    uninterrupted, _ = pretrained(name, tmp_path / "whole", recipe=recipe)
     torch.manual_seed(5)  # on which nothing depends
     with pytest.raises(EnoughError):
         pretrained(name, cut, recipe=recipe, checkpoint_every=1, on_progress=interrupting(4))
     resumed, _ = pretrained(
         name, cut, headless(seed=7), recipe=recipe, checkpoint_every=1, resume=True
     )
-    assert same(state(resumed), state(whole))
+    assert same(state(resumed), state(uninterrupted))
     for file in (STATE, "model.safetensors", *(["text.safetensors"] if name == "clip" else [])):
         assert same(load_file(cut / file), load_file(tmp_path / "whole" / file)), file
     assert timeless(cut) == timeless(tmp_path / "whole")
@@ -80,15 +81,15 @@ def test_a_run_folder_is_a_model_and_its_report_says_what_was_measured(name, fol
     assert read.at(-1).shape == (4, 16)
     (row,) = record.pretraining
     assert (row.objective, row.knn.n, row.bank) == (name, 24, 24)
-    assert [each.epochs for each in record.by_epoch] == [0, 1, 2]
-    assert all(each.rank >= 1 and 0 <= each.knn <= 1 for each in record.by_epoch)
+    assert values_of(record.by_epoch, "epochs") == [0, 1, 2]
+    assert all(row.rank >= 1 and 0 <= row.knn <= 1 for row in record.by_epoch)
     assert record.metrics["knn/vit-mini"].value == record.by_epoch[-1].knn
-    assert [each.train_accuracy for each in record.history] == [None, None]
+    assert values_of(record.history, "train_accuracy") == [None, None]
     document = report(record)
-    asked = {claim.question for claim in document.claims}
-    assert "features" in asked
-    assert ("collapse" in asked) == (name == "dino")
-    titles = [section.title for section in document.sections]
+    questions = set(values_of(document.claims, "question"))
+    assert "features" in questions
+    assert ("collapse" in questions) == (name == "dino")
+    titles = values_of(document.sections, "title")
     assert ("What does it reconstruct?" in titles) == (name == "mae")
 
 
@@ -101,8 +102,10 @@ def test_features_of_a_run_without_classes_are_read_and_it_is_fine_tuned(folders
     line = f"train {folders['dino'].folder} --data shapes --limit 24 --epochs 1 --freeze-backbone"
     tuned = vitlens.load(str(ran(tmp_path / "t", line).folder))
     assert tuned.classes == scenes("train").classes
-    kept = vitlens.load(str(folders["dino"].folder))
-    assert torch.equal(tuned.module.blocks[0].mlp.fc1.weight, kept.module.blocks[0].mlp.fc1.weight)
+    backbone = vitlens.load(str(folders["dino"].folder))
+    assert torch.equal(
+        tuned.module.blocks[0].mlp.fc1.weight, backbone.module.blocks[0].mlp.fc1.weight
+    )
 
 
 def test_the_classifier_of_a_run_is_that_of_its_texts(folders):
@@ -130,7 +133,7 @@ def test_a_teacher_that_is_not_centred_collapses_and_the_report_says_so(tmp_path
     record = ran(tmp_path / "out", f"{line} --set centring=false --set momentum=0.5 --warmup 0")
     (row,) = record.pretraining
     assert row.information.value < COLLAPSE
-    (claim,) = [claim for claim in report(record).claims if claim.question == "collapse"]
+    claim = select_one(report(record).claims, question="collapse")
     assert claim.state == "fail"
     assert claim.says.count("collapsed") == 1
 
@@ -141,14 +144,14 @@ def test_two_processes_train_on_gradients_whose_mean_is_that_of_one(tmp_path):
     def gradients(processes: int, index: int) -> dict[str, torch.Tensor]:
         model = headless()
         folder = tmp_path / f"{processes}-{index}"
-        with one_of(processes, index, model) as found:  # one step
+        with one_of(processes, index, model) as gradient_values:  # one step
             pretrained("mae", folder, model, recipe=plain_recipe(batch_size=24, epochs=1))
-        return found
+        return gradient_values
 
-    whole = gradients(1, 0)
+    full_gradients = gradients(1, 0)
     parts = [gradients(2, index) for index in (0, 1)]
-    assert whole
-    for name, value in whole.items():
+    assert full_gradients
+    for name, value in full_gradients.items():
         assert torch.allclose((parts[0][name] + parts[1][name]) / 2, value, atol=1e-6), name
 
 
@@ -156,25 +159,24 @@ def test_two_processes_train_on_gradients_whose_mean_is_that_of_one(tmp_path):
 def test_captions_name_the_class_and_are_the_same_again(data):
     train = scenes("train", data=data)
     keys = torch.arange(24)
-    told = captions_of(train)(keys, 0)
-    assert all(
-        train.classes[label] in text.split() for label, text in zip(train.labels.tolist(), told)
-    )
-    assert len(set(told)) > 12
-    assert captions_of(train)(keys.flip(0), 0) == told[::-1]
-    assert captions_of(train)(keys, 1) != told
-    assert captions_of(train.pick(torch.tensor([3])))(torch.tensor([0]), 0) == [told[3]]
+    captions = captions_of(train)(keys, 0)
+    for label, text in zip(train.labels.tolist(), captions):
+        assert train.classes[label] in text.split()
+    assert len(set(captions)) > 12
+    assert captions_of(train)(keys.flip(0), 0) == captions[::-1]
+    assert captions_of(train)(keys, 1) != captions
+    assert captions_of(train.pick(torch.tensor([3])))(torch.tensor([0]), 0) == [captions[3]]
 
 
 def test_captions_say_where_the_object_is():
     test = scenes("test", 560)
-    test = test.pick(
-        (test.labels % 4 == 1).nonzero()[:, 0]
-    )  # crosses and squares, whose middle is their centre
+    # crosses and squares, whose middle is their centre
+    test = test.pick((test.labels % 4 == 1).nonzero()[:, 0])
     said = captions_of(test)(torch.arange(len(test)), 0)
     rows, columns = torch.meshgrid(torch.arange(32.0), torch.arange(32.0), indexing="ij")
     area = test.masks.sum((1, 2))
-    down, across = ((test.masks * axis).sum((1, 2)) / area for axis in (rows, columns))
+    down = (test.masks * rows).sum((1, 2)) / area
+    across = (test.masks * columns).sum((1, 2)) / area
     for words, place in (("top", down), ("left", across)):
         other = "bottom" if words == "top" else "right"
         low = [place[at].item() for at, text in enumerate(said) if words in text.split()]
@@ -184,7 +186,7 @@ def test_captions_say_where_the_object_is():
 
 
 def images_in(folder: Path, count: int = 8) -> list[str]:
-    """Image files of two classes in train/ and test/; their names."""
+    """Write image files of two classes into train/ and test/, and return their names."""
     names = []
     for part in ("train", "test"):
         for at in range(count):

@@ -28,7 +28,7 @@ def different(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> s
 
 
 def changed(model: vitlens.Model, last: int | None, folder: Path) -> set[str]:
-    """The weights that a training changes."""
+    """Return the weights that a training changes."""
     before = state(model)
     trained(folder, model, train_last=last, recipe=plain_recipe(epochs=1))
     return different(state(model), before)
@@ -73,8 +73,10 @@ def test_frozen_modules_are_in_evaluation_mode_and_modes_are_restored(last, tmp_
         )
     trained(tmp_path, model, train_last=last, recipe=plain_recipe(epochs=1))
     assert [modes[name] for name in names] == [False, False, last == 1, True]
-    assert not any(module.training for module in model.modules())
-    assert not any(parameter.requires_grad for parameter in model.parameters())
+    for module in model.modules():
+        assert not module.training
+    for parameter in model.parameters():
+        assert not parameter.requires_grad
 
 
 @pytest.mark.parametrize(
@@ -97,15 +99,16 @@ def test_a_head_on_cached_features_is_the_head_trained_with_the_backbone(
     model, expected = trained(
         tmp_path / "uncached", vitlens.load(str(tiny_vit)), train_last=0, **how, **data
     )
-    before, one = (state(vitlens.load(str(place))) for place in (tiny_vit, record.folder))
+    before = state(vitlens.load(str(tiny_vit)))
+    one = state(vitlens.load(str(record.folder)))
     assert different(one, before) == different(state(model), before) == {"head.weight", "head.bias"}
     for name, value in state(model).items():
         assert torch.allclose(one[name], value, rtol=1e-4, atol=1e-5), name
-    for epoch, wanted in zip(record.history, expected.history, strict=True):
-        assert epoch.train_loss == pytest.approx(wanted.train_loss, rel=1e-4)
-        assert epoch.test_loss == pytest.approx(wanted.test_loss, rel=1e-4)
-        assert epoch.gradient_norm == pytest.approx(wanted.gradient_norm, rel=1e-3)
-        assert (epoch.step, epoch.images) == (wanted.step, wanted.images)
+    for epoch, expected_epoch in zip(record.history, expected.history, strict=True):
+        assert epoch.train_loss == pytest.approx(expected_epoch.train_loss, rel=1e-4)
+        assert epoch.test_loss == pytest.approx(expected_epoch.test_loss, rel=1e-4)
+        assert epoch.gradient_norm == pytest.approx(expected_epoch.gradient_norm, rel=1e-3)
+        assert (epoch.step, epoch.images) == (expected_epoch.step, expected_epoch.images)
     best = state(vitlens.load(str(record.folder / "best.safetensors")))
     assert torch.equal(best["head.weight"], one["head.weight"]) == (
         expected.best_epoch == len(record.history) - 1
@@ -147,7 +150,8 @@ def test_a_head_of_every_kind_is_what_features_are_read_for(kind, tmp_path):
     split = digits("test").limit(10)
     new = different(state(model), state(vitlens.load(str(tmp_path / "model"))))
     assert new
-    assert all(name.startswith(("head", "fc.", "classifier.")) for name in new)
+    for name in new:
+        assert name.startswith(("head", "fc.", "classifier."))
     expected = vitlens.evaluate(model, split)
     (epoch,) = record.history
     assert epoch.test_accuracy == expected.correct.double().mean()
@@ -167,14 +171,14 @@ def test_a_stopped_head_goes_on_to_the_same_bits_and_with_no_other_backbone(
     backbone = tmp_path / "backbone" / "model.safetensors"
     save(model, backbone)
     line = f"train {backbone.parent} {PLAIN} --epochs 4"
-    whole = ran(tmp_path / "whole", line).folder
-    with interrupted(lambda _, told: told.step == 12):
+    uninterrupted = ran(tmp_path / "whole", line).folder
+    with interrupted(lambda _, facts: facts.step == 12):
         ran(cut, line, code=130)
-    with interrupted(lambda _, told: steps.append(told.step)):
+    with interrupted(lambda _, facts: steps.append(facts.step)):
         gone_on(cut, "train")
     assert min(steps) == 11  # the epoch that was cut is begun again
     for name in ("model.safetensors", "best.safetensors"):
-        assert (cut / name).read_bytes() == (whole / name).read_bytes()
+        assert (cut / name).read_bytes() == (uninterrupted / name).read_bytes()
     for part in (model.module.head, model.module.norm):
         part.bias.data.add_(1.0)
     save(model, backbone)
@@ -203,17 +207,17 @@ def twice():
 
 
 @pytest.mark.parametrize(
-    ("logits", "told"),
+    ("logits", "message"),
     [
         ("(self.head(maps[:, 0]), self.head(maps.mean(1)))[1]", "--train-last 1"),
         ("2 * self.head(maps.mean(1))", "end forward in an nn.Linear"),
     ],
 )
 def test_a_head_that_is_not_the_last_step_on_one_vector_an_image_is_refused(
-    logits, told, tmp_path, capsys
+    logits, message, tmp_path, capsys
 ):
     (tmp_path / "models.py").write_text(TWICE.replace("{logits}", logits))
     name = f"{tmp_path / 'models.py'}:twice"
-    assert told in refusal(
+    assert message in refusal(
         capsys, f"train {name} --model-file {name} {PLAIN} --quiet --out {tmp_path / 'out'}"
     )

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import vitlens
 from tests.kit.lens import HANDWRITTEN
+from tests.kit.select import index_by, values_of
 from tests.kit.tiny import FAMILIES, images, ours, torchvision_swin
 from vitlens.errors import InputError, UnsupportedError
 
@@ -27,10 +28,11 @@ WALKED = {
     )
 } | {"wrapped": HANDWRITTEN["softmax"]}
 ROTARY = {"dinov3", "perception-encoder"}  # queries and keys are rotated after their projection
+# positions that do not leave with the vectors added to the patches
 IN_ATTENTION = {
     "beit",
     "dinov3",
-}  # positions that do not leave with the vectors added to the patches
+}
 STEPS = [
     "embedding",
     "positions",
@@ -46,7 +48,7 @@ ONE = images((32, 48), batch=1)
 
 
 def entropy(weights: torch.Tensor) -> torch.Tensor:
-    """Nats, of each row."""
+    """Compute the entropy of each row, in nats."""
     return torch.special.entr(weights).sum(-1)
 
 
@@ -61,13 +63,13 @@ def walked(request):
 
 
 def by_step(walk):
-    return {check.step: check for check in walk.checks}
+    return index_by(walk.checks, "step")
 
 
 def test_every_step_equals_the_models_own(walked):
     name, _, walk = walked
-    assert [check.step for check in walk.checks] == STEPS
-    known = by_step(walk)
+    assert values_of(walk.checks, "step") == STEPS
+    steps = by_step(walk)
     for check in walk.checks:
         if check.difference is None:
             assert check.note
@@ -75,9 +77,9 @@ def test_every_step_equals_the_models_own(walked):
         else:
             assert check.difference <= 1e-4 * check.largest, (name, check)
             assert check.equal
-    assert ("rotated" in known["queries"].note) == (name in ROTARY)
-    assert ("bias" in known["scores"].note) == (name == "beit")
-    assert ("nothing is added" in known["positions"].note) == (name in IN_ATTENTION)
+    assert ("rotated" in steps["queries"].note) == (name in ROTARY)
+    assert ("bias" in steps["scores"].note) == (name == "beit")
+    assert ("nothing is added" in steps["positions"].note) == (name in IN_ATTENTION)
 
 
 def test_the_weights_and_entropies_are_those_of_attention(walked):
@@ -92,7 +94,7 @@ def test_the_weights_and_entropies_are_those_of_attention(walked):
         assert walk.entropies.scaled.numel() == 0
         return
     expected = torch.stack(
-        [entropy(each).mean((0, 2)) for each in weights if each.shape[-1] == each.shape[-2]]
+        [entropy(layer).mean((0, 2)) for layer in weights if layer.shape[-1] == layer.shape[-2]]
     )
     torch.testing.assert_close(walk.entropies.scaled, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(
@@ -102,9 +104,8 @@ def test_the_weights_and_entropies_are_those_of_attention(walked):
 
 def test_permuted_patches_give_permuted_outputs_only_without_positions(walked):
     name, _, walk = walked
-    if (
-        name == "perception-encoder"
-    ):  # a norm before the first block: what is added is no fixed vector
+    # a norm before the first block: what is added is no fixed vector
+    if name == "perception-encoder":
         assert walk.permutations == ()
         assert walk.positions is None
         return
@@ -119,7 +120,7 @@ def test_permuted_patches_give_permuted_outputs_only_without_positions(walked):
 
 def test_what_the_classifier_reads(walked):
     _, model, walk = walked
-    changed = {each.change: each for each in walk.changed}
+    changed = index_by(walk.changed, "change")
     assert torch.equal(changed["none"].logits[0], walk.logits)
     reads_prefix = model.anatomy.readout in ("cls", "cls+distillation")
     assert (changed["patches-zero"].difference == 0) == reads_prefix
@@ -132,7 +133,7 @@ def test_the_changed_models_are_ones_without_positions_or_scaling():
     model = ours()
     walk = vitlens.walkthrough(model, ONE, layer=0, head=0)
     torch.testing.assert_close(walk.unscaled, (walk.queries @ walk.keys.T).softmax(-1))
-    changed = {each.change: each.logits for each in walk.changed}
+    changed = {row.change: row.logits for row in walk.changed}
     for (
         block
     ) in model.module.blocks:  # the same model with queries that are larger by sqrt(head_dim)
@@ -149,12 +150,11 @@ def test_a_convolution_is_unfold_and_a_linear_map():
     embedding = vitlens.walkthrough(model, ONE).embedding
     assert embedding.patches.shape[-1] == 3 * 8 * 16
     pixels = (ONE - model.mean) / model.std
-    own = model.module.patch_embed.proj(pixels).flatten(2).transpose(1, 2)
-    torch.testing.assert_close(embedding.embedded, own, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(embedding.convolved, own, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(
-        embedding.patches[0, 1], pixels[0, :, :8, 16:32].flatten()
-    )  # row 0, column 1
+    tokens = model.module.patch_embed.proj(pixels).flatten(2).transpose(1, 2)
+    torch.testing.assert_close(embedding.embedded, tokens, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(embedding.convolved, tokens, rtol=1e-4, atol=1e-5)
+    # row 0, column 1
+    torch.testing.assert_close(embedding.patches[0, 1], pixels[0, :, :8, 16:32].flatten())
 
 
 def test_a_block_that_adds_something_else_is_seen():
@@ -224,17 +224,17 @@ def test_by_default_the_layer_in_the_middle_and_its_sharpest_head():
         4,
     )
     assert walk.query == 0  # CLS
-    same, other = (vitlens.walkthrough(model, ONE, seed=seed).order for seed in (0, 1))
+    same = vitlens.walkthrough(model, ONE, seed=0).order
+    other = vitlens.walkthrough(model, ONE, seed=1).order
     assert torch.equal(walk.order, same)
     assert not torch.equal(walk.order, other)
     assert sorted(other.tolist()) == list(range(model.layout.patches))
-    walk = vitlens.walkthrough(
-        ours(pooling="mean"), ONE
-    )  # without CLS the patch in the middle is followed
+    # without CLS the patch in the middle is followed
+    walk = vitlens.walkthrough(ours(pooling="mean"), ONE)
     assert (
         walk.query == model.layout.grid[0] // 2 * model.layout.grid[1] + model.layout.grid[1] // 2
     )
-    assert {each.change for each in walk.changed} == {
+    assert set(values_of(walk.changed, "change")) == {
         "none",
         "no-positions",
         "unscaled",
@@ -247,13 +247,14 @@ def test_by_default_the_layer_in_the_middle_and_its_sharpest_head():
     [
         (torchvision_swin, 1, {}, UnsupportedError, "the same steps hold within each window"),
         (FAMILIES["cait"], 1, {}, UnsupportedError, "talking heads"),
+        # tests/public/cli/test_refusals.py has the others
         (
             ours,
             1,
             {"head": -1},
             InputError,
             "from 0 to 1",
-        ),  # others: tests/public/cli/test_refusals.py
+        ),
         (ours, 2, {}, InputError, "found 2"),
     ],
 )

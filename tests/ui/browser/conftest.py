@@ -20,21 +20,21 @@ def browser() -> Iterator[Any]:
         "playwright.sync_api", reason="needs playwright: pip install 'vitlens[browser]'"
     )
     with playwright.sync_playwright() as driver:
-        own = driver.chromium.executable_path
-        found = next(
+        bundled = driver.chromium.executable_path
+        executable = next(
             (path for path in map(shutil.which, _NAMES) if path),
-            own if Path(own).is_file() else None,
+            bundled if Path(bundled).is_file() else None,
         )
-        if found is None:
+        if executable is None:
             pytest.skip("needs Chromium: on the PATH, or playwright install chromium")
-        opened = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        opened = driver.chromium.launch(executable_path=executable, args=["--no-sandbox"])
         yield opened
         opened.close()
 
 
 @pytest.fixture(scope="session")
 def whole_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file of a page with every part of a document."""
+    """Write a page with every part of a document."""
     folder = tmp_path_factory.mktemp("page")
     file = folder / "report.html"
     file.write_text(written(folder, document()), encoding="utf-8")
@@ -62,7 +62,7 @@ class Opened:
             self.tab.wait_for_selector("[data-ready=true]")
 
     def words(self) -> str:
-        """What the explorer says of the map that is shown, once it is drawn."""
+        """Return the explorer's words about the map that is shown, once it is drawn."""
         self.tab.evaluate(
             "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
         )
@@ -78,9 +78,7 @@ class Opened:
         self.tab.locator(".ex-stage").hover(position=place)
 
     def close(self) -> None:
-        """Fail for a line of the console, and a request to anywhere but the file itself and its own
-        data.
-        """
+        """Fail for a line of the console, and for requests except to the file and its data."""
         outside = [
             url
             for url in self.asked

@@ -19,7 +19,7 @@ from vitlens.report.html import explorer_fragment
 
 @pytest.fixture
 def of(browser, tmp_path) -> Iterator[Callable[..., Opened]]:
-    """Opens the page of a text."""
+    """Open the page of a text."""
     pages: list[Opened] = []
 
     def open_(text: str, **settings) -> Opened:
@@ -37,18 +37,17 @@ def radio(page: Opened, name: str):
 
 
 def test_the_head_that_matters_most_or_that_a_sentence_names_is_shown_first(opened, of, tmp_path):
-    shown = (
+    expected = (
         "L2.H0 · next patch · importance 0.3 nats: where CLS looks; greatest at row 0, column "
         "3: 0.75"
     )
-    assert opened.words() == shown
+    assert opened.words() == expected
     assert opened.tab.locator(".ex-shares").inner_text().split("\n") == [
         "CLS 25.0 %",
         "all patches 75.0 %",
     ]
-    assert (
-        opened.tab.get_by_text("steps of their square root").count() == 0
-    )  # the planted weights are exact
+    # the planted weights are exact
+    assert opened.tab.get_by_text("steps of their square root").count() == 0
     said = (
         "**L1.H0** of **tiny** matters.",
         "**L0.H1** of **tiny** does not.",
@@ -99,20 +98,20 @@ def test_means_rollout_and_maps(opened):
     )
     radio(opened, "rollout from CLS").click()
     opened.tab.get_by_label("Layer", exact=True).fill("1")
-    row = shown_rollout(explorer_fragment(explorer()), 0)[1][
-        1:
-    ]  # up to layer 1, checked in tests/kernels/report
+    # up to layer 1, checked in tests/kernels/report
+    row = shown_rollout(explorer_fragment(explorer()), 0)[1][1:]
     best = int(row.argmax())
     where = f"greatest at row {best // COLUMNS}, column {best % COLUMNS}"
     said = re.fullmatch(rf"Rollout up to layer 1; {where}: ([\d.]+)", opened.words())
     assert float(said[1]) == pytest.approx(row.max(), rel=0.01)
     radio(opened, "relevance for tabby").click()
     assert opened.words() == f"greatest at row {ROWS - 1}, column {COLUMNS - 1}: 11"
+    # centred at 0
     assert opened.tab.locator(".ex-ticks").inner_text().split("\n")[:3] == [
         "-11",
         "0",
         "11",
-    ]  # centred at 0
+    ]
     radio(opened, "second.jpg").click()  # of layer means alone
     opened.tab.get_by_role("columnheader", name="mean").wait_for()
     assert opened.words().startswith(
@@ -165,9 +164,9 @@ def test_the_keyboard_moves_and_playing_goes_through_the_layers(opened):
 
 
 def test_filters_find_panels(opened):
-    shown = opened.tab.locator("figure.panel:visible")
-    titles = shown.locator(":scope > figcaption")
-    assert shown.count() == 6
+    panels = opened.tab.locator("figure.panel:visible")
+    titles = panels.locator(":scope > figcaption")
+    assert panels.count() == 6
     opened.tab.get_by_label("Outcome").select_option("both wrong")
     assert titles.all_inner_texts() == ["tabby 1", "tabby 3", "tabby 5"]
     opened.tab.get_by_label("Class").select_option("tabby 2")
@@ -227,9 +226,11 @@ def test_on_a_phone_figures_keep_their_size_and_numbers_their_line(browser, whol
     sizes = """[...document.querySelectorAll('figure.drawn img')]
       .filter((image) => image.offsetParent)
       .map((image) => [image.width, +image.getAttribute('width')])"""
-    shown = page.tab.evaluate(sizes)
-    assert shown
-    assert all(width >= own - 14 for width, own in shown)  # its frame
+    widths = page.tab.evaluate(sizes)
+    assert widths
+    # its frame
+    for width, needed in widths:
+        assert width >= needed - 14
     lines = (
         "[...document.querySelectorAll('td.number')].map((cell) => "
         "getComputedStyle(cell).whiteSpace)"
@@ -271,10 +272,11 @@ def test_many_tokens_are_interactive_within_a_second(of):
         "x", np.zeros((518, 518, 3), np.uint8), rows / rows.sum(-1, keepdims=True)
     )
     page = of(explorer_fragment(Explorer("m", (image,), (37, 37), ("CLS",), (14, 14))))
+    # ms
     assert (
         page.tab.evaluate("performance.getEntriesByName('vitlens-explorer-ready')[0].startTime")
         < 1000
-    )  # ms
+    )
     page.point(20, 30, (37, 37))
     assert "the patch in row 20, column 30 looks" in page.words()
 
@@ -284,14 +286,14 @@ STEPS = 4
 
 @pytest.fixture(scope="module")
 def in_steps(tmp_path_factory) -> str:
-    """A page with a slider through its steps."""
-    whole = document()
+    """Return a page with a slider through its steps."""
+    full = document()
     steps = (
         Section(f"{at}. Step <{at}>", (Sentence(f"Text {at}."),), step=True)
         for at in range(1, STEPS + 1)
     )
-    sections = (*whole.sections[:1], *steps, *whole.sections[1:])
-    text = written(tmp_path_factory.mktemp("steps"), replace(whole, sections=sections))
+    sections = (*full.sections[:1], *steps, *full.sections[1:])
+    text = written(tmp_path_factory.mktemp("steps"), replace(full, sections=sections))
     assert page_problems(text) == []
     return text
 

@@ -65,9 +65,10 @@ class Visitor:
         self.tab.set_default_timeout(20_000)
         self.problems: list[str] = []
         self.tab.on("pageerror", lambda error: self.problems.append(str(error)))
-        own = (address, "data:", "blob:", "about:")
+        allowed = (address, "data:", "blob:", "about:")
         self.tab.on(
-            "request", lambda asked: asked.url.startswith(own) or self.problems.append(asked.url)
+            "request",
+            lambda request: request.url.startswith(allowed) or self.problems.append(request.url),
         )
         self.tab.goto(address)
         self.shows("look", "predicts")
@@ -76,17 +77,17 @@ class Visitor:
         self.tab.get_by_role("tab", name=name, exact=True).first.click()
 
     def wait(self, selector: str, text: str) -> str:
-        """The words of an element once they hold this text."""
-        found = self.tab.locator(selector)
-        found.filter(has_text=text).wait_for()
-        return str(found.inner_text())
+        """Return the words of an element once they hold this text."""
+        element = self.tab.locator(selector)
+        element.filter(has_text=text).wait_for()
+        return str(element.inner_text())
 
     def report(self, name: str) -> Any:
-        """The body of the report that a tab shows, in its frame."""
+        """Return the body of the report that a tab shows, in its frame."""
         return self.tab.frame_locator(f'[id="{name}-result"] iframe').locator("body")
 
     def shows(self, name: str, text: str) -> str:
-        """The words of the report that a tab shows, once they hold this text."""
+        """Return the words of the report that a tab shows, once they hold this text."""
         body = self.report(name)
         body.filter(has_text=text).wait_for()
         return str(body.inner_text())

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -108,7 +109,12 @@ def test_heads_are_clicked_and_patches_painted_with_the_mouse_or_by_keyboard(vis
     tab.mouse.up()
     visitor.shows("intervene", "Without L3.H1 and 4 patches")
     pressed = tab.locator(".vl-patch[aria-pressed=true]")
-    assert [each.get_attribute("data-at") for each in pressed.all()] == ["2,1", "2,2", "2,3", "2,4"]
+    assert [button.get_attribute("data-at") for button in pressed.all()] == [
+        "2,1",
+        "2,2",
+        "2,3",
+        "2,4",
+    ]
     tab.get_by_label("all heads of layer 5", exact=True).click()
     visitor.shows("intervene", "L5.H3 and 4 patches")
     tab.get_by_text("Everything on").click()
@@ -129,10 +135,10 @@ def test_a_report_is_downloaded_as_a_folder_and_as_one_file(visitor, served, tmp
     visitor.shows("intervene", "Without L3.H1")
     files = {}
     for name in ("archive", "page"):
-        with visitor.tab.expect_download() as found:
+        with visitor.tab.expect_download() as download:
             visitor.tab.locator(f"[id='intervene-{name}']").click()
-        files[name] = tmp_path / found.value.suggested_filename
-        found.value.save_as(files[name])
+        files[name] = tmp_path / download.value.suggested_filename
+        download.value.save_as(files[name])
     with zipfile.ZipFile(files["archive"]) as archive:
         names = {Path(name).name for name in archive.namelist()}
         (results,) = [
@@ -167,10 +173,13 @@ def test_uploads_are_deleted_at_once_and_two_visitors_do_not_see_each_other(
         visitor.wait("#picture", f"{seed} my")
         assert visitor.tab.locator("#picture b").count() == 0
         opened(visitor, "Intervene")
-    kept = ("*cat*", "*text*")
-    assert eventually(
-        lambda: not [path for name in kept for path in served.files.rglob(name) if path.is_file()]
-    )
+    patterns = ("*cat*", "*text*")
+
+    def uploads() -> list[Path]:
+        paths = chain.from_iterable(served.files.rglob(pattern) for pattern in patterns)
+        return [path for path in paths if path.is_file()]
+
+    assert eventually(lambda: not uploads())
     switch_off(one, "L0.H0")
     switch_off(two, "L4.H2")
     assert "L4.H2" not in one.shows("intervene", "Without L0.H0")
@@ -186,8 +195,8 @@ def test_the_page_fits_its_window_and_every_button_has_a_name(browser, served, w
     for name in SHOWS:
         assert opened(visitor, name).evaluate("document.documentElement.scrollWidth") <= width, name
     buttons = visitor.tab.locator("button:visible")
-    named = "each => each.every(e => e.innerText.trim() || e.ariaLabel || e.title)"
-    assert buttons.evaluate_all(named)
+    script = "each => each.every(e => e.innerText.trim() || e.ariaLabel || e.title)"
+    assert buttons.evaluate_all(script)
     assert visitor.tab.locator("img:not([alt])").count() == 0
     assert visitor.problems == []
 
@@ -197,5 +206,5 @@ def test_a_port_that_is_taken_is_one_line(served):
     line = [sys.executable, "-m", "vitlens", "demo", "cnn-digits", "--no-browser", "--port", port]
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stdout) == (2, "")
-    (told,) = done.stderr.strip().splitlines()
-    assert "--port" in told
+    (message,) = done.stderr.strip().splitlines()
+    assert "--port" in message

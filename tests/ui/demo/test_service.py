@@ -99,13 +99,15 @@ def test_a_request_that_computes_too_long_is_stopped_and_leaves_the_model_as_it_
     slow.remove()
     with pool.turn(model.alias) as served:  # the next visitor
         assert torch.equal(vitlens.explain(served, images, method="saliency"), before)
-    assert not [hook for module in model.modules() for hook in module._forward_pre_hooks.values()]
+    for module in model.modules():
+        assert not module._forward_pre_hooks
     assert not model.training
     short = replace(pool, running=0.0)
+    # and of its report nothing is left
     with (
         pytest.raises(TooLongError),
         short.turn(model.alias) as served,
-    ):  # and of its report nothing is left
+    ):
         written(
             DemoSite(short, (), tmp_path), served, picture, write_look, session="one", word="look"
         )
@@ -135,8 +137,8 @@ def test_an_answer_that_a_newer_request_replaces_is_not_computed():
     other = newest.click("Explain")
     with pytest.raises(OutdatedError), pool.turn("vit-digits", wanted=first):
         pass
-    for wanted in (second, other):
-        with pool.turn("vit-digits", wanted=wanted):
+    for still_wanted in (second, other):
+        with pool.turn("vit-digits", wanted=still_wanted):
             pass
     # a click replaces no picture that its tab is still to show
     before = newest.click("Intervene")
@@ -226,7 +228,7 @@ def test_a_tab_that_closes_while_its_page_is_computed_is_no_error(tmp_path):
     picture = picture_of([VIT])
     site = DemoSite(Pool((VIT,)), (picture,), tmp_path / "reports")
     here = Here(site, None, None, None, "Look")
-    asked = Asked(picture, "vit-digits", lambda: True, session="closed")
+    request = Asked(picture, "vit-digits", lambda: True, session="closed")
 
     def write_then_close(job):
         page = write_look(job)
@@ -234,13 +236,13 @@ def test_a_tab_that_closes_while_its_page_is_computed_is_no_error(tmp_path):
         return page
 
     with pytest.raises(OutdatedError):
-        here.report(asked, Result(None, None, None), write_then_close)
+        here.report(request, Result(None, None, None), write_then_close)
 
     def fail(_job):
         raise OSError("no room")
 
     with pytest.raises(OSError, match="no room"):  # in an open tab
-        here.report(asked, Result(None, None, None), fail)
+        here.report(request, Result(None, None, None), fail)
 
 
 def test_an_error_is_one_line_and_an_unexpected_one_tells_no_path():
@@ -258,7 +260,7 @@ def test_without_the_extra_one_line_says_what_to_type(version, monkeypatch, caps
 
     monkeypatch.setattr(measure, "version", found)
     assert run(["demo", "vit-digits", "--no-browser"]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    (line,) = told.err.splitlines()
+    output = capsys.readouterr()
+    assert output.out == ""
+    (line,) = output.err.splitlines()
     assert line.endswith("type pip install 'vitlens[demo]'")

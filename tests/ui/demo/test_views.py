@@ -18,6 +18,7 @@ from tests.kit.forms import picture_of, write
 from tests.kit.nasty import problems
 from tests.kit.pages import page_problems
 from tests.kit.saving import saved_figures
+from tests.kit.select import values_of
 from tests.kit.tiny import ours
 from tests.kit.whole_folder import whole_folder
 from vitlens.attribution.registry import ATTRIBUTIONS
@@ -43,17 +44,17 @@ def picture():
 
 
 def folder_of(page: Path) -> Path:
-    """The report folder of a page, from the archive beside it."""
+    """Return the report folder of a page, from the archive next to it."""
     shutil.unpack_archive(page.with_suffix(".zip"), page.parent)
     return page.with_suffix("")
 
 
 def with_classes(model: Model, alias: str, classes: tuple[str, ...]) -> Model:
-    kept = {
+    fields = {
         name: getattr(model, name)
         for name in ("anatomy", "preprocessing", "provenance", "architecture")
     }
-    return Model(model.module, alias=alias, classes=classes, **kept)
+    return Model(model.module, alias=alias, classes=classes, **fields)
 
 
 def test_look_is_the_report_of_the_command_on_the_picture(picture, tmp_path):
@@ -84,18 +85,17 @@ def test_the_class_that_was_typed_is_explained_by_the_chosen_method_of_those_tha
     record = read_folder(
         folder_of(write(VIT, picture, tabs.write_explain, tmp_path, method="gradcam", target="7"))
     )
-    wanted = vitlens.explain(VIT, picture.images(VIT), targets=7, method="gradcam")[0].numpy()
-    assert np.allclose(record.maps["vit-digits"].maps[0][0], wanted, atol=1e-6)
-    assert [row.target for row in record.shown] == ["7"]
+    expected = vitlens.explain(VIT, picture.images(VIT), targets=7, method="gradcam")[0].numpy()
+    assert np.allclose(record.maps["vit-digits"].maps[0][0], expected, atol=1e-6)
+    assert values_of(record.shown, "target") == ["7"]
     line = "vitlens explain vit-digits --images scene.png --method gradcam --target 7"
     assert record.config.command_line == line
 
 
 def test_a_class_that_the_second_model_lacks_is_told_from_one_that_both_lack():
     letters = with_classes(VIT, "letters", tuple("abcdefghij"))
-    assert tabs.lacks_class(
-        "8", CNN, letters
-    )  # the name of a digit, not the index of another class
+    # the name of a digit, not the index of another class
+    assert tabs.lacks_class("8", CNN, letters)
     assert tabs.lacks_class("a", letters, CNN)
     assert not tabs.lacks_class("8", CNN, VIT)
     assert not tabs.lacks_class(tabs.PREDICTED, CNN, letters)
@@ -109,7 +109,7 @@ def test_an_attack_stays_within_epsilon_and_a_model_is_named_as_it_was_typed(pic
     record = read_folder(
         folder_of(write(VIT, picture, tabs.write_attack, tmp_path, attack="pgd", epsilon=16.0))
     )
-    assert [row.fooled for row in record.overall] == [1]
+    assert values_of(record.overall, "fooled") == [1]
     assert record.config.command_line.endswith("--predicted --attack pgd --epsilon 16")
     site = DemoSite(Pool((CNN,)), (), tmp_path, {CNN.alias: "cnn-digits@random"})
     page = written(site, CNN, picture, tabs.write_look, session="two", word="look")
@@ -151,8 +151,8 @@ def test_what_a_browser_makes_up_is_refused():
     heads = [[[6, 0]], [[0, 4]], [[0]], [["0", 1]], "all"]
     for data in (
         None,
-        *({"heads": each} for each in heads),
-        *({"patches": [each]} for each in (64, -1, True, 1.5)),
+        *({"heads": head} for head in heads),
+        *({"patches": [patch]} for patch in (64, -1, True, 1.5)),
     ):
         with pytest.raises(InputError):
             intervene.read_off(data, SWITCHES)
@@ -164,9 +164,9 @@ def test_what_is_off_changes_the_logit_as_a_whole_forward_does(picture, monkeypa
     answer = intervene.answered(VIT, picture, off, SWITCHES)
     (row,), images = answer.intervened, picture.images(VIT)
     with vitlens.intervene(VIT, intervene.changes_of(VIT, off)), torch.no_grad():
-        whole = VIT(images)[0, VIT.classes.index(row.target)]
+        logit = VIT(images)[0, VIT.classes.index(row.target)]
         weights = vitlens.attention(VIT, images)[2][0, 0, 5]
-    assert row.logit_after == pytest.approx(float(whole), abs=1e-4)
+    assert row.logit_after == pytest.approx(float(logit), abs=1e-4)
     assert weights[1 + 9] == weights[1 + 10] == 0  # after CLS
     assert row.exact
     clean = intervene.answered(VIT, picture, intervene.Off(), SWITCHES)
@@ -200,32 +200,33 @@ def test_the_board_has_a_button_a_head_and_a_patch(picture):
 def test_heads_are_named_by_digits_where_the_model_knows_them_else_by_the_examples(tiny_vit):
     words = intervene.words_of(vitlens.load(str(tiny_vit)), ())
     assert words.keys() == {(0, 0), (0, 1), (1, 0), (1, 1)}
-    assert all(
-        "class" in each or "correlates" in each or "writes" in each for each in words.values()
-    )
+    for word in words.values():
+        assert "class" in word or "correlates" in word or "writes" in word
     other = ours()
     words = intervene.words_of(other, [picture_of((other,), seed=seed) for seed in range(8)])
     assert words
-    assert all("attends" in each and "class" not in each for each in words.values())
+    for word in words.values():
+        assert "attends" in word
+        assert "class" not in word
     assert intervene.words_of(CNN, ()) == {}
 
 
 @pytest.mark.parametrize("off", [OFF, intervene.Off()], ids=["some", "nothing"])
 def test_what_intervene_shows_is_a_whole_report_folder(off, picture, tmp_path):
-    named = replace(picture, name="[a](b) <i>m`$.png")
+    renamed = replace(picture, name="[a](b) <i>m`$.png")
     with saved_figures():
-        given = {"heads": off.heads, "patches": off.patches}
-        page = write(VIT, named, intervene.write_intervened, tmp_path, off=given)
+        switched_off = {"heads": off.heads, "patches": off.patches}
+        page = write(VIT, renamed, intervene.write_intervened, tmp_path, off=switched_off)
     out = folder_of(page)
     whole_folder(out, "demo")
     assert problems((out / "report.md").read_text(encoding="utf-8")) == []
     assert page_problems((out / "report.html").read_text(encoding="utf-8")) == []
     assert page.read_bytes() == (out / "report.html").read_bytes()
     record = read_folder(out)
-    answer = intervene.answered(VIT, named, off, SWITCHES)
+    answer = intervene.answered(VIT, renamed, off, SWITCHES)
     assert (record.intervened, record.classes) == (answer.intervened, answer.classes)
-    assert [(each.layer, each.head) for each in record.heads_off] == list(off.heads)
-    assert [(each.row, each.column, each.key) for each in record.patches_off] == (
+    assert values_of(record.heads_off, "layer", "head") == list(off.heads)
+    assert [(patch.row, patch.column, patch.key) for patch in record.patches_off] == (
         [(1, 1, 10), (1, 2, 11)] if off.patches else []
     )
     for name, values in vars(answer.maps).items():
@@ -235,8 +236,8 @@ def test_what_intervene_shows_is_a_whole_report_folder(off, picture, tmp_path):
     assert [axes.get_title().split()[-1] for axes in panels] == ["image", "before", "after"]
     image, before, after = map(array, panels)
     side = len(image) // 8
-    for each in record.patches_off:
-        assert (image[each.row * side :, each.column * side :][:side, :side] == 0.5).all()
+    for patch_row in record.patches_off:
+        assert (image[patch_row.row * side :, patch_row.column * side :][:side, :side] == 0.5).all()
     assert np.array_equal(before, after) == (off == intervene.Off())
 
 
@@ -254,14 +255,14 @@ def test_a_changed_prediction_is_the_title():
 
 
 def test_examples_are_scenes_for_models_of_digits_and_photographs_for_others(tmp_path):
-    shown = examples((), (VIT, CNN))
-    assert len(shown) == 6
-    assert shown[0].pixels["vit-digits"].shape == (1, 3, 32, 32)
+    scenes = examples((), (VIT, CNN))
+    assert len(scenes) == 6
+    assert scenes[0].pixels["vit-digits"].shape == (1, 3, 32, 32)
     Image.new("RGB", (2000, 1000), "teal").save(tmp_path / "wide.png")
     (tmp_path / "notes.png").write_text("no image")
     with quiet_pillow():
-        given = examples((str(tmp_path),), (VIT,))
-        assert [each.name for each in given] == ["wide.png"]
+        photographs = examples((str(tmp_path),), (VIT,))
+        assert values_of(photographs, "name") == ["wide.png"]
         (tmp_path / "wide.png").unlink()
         with pytest.raises(InputError, match="found none"):
             examples((str(tmp_path),), (VIT,))
