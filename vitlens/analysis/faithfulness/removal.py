@@ -148,8 +148,8 @@ class Variants:
         kinds = [resized(model, images)]
         if substrate != "imputed":
             require_substrate(model, substrate)
-        if substrate not in ("imputed", "absent"):
-            kinds.append(substrate_images(kinds[0], substrate))
+            if substrate != "absent":
+                kinds.append(substrate_images(kinds[0], substrate))
         if self._entry is not None:
             with evaluating(model), quick_layers(model):
                 kinds = [self._entry.tokens(model, kind) for kind in kinds]

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vitlens.analysis.failures.operations import luminance
 from vitlens.data.scenes import LUMINANCE
 from vitlens.shapes import Images
 
@@ -22,9 +23,8 @@ _TINY = 1e-6
 
 
 def luminance_of(images: Images) -> Plane:
-    """Return the luminance in [0, 1], without gamma correction."""
-    weights = torch.tensor(LUMINANCE, dtype=images.dtype, device=images.device)
-    return torch.einsum("bchw,c->bhw", images, weights)[:, None]
+    """Return the luminance in [0, 1] as a channel, without gamma correction."""
+    return luminance(images)[:, None]
 
 
 def with_chroma(luminance: Plane, chroma: Images) -> Images:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.failures.operations import frequency_bands
+from vitlens.analysis.failures.operations import distance, frequency_bands
 from vitlens.analysis.reliance.cues import Region
 from vitlens.analysis.reliance.edits import (
     direction,
@@ -18,7 +18,7 @@ from vitlens.analysis.reliance.edits import (
     shift_pixels,
     shrink_pixels,
 )
-from vitlens.analysis.reliance.views import View, distance
+from vitlens.analysis.reliance.views import View
 from vitlens.data.draws import uniform
 from vitlens.shapes import Images
 

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.failures.disturbances import DISTURBANCES
+from vitlens.analysis.failures.operations import distance
 from vitlens.analysis.faithfulness.maps import removal_grid
 from vitlens.analysis.reliance.cues import Cue, Intervention
 from vitlens.analysis.reliance.edits import disturb
 from vitlens.analysis.reliance.rows import FEWEST, LeftOutCueRow, ReliancePairRow, RelianceRow
-from vitlens.analysis.reliance.views import View, distance
+from vitlens.analysis.reliance.views import View
 from vitlens.classes import reading
 from vitlens.data.draws import keys as keys_of
 from vitlens.data.identity import image_numbers

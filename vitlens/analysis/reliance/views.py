@@ -112,8 +112,3 @@ class View:
 def _mean_colour(images: Images, region: Plane) -> Float[Tensor, "batch 3 1 1"]:
     area = region.sum((2, 3), keepdim=True).clamp_min(1)
     return (images * region).sum((2, 3), keepdim=True) / area
-
-
-def distance(images: Images, changed: Images) -> PerImage:
-    """Return the mean absolute distance of the pixels of each pair of images."""
-    return (images - changed).abs().mean((1, 2, 3))
