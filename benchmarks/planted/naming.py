@@ -22,7 +22,7 @@ import vitlens
 from vitlens.analysis.evaluation.evaluate import evaluate
 from vitlens.analysis.failures.covariates import Subject
 from vitlens.analysis.failures.diagnosis import Diagnosis, diagnose
-from vitlens.analysis.failures.properties import InterventionRow, causes
+from vitlens.analysis.failures.rows import InterventionRow, causes
 from vitlens.analysis.reliance.rows import RelianceRow, suspects
 from vitlens.data.split import Split
 from vitlens.models.model import Model

@@ -19,8 +19,10 @@ import vitlens
 from tests.kit.planted_methods import planted_methods
 from tests.kit.splits import split_of
 from vitlens.analysis.evaluation.evaluate import Evaluation
-from vitlens.analysis.failures.covariates import Pictures, Subject, luminance
-from vitlens.analysis.failures.properties import QuarterRow
+from vitlens.analysis.failures.changes import Pictures
+from vitlens.analysis.failures.covariates import Subject
+from vitlens.analysis.failures.operations import luminance
+from vitlens.analysis.failures.rows import QuarterRow
 from vitlens.analysis.failures.separation import separation
 from vitlens.commands.audit.measure import subject_of
 from vitlens.commands.audit.plan import MAPPED

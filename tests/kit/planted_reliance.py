@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import vitlens
 from tests.kit.splits import split_of
-from vitlens.analysis.reliance.colour import luminance_of, turned
+from vitlens.analysis.reliance.colour import luminance_of, rotate_hue
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 
@@ -51,8 +51,8 @@ def images(count: int = 200, seed: int = 0, grey: bool = False) -> tuple[Split, 
     plane = torch.where(masks, level + 0.22, plane)
     colour = torch.tensor(_RED)[None, :, None, None].expand(count, 3, SIDE, SIDE)
     pixels = (plane[:, None] + colour).clamp(0, 1)
-    objects = turned(pixels, math.pi * factors["object-hue"].float() + 1.2)
-    pixels = turned(pixels, math.pi * factors["hue"].float() + 0.3)
+    objects = rotate_hue(pixels, math.pi * factors["object-hue"].float() + 1.2)
+    pixels = rotate_hue(pixels, math.pi * factors["hue"].float() + 0.3)
     pixels = torch.where(masks[:, None], objects, pixels)
     if grey:
         pixels = luminance_of(pixels).expand(-1, 3, -1, -1)

@@ -1,3 +1,1 @@
-"""Attribution methods: maps of how each patch or pixel contributes to a class; registry.py lists
-them.
-"""
+"""Attribution methods: maps of the contribution of each patch or pixel to a class."""

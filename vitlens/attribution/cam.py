@@ -1,16 +1,15 @@
-"""Class activation maps: rules on one layer's activations and on the gradients of the target's
-logit there.
+"""Class activation maps: rules on the activations and gradients of one layer.
 
-Maps are raw and signed, before the ReLU and the scaling of the papers' figures, in the grid of the
-target layer. Constants that a paper leaves open are those of the grad-cam package, the tests'
-oracle.
+Gradients are those of the target's logit. Maps are raw and signed, before the ReLU and the scaling
+of the papers' figures, in the grid of the target layer. Constants that a paper does not fix are
+those of the grad-cam package, with which the tests compare.
 
 The target layer is the last at which each patch still contributes to the logit separately. For a
-ViT it is the module whose output the last block's attention reads (norm1): where the classifier
-reads CLS, the gradient at the patches of the last block's output is exactly 0. For a CNN or a
-hierarchy of stages it is the last map with more than one cell on which the logits depend, before
-the pooling, whatever the order of its axes (lens/cells.py). All are found by observing forward
-passes, which also covers post-norm blocks, registers and grids of any shape.
+ViT it is the module of which the attention of the last block reads the output (norm1): where the
+classifier reads CLS, the gradient at the patches of the last block's output is exactly 0. For a CNN
+or a hierarchy of stages it is the last map with more than one cell on which the logits depend,
+before the pooling, whatever the order of its axes (lens/cells.py). All are found by observing
+forward passes, which also covers post-norm blocks, registers and grids of any shape.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,7 +38,7 @@ from vitlens.lens.trace import probe_images, trace
 from vitlens.models.hooks import per_model
 from vitlens.models.model import Model
 from vitlens.models.nested import tensors_in, with_tensor
-from vitlens.models.recording import Shape, TracedTensor
+from vitlens.models.recording import ModuleCall, Shape, TracedTensor
 from vitlens.models.requirement import requirement
 from vitlens.shapes import Images, Labels, Logits, Maps, TokenLayout
 
@@ -51,13 +50,14 @@ _COPIES = 32
 
 
 def gradcam(activations: ChannelMaps, gradients: ChannelMaps) -> Maps:
-    """GradCAM (Selvaraju 2017, equations 1 and 2): channels weighted by their mean gradient."""
+    """Return GradCAM (Selvaraju 2017, eq. 1 and 2): channels weighted by their mean gradient."""
     return _weighted(gradients.mean((2, 3)), activations)
 
 
 def gradcam_plus_plus(activations: ChannelMaps, gradients: ChannelMaps) -> Maps:
-    """GradCAM++ (Chattopadhyay 2018, equation 19): channels weighted by their positive gradients
-    times alpha.
+    """Return GradCAM++ (Chattopadhyay 2018, equation 19).
+
+    Channels are weighted by their positive gradients times alpha.
     """
     squared = gradients**2
     totals = activations.sum((2, 3), keepdim=True)
@@ -66,36 +66,37 @@ def gradcam_plus_plus(activations: ChannelMaps, gradients: ChannelMaps) -> Maps:
 
 
 def layercam(activations: ChannelMaps, gradients: ChannelMaps) -> Maps:
-    """LayerCAM (Jiang 2021): activations times their positive gradients, cell by cell."""
+    """Return LayerCAM (Jiang 2021): activations times their positive gradients, cell by cell."""
     return (gradients.clamp_min(0) * activations).sum(1)
 
 
 def hirescam(activations: ChannelMaps, gradients: ChannelMaps) -> Maps:
-    """HiResCAM (Draelos 2020): activations times their gradients, cell by cell."""
+    """Return HiResCAM (Draelos 2020): activations times their gradients, cell by cell."""
     return (gradients * activations).sum(1)
 
 
 def xgradcam(activations: ChannelMaps, gradients: ChannelMaps) -> Maps:
-    """XGradCAM (Fu 2020): channels weighted by the activation-weighted mean of their gradients."""
+    """Return XGradCAM (Fu 2020).
+
+    Channels are weighted by the activation-weighted mean of their gradients.
+    """
     shares = activations / (activations.sum((2, 3), keepdim=True) + 1e-7)
     return _weighted((gradients * shares).sum((2, 3)), activations)
 
 
 def eigencam(activations: ChannelMaps) -> Maps:
-    """EigenCAM (Muhammad 2020): the first principal component of the cells' activations.
+    """Return EigenCAM (Muhammad 2020): the first principal component of the cells' activations.
 
     The sign of a component is arbitrary: it is chosen so that the value of largest magnitude is
     positive.
     """
-    cells = (
-        activations.nan_to_num(0.0, torch.inf, -torch.inf).flatten(2).mT
-    )  # batch, cells, channels
+    # shape: batch, cells, channels
+    cells = activations.nan_to_num(0.0, torch.inf, -torch.inf).flatten(2).mT
     left, singular, _ = torch.linalg.svd(cells - cells.mean(1, keepdim=True), full_matrices=False)
     component = left[:, :, 0] * singular[:, :1]
     largest = component.gather(1, component.abs().argmax(1, keepdim=True))
-    maps: Tensor = torch.where(largest < 0, -component, component).unflatten(
-        1, activations.shape[2:]
-    )
+    positive = torch.where(largest < 0, -component, component)
+    maps: Tensor = positive.unflatten(1, activations.shape[2:])
     return maps
 
 
@@ -119,15 +120,17 @@ def cam_maps(model: Model, images: Images, targets: Labels, *, rule: str) -> Map
 
 
 def eigencam_maps(model: Model, images: Images, _targets: Labels) -> Maps:
-    """EigenCAM at the target layer; its map is the same for every class."""
+    """Return EigenCAM at the target layer; its map is the same for every class."""
     _, output = layer_output(model, images)
     return eigencam(target_layer(model).as_maps(output).float())
 
 
 def scorecam(model: Model, images: Images, targets: Labels) -> Maps:
-    """ScoreCAM (Wang 2020): channels weighted by the softmax, over channels, of the target's logit
-    for the image masked with the channel's activations, enlarged and scaled to [0, 1]. One forward
-    per channel and image.
+    """Return ScoreCAM (Wang 2020).
+
+    Channels are weighted by the softmax, over channels, of the target's logit for the image masked
+    with the channel's activations, enlarged and scaled to [0, 1]. One forward per channel and
+    image.
     """
     _, output = layer_output(model, images)
     activations = target_layer(model).as_maps(output).float()
@@ -145,13 +148,13 @@ def scorecam(model: Model, images: Images, targets: Labels) -> Maps:
 
 
 def ablationcam(model: Model, images: Images, targets: Labels) -> Maps:
-    """AblationCAM (Desai 2020): channels weighted by the relative fall of the target's logit
-    without them.
+    """Return AblationCAM (Desai 2020).
 
-    A channel is removed by setting it to 0, as in the paper (the package sets it to -1e7 where it
-    can be negative, which in a ViT destroys the attention). One forward per channel and image. The
-    fall is divided by the logit's absolute value, because a negative logit would turn the map's
-    sign.
+    Channels are weighted by the relative fall of the target's logit without them. A channel is
+    removed by setting it to 0, as in the paper (the package sets it to -1e7 where it can be
+    negative, which in a ViT destroys the attention). One forward per channel and image. The fall is
+    divided by the absolute value of the logit, because a negative logit would change the sign of
+    the map.
     """
     layer = target_layer(model)
     _, tensor = layer_output(model, images)
@@ -174,42 +177,41 @@ def ablationcam(model: Model, images: Images, targets: Labels) -> Maps:
         return logits_with(image, tensor[image].expand(len(channels), *tensor.shape[1:]))
 
     activations = layer.as_maps(tensor).float()
-    # the whole logit takes the way of the others: their small difference would be of kernels for
-    # other batch sizes
-    whole = _by_channel(model, unchanged, targets, channels=1)
+    # the unchanged logit is computed like the others: kernels differ between batch sizes
+    full = _by_channel(model, unchanged, targets, channels=1)
     scores = _by_channel(model, without, targets, channels=activations.shape[1])
-    return _weighted((whole - scores) / whole.abs(), activations)
+    return _weighted((full - scores) / full.abs(), activations)
 
 
 def _by_channel(
     model: Model, logits_of: Callable[[int, Tensor], Logits], targets: Labels, *, channels: int
 ) -> ChannelWeights:
-    """Return the target's logit for each image and channel; logits_of: takes an image's index and
-    some channels.
+    """Return the target's logit for each image and channel.
+
+    logits_of: takes the index of an image and some channels.
     """
+    parts = torch.arange(channels).split(_COPIES)
+    rows = list[Tensor]()
     with evaluating(model), torch.no_grad():
-        rows = [
-            torch.cat(
-                [
-                    logits_of(image, part)[:, target]
-                    for part in torch.arange(channels).split(_COPIES)
-                ]
-            )
-            for image, target in enumerate(targets.tolist())
-        ]
+        for image, target in enumerate(targets.tolist()):
+            rows.append(torch.cat([logits_of(image, part)[:, target] for part in parts]))
     return torch.stack(rows).float()
 
 
 @dataclass(frozen=True)
 class TargetLayer:
-    """The module whose output is used."""
+    """A target layer.
 
-    module: str  # its name within `Model.module`
-    cells: Cells  # of its output
+    module: its name within `Model.module`; cells: of its output.
+    """
+
+    module: str
+    cells: Cells
 
     def as_maps(self, tensor: Tensor) -> ChannelMaps:
-        """Return the tensor as one map per channel; prefix tokens have no place in the image and
-        are dropped.
+        """Return the tensor as one map per channel.
+
+        Prefix tokens have no place in the image and are dropped.
         """
         return self.cells.as_maps(tensor)
 
@@ -224,11 +226,14 @@ class TargetLayer:
 
 @dataclass(frozen=True)
 class LayerGradients:
-    """Of one pass."""
+    """The activations of the target layer in one pass.
+
+    gradients: of the target logit of each image with respect to them.
+    """
 
     logits: Logits
-    activations: ChannelMaps  # of the target layer
-    gradients: ChannelMaps  # of each image's target logit with respect to them
+    activations: ChannelMaps
+    gradients: ChannelMaps
 
 
 @requirement("cam")
@@ -248,7 +253,9 @@ def target_layer(model: Model) -> TargetLayer:
     layer = _map_layer(model) if layout is None else _token_layer(model, layout)
     if layer is None:
         attends = model.anatomy.attention or model.anatomy.attends_unread
-        reason = f": {model.anatomy.unread}" if attends and model.anatomy.unread else ""
+        reason = ""
+        if attends and model.anatomy.unread:
+            reason = f": {model.anatomy.unread}"
         raise UnsupportedError(
             "expected tokens of patches, or a map before the pooling, found neither in "
             f"{model.alias} ({model.anatomy.family}){reason}; try "
@@ -259,8 +266,7 @@ def target_layer(model: Model) -> TargetLayer:
 
 @needs_gradients
 def layer_gradients(model: Model, images: Images, targets: Labels) -> LayerGradients:
-    """Activations and gradients at the target layer, from one forward pass with gradients from that
-    layer on.
+    """Return activations and gradients at the target layer, from one forward pass.
 
     Below the layer no graph is kept and no backward pass runs; no parameter gets a gradient.
     """
@@ -270,7 +276,7 @@ def layer_gradients(model: Model, images: Images, targets: Labels) -> LayerGradi
 
 def _layer_gradients(model: Model, images: Images, targets: Labels) -> LayerGradients:
     layer = target_layer(model)
-    leaves = []
+    leaves = list[Tensor]()
 
     def start_graph(output: Any) -> Any:
         torch.set_grad_enabled(True)  # the no_grad around the pass restores the mode
@@ -312,58 +318,64 @@ def layer_output(model: Model, images: Images) -> tuple[Logits, Tensor]:
     return logits, outputs[-1]
 
 
-def _attention_inputs(model: Model) -> dict[str, tuple[str | None, Shape]]:
-    """Attention module -> the module that computed the tokens that it reads (None where none did),
-    and their shape.
-    """
+@dataclass(frozen=True)
+class _Source:
+    """The module that computed the tokens that attention reads, None where none did."""
+
+    module: str | None
+    shape: Shape  # of the tokens
+
+
+def _attention_inputs(model: Model) -> dict[str, _Source]:
+    """Return the source of the tokens of each attention module, in the order of the calls."""
     calls = trace(model, 1).calls
-    found = {}
-    attention = [
-        call for call in calls if call.module in model.anatomy.attention_modules and call.arguments
-    ]
-    for call in sorted(attention, key=lambda each: each.begin):
+    sources = dict[str, _Source]()
+    for call in sorted(calls, key=lambda call: call.begin):
+        if call.module not in model.anatomy.attention_modules or not call.arguments:
+            continue
         tokens = next(iter(call.arguments.values()))
-        before = [
-            each.module for each in calls if each.end < call.begin and each.number == tokens.number
-        ]
-        found[call.module] = ((None, *before)[-1], tokens.shape)
-        for each in calls:  # attention that norms its input itself
-            inside = call.begin < each.begin < call.end and each.module.startswith(
-                f"{call.module}."
-            )
-            norm = (
-                inside and "norm" in type(model.module.get_submodule(each.module)).__name__.lower()
-            )
-            first = each.arguments.get(0)
-            if (
-                norm
-                and each.number
-                and each.output
-                and first is not None
-                and first.number == tokens.number
-            ):
-                tokens = TracedTensor(each.output, each.bytes, each.number)
-                found[call.module] = (each.module, tokens.shape)
-    return found
+        module = None
+        for other in calls:
+            if other.end < call.begin and other.number == tokens.number:
+                module = other.module
+        sources[call.module] = _Source(module, tokens.shape)
+        for other in calls:
+            if not _is_norm_inside(model, other, call):
+                continue
+            first = other.arguments.get(0)
+            reads_tokens = first is not None and first.number == tokens.number
+            if reads_tokens and other.number and other.output:
+                tokens = TracedTensor(other.output, other.bytes, other.number)
+                sources[call.module] = _Source(other.module, tokens.shape)
+    return sources
+
+
+def _is_norm_inside(model: Model, call: ModuleCall, attention: ModuleCall) -> bool:
+    """Return True for the call of a norm within attention, which norms its input itself."""
+    if not attention.begin < call.begin < attention.end:
+        return False
+    if not call.module.startswith(f"{attention.module}."):
+        return False
+    return "norm" in type(model.module.get_submodule(call.module)).__name__.lower()
 
 
 def _token_layer(model: Model, layout: TokenLayout) -> TargetLayer | None:
-    """Return the module whose output the last block's attention reads; the last block itself where
-    no block has attention.
+    """Return the module that computed the tokens of the last attention over the patches.
+
+    It is the last block where no block has attention.
     """
     blocks = model.anatomy.blocks
-    for name, (source, tokens) in reversed(_attention_inputs(model).items()):
+    for name, source in reversed(_attention_inputs(model).items()):
         # a pooling query (SigLIP) or a late CLS (CaiT) comes after the last block over these tokens
-        alone = not blocks or any(
-            name == block or name.rpartition(".")[0] == block for block in blocks
-        )
-        if source is not None and alone and len(tokens) == 3 and tokens[1] == layout.tokens:
-            return TargetLayer(source, _cells_of(layout, tokens))
+        is_of_block = name in blocks or name.rpartition(".")[0] in blocks
+        if source.module is None or (blocks and not is_of_block):
+            continue
+        if len(source.shape) == 3 and source.shape[1] == layout.tokens:
+            return TargetLayer(source.module, _cells_of(layout, source.shape))
     if not blocks or model.anatomy.attention_modules:
         return None
-    return TargetLayer(
-        blocks[-1], _cells_of(layout, trace(model, 1).by_module[blocks[-1]][-1].output or ())
-    )
+    output = trace(model, 1).by_module[blocks[-1]][-1].output
+    return TargetLayer(blocks[-1], _cells_of(layout, output or ()))
 
 
 def _cells_of(layout: TokenLayout, tokens: Shape) -> Cells:
@@ -371,31 +383,36 @@ def _cells_of(layout: TokenLayout, tokens: Shape) -> Cells:
 
 
 def _map_layer(model: Model) -> TargetLayer | None:
-    """Return the last map of more than one cell on which the logits depend, after all attention, or
-    what the last reads.
+    """Return the last map of more than one cell on which the logits depend.
+
+    It is after all attention, or what the last attention reads.
     """
     mixing = _mixing_attention(model)
-    last = max((call.end for call in trace(model, 1).calls if call.module in mixing), default=0)
+    mixing_ends = [call.end for call in trace(model, 1).calls if call.module in mixing]
+    last_end = max(mixing_ends, default=0)
+    names = list[str]()
+    for call in reversed(calls_outside_attention(model)):
+        if call.end > last_end:
+            names.append(call.module)
+    sources = [source.module for name, source in _attention_inputs(model).items() if name in mixing]
+    for source in sources[-1:]:
+        names.append(source or "")
     outputs = located_cells(model).outputs
-    names = [call.module for call in reversed(calls_outside_attention(model)) if call.end > last]
-    inputs = [source for name, (source, _) in _attention_inputs(model).items() if name in mixing]
-    for name in (*names, *inputs[-1:]):
-        for cells in outputs.get(name or "", ()):
-            is_of_classes = bool(mixing) and cells.width == len(
-                model.classes
-            )  # VOLO's auxiliary head
-            if (
-                prod(cells.grid) > 1
-                and not is_of_classes
-                and reaches_logits(model, name or "", cells)
-            ):
-                return TargetLayer(name or "", cells)
+    for name in names:
+        for cells in outputs.get(name, ()):
+            # the auxiliary head of VOLO
+            is_of_classes = bool(mixing) and cells.width == len(model.classes)
+            if prod(cells.grid) <= 1 or is_of_classes:
+                continue
+            if reaches_logits(model, name, cells):
+                return TargetLayer(name, cells)
     return None
 
 
 def _mixing_attention(model: Model) -> set[str]:
-    """Return the attention modules but those of one query (CLS, attention pooling), which patches
-    do not pass through.
+    """Return the attention modules that mix patches.
+
+    Those of one query (CLS, attention pooling) are left out, as patches do not pass through them.
     """
     names = set(model.anatomy.attention_modules)
     if not names:

@@ -1,10 +1,9 @@
-"""`vitlens.choose_method`: the attribution method for a model and images, by two quick checks on
-the images themselves, chosen on one half of the images and judged on the other.
+"""`vitlens.choose_method`: the attribution method for a model and images, by two quick checks.
 
-One check is insertion minus deletion, the other localisation (ROC-AUC): on the objects where masks
-are known, else on 2 x 2 mosaics of the images, whose classes are the model's confident predictions.
-Mosaics are made of images of one half alone, and the maps of an image in several mosaics count as
-one value.
+The method is chosen on one half of the images and judged on the other. One check is insertion minus
+deletion, the other localisation (ROC-AUC): on the objects where masks are known, else on 2 x 2
+mosaics of the images, of which the classes are confident predictions of the model. A mosaic is made
+of images of one half, and the maps of an image in several mosaics count as one value.
 
 A method's score is the mean over the checks of its mean value, divided by the standard deviation of
 the methods' means in that check (baselines included) on the selection half. The scales stay fixed
@@ -46,7 +45,7 @@ from vitlens.inputs import takes_splits
 from vitlens.models.model import Model
 from vitlens.names import DEFAULT_SEED, Engine, Substrate
 from vitlens.pixels import AnyImages, Targets
-from vitlens.shapes import Images, Labels, Logits, Maps
+from vitlens.shapes import Images, Labels, Logits, Maps, Masks
 from vitlens.summary import Line, Summary
 from vitlens.uncertainty import (
     Estimate,
@@ -62,17 +61,15 @@ MOST: Final = 6  # candidates, where none are named
 IMAGES: Final = 40  # of both halves together, at most
 STEPS: Final = 6  # of the removal curves, which take most of the time
 MOSAICS: Final = 12  # of each half, at most
-# what removed patches become: not the blur by which `best` itself chooses
+# the replacement of removed patches: not the blur by which `best` chooses its map
 REPLACED: Final[Substrate] = "mean"
 KIND: Final = "mosaic-2"  # of the composites
-REFERENCES: Final = (
-    "relevance",
-    "gradcam",
-)  # with which the chosen one is compared, too, where they are candidates
+# with which the chosen one is compared, too, where they are candidates
+REFERENCES: Final = ("relevance", "gradcam")
 # the checks
 FAITHFULNESS = "insertion_minus_deletion"
 LOCALISATION = "localisation"
-SCORE: Final = "score"  # the name of the combined score beside them
+SCORE: Final = "score"  # the name of the combined score
 DRAWS: Final = 2000  # of the bootstrap
 _TIE: Final = 1e-9
 # greatest difference of any value of two methods that give the same maps up to rounding
@@ -92,14 +89,15 @@ class MethodChoice(Summary):
     """The method chosen for a model and images.
 
     method: the chosen one; reason: why it is not chosen by evidence but is the default, "" where it
-    is chosen; candidates: what it is chosen from; checks: what decided; left_out: checks that could
-    not judge, with the reason; localised: where localisation was scored, "objects" (masks) or a
-    kind of composites; certainty: share of the bootstrap draws of the selection half in which it
+    is chosen; candidates: the methods compared; checks: those that decided; left_out: checks that
+    could not judge, with the reason; localised: where localisation was scored, "objects" (masks) or
+    a kind of composites; certainty: share of the bootstrap draws of the selection half in which it
     wins, None without evidence; runner_up: the second of the selection half, among those with other
     maps; alike: candidates with the same maps up to rounding; confirmation: whether the report half
-    shows it above the runner-up (paired 95 % interval of the scores), None without a runner-up;
-    scores: of every candidate and baseline, the best of the selection half first; margins: on the
-    report half; selection, report: indices of the images in each half; seed: of the halves.
+    confirms that it is above the runner-up (paired 95 % interval of the scores), None without a
+    runner-up; scores: of every candidate and baseline, the best of the selection half first;
+    margins: on the report half; selection, report: indices of the images in each half; seed: of the
+    halves.
     """
 
     method: str
@@ -119,18 +117,14 @@ class MethodChoice(Summary):
     seed: int = 0
 
     def margin(self, against: str, check: str = SCORE) -> Estimate | None:
-        """Return the chosen method minus another on the report half; None where it was not
-        compared.
-        """
-        found = (
-            each.difference
-            for each in self.margins
-            if (each.against, each.check) == (against, check)
-        )
-        return next(found, None)
+        """Return the chosen method minus another on the report half; None if not compared."""
+        for margin in self.margins:
+            if (margin.against, margin.check) == (against, check):
+                return margin.difference
+        return None
 
     def summary(self) -> Iterator[Line]:
-        """Yield the choice, how sure it is, and the score of every method on the report half."""
+        """Yield the choice, its certainty, and the score of every method on the report half."""
         yield Line("method", self.method)
         if self.reason:
             yield Line("not by evidence", self.reason)
@@ -138,11 +132,11 @@ class MethodChoice(Summary):
         yield Line("certainty", self.certainty, f"of {DRAWS} draws")
         yield Line("runner-up", self.runner_up)
         yield Line("report half", self.confirmation)
-        for each in self.margins:
-            if each.check == SCORE:
-                yield Line(f"score above {each.against}", each.difference)
-        for scored in self.scores:
-            yield Line(scored.method, {name: scored.report[name] for name in self.checks})
+        for margin in self.margins:
+            if margin.check == SCORE:
+                yield Line(f"score above {margin.against}", margin.difference)
+        for score in self.scores:
+            yield Line(score.method, {name: score.report[name] for name in self.checks})
 
 
 @takes_splits
@@ -157,15 +151,15 @@ def choose_method(
     batch_size: int | None = None,
     seed: int = DEFAULT_SEED,
 ) -> MethodChoice:
-    """Return the attribution method whose maps do best on one half of these images, judged on the
-    other half.
+    """Choose the attribution method with the best maps on these images.
 
-    images: a Split, or any form that `vitlens.images` takes; at most 40 are used, drawn by the
-    seed, and with fewer than 20 (or groups) the result is the model's default method, with the
-    reason. targets: "predicted", "label", a class, or class indices (n,); methods: candidates
-    (None: the first six of the registry's that the model supports); refinement, engine: as for
-    `vitlens.explain`. Raises UnsupportedError for a model without a classifier, and for a method
-    that it does not have, InputError for fewer than two candidates.
+    It is chosen on one half of them, and judged on the other half. images: a Split, or any form
+    that `vitlens.images` takes; at most 40 are used, drawn by the seed, and with fewer than 20 (or
+    groups) the result is the model's default method, with the reason. targets: "predicted",
+    "label", a class, or class indices (n,); methods: candidates (None: the first six of the
+    registry's that the model supports); refinement, engine: as for `vitlens.explain`. Raises
+    UnsupportedError for a model without a classifier, and for a method that it does not have,
+    InputError for fewer than two candidates.
 
     >>> import vitlens
     >>> vit, digits = vitlens.load("vit-digits"), vitlens.load_data("digits", limit=20)
@@ -176,7 +170,7 @@ def choose_method(
     split = as_split(images)
     names = candidates_for(model, methods, refinement=refinement, engine=engine)
     classes = class_targets(targets, model, len(split), split=split)
-    how: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "refinement": refinement,
         "engine": engine,
         "batch_size": batch_size,
@@ -185,7 +179,7 @@ def choose_method(
 
     def function(name: str) -> Explain:
         return lambda model, images, targets: explain(
-            model, images, targets=targets, method=name, **how
+            model, images, targets=targets, method=name, **settings
         )
 
     functions = {name: function(name) for name in names}
@@ -199,10 +193,10 @@ def candidates_for(
     refinement: Refinement | None = None,
     engine: Engine = "vitlens",
 ) -> tuple[str, ...]:
-    """Return the methods to choose from. methods: their names; None: the first MOST of the
-    registry's candidates that the model, the engine and the refinement support.
+    """Return the methods to choose from.
 
-    Raises what `choose_method` raises.
+    methods: their names; None: the first MOST of the registry's candidates that the model, the
+    engine and the refinement support. Raises the same errors as `choose_method`.
     """
     model.require_classifier()
     refinement = refinement or Refinement()
@@ -211,9 +205,8 @@ def candidates_for(
         require_refinement(model, name, refinement)
     if not methods:
         ranks = {name: entry.candidate for name, entry in ATTRIBUTIONS.items() if entry.candidate}
-        ranked = sorted(
-            ranks.keys() & methods_for(model, engine=engine), key=lambda name: ranks[name]
-        )
+        supported = ranks.keys() & methods_for(model, engine=engine)
+        ranked = sorted(supported, key=lambda name: ranks[name])
         methods = [name for name in ranked if applies(model, name, refinement)][:MOST]
     names = tuple(dict.fromkeys(methods))
     if len(names) < 2:
@@ -235,59 +228,47 @@ def chosen_by_evidence(
     seed: int = DEFAULT_SEED,
     advance: Callable[[int], object] = lambda _: None,
 ) -> MethodChoice:
-    """Return the choice between methods given as functions of (model, images, targets). targets:
-    class indices (n,), None for the predictions; advance: called with the number of methods just
-    done, in each of the two checks.
+    """Return the choice between methods, functions of (model, images, targets) by name.
+
+    targets: class indices (n,), None for the predictions; advance: called with the number of
+    methods just done, in each of the two checks.
     """
-    order = (
-        torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))[:IMAGES]
-        .sort()
-        .values
-    )
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(split), generator=generator)[:IMAGES].sort().values
     used = split.pick(order)
     groups = torch.arange(len(used)) if used.groups is None else used.groups.cpu()
-    found = len(groups.unique())
-    least = 2 * ENOUGH  # ENOUGH in each half
-    if found < least:
-        what = "images" if used.groups is None else "groups of images"
-        reason = f"expected at least {least} {what} to choose by, found {found}"
+    reason = _too_few(used, groups)
+    if reason:
         default = preferred_method(model)
         method = default if default in functions else next(iter(functions))
         return MethodChoice(method, tuple(functions), reason, seed=seed)
     logits = predicted_logits(model, used, batch_size=batch_size).float().cpu()
-    classes = (logits.argmax(-1) if targets is None else targets.cpu()[order]).to(model.device)
+    classes = logits.argmax(-1) if targets is None else targets.cpu()[order]
+    classes = classes.to(model.device)
     (batch,) = used.batches(len(used), device=model.device)
     maps_of = partial(explained, model, functions, seed=seed, advance=advance)
     parts = halves(groups, seed=seed)
     maps = maps_of(batch.images, classes)
-    removed = [own.to(model.device) for own in maps.values()]
     curves = faithfulness(
         model,
         batch.images,
         classes,
-        removed,
+        [method_maps.to(model.device) for method_maps in maps.values()],
         substrate=REPLACED,
         steps=STEPS,
         seed=seed,
         batch_size=batch_size,
     )
-    values = {FAITHFULNESS: torch.stack([each.gaps for each in curves]).cpu()}
-    obstacle = ""
+    values = {FAITHFULNESS: torch.stack([curve.gaps for curve in curves]).cpu()}
     if used.masks is None:
+        images = resized(model, batch.images)
+        located, obstacle = _on_mosaics(model, images, logits, parts, maps_of, seed)
         what = "confidently classified images"
-        located, obstacle = _on_mosaics(
-            model, resized(model, batch.images), logits, parts, maps_of, seed
-        )
     else:
+        located = _on_objects(maps, used.masks.cpu())
+        obstacle = ""
         what = "images with a mask"
-        masks = used.masks.cpu()
-        known = has_edge(masks)
-        located = torch.full((len(maps), len(used)), torch.nan)
-        if bool(known.any()):
-            located[:, known] = torch.stack(
-                [roc_auc(own[known], masks[known]) for own in maps.values()]
-            )
-    fewest = min(len(groups[part[located[0, part].isfinite()]].unique()) for part in parts)
+    fewest = min(_groups_with_value(located, groups, part) for part in parts)
     if not obstacle and fewest < ENOUGH:
         obstacle = f"expected at least {ENOUGH} {what} in each half, found {fewest}"
     if not obstacle:
@@ -301,6 +282,32 @@ def chosen_by_evidence(
     )
 
 
+def _too_few(split: Split, groups: Int[Tensor, " images"]) -> str:
+    """Return why there are too few images to choose by, "" if there are enough."""
+    count = len(groups.unique())
+    least = 2 * ENOUGH  # ENOUGH in each half
+    if count >= least:
+        return ""
+    what = "images" if split.groups is None else "groups of images"
+    return f"expected at least {least} {what} to choose by, found {count}"
+
+
+def _groups_with_value(values: Values, groups: Int[Tensor, " images"], part: Indices) -> int:
+    """Return the number of groups of a half with a value."""
+    has_value = values[0, part].isfinite()
+    return len(groups[part[has_value]].unique())
+
+
+def _on_objects(maps: Mapping[str, Maps], masks: Masks) -> Values:
+    """Return the ROC-AUC on the objects, NaN for an image without an object or background."""
+    usable = has_edge(masks)
+    values = torch.full((len(maps), len(masks)), torch.nan)
+    if bool(usable.any()):
+        scores = [roc_auc(method_maps[usable], masks[usable]) for method_maps in maps.values()]
+        values[:, usable] = torch.stack(scores)
+    return values
+
+
 def _on_mosaics(
     model: Model,
     images: Images,
@@ -309,9 +316,10 @@ def _on_mosaics(
     maps_of: Callable[[Images, Labels], Mapping[str, Maps]],
     seed: int,
 ) -> tuple[Values, str]:
-    """ROC-AUC on the cell of each explained image, its mean over the mosaics of its half, NaN for
-    an image that is in none; and why mosaics judge no maps, "" where the model names their classes
-    better than by guessing.
+    """Return the mean ROC-AUC of each image on its cells of mosaics, and why there is none.
+
+    The mean is over the mosaics of its half, NaN for an image that is in none. The reason is ""
+    where the model names the classes of mosaics better than by guessing.
     """
     kind = COMPOSITE_KINDS[KIND]
     nothing = torch.full((1, len(images)), torch.nan)
@@ -323,44 +331,45 @@ def _on_mosaics(
         if classes < max(FEWEST, kind.classes):
             return nothing, (
                 f"expected confidently classified images of at least {kind.classes} classes in "
-                "each half, found "
-                f"{len(usable)} images of {classes}"
+                f"each half, found {len(usable)} images of {classes}"
             )
-        own = images[part[usable].to(images.device)]
-        mosaics.append((part[usable], kind.make(own, labels[usable], count=MOSAICS, seed=seed)))
-    every = torch.cat([made.images for _, made in mosaics])
+        sources = images[part[usable].to(images.device)]
+        composites = kind.make(sources, labels[usable], count=MOSAICS, seed=seed)
+        mosaics.append((part[usable], composites))
+    pixels = torch.cat([composites.images for _, composites in mosaics])
+    targets = torch.cat([composites.targets for _, composites in mosaics])
     with evaluating(model), torch.no_grad():
-        found = model(every).float().cpu()
-    which = torch.arange(len(every)).repeat_interleave(kind.explained)
-    named = recognised(found[which], torch.cat([made.targets for _, made in mosaics]), kind.classes)
-    share = accuracy(named, groups=which)
+        mosaic_logits = model(pixels).float().cpu()
+    which = torch.arange(len(pixels)).repeat_interleave(kind.explained)
+    is_named = recognised(mosaic_logits[which], targets, kind.classes)
+    share = accuracy(is_named, groups=which)
     guessed = min(1.0, kind.classes / len(model.classes))
     if beyond(share, guessed) is not Side.ABOVE:
         return nothing, (
             f"{model.alias} names {100 * share.value:.0f} % of the classes of mosaics, not "
-            "significantly more than "
-            f"by guessing ({100 * guessed:.0f} %)"
+            f"significantly more than by guessing ({100 * guessed:.0f} %)"
         )
     values = nothing
-    for used, made in mosaics:
-        maps = maps_of(made.images[made.which.to(made.images.device)], made.targets)
-        scores = torch.stack([roc_auc(own, made.masks) for own in maps.values()])
-        cells = F.one_hot(
-            made.sources.flatten(), len(used)
-        ).float()  # (maps, used): each cell is explained in turn
+    for used, composites in mosaics:
+        which_image = composites.which.to(composites.images.device)
+        maps = maps_of(composites.images[which_image], composites.targets)
+        scores = torch.stack(
+            [roc_auc(method_maps, composites.masks) for method_maps in maps.values()]
+        )
+        # (maps, used): each cell is explained in turn
+        cells = F.one_hot(composites.sources.flatten(), len(used)).float()
         values = values.expand(len(maps), -1).clone()
         values[:, used] = (scores @ cells) / cells.sum(0)
     return values, ""
 
 
 def halves(groups: Int[Tensor, " images"], *, seed: int = 0) -> tuple[Indices, Indices]:
-    """Return two disjoint halves of the images by a seeded draw; images of one group stay
-    together."""
+    """Return two disjoint halves of the images by a seeded draw; groups stay together."""
     member = groups.unique(return_inverse=True)[1]
     total = int(member.max()) + 1
-    first = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[: (total + 1) // 2]
-    inside = torch.isin(member, first)
-    return inside.nonzero().squeeze(1), (~inside).nonzero().squeeze(1)
+    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
+    in_first = torch.isin(member, order[: (total + 1) // 2])
+    return in_first.nonzero().squeeze(1), (~in_first).nonzero().squeeze(1)
 
 
 def choose(
@@ -371,49 +380,45 @@ def choose(
     *,
     seed: int = 0,
 ) -> MethodChoice:
-    """Return the candidate of the highest score on the first half, and what the second half says of
-    it.
+    """Return the candidate of the highest score on the first half, judged on the second half.
 
     values: of each check, greater is better, a row a method (candidates, then BASELINES), NaN in
     all rows of an image without a value. A check in which all methods are equal decides nothing.
     """
     names = (*candidates, *BASELINES)
     count = len(candidates)
+    baselines = range(count, len(names))
     rows = (*values, SCORE)
-    table = torch.stack([each.double() for each in values.values()])
+    table = torch.stack([check_values.double() for check_values in values.values()])
     scales = table[..., parts[0]].nanmean(2).std(1, correction=0)
     weights = torch.where(scales > _TIE, 1 / scales.clamp_min(_TIE), 0.0) / len(scales)
-    first, second = (_half(table[..., part], groups[part], weights, seed) for part in parts)
-    best, *others = first.means[-1, :count].argsort(descending=True, stable=True).tolist()
+    selection = _half(table[..., parts[0]], groups[parts[0]], weights, seed)
+    report = _half(table[..., parts[1]], groups[parts[1]], weights, seed)
+    best, *others = selection.means[-1, :count].argsort(descending=True, stable=True).tolist()
     apart = (table[:, :count] - table[:, [best]]).abs().nan_to_num(0.0).amax((0, 2))
     rivals = [place for place in others if apart[place] > _SAME]
-    drawn = first.draws[:, -1, :count]
-    wins = (drawn >= drawn.amax(1, keepdim=True) - _TIE).double().mean(0).tolist()
-    compared = [
-        *rivals[:1],
-        *(each for each in rivals if names[each] in REFERENCES),
-        *range(count, len(names)),
-    ]
-    margins = tuple(
-        ChoiceMargin(
-            against=names[other], check=check, difference=second.estimate(row, best, minus=other)
+    wins = selection.wins(count)
+    references = [place for place in rivals if names[place] in REFERENCES]
+    margins = list[ChoiceMargin]()
+    for other in dict.fromkeys([*rivals[:1], *references, *baselines]):
+        for row, check in enumerate(rows):
+            difference = report.estimate(row, best, minus=other)
+            margins.append(ChoiceMargin(against=names[other], check=check, difference=difference))
+    confirmation: Any = None
+    if rivals:
+        score_margin = margins[len(rows) - 1]  # over the runner-up
+        confirmation = _CONFIRMATIONS[beyond(score_margin.difference, 0.0)]
+    scores = list[ChoiceScores]()
+    for place in (best, *others, *baselines):
+        scores.append(
+            ChoiceScores(
+                method=names[place],
+                baseline=place >= count,
+                wins=wins[place] if place < count else None,
+                selection={check: selection.estimate(row, place) for row, check in enumerate(rows)},
+                report={check: report.estimate(row, place) for row, check in enumerate(rows)},
+            )
         )
-        for other in dict.fromkeys(compared)
-        for row, check in enumerate(rows)
-    )
-    confirmation: Any = (
-        _CONFIRMATIONS[beyond(margins[len(rows) - 1].difference, 0.0)] if rivals else None
-    )
-    scores = tuple(
-        ChoiceScores(
-            method=names[place],
-            baseline=place >= count,
-            wins=wins[place] if place < count else None,
-            selection={check: first.estimate(row, place) for row, check in enumerate(rows)},
-            report={check: second.estimate(row, place) for row, check in enumerate(rows)},
-        )
-        for place in (best, *others, *range(count, len(names)))
-    )
     return MethodChoice(
         names[best],
         tuple(candidates),
@@ -422,8 +427,8 @@ def choose(
         runner_up=names[rivals[0]] if rivals else None,
         alike=tuple(names[place] for place in others if place not in rivals),
         confirmation=confirmation,
-        scores=scores,
-        margins=margins,
+        scores=tuple(scores),
+        margins=tuple(margins),
         selection=tuple(parts[0].tolist()),
         report=tuple(parts[1].tolist()),
         seed=seed,
@@ -432,16 +437,27 @@ def choose(
 
 @dataclass(frozen=True)
 class _Half:
-    """All methods on one half. Rows are the checks, then the score."""
+    """All methods on one half of the images. Rows are the checks, then the score.
+
+    draws: of the bootstrap; counts: of images; members: images with a value in each group.
+    """
 
     means: Float[Tensor, "rows methods"]
-    draws: Float[Tensor, "draws rows methods"]  # of the bootstrap
-    counts: tuple[int, ...]  # of images
-    members: tuple[Numbers, ...]  # images with a value in each group
+    draws: Float[Tensor, "draws rows methods"]
+    counts: tuple[int, ...]
+    members: tuple[Numbers, ...]
+
+    def wins(self, count: int) -> list[float]:
+        """Return the share of draws in which each of the first methods has the highest score."""
+        scores = self.draws[:, -1, :count]
+        is_highest = scores >= scores.amax(1, keepdim=True) - _TIE
+        shares: list[float] = is_highest.double().mean(0).tolist()
+        return shares
 
     def estimate(self, row: int, method: int, *, minus: int | None = None) -> Estimate:
-        """Return a mean, or the paired difference of two, with its bootstrap interval, which few
-        groups do not have.
+        """Return a mean, or the paired difference of two, with its bootstrap interval.
+
+        Few groups have no interval.
         """
         value = self.means[row, method]
         draws = self.draws[:, row, method]
@@ -455,26 +471,33 @@ class _Half:
 
 
 def _half(
-    own: Float[Tensor, "checks methods images"], groups: Tensor, weights: Tensor, seed: int
+    values: Float[Tensor, "checks methods images"], groups: Tensor, weights: Tensor, seed: int
 ) -> _Half:
-    """Images are drawn jointly for all checks, in whole groups; a draw without any value is left
+    """Return all methods on one half.
+
+    Images are drawn jointly for all checks, in complete groups; a draw without any value is left
     out.
     """
-    checks, methods, images = own.shape
-    present = own[:, 0].isfinite().double()
-    rows = torch.cat([own.nan_to_num(0.0).flatten(0, 1), present])
+    checks, methods, images = values.shape
+    has_value = values[:, 0].isfinite().double()
+    rows = torch.cat([values.nan_to_num(0.0).flatten(0, 1), has_value])
     drawn = resampled_means(rows, groups=groups, seed=seed, draws=DRAWS)
     sums = drawn[:, :-checks].unflatten(1, (checks, methods))
     shares = drawn[:, -checks:, None]
     draws = (sums / shares)[(shares > 0).all(1).squeeze(1)]
-    means = own.nanmean(2)
+    means = values.nanmean(2)
+    mean_score = (weights[:, None] * means).sum(0, keepdim=True)
+    drawn_score = (weights[:, None] * draws).sum(1, keepdim=True)
     numbers = groups.cpu().numpy()
-    members = [by_group(each.numpy(), numbers)[0] for each in present]
-    members = [sizes[sizes > 0] for sizes in members]
+    members = list[Numbers]()
+    for row in has_value:
+        sizes = by_group(row.numpy(), numbers)[0]
+        members.append(sizes[sizes > 0])
     fewest = min(members, key=len)  # the score needs a value of every check
+    counts = [int(count) for count in has_value.sum(1)]
     return _Half(
-        torch.cat([means, (weights[:, None] * means).sum(0, keepdim=True)]),
-        torch.cat([draws, (weights[:, None] * draws).sum(1, keepdim=True)], 1),
-        (*(int(each) for each in present.sum(1)), images),
+        torch.cat([means, mean_score]),
+        torch.cat([draws, drawn_score], 1),
+        (*counts, images),
         (*members, fewest),
     )

@@ -1,17 +1,17 @@
 """`vitlens.explain`: attribution maps by any method, and the methods that a model supports.
 
-The grad-cam package's own maps are those of its public call: after its ReLU and scaling, otherwise
+The maps of the grad-cam package are those of its public call: after its ReLU and scaling, otherwise
 unaltered.
 """
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitlens.analysis.attention.chain import chained
 from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
@@ -63,21 +63,23 @@ def explain(
     seed: int = DEFAULT_SEED,
     **options: Any,
 ) -> Maps:
-    """Attribution maps of the images for their target classes, by any method: raw (batch, rows,
-    columns), signed where the method is.
+    """Return attribution maps of the images for their target classes, by any method.
+
+    Maps are raw (batch, rows, columns), signed where the method is.
 
     images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; targets:
     "predicted", "label" (of a Split or class folders), a class by name or index, or class indices
-    (batch,); method: a name of `vitlens.list_methods()`; refinement: what is done with its maps
-    (`vitlens.Refinement`: attention between patches, views, another map, the image's edges), None
-    for nothing; batch_size: images at a time (None: chosen to fit); seed: of SmoothGrad, RISE and
-    KernelSHAP; options: further ones of the method, as its own function has them (rollout: fusion,
+    (batch,); method: a name of `vitlens.list_methods()`; refinement: of its maps
+    (`vitlens.Refinement`: attention between patches, views, another map, the edges of the image),
+    None for none; batch_size: images at a time (None: chosen to fit); seed: of SmoothGrad, RISE and
+    KernelSHAP; options: further ones of the method, as its function has them (rollout: fusion,
     discard, alpha, start_layer, readout; integrated-gradients: steps, baseline; rise: masks).
-    engine: "grad-cam" gives the grad-cam package's own maps instead, for the methods that it has:
-    after its ReLU, scaled to [0, 1] by their smallest and largest value, in the size of the model's
-    input. Raises UnknownNameError for an unknown method, option or engine, UnsupportedError for a
-    method that this model or engine does not support (without a classifier: any that explains a
-    class), and InputError for a class that does not exist.
+
+    engine: "grad-cam" returns the maps of the grad-cam package instead, for the methods that it
+    has: after its ReLU, scaled to [0, 1] by their smallest and largest value, in the size of the
+    model's input. Raises UnknownNameError for an unknown method, option or engine, UnsupportedError
+    for a method that this model or engine does not support (without a classifier: any that explains
+    a class), and InputError for a class that does not exist.
 
     >>> import torch, vitlens
     >>> cnn = vitlens.load("cnn-digits")
@@ -93,63 +95,64 @@ def explain(
     images = as_parts(images)
     targets = as_targets(targets)
     require_method(model, method, engine=engine)
-    known = (
-        [name for name in ATTRIBUTIONS[method].options if name != "seed"]
-        if engine == "vitlens"
-        else []
-    )
-    for name in options:
-        if not known:
-            taker = method if engine == "vitlens" else f"{method} by engine={engine!r}"
-            raise InputError(f"expected no option of {taker}, which has none, found {name!r}")
-        if name not in known:
-            raise UnknownNameError(f"option of {method}", name, known)
+    _require_options(method, engine, options)
     if refinement is not None:
         if refinement.times is not None:
             require_method(model, refinement.times, engine=engine)
         require_refinement(model, method, refinement)
     size = batch_size or max(1, fitting_batch_size(model) // BACKWARD)
     classes = predicted_classes(model, images, size) if targets is None else targets
-    maps = []
+    maps = list[Tensor]()
     for start in range(0, len(images), size):
-        batch, own = (each[start : start + size].to(model.device) for each in (images, classes))
+        batch = images[start : start + size].to(model.device)
+        batch_classes = classes[start : start + size].to(model.device)
 
-        def maps_of(seen: Images, name: str, targets: Labels = own) -> Maps:
+        def maps_of(view: Images, name: str, targets: Labels = batch_classes) -> Maps:
             if engine == "grad-cam":
-                return package_maps(model, seen, targets, method=name)
+                return package_maps(model, view, targets, method=name)
             entry = ATTRIBUTIONS[name]
-            given = {
-                **entry.arguments,
-                **({"seed": seed} if entry.random else {}),
-                **(options if name == method else {}),
-            }
+            arguments = dict(entry.arguments)
+            if entry.random:
+                arguments["seed"] = seed
+            if name == method:
+                arguments |= options
             with _naming_methods(model):
-                found: Maps = entry.maps(model, seen, targets, **given).float()
-            return found
+                raw: Maps = entry.maps(model, view, targets, **arguments).float()
+            return raw
 
-        maps.append(
-            refined_maps(model, batch, maps_of, method, refinement)
-            if refinement
-            else maps_of(batch, method)
-        )
+        if refinement:
+            maps.append(refined_maps(model, batch, maps_of, method, refinement))
+        else:
+            maps.append(maps_of(batch, method))
     all_maps = torch.cat(maps)
     is_plain = ATTRIBUTIONS[method].gradients and refinement is None
-    if (
-        is_plain and not flags_are_typed() and not bool(all_maps.any())
-    ):  # reports cross such maps out
+    # reports cross such maps out
+    if is_plain and not flags_are_typed() and not bool(all_maps.any()):
         warnings.warn(
             f"the {method} maps of {model.alias} are zero everywhere: the gradient of the class's "
-            "logit is zero, or "
-            f"has no part of the sign that {method} shows; check with "
+            f"logit is zero, or has no part of the sign that {method} shows; check with "
             f"{argument('method', 'occlusion')}",
             stacklevel=4,  # of the user, who calls through takes_images
         )
     return all_maps
 
 
+def _require_options(method: str, engine: Engine, options: Mapping[str, object]) -> None:
+    """Raise InputError where a method has no options, UnknownNameError for one it does not have."""
+    available = list[str]()
+    if engine == "vitlens":
+        available = [name for name in ATTRIBUTIONS[method].options if name != "seed"]
+    for name in options:
+        if not available:
+            taker = method if engine == "vitlens" else f"{method} by engine={engine!r}"
+            raise InputError(f"expected no option of {taker}, which has none, found {name!r}")
+        if name not in available:
+            raise UnknownNameError(f"option of {method}", name, available)
+
+
 @contextmanager
 def _naming_methods(model: Model) -> Iterator[None]:
-    """Inside, a refusal of a model without gradients names the methods that this model has."""
+    """Name the methods that this model has in a refusal of a model without gradients."""
     try:
         yield
     except UnsupportedError as error:
@@ -162,21 +165,21 @@ def _naming_methods(model: Model) -> Iterator[None]:
 
 
 def methods_for(model: Model, *, engine: Engine = "vitlens") -> tuple[str, ...]:
-    """Names of the methods that this model supports with this engine, in the registry's order."""
-    return tuple(
-        name
-        for name in ATTRIBUTIONS
-        if _supports(model, name, engine) and not _why_no_gradient(model, name)
-    )
+    """Return the methods that this model supports with this engine, by registry order."""
+    names = list[str]()
+    for name in ATTRIBUTIONS:
+        if _supports(model, name, engine) and not _why_no_gradient(model, name):
+            names.append(name)
+    return tuple(names)
 
 
 def _supports(model: Model, name: str, engine: Engine = "vitlens") -> bool:
     method = ATTRIBUTIONS[name]
-    return (
-        (engine == "vitlens" or method.package is not None)
-        and (model.has_classifier or not method.needs_class)
-        and method.is_supported_by(model)
-    )
+    if engine != "vitlens" and method.package is None:
+        return False
+    if method.needs_class and not model.has_classifier:
+        return False
+    return method.is_supported_by(model)
 
 
 def _why_no_gradient(model: Model, name: str) -> str:
@@ -184,12 +187,14 @@ def _why_no_gradient(model: Model, name: str) -> str:
     method = ATTRIBUTIONS[name]
     if not method.gradients:
         return ""
-    places: tuple[_Place, ...] = (
-        ("attention", "target layer", "pixels") if name == "best" else (_PLACES[method.needs],)
-    )
-    return next(
-        (reason for reason in (_gradient_reason(model, place) for place in places) if reason), ""
-    )
+    places: tuple[_Place, ...] = (_PLACES[method.needs],)
+    if name == "best":
+        places = ("attention", "target layer", "pixels")
+    for place in places:
+        reason = _gradient_reason(model, place)
+        if reason:
+            return reason
+    return ""
 
 
 @per_model
@@ -214,62 +219,68 @@ def _gradient_reason(model: Model, place: _Place) -> str:
 
 
 def preferred_method(model: Model) -> str:
-    """Return the default method of comparisons: the first by preference that this model supports
-    (LeGrad for CLIP).
+    """Return the default method of comparisons: the first by preference that this model supports.
+
+    It is LeGrad for CLIP.
     """
     return preferred_methods(model, 1)[0]
 
 
 def preferred_methods(model: Model, most: int) -> tuple[str, ...]:
-    """Return the methods of comparisons that this model supports, by preference, at most so many;
-    slow ones only as first.
+    """Return at most so many methods of comparisons that this model supports, by preference.
+
+    A slow method is only taken as the first.
     """
     ranks = {name: entry.preference for name, entry in ATTRIBUTIONS.items()}
     if has_text_tower(model):
-        own = {name: entry.preference_with_texts for name, entry in ATTRIBUTIONS.items()}
-        ranks.update({name: rank for name, rank in own.items() if rank is not None})
-    found: list[str] = []
+        for name, entry in ATTRIBUTIONS.items():
+            if entry.preference_with_texts is not None:
+                ranks[name] = entry.preference_with_texts
+    preferred = list[str]()
     for _, name in sorted((rank, name) for name, rank in ranks.items() if rank is not None):
-        # each is checked as late as possible: a check may take passes of the model
-        if len(found) == most or (found and ATTRIBUTIONS[name].slow):
+        # support is checked as late as possible: a check may take passes of the model
+        if len(preferred) == most or (preferred and ATTRIBUTIONS[name].slow):
             continue
         if _supports(model, name) and not _why_no_gradient(model, name):
-            found.append(name)
-    return tuple(found) or methods_for(model)[:1]
+            preferred.append(name)
+    return tuple(preferred) or methods_for(model)[:1]
 
 
 def require_method(model: Model, method: str, *, engine: Engine = "vitlens") -> None:
-    """Raise UnknownNameError for an unknown method or engine, UnsupportedError for one that the
-    model or the engine does not support.
+    """Raise UnknownNameError for an unknown method or engine.
+
+    Raises UnsupportedError for one that the model or the engine does not support.
     """
     if attribution(method).needs_class:
         model.require_classifier()
     if engine not in ENGINES:
         raise UnknownNameError("engine", engine, ENGINES)
     if engine == "grad-cam" and ATTRIBUTIONS[method].package is None:
-        known = ", ".join(name for name, entry in ATTRIBUTIONS.items() if entry.package is not None)
+        names = [name for name, entry in ATTRIBUTIONS.items() if entry.package is not None]
         raise UnsupportedError(
-            f"expected a method that engine grad-cam has ({known}), found {method!r}"
+            f"expected a method that engine grad-cam has ({', '.join(names)}), found {method!r}"
         )
     if not _supports(model, method):
         entry = ATTRIBUTIONS[method]
-        why = ""
+        reason = ""
         if entry.requirement is not None and model.anatomy.family in entry.families:
-            why = entry.requirement.reason(model)
+            reason = entry.requirement.reason(model)
+        if reason:
+            reason = f": {reason}"
         raise UnsupportedError(
             f"expected a method that {model.alias} ({model.anatomy.family}) has, found {method!r}"
-            f"{f': {why}' if why else ''}; it has {', '.join(methods_for(model))}"
+            f"{reason}; it has {', '.join(methods_for(model))}"
         )
     if engine == "grad-cam" and _why_no_gradient(model, method):  # which the package does not say
         raise UnsupportedError(_why_no_gradient(model, method))
 
 
 def package_maps(model: Model, images: Images, targets: Labels, *, method: str) -> Maps:
-    """Return the package's maps (batch, height, width) in [0, 1], in the size of the model's input.
+    """Return the maps of the package (batch, height, width) in [0, 1], in the size of the input.
 
     The package sets modes, clears gradients and, when an exception stops it, leaves hooks. It
     therefore gets a frozen copy of the network, which shares the memory of the weights and keeps
-    the model's gradients out of its reach.
+    the gradients of the model out of its reach.
     """
     import pytorch_grad_cam  # imports OpenCV and pyplot, which no other method needs
     from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
@@ -284,8 +295,7 @@ def package_maps(model: Model, images: Images, targets: Labels, *, method: str) 
     if not call.number:
         raise UnsupportedError(
             "expected a target layer that returns one tensor for the grad-cam package, found "
-            "several in "
-            f"{layer.module!r} of {model.alias}; leave engine= out"
+            f"several in {layer.module!r} of {model.alias}; leave engine= out"
         )
     shared = {
         id(value): nn.Parameter(value.detach(), requires_grad=False)
@@ -301,10 +311,8 @@ def package_maps(model: Model, images: Images, targets: Labels, *, method: str) 
         model=module, target_layers=[module.get_submodule(layer.module)], **options
     )
     with torch.enable_grad(), torch.autocast(model.device.type, enabled=False):
-        inputs = model.prepare(
-            images.detach().clone()
-        ).requires_grad_()  # so that the frozen copy has gradients
-        maps = cam(
-            input_tensor=inputs, targets=[ClassifierOutputTarget(int(target)) for target in targets]
-        )
+        inputs = model.prepare(images.detach().clone())
+        inputs = inputs.requires_grad_()  # so that the frozen copy has gradients
+        package_targets = [ClassifierOutputTarget(int(target)) for target in targets]
+        maps = cam(input_tensor=inputs, targets=package_targets)
     return torch.from_numpy(maps).to(model.device)

@@ -1,8 +1,7 @@
-"""Attributions from the gradient of the target's logit with respect to the pixels, (batch, height,
-width).
+"""Attributions from the gradient of the target's logit with respect to the pixels.
 
-Pixels are the model's inputs in [0, 1]: the gradient includes the normalisation, and the resizing
-where there is one.
+Maps are (batch, height, width). Pixels are the model's inputs in [0, 1]: the gradient includes the
+normalisation, and the resizing where there is one.
 
 Integrated gradients use that a model's first convolution, its stem, is linear in the pixels: it is
 run on the two ends of the path only, its outputs along the path are interpolated, and the summed
@@ -35,8 +34,9 @@ _TOLERANCE = 1e-5  # of the largest number, for a stem to count as the only way 
 
 @needs_gradients
 def pixel_gradients(model: Model, images: Images, targets: Labels) -> Images:
-    """Return the gradient of each image's target logit with respect to its pixels. No tensor keeps
-    a gradient.
+    """Return the gradient of each image's target logit with respect to its pixels.
+
+    No tensor keeps a gradient.
     """
 
     def compute() -> Images:
@@ -50,15 +50,17 @@ def pixel_gradients(model: Model, images: Images, targets: Labels) -> Images:
 
 
 def saliency(model: Model, images: Images, targets: Labels) -> Maps:
-    """Return the largest absolute gradient over the three channels (Simonyan 2014, section 3.1);
-    not signed.
+    """Return the largest absolute gradient over the channels (Simonyan 2014, section 3.1).
+
+    It is not signed.
     """
     return pixel_gradients(model, images, targets).abs().amax(1)
 
 
 def input_x_gradient(model: Model, images: Images, targets: Labels) -> Maps:
-    """Pixel times gradient, summed over the channels: the first-order fall of the logit where a
-    pixel turns black.
+    """Return pixel times gradient, summed over the channels.
+
+    It is the first-order fall of the logit where a pixel turns black.
     """
     return (images * pixel_gradients(model, images, targets)).sum(1)
 
@@ -72,7 +74,7 @@ def smoothgrad(
     noise: float = NOISE,
     seed: int = DEFAULT_SEED,
 ) -> Maps:
-    """Saliency of the mean gradient over noisy copies of each image (Smilkov 2017).
+    """Return the saliency of the mean gradient over noisy copies of each image (Smilkov 2017).
 
     noise: standard deviation as a share of the image's range. Every image gets the same draws, so
     that its map does not depend on the batch. With noise 0 the map equals saliency.
@@ -83,12 +85,9 @@ def smoothgrad(
     generator = torch.Generator().manual_seed(seed)
     total = torch.zeros_like(images)
     for count in _in_chunks(samples, model, images):
-        draws = torch.stack(
-            [torch.randn(images.shape[1:], generator=generator) for _ in range(count)]
-        )
-        copies = images + spread.view(1, -1, 1, 1, 1) * draws.to(images).unsqueeze(
-            1
-        )  # (count, batch, 3, ...)
+        draws = [torch.randn(images.shape[1:], generator=generator) for _ in range(count)]
+        noise_of_copies = torch.stack(draws).to(images).unsqueeze(1)
+        copies = images + spread.view(1, -1, 1, 1, 1) * noise_of_copies  # (count, batch, 3, ...)
         gradients = pixel_gradients(model, copies.flatten(0, 1), targets.repeat(count))
         total += gradients.unflatten(0, (count, -1)).sum(0)
     return (total / samples).abs().amax(1)
@@ -98,18 +97,17 @@ def smoothgrad(
 def integrated_gradients(
     model: Model, images: Images, targets: Labels, *, steps: int = STEPS, baseline: float = BASELINE
 ) -> Maps:
-    """Integrated gradients (Sundararajan 2017) from an image of one value to the image, summed over
-    the channels.
+    """Return integrated gradients (Sundararajan 2017), summed over the channels.
 
-    baseline: that value, 0 for black; steps: nodes of the Gauss-Legendre quadrature. The sum of a
-    map is F(image) - F(baseline), `logit_gain`, but for the error of the quadrature.
+    The path is from an image of one value to the image. baseline: that value, 0 for black; steps:
+    nodes of the Gauss-Legendre quadrature. The sum of a map is F(image) - F(baseline),
+    `logit_gain`, except for the error of the quadrature.
     """
     if steps < 1:
         raise InputError(f"expected steps of at least 1, found {steps}")
-    nodes, weights = (
-        torch.from_numpy(part).float().to(images) / 2
-        for part in np.polynomial.legendre.leggauss(steps)
-    )
+    abscissae, factors = np.polynomial.legendre.leggauss(steps)
+    nodes = torch.from_numpy(abscissae).float().to(images) / 2
+    weights = torch.from_numpy(factors).float().to(images) / 2
     name = stem_name(model)
     done = 0
     if name is not None and is_changed(model.module.get_submodule(name)):
@@ -134,19 +132,19 @@ def integrated_gradients(
 def logit_gain(
     model: Model, images: Images, targets: Labels, *, baseline: float = BASELINE
 ) -> Float[Tensor, " batch"]:
-    """F(image) - F(baseline): the target's logit minus that of an image of one value."""
-    flat = torch.full_like(images, baseline)
+    """Return F(image) - F(baseline), the target's logit minus that of an image of one value."""
+    blank = torch.full_like(images, baseline)
     with evaluating(model), torch.no_grad():
-        logits, without = (
-            model(batch).gather(1, targets[:, None])[:, 0].float() for batch in (images, flat)
-        )
-    gain: Tensor = logits - without
+        logits = model(images).gather(1, targets[:, None])[:, 0].float()
+        blank_logits = model(blank).gather(1, targets[:, None])[:, 0].float()
+    gain: Tensor = logits - blank_logits
     return gain
 
 
 def _in_chunks(total: int, model: Model, images: Images) -> Iterator[int]:
-    """Split `total` copies of the batch into numbers of copies whose pass with gradients fits into
-    memory.
+    """Yield numbers of copies of the batch that sum to `total`.
+
+    A pass with gradients over such a number fits into memory.
     """
     count = max(1, fitting_batch_size(model) // BACKWARD // len(images))
     for start in range(0, total, count):
@@ -155,8 +153,9 @@ def _in_chunks(total: int, model: Model, images: Images) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class Stem:
-    """The first convolution of a model, by its name; None: the model has no stem, its output is the
-    pixels.
+    """The first convolution of a model, by its name.
+
+    Without a name the model has no stem, and its output is the pixels.
     """
 
     model: Model
@@ -176,8 +175,9 @@ class Stem:
         *,
         like: Images,
     ) -> Float[Tensor, "copies *inner"]:
-        """Return the gradient of each copy's target logit with respect to the stem's output; like:
-        images, for their size.
+        """Return the gradient of each copy's target logit with respect to the output of the stem.
+
+        like: images, for their size.
         """
         with evaluating(self.model), torch.enable_grad():
             leaf = _leaf(self.model, outputs)
@@ -185,7 +185,7 @@ class Stem:
                 logits = self.model(leaf)
             else:
                 placeholder = like[:1].expand(len(leaf), -1, -1, -1)  # only its size matters
-                with self.given(leaf):
+                with self.returning(leaf):
                     logits = self.model(placeholder)
             (gradient,) = torch.autograd.grad(logits.gather(1, targets[:, None]).sum(), leaf)
         return gradient
@@ -202,24 +202,25 @@ class Stem:
     def _module(self) -> nn.Module:
         return self.model.module.get_submodule(self.name or "")
 
-    def given(self, output: Tensor) -> AbstractContextManager[None]:
-        """Inside, the stem returns this output for any input, without computing."""
+    def returning(self, output: Tensor) -> AbstractContextManager[None]:
+        """Make the stem return this output for any input, without computing, inside the context."""
         return overridden(self._module(), lambda _forward: lambda *_: output)
 
 
 @per_model
 def stem_name(model: Model) -> str | None:
-    """Return the model's stem, where a trial shows that it is affine and that the logits depend on
-    the pixels through its output alone.
+    """Return the model's stem, None where a trial finds none.
+
+    The trial shows that it is affine and that the logits depend on the pixels only through its
+    output.
     """
     calls = trace(model, 1).calls
     prepared = calls[-1].arguments[0].number
-    readers = [
-        call.module
-        for call in calls
-        if isinstance(model.module.get_submodule(call.module), nn.Conv2d)
-        and call.arguments[0].number == prepared
-    ]
+    readers = list[str]()
+    for call in calls:
+        is_convolution = isinstance(model.module.get_submodule(call.module), nn.Conv2d)
+        if is_convolution and call.arguments[0].number == prepared:
+            readers.append(call.module)
     if len(readers) != 1:
         return None
     stem = Stem(model, readers[0])
@@ -231,7 +232,7 @@ def stem_name(model: Model) -> str | None:
         start = stem.output(first)
         end = stem.output(second)
         middle = stem.output((first + second) / 2)
-        with stem.given(start):
+        with stem.returning(start):
             replaced = model(second)
     largest = max(start.abs().max().item(), end.abs().max().item())
     is_affine = bool((middle - (start + end) / 2).abs().max() <= _TOLERANCE * largest)
@@ -241,12 +242,11 @@ def stem_name(model: Model) -> str | None:
 
 
 def _leaf(model: Model, values: Tensor) -> Tensor:
-    """Return a copy that requires a gradient, in the memory layout in which the model's
-    convolutions are fast.
+    """Return a copy that requires a gradient.
+
+    It has the memory layout in which the convolutions of the model are fast.
     """
-    layout = (
-        torch.channels_last
-        if model.anatomy.family == "cnn" and values.dim() == 4
-        else torch.preserve_format
-    )
+    layout = torch.preserve_format
+    if model.anatomy.family == "cnn" and values.dim() == 4:
+        layout = torch.channels_last
     return values.detach().clone(memory_format=layout).requires_grad_()

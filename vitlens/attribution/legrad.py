@@ -1,14 +1,13 @@
-"""LeGrad (Bousselham 2025): the gradient of each block's own score with respect to the block's
-attention weights.
+"""LeGrad (Bousselham 2025): gradients of scores of blocks with respect to attention weights.
 
-The score s_l of block l is the target's logit where the model's own final norm, readout and
-classifier read the block's output. With the attention weights A_l (heads, query, key) the map is
-Σ_l mean over heads and queries of (∂s_l/∂A_l)⁺, at the keys that are patches: the gradient alone,
+The score s_l of block l is the target's logit where the final norm, readout and classifier of the
+model read the output of the block. With the attention weights A_l (heads, query, key) the map is
+Σ_l mean over heads and queries of (∂s_l/∂A_l)⁺, at the keys that are patches: only the gradient,
 not times the weights, and no product over layers. Where the classifier reads the patches by
-attention (SigLIP, CaiT), A_l are the pooling's weights, computed on the block's output.
+attention (SigLIP, CaiT), A_l are the weights of the pooling, computed on the output of the block.
 
 Each block is differentiated from a constant input, so one backward pass gives all gradients, each
-through its own block alone.
+through one block only.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from vitlens.analysis.attention.chain import differentiated, require_chain, without_autocast
@@ -45,53 +45,58 @@ def legrad(
     start_layer: int | None = None,
     readout: Readout | None = None,
 ) -> Maps:
-    """LeGrad's maps (batch, rows, columns): raw, not negative, summed over the layers from
-    start_layer on.
+    """Return the maps of LeGrad (batch, rows, columns): raw, not negative, summed over layers.
 
-    start_layer: None for all layers, as in the paper, but of a language-image model the last
-    LAST_BLOCKS, as in the authors' code. readout: how the score reads a block's output: as the
-    model itself does, or "mean", all tokens averaged before the final norm; None for the mean where
-    a language-image model has no attention pooling (the authors' code), else for the model's own.
-    Raises InputError for a layer that does not exist, UnknownNameError or UnsupportedError for
-    another readout.
+    start_layer: the first one; None for all layers, as in the paper, but of a language-image model
+    the last LAST_BLOCKS, as in the authors' code. readout: how the score reads the output of a
+    block: as the model does, or "mean", all tokens averaged before the final norm; None for the
+    mean where a language-image model has no attention pooling (the authors' code), else for that of
+    the model. Raises InputError for a layer that does not exist, UnknownNameError or
+    UnsupportedError for another readout.
     """
     blocks = blocks_of(model, pooled=True)
     averaged = _is_averaged(model, readout)
-    chosen = [
-        layer for layer in layers(model) if layer.unit in blocks
-    ]  # a block that lost its heads has none
-    last = chosen
+    chosen = [layer for layer in layers(model) if layer.unit in blocks]
     if start_layer is not None:
         require_start(start_layer, 1 + chosen[-1].index)
-        last = [layer for layer in chosen if layer.index >= start_layer]
+        chosen = [layer for layer in chosen if layer.index >= start_layer]
     elif has_text_tower(model):
-        last = chosen[-LAST_BLOCKS:]
+        chosen = chosen[-LAST_BLOCKS:]
 
     def compute() -> tuple[AttentionCall, ...]:
-        return _differentiated_calls(model, images, targets, last, averaged=averaged)
+        return _differentiated_calls(model, images, targets, chosen, averaged=averaged)
 
     layout = model.layout
     calls = require_no_steps(model, compute, lambda result: [call.gradient for call in result])
+    maps = list[Tensor]()
     with torch.no_grad(), without_autocast(model.device):
-        by_image = []
-        for call in calls:  # at each key the mean over heads and queries of the positive part
-            gradients = (part.precise().weight_gradient() for _, part in call.parts())
-            at_keys = torch.cat(
-                [own.clamp_min(0).mean((1, 2)) for own in gradients if own is not None]
-            )
-            by_image.append(at_keys.unflatten(0, (-1, len(images))).sum(0)[:, -layout.patches :])
-        maps: Maps = torch.stack(by_image).sum(0).unflatten(-1, layout.grid)
-    return maps
+        for call in calls:
+            at_keys = _mean_positive_gradient(call)
+            by_image = at_keys.unflatten(0, (-1, len(images))).sum(0)
+            maps.append(by_image[:, -layout.patches :])
+        total: Maps = torch.stack(maps).sum(0).unflatten(-1, layout.grid)
+    return total
+
+
+def _mean_positive_gradient(call: AttentionCall) -> Float[Tensor, "batch key"]:
+    """Return the mean over heads and queries of the positive part of the gradient, at each key."""
+    parts = list[Tensor]()
+    for _, part in call.parts():
+        gradient = part.precise().weight_gradient()
+        if gradient is not None:
+            parts.append(gradient.clamp_min(0).mean((1, 2)))
+    return torch.cat(parts)
 
 
 def _differentiated_calls(
     model: Model, images: Images, targets: Labels, chosen: Sequence[Layer], *, averaged: bool
 ) -> tuple[AttentionCall, ...]:
-    """Return the attention of the chosen layers, or the pooling on each block's output, with the
-    gradients of the scores.
+    """Return the attention of the chosen layers with the gradients of the scores.
+
+    With attention pooling it is the pooling on the output of each block.
     """
     blocks = blocks_of(model, pooled=True)
-    calls, streams = _apart(model, images, chosen)
+    calls, streams = _separate_blocks(model, images, chosen)
     with evaluating(model), torch.enable_grad():
         stacked = torch.cat(streams)  # (layers x batch, tokens, dim)
         if model.anatomy.readout == "pool":
@@ -100,16 +105,18 @@ def _differentiated_calls(
             with observing(model, calls.append):
                 logits = logits_from(model, stacked, blocks=blocks)
         else:
-            read = stacked.mean(1, keepdim=True).expand_as(stacked) if averaged else stacked
-            logits = logits_from(model, read, blocks=blocks)
+            if averaged:
+                stacked = stacked.mean(1, keepdim=True).expand_as(stacked)
+            logits = logits_from(model, stacked, blocks=blocks)
         total = logits.gather(1, targets.repeat(len(streams))[:, None]).sum()
     return differentiated(total, calls)
 
 
 @requirement("depths")
 def require_legrad(model: Model) -> None:
-    """Raise UnsupportedError unless the classifier reads the output of every block as it reads that
-    of the last one.
+    """Raise UnsupportedError unless the classifier can read the output of every block.
+
+    It must read it as it reads that of the last block.
     """
     require_chain.check(model)
     blocks = blocks_of(model, pooled=True)
@@ -118,26 +125,26 @@ def require_legrad(model: Model) -> None:
 
 
 def _is_averaged(model: Model, readout: Readout | None) -> bool:
-    """Return True if all tokens are averaged before the final norm, rather than read by the model's
-    own readout.
-    """
+    """Return True if all tokens are averaged before the final norm, not read as the model does."""
     if readout is not None and readout not in READOUTS:
         raise UnknownNameError("readout", readout, READOUTS)
-    own = model.anatomy.readout
-    chosen = readout or ("mean" if has_text_tower(model) and own != "pool" else own)
-    if chosen not in (own, "mean") or (own == "pool" != chosen):
-        known = own if own in ("pool", "mean") else f"{own} or mean"
-        raise UnsupportedError(f"expected the readout {known} for {model.alias}, found {chosen}")
-    return chosen != own
+    of_model = model.anatomy.readout
+    default = "mean" if has_text_tower(model) and of_model != "pool" else of_model
+    chosen = readout or default
+    is_pooled_otherwise = of_model == "pool" and chosen != "pool"
+    if chosen not in (of_model, "mean") or is_pooled_otherwise:
+        expected = of_model if of_model in ("pool", "mean") else f"{of_model} or mean"
+        raise UnsupportedError(f"expected the readout {expected} for {model.alias}, found {chosen}")
+    return chosen != of_model
 
 
-def _apart(
+def _separate_blocks(
     model: Model, images: Images, chosen: Sequence[Layer]
 ) -> tuple[list[AttentionCall], list[Tokens]]:
-    """Return the attention of the chosen layers and the outputs of their blocks, each block with an
-    autograd graph of its own from its input on.
+    """Return the attention of the chosen layers and the outputs of their blocks.
 
-    One forward pass, whose numbers are those of the plain model.
+    Each block has an autograd graph that begins at its input. The numbers of the one forward pass
+    are those of the plain model.
     """
     names = {layer.attention for layer in chosen}
     calls: list[AttentionCall] = []
@@ -148,8 +155,9 @@ def _apart(
 
         def wrap(forward: Forward) -> Forward:
             def run(*args: Any, **kwargs: Any) -> Tensor:
-                given = arguments(args, kwargs)
-                args, kwargs = as_call({**given, stream: given[stream].detach().requires_grad_()})
+                values = arguments(args, kwargs)
+                values = {**values, stream: values[stream].detach().requires_grad_()}
+                args, kwargs = as_call(values)
                 with torch.enable_grad():
                     streams.append(forward(*args, **kwargs))
                 return streams[-1]
@@ -164,8 +172,7 @@ def _apart(
 
     with ExitStack() as stack:
         for layer in chosen:
-            stack.enter_context(
-                overridden(model.module.get_submodule(layer.unit), from_constant(layer.stream))
-            )
+            block = model.module.get_submodule(layer.unit)
+            stack.enter_context(overridden(block, from_constant(layer.stream)))
         observe(model, images, keep)
     return calls, streams

@@ -1,6 +1,4 @@
-"""`vitlens.look`: what a model predicts for single images, where the evidence lies, and which heads
-matter for it.
-"""
+"""`vitlens.look`: the prediction for single images, the evidence, and the important heads."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -29,28 +27,32 @@ _SHOWN = 6  # images of a summary
 
 @dataclass(frozen=True)
 class HeadEffect:
-    """One head for one prediction."""
+    """One head for one prediction.
+
+    delta_loss: the rise of the loss of the prediction without the head, nats; positive: it supports
+    the prediction; probability: of the prediction without the head; given: the label of the head,
+    by what it attends to, None where it has none.
+    """
 
     layer: int
     head: int
-    # the rise of the prediction's loss without the head, nats; positive: it supports the prediction
     delta_loss: float
-    probability: float  # of the prediction without the head
-    given: HeadLabel | None  # what the head attends to, None where it has no label
+    probability: float
+    given: HeadLabel | None
 
 
 @dataclass(frozen=True, repr=False)
 class Look(Summary):
-    """What a model sees in n images.
+    """The predictions for n images, with maps of the evidence and the effects of heads.
 
     names (n, k): the most probable classes, at most five; classes, probabilities (n, k): their
-    indices and probabilities; method: whose maps these are; maps (n, shown, rows, columns): raw, of
-    the first `shown` classes (the prediction and the runner-up; one where there is no other);
+    indices and probabilities; method: of the maps; maps (n, shown, rows, columns): raw, of the
+    first `shown` classes (the prediction and the runner-up; one where there is no other);
     delta_loss, without (n, heads): the rise of the loss of the prediction without each head, nats,
     and its probability then; places: (layer, head) of each head, empty for a model without heads;
-    replace: what replaced a head's output; note: a remark on it; labels: of the heads, by layer,
-    from these images, empty where there are none; statistics: what these rest on, None where there
-    are none.
+    replace: the replacement of the output of a head; note: a remark on it; labels: of the heads, by
+    layer, from these images, empty where there are none; statistics: on which the labels rest, None
+    where there are none.
     """
 
     names: tuple[tuple[str, ...], ...]
@@ -67,55 +69,59 @@ class Look(Summary):
     statistics: Statistics | None = None
 
     def heads(self, image: int = 0, *, most: int = 3) -> tuple[HeadEffect, ...]:
-        """Return the heads without which the loss of an image's prediction rises most, the greatest
-        rise first.
+        """Return the heads that matter most for the prediction of an image.
+
+        They are those without which its loss rises most, the greatest rise first.
         """
-        order = self.delta_loss[image].argsort(descending=True, stable=True).tolist()[:most]
-        known = {
-            (layer, head): own
-            for layer, row in enumerate(self.labels)
-            for head, own in enumerate(row)
-        }
-        return tuple(
-            HeadEffect(
-                self.places[at][0],
-                self.places[at][1],
-                float(self.delta_loss[image, at]),
-                float(self.without[image, at]),
-                known.get(self.places[at]),
+        order = self.delta_loss[image].argsort(descending=True, stable=True).tolist()
+        effects = list[HeadEffect]()
+        for at in order[:most]:
+            layer, head = self.places[at]
+            effects.append(
+                HeadEffect(
+                    layer,
+                    head,
+                    delta_loss=float(self.delta_loss[image, at]),
+                    probability=float(self.without[image, at]),
+                    given=self._label(layer, head),
+                )
             )
-            for at in order
-        )
+        return tuple(effects)
+
+    def _label(self, layer: int, head: int) -> HeadLabel | None:
+        """Return the label of a head, None where it has none."""
+        if layer >= len(self.labels) or head >= len(self.labels[layer]):
+            return None
+        return self.labels[layer][head]
 
     def summary(self) -> Iterator[Line]:
-        """Yield the prediction of each image with the heads that matter most, for the first
-        images."""
+        """Yield the prediction of each of the first images with the heads that matter most."""
         yield Line("method", self.method)
         for image, names in enumerate(self.names[:_SHOWN]):
-            shares = zip(names, self.probabilities[image].tolist())
-            yield Line(
-                f"prediction {image}",
-                ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares),
-            )
-            found = [
-                f"L{each.layer}.H{each.head} {each.delta_loss:+.3g}" for each in self.heads(image)
+            predictions = list[str]()
+            for name, probability in zip(names, self.probabilities[image].tolist()):
+                predictions.append(f"{name} {100 * probability:.1f} %")
+            yield Line(f"prediction {image}", ", ".join(predictions))
+            effects = [
+                f"L{effect.layer}.H{effect.head} {effect.delta_loss:+.3g}"
+                for effect in self.heads(image)
             ]
-            if found:
-                yield Line(f"heads {image}", ", ".join(found), "nats")
+            if effects:
+                yield Line(f"heads {image}", ", ".join(effects), "nats")
         yield Line("note", self.note)
 
 
 @takes_images
 def look(model: Model, images: AnyImages, *, batch_size: int | None = None, seed: int = 0) -> Look:
-    """Return the prediction of each image, the map of the predicted class and of the runner-up, and
-    the effect of every head.
+    """Explain the prediction of each image by maps of the evidence and the effect of every head.
 
-    images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; the method of
-    the maps is the first by preference that the model supports (best, relevance, GradCAM; LeGrad of
-    a language-image model). Heads are ablated one by one, exactly; their outputs are replaced as by
-    `ablate`: by zero for one image, which overstates their effects, by another image's from two on,
-    by the mean from eight on. batch_size: images at a time (None: chosen to fit). Raises
-    UnsupportedError for a model without a classifier.
+    The maps are of the predicted class and of the runner-up. images: (n, 3, height, width) in
+    [0, 1], or any form that `vitlens.images` takes; the method of the maps is the first by
+    preference that the model supports (best, relevance, GradCAM; LeGrad of a language-image model).
+    Heads are ablated one by one, exactly. Their outputs are replaced as by `ablate`: by zero for
+    one image, which overstates their effects, by that of another image from two on, by the mean
+    from eight on. batch_size: images at a time (None: chosen to fit). Raises UnsupportedError for a
+    model without a classifier.
 
     >>> import vitlens
     >>> seen = vitlens.look(vitlens.load("vit-digits"), vitlens.load_data("digits", limit=2))
@@ -127,46 +133,45 @@ def look(model: Model, images: AnyImages, *, batch_size: int | None = None, seed
     model.require_classifier()
     images = as_parts(images)
     size = batch_size or fitting_batch_size(model)
+    logits = list[Tensor]()
     with evaluating(model), torch.inference_mode():
-        logits = torch.cat(
-            [model(batch.to(model.device)).float().cpu() for batch in images.split(size)]
-        )
-    top = logits.softmax(-1).topk(min(TOP, logits.shape[-1]))
+        for batch in images.split(size):
+            logits.append(model(batch.to(model.device)).float().cpu())
+    probabilities = torch.cat(logits).softmax(-1)
+    top = probabilities.topk(min(TOP, probabilities.shape[-1]))
     method = preferred_method(model)
-    maps = [
-        explain(
-            model,
-            images,
-            targets=top.indices[:, rank].clone(),
-            method=method,
-            batch_size=size,
-            seed=seed,
-        ).cpu()
-        for rank in range(min(2, top.indices.shape[1]))
-    ]
-    known = None
-    with suppress(
-        UnsupportedError
-    ):  # no attention has a place in the image, or a layer has heads of several shapes
-        known = statistics(model, images, batch_size=size)
-    seen = Look(
-        tuple(tuple(model.classes[place] for place in places) for places in top.indices.tolist()),
+    maps = list[Tensor]()
+    for rank in range(min(2, top.indices.shape[1])):
+        targets = top.indices[:, rank].clone()
+        class_maps = explain(
+            model, images, targets=targets, method=method, batch_size=size, seed=seed
+        )
+        maps.append(class_maps.cpu())
+    head_statistics = None
+    # no attention has a place in the image, or a layer has heads of several shapes
+    with suppress(UnsupportedError):
+        head_statistics = statistics(model, images, batch_size=size)
+    names = list[tuple[str, ...]]()
+    for classes in top.indices.tolist():
+        names.append(tuple(model.classes[index] for index in classes))
+    without_heads = Look(
+        tuple(names),
         top.indices.clone(),
         top.values.clone(),
         method,
         torch.stack(maps, 1),
         torch.zeros(len(images), 0),
         torch.zeros(len(images), 0),
-        labels=() if known is None else specialise(known).given,
-        statistics=known,
+        labels=() if head_statistics is None else specialise(head_statistics).given,
+        statistics=head_statistics,
     )
     if not require_heads.is_met(model):
-        return seen
+        return without_heads
     units = units_of(model, kinds=("head",))
-    bench = Bench(model, images, seen.classes[:, 0], seed=seed, batch_size=size)
+    bench = Bench(model, images, without_heads.classes[:, 0], seed=seed, batch_size=size)
     effects = bench.without([(unit,) for unit in units])
     return replace(
-        seen,
+        without_heads,
         delta_loss=effects.delta_loss.T.float(),
         without=(-effects.loss.T).exp().float(),
         places=tuple((unit.layer, unit.head or 0) for unit in units),

@@ -1,6 +1,6 @@
 """Attributions by removing parts of the image: occlusion, RISE and KernelSHAP.
 
-KernelSHAP over patches (Lundberg & Lee 2017): captum's KernelShap samples and solves image by
+KernelSHAP is over patches (Lundberg & Lee 2017). captum's KernelShap samples and solves image by
 image; here all images share the same coalitions, sampled in pairs of complements (Covert & Lee
 2021), so that one small system is solved for all of them. The values sum to F(image) - F(its mean
 colour) exactly, by constraint.
@@ -27,15 +27,15 @@ _VISIBLE = 0.5  # share of cells that stay visible
 
 
 def occlusion(model: Model, images: Images, targets: Labels) -> Maps:
-    """Return the fall of the target's logit when a patch takes the image's mean colour (Zeiler &
-    Fergus 2014), (batch, rows, columns), signed.
+    """Return the fall of the target's logit when a patch takes the mean colour of the image.
 
-    For a CNN the image is divided into patches as for a ViT. One forward per patch and image, and
-    one for the image.
+    Maps are (batch, rows, columns), signed (Zeiler & Fergus 2014). For a CNN the image is divided
+    into patches as for a ViT. One forward per patch and image, and one for the image.
     """
     rows, columns = removal_grid(model)
-    each = torch.eye(rows * columns, dtype=torch.bool)
-    scores = scores_without(model, images, targets, torch.cat((torch.zeros_like(each[:1]), each)))
+    one_patch = torch.eye(rows * columns, dtype=torch.bool)
+    no_patch = torch.zeros_like(one_patch[:1])
+    scores = scores_without(model, images, targets, torch.cat((no_patch, one_patch)))
     falls: Tensor = (scores[:, :1] - scores[:, 1:]).unflatten(1, (rows, columns))
     return falls
 
@@ -43,11 +43,13 @@ def occlusion(model: Model, images: Images, targets: Labels) -> Maps:
 def scores_without(
     model: Model, images: Images, targets: Labels, removed: Bool[Tensor, "variants patches"]
 ) -> Float[Tensor, "batch variants"]:
-    """Return the target's logit of every image without each set of patches, which take the image's
-    mean colour.
+    """Return the target's logit of every image without each set of patches.
+
+    The patches take the mean colour of the image.
     """
-    rows = torch.arange(len(images)).repeat_interleave(len(removed))
-    logits = Variants(model, images, substrate="mean").logits(rows, removed.repeat(len(images), 1))
+    which = torch.arange(len(images)).repeat_interleave(len(removed))
+    variants = Variants(model, images, substrate="mean")
+    logits = variants.logits(which, removed.repeat(len(images), 1))
     classes = targets.to(logits.device).repeat_interleave(len(removed))
     scores: Tensor = logits.gather(1, classes[:, None]).view(len(images), len(removed))
     return scores
@@ -56,13 +58,12 @@ def scores_without(
 def rise(
     model: Model, images: Images, targets: Labels, *, masks: int = MASKS, seed: int = DEFAULT_SEED
 ) -> Maps:
-    """Return the target's mean probability over the masks in which a pixel is visible, (batch,
-    height, width), a fraction.
+    """Return the target's mean probability over the masks in which a pixel is visible.
 
-    Every image gets the same masks: 7 x 7 cells, each visible with probability one half, enlarged
-    bilinearly and shifted at random; masked pixels take the model's mean colour, which its
-    normalisation turns into 0. One forward per mask and image. Raises InputError for less than one
-    mask.
+    Maps are (batch, height, width), a fraction. Every image gets the same masks: 7 x 7 cells, each
+    visible with probability one half, enlarged bilinearly and shifted at random; masked pixels take
+    the mean colour of the model, which its normalisation turns into 0. One forward per mask and
+    image. Raises InputError for less than one mask.
     """
     if masks < 1:
         raise InputError(f"expected masks of at least 1, found {masks}")
@@ -75,9 +76,8 @@ def rise(
         for start in range(0, masks, at_once):
             count = min(at_once, masks - start)
             visible = torch.stack([_mask(size, generator) for _ in range(count)]).to(images)
-            masked = model.mean + visible[:, None, None] * (
-                images - model.mean
-            )  # masks, batch, 3, height, width
+            # shape: masks, batch, 3, height, width
+            masked = model.mean + visible[:, None, None] * (images - model.mean)
             probabilities = model(masked.flatten(0, 1)).float().softmax(-1)
             scores = probabilities.gather(1, targets.repeat(count)[:, None]).view(count, -1)
             total += torch.einsum("mb,mhw->bhw", scores.to(visible), visible)
@@ -88,13 +88,16 @@ def rise(
 
 
 def _mask(size: tuple[int, int], generator: torch.Generator) -> Float[Tensor, "height width"]:
-    """Return one soft mask, cropped at random from one that is a cell larger each way."""
-    cell = [-(-side // _CELLS) for side in size]
+    """Return one soft mask, cropped at random from one that is a cell larger in both directions."""
+    height, width = size
+    cell_height = -(-height // _CELLS)
+    cell_width = -(-width // _CELLS)
     coarse = (torch.rand(1, 1, _CELLS, _CELLS, generator=generator) < _VISIBLE).float()
-    larger = [(_CELLS + 1) * side for side in cell]
+    larger = ((_CELLS + 1) * cell_height, (_CELLS + 1) * cell_width)
     fine = F.interpolate(coarse, size=larger, mode="bilinear", align_corners=False)[0, 0]
-    top, left = (int(torch.randint(side, (1,), generator=generator)) for side in cell)
-    return fine[top : top + size[0], left : left + size[1]]
+    top = int(torch.randint(cell_height, (1,), generator=generator))
+    left = int(torch.randint(cell_width, (1,), generator=generator))
+    return fine[top : top + height, left : left + width]
 
 
 def kernel_shap(
@@ -105,33 +108,33 @@ def kernel_shap(
     coalitions: int | None = None,
     seed: int = DEFAULT_SEED,
 ) -> Maps:
-    """Estimated Shapley values of the patches for the target's logit: (batch, rows, columns),
-    signed.
+    """Return estimated Shapley values of the patches for the target's logit.
 
-    coalitions: forwards per image (None: 512, or four per patch where that is more). Where there
-    are no more coalitions than that, all are evaluated and the values are exact. Raises InputError
-    for fewer than three per patch.
+    Maps are (batch, rows, columns), signed. coalitions: forwards per image (None: 512, or four per
+    patch where that is more). Where there are no more coalitions than that, all are evaluated and
+    the values are exact. Raises InputError for fewer than three per patch.
     """
     rows, columns = removal_grid(model)
     players = rows * columns
     count = coalitions or max(COALITIONS, 4 * players)
     if players < 2:
         raise InputError("expected at least two patches to share the logit between, found one")
-    exact = 2**players - 2 <= count
-    if not exact and count < 3 * players:  # pairs of complements: the system needs two per patch
+    is_exact = 2**players - 2 <= count
+    if not is_exact and count < 3 * players:  # pairs of complements: the system needs two per patch
         raise InputError(
             f"expected at least {3 * players} coalitions of {players} patches, found {count}"
         )
-    chosen, weights = (
-        _all_coalitions(players) if exact else _sampled_coalitions(players, count, seed)
-    )
-    ends = torch.tensor([[False], [True]]).expand(2, players)
-    scores = scores_without(model, images, targets, ~torch.cat((ends, chosen))).double().cpu()
-    # the coalitions of no patch, all, and some
+    if is_exact:
+        chosen, weights = _all_coalitions(players)
+    else:
+        chosen, weights = _sampled_coalitions(players, count, seed)
+    none_and_all = torch.tensor([[False], [True]]).expand(2, players)
+    removed = ~torch.cat((none_and_all, chosen))
+    scores = scores_without(model, images, targets, removed).double().cpu()
     empty = scores[:, 0]
     full = scores[:, 1]
-    sampled = scores[:, 2:]
-    values = shapley_values(chosen, weights, sampled - empty[:, None], full - empty)
+    gains = scores[:, 2:] - empty[:, None]
+    values = shapley_values(chosen, weights, gains, full - empty)
     return values.float().view(-1, rows, columns).to(images.device)
 
 
@@ -139,26 +142,24 @@ def shapley_values(
     chosen: Coalitions,
     weights: Float[Tensor, " coalitions"],
     gains: Float[Tensor, "batch coalitions"],
-    whole: Float[Tensor, " batch"],
+    total: Float[Tensor, " batch"],
 ) -> Float[Tensor, "batch players"]:
-    """Return the weighted least-squares solution whose sum is constrained to `whole` (Covert & Lee
-    2021, eq. 7).
+    """Return the weighted least-squares solution with a constrained sum (Covert & Lee 2021, eq. 7).
 
-    chosen: the players of each coalition; gains: of each coalition over the empty one; whole: of
-    all players over it.
+    chosen: the players of each coalition; gains: of each coalition over the empty one; total: of
+    all players over it, the sum of the solution.
     """
     design = chosen.double()
     weighted = design * weights[:, None]
     inverse = torch.linalg.inv(design.T @ weighted)
     unconstrained = gains @ weighted @ inverse  # (batch, players)
     ones = inverse.sum(0)
-    values: Tensor = unconstrained + (whole - unconstrained.sum(1))[:, None] * ones / ones.sum()
+    values: Tensor = unconstrained + (total - unconstrained.sum(1))[:, None] * ones / ones.sum()
     return values
 
 
 def _all_coalitions(players: int) -> tuple[Coalitions, Float[Tensor, " coalitions"]]:
-    """Return all coalitions except the empty and the full one, with the Shapley kernel's
-    weights."""
+    """Return all coalitions but the empty and the full one, with weights of the Shapley kernel."""
     numbers = torch.arange(1, 2**players - 1)
     chosen = (numbers[:, None] >> torch.arange(players)) % 2 == 1
     size = chosen.sum(1).double()
@@ -173,15 +174,12 @@ def _all_coalitions(players: int) -> tuple[Coalitions, Float[Tensor, " coalition
 def _sampled_coalitions(
     players: int, count: int, seed: int
 ) -> tuple[Coalitions, Float[Tensor, " coalitions"]]:
-    """Coalitions sampled with the Shapley kernel's weights, and their complements."""
+    """Return coalitions sampled by the weights of the Shapley kernel, and their complements."""
     generator = torch.Generator().manual_seed(seed)
     size = torch.arange(1, players).double()
-    sizes = (
-        torch.multinomial(
-            1 / (size * (players - size)), count // 2, replacement=True, generator=generator
-        )
-        + 1
-    )
+    weights = 1 / (size * (players - size))
+    drawn = torch.multinomial(weights, count // 2, replacement=True, generator=generator)
+    sizes = drawn + 1
     ranks = torch.rand(count // 2, players, generator=generator).argsort(1).argsort(1)
-    half = ranks < sizes[:, None]
-    return torch.cat((half, ~half)), torch.ones(2 * (count // 2), dtype=torch.float64)
+    sampled = ranks < sizes[:, None]
+    return torch.cat((sampled, ~sampled)), torch.ones(2 * (count // 2), dtype=torch.float64)

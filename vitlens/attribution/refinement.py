@@ -1,8 +1,7 @@
-"""Refinement of any method's maps: by attention between patches, by views, by another map, by the
-image's own edges.
+"""Refinement of maps: by attention between patches, views, another map, or the image's edges.
 
-A view is the image shifted by half a patch, or mirrored: it shows the same content at another place
-of the patch grid, so the mean of the maps, each moved back, is finer than the grid: it has twice as
+A view is the image shifted by half a patch, or mirrored. It shows the same content at another place
+of the patch grid. So the mean of the maps, each moved back, is finer than the grid: it has twice as
 many cells a side.
 """
 
@@ -43,13 +42,13 @@ VIEWS: Final = (  # content moved up and left by so many half patches, then mirr
 
 @dataclass(frozen=True)
 class Refinement:
-    """What is done with a method's maps; by default nothing.
+    """The refinement of a method's maps; by default none.
 
     refine: "affinity", steps of the attention between patches (affinity.py), of layers (None: all),
-    an even number; times: a method whose map is multiplied (refined in the same way; both without
-    their negative values and divided by their mean); views: shifted and mirrored views that are
-    averaged (VIEWS); upsample: "image", to the image's pixels by a filter that follows its edges.
-    Raises InputError and UnknownNameError.
+    an even number; times: a method with a map that is multiplied (refined in the same way; both
+    without their negative values and divided by their mean); views: shifted and mirrored views that
+    are averaged (VIEWS); upsample: "image", to the pixels of the image by a filter that follows its
+    edges. Raises InputError and UnknownNameError.
 
     >>> import vitlens
     >>> vitlens.Refinement(refine="affinity", views=2).words
@@ -86,20 +85,23 @@ class Refinement:
 
     @property
     def changes(self) -> bool:
-        """Return True if it does anything."""
+        """Return True if maps are changed."""
         return self != Refinement(steps=self.steps)
 
     @property
     def words(self) -> str:
-        """Return what is done, for a caption: "refined by attention between patches, mean of 2
-        views"; empty for nothing.
+        """Return the refinement in words, for a caption; "" for none.
+
+        For example "refined by attention between patches, mean of 2 views".
         """
-        parts = []
+        parts = list[str]()
         if self.times is not None:
             parts.append(f"times {ATTRIBUTIONS[self.times].title}")
         if self.refine == "affinity" and self.steps:
-            chosen = "" if self.layers is None else f" of layers {', '.join(map(str, self.layers))}"
-            parts.append(f"refined by attention between patches{chosen} ({self.steps} steps)")
+            of_layers = ""
+            if self.layers is not None:
+                of_layers = f" of layers {', '.join(map(str, self.layers))}"
+            parts.append(f"refined by attention between patches{of_layers} ({self.steps} steps)")
         if self.views > 1:
             parts.append(f"mean of {self.views} views")
         if self.upsample == "image":
@@ -108,8 +110,9 @@ class Refinement:
 
 
 def require_refinement(model: Model, method: str, refinement: Refinement) -> None:
-    """Raise UnsupportedError where this model, or this method's maps, cannot be refined so,
-    InputError for a layer that the model does not have, and for a method times itself.
+    """Raise UnsupportedError where this model, or this method's maps, cannot be refined so.
+
+    Raises InputError for a layer that the model does not have, and for a method times itself.
     """
     if method == refinement.times:
         raise InputError(
@@ -118,18 +121,19 @@ def require_refinement(model: Model, method: str, refinement: Refinement) -> Non
     if refinement.refine == "none":
         return
     require_affinity(model, refinement.layers)
-    for name in (method, *((refinement.times,) if refinement.times else ())):
-        if not refinable(name):
-            of_pixels = ATTRIBUTIONS[name].resolution == "pixel"
-            found = (
-                f"a map of pixels; use {argument('views')}"
-                if of_pixels
-                else "refined already; use it as it is"
-            )
-            raise UnsupportedError(
-                f"expected a map of patches for {argument('refine', 'affinity')}, found {name}, "
-                f"{found}, or one of {', '.join(filter(refinable, ATTRIBUTIONS))}"
-            )
+    names = [method]
+    if refinement.times:
+        names.append(refinement.times)
+    for name in names:
+        if refinable(name):
+            continue
+        reason = "refined already; use it as it is"
+        if ATTRIBUTIONS[name].resolution == "pixel":
+            reason = f"a map of pixels; use {argument('views')}"
+        raise UnsupportedError(
+            f"expected a map of patches for {argument('refine', 'affinity')}, found {name}, "
+            f"{reason}, or one of {', '.join(filter(refinable, ATTRIBUTIONS))}"
+        )
 
 
 def applies(model: Model, method: str, refinement: Refinement) -> bool:
@@ -141,8 +145,9 @@ def applies(model: Model, method: str, refinement: Refinement) -> bool:
 
 
 def refinable(method: str) -> bool:
-    """Return True if a method's maps have one value a patch, which the attention between patches
-    can refine.
+    """Return True if attention between patches can refine a method's maps.
+
+    They must have one value a patch, and not be refined already.
     """
     return ATTRIBUTIONS[method].resolution == "patch" and not ATTRIBUTIONS[method].refined
 
@@ -150,68 +155,70 @@ def refinable(method: str) -> bool:
 def refined_maps(
     model: Model, images: Images, maps_of: MapsOf, method: str, refinement: Refinement
 ) -> AnyMaps:
-    """Return the maps that a method gives for images (or views of them), refined."""
+    """Return the maps of a method on images (or views of them), refined."""
 
-    def once(batch: Images) -> AnyMaps:
-        similarity = (
-            affinity(model, batch, layers=refinement.layers)
-            if refinement.refine == "affinity"
-            else None
-        )
+    def refine_view(view: Images) -> AnyMaps:
+        similarity = None
+        if refinement.refine == "affinity":
+            similarity = affinity(model, view, layers=refinement.layers)
 
         def smooth(name: str) -> AnyMaps:
-            maps = maps_of(batch, name)
-            return maps if similarity is None else refined(maps, similarity, steps=refinement.steps)
+            maps = maps_of(view, name)
+            if similarity is None:
+                return maps
+            return refined(maps, similarity, steps=refinement.steps)
 
-        return (
-            smooth(method)
-            if refinement.times is None
-            else product(smooth(method), smooth(refinement.times))
-        )
+        if refinement.times is None:
+            return smooth(method)
+        return product(smooth(method), smooth(refinement.times))
 
-    maps = over_views(once, images, views=refinement.views, cells=removal_grid(model))
-    return along_edges(maps, images) if refinement.upsample == "image" else maps
+    maps = over_views(refine_view, images, views=refinement.views, cells=removal_grid(model))
+    if refinement.upsample == "image":
+        return along_edges(maps, images)
+    return maps
 
 
 def over_views(
     maps_of: Callable[[Images], AnyMaps], images: Images, *, views: int, cells: tuple[int, int]
 ) -> AnyMaps:
-    """Return the mean of the maps of the first `views` of VIEWS, each moved back; one view: its
-    maps as they are.
+    """Return the mean of the maps of the first `views` of VIEWS, each moved back.
 
-    cells: rows and columns of patches, which decide the shift. The mean has twice as many cells a
-    side as a map, or as many as the image where that is fewer. What a shift moves in at the edge is
-    the image mirrored.
+    The maps of one view are returned unchanged. cells: rows and columns of patches, which decide
+    the shift. The mean has twice as many cells a side as a map, or as many as the image where that
+    is fewer. The image is mirrored at the edges.
     """
     first = maps_of(images)
     if views == 1:
         return first
     height, width = images.shape[-2:]
-    half = max(1, round(height / cells[0] / 2)), max(1, round(width / cells[1] / 2))
-    size = min(2 * first.shape[-2], height), min(2 * first.shape[-1], width)
-    total = enlarged(first, size)
-    for up, left, mirrored in VIEWS[1:views]:
-        # px
-        bottom = up * half[0]
-        right = left * half[1]
-        moved = F.pad(images, (0, right, 0, bottom), mode="reflect") if up or left else images
+    half_height = max(1, round(height / cells[0] / 2))
+    half_width = max(1, round(width / cells[1] / 2))
+    rows = min(2 * first.shape[-2], height)
+    columns = min(2 * first.shape[-1], width)
+    total = enlarged(first, (rows, columns))
+    for up, left, is_mirrored in VIEWS[1:views]:
+        bottom = up * half_height  # px
+        right = left * half_width
+        moved = images
+        if up or left:
+            moved = F.pad(images, (0, right, 0, bottom), mode="reflect")
         moved = moved[..., bottom:, right:]
-        seen = maps_of(moved.flip(-1) if mirrored else moved)
-        large = enlarged(seen.flip(-1) if mirrored else seen, size)
-        # moved back; the first rows and columns keep their own values
-        room = (round(right * size[1] / width), 0, round(bottom * size[0] / height), 0)
-        total = (
-            total
-            + F.pad(large.unsqueeze(1), room, mode="replicate").squeeze(1)[
-                ..., : size[0], : size[1]
-            ]
-        )
+        if is_mirrored:
+            maps = maps_of(moved.flip(-1)).flip(-1)
+        else:
+            maps = maps_of(moved)
+        large = enlarged(maps, (rows, columns))
+        # moved back; the first rows and columns keep their values
+        padding = (round(right * columns / width), 0, round(bottom * rows / height), 0)
+        padded = F.pad(large.unsqueeze(1), padding, mode="replicate").squeeze(1)
+        total = total + padded[..., :rows, :columns]
     return total / views
 
 
 def product(first: AnyMaps, second: AnyMaps) -> AnyMaps:
-    """Return the product of two maps' positive parts, each divided by its mean; the coarser is
-    enlarged to the finer.
+    """Return the product of the positive parts of two maps, each divided by its mean.
+
+    The coarser map is enlarged to the finer.
     """
     size = max(first.shape[-2], second.shape[-2]), max(first.shape[-1], second.shape[-1])
     return evidence(enlarged(first, size)) * evidence(enlarged(second, size))
@@ -220,29 +227,28 @@ def product(first: AnyMaps, second: AnyMaps) -> AnyMaps:
 def evidence(maps: AnyMaps) -> AnyMaps:
     """Return a map's positive part divided by its mean; 0 where it has none."""
     positive = maps.clamp_min(0)
-    return positive / positive.mean((1, 2), keepdim=True).clamp_min(
-        torch.finfo(positive.dtype).tiny
-    )
+    mean = positive.mean((1, 2), keepdim=True)
+    return positive / mean.clamp_min(torch.finfo(positive.dtype).tiny)
 
 
 def along_edges(maps: AnyMaps, images: Images) -> Float[Tensor, "batch height width"]:
-    """Return maps enlarged to the images' pixels by a guided filter (He 2010): they change where
-    the image does.
+    """Return maps enlarged to the pixels of images by a guided filter (He 2010).
 
-    The radius is a cell of the map; the mean of the filters of the three channels.
+    They change where the image does. The radius is a cell of the map; the result is the mean of the
+    filters of the three channels.
     """
     height, width = images.shape[-2:]
     radius = max(1, round(height / maps.shape[-2]))
     large = enlarged(maps, (height, width)).unsqueeze(1).to(images)
     scale = large.abs().amax((2, 3), keepdim=True).clamp_min(torch.finfo(large.dtype).tiny)
     signal = large / scale
-    guides = images
-    mean_guide = _box(guides, radius)
+    mean_image = _box(images, radius)
     mean_signal = _box(signal, radius)
-    covariance = _box(guides * signal, radius) - mean_guide * mean_signal
-    slope = covariance / (_box(guides * guides, radius) - mean_guide**2 + _EDGES)
-    offset = mean_signal - slope * mean_guide
-    filtered = (_box(slope, radius) * guides + _box(offset, radius)).mean(1)
+    covariance = _box(images * signal, radius) - mean_image * mean_signal
+    variance = _box(images * images, radius) - mean_image**2
+    slope = covariance / (variance + _EDGES)
+    offset = mean_signal - slope * mean_image
+    filtered = (_box(slope, radius) * images + _box(offset, radius)).mean(1)
     return filtered * scale[:, 0]
 
 

@@ -1,14 +1,13 @@
-"""The attribution methods, for ViT and CNN. One table, free of torch, that commands, reports, docs
-and tests read.
+"""The attribution methods, for ViT and CNN, in one table; free of torch.
 
-To add one, write its function (a model, images and target classes in, raw maps out) and one entry
-here. An attention method (analysis/attention/registry.py) becomes an attribution by an entry that
-names it.
+Commands, reports, docs and tests read it. To add a method, write its function (a model, images and
+target classes in, raw maps out) and one entry here. An attention method
+(analysis/attention/registry.py) becomes an attribution by an entry that names it.
 
 Attention-aware LRP (AttnLRP, Achtibat 2024) is not included: its library, LXT, is under the Clear
-BSD licence, which grants no patent rights, whereas ours, Apache-2.0, does, so LXT cannot be a
-dependency; LRP itself is patented (US 12061966 B2, EP 3271863 B1). The closest methods here are
-relevance (Chefer 2021) and libra-relevance.
+BSD licence, which grants no patent rights, whereas Apache-2.0, the licence of this package, does,
+so LXT cannot be a dependency; LRP itself is patented (US 12061966 B2, EP 3271863 B1). The closest
+methods here are relevance (Chefer 2021) and libra-relevance.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,39 +46,49 @@ _REQUIREMENTS: Final[Mapping[str, str]] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class Attribution:
-    """One attribution method."""
+    """One attribution method.
+
+    title: in figures and tables; description: of its maps, in a sentence; paper: in which it is
+    defined; function: "module:function" of (model, images, targets) that gives maps (batch, rows,
+    columns); resolution: the patches of a ViT, the last map of a CNN or the cells of a ViT, or the
+    pixels of the input; signed: whether it has negative values, which are evidence against the
+    target; forwards, backwards: about how many passes of the model one image takes.
+
+    arguments: further ones of every call; options: further ones by name, of `vitlens.explain`, too;
+    "seed" where something is random; needs: what the model must have; families: of the models that
+    support it; needs_class: whether it explains a class, so that the model needs a classifier;
+    complete: whether a map sums to F(image) - F(black), so that its completeness error is reported;
+    refined: whether its maps are refined by the attention between patches already.
+
+    default: whether `vitlens explain` runs it where no method is named; studied: whether `vitlens
+    study` checks it; preference: its rank in comparisons, which take the first ones of a model,
+    None: not used; preference_with_texts: that of a language-image model, where it is another;
+    candidate: its rank for `--auto`, only of methods that explain a class and are not slow;
+    package: its class in the grad-cam package, None where the package has none.
+    """
 
     name: str
-    title: str  # in figures and tables
-    description: str  # of its maps, in a sentence
-    paper: str  # in which it is defined
-    function: (
-        str  # "module:function" of (model, images, targets) that gives maps (batch, rows, columns)
-    )
-    resolution: Literal[
-        "patch", "pixel"
-    ]  # a ViT's patches, a CNN's last map or a ViT's cells; or the input's pixels
-    signed: bool  # whether it has negative values, which are evidence against the target
-    forwards: int | float = 0  # about how many passes of the model one image takes
+    title: str
+    description: str
+    paper: str
+    function: str
+    resolution: Literal["patch", "pixel"]
+    signed: bool
+    forwards: int | float = 0
     backwards: int | float = 0
-    arguments: Mapping[str, object] = field(default_factory=dict)  # further ones of every call
-    options: tuple[
-        str, ...
-    ] = ()  # further ones by name, of `vitlens.explain`, too; "seed" where something is random
-    needs: Literal["chain", "maps", "cam", "depths"] | None = None  # what the model must have
-    families: tuple[str, ...] = ("vit", "windowed", "cnn", "other")  # of the models that support it
-    needs_class: bool = True  # whether it explains a class, so that the model needs a classifier
-    # whether a map sums to F(image) - F(black), so that its completeness error is reported
+    arguments: Mapping[str, object] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+    needs: Literal["chain", "maps", "cam", "depths"] | None = None
+    families: tuple[str, ...] = ("vit", "windowed", "cnn", "other")
+    needs_class: bool = True
     complete: bool = False
-    refined: bool = False  # whether its maps are refined by the attention between patches already
-    default: bool = False  # whether `vitlens explain` runs it where no method is named
-    studied: bool = False  # whether `vitlens study` checks it
-    # its rank in comparisons, which take a model's first ones; None: not used
+    refined: bool = False
+    default: bool = False
+    studied: bool = False
     preference: int | None = None
-    preference_with_texts: int | None = None  # that of a language-image model, where it is another
-    # its rank for `--auto`; only of methods that explain a class and are not slow
+    preference_with_texts: int | None = None
     candidate: int | None = None
-    package: str | None = None  # its class in the grad-cam package, None where the package has none
+    package: str | None = None
 
     @property
     def requirement(self) -> "Requirement | None":
@@ -90,8 +99,9 @@ class Attribution:
         return requirement
 
     def is_supported_by(self, model: "Model") -> bool:
-        """Return True if the method applies to a model of this family and structure, whether it has
-        classes or not.
+        """Return True if the method applies to a model of this family and structure.
+
+        Its classes do not count.
         """
         if model.anatomy.family not in self.families:
             return False
@@ -114,13 +124,16 @@ class Attribution:
 
     @property
     def maps(self) -> Callable[..., Any]:
-        """Return its function."""
+        """Return the function."""
         return resolved(self.function)  # type: ignore[no-any-return]
 
 
 def _from_attention(name: str, **fields: Any) -> Attribution:
     """Return an attention method as an attribution, with its default settings."""
     method = ATTENTION_METHODS[name]
+    options = method.options
+    if method.needs == "chain":
+        options = (*options, "readout")
     return Attribution(
         name=name,
         title=method.title,
@@ -128,7 +141,7 @@ def _from_attention(name: str, **fields: Any) -> Attribution:
         paper=method.paper,
         function="vitlens.analysis.attention.methods:method_maps",
         arguments={"method": name},
-        options=(*method.options, *(("readout",) if method.needs == "chain" else ())),
+        options=options,
         resolution="patch",
         signed=False,
         needs=method.needs,
@@ -140,35 +153,46 @@ def _from_attention(name: str, **fields: Any) -> Attribution:
     )
 
 
-def _cam(name: str, title: str, description: str, paper: str, **fields: Any) -> Attribution:
-    """Return a class activation map, by default one of the rules of cam.py on activations and
-    gradients.
-    """
-    own: dict[str, Any] = {
-        "function": "cam_maps",
-        "arguments": {"rule": name},
-        "backwards": 1,
-    } | fields
-    own["function"] = f"vitlens.attribution.cam:{own['function']}"
+def _cam(
+    name: str,
+    title: str,
+    description: str,
+    paper: str,
+    *,
+    function: str = "cam_maps",
+    arguments: Mapping[str, object] | None = None,
+    backwards: int = 1,
+    **fields: Any,
+) -> Attribution:
+    """Return a class activation map, by default one of the rules of cam.py."""
+    if arguments is None:
+        arguments = {"rule": name}
     return Attribution(
         name=name,
         title=title,
         description=description,
         paper=paper,
+        function=f"vitlens.attribution.cam:{function}",
+        arguments=arguments,
+        backwards=backwards,
         resolution="patch",
         signed=True,
         needs="cam",
-        **own,
+        **fields,
     )
 
 
-def _own(
+def _entry(
     name: str, function: str, title: str, description: str, paper: str, **fields: Any
 ) -> Attribution:
-    """Return a method with a function of its own, "module:function" in this package."""
-    where = f"vitlens.attribution.{function}"
+    """Return a method with a function "module:function" in this package."""
     return Attribution(
-        name=name, title=title, description=description, paper=paper, function=where, **fields
+        name=name,
+        title=title,
+        description=description,
+        paper=paper,
+        function=f"vitlens.attribution.{function}",
+        **fields,
     )
 
 
@@ -178,7 +202,7 @@ _ENTRIES: Final = (
     _from_attention("libra-relevance", candidate=4),
     _from_attention("gradient-rollout", candidate=5),
     _from_attention("attention", preference=3),
-    _own(
+    _entry(
         "legrad",
         "legrad:legrad",
         "LeGrad",
@@ -194,7 +218,7 @@ _ENTRIES: Final = (
         preference_with_texts=-1,
         candidate=6,
     ),
-    _own(
+    _entry(
         "best",
         "best:best_maps",
         "combined map (best)",
@@ -293,7 +317,7 @@ _ENTRIES: Final = (
         forwards=CHANNELS,
         backwards=0,
     ),
-    _own(
+    _entry(
         "saliency",
         "gradients:saliency",
         "saliency",
@@ -305,7 +329,7 @@ _ENTRIES: Final = (
         preference=6,
         candidate=11,
     ),
-    _own(
+    _entry(
         "input-x-gradient",
         "gradients:input_x_gradient",
         "input x gradient",
@@ -315,7 +339,7 @@ _ENTRIES: Final = (
         signed=True,
         backwards=1,
     ),
-    _own(
+    _entry(
         "smoothgrad",
         "gradients:smoothgrad",
         "SmoothGrad",
@@ -326,7 +350,7 @@ _ENTRIES: Final = (
         signed=False,
         backwards=SAMPLES,
     ),
-    _own(
+    _entry(
         "integrated-gradients",
         "gradients:integrated_gradients",
         "integrated gradients",
@@ -339,7 +363,7 @@ _ENTRIES: Final = (
         backwards=STEPS,
         default=True,
     ),
-    _own(
+    _entry(
         "occlusion",
         "masked:occlusion",
         "occlusion",
@@ -352,7 +376,7 @@ _ENTRIES: Final = (
         studied=True,
         preference=4,
     ),
-    _own(
+    _entry(
         "rise",
         "masked:rise",
         "RISE",
@@ -363,7 +387,7 @@ _ENTRIES: Final = (
         signed=False,
         forwards=MASKS,
     ),
-    _own(
+    _entry(
         "kernel-shap",
         "masked:kernel_shap",
         "KernelSHAP",
@@ -382,8 +406,9 @@ ATTRIBUTIONS: Final[Mapping[str, Attribution]] = MappingProxyType(
 
 
 def attribution(name: str) -> Attribution:
-    """Return the attribution method of this name. Raises UnknownNameError, which lists the known
-    ones.
+    """Return the attribution method of this name.
+
+    Raises UnknownNameError, which lists all names.
     """
     if name not in ATTRIBUTIONS:
         raise UnknownNameError("method", name, ATTRIBUTIONS)

@@ -11,7 +11,8 @@ import vitlens
 from tests.kit.planted_failures import SIDE, pictures_of, properties, squares
 from tests.kit.splits import split_of
 from vitlens import Split
-from vitlens.analysis.failures.covariates import CHANGES, Edited, luminance
+from vitlens.analysis.failures.changes import CHANGES, Edited
+from vitlens.analysis.failures.operations import luminance
 
 
 def edited(split: Split, name: str, sign: int, maps: Tensor | None = None) -> Edited:

@@ -1,2 +1,1 @@
-"""Predictions against labels: accuracy, calibration, pairs of models, paired tests and
-intervals."""
+"""Predictions against labels: accuracy, calibration, pairs of models, tests and intervals."""

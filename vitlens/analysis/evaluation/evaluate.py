@@ -1,5 +1,6 @@
-"""Pictures as input, and a model's predictions on a split: accuracy, accuracy by class, confusion,
-calibration.
+"""Predictions of a model on a split: accuracy, accuracy by class, confusion, calibration.
+
+`images` turns pictures into input.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from vitlens.analysis.evaluation.rows import CalibrationRow, ClassRow, ConfusionRow
 from vitlens.classes import reading
 from vitlens.data.catalogue import read_pictures
 from vitlens.data.split import Split, as_split
@@ -30,7 +32,7 @@ BINS = 15  # of the expected calibration error, of equal width
 
 @dataclass(frozen=True, repr=False)
 class Evaluation(Table):
-    """A model's logits on a labelled split.
+    """The logits of a model on a labelled split.
 
     logits: (n, classes) fp32 on the CPU, columns in the order of classes: the split's, then the
     model's others; labels: (n,); groups: (n,) of images that share a source, or None; note: how
@@ -45,16 +47,14 @@ class Evaluation(Table):
     note: str = ""
 
     def summary(self) -> Iterator[Line]:
-        """Accuracy with its interval, and the fields."""
+        """Yield the accuracy with its interval, and the fields."""
         yield Line("accuracy", accuracy(self.correct, groups=self.groups))
         for line in super().summary():
             if line.name != "note" or self.note:
                 yield line
 
     def records(self) -> Iterator[dict[str, object]]:
-        """Return a row for each image: its label and prediction by name, the confidence, and
-        whether it is right.
-        """
+        """Yield the label, prediction, confidence and correctness of each image."""
         labels = self.labels.tolist()
         predictions = self.predictions.tolist()
         confidence = self.confidence.tolist()
@@ -69,7 +69,7 @@ class Evaluation(Table):
 
     @property
     def probabilities(self) -> Logits:
-        """Softmax of the logits."""
+        """Return the softmax of the logits."""
         return self.logits.softmax(-1)
 
     @property
@@ -98,7 +98,7 @@ def evaluate(
     precision: str = "fp32",
     advance: Callable[[int], object] = lambda _: None,
 ) -> Evaluation:
-    """Return the model's logits and predictions for every one of labelled images.
+    """Evaluate a model on labelled images: its logits and predictions for each of them.
 
     images: a Split, or any form that `vitlens.images` takes; labels: class indices of the model
     (n,) (None: those of the Split or the class folders); batch_size: images at a time (None: chosen
@@ -107,8 +107,8 @@ def evaluate(
     no classifier), NonFiniteError naming model and image.
 
     >>> import vitlens
-    >>> found = vitlens.evaluate(vitlens.load("vit-digits"), vitlens.load_data("digits", limit=20))
-    >>> found.logits.shape, found.correct.shape
+    >>> result = vitlens.evaluate(vitlens.load("vit-digits"), vitlens.load_data("digits", limit=20))
+    >>> result.logits.shape, result.correct.shape
     (torch.Size([20, 10]), torch.Size([20]))
     """
     split = as_split(images)
@@ -129,15 +129,19 @@ def evaluate(
 
 
 def require_labels(split: Split) -> Labels:
-    """Return the labels of a split. Raises DataError when it has none, or no images."""
+    """Return the labels of a split.
+
+    Raises DataError when it has none, or no images.
+    """
     if split.labels is None or not len(split):
         raise without_labels("images without labels" if len(split) else "no images", split.name)
     return split.labels
 
 
 def without_labels(images: str, name: str) -> DataError:
-    """Return the error for images that cannot be evaluated on; images: what was found; name: of the
-    data.
+    """Return the error for images that cannot be evaluated on.
+
+    images: the images in words; name: of the data.
     """
     return DataError(
         f"expected labelled images to evaluate on, found {images} in {name}; give a folder a "
@@ -154,11 +158,12 @@ def predicted_logits(
     precision: str = "fp32",
     advance: Callable[[int], object] = lambda _: None,
 ) -> Logits:
-    """Return the model's logits (n, classes) on a split, labelled or not: fp32, on the CPU, in the
-    model's own order.
+    """Return the logits (n, classes) of a model on a split, labelled or not.
+
+    They are fp32, on the CPU, in the class order of the model.
     """
     device = model.device
-    parts = []
+    parts = list[Tensor]()
     size = batch_size or fitting_batch_size(model)
     if batch_size is None and device.type == "cpu":
         size = min(size, _MOST_ON_CPU)
@@ -179,8 +184,9 @@ def predicted_logits(
 
 
 def fitting_batch_size(model: Model) -> int:
-    """Return a batch size that fits in memory, by the pixels of the model's input; at least 1, at
-    most 512.
+    """Return a batch size that fits in memory, by the pixels of the input of the model.
+
+    It is at least 1 and at most 512.
     """
     height, width = model.input_size
     images_of_224 = 32 if model.device.type == "cpu" else 128
@@ -191,20 +197,21 @@ def accuracy(correct: Bool[Tensor, " batch"], *, groups: Tensor | None = None) -
     """Return the fraction of correct predictions, with Wilson's interval.
 
     groups (n,): of images that are not independent (scenes of one source digit): the interval is
-    then that of as many independent images as tell as much, see `uncertainty.share_of`.
+    then that of as many independent images as are equally informative, see `uncertainty.share_of`.
     """
     return share_of(correct.cpu().numpy(), groups=None if groups is None else groups.cpu().numpy())
 
 
-def per_class(evaluation: Evaluation, *, count: int) -> Iterator[tuple[str, int, Estimate | None]]:
-    """Of each of the first count classes (those of the data): its name, its number of images, and
-    the accuracy on them, None without images.
-    """
+def per_class(evaluation: Evaluation, *, count: int) -> Iterator[ClassRow]:
+    """Yield the accuracy on each of the first `count` classes, those of the data."""
     for index, name in enumerate(evaluation.classes[:count]):
         members = evaluation.labels == index
         n = int(members.sum())
-        groups = None if evaluation.groups is None else evaluation.groups[members]
-        yield name, n, accuracy(evaluation.correct[members], groups=groups) if n else None
+        class_accuracy = None
+        if n:
+            groups = None if evaluation.groups is None else evaluation.groups[members]
+            class_accuracy = accuracy(evaluation.correct[members], groups=groups)
+        yield ClassRow(evaluation.alias, name, n, class_accuracy)
 
 
 def confusion(
@@ -214,25 +221,36 @@ def confusion(
     return torch.bincount(labels * count + predictions, minlength=count * count).view(count, count)
 
 
+def confusion_rows(evaluation: Evaluation) -> Iterator[ConfusionRow]:
+    """Yield the cells of the confusion matrix that are not 0, correct predictions included."""
+    names = evaluation.classes
+    counts = confusion(evaluation.labels, evaluation.predictions, count=len(names))
+    for truth, prediction in counts.nonzero().tolist():
+        count = int(counts[truth, prediction])
+        yield ConfusionRow(evaluation.alias, names[truth], names[prediction], count)
+
+
 def calibration(
     probabilities: Logits, labels: Labels
 ) -> tuple[Float[Tensor, " bins"], Float[Tensor, " bins"], Int[Tensor, " bins"]]:
-    """Confidence against accuracy (Guo 2017) in equal-width bins (low, high] of confidence: the
-    means of both over each bin's images, fractions, 0 where the bin is empty, and the number of
-    images.
+    """Return the mean confidence, the accuracy and the number of images by bin of confidence.
+
+    Bins (low, high] have equal widths (Guo 2017). Means are fractions, 0 where the bin is empty.
     """
-    confidence, right, member = _binned(probabilities, labels)
+    confidence, is_correct, member = _binned(probabilities, labels)
     count = torch.bincount(member, minlength=BINS)
-    sums = (torch.bincount(member, weights=each, minlength=BINS) for each in (confidence, right))
-    mean_confidence, mean_accuracy = (each / count.clamp(min=1) for each in sums)
+    divisor = count.clamp(min=1)
+    mean_confidence = torch.bincount(member, weights=confidence, minlength=BINS) / divisor
+    mean_accuracy = torch.bincount(member, weights=is_correct, minlength=BINS) / divisor
     return mean_confidence, mean_accuracy, count
 
 
 def sources_by_bin(
     probabilities: Logits, labels: Labels, groups: Int[Tensor, " batch"] | None
 ) -> Int[Tensor, " bins"]:
-    """Return the number of different groups in each bin of `calibration`; of images, without
-    groups.
+    """Return the number of different groups in each bin of `calibration`.
+
+    Without groups it is the number of images.
     """
     _, _, member = _binned(probabilities, labels)
     if groups is not None:
@@ -240,17 +258,24 @@ def sources_by_bin(
     return torch.bincount(member, minlength=BINS)
 
 
-def calibration_bins(evaluation: Evaluation) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the results of `calibration` and `sources_by_bin` for an evaluation."""
+def calibration_rows(evaluation: Evaluation) -> Iterator[CalibrationRow]:
+    """Yield the bins of `calibration` of an evaluation."""
     probabilities = evaluation.probabilities
     labels = evaluation.labels
-    return *calibration(probabilities, labels), sources_by_bin(
-        probabilities, labels, evaluation.groups
-    )
+    confidence, mean_accuracy, count = calibration(probabilities, labels)
+    sources = sources_by_bin(probabilities, labels, evaluation.groups)
+    for number in range(BINS):
+        yield CalibrationRow(
+            evaluation.alias,
+            confidence=float(confidence[number]),
+            accuracy=float(mean_accuracy[number]),
+            count=int(count[number]),
+            sources=int(sources[number]),
+        )
 
 
 def _binned(probabilities: Logits, labels: Labels) -> tuple[Tensor, Tensor, Int[Tensor, " batch"]]:
-    """Of each prediction the confidence, whether it is the label (both float64), and its bin."""
+    """Return the confidence, correctness (both float64) and bin of each prediction."""
     confidence, predictions = probabilities.double().max(-1)
     member = (confidence * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
     return confidence, (predictions == labels).double(), member
@@ -259,48 +284,50 @@ def _binned(probabilities: Logits, labels: Labels) -> tuple[Tensor, Tensor, Int[
 def calibration_error(
     probabilities: Logits, labels: Labels, *, groups: Tensor | None = None, seed: int = 0
 ) -> Estimate:
-    """Return the expected calibration error with a conservative 95 % interval from 1,000 bootstrap
-    draws of images.
+    """Return the expected calibration error with a conservative 95 % interval.
 
-    Binning biases the error upwards, and resampling again. The upper end is therefore that of the
-    percentile interval, which is too high rather than too low; the lower end that of the basic
-    interval (twice the error minus the upper quantile), minus the error that a perfectly calibrated
-    model with these confidences has on so many images. groups: of images that are drawn together.
-    No interval for fewer than 6 images or groups.
+    The interval is from 1,000 bootstrap draws of images. Binning biases the error upwards, and
+    resampling again. The upper end is therefore that of the percentile interval, which is too high
+    rather than too low; the lower end that of the basic interval (twice the error minus the upper
+    quantile), minus the error that a perfectly calibrated model with these confidences has on so
+    many images. groups: of images that are drawn together. No interval for fewer than 6 images or
+    groups.
     """
-    confidence, right, member = _binned(probabilities, labels)
-    _, group = (torch.arange(len(labels)) if groups is None else groups).unique(return_inverse=True)
+    confidence, is_correct, member = _binned(probabilities, labels)
+    if groups is None:
+        groups = torch.arange(len(labels))
+    _, group = groups.unique(return_inverse=True)
     count = int(group.max()) + 1
     sums = torch.zeros(count, BINS, dtype=torch.float64)
-    by_group = sums.index_put_((group, member), confidence - right, accumulate=True).numpy()
+    gaps = confidence - is_correct
+    by_group = sums.index_put_((group, member), gaps, accumulate=True).numpy()
     sizes = torch.bincount(group, minlength=count).numpy()
     error = float(np.abs(by_group.sum(0)).sum() / len(labels))
     if not enough_to_draw(sizes.astype(np.float64)):
         return Estimate(error, n=len(labels))
     generator = np.random.default_rng(seed)
-    drawn = []
+    drawn = list[float]()
     for _ in range(_DRAWS):
         times = np.bincount(generator.integers(0, count, count), minlength=count)
         drawn.append(np.abs(times @ by_group).sum() / (times @ sizes))
     upper = float(drawn_interval(np.array(drawn), sizes.astype(np.float64))[1])
     values = confidence.numpy()
     members = member.numpy()
-    perfect = []
-    for _ in range(_DRAWS // 10):  # of which the mean alone is used
-        lucky = generator.random(len(values)) < values
-        perfect.append(
-            np.abs(np.bincount(members, values - lucky, minlength=BINS)).sum() / len(values)
-        )
+    perfect = list[float]()
+    for _ in range(_DRAWS // 10):  # of which only the mean is used
+        would_be_correct = generator.random(len(values)) < values
+        bins = np.bincount(members, values - would_be_correct, minlength=BINS)
+        perfect.append(np.abs(bins).sum() / len(values))
     lower = min(error, 2 * error - upper) - float(np.mean(perfect))
     return Estimate(error, max(0.0, lower), max(error, upper), len(labels))
 
 
 def images(pictures: AnyImages, model: Model) -> Images:
-    """Pictures as input of a model: (n, 3, height, width) in [0, 1], on the model's device.
+    """Return pictures as input of a model: (n, 3, height, width) in [0, 1], on its device.
 
     pictures: one or a list of files, folders (all images below, sorted), patterns of paths, PIL
     images, uint8 arrays (height, width), (height, width, 3 or 4) or (n, height, width, 3 or 4), and
-    uint8 tensors (3, height, width) or (n, 3, height, width); or a Split, as it is. They are
+    uint8 tensors (3, height, width) or (n, 3, height, width); or a Split, unchanged. They are
     resized and cropped as by `vitlens predict`: EXIF rotation applied, transparency blended with
     white, greyscale converted to RGB, 16 bits scaled to 8. Every function that takes images takes
     these as well. Raises DataError for pictures that cannot be read, for floating-point pixels, and

@@ -1,16 +1,16 @@
-"""Means of many numbers at once, with intervals and tests: of rows that share the draws, and of
-running sums.
+"""Means of many numbers at once, with intervals and tests.
 
-The draws of bootstrap and sign flips are those of `uncertainty` with the same seed, so a row has
-the same interval as alone.
+The numbers are rows that share the draws, or running sums. The draws of bootstrap and sign flips
+are those of `uncertainty` with the same seed, so a row has the same interval without the others.
 
 Over training seeds: two models trained with several seeds each are compared by Welch's t test over
-the seeds, as what is compared is how models are trained, and three trainings are three
-observations, however many images they are tested on. All models of a point are tested on the same
-images. For the accuracy of one point seeds and images are random effects, as readers and cases are
-in multi-reader studies: in the two-way random-effects model the variance of the grand mean is (mean
+the seeds. What is compared is how models are trained, and three trainings are three observations,
+however many images they are tested on. All models of a point are tested on the same images.
+
+For the accuracy of one point seeds and images are random effects, as readers and cases are in
+multi-reader studies: in the two-way random-effects model the variance of the grand mean is (mean
 square of seeds + of images - of the residual) / (seeds x images), with Satterthwaite's (1946)
-degrees of freedom. An interval over seeds alone would ignore the sampling of test images; pooling
+degrees of freedom. An interval over seeds only would ignore the sampling of test images; pooling
 all predictions would treat three predictions for one image as three images.
 """
 
@@ -51,12 +51,9 @@ _AT_ONCE: Final = 4_000_000  # numbers of drawn means at once: bounds memory to 
 def resampled_means(
     values: ByRow, *, groups: Tensor | None = None, seed: int = 0, draws: int = DRAWS
 ) -> Float[Tensor, "draws cases"]:
-    """Return the means of values (cases, n) over bootstrap samples of the images, or of whole
-    groups (n,).
-    """
-    return torch.from_numpy(
-        uncertainty.resampled_means(*_by_group(values, groups), seed=seed, draws=draws)
-    )
+    """Return the means of values (cases, n) over bootstrap samples of images, or of groups (n,)."""
+    sums, counts = _by_group(values, groups)
+    return torch.from_numpy(uncertainty.resampled_means(sums, counts, seed=seed, draws=draws))
 
 
 def intervals(
@@ -68,10 +65,10 @@ def intervals(
     least: float = -math.inf,
     most: float = math.inf,
 ) -> tuple[Rows, Rows]:
-    """Return low and high of each row's 95 % interval (`mean_interval`); NaN for fewer than 2
-    images (or groups).
+    """Return low and high of the 95 % interval of each row (`mean_interval`).
 
-    least, most: the possible values, where the intervals end.
+    NaN for fewer than 2 images (or groups). least, most: the possible values, at which the
+    intervals end.
     """
     ends = uncertainty.mean_interval(*_by_group(values, groups), seed=seed, draws=draws)
     if ends is None:
@@ -90,10 +87,9 @@ def estimates(
     least: float = -math.inf,
     most: float = math.inf,
 ) -> list[Estimate]:
-    """Return the mean of each row (cases, n) with its interval; no interval where it is not
-    defined.
+    """Return the mean of each row (cases, n), with its interval where it is defined.
 
-    least, most: the possible values, where the intervals end.
+    least, most: the possible values, at which the intervals end.
     """
     low, high = intervals(values, groups=groups, seed=seed, least=least, most=most)
     n = values.shape[1]
@@ -109,13 +105,13 @@ def estimates(
 def sign_flips(
     values: ByRow, *, groups: Tensor | None = None, seed: int = 0, draws: int = DRAWS
 ) -> Rows:
-    """Two-sided p-values that each row (cases, n) is centred on zero; a group's values flip
-    together.
+    """Return two-sided p-values that each row (cases, n) is centred on zero.
+
+    The values of a group flip together.
     """
     sums, _ = _by_group(values, groups)
-    observed = np.abs(sums.sum(0)) * (
-        1 - 1e-12
-    )  # so that rounding of the same sum in another order does not matter
+    # rounding of the same sum in another order must not matter
+    observed = np.abs(sums.sum(0)) * (1 - 1e-12)
     generator = np.random.default_rng(seed)
     reached = np.zeros(sums.shape[1])
     for _, count in uncertainty.steps(draws, len(sums)):
@@ -139,12 +135,11 @@ def mean_test(
 def studentized(
     values: ByRow, *, groups: Tensor | None = None, seed: int = 0, draws: int = DRAWS
 ) -> Rows:
-    """Return two-sided p-values that the mean of each row (cases, n) is zero, by the bootstrap-t
-    (Hall 1988).
+    """Return two-sided p-values that row means are zero, by the bootstrap-t (Hall 1988).
 
     Sign flips assume symmetric differences: of 8 skewed ones they reject in 10 % of the cases
     instead of 5 %. Here the draws have the skewness of the data. Each tail is doubled. groups (n,):
-    whole groups are drawn.
+    complete groups are drawn.
     """
     sums, counts = _by_group(values, groups)
     mean = sums.sum(0) / counts.sum()
@@ -169,8 +164,9 @@ def studentized(
 
 
 def _ratio(difference: Numbers, error: Numbers, scale: Numbers) -> Numbers:
-    """Return difference / error; where values of this scale do not vary, a large number, or 0 for
-    no difference.
+    """Return difference / error.
+
+    Where values of this scale do not vary it is a large number, or 0 for no difference.
     """
     rounding = _ROUNDING * np.abs(scale)
     differs = np.where(np.abs(difference) > rounding, np.sign(difference), 0.0)
@@ -179,30 +175,39 @@ def _ratio(difference: Numbers, error: Numbers, scale: Numbers) -> Numbers:
 
 
 def spearman(first: ByRow, second: ByRow) -> Rows:
-    """Spearman's correlation of each row (cases, n) with its other, ties at their mean rank; NaN
-    where it is undefined: one of them is constant or has a NaN, or there are fewer than two values.
+    """Return Spearman's correlation of each row (cases, n) of two tables.
+
+    Ties have their mean rank. NaN where it is undefined: one row is constant or has a NaN, or there
+    are fewer than two values.
     """
     if first.shape[1] < 2:
         return torch.full((len(first),), torch.nan, dtype=torch.float64)
-    ranks = [
-        stats.rankdata(values.detach().cpu().double().numpy(), axis=1) for values in (first, second)
-    ]
-    centred = [rank - rank.mean(1, keepdims=True) for rank in ranks]
-    norms = [np.sqrt((rank**2).sum(1)) for rank in centred]
-    product = norms[0] * norms[1]
-    covariance = (centred[0] * centred[1]).sum(1)
-    found = np.divide(covariance, product, out=np.full(len(product), np.nan), where=product > 0)
-    return torch.from_numpy(found)
+    first_ranks = _centred_ranks(first)
+    second_ranks = _centred_ranks(second)
+    product = np.sqrt((first_ranks**2).sum(1)) * np.sqrt((second_ranks**2).sum(1))
+    covariance = (first_ranks * second_ranks).sum(1)
+    undefined = np.full(len(product), np.nan)
+    return torch.from_numpy(np.divide(covariance, product, out=undefined, where=product > 0))
+
+
+def _centred_ranks(values: ByRow) -> Numbers:
+    ranks = stats.rankdata(values.detach().cpu().double().numpy(), axis=1)
+    centred: Numbers = ranks - ranks.mean(1, keepdims=True)
+    return centred
 
 
 def sizes_of_groups(images: int, groups: Tensor | None) -> Numbers:
-    """Return the number of images in each group, float64; without groups each image is its own."""
+    """Return the number of images in each group, float64.
+
+    Without groups each image is one group.
+    """
     return _by_group(torch.ones(1, images), groups)[1]
 
 
 def _by_group(values: ByRow, groups: Tensor | None) -> tuple[Numbers, Numbers]:
-    """Return sums (groups, cases) and numbers of images (groups,); without groups each image is its
-    own group.
+    """Return sums (groups, cases) and numbers of images (groups,).
+
+    Without groups each image is one group.
     """
     columns = values.detach().cpu().double().numpy().T
     if not len(columns) or not np.isfinite(columns).all():
@@ -214,14 +219,13 @@ def _by_group(values: ByRow, groups: Tensor | None) -> tuple[Numbers, Numbers]:
 
 @dataclass
 class Moments:
-    """Sums and sums of squares over images, float64, of named numbers per layer; memory does not
-    grow with images.
+    """Sums and sums of squares over images, float64, of named numbers per layer.
 
-    count: the number of images; sums, squares: by (name, layer), each (heads,); clusters: how many
-    groups the images are of, 0 where each stands for itself; cluster_sums: the sums of each
-    (clusters, heads), and under _MEMBERS its number of images. Images of one group are not
-    independent, so intervals are of the means of groups. Moments of different images are joined by
-    adding all numbers.
+    Memory does not grow with images. count: the number of images; sums, squares: by (name, layer),
+    each (heads,); clusters: the number of groups of images, 0 where each is independent;
+    cluster_sums: the sums of each (clusters, heads), and under _MEMBERS its number of images.
+    Images of one group are not independent, so intervals are of the means of groups. Moments of
+    different images are joined by adding all numbers.
     """
 
     count: int = 0
@@ -233,22 +237,20 @@ class Moments:
     def add(
         self, values: Mapping[Key, Tensor], images: int, *, groups: Tensor | None = None
     ) -> None:
-        """Add a batch: values (images, heads) by name and layer; groups (images,): of each, from 0
-        to clusters - 1.
+        """Add a batch: values (images, heads) by name and layer.
+
+        groups (images,): of each image, from 0 to clusters - 1.
         """
         exact = {key: value.detach().double().cpu() for key, value in values.items()}
         for key, value in exact.items():
-            for sums, more in ((self.sums, value.sum(0)), (self.squares, value.square().sum(0))):
-                sums[key] = sums[key] + more if key in sums else more
+            _add_to(self.sums, key, value.sum(0))
+            _add_to(self.squares, key, value.square().sum(0))
         if self.clusters and groups is not None:
-            for key, value in {
-                _MEMBERS: torch.ones(images, 1, dtype=torch.float64),
-                **exact,
-            }.items():
-                known = self.cluster_sums.get(
-                    key, torch.zeros(self.clusters, value.shape[1], dtype=torch.float64)
-                )
-                self.cluster_sums[key] = known.index_add(0, groups.cpu(), value)
+            members = torch.ones(images, 1, dtype=torch.float64)
+            for key, value in {_MEMBERS: members, **exact}.items():
+                zeros = torch.zeros(self.clusters, value.shape[1], dtype=torch.float64)
+                sums = self.cluster_sums.get(key, zeros)
+                self.cluster_sums[key] = sums.index_add(0, groups.cpu(), value)
         self.count += images
 
     def mean(self, key: Key) -> Tensor:
@@ -256,8 +258,9 @@ class Moments:
         return self.sums[key] / self.count
 
     def half_width(self, key: Key) -> Tensor:
-        """Half the width of Student's 95 % interval of the mean, (heads,); NaN for one image or one
-        group.
+        """Return half the width of Student's 95 % interval of the mean, (heads,).
+
+        NaN for one image or one group.
         """
         if self.clusters:
             members = self.cluster_sums[_MEMBERS][:, 0]
@@ -279,8 +282,9 @@ class Moments:
     def ends(
         self, key: Key, *, least: float = -math.inf, most: float = math.inf
     ) -> tuple[Tensor, Tensor]:
-        """Return the 95 % interval of the mean, (heads,) each, within the possible values; NaN for
-        one image or one group.
+        """Return the 95 % interval of the mean, (heads,) each, within the possible values.
+
+        NaN for one image or one group.
         """
         mean = self.mean(key)
         half = self.half_width(key)
@@ -289,14 +293,16 @@ class Moments:
     def estimate(
         self, key: Key, index: int, unit: str, *, least: float = -math.inf, most: float = math.inf
     ) -> Estimate:
-        """Return the mean over images of one number with its 95 % interval; without one for a
-        single image.
+        """Return the mean over images of one number with its 95 % interval.
+
+        A single image has no interval.
         """
         value = float(self.mean(key)[index])
-        low, high = (float(end[index]) for end in self.ends(key, least=least, most=most))
+        lows, highs = self.ends(key, least=least, most=most)
+        low = float(lows[index])
         if not np.isfinite(low):
             return Estimate(value, n=self.count, unit=unit)
-        return Estimate(value, low, high, self.count, unit)
+        return Estimate(value, low, float(highs[index]), self.count, unit)
 
     def join(self, total: Callable[[Tensor], Tensor]) -> None:
         """Add up the moments of all processes; total: sums a tensor over them."""
@@ -306,8 +312,13 @@ class Moments:
                 part[key] = total(part[key])
 
 
+def _add_to(sums: dict[Key, Tensor], key: Key, value: Tensor) -> None:
+    sums[key] = sums[key] + value if key in sums else value
+
+
 class AccuracyDifference(NamedTuple):
-    """A difference of accuracies in points with its 95 % interval, and its two-sided p-value;
+    """A difference of accuracies in points with its 95 % interval, and its two-sided p-value.
+
     spread: its standard error over seeds (a fraction) and the degrees of freedom, None for one seed
     and where nothing differs.
     """
@@ -317,9 +328,10 @@ class AccuracyDifference(NamedTuple):
     spread: tuple[float, float] | None = None
 
     def detectable(self, level: float = LEVEL) -> float | None:
-        """Return the smallest true difference, in points, that a two-sided test at this level finds
-        with probability POWER, by Student's t with the spread that was found (Cohen 1988): the
-        quantiles of level and power add.
+        """Return the smallest true difference, in points, that a two-sided test is likely to find.
+
+        The test is at this level, and finds it with probability POWER, by Student's t with the
+        spread of the seeds (Cohen 1988): the quantiles of level and power add.
         """
         if self.spread is None:
             return None
@@ -336,30 +348,30 @@ def accuracy_over_seeds(correct: ArrayLike, *, groups: ArrayLike | None = None) 
     table = np.asarray(correct, dtype=np.float64)
     total = table.shape[1]
     mean = table.mean()
-    alone = share_of(table[0], groups=groups)
+    of_first_seed = share_of(table[0], groups=groups)
     if groups is not None:
-        # what each group adds to its seed's mean, in units of an image's: the means of seeds stay
-        # as they are
+        # the contribution of each group to the mean of its seed, in units of an image: the means
+        # of seeds do not change
         sums, counts = uncertainty.by_group(table.T, groups)
         table = (mean + (sums - mean * counts[:, None]) * len(counts) / total).T
     seeds, images = table.shape
     if min(seeds, images) < 2 or np.ptp(table) == 0:
-        return alone
+        return of_first_seed
     by_seed = table.mean(1)
     by_image = table.mean(0)
-    rest = table - by_seed[:, None] - by_image[None] + mean
+    residual = table - by_seed[:, None] - by_image[None] + mean
     squares = [
         images * np.sum((by_seed - mean) ** 2),
         seeds * np.sum((by_image - mean) ** 2),
-        np.sum(rest**2),
+        np.sum(residual**2),
     ]
     freedom = np.array([seeds - 1, images - 1, (seeds - 1) * (images - 1)])
-    seed, image, other = np.array(squares) / freedom
+    of_seeds, of_images, of_residual = np.array(squares) / freedom
     # where the residual mean square is the greatest, a variance component is negative and set to 0
-    parts = np.array([seed, image, min(seed, image, other)])
+    parts = np.array([of_seeds, of_images, min(of_seeds, of_images, of_residual)])
     variance = float(parts[0] + parts[1] - parts[2])
     if not variance:  # equal means of all seeds and of all images
-        return alone
+        return of_first_seed
     quantile = float(stats.t.ppf(0.975, variance**2 / float(np.sum(parts**2 / freedom))))
     half = float(np.sqrt(variance / table.size)) * quantile
     value = float(mean)
@@ -369,31 +381,34 @@ def accuracy_over_seeds(correct: ArrayLike, *, groups: ArrayLike | None = None) 
 def difference_over_seeds(
     first: ArrayLike, second: ArrayLike, *, groups: ArrayLike | None = None
 ) -> AccuracyDifference:
-    """Return the accuracy of the first minus the second's, both (seeds, images), by Welch's test
-    over seeds (1947).
+    """Return the accuracy of the first minus that of the second, by Welch's test over seeds (1947).
 
-    With one seed, where no seed differs from another of its model, and where no prediction differs:
-    the paired bootstrap and the exact test (`paired_test`) over images, or over groups (n,) of
-    them, of the first seed.
+    first, second: (seeds, images). With one seed, where no seed differs from another of its model,
+    and where no prediction differs: the paired bootstrap and the exact test (`paired_test`) over
+    images, or over groups (n,) of them, of the first seed.
     """
-    both = [np.asarray(each, dtype=np.float64) for each in (first, second)]
-    table = both[0] - both[1]
+    first_table = np.asarray(first, dtype=np.float64)
+    second_table = np.asarray(second, dtype=np.float64)
+    table = first_table - second_table
+    seeds, images = table.shape
     value = 100 * float(table.mean())
-    images = table.shape[1]
-    variances = (
-        np.array([each.mean(1).var(ddof=1) / len(each) for each in both])
-        if len(table) > 1
-        else np.zeros(2)
-    )
+    variances = np.zeros(2)
+    if seeds > 1:
+        variances = np.array([_variance_of_mean(first_table), _variance_of_mean(second_table)])
     if not table.any() or not variances.any():
-        p = paired_test(both[0][0], both[1][0], groups=groups)
-        return AccuracyDifference(accuracy_difference(both[0][0], both[1][0], groups=groups), p)
+        p = paired_test(first_table[0], second_table[0], groups=groups)
+        estimate = accuracy_difference(first_table[0], second_table[0], groups=groups)
+        return AccuracyDifference(estimate, p)
     variance = float(variances.sum())
     error = float(np.sqrt(variance))
-    freedom = variance**2 / float(np.sum(variances**2) / (len(table) - 1))
+    freedom = variance**2 / float(np.sum(variances**2) / (seeds - 1))
     half = 100 * error * float(stats.t.ppf(0.975, freedom))
     p = 2 * float(stats.t.sf(abs(value) / (100 * error), freedom))
-    estimate = Estimate(
-        value, max(value - half, -100.0), min(value + half, 100.0), images, "points"
-    )
-    return AccuracyDifference(estimate, p, (error, freedom))
+    low = max(value - half, -100.0)
+    high = min(value + half, 100.0)
+    return AccuracyDifference(Estimate(value, low, high, images, "points"), p, (error, freedom))
+
+
+def _variance_of_mean(table: Numbers) -> float:
+    """Return the variance of the mean over seeds (seeds, images)."""
+    return float(table.mean(1).var(ddof=1) / len(table))

@@ -28,14 +28,16 @@ def log_odds(logits: Logits, labels: Labels) -> PerImage:
 
 
 def cross_entropy(logits: Logits, labels: Labels) -> PerImage:
-    """Return the cross-entropy of each image in nats, float64; labels (images,): columns of the
-    logits.
+    """Return the cross-entropy of each image in nats, float64.
+
+    labels (images,): columns of the logits.
     """
     return loss_of(log_odds(logits, labels))
 
 
 def loss_of(odds: PerImage) -> PerImage:
-    """Return the cross-entropy in nats from the log-odds of the label, float64: 0 from log-odds of
-    745 on.
+    """Return the cross-entropy in nats from the log-odds of the label, float64.
+
+    It is 0 from log-odds of 745 on.
     """
     return torch.logaddexp(-odds, torch.zeros_like(odds))

@@ -1,3 +1,1 @@
-"""Where and why models fail: error taxonomy, image traits, shape bias, common corruptions,
-disturbed images.
-"""
+"""Reasons for failures: error taxonomy, properties of images, shape bias, disturbed images."""

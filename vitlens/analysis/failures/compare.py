@@ -1,6 +1,4 @@
-"""Two models' errors on the same labelled images, and a model's shape bias (Geirhos 2019) on cue
-conflicts.
-"""
+"""Errors of two models on the same labelled images, and a model's shape bias (Geirhos 2019)."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -11,6 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from vitlens.analysis.evaluation.evaluate import Evaluation, accuracy, evaluate, predicted_logits
+from vitlens.analysis.failures.rows import ClassBias
 from vitlens.classes import reading, require_shared
 from vitlens.data.cue_conflict import Cues, cues_of
 from vitlens.data.split import Split, as_split
@@ -33,8 +32,9 @@ CELLS: Final = (
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Table):
-    """Two models on the same n labelled images: their evaluations in the classes of both, the
-    data's first.
+    """Two models on the same n labelled images.
+
+    first, second: their evaluations in the classes of both, the data's first.
     """
 
     first: Evaluation
@@ -60,11 +60,14 @@ class Comparison(Table):
 
     @property
     def cells(self) -> Int[Tensor, " batch"]:
-        """For each image an index into CELLS."""
-        wrong = ~self.first.correct
-        also = ~self.second.correct
-        both = torch.where(self.first.predictions == self.second.predictions, 3, 4)
-        return torch.where(wrong & also, both, wrong.long() + 2 * also.long())
+        """Return for each image an index into CELLS."""
+        first_wrong = ~self.first.correct
+        second_wrong = ~self.second.correct
+        is_alike = self.first.predictions == self.second.predictions
+        both_wrong = torch.where(is_alike, 3, 4)
+        return torch.where(
+            first_wrong & second_wrong, both_wrong, first_wrong.long() + 2 * second_wrong.long()
+        )
 
     @property
     def counts(self) -> dict[str, int]:
@@ -73,20 +76,20 @@ class Comparison(Table):
 
     @property
     def p(self) -> float:
-        """Two-sided p-value of equal accuracy: McNemar's exact test, over groups where images share
-        a source.
+        """Return the two-sided p-value of equal accuracy.
+
+        McNemar's exact test, over groups where images share a source.
         """
         return paired_test(self.first.correct, self.second.correct, groups=self.first.groups)
 
     def accuracies(self) -> tuple[Estimate, Estimate]:
         """Return the accuracy of each, with its interval."""
-        first, second = (
-            accuracy(each.correct, groups=each.groups) for each in (self.first, self.second)
-        )
+        first = accuracy(self.first.correct, groups=self.first.groups)
+        second = accuracy(self.second.correct, groups=self.second.groups)
         return first, second
 
     def difference(self, *, seed: int = 0) -> Estimate:
-        """Accuracy of the first minus that of the second in points, with its paired interval."""
+        """Return the accuracy of the first minus that of the second, points, paired."""
         return accuracy_difference(
             self.first.correct, self.second.correct, groups=self.first.groups, seed=seed
         )
@@ -104,14 +107,13 @@ def compare(
     precision: str = "fp32",
     advance: Callable[[int], object] = lambda _: None,
 ) -> Comparison:
-    """Return the predictions of two models on the same labelled images, with the cell of the error
-    taxonomy for each image.
+    """Compare the predictions of two models on the same labelled images.
 
-    images: a Split, or any form that `vitlens.images` takes, prepared for the first model; labels:
-    class indices of the first model (n,) (None: those of the Split or the class folders);
-    second_images: the same images in the same order, prepared for the second model (None: the same
-    pixels). Classes are matched by name. Raises DataError without labels, InputError when a model
-    does not know the data's classes.
+    The comparison has the cell of the error taxonomy for each image. images: a Split, or any form
+    that `vitlens.images` takes, prepared for the first model; labels: class indices of the first
+    model (n,) (None: those of the Split or the class folders); second_images: the same images in
+    the same order, prepared for the second model (None: the same pixels). Classes are matched by
+    name. Raises DataError without labels, InputError when a model does not know the data's classes.
 
     >>> import vitlens
     >>> vit, cnn = vitlens.load("vit-digits"), vitlens.load("cnn-digits")
@@ -119,58 +121,46 @@ def compare(
     >>> sum(comparison.counts.values())
     20
     """
-    splits = as_split(images), as_split(images if second_images is None else second_images)
+    first_split = as_split(images)
+    second_split = as_split(images if second_images is None else second_images)
     for model in (first, second):
         model.require_classifier()
-    require_shared(first.classes, second.classes, splits[0].classes)
-    return compare_evaluations(
-        *(
-            evaluate(model, own, batch_size=batch_size, precision=precision, advance=advance)
-            for model, own in zip((first, second), splits)
-        )
-    )
+    require_shared(first.classes, second.classes, first_split.classes)
+    evaluations = [
+        evaluate(model, split, batch_size=batch_size, precision=precision, advance=advance)
+        for model, split in ((first, first_split), (second, second_split))
+    ]
+    return compare_evaluations(*evaluations)
 
 
 def compare_evaluations(first: Evaluation, second: Evaluation) -> Comparison:
-    """Return the comparison of two evaluations on the same labelled images; classes are matched by
-    name, with a logit of minus infinity for those that a model does not have.
+    """Return the comparison of two evaluations on the same labelled images.
 
-    Raises InputError where the labels differ, by number or by name.
+    Classes are matched by name, with a logit of minus infinity for those that a model does not
+    have. Raises InputError where the labels differ, by number or by name.
     """
     classes = tuple(dict.fromkeys((*first.classes, *second.classes)))
-    both = []
-    for each in (first, second):
-        columns = torch.tensor([classes.index(name) for name in each.classes])
-        logits = torch.full((len(each.logits), len(classes)), -torch.inf)
-        logits[:, columns] = each.logits
-        both.append(replace(each, classes=classes, logits=logits, labels=columns[each.labels]))
-    if not torch.equal(both[0].labels, both[1].labels):
-        labels = [len(each.labels) for each in both]
+    first = _with_classes(first, classes)
+    second = _with_classes(second, classes)
+    if not torch.equal(first.labels, second.labels):
         raise InputError(
-            f"expected both models on the same images, found {labels[0]} and {labels[1]} labels"
+            f"expected both models on the same images, found {len(first.labels)} and "
+            f"{len(second.labels)} labels"
         )
-    return Comparison(*both)
+    return Comparison(first, second)
 
 
-@dataclass(frozen=True)
-class ClassBias:
-    """One shape class: how many of its n images are classified by shape and by texture."""
-
-    class_name: str
-    n: int
-    shape: int
-    texture: int
-
-    @property
-    def share(self) -> float | None:
-        """Return the share of predictions by shape among those by shape or texture."""
-        either = self.shape + self.texture
-        return self.shape / either if either else None
+def _with_classes(evaluation: Evaluation, classes: tuple[str, ...]) -> Evaluation:
+    columns = torch.tensor([classes.index(name) for name in evaluation.classes])
+    logits = torch.full((len(evaluation.logits), len(classes)), -torch.inf)
+    logits[:, columns] = evaluation.logits
+    labels = columns[evaluation.labels]
+    return replace(evaluation, classes=classes, logits=logits, labels=labels)
 
 
 @dataclass(frozen=True, repr=False)
 class ShapeBias(Summary):
-    """A model's shape bias on n images whose shape and texture differ.
+    """A model's shape bias on n images of different shape and texture.
 
     bias: predictions of the shape's class among those of either the shape's or the texture's, with
     its interval, None without any; shape, texture: the share of all n images classified so;
@@ -194,12 +184,12 @@ def shape_bias(
     precision: str = "fp32",
     advance: Callable[[int], object] = lambda _: None,
 ) -> ShapeBias:
-    """Return the model's shape bias on images named shapeN-textureM; ImageNet's classes are grouped
-    into Geirhos's 16.
+    """Measure the shape bias of a model on images named shapeN-textureM.
 
-    images: a Split, or the folder of such images in folders of their shape's class. Intervals are
-    over the sources of shape, as images that share one are alike. Raises DataError for other
-    images, InputError when the classes do not match.
+    ImageNet's classes are grouped into the 16 of Geirhos 2019. images: a Split, or the folder of
+    such images in folders of their shape's class. Intervals are over the sources of shape, as
+    images that share one are alike. Raises DataError for other images, InputError when the classes
+    do not match.
 
     >>> import vitlens
     >>> from vitlens.models.loading import untrained
@@ -214,26 +204,44 @@ def shape_bias(
     logits = predicted_logits(
         model, split, batch_size=batch_size, precision=precision, advance=advance
     )
-    conflict = cues.conflict  # images whose shape and texture agree are left out
-    guess = mapping.read(logits).argmax(-1)[conflict]
+    conflict = cues.conflict  # without images of equal shape and texture
+    predictions = mapping.read(logits).argmax(-1)[conflict]
     shape = cues.shape[conflict]
     groups = cues.source[conflict]
-    by_shape = guess == shape
-    by_texture = guess == cues.texture[conflict]
+    by_shape = predictions == shape
+    by_texture = predictions == cues.texture[conflict]
     decided = by_shape | by_texture
     bias = accuracy(by_shape[decided], groups=groups[decided]) if decided.any() else None
-    counted = []
+    by_class = list[ClassBias]()
     for index in shape.unique().tolist():
-        own = shape == index
-        sums = int(own.sum()), int(by_shape[own].sum()), int(by_texture[own].sum())
-        counted.append(ClassBias(split.classes[index], *sums))
-    shaped, textured = (accuracy(each, groups=groups) for each in (by_shape, by_texture))
-    return ShapeBias(model.alias, bias, shaped, textured, tuple(counted), mapping.note)
+        of_class = shape == index
+        shape_count = int(by_shape[of_class].sum())
+        texture_count = int(by_texture[of_class].sum())
+        either = shape_count + texture_count
+        by_class.append(
+            ClassBias(
+                model.alias,
+                split.classes[index],
+                n=int(of_class.sum()),
+                shape=shape_count,
+                texture=texture_count,
+                share=shape_count / either if either else None,
+            )
+        )
+    return ShapeBias(
+        model.alias,
+        bias,
+        accuracy(by_shape, groups=groups),
+        accuracy(by_texture, groups=groups),
+        tuple(by_class),
+        mapping.note,
+    )
 
 
 def require_cues(split: Split) -> Cues:
-    """Return the cues of a split. Raises DataError where its file names contain none, or no image
-    has conflicting cues.
+    """Return the cues of a split.
+
+    Raises DataError where its file names contain none, or no image has conflicting cues.
     """
     cues = cues_of(split)
     if cues is None or not cues.conflict.any():

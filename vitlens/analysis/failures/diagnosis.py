@@ -1,6 +1,4 @@
-"""The diagnosis of failures: what the errors of a model have in common, and what mends them when it
-is changed.
-"""
+"""Diagnosis of failures: properties in which errors differ, and changes that fix them."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,10 +14,13 @@ from scipy import stats
 from torch import Tensor
 
 from vitlens.analysis.evaluation.evaluate import accuracy, fitting_batch_size
-from vitlens.analysis.failures.covariates import CHANGES, PerImage, Pictures, Subject, distance
+from vitlens.analysis.failures.changes import CHANGES, Pictures
+from vitlens.analysis.failures.covariates import PerImage, Subject
+from vitlens.analysis.failures.operations import distance
 from vitlens.analysis.failures.patterns import p_of_any_place, scores
-from vitlens.analysis.failures.properties import (
-    PROPERTIES,
+from vitlens.analysis.failures.properties import PROPERTIES
+from vitlens.analysis.failures.regression import Array, fit_errors, likelihood_ratio, standardised
+from vitlens.analysis.failures.rows import (
     CovariateRow,
     DifferenceRow,
     InterventionRow,
@@ -27,7 +28,6 @@ from vitlens.analysis.failures.properties import (
     causes,
     explanations,
 )
-from vitlens.analysis.failures.regression import Array, fitted, likelihood_ratio, standardised
 from vitlens.analysis.failures.separation import FEWEST, area_difference, separation
 from vitlens.classes import reading
 from vitlens.devices import autocast, evaluating
@@ -37,17 +37,17 @@ from vitlens.uncertainty import LEVEL, Estimate, accuracy_difference, holm, pair
 
 Advance = Callable[[int], object]
 PARTS: Final = 4  # the images are cut in quarters by a property
-_EACH: Final = 5  # errors (and successes) for each property of the regression
-_VISIBLE: Final = 0.5 / 255  # of a pixel: what less changes is as it was
+_ERRORS_A_PROPERTY: Final = 5  # errors (and successes) for each property of the regression
+_VISIBLE: Final = 0.5 / 255  # of a pixel: smaller changes do not count
 
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis(Summary):
-    """Why models misclassify images, of one or of two models on the same images.
+    """The reasons why one or two models misclassify images, on the same images.
 
     values: of every property by image, for each model; correct: (n,) whether each image is
     classified correctly by the first model; covariates, differences, quarters, interventions: rows,
-    see analysis/failures/properties.py.
+    see analysis/failures/rows.py.
     """
 
     alias: str
@@ -65,34 +65,31 @@ class Diagnosis(Summary):
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """Return the properties in which the first model's errors differ and whose change mends
-        them, the strongest first.
+        """Return the causes of the first model's errors, the strongest first.
+
+        Errors differ in these properties, and their change fixes errors.
         """
-        return tuple(
-            cause.row.covariate for cause in causes(self.alias, self.covariates, self.interventions)
-        )
+        rows_of_causes = causes(self.alias, self.covariates, self.interventions)
+        return tuple(cause.row.covariate for cause in rows_of_causes)
 
     @property
     def undecided(self) -> tuple[tuple[str, ...], ...]:
-        """Sets of properties of which one, but the data do not say which, is why the first model
-        errs.
-        """
-        found = explanations(self.alias, self.covariates, self.interventions)
-        return tuple(
-            (cause.row.covariate, *(row.covariate for row in cause.rivals))
-            for cause in found
-            if cause.rivals
-        )
+        """Return sets of properties of which one is a cause, but the data do not show which."""
+        sets = list[tuple[str, ...]]()
+        for cause in explanations(self.alias, self.covariates, self.interventions):
+            if cause.rivals:
+                rivals = (row.covariate for row in cause.rivals)
+                sets.append((cause.row.covariate, *rivals))
+        return tuple(sets)
 
     def summary(self) -> Iterator[Line]:
-        """Yield the causes, how each property separates errors, and what its change mends."""
+        """Yield the causes, the separation of errors by each property, and the errors fixed."""
         yield Line("misclassified", self.failures, f"of {len(self.correct)} images")
         yield Line("causes", ", ".join(self.causes) or "not known")
-        yield from (Line(f"AUC of {row.title}", row.area, row.model) for row in self.covariates)
-        yield from (
-            Line(f"{row.change}: mended", row.mended, f"of {row.errors} errors")
-            for row in self.interventions
-        )
+        for row in self.covariates:
+            yield Line(f"AUC of {row.title}", row.area, row.model)
+        for test in self.interventions:
+            yield Line(f"{test.change}: fixed", test.mended, f"of {test.errors} errors")
 
 
 def diagnose(
@@ -102,26 +99,25 @@ def diagnose(
         lambda _: None
     ),
 ) -> Diagnosis:
-    """Return the diagnosis of one or two models. progress: of this number of passes over a changed
-    image.
+    """Return the diagnosis of one or two models.
 
-    All images are changed in those properties that separate errors before any correction, as no
-    others can be shown to be a cause, towards what correct predictions have.
+    progress: of this number of passes over a changed image. All images are changed in those
+    properties that separate errors before any correction, towards the values of correct
+    predictions: no others could be significant.
     """
     rows = covariate_rows(subjects)
-    plans = []
-    tested = list[InterventionRow]()
+    plans = list[tuple[Subject, list[CovariateRow]]]()
+    passes = 0
     for subject in subjects:
-        changeable = [
-            row
-            for row in rows
-            if row.model == subject.evaluation.alias and _is_changed(row, subject)
-        ]
-        plans.append((subject, changeable))
-    with progress(sum(2 * len(subject.split) * len(own) for subject, own in plans)) as advance:
-        for subject, own in plans:
-            after = outcomes(subject, own, advance)
-            tested += [_intervened(subject, row, after[row.covariate]) for row in own]
+        alias = subject.evaluation.alias
+        changed = [row for row in rows if row.model == alias and _is_changed(row, subject)]
+        plans.append((subject, changed))
+        passes += 2 * len(subject.split) * len(changed)
+    tested = list[InterventionRow]()
+    with progress(passes) as advance:
+        for subject, changed in plans:
+            after = outcomes(subject, changed, advance)
+            tested += [_intervention_row(subject, row, after[row.covariate]) for row in changed]
     p_values = holm([max(row.p, row.p_change) for row in tested])
     first = subjects[0].evaluation
     return Diagnosis(
@@ -136,12 +132,10 @@ def diagnose(
 
 
 def _is_changed(row: CovariateRow, subject: Subject) -> bool:
-    """Return True if a property separates errors before any correction, and a change of it is
-    possible.
-    """
+    """Return True if a property separates errors before any correction, and can be changed."""
     separates = any(p is not None and p <= LEVEL for p in (row.p, row.p_joint))
-    ground = subject.split.masks is not None or subject.split.scenes is not None
-    return separates and row.change != "" and (ground or row.covariate != "clutter")
+    has_ground = subject.split.masks is not None or subject.split.scenes is not None
+    return separates and row.change != "" and (has_ground or row.covariate != "clutter")
 
 
 @torch.no_grad()
@@ -155,9 +149,10 @@ def predictions(subject: Subject, images: Tensor) -> Int[Tensor, " batch"]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What becomes of every image after a change and after its control, rows of (2, n): right:
-    whether it is then classified correctly; size: the mean absolute distance of its pixels from
-    before. visible: (n,) whether the change alters it at all.
+    """The effect of a change and of its control on every image, rows of (2, n).
+
+    right: whether it is then classified correctly; size: the mean absolute distance of its pixels
+    from before; visible: (n,) whether the change alters it at all.
     """
 
     right: Bool[Tensor, "2 batch"]
@@ -168,12 +163,10 @@ class Outcome:
 def outcomes(
     subject: Subject, rows: Sequence[CovariateRow], advance: Advance = lambda _: None
 ) -> Mapping[str, Outcome]:
-    """Return for each property what becomes of all images after its change, and after its
-    control."""
-    parts: defaultdict[str, list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
-    for indices in torch.arange(len(subject.split)).split(
-        subject.batch_size or fitting_batch_size(subject.model)
-    ):
+    """Return for each property the outcome of its change, and of its control, on all images."""
+    batches: defaultdict[str, list[Outcome]] = defaultdict(list)
+    batch_size = subject.batch_size or fitting_batch_size(subject.model)
+    for indices in torch.arange(len(subject.split)).split(batch_size):
         pictures = Pictures(subject, indices)
         truth = subject.evaluation.labels[indices]
         for row in rows:
@@ -181,38 +174,47 @@ def outcomes(
             right = torch.stack([predictions(subject, images) == truth for images in both])
             size = torch.stack([distance(pictures.images, images) for images in both])
             visible = (both[0] - pictures.images).abs().flatten(1).amax(1) > _VISIBLE
-            parts[row.covariate].append((right, size.cpu(), visible.cpu()))
+            batches[row.covariate].append(Outcome(right, size.cpu(), visible.cpu()))
             advance(2 * len(indices))
-    return {
-        name: Outcome(*(torch.cat(part, -1) for part in zip(*own))) for name, own in parts.items()
-    }
+    return {name: _joined(parts) for name, parts in batches.items()}
 
 
-def _intervened(subject: Subject, row: CovariateRow, after: Outcome) -> InterventionRow:
-    """Count the images of which the property is known and which the change alters."""
+def _joined(parts: Sequence[Outcome]) -> Outcome:
+    """Return the outcome on the images of all batches."""
+    return Outcome(
+        torch.cat([part.right for part in parts], -1),
+        torch.cat([part.size for part in parts], -1),
+        torch.cat([part.visible for part in parts]),
+    )
+
+
+def _intervention_row(subject: Subject, row: CovariateRow, after: Outcome) -> InterventionRow:
+    """Count the images that the change alters and that have the property."""
     changed = after.visible & subject.values[row.covariate].isfinite()
     right = subject.evaluation.correct[changed]
-    groups = _of(subject.evaluation.groups, changed)
-    then, control = after.right[:, changed]
-    size, control_size = (
-        after.size[:, changed].double().mean(1).tolist() if changed.any() else (0.0, 0.0)
-    )
+    groups = _pick(subject.evaluation.groups, changed)
+    right_after, right_after_control = after.right[:, changed]
     gain = Estimate(0.0, n=0, unit="points")
+    size = 0.0
+    control_size = 0.0
     if changed.any():
-        gain = accuracy_difference(then, control, groups=groups, seed=subject.seed)
+        gain = accuracy_difference(
+            right_after, right_after_control, groups=groups, seed=subject.seed
+        )
+        size, control_size = after.size[:, changed].double().mean(1).tolist()
     return InterventionRow(
         row.model,
         row.covariate,
         row.change,
         row.known.control,
         errors=int((~right).sum()),
-        mended=int((then & ~right).sum()),
-        control_mended=int((control & ~right).sum()),
-        broken=int((right & ~then).sum()),
-        control_broken=int((right & ~control).sum()),
+        mended=int((right_after & ~right).sum()),
+        control_mended=int((right_after_control & ~right).sum()),
+        broken=int((right & ~right_after).sum()),
+        control_broken=int((right & ~right_after_control).sum()),
         gain=gain,
-        p=_p_of_change(then, control, groups),
-        p_change=_p_of_change(then, right, groups),
+        p=_p_of_change(right_after, right_after_control, groups),
+        p_change=_p_of_change(right_after, right, groups),
         size=size,
         control_size=control_size,
     )
@@ -221,155 +223,188 @@ def _intervened(subject: Subject, row: CovariateRow, after: Outcome) -> Interven
 def _p_of_change(first: Tensor, second: Tensor, groups: Tensor | None) -> float:
     if not len(first):
         return 1.0
-    return paired_test(
-        first.numpy(), second.numpy(), groups=None if groups is None else groups.numpy()
-    )
+    sources = None if groups is None else groups.numpy()
+    return paired_test(first.numpy(), second.numpy(), groups=sources)
 
 
 def covariate_rows(subjects: Sequence[Subject]) -> tuple[CovariateRow, ...]:
-    """Return how each property separates the errors of each model, alone and given the others;
-    images of NaN (not known) are left out, as are properties without both errors and correct
+    """Return how each property separates the errors of each model, given the others and without.
+
+    Images of NaN (not known) are left out, as are properties without both errors and correct
     predictions.
     """
-    rows: list[CovariateRow] = []
-    sizes = list[int]()
+    rows = list[CovariateRow]()
+    slices = list[slice]()
     for subject in subjects:
-        alone = [row for name in subject.values if (row := _alone(subject, name)) is not None]
-        sizes.append(len(alone))
-        rows += _given_others(subject, alone)
-    tests = [
-        (at, name)
-        for at, row in enumerate(rows)
-        for name in ("p", "p_joint")
-        if getattr(row, name) is not None
-    ]
-    corrected = holm([getattr(rows[at], name) for at, name in tests])
-    for (at, name), p in zip(tests, corrected):
+        separate = list[CovariateRow]()
+        for name in subject.values:
+            row = _separation_row(subject, name)
+            if row is not None:
+                separate.append(row)
+        slices.append(slice(len(rows), len(rows) + len(separate)))
+        rows += _with_regression(subject, separate)
+    rows = _corrected(rows)
+    complete = list[CovariateRow]()
+    for subject, of_subject in zip(subjects, slices):
+        for row in rows[of_subject]:
+            inseparable = _inseparable(subject, row, rows[of_subject])
+            complete.append(replace(row, inseparable=inseparable))
+    return tuple(complete)
+
+
+def _corrected(rows: Sequence[CovariateRow]) -> list[CovariateRow]:
+    """Return the rows with p-values corrected by Holm over both tests of all rows."""
+    tests = list[tuple[int, str]]()
+    p_values = list[float]()
+    for at, row in enumerate(rows):
+        for name in ("p", "p_joint"):
+            p = getattr(row, name)
+            if p is not None:
+                tests.append((at, name))
+                p_values.append(p)
+    corrected = list(rows)
+    for (at, name), p in zip(tests, holm(p_values)):
         adjusted: dict[str, Any] = {f"{name}_holm": p}
-        rows[at] = replace(rows[at], **adjusted)
-    separated = list[CovariateRow]()
-    start = 0
-    for subject, size in zip(subjects, sizes):
-        same = rows[start : start + size]
-        separated += [replace(row, inseparable=_inseparable(subject, row, same)) for row in same]
-        start += size
-    return tuple(separated)
+        corrected[at] = replace(corrected[at], **adjusted)
+    return corrected
 
 
-def _alone(subject: Subject, name: str) -> CovariateRow | None:
-    """Return how one property separates errors when no other is known; None without errors or
-    correct predictions.
+def _separation_row(subject: Subject, name: str) -> CovariateRow | None:
+    """Return how one property separates errors when no other is known.
+
+    None without errors or correct predictions.
     """
     evaluation = subject.evaluation
     values = subject.values[name]
-    usable = values.isfinite()
-    numbers = values[usable].double().numpy()
-    wrong = ~evaluation.correct[usable].numpy()
+    has_value = values.isfinite()
+    numbers = values[has_value].double().numpy()
+    wrong = ~evaluation.correct[has_value].numpy()
     if not wrong.any() or wrong.all():
         return None
-    area, p = separation(numbers, wrong, groups=_of(evaluation.groups, usable), seed=subject.seed)
-    detail = place = ""
+    groups = _pick(evaluation.groups, has_value)
+    area, p = separation(numbers, wrong, groups=groups, seed=subject.seed)
     if PROPERTIES[name].sought:
-        area = Estimate(
-            area.value, n=area.n, unit=""
-        )  # the interval of what was chosen is too narrow
+        # the best of many has too narrow an interval
+        area = Estimate(area.value, n=area.n, unit="")
+    detail = ""
+    place = ""
     if name == "mark" and subject.mark is not None:
         p = subject.mark.p
         detail = subject.mark.detail
         place = subject.mark.place
     if name == "pair" and subject.pair is not None:
         p = subject.pair.p
-        both = (subject.pair.first, subject.pair.second)
-        detail = " and ".join(evaluation.classes[at] for at in both)
-    failed, passed = (float(np.median(numbers[of])) for of in (wrong, ~wrong))
-    title = PROPERTIES[name].title
-    errors = int(wrong.sum())
+        first = evaluation.classes[subject.pair.first]
+        second = evaluation.classes[subject.pair.second]
+        detail = f"{first} and {second}"
     return CovariateRow(
-        evaluation.alias, name, title, area, errors, failed, passed, p, detail=detail, place=place
+        evaluation.alias,
+        name,
+        PROPERTIES[name].title,
+        area,
+        errors=int(wrong.sum()),
+        median_errors=float(np.median(numbers[wrong])),
+        median_correct=float(np.median(numbers[~wrong])),
+        p=p,
+        detail=detail,
+        place=place,
     )
 
 
-def _given_others(subject: Subject, alone: Sequence[CovariateRow]) -> list[CovariateRow]:
-    """Return the rows with what each property adds to a logistic regression of errors on the
-    others.
+def _with_regression(subject: Subject, separate: Sequence[CovariateRow]) -> list[CovariateRow]:
+    """Return the rows with the test of each property in a logistic regression of errors on others.
 
-    The regression has only properties that no prediction decides and that are known of all images,
-    the strongest alone, one for every five errors; of images that share a source, one; and none
-    with fewer than 10 errors or successes. What is sought in the errors is added to it, but is not
-    among the others.
+    The regression has only properties that no prediction decides and that all images have, the
+    strongest without the others first, one for every five errors; of images that share a source,
+    one; and none with fewer than 10 errors or successes. A property that is sought in the errors is
+    added to it, but is not among the others.
     """
     wrong = _wrong(subject)
-    few = int(min(wrong.sum(), (~wrong).sum()))
-    if few < FEWEST:
-        return list(alone)
-    known = [
-        row
-        for row in alone
-        if not row.known.outcome and bool(subject.values[row.covariate].isfinite().all())
-    ]
-    usable = [row for row in known if not row.known.sought]
-    usable.sort(key=lambda row: (1.0 if row.p is None else row.p, -abs(row.area.value - 0.5)))
-    names = [row.covariate for row in usable[: few // _EACH]]
-    columns = _columns(subject, names)
-    fit = fitted(columns, wrong)
-    found = dict[str, tuple[float, float, float]]()
+    smaller = int(min(wrong.sum(), (~wrong).sum()))
+    if smaller < FEWEST:
+        return list(separate)
+    candidates = list[CovariateRow]()
+    sought = list[CovariateRow]()
+    for row in separate:
+        is_complete = bool(subject.values[row.covariate].isfinite().all())
+        if row.known.outcome or not is_complete:
+            continue
+        if row.known.sought:
+            sought.append(row)
+        else:
+            candidates.append(row)
+    candidates.sort(key=_weakness)
+    names = [row.covariate for row in candidates[: smaller // _ERRORS_A_PROPERTY]]
+    columns = _standardised_columns(subject, names)
+    fit = fit_errors(columns, wrong)
+    tests = dict[str, _Test]()
     for at, name in enumerate(names):
         ratio = likelihood_ratio(columns, at, wrong)
-        found[name] = ratio, float(stats.chi2.sf(ratio, 1)), float(fit.slopes[at])
-    for row in known:
-        if row.known.sought:
-            found[row.covariate] = _sought(subject, row.covariate, columns, wrong)
-    empty = (None, None, None)
-    return [
-        replace(row, likelihood_ratio=ratio, p_joint=p, slope=slope)
-        for row in alone
-        for ratio, p, slope in [found.get(row.covariate, empty)]
-    ]
+        tests[name] = _Test(ratio, float(stats.chi2.sf(ratio, 1)), float(fit.slopes[at]))
+    for row in sought:
+        tests[row.covariate] = _test_sought(subject, row.covariate, columns, wrong)
+    rows = list[CovariateRow]()
+    for row in separate:
+        test = tests.get(row.covariate)
+        if test is not None:
+            row = replace(
+                row, likelihood_ratio=test.likelihood_ratio, p_joint=test.p, slope=test.slope
+            )
+        rows.append(row)
+    return rows
 
 
-def _sought(
-    subject: Subject, name: str, columns: Array, wrong: NDArray[np.bool_]
-) -> tuple[float, float, float]:
-    """Return the likelihood ratio, p and slope of what is sought in the errors, given these
-    properties.
-    """
-    more = np.column_stack([columns, _columns(subject, [name])])
-    ratio = likelihood_ratio(more, columns.shape[1], wrong)
-    slope = float(fitted(more, wrong).slopes[-1])
+def _weakness(row: CovariateRow) -> tuple[float, float]:
+    p = 1.0 if row.p is None else row.p
+    return p, -abs(row.area.value - 0.5)
+
+
+@dataclass(frozen=True)
+class _Test:
+    """The test of one property in a logistic regression of errors."""
+
+    likelihood_ratio: float
+    p: float
+    slope: float
+
+
+def _test_sought(subject: Subject, name: str, columns: Array, wrong: NDArray[np.bool_]) -> _Test:
+    """Return the test of a property that was sought in the errors, given these columns."""
+    extended = np.column_stack([columns, _standardised_columns(subject, [name])])
+    ratio = likelihood_ratio(extended, columns.shape[1], wrong)
+    slope = float(fit_errors(extended, wrong).slopes[-1])
     if name == "pair" and subject.pair is not None:
-        return ratio, min(1.0, subject.pair.pairs * float(stats.chi2.sf(ratio, 1))), slope
+        p_of_pair = float(stats.chi2.sf(ratio, 1))
+        return _Test(ratio, min(1.0, subject.pair.pairs * p_of_pair), slope)
     assert subject.mark is not None
     design = np.column_stack([np.ones(len(wrong)), columns])
     cells = subject.cells.flatten(1)[torch.from_numpy(subject.independent)].double().numpy()
     cells -= design @ np.linalg.lstsq(design, cells, rcond=None)[0]
-    residuals = wrong - fitted(columns, wrong).chances
+    residuals = wrong - fit_errors(columns, wrong).chances
     residuals -= residuals.mean()
     observed = float(scores(cells[:, [subject.mark.index]], residuals)[0])
     p, _ = p_of_any_place(cells, residuals, observed, seed=subject.seed)
-    return ratio, p, slope
+    return _Test(ratio, p, slope)
 
 
 def _inseparable(
     subject: Subject, row: CovariateRow, rows: Sequence[CovariateRow]
 ) -> tuple[str, ...]:
-    """Return the properties in which a model's errors differ, too, and beside which alone this one
-    adds nothing.
-    """
-    others = [each for each in rows if each.differs and each.covariate != row.covariate]
+    """Return the properties in which errors differ, too, and to each of which this adds nothing."""
     if not row.differs or row.known.outcome:
         return ()
-    found = []
-    for other in others:
-        if other.known.outcome:
+    names = list[str]()
+    for other in rows:
+        if other.covariate == row.covariate or not other.differs or other.known.outcome:
             continue
-        columns = _columns(subject, [row.covariate, other.covariate])
+        columns = _standardised_columns(subject, [row.covariate, other.covariate])
         usable = np.isfinite(columns).all(1)
         wrong = _wrong(subject)[usable]
         if wrong.any() and not wrong.all():
             ratio = likelihood_ratio(standardised(columns[usable]), 0, wrong)
             if stats.chi2.sf(ratio, 1) > LEVEL:
-                found.append(other.covariate)
-    return tuple(found)
+                names.append(other.covariate)
+    return tuple(names)
 
 
 def _wrong(subject: Subject) -> NDArray[np.bool_]:
@@ -377,59 +412,73 @@ def _wrong(subject: Subject) -> NDArray[np.bool_]:
     return wrong
 
 
-def _columns(subject: Subject, names: Sequence[str]) -> Array:
-    """Return standardised properties (n, properties) of the images that count on their own."""
+def _standardised_columns(subject: Subject, names: Sequence[str]) -> Array:
+    """Return properties (n, properties) of the independent images, standardised."""
+    images = subject.independent
     if not names:
-        return np.zeros((len(subject.independent), 0))
-    return standardised(
-        np.stack([subject.values[name].double().numpy()[subject.independent] for name in names], 1)
-    )
+        return np.zeros((len(images), 0))
+    columns = [subject.values[name].double().numpy()[images] for name in names]
+    return standardised(np.stack(columns, 1))
 
 
 def difference_rows(first: Subject, second: Subject) -> tuple[DifferenceRow, ...]:
-    """Return how much better each property separates the errors of the first of two models, where
-    both make enough.
+    """Return how much better each property separates the errors of the first of two models.
+
+    Properties are left out where either makes too few errors.
     """
-    one = first.evaluation
-    other = second.evaluation
-    found = list[tuple[str, Estimate, float]]()
+    correct = torch.stack((first.evaluation.correct, second.evaluation.correct))
+    rows = list[DifferenceRow]()
+    p_values = list[float]()
     for name in first.values:
-        if name in second.values and not PROPERTIES[name].sought:
-            values = torch.stack((first.values[name], second.values[name]))
-            known = values.isfinite().all(0)
-            correct = torch.stack((one.correct, other.correct))
-            numbers = values[:, known].double().numpy()
-            wrong = ~correct[:, known].numpy()
-            if min(wrong.sum(1).min(), (~wrong).sum(1).min()) >= FEWEST:
-                found.append(
-                    (name, *area_difference(numbers, wrong, groups=_of(one.groups, known)))
-                )
-    return tuple(
-        DifferenceRow(one.alias, other.alias, name, PROPERTIES[name].title, gap, p)
-        for (name, gap, _), p in zip(found, holm([p for _, _, p in found]))
-    )
+        if name not in second.values or PROPERTIES[name].sought:
+            continue
+        values = torch.stack((first.values[name], second.values[name]))
+        has_values = values.isfinite().all(0)
+        numbers = values[:, has_values].double().numpy()
+        wrong = ~correct[:, has_values].numpy()
+        if min(wrong.sum(1).min(), (~wrong).sum(1).min()) < FEWEST:
+            continue
+        groups = _pick(first.evaluation.groups, has_values)
+        gap, p = area_difference(numbers, wrong, groups=groups)
+        rows.append(
+            DifferenceRow(
+                first.evaluation.alias,
+                second.evaluation.alias,
+                name,
+                PROPERTIES[name].title,
+                gap,
+                p_holm=p,
+            )
+        )
+        p_values.append(p)
+    return tuple(replace(row, p_holm=p) for row, p in zip(rows, holm(p_values)))
 
 
 def quarter_rows(subjects: Sequence[Subject]) -> Iterator[QuarterRow]:
-    """Yield the accuracy in each quarter of the images by every property; equal values are never
-    separated.
+    """Yield the accuracy on each quarter of the images by every property.
+
+    Equal values are never separated.
     """
     inner = torch.linspace(0, 1, PARTS + 1, dtype=torch.float64)[1:-1]
     for subject in subjects:
         evaluation = subject.evaluation
-        for name, own in subject.values.items():
-            known = own.isfinite()
-            edges = torch.quantile(own[known].double(), inner).unique()
-            member = torch.where(known, torch.bucketize(own.double(), edges), -1)
-            for number, part in enumerate(member[known].unique(), 1):
-                inside = member == part
-                groups = _of(evaluation.groups, inside)
-                right = accuracy(evaluation.correct[inside], groups=groups)
-                ends = float(own[inside].amin()), float(own[inside].amax())
+        for name, values in subject.values.items():
+            has_value = values.isfinite()
+            edges = torch.quantile(values[has_value].double(), inner).unique()
+            quarters = torch.where(has_value, torch.bucketize(values.double(), edges), -1)
+            for number, quarter in enumerate(quarters[has_value].unique(), 1):
+                inside = quarters == quarter
+                groups = _pick(evaluation.groups, inside)
                 yield QuarterRow(
-                    evaluation.alias, name, PROPERTIES[name].title, number, *ends, right
+                    evaluation.alias,
+                    name,
+                    PROPERTIES[name].title,
+                    number,
+                    low=float(values[inside].amin()),
+                    high=float(values[inside].amax()),
+                    accuracy=accuracy(evaluation.correct[inside], groups=groups),
                 )
 
 
-def _of(groups: Tensor | None, images: Tensor) -> Tensor | None:
+def _pick(groups: Tensor | None, images: Tensor) -> Tensor | None:
     return None if groups is None else groups[images]

@@ -1,7 +1,7 @@
-"""Disturbances of images at several levels, free of torch: common corruptions, and filters,
-shuffles and coverings.
+"""Disturbances of images at several levels; free of torch.
 
-Each is an operation of operations.py at a level; lengths are shares of the shorter side.
+They are common corruptions, filters, shuffles and coverings. Each is an operation of operations.py
+at a level; lengths are shares of the shorter side.
 """
 
 import math
@@ -14,13 +14,16 @@ Size = tuple[int, int]
 
 SEVERITIES: Final = (1, 2, 3, 4, 5)
 _MOST_TILES: Final = 16  # along a side
+_TILE_STEP: Final = 1.7  # least ratio of consecutive numbers of tiles
 
 
 @dataclass(frozen=True)
 class Disturbance:
-    """One disturbance. description: what it does, or what its level is; operation: its name in
-    operations.py; levels: of a common corruption its strengths at severities 1 to 5, of the others
-    those of which the first changes nothing (none: tiles, which depend on the size).
+    """One disturbance of images.
+
+    description: its effect, or the meaning of its level; operation: its name in operations.py;
+    levels: of a common corruption its strengths at severities 1 to 5, of the others those of which
+    the first changes nothing (none: tiles, which depend on the size).
     """
 
     title: str
@@ -29,16 +32,18 @@ class Disturbance:
     levels: tuple[float, ...] = ()
 
     def at(self, size: Size) -> tuple[float, ...]:
-        """Return the levels for images of this size; of tiles 1 and numbers that divide the sides,
-        each at least 1.7 times the one before.
+        """Return the levels for images of this size.
+
+        Of tiles they are 1 and numbers that divide the sides, each at least 1.7 times the one
+        before.
         """
         if self.levels:
             return self.levels
-        chosen = [1]
-        for parts in range(2, _MOST_TILES + 1):
-            if math.gcd(*size) % parts == 0 and parts >= 1.7 * chosen[-1]:
-                chosen.append(parts)
-        return tuple(float(parts) for parts in chosen)
+        counts = [1]
+        for count in range(2, _MOST_TILES + 1):
+            if math.gcd(*size) % count == 0 and count >= _TILE_STEP * counts[-1]:
+                counts.append(count)
+        return tuple(float(count) for count in counts)
 
 
 # after Hendrycks & Dietterich 2019; occlusion is none of theirs

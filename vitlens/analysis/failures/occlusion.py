@@ -1,6 +1,6 @@
-"""What covers a part of an object, read off the luminance and the object's mask.
+"""Covered parts of objects, read off the luminance and the object's mask.
 
-Something else may stand in front of an object where its outline touches pixels that differ from its
+Another object may stand in front where the outline touches pixels that differ from the
 surroundings. A mask without a part of the object does not show this by its shape: a bar that is cut
 at one end is a shorter bar.
 """
@@ -16,17 +16,16 @@ from torch.nn import functional as F
 from vitlens.shapes import Masks
 
 Planes = Float[Tensor, "batch height width"]
-_MARGIN: Final = (
-    1 / 64
-)  # of the shorter side: the smoothed edge of an object, and the width of its outline
-# from the median of the surroundings, from which on a pixel is something else
+# of the shorter side: the smoothed edge of an object, and the width of its outline
+_MARGIN: Final = 1 / 64
+# from the median of the surroundings, from which on a pixel is of another object
 _DEVIATIONS: Final = 3.0
 # of the median absolute deviation, which makes it the standard deviation of normal noise
 _SCALE: Final = 1.4826
-# of the range of luminance: smaller differences are not seen as something else
+# of the range of luminance: smaller differences are not seen as another object
 _LEAST: Final = 0.05
-_REACH: Final = 1 / 4  # of the shorter side: how far something else is followed from the outline
-_READ: Final = 64  # pixels along the shorter side of what medians are taken on
+_REACH: Final = 1 / 4  # of the shorter side: how far another object is followed
+_SPARSE: Final = 64  # pixels along the shorter side of what medians are taken on
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,9 @@ class Outline:
 
     @property
     def share(self) -> Float[Tensor, " batch"]:
-        """Return the share of each outline that touches something else; NaN without an object, or
-        without an outline.
+        """Return the share of each outline that touches another object.
+
+        NaN without an object, or without an outline.
         """
         total = self.ring.sum((1, 2))
         touched = (self.ring & self.other).sum((1, 2))
@@ -52,9 +52,10 @@ class Outline:
 
     @property
     def cover(self) -> Bool[Tensor, "batch height width"]:
-        """Everything else that reaches an outline, followed from there."""
+        """Return the other objects that reach an outline, followed from there."""
         region = self.ring & self.other
-        for _ in range(max(1, round(_REACH * min(region.shape[-2:])))):
+        steps = max(1, round(_REACH * min(region.shape[-2:])))
+        for _ in range(steps):
             region = grown(region, 1) & self.other
         return region
 
@@ -64,10 +65,12 @@ def outlines(planes: Planes, masks: Masks) -> Outline:
     margin = margin_of(planes)
     near = grown(masks, margin)
     wide = grown(near, margin)
-    step = max(1, min(planes.shape[-2:]) // _READ)
-    seen = planes[:, ::step, ::step].masked_fill(wide[:, ::step, ::step], torch.nan).flatten(1)
-    level = seen.nanmedian(1, keepdim=True).values
-    spread = _SCALE * (seen - level).abs().nanmedian(1, keepdim=True).values
+    step = max(1, min(planes.shape[-2:]) // _SPARSE)
+    sparse_planes = planes[:, ::step, ::step]
+    sparse_wide = wide[:, ::step, ::step]
+    surroundings = sparse_planes.masked_fill(sparse_wide, torch.nan).flatten(1)
+    level = surroundings.nanmedian(1, keepdim=True).values
+    spread = _SCALE * (surroundings - level).abs().nanmedian(1, keepdim=True).values
     limit = (_DEVIATIONS * spread).clamp_min(_LEAST)
     other = (planes - level[:, :, None]).abs() > limit[:, :, None]
     return Outline(near, wide & ~near, other & ~near)
@@ -81,6 +84,7 @@ def margin_of(planes: Tensor) -> int:
 def grown(
     region: Bool[Tensor, "batch height width"], pixels: int
 ) -> Bool[Tensor, "batch height width"]:
-    """Return a region with all pixels that are at most so far from it."""
-    grown: Tensor = F.max_pool2d(region[:, None].float(), 2 * pixels + 1, stride=1, padding=pixels)
-    return grown[:, 0] > 0
+    """Return a region with all pixels up to this distance from it."""
+    width = 2 * pixels + 1
+    pooled: Tensor = F.max_pool2d(region[:, None].float(), width, stride=1, padding=pixels)
+    return pooled[:, 0] > 0

@@ -1,10 +1,9 @@
-"""Disturbed images: the operations of the table of disturbances, and which images are classified
-correctly after them.
+"""Operations on images: the disturbances of disturbances.py, and accuracy after them.
 
-Random numbers depend on an image's own key, not on its index in a batch; a square that is covered
-at one level is also covered at higher levels. Each corruption is one operation of torchvision
-(JPEG: of Pillow). Frequencies are shares of Nyquist's (half a cycle a pixel): 1 is the highest
-along an axis, sqrt(2) the highest of all; the image is treated as periodic.
+Random numbers depend on an image's key, not on its index in a batch; a square that is covered at
+one level is also covered at higher levels. Each corruption is one operation of torchvision (JPEG:
+of Pillow). Frequencies are shares of Nyquist's (half a cycle a pixel): 1 is the highest along an
+axis, sqrt(2) the highest of all; the image is treated as periodic.
 """
 
 import math
@@ -17,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from PIL import Image
 from torch import Tensor
 
@@ -26,6 +25,7 @@ from vitlens.analysis.evaluation.intervals import resampled_means, sizes_of_grou
 from vitlens.analysis.failures.disturbances import CORRUPTIONS
 from vitlens.classes import reading
 from vitlens.data.draws import uniform
+from vitlens.data.scenes import LUMINANCE
 from vitlens.data.split import Split
 from vitlens.devices import autocast, evaluating
 from vitlens.models.model import Model
@@ -44,9 +44,9 @@ def _torchvision() -> Any:
 
 def _noise(images: Images, strength: float, keys: Keys) -> Images:
     count = images[0].numel()
-    first, second = (
-        uniform(keys.to(images.device), count, stream=stream).double() for stream in (3, 4)
-    )
+    keys = keys.to(images.device)
+    first = uniform(keys, count, stream=3).double()
+    second = uniform(keys, count, stream=4).double()
     normal = (-2 * (1 - first).log()).sqrt() * (2 * torch.pi * second).cos()  # Box and Muller
     return images + strength * normal.view_as(images).to(images.dtype)
 
@@ -60,12 +60,13 @@ def blurred(images: Images, sigma: float) -> Images:
 
 
 def _jpeg(images: Images, strength: float, _keys: Keys) -> Images:
-    read = []
-    for pixels in (images.cpu() * 255).round().clamp(0, 255).byte().permute(0, 2, 3, 1).numpy():
+    bytes_of_images = (images.cpu() * 255).round().clamp(0, 255).byte()
+    decoded = list[Tensor]()
+    for pixels in bytes_of_images.permute(0, 2, 3, 1).numpy():
         file = BytesIO()
         Image.fromarray(pixels).save(file, format="JPEG", quality=int(strength))
-        read.append(torch.from_numpy(np.array(Image.open(file))))
-    return torch.stack(read).permute(0, 3, 1, 2).to(images.device, images.dtype) / 255
+        decoded.append(torch.from_numpy(np.array(Image.open(file))))
+    return torch.stack(decoded).permute(0, 3, 1, 2).to(images.device, images.dtype) / 255
 
 
 def _pixelated(images: Images, strength: float, _keys: Keys) -> Images:
@@ -81,79 +82,91 @@ def _pixelated(images: Images, strength: float, _keys: Keys) -> Images:
 def _occluded(images: Images, strength: float, keys: Keys) -> Images:
     height, width = images.shape[-2:]
     side = max(1, round(strength * min(height, width)))
-    erased = images.clone()
+    occluded = images.clone()
     places = uniform(keys.to(images.device), 2, stream=5).cpu()
-    for image, own, (down, across) in zip(erased, images, places.tolist()):
+    for image, original, (down, across) in zip(occluded, images, places.tolist()):
         top = int(down * (height - side + 1))
         left = int(across * (width - side + 1))
-        image[:, top : top + side, left : left + side] = own.mean((1, 2), keepdim=True)
-    return erased
+        image[:, top : top + side, left : left + side] = original.mean((1, 2), keepdim=True)
+    return occluded
 
 
 def frequency_bands(images: Images, *, cutoff: float) -> tuple[Images, Images]:
-    """Return the images' low (up to the cut-off) and high frequencies; their sum is the image.
+    """Return the low and the high frequencies of images, of which the sum is the image.
 
-    The mean is in the low part. cutoff: share of Nyquist's frequency, 0 or more. Values are not
-    clipped; the high part has mean 0.
+    cutoff: the highest frequency of the low part, as a share of Nyquist's, 0 or more. The mean is
+    in the low part. Values are not clipped; the high part has mean 0.
     """
     height, width = images.shape[-2:]
     down = 2 * torch.fft.fftfreq(height, device=images.device)
     across = 2 * torch.fft.rfftfreq(width, device=images.device)
-    radius = (
-        down[:, None].square() + across[None].square()
-    ).sqrt()  # of each component, alike in all directions
+    radius = (down[:, None].square() + across[None].square()).sqrt()
     inside = radius <= cutoff + 1e-6  # also components on the circle, despite rounding
     low: Tensor = torch.fft.irfft2(torch.fft.rfft2(images.float()) * inside, s=(height, width))
     return low, images - low
 
 
 def shuffled(images: Images, level: float, keys: Keys) -> Images:
-    """Return each image cut into level x level equal tiles in random order, which destroys shape
-    before texture.
+    """Return each image cut into level x level equal tiles in random order.
+
+    This destroys shape before texture.
     """
-    parts, (height, width) = int(level), images.shape[-2:]
-    cut = images.unflatten(2, (parts, height // parts)).unflatten(4, (parts, width // parts))
-    tiles = cut.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # (batch, parts * parts, 3, rows, columns)
-    order = uniform(keys.to(images.device), parts * parts, stream=1).argsort(1)
+    count = int(level)
+    height, width = images.shape[-2:]
+    cut = images.unflatten(2, (count, height // count)).unflatten(4, (count, width // count))
+    tiles = cut.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # (batch, count * count, 3, rows, columns)
+    order = uniform(keys.to(images.device), count * count, stream=1).argsort(1)
     drawn = tiles[torch.arange(len(images), device=images.device)[:, None], order]
-    laid: Tensor = (
-        drawn.unflatten(1, (parts, parts)).permute(0, 3, 1, 4, 2, 5).reshape(images.shape)
-    )
+    grid = drawn.unflatten(1, (count, count)).permute(0, 3, 1, 4, 2, 5)
+    laid: Tensor = grid.reshape(images.shape)
     return laid
 
 
 def covered(images: Images, share: float, keys: Keys) -> Images:
-    """Return each image with that share of its squares filled with its own mean colour, off the
-    grid of a ViT's patches.
+    """Return each image with this share of its squares filled with its mean colour.
 
-    The squares, about an eighth of a side, begin half a square outside the image, with sides of no
-    divisor in common with it (5 px, shifted by 3 px, in images of 32 px; 29 and 15 in 224 px):
-    squares of the patches' own grid would remove whole tokens and leave the others as they are.
-    share: a fraction; the number of squares is rounded, and as those at the edges are cut, the
+    The squares are about an eighth of a side, off the patch grid of a ViT: they begin half a square
+    outside the image, with sides of no divisor in common with it (5 px, shifted by 3 px, in images
+    of 32 px; 29 and 15 in 224 px). Squares of the patch grid would remove complete tokens and leave
+    the others as they are. The number of squares is rounded. As those at the edges are cut, the
     share of pixels is this one on average.
     """
-    size = images.shape[-2], images.shape[-1]
-
-    def coprime(least: int) -> int:
-        """Return the smallest number from `least` on without a divisor in common with a side, as
-        patches that divide it.
-        """
-        while any(math.gcd(least, whole) > 1 for whole in size):
-            least += 1
-        return least
-
-    side = coprime(max(2, -(-min(size) // _COVERED)))
-    rows, columns = ((torch.arange(whole) + coprime(side // 2)) // side for whole in size)
-    number = (rows[:, None] * (int(columns[-1]) + 1) + columns).to(images.device)
-    squares = int(number[-1, -1]) + 1
-    rank = uniform(keys.to(images.device), squares, stream=2).argsort(1).argsort(1)
-    gone = (rank < round(share * squares))[:, number]
-    return torch.where(gone[:, None], images.mean((-2, -1), keepdim=True), images)
+    height, width = images.shape[-2:]
+    side = _coprime(max(2, -(-min(height, width) // _COVERED)), (height, width))
+    offset = _coprime(side // 2, (height, width))
+    rows = (torch.arange(height) + offset) // side
+    columns = (torch.arange(width) + offset) // side
+    square = (rows[:, None] * (int(columns[-1]) + 1) + columns).to(images.device)
+    count = int(square[-1, -1]) + 1
+    rank = uniform(keys.to(images.device), count, stream=2).argsort(1).argsort(1)
+    is_covered = (rank < round(share * count))[:, square]
+    return torch.where(is_covered[:, None], images.mean((-2, -1), keepdim=True), images)
 
 
-# by their names in the table of disturbances, which says what the level is: images, level and keys
-# to images of about
-# [0, 1], drawn by each image's key
+def _coprime(least: int, sides: tuple[int, int]) -> int:
+    """Return the smallest number from `least` on without a divisor in common with a side.
+
+    Patches divide the sides, so that they have none in common with it either.
+    """
+    number = least
+    while any(math.gcd(number, side) > 1 for side in sides):
+        number += 1
+    return number
+
+
+def luminance(images: Images) -> Float[Tensor, "batch height width"]:
+    """Return the luminance in [0, 1] of images in [0, 1], without gamma correction."""
+    weights = torch.tensor(LUMINANCE, dtype=images.dtype, device=images.device)
+    return torch.einsum("bchw,c->bhw", images, weights)
+
+
+def distance(images: Images, changed: Images) -> Float[Tensor, " batch"]:
+    """Return the mean absolute distance of the pixels of each pair of images."""
+    return (images - changed).abs().mean((1, 2, 3))
+
+
+# Functions of images, a level and keys to images of about [0, 1], by their name in the table of
+# disturbances, which describes the level. The key of an image decides its random numbers.
 OPERATIONS: Final[Mapping[str, Callable[[Images, float, Keys], Images]]] = MappingProxyType(
     {
         "noise": _noise,
@@ -186,27 +199,30 @@ def correct_after(
     """Return which images are classified correctly after each change, an operation at a level.
 
     keys: (n,), one per image, which seeds its random numbers, so that all models and processes have
-    the same pixels. Images are changed at the split's own size, before the model resizes them.
+    the same pixels. Images are changed at the size of the split, before the model resizes them.
     advance: called with the number of passes over an image just done. Raises DataError without
     labels, InputError when the classes do not match.
     """
     truth = require_labels(split).cpu()
     read = reading(model.classes, split.classes).read
+    batch_size = batch_size or fitting_batch_size(model)
     right = torch.zeros(len(changes), len(split), dtype=torch.bool)
     with torch.inference_mode(), evaluating(model), autocast(model.device, precision):
-        for batch in split.batches(batch_size or fitting_batch_size(model), device=model.device):
-            own = batch.indices.cpu()
+        for batch in split.batches(batch_size, device=model.device):
+            indices = batch.indices.cpu()
             for row, (name, level) in enumerate(changes):
-                changed = OPERATIONS[name](batch.images, level, keys[own]).clamp(0, 1)
-                right[row, own] = read(model(changed)).argmax(-1).cpu() == truth[own]
-                advance(len(own))
+                changed = OPERATIONS[name](batch.images, level, keys[indices]).clamp(0, 1)
+                predictions = read(model(changed)).argmax(-1).cpu()
+                right[row, indices] = predictions == truth[indices]
+                advance(len(indices))
     return right
 
 
 @dataclass(frozen=True)
 class Corrupted:
-    """One model on corrupted images. correct: (kinds, severities, n), kinds as in CORRUPTIONS;
-    groups: (n,).
+    """One model on corrupted images.
+
+    correct: (kinds, severities, n), kinds as in CORRUPTIONS; groups: (n,).
     """
 
     alias: str
@@ -219,15 +235,17 @@ class Corrupted:
         return accuracy(row, groups=self.groups)
 
     def mean_error(self, *, seed: int = 0) -> Estimate:
-        """Return the mean of the errors of all kinds and severities, a fraction, with its bootstrap
-        interval over images.
+        """Return the mean of the errors of all kinds and severities, a fraction.
+
+        Its interval is a bootstrap over images.
         """
         errors = 1 - self.correct.double().mean((0, 1))
         return bootstrap_mean(errors, groups=self.groups, seed=seed, least=0.0, most=1.0)
 
     def lost(self, clean: Bool[Tensor, " batch"], *, seed: int = 0) -> Estimate:
-        """Clean accuracy minus the mean accuracy of all kinds and severities, points, with its
-        interval paired over images; clean: which clean images are classified correctly.
+        """Return clean accuracy minus the mean accuracy of all kinds and severities, points.
+
+        Its interval is paired over images; clean: which clean images are classified correctly.
         """
         lost = 100.0 * (clean.double() - self.correct.double().mean((0, 1)))
         return bootstrap_mean(
@@ -235,22 +253,26 @@ class Corrupted:
         )
 
     def relative_error(self, baseline: "Corrupted", *, seed: int = 0) -> Estimate | None:
-        """Mean corruption error: for each kind the errors summed over severities, divided by the
-        baseline's, averaged over kinds (Hendrycks & Dietterich 2019); a fraction, 1 for the
-        baseline itself. The interval is a paired bootstrap over images (or groups), which fewer
-        than 6 do not have. None where the baseline makes no error under one of the kinds.
+        """Return the mean corruption error, relative to a baseline (Hendrycks & Dietterich 2019).
+
+        For each kind the errors summed over severities, divided by those of the baseline, averaged
+        over kinds; a fraction, 1 for the baseline. The interval is a paired bootstrap over images
+        (or groups), which fewer than 6 do not have. None where the baseline makes no error under
+        one of the kinds.
         """
-        own, other = ((~each.correct).double().mean(1) for each in (self, baseline))  # (kinds, n)
-        if bool((other.sum(1) == 0).any()):
+        errors = (~self.correct).double().mean(1)  # (kinds, n)
+        baseline_errors = (~baseline.correct).double().mean(1)
+        if bool((baseline_errors.sum(1) == 0).any()):
             return None
-        means = resampled_means(torch.cat((own, other)), groups=self.groups, seed=seed)
-        ratios = (means[:, : len(own)] / means[:, len(own) :]).mean(1).numpy()
-        ratios = ratios[
-            np.isfinite(ratios)
-        ]  # the ratio is undefined in draws where the baseline makes no error
-        value = float((own.mean(1) / other.mean(1)).mean())
-        counts = sizes_of_groups(own.shape[1], self.groups)
+        kinds, n = errors.shape
+        both = torch.cat((errors, baseline_errors))
+        means = resampled_means(both, groups=self.groups, seed=seed)
+        ratios = (means[:, :kinds] / means[:, kinds:]).mean(1).numpy()
+        # undefined in draws where the baseline makes no error
+        ratios = ratios[np.isfinite(ratios)]
+        value = float((errors.mean(1) / baseline_errors.mean(1)).mean())
+        counts = sizes_of_groups(n, self.groups)
         if not enough_to_draw(counts):
-            return Estimate(value, n=own.shape[1])
+            return Estimate(value, n=n)
         low, high = drawn_interval(ratios, counts)
-        return Estimate(value, min(float(low), value), max(float(high), value), own.shape[1])
+        return Estimate(value, min(float(low), value), max(float(high), value), n)

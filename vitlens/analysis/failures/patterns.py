@@ -1,5 +1,4 @@
-"""Patterns that are looked for in the errors themselves: a mark at a fixed place, and a pair of
-classes.
+"""Patterns sought in the errors themselves: a mark at a fixed place, and a pair of classes.
 
 Both are chosen among many by the errors, so that their p-values count all that could have been
 chosen.
@@ -17,8 +16,8 @@ from scipy import ndimage, stats
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitlens.analysis.failures.operations import luminance
 from vitlens.analysis.failures.separation import permutations
-from vitlens.data.scenes import LUMINANCE
 from vitlens.shapes import Images, Labels
 
 Array = NDArray[np.float64]
@@ -55,8 +54,9 @@ class Mark:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two classes whose confusions are more frequent than errors elsewhere; p: counts all pairs, of
-    which there are `pairs`; values: (n,) whether an image is of one of the two.
+    """Two classes that are confused more often than others are misclassified.
+
+    p: counts all pairs; pairs: their number; values: (n,) whether an image is of one of the two.
     """
 
     first: int
@@ -69,79 +69,103 @@ class Pair:
 def cells_of(images: Images) -> Cells:
     """Return luminance and colours of places on a grid, each without the mean of its image."""
     grid = (min(GRID, images.shape[-2]), min(GRID, images.shape[-1]))
-    luminance = torch.einsum(
-        "bchw,c->bhw", images, torch.tensor(LUMINANCE, dtype=images.dtype, device=images.device)
-    )
-    channels = torch.cat([luminance[:, None], images], 1)
+    channels = torch.cat([luminance(images)[:, None], images], 1)
     places: Tensor = F.adaptive_avg_pool2d(channels, grid)
     return places - places.mean((2, 3), keepdim=True)
 
 
 def scores(cells: Array, residuals: Array) -> Array:
-    """Return the correlation of each column of centred cells (n, places) with residuals (..., n),
-    of mean 0.
+    """Return the correlation of each column of cells with residuals.
+
+    cells: (n, places), centred; residuals: (..., n), of mean 0.
     """
     sizes = np.sqrt((cells**2).sum(0))
     spread = np.sqrt((residuals**2).sum(-1))[..., None]
-    together: Array = residuals @ cells
-    return np.where(
-        sizes > 1e-6 * len(cells) ** 0.5, together / np.maximum(sizes * spread, 1e-12), 0.0
-    )
+    products: Array = residuals @ cells
+    varies = sizes > 1e-6 * len(cells) ** 0.5
+    return np.where(varies, products / np.maximum(sizes * spread, 1e-12), 0.0)
 
 
 def p_of_any_place(
     cells: Array, residuals: Array, observed: float, *, seed: int
 ) -> tuple[float, float]:
-    """Return the share of permutations in which any place scores as much, and the score that 5 % of
-    them exceed.
+    """Return the p-value of the best place of all, and the score that 5 % of permutations exceed.
+
+    The p-value is the share of permutations in which any place scores at least as much.
     """
-    greatest = [
-        np.abs(scores(cells, permuted)).max(-1)
-        for permuted in permutations(residuals, None, draws=_DRAWS, seed=seed)
-    ]
-    largest = np.concatenate(greatest)
-    return (1 + int((largest >= abs(observed)).sum())) / (1 + _DRAWS), float(
-        np.quantile(largest, 0.95)
-    )
+    maxima = list[Array]()
+    for permuted in permutations(residuals, None, draws=_DRAWS, seed=seed):
+        maxima.append(np.abs(scores(cells, permuted)).max(-1))
+    largest = np.concatenate(maxima)
+    exceeding = int((largest >= abs(observed)).sum())
+    return (1 + exceeding) / (1 + _DRAWS), float(np.quantile(largest, 0.95))
 
 
 def find_mark(
-    cells: Cells, wrong: NDArray[np.bool_], kept: NDArray[np.intp], size: tuple[int, int], seed: int
+    cells: Cells,
+    wrong: NDArray[np.bool_],
+    indices: NDArray[np.intp],
+    size: tuple[int, int],
+    seed: int,
 ) -> Mark:
-    """Return the place that separates errors best among these images (kept)."""
+    """Return the place that separates errors best among the images at these indices."""
     rows, columns = cells.shape[-2:]
-    flat = cells.flatten(1)[torch.from_numpy(kept)].double().numpy()
-    residuals = wrong[kept] - wrong[kept].mean()
+    flat = cells.flatten(1)[torch.from_numpy(indices)].double().numpy()
+    residuals = wrong[indices] - wrong[indices].mean()
     flat -= flat.mean(0)
-    found = scores(flat, residuals)
-    by_channel = np.abs(found).reshape(len(_CHANNELS), -1).max(1)
-    channel = int(by_channel.argmax()) if by_channel.max() > _PREFERRED * by_channel[0] else 0
-    own = found.reshape(len(_CHANNELS), rows, columns)[channel]
-    row, column = np.unravel_index(int(np.abs(own).argmax()), own.shape)
+    all_scores = scores(flat, residuals)
+    channel = _channel_of(all_scores)
+    of_channel = all_scores.reshape(len(_CHANNELS), rows, columns)[channel]
+    row, column = np.unravel_index(int(np.abs(of_channel).argmax()), of_channel.shape)
+    best = of_channel[row, column]
     index = (channel * rows + int(row)) * columns + int(column)
-    p, limit = p_of_any_place(flat, residuals, found[index], seed=seed)
-    alike = own * np.sign(own[row, column]) >= min(limit, abs(own[row, column]))
-    region, _ = ndimage.label(alike)
-    region = region == region[row, column]
+    p, limit = p_of_any_place(flat, residuals, all_scores[index], seed=seed)
+    is_alike = of_channel * np.sign(best) >= min(limit, abs(best))
+    box = _box_of(_region_around(is_alike, int(row), int(column)), size)
+    more, less = _CHANNELS[channel]
+    return Mark(
+        index,
+        box,
+        cells.flatten(1)[:, index].float(),
+        p,
+        more if best > 0 else less,
+        _place_in_words(box, size),
+    )
+
+
+def _channel_of(all_scores: Array) -> int:
+    """Return the channel of the best score; luminance unless another one is clearly better."""
+    by_channel = np.abs(all_scores).reshape(len(_CHANNELS), -1).max(1)
+    if by_channel.max() > _PREFERRED * by_channel[0]:
+        return int(by_channel.argmax())
+    return 0
+
+
+def _region_around(is_alike: NDArray[np.bool_], row: int, column: int) -> NDArray[np.bool_]:
+    """Return the connected region of a cell; the cell only, where the region is large."""
+    labels, _ = ndimage.label(is_alike)
+    region: NDArray[np.bool_] = labels == labels[row, column]
     if region.mean() > _LARGEST:
         region = np.zeros_like(region)
         region[row, column] = True
-    box = _box_of(region, size)
-    detail = _CHANNELS[channel][0 if own[row, column] > 0 else 1]
-    return Mark(
-        index, box, cells.flatten(1)[:, index].float(), p, detail, _place_in_words(box, size)
-    )
+    return region
 
 
 def _box_of(region: NDArray[np.bool_], size: tuple[int, int]) -> Box:
     """Return the box around the cells of a region, px."""
-    ends: list[tuple[int, int]] = []
-    for axis, side in enumerate(size):
-        inside = np.flatnonzero(region.any(1 - axis))
-        count = region.shape[axis]
-        ends.append((int(inside[0]) * side // count, -(-(int(inside[-1]) + 1) * side // count)))
-    (top, bottom), (left, right) = ends
+    height, width = size
+    top, bottom = _ends(np.asarray(region.any(1)), height)
+    left, right = _ends(np.asarray(region.any(0)), width)
     return top, left, bottom, right
+
+
+def _ends(occupied: NDArray[np.bool_], side: int) -> tuple[int, int]:
+    """Return the first pixel of the occupied cells along an axis, and the one after the last."""
+    inside = np.flatnonzero(occupied)
+    count = len(occupied)
+    first = int(inside[0]) * side // count
+    last = -(-(int(inside[-1]) + 1) * side // count)
+    return first, last
 
 
 def _place_in_words(box: Box, size: tuple[int, int]) -> str:
@@ -150,23 +174,24 @@ def _place_in_words(box: Box, size: tuple[int, int]) -> str:
     across = ("left", "", "right")[min(2, int(3 * (left + right) / 2 / size[1]))]
     if down and across:
         return f"at the {down} {across}"
-    if down:
-        return f"at the {'top' if down == 'upper' else 'bottom'}"
+    if down == "upper":
+        return "at the top"
+    if down == "lower":
+        return "at the bottom"
     return f"at the {across}" if across else "in the middle"
 
 
 def find_pair(
-    labels: Labels, predictions: Labels, kept: NDArray[np.intp], classes: int
+    labels: Labels, predictions: Labels, indices: NDArray[np.intp], classes: int
 ) -> Pair | None:
-    """Return the two classes that are confused most beyond the errors of all other classes; None of
-    two classes.
+    """Return the two classes that are confused most beyond the errors of all other classes.
 
-    Fisher's exact test: whether images of the two are taken for each other more often than images
-    of other classes are misclassified at all, so that errors that are as frequent in all classes
-    are no pair, wherever they go.
+    None of two classes. Fisher's exact test: are images of the two taken for each other more often
+    than images of other classes are misclassified at all? Errors that are as frequent in all
+    classes are then no pair, wherever they go. indices: of the images that count.
     """
-    truth = labels.numpy()[kept]
-    answers = predictions.numpy()[kept]
+    truth = labels.numpy()[indices]
+    answers = predictions.numpy()[indices]
     present = np.unique(truth)
     if classes < 3 or len(present) < 3:
         return None
@@ -180,13 +205,11 @@ def find_pair(
         confused = counts[first, second] + counts[second, first]
         elsewhere = of_class.sum() - images
         wrong_elsewhere = wrong_of_class.sum() - wrong_of_class[first] - wrong_of_class[second]
-        if confused * elsewhere > wrong_elsewhere * images:
-            p = float(
-                stats.hypergeom.sf(
-                    confused - 1, images + elsewhere, confused + wrong_elsewhere, images
-                )
-            )
-            best = min(best, (p, first, second))
+        if confused * elsewhere <= wrong_elsewhere * images:
+            continue
+        wrong = confused + wrong_elsewhere
+        p = float(stats.hypergeom.sf(confused - 1, images + elsewhere, wrong, images))
+        best = min(best, (p, first, second))
     p, first, second = best
     values = ((labels == first) | (labels == second)).float()
     return Pair(first, second, values, min(1.0, p * len(pairs)), len(pairs))

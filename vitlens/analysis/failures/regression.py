@@ -1,6 +1,4 @@
-"""Logistic regression of errors on properties: what each property adds to the others, and to one
-other.
-"""
+"""Logistic regression of errors on properties of images."""
 
 import warnings
 from dataclasses import dataclass
@@ -16,8 +14,10 @@ _RIDGE: Final = 1e-4
 
 @dataclass(frozen=True)
 class Fit:
-    """A fitted regression. deviance: minus twice the log likelihood; slopes: of the standardised
-    columns; chances: of an error, for each image.
+    """A fitted regression.
+
+    deviance: minus twice the log likelihood; slopes: of the standardised columns; chances: of an
+    error, for each image.
     """
 
     deviance: float
@@ -31,21 +31,20 @@ def standardised(columns: Array) -> Array:
     return scaled
 
 
-def fitted(columns: Array, wrong: NDArray[np.bool_]) -> Fit:
+def fit_errors(columns: Array, wrong: NDArray[np.bool_]) -> Fit:
     """Return the logistic regression of `wrong` on standardised columns and a constant."""
     from sklearn.linear_model import LogisticRegression  # takes a second to import
 
     design = columns if columns.shape[1] else np.zeros((len(wrong), 1))
     model = LogisticRegression(C=1 / _RIDGE, solver="newton-cholesky", tol=1e-8, max_iter=1000)
-    with warnings.catch_warnings(
-        action="ignore"
-    ):  # it goes on with L-BFGS where Newton's steps do not descend
+    # it warns where Newton's steps do not descend, and goes on with L-BFGS
+    with warnings.catch_warnings(action="ignore"):
         scores = model.fit(design, wrong).decision_function(design)
     deviance = 2 * float(np.logaddexp(0, scores).sum() - scores[wrong].sum())
     return Fit(deviance, model.coef_[0], 1 / (1 + np.exp(-scores)))
 
 
 def likelihood_ratio(columns: Array, at: int, wrong: NDArray[np.bool_]) -> float:
-    """Return what the column at this index adds to the others: the drop in deviance, at least 0."""
-    without = fitted(np.delete(columns, at, 1), wrong).deviance
-    return max(0.0, without - fitted(columns, wrong).deviance)
+    """Return the drop in deviance by the column at an index, given the others; at least 0."""
+    without = fit_errors(np.delete(columns, at, 1), wrong).deviance
+    return max(0.0, without - fit_errors(columns, wrong).deviance)

@@ -1,11 +1,13 @@
-"""How well a number predicts failures: the area under the ROC curve, its interval and its test.
+"""Prediction of failures by a number: the area under the ROC curve, its interval and its test.
 
 The area is the probability that a random failure has a greater value than a random success (ties
 count half); 0.5 is chance. Intervals follow DeLong 1988, with the sums over groups of Obuchowski
-1997 where images share a source, on the logit scale, so that they lie between 0 and 1; of a number
-with two values, Newcombe 1998. Tests use the variance under the null hypothesis, which does not
-vanish where no failure has the property: Mann and Whitney's with its correction for ties, Fisher's
-exact test for two values, and permutations of whole groups where images share a source.
+1997 where images share a source. They are on the logit scale, so that they lie between 0 and 1; of
+a number with two values they follow Newcombe 1998.
+
+Tests use the variance under the null hypothesis, which does not vanish where no failure has the
+property: the test of Mann and Whitney with its correction for ties, Fisher's exact test for two
+values, and permutations of groups where images share a source.
 """
 
 import math
@@ -31,12 +33,11 @@ _ROUNDING: Final = 1e-9  # of a statistic: permutations that differ less are tie
 def separation(
     numbers: Array, wrong: NDArray[np.bool_], *, groups: Tensor | None = None, seed: int = 0
 ) -> tuple[Estimate, float | None]:
-    """Return the area of a finite number (n,) for failures (wrong), and the two-sided p of an area
-    of 0.5.
+    """Return the area of a finite number (n,) for failures, and the two-sided p of an area of 0.5.
 
-    There must be both failures and successes; with few of either there is no interval and no test.
-    There is no interval either where the number does not vary among the failures or the successes,
-    unless it has two values.
+    wrong: True for failures. There must be both failures and successes; with few of either there is
+    no interval and no test. There is no interval either where the number does not vary among the
+    failures or the successes, unless it has two values.
     """
     area, parts = area_and_parts(numbers, wrong)
     if min(int(wrong.sum()), int((~wrong).sum())) < FEWEST:
@@ -52,30 +53,29 @@ def _interval(
     values = np.unique(numbers)
     if len(values) == 2 and groups is None:
         return _interval_of_two_values(numbers == values[1], wrong)
-    varies = all(np.ptp(side) > 0 for side in (numbers[wrong], numbers[~wrong]))
+    varies = np.ptp(numbers[wrong]) > 0 and np.ptp(numbers[~wrong]) > 0
     if not varies or area in (0.0, 1.0):
         return None, None
     if groups is not None:
         error = standard_error(parts, groups)
     else:  # DeLong's: failures and successes are drawn separately
-        variances = (
-            (side**2).sum() * len(side) / (len(side) - 1) for side in (parts[wrong], parts[~wrong])
-        )
-        error = float(np.sqrt(sum(variances)))
+        error = float(np.sqrt(_variance_of_sum(parts[wrong]) + _variance_of_sum(parts[~wrong])))
     centre = math.log(area / (1 - area))
     half = _Z * error / (area * (1 - area))
     return 1 / (1 + math.exp(half - centre)), 1 / (1 + math.exp(-half - centre))
 
 
+def _variance_of_sum(parts: Array) -> float:
+    """Return the variance of the sum of deviations of mean 0."""
+    return float((parts**2).sum() * len(parts) / (len(parts) - 1))
+
+
 def _interval_of_two_values(
     has: NDArray[np.bool_], wrong: NDArray[np.bool_]
 ) -> tuple[float | None, float | None]:
-    """Return the interval of half the difference of two fractions, from the middle of the range of
-    areas.
-    """
-    failures, successes = (
-        wilson(int(has[side].sum()), int(side.sum())) for side in (wrong, ~wrong)
-    )
+    """Return the interval of half the difference of two fractions, around an area of 0.5."""
+    failures = wilson(int(has[wrong].sum()), int(wrong.sum()))
+    successes = wilson(int(has[~wrong].sum()), int((~wrong).sum()))
     difference = difference_of(failures, successes)
     assert difference.low is not None
     assert difference.high is not None
@@ -92,7 +92,9 @@ def _p_of_chance(
         return _p_by_permutation(numbers, wrong, groups, seed)
     if len(values) == 2:
         has = numbers == values[1]
-        counts = [[int((has & side).sum()), int((~has & side).sum())] for side in (wrong, ~wrong)]
+        of_failures = [int((has & wrong).sum()), int((~has & wrong).sum())]
+        of_successes = [int((has & ~wrong).sum()), int((~has & ~wrong).sum())]
+        counts = [of_failures, of_successes]
         return float(stats.fisher_exact(counts).pvalue)
     return float(stats.mannwhitneyu(numbers[wrong], numbers[~wrong], method="asymptotic").pvalue)
 
@@ -109,9 +111,9 @@ def _p_by_permutation(numbers: Array, wrong: NDArray[np.bool_], groups: Tensor, 
 
 
 def permutations(values: Array, groups: Tensor | None, *, draws: int, seed: int) -> Iterator[Array]:
-    """Yield permutations (some of the draws, n) of values (n,).
+    """Yield permutations of values (n,), several at a time (some of the draws, n).
 
-    Whole groups change places with others of their size.
+    Groups change places with others of their size.
     """
     generator = np.random.default_rng(seed)
     members = _members_by_size(len(values), groups)
@@ -132,21 +134,23 @@ def _members_by_size(count: int, groups: Tensor | None) -> list[NDArray[np.intp]
     number = np.unique(groups.numpy(), return_inverse=True)[1].ravel()
     order = np.argsort(number, kind="stable")
     parts = np.split(order, np.cumsum(np.bincount(number))[:-1])
-    by_size: dict[int, list[NDArray[np.intp]]] = {}
+    groups_by_size: dict[int, list[NDArray[np.intp]]] = {}
     for part in parts:
-        by_size.setdefault(len(part), []).append(part)
-    return [np.stack(same) for same in by_size.values()]
+        groups_by_size.setdefault(len(part), []).append(part)
+    return [np.stack(of_size) for of_size in groups_by_size.values()]
 
 
 def area_difference(
     numbers: Array, wrong: NDArray[np.bool_], *, groups: Tensor | None = None
 ) -> tuple[Estimate, float]:
-    """Return the area of a number for one model minus that for another, with its paired interval
-    and p: both (2, n).
+    """Return the area for one model minus that for another, with its paired interval, and its p.
+
+    numbers, wrong: of both models, (2, n).
     """
-    (area, parts), (other, others) = (area_and_parts(*each) for each in zip(numbers, wrong))
-    gap = area - other
-    error = standard_error(parts - others, groups)
+    first_area, first_parts = area_and_parts(numbers[0], wrong[0])
+    second_area, second_parts = area_and_parts(numbers[1], wrong[1])
+    gap = first_area - second_area
+    error = standard_error(first_parts - second_parts, groups)
     p = 1.0 if error == 0 else float(2 * stats.norm.sf(abs(gap) / error))
     low = max(gap - _Z * error, -1.0)
     high = min(gap + _Z * error, 1.0)
@@ -154,33 +158,39 @@ def area_difference(
 
 
 def area_and_parts(numbers: Array, wrong: NDArray[np.bool_]) -> tuple[float, Array]:
-    """Return the area, and what each image contributes to its deviation from its mean (n,).
+    """Return the area, and the contribution of each image to its deviation from its mean (n,).
 
     A failure contributes by the share of successes below it, a success by the share of failures
     above it.
     """
-    high = np.sort(numbers[wrong])
-    low = np.sort(numbers[~wrong])
-    below, not_above = (
-        (np.searchsorted(others, own, "left") + np.searchsorted(others, own, "right"))
-        / 2
-        / len(others)
-        for others, own in ((low, numbers[wrong]), (high, numbers[~wrong]))
-    )
-    area = float(below.mean())
+    failures = numbers[wrong]
+    successes = numbers[~wrong]
+    successes_below = _share_below(failures, successes)
+    failures_below = _share_below(successes, failures)
+    area = float(successes_below.mean())
     parts = np.empty(len(wrong))
-    parts[wrong], parts[~wrong] = (below - area) / len(high), (1 - not_above - area) / len(low)
+    parts[wrong] = (successes_below - area) / len(failures)
+    parts[~wrong] = (1 - failures_below - area) / len(successes)
     return area, parts
 
 
+def _share_below(numbers: Array, references: Array) -> Array:
+    """Return for each number the share of the references below it, ties counted half."""
+    ordered = np.sort(references)
+    below = np.searchsorted(ordered, numbers, "left")
+    not_above = np.searchsorted(ordered, numbers, "right")
+    share: Array = (below + not_above) / 2 / len(references)
+    return share
+
+
 def standard_error(parts: Array, groups: Tensor | None) -> float:
-    """Return the standard error from sums of the images' deviations over groups."""
+    """Return the standard error, from the sums of the deviations over groups."""
     sums = by_group(parts, groups)
     return float(np.sqrt(len(sums) / max(len(sums) - 1, 1) * (sums**2).sum()))
 
 
 def by_group(values: Array, groups: Tensor | None) -> Array:
-    """Return the sum of the values in each group; without groups each value is its own."""
+    """Return the sum of the values in each group; without groups, the values."""
     if groups is None:
         return values
     member = torch.unique(groups, return_inverse=True)[1].numpy()

@@ -1,3 +1,1 @@
-"""How faithful, localised and weight-dependent attribution maps are: deletion, ROAD, pointing game,
-randomisation.
-"""
+"""Checks of attribution maps: deletion, ROAD, pointing game, randomisation, stability."""

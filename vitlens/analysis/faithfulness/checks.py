@@ -1,10 +1,10 @@
-"""The rules by which attribution maps pass the checks; free of torch.
+"""Rules by which attribution maps pass the checks; free of torch.
 
-Weights are randomised cumulatively from the head down (Adebayo 2018). What counts is the whole
-cascade: maps that still agree with the trained model's when its upper half is random do not show
-what the model learned there, whatever becomes of them once the embedding is random, too. A shift by
-at most a pixel leaves the evidence where it is, so the map of the shifted image must be the shifted
-map. A flip is a change that most photographs are indifferent to: shown, not judged.
+Weights are randomised cumulatively from the head down (Adebayo 2018). The complete cascade counts:
+maps that still agree with those of the trained model when its upper half is random do not show what
+the model learned there, even if they change once the embedding is random, too. A shift by at most a
+pixel leaves the evidence in its place, so the map of the shifted image must be the shifted map.
+Most photographs do not depend on a flip: it is reported, but not judged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ SIMILAR: Final = 0.5  # mean rank correlation, from which on maps count as hardl
 # share of the predictions, from which on randomising counts as not having changed the model
 KEPT: Final = 0.9
 FAR: Final = 1 / 8  # of a side: a top point that moves further has jumped
-JUMPY: Final = 0.25  # share of the images whose top point jumps, above which a method's maps jump
+JUMPY: Final = 0.25  # share of images with a top point that jumps, above which a method fails
 STEADY_IMAGES: Final = 16  # images of the check, which needs a map of each for every change
 FLIP: Final = "flip"  # left and right exchanged
 DISTURBANCES: Final[Mapping[str, float]] = {  # px that the image is shifted right and down
@@ -32,91 +32,95 @@ DISTURBANCES: Final[Mapping[str, float]] = {  # px that the image is shifted rig
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a check says of a method's maps."""
+    """The result of one check of a method's maps.
+
+    value: the number that decides, None where it is undefined; lack: why they do not pass, a word
+    of commands/shared/maps/record.py.
+    """
 
     state: Literal["pass", "fail", "inconclusive"]
-    value: Estimate | None = None  # the number that decides, None where it is undefined
-    lack: str = ""  # why they do not pass, a word of commands/shared/maps/record.py
+    value: Estimate | None = None
+    lack: str = ""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The maps after one stage of the randomisation, which includes all before it."""
+    """The maps after one stage of the randomisation, which includes all before it.
+
+    similarity: mean rank correlation with the maps of the trained model, None where undefined;
+    kept: the share of the images with the prediction of the trained model.
+    """
 
     name: str
-    similarity: (
-        Estimate | None
-    )  # mean rank correlation with the trained model's maps, None where undefined
-    # the share of the images whose prediction is still that of the trained model
+    similarity: Estimate | None
     kept: float | None = None
 
 
 def judged_cascade(stages: Sequence[Stage]) -> Judgement:
-    """Return whether a method passes, by the similarity of its maps at every stage from the head
-    down.
+    """Return whether a method passes, by the similarity of its maps at every stage.
 
-    It fails where the mean similarity is at least SIMILAR at every stage down to the one that
-    randomises the middle block, or at the last stage. It passes where the interval lies below
-    SIMILAR at one of the former and at the latter. It is inconclusive between the two, with fewer
-    than ENOUGH images, and where the model with its upper half randomised keeps KEPT of its
-    predictions, so that no map had to change. The stage of the smallest similarity down to the
-    middle decides, the last one where that one fails alone.
+    Stages are ordered from the head down. The middle stage randomises the middle block. A method
+    fails where the mean similarity is at least SIMILAR at every stage down to the middle one, or at
+    the last stage. It passes where the interval lies below SIMILAR at one of the former and at the
+    last. It is inconclusive between the two, with fewer than ENOUGH images, and where the model
+    with its upper half randomised keeps KEPT of its predictions, so that no map had to change. The
+    smallest similarity down to the middle decides; where only the last one fails, the last.
     """
-    known = [stage.similarity for stage in stages if stage.similarity is not None]
-    if len(known) < len(stages) or not stages:
+    similarities = [stage.similarity for stage in stages if stage.similarity is not None]
+    if len(similarities) < len(stages) or not stages:
         return Judgement("inconclusive", None, "uniform maps")
     blocks = [place for place, stage in enumerate(stages) if stage.name.startswith("block")]
     middle = blocks[(len(blocks) - 1) // 2] if blocks else len(stages) - 1
-    upper = known[: middle + 1]
-    kept = stages[middle].kept
-    last = known[-1]
-    least = min(upper, key=lambda own: own.value)
+    upper = similarities[: middle + 1]
+    predictions_kept = stages[middle].kept
+    last = similarities[-1]
+    least = min(upper, key=lambda similarity: similarity.value)
     decisive = last if last.value >= SIMILAR > least.value else least
     if (last.n or 0) < ENOUGH:
         return Judgement("inconclusive", decisive, "few images")
-    if kept is not None and kept >= KEPT:
+    if predictions_kept is not None and predictions_kept >= KEPT:
         return Judgement("inconclusive", decisive, "predictions unchanged")
     if least.value >= SIMILAR or last.value >= SIMILAR:
         return Judgement("fail", decisive, "ignores the weights")
-    ends = [own.value if own.high is None else own.high for own in (*upper, last)]
-    if min(ends[:-1]) < SIMILAR and ends[-1] < SIMILAR:
+    least_bound = min(_upper_bound(similarity) for similarity in upper)
+    if least_bound < SIMILAR and _upper_bound(last) < SIMILAR:
         return Judgement("pass", decisive)
     return Judgement("inconclusive", decisive, "interval holds the threshold")
 
 
-def judged_stability(correlation: Estimate | None, jumped: Estimate | None) -> Judgement:
-    """Return whether a method's maps jump, by the mean rank correlation of its maps with the moved
-    ones over the shifts and by the share of images whose top point jumps (None: no image has a
-    usable map).
+def _upper_bound(estimate: Estimate) -> float:
+    return estimate.value if estimate.high is None else estimate.high
 
-    They fail where the interval of the share lies above JUMPY, or that of the correlation below
-    SIMILAR; they pass where neither can be, and it is inconclusive between the two or with fewer
-    than ENOUGH images.
+
+def judged_stability(correlation: Estimate | None, jumped: Estimate | None) -> Judgement:
+    """Return whether a method's maps follow shifts of the image.
+
+    correlation: the mean rank correlation of its maps with the shifted ones, over the shifts;
+    jumped: the share of images with a top point that jumps; both are None if no image has a usable
+    map. They fail where the interval of the share lies above JUMPY, or that of the correlation
+    below SIMILAR. They pass where neither can be. The check is inconclusive between the two or with
+    fewer than ENOUGH images.
     """
-    unknown = Judgement("inconclusive", jumped, "may jump")
+    inconclusive = Judgement("inconclusive", jumped, "may jump")
     if correlation is None or jumped is None or (jumped.n or 0) < ENOUGH:
-        return unknown
-    if (
-        correlation.low is None
-        or correlation.high is None
-        or jumped.low is None
-        or jumped.high is None
-    ):
-        return unknown
+        return inconclusive
+    if correlation.low is None or correlation.high is None:
+        return inconclusive
+    if jumped.low is None or jumped.high is None:
+        return inconclusive
     if jumped.low > JUMPY or correlation.high < SIMILAR:
         return Judgement("fail", jumped, "jumps")
-    return (
-        Judgement("pass", jumped)
-        if jumped.high <= JUMPY and correlation.low >= SIMILAR
-        else unknown
-    )
+    if jumped.high <= JUMPY and correlation.low >= SIMILAR:
+        return Judgement("pass", jumped)
+    return inconclusive
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceScores:
-    """One candidate, or baseline, of a choice: its mean in each check and its score by half; wins:
-    share of the bootstrap draws of the selection half in which no candidate scores higher, None for
-    a baseline.
+    """One candidate, or baseline, of a choice: its mean in each check and its score, by half.
+
+    wins: share of the bootstrap draws of the selection half in which no candidate scores higher,
+    None for a baseline.
     """
 
     model: str = col("model", default="")
@@ -133,8 +137,9 @@ class ChoiceScores:
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceMargin:
-    """The chosen method minus another one on the report half: the mean paired difference in a check
-    or of the score.
+    """The chosen method minus another one on the report half.
+
+    difference: the mean paired difference in a check or of the score.
     """
 
     model: str = col("model", default="")

@@ -1,5 +1,6 @@
-"""What attribution maps are checked on by default, and the kinds of composite images; free of torch
-and numpy.
+"""Defaults of the checks of attribution maps, and the kinds of composite images.
+
+This module is free of torch and numpy.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,10 +16,8 @@ RANDOM = "random"
 CENTRE = "centre"
 BASELINES: Final = (RANDOM, CENTRE)
 SUBSTRATE: Final[Substrate] = "blur"  # what replaces a removed patch
-OTHER_SUBSTRATES: Final[tuple[Substrate, ...]] = (
-    "mean",
-    "absent",
-)  # with which rankings are compared
+# with which rankings are compared
+OTHER_SUBSTRATES: Final[tuple[Substrate, ...]] = ("mean", "absent")
 OTHER_IMAGES: Final = 128  # on which they are, at most
 OTHER_STEPS: Final = 10  # of their removal curves
 CONFIDENT: Final = 0.5  # least probability of the label, for an image to be a part of a composite
@@ -29,26 +28,28 @@ COMPOSITES: Final = 25  # of each kind
 
 @dataclass(frozen=True, kw_only=True)
 class CompositeKind:
-    """One kind of composite images, on which the place of a class is known without masks."""
+    """One kind of composite images, on which the place of a class is known without masks.
+
+    title: in reports; function: its name in localisation.py, of (images, labels, masks), always
+    called with these arguments; classes: distinct classes in a composite; explained: the number of
+    them that are explained in turn; needs_masks: whether the masks of the images must be known;
+    default: whether `--verify` makes them without masks.
+    """
 
     name: str
-    title: str  # in reports
-    function: str  # its name in localisation.py, of (images, labels, masks)
-    classes: int  # distinct classes in a composite
-    explained: int  # the number of them that are explained in turn
-    arguments: Mapping[str, object] = field(
-        default_factory=dict
-    )  # with which the function is always called
-    needs_masks: bool = False  # whether the images' masks must be known
-    default: bool = False  # whether `--verify` makes them without masks
+    title: str
+    function: str
+    classes: int
+    explained: int
+    arguments: Mapping[str, object] = field(default_factory=dict)
+    needs_masks: bool = False
+    default: bool = False
 
     @property
     def make(self) -> Callable[..., Any]:
-        """Return its function."""
-        return partial(
-            resolved(f"vitlens.analysis.faithfulness.localisation:{self.function}"),
-            **self.arguments,
-        )
+        """Return the function with its arguments."""
+        function = resolved(f"vitlens.analysis.faithfulness.localisation:{self.function}")
+        return partial(function, **self.arguments)
 
 
 _KINDS: Final = (

@@ -1,9 +1,12 @@
-"""All checks of explanation methods and of two model-free baselines, on the same images and
-targets; what a method costs, counted in forward passes; and whether two checks rank methods alike.
+"""All checks of explanation methods and of two baselines, on the same images and targets.
+
+The cost of a method is counted in forward passes. `rank_agreement` compares the rankings of two
+checks.
 """
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import prod
@@ -44,31 +47,39 @@ CHECKS = 5  # steps of `league` for each method
 
 @dataclass(frozen=True)
 class Settings:
-    """How methods are checked."""
+    """The settings of the checks.
 
-    substrate: Substrate = SUBSTRATE  # what replaces a removed patch
-    steps: int = STEPS  # of the removal curves
-    counterfactuals: bool = True  # whether to search sets of patches that change the prediction
-    seed: int = 0  # of ties, baselines, randomised weights
+    substrate: replaces a removed patch; steps: of the removal curves; counterfactuals: whether to
+    search sets of patches that change the prediction; seed: of ties, baselines and randomised
+    weights.
+    """
+
+    substrate: Substrate = SUBSTRATE
+    steps: int = STEPS
+    counterfactuals: bool = True
+    seed: int = 0
     batch_size: int | None = None
 
 
 @dataclass(frozen=True)
 class MethodChecks:
-    """The results of every check on one method, image by image."""
+    """The results of every check on one method, image by image.
+
+    maps: raw, with zeros where they were not finite; values: of every check, by its name in the
+    league; scores: the same of localisation, of the images with a mask; seconds: per image;
+    forwards: the cost in forward passes of the model, None for a baseline.
+    """
 
     name: str
-    maps: Maps  # raw, with zeros where they were not finite
+    maps: Maps
     faults: MapFaults
-    values: Mapping[str, PerImage]  # of every check, by its name in the league
-    scores: Mapping[
-        str, Float[Tensor, " masked"]
-    ]  # the same of localisation, of the images with a mask
+    values: Mapping[str, PerImage]
+    scores: Mapping[str, Float[Tensor, " masked"]]
     curves: Faithfulness
     counterfactuals: Counterfactuals | None
     randomisation: Randomisation | None
-    seconds: float  # per image
-    forwards: float | None  # the cost in forward passes of the model, None for a baseline
+    seconds: float
+    forwards: float | None
 
 
 def league(
@@ -82,8 +93,7 @@ def league(
     settings: Settings,
     advance: Callable[[int], object] = lambda _: None,
 ) -> tuple[MethodChecks, ...]:
-    """Return the results of all checks for every method, followed by the baselines random and
-    centre.
+    """Return the results of all checks for every method, then for the baselines.
 
     images, targets: on the model's device, all at once; masks: of the images, None if not known;
     images without an object or without background are left out of the scores. computed: maps that
@@ -91,58 +101,63 @@ def league(
     constant and is flagged. advance: called with 1 for each check done, CHECKS times for each
     method and baseline.
     """
-    known = dict[str, tuple[Maps, float]]()
-    given = (model, images, targets)
+    raw_maps = dict[str, Maps]()
+    seconds = dict[str, float]()
     for name, method in methods.items():
-        known[name] = computed[name] if computed else _timed(method, *given)
-    known |= {
-        name: (maps, 0.0) for name, maps in baselines(model, len(images), settings.seed).items()
-    }
-    advance(len(known))
-    faults = {name: map_faults(maps) for name, (maps, _) in known.items()}
-    sound = {
-        name: torch.where(faults[name].not_finite[:, None, None], 0.0, maps.float()).to(
-            images.device
-        )
-        for name, (maps, _) in known.items()
-    }
-    every = list(sound.values())
-    count = len(sound)
+        if computed:
+            raw_maps[name], seconds[name] = computed[name]
+        else:
+            raw_maps[name], seconds[name] = _timed(method, model, images, targets)
+    for name, maps in baselines(model, len(images), settings.seed).items():
+        raw_maps[name] = maps
+        seconds[name] = 0.0
+    count = len(raw_maps)
+    advance(count)
+    faults = {name: map_faults(maps) for name, maps in raw_maps.items()}
+    finite_maps = dict[str, Maps]()
+    for name, maps in raw_maps.items():
+        not_finite = faults[name].not_finite[:, None, None]
+        finite_maps[name] = torch.where(not_finite, 0.0, maps.float()).to(images.device)
+    all_maps = list(finite_maps.values())
     common: dict[str, Any] = {"seed": settings.seed, "batch_size": settings.batch_size}
     curves = faithfulness(
-        *given, every, substrate=settings.substrate, steps=settings.steps, **common
+        model,
+        images,
+        targets,
+        all_maps,
+        substrate=settings.substrate,
+        steps=settings.steps,
+        **common,
     )
     advance(count)
-    imputed = faithfulness(*given, every, substrate="imputed", **common)
+    imputed = faithfulness(model, images, targets, all_maps, substrate="imputed", **common)
     advance(count)
-    turned: Any = [None] * count
+    counterfactuals: Sequence[Counterfactuals | None] = [None] * count
     if settings.counterfactuals:
-        known_points = [each.deletion for each in curves]
-        turned = along_map(
-            model, images, every, known=known_points, substrate=settings.substrate, **common
+        deletion_curves = [method_curves.deletion for method_curves in curves]
+        counterfactuals = along_map(
+            model, images, all_maps, curves=deletion_curves, substrate=settings.substrate, **common
         )
     advance(count)
-    usable = torch.zeros(len(images), dtype=torch.bool) if masks is None else has_edge(masks).cpu()
-    objects = (
-        masks[usable.to(masks.device)].cpu() if masks is not None and bool(usable.any()) else None
-    )
-    kept = predictions_kept(model, images[:RANDOMISED], seed=settings.seed)
-    results = []
-    for place, (name, maps) in enumerate(sound.items()):
+    usable_masks = None
+    has_mask = torch.zeros(len(images), dtype=torch.bool)
+    if masks is not None:
+        has_mask = has_edge(masks).cpu()
+        if bool(has_mask.any()):
+            usable_masks = masks[has_mask.to(masks.device)].cpu()
+    randomise = _Randomise(model, images, targets, settings.seed)
+    results = list[MethodChecks]()
+    for place, (name, maps) in enumerate(finite_maps.items()):
         forwards = None
         changed = None
-        scores = {}
         if name in methods:
-            forwards = forward_equivalents(
-                model, images[:1], targets[:1], methods[name]
-            )  # the same for every image
-            some = min(len(images), randomised_images(forwards))
-            before = known[name][0][:some]
-            if bool(before.isfinite().all()):
-                shown = model, images[:some], targets[:some], methods[name], kept[:, :some]
-                changed = randomisation(*shown, before=before, seed=settings.seed)
-        if objects is not None:
-            scores = {key: score(maps.cpu()[usable], objects) for key, score in SCORES.items()}
+            # the same for every image
+            forwards = forward_equivalents(model, images[:1], targets[:1], methods[name])
+            changed = randomise(methods[name], raw_maps[name], randomised_images(forwards))
+        scores = dict[str, Tensor]()
+        if usable_masks is not None:
+            for key, score in SCORES.items():
+                scores[key] = score(maps.cpu()[has_mask], usable_masks)
         results.append(
             MethodChecks(
                 name,
@@ -151,14 +166,41 @@ def league(
                 curves[place].values | {"road": imputed[place].gaps},
                 scores,
                 curves[place],
-                turned[place],
+                counterfactuals[place],
                 changed,
-                known[name][1],
+                seconds[name],
                 forwards,
             )
         )
         advance(1)
     return tuple(results)
+
+
+class _Randomise:
+    """The randomisation check of several methods, on the first of the same images."""
+
+    def __init__(self, model: Model, images: Images, targets: Labels, seed: int) -> None:
+        self._model = model
+        self._images = images
+        self._targets = targets
+        self._seed = seed
+        self._kept = predictions_kept(model, images[:RANDOMISED], seed=seed)
+
+    def __call__(self, method: Explain, maps: Maps, limit: int) -> Randomisation | None:
+        """Return the check of one method on at most `limit` images, None if maps are not finite."""
+        count = min(len(self._images), limit)
+        before = maps[:count]
+        if not bool(before.isfinite().all()):
+            return None
+        return randomisation(
+            self._model,
+            self._images[:count],
+            self._targets[:count],
+            method,
+            self._kept[:, :count],
+            before=before,
+            seed=self._seed,
+        )
 
 
 def _timed(method: Explain, model: Model, images: Images, targets: Labels) -> tuple[Maps, float]:
@@ -184,28 +226,29 @@ def explained(
     seed: int = 0,
     advance: Callable[[int], object] = lambda _: None,
 ) -> dict[str, Maps]:
-    """Return the maps of every method, then of the baselines, on the CPU; values that are not
-    finite count as 0.
+    """Return the maps of every method, then of the baselines, on the CPU.
+
+    Values that are not finite count as 0.
     """
-    found = {}
+    all_maps = dict[str, Maps]()
     for name, explain in methods.items():
         with evaluating(model):
             maps = explain(model, images, targets.to(model.device))
-        found[name] = maps.detach().cpu().float().nan_to_num(0.0, 0.0, 0.0)
+        all_maps[name] = maps.detach().cpu().float().nan_to_num(0.0, 0.0, 0.0)
         advance(1)
-    return found | baselines(model, len(images), seed)
+    return all_maps | baselines(model, len(images), seed)
 
 
 def baselines(model: Model, count: int, seed: int) -> dict[str, Maps]:
-    """Return the maps of the baselines, which ignore the image, on the grid of the removed
-    patches."""
+    """Return the maps of the baselines, which ignore the image, on the removal grid."""
     grid = removal_grid(model)
     return {RANDOM: random_maps(count, grid, seed=seed), CENTRE: centre_maps(count, grid)}
 
 
 def randomised_images(forwards: float) -> int:
-    """On how many images at most a method is checked with randomised weights, by its cost in
-    forward passes.
+    """Return the largest number of images for the randomisation check of a method.
+
+    forwards: its cost in forward passes.
     """
     return RANDOMISED if forwards <= COSTLY else RANDOMISED_COSTLY
 
@@ -217,53 +260,62 @@ def rank_agreement(
     groups: Tensor | None = None,
     seed: int = 0,
 ) -> tuple[Estimate, list[tuple[str, str, Estimate, Estimate]]]:
-    """Return how far two checks agree about the ranking of methods: Kendall's tau-b of the mean
-    results, 1 for the same order and -1 for the reverse, 0 where one ranks nothing; and the pairs
-    of methods (better, worse) that change places, with the mean paired differences by either check:
-    their intervals, as wide as all pairs require, lie above and below 0.
+    """Return the agreement of two checks about the ranking of methods.
 
-    first, second: the result of the same two methods or more for each image (n,), greater is
-    better.
+    Also return the pairs that change places. first, second: the result of the same two methods or
+    more for each image (n,), greater is better. The agreement is Kendall's tau-b of the mean
+    results: 1 for the same order, -1 for the reverse, 0 where one ranks nothing. The pairs are
+    (better, worse) by the first check, with the mean paired differences by both: their intervals,
+    as wide as all pairs require, lie above and below 0.
     """
     from scipy import stats  # takes half a second to import
 
     names = list(first)
     pairs = list(combinations(names, 2))
-    sides = []
-    differences = []
-    for results in (first, second):
-        own = torch.stack([results[one].double() - results[other].double() for one, other in pairs])
-        means = estimates(
-            own, groups=groups, seed=seed, unit="", least=-MOST_APART, most=MOST_APART
-        )
-        differences.append(
-            [widened(each, len(pairs), least=-MOST_APART, most=MOST_APART) for each in means]
-        )
-        sides.append([beyond(each, 0.0) for each in differences[-1]])
-    swapped = []
-    for (one, other), own, changed, *both in zip(pairs, *differences, *sides):
-        if both == [Side.ABOVE, Side.BELOW]:
-            swapped.append((one, other, own, changed))
-        elif both == [Side.BELOW, Side.ABOVE]:
-            swapped.append((other, one, _negative(own), _negative(changed)))
-    ranked = (
-        [float(results[name].double().mean()) for name in names] for results in (first, second)
+    first_differences = _differences(first, pairs, groups, seed)
+    second_differences = _differences(second, pairs, groups, seed)
+    swapped = list[tuple[str, str, Estimate, Estimate]]()
+    for (one, other), by_first, by_second in zip(pairs, first_differences, second_differences):
+        sides = beyond(by_first, 0.0), beyond(by_second, 0.0)
+        if sides == (Side.ABOVE, Side.BELOW):
+            swapped.append((one, other, by_first, by_second))
+        elif sides == (Side.BELOW, Side.ABOVE):
+            swapped.append((other, one, _negative(by_first), _negative(by_second)))
+    first_means = [float(first[name].double().mean()) for name in names]
+    second_means = [float(second[name].double().mean()) for name in names]
+    tau = float(stats.kendalltau(first_means, second_means).statistic)
+    if math.isnan(tau):
+        tau = 0.0
+    return Estimate(tau, n=len(first[names[0]]), unit=""), swapped
+
+
+def _differences(
+    results: Mapping[str, PerImage],
+    pairs: Sequence[tuple[str, str]],
+    groups: Tensor | None,
+    seed: int,
+) -> list[Estimate]:
+    """Return the mean paired difference of each pair, with an interval as wide as all require."""
+    differences = torch.stack(
+        [results[one].double() - results[other].double() for one, other in pairs]
     )
-    tau = float(stats.kendalltau(*ranked).statistic)
-    return Estimate(tau if tau == tau else 0.0, n=len(first[names[0]]), unit=""), swapped
+    means = estimates(
+        differences, groups=groups, seed=seed, unit="", least=-MOST_APART, most=MOST_APART
+    )
+    return [widened(mean, len(pairs), least=-MOST_APART, most=MOST_APART) for mean in means]
 
 
 def _negative(estimate: Estimate) -> Estimate:
-    low, high = (None if end is None else -end for end in (estimate.high, estimate.low))
+    low = None if estimate.high is None else -estimate.high
+    high = None if estimate.low is None else -estimate.low
     return replace(estimate, value=-estimate.value, low=low, high=high)
 
 
 def forward_equivalents(model: Model, images: Images, targets: Labels, explain: Explain) -> float:
-    """Return the cost of a method's matrix products and convolutions, in forward passes of these
-    images.
+    """Return the cost of a method in forward passes of these images.
 
-    Backward passes are counted by their operations. Other operations of a method (a blur, say) are
-    counted only if they are matrix products or convolutions.
+    Counted are its matrix products and convolutions, also those of backward passes. Other
+    operations of a method, such as a blur, are not.
     """
 
     def forward() -> None:
@@ -273,19 +325,19 @@ def forward_equivalents(model: Model, images: Images, targets: Labels, explain: 
     return _flops(lambda: explain(model, images, targets)) / max(1, _flops(forward))
 
 
-def _flops(work: Callable[[], object]) -> int:
+def _flops(compute: Callable[[], object]) -> int:
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # its fused kernel cannot be counted
     try:
         with _Count() as counter:
-            work()
+            compute()
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
     return int(counter.total)
 
 
 class _Count(TorchDispatchMode):
-    """Counts the floating-point operations of everything computed inside, by torch's own formulas.
+    """Counts the floating-point operations of everything computed inside, by formulas of torch.
 
     torch's FlopCounterMode also tracks modules, with hooks that do not work with
     torch.autograd.grad. torch has no formulas for fused attention on the CPU, nor for oneDNN's
@@ -297,25 +349,14 @@ class _Count(TorchDispatchMode):
         self.total = 0
         self.formulas = dict(flop_registry)
         attention = "_scaled_dot_product_flash_attention_for_cpu"
-        own: dict[tuple[Any, str], Callable[..., int]] = {
-            (torch.ops.aten, attention): lambda query, key, value, *_, **__: _products(
-                query, key, value, 1.0
-            ),
-            (torch.ops.aten, f"{attention}_backward"): lambda _, query, key, value, *__, **___: (
-                _products(
-                    query,
-                    key,
-                    value,
-                    2.5,  # five products where the forward has two
-                )
-            ),
-            (torch.ops.mkldnn, "_linear_pointwise"): lambda tokens, weight, *_, **__: (
-                2 * tokens.numel() * weight.shape[0]
-            ),
-        }
-        self.formulas |= {
-            getattr(place, name): of for (place, name), of in own.items() if hasattr(place, name)
-        }
+        missing: list[tuple[Any, str, Callable[..., int]]] = [
+            (torch.ops.aten, attention, _attention_flops),
+            (torch.ops.aten, f"{attention}_backward", _attention_backward_flops),
+            (torch.ops.mkldnn, "_linear_pointwise", _linear_flops),
+        ]
+        for namespace, name, formula in missing:
+            if hasattr(namespace, name):
+                self.formulas[getattr(namespace, name)] = formula
 
     def __torch_dispatch__(
         self,
@@ -336,6 +377,20 @@ class _Count(TorchDispatchMode):
         if formula is not None:
             self.total += int(formula(*args, **kwargs, out_val=out))
         return out
+
+
+def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return _products(query, key, value, 1.0)
+
+
+def _attention_backward_flops(
+    _gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any
+) -> int:
+    return _products(query, key, value, 2.5)  # five products where the forward has two
+
+
+def _linear_flops(tokens: Any, weight: Any, *_: Any, **__: Any) -> int:
+    return int(2 * tokens.numel() * weight.shape[0])
 
 
 def _products(query: Any, key: Any, value: Any, times: float) -> int:

@@ -1,16 +1,15 @@
-"""Localisation of maps where the place of the evidence is known: on objects with masks, and on
-composite images.
+"""Localisation of maps where the place of the evidence is known.
 
-Scores: pointing game, ROC AUC, average precision, IoU, mass, and what maps that ignore the image
-score. Maps are interpolated bilinearly to the masks' size; every number is per image, to be
-averaged over images. But for the pointing game, a mask must have both an object and background
-(`has_edge`).
+On objects with masks the scores are the pointing game, ROC AUC, average precision, IoU and mass,
+compared with those of maps that ignore the image. Maps are interpolated bilinearly to the size of
+the masks; every number is per image, to be averaged over images. Except for the pointing game, a
+mask must have both an object and background (`has_edge`).
 
-Composites need no masks. The grid pointing game (Böhle 2021): mosaics of confidently classified
-images of distinct classes, each class explained in turn; the share of a map's positive mass in the
-right cell of k x k is 1/k² by chance. Also an image shrunk onto another one, and an object pasted
-on another background. Everything is drawn from a seed, and a composite does not depend on how many
-are made.
+Composites need no masks. The grid pointing game (Böhle 2021) uses mosaics of confidently classified
+images of distinct classes, each class explained in turn. The share of a map's positive mass in the
+right cell of k x k is 1/k² by chance. Other composites are an image shrunk onto another one, and an
+object pasted on another background. Everything is drawn from a seed, and a composite does not
+depend on their number.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,24 +44,24 @@ _TRIES: Final = 20
 
 
 def pointing_hits(maps: AnyMaps, masks: Masks) -> PerImage:
-    """Return the pointing game (Zhang 2018): whether each map's highest point lies on its object's
-    mask, 1 or 0.
+    """Return the hits of the pointing game (Zhang 2018).
 
-    Where several points are equally high up to rounding, the share of them that lies on the mask
-    counts: the chance that one of them, drawn at random, is a hit. So a uniform map, all of whose
-    points are equally high, scores the mask's area. Raises DataError when a mask is empty.
+    1 where the highest point of a map lies on the object, else 0. Where several points are equally
+    high up to rounding, the share of them that lies on the mask counts: the chance that one of
+    them, drawn at random, is a hit. So a uniform map, of which all points are equally high, scores
+    the area of the mask. Raises DataError when a mask is empty.
     """
     empty = (~masks.flatten(1).any(1)).nonzero()
     if len(empty):
         raise DataError(
             f"expected an object in every mask, found an empty one (image {int(empty[0])})"
         )
-    flat = _in_pixels(maps, masks)
-    highest = flat >= flat.amax(1, keepdim=True) - _ROUNDING * flat.abs().amax(1, keepdim=True)
-    highest |= map_faults(maps).constant[
-        :, None
-    ]  # not what interpolation's rounding made the highest
-    return (highest & masks.flatten(1)).sum(1) / highest.sum(1)
+    pixels = _in_pixels(maps, masks)
+    rounding = _ROUNDING * pixels.abs().amax(1, keepdim=True)
+    is_highest = pixels >= pixels.amax(1, keepdim=True) - rounding
+    # of a constant map all points, not those that interpolation rounds up
+    is_highest |= map_faults(maps).constant[:, None]
+    return (is_highest & masks.flatten(1)).sum(1) / is_highest.sum(1)
 
 
 def _in_pixels(maps: AnyMaps, masks: Masks) -> Float[Tensor, "batch pixels"]:
@@ -70,26 +69,31 @@ def _in_pixels(maps: AnyMaps, masks: Masks) -> Float[Tensor, "batch pixels"]:
 
 
 def _ranked(maps: AnyMaps, masks: Masks) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the pixels of each map, equal where it is constant (interpolation's rounding would
-    rank them), and the masks.
+    """Return the pixels of each map, and the masks.
+
+    The pixels of a constant map are 0, as rounding of the interpolation would rank them.
     """
-    values = _in_pixels(maps, masks).double().masked_fill(map_faults(maps).constant[:, None], 0.0)
+    is_constant = map_faults(maps).constant[:, None]
+    values = _in_pixels(maps, masks).double().masked_fill(is_constant, 0.0)
     return values.cpu().numpy(), masks.flatten(1).cpu().numpy()
 
 
 def pointing_rate(hits: PerImage, *, groups: Tensor | None = None, seed: int = 0) -> Estimate:
-    """Return the mean of `pointing_hits`: with the interval of an accuracy, or the bootstrap's
-    where a map's maxima tie.
+    """Return the mean of `pointing_hits`.
+
+    The interval is that of an accuracy, or that of the bootstrap where the maxima of a map tie.
     """
-    if bool(((hits == 0) | (hits == 1)).all()):
+    has_ties = not bool(((hits == 0) | (hits == 1)).all())
+    if not has_ties:
         return accuracy(hits.bool(), groups=groups)
     members = None if groups is None else groups.numpy()
     return bootstrap_mean(hits.numpy(), groups=members, seed=seed, least=0.0, most=1.0)
 
 
 def roc_auc(maps: AnyMaps, masks: Masks) -> PerImage:
-    """Return the probability that a pixel of the object is ranked above one outside it; ties count
-    half. 0.5 is chance.
+    """Return the probability that a pixel of the object is ranked above one outside it.
+
+    Ties count half; 0.5 is chance.
     """
     from scipy import stats  # takes half a second to import
 
@@ -101,46 +105,45 @@ def roc_auc(maps: AnyMaps, masks: Masks) -> PerImage:
 
 
 def average_precision(maps: AnyMaps, masks: Masks) -> PerImage:
-    """Return the mean precision over the object's pixels, from the highest value down; equal values
-    are taken together.
+    """Return the mean precision over the object's pixels, from the highest value down.
 
-    Chance is the mask's area. As scikit-learn's average_precision_score.
+    Equal values are taken together. Chance is the area of the mask. As scikit-learn's
+    average_precision_score.
     """
-    found = []
+    precisions = list[float]()
     for values, inside in zip(*_ranked(maps, masks)):
         order = np.argsort(-values, kind="stable")
         hits = np.cumsum(inside[order])
-        last = np.flatnonzero(
-            np.diff(values[order], append=-np.inf)
-        )  # the last of each run of equal values
-        found.append(
-            float((np.diff(hits[last] / hits[-1], prepend=0.0) * (hits[last] / (last + 1))).sum())
-        )
-    return torch.tensor(found, dtype=torch.float32)
+        # the last of each run of equal values
+        last = np.flatnonzero(np.diff(values[order], append=-np.inf))
+        recall = hits[last] / hits[-1]
+        precision = hits[last] / (last + 1)
+        precisions.append(float((np.diff(recall, prepend=0.0) * precision).sum()))
+    return torch.tensor(precisions, dtype=torch.float32)
 
 
 def mask_iou(maps: AnyMaps, masks: Masks) -> PerImage:
-    """Intersection over union of the mask and the pixels above the map's own mean."""
-    marked = _above_mean(maps, masks)
-    inside = masks.flatten(1)
-    return (marked & inside).sum(1).float() / (marked | inside).sum(1).float()
+    """Return the intersection over union of the mask and the pixels above the mean of the map."""
+    is_marked = _above_mean(maps, masks)
+    is_inside = masks.flatten(1)
+    intersection = (is_marked & is_inside).sum(1).float()
+    return intersection / (is_marked | is_inside).sum(1).float()
 
 
 def pixel_accuracy(maps: AnyMaps, masks: Masks) -> PerImage:
-    """Return the share of pixels that are above the map's mean inside the mask, or not above it
-    outside.
-    """
+    """Return the share of pixels above the map's mean inside the mask, or not above it outside."""
     return (_above_mean(maps, masks) == masks.flatten(1)).float().mean(1)
 
 
 def _above_mean(maps: AnyMaps, masks: Masks) -> Bool[Tensor, "batch pixels"]:
-    large = _in_pixels(maps, masks)
-    return large > large.mean(1, keepdim=True)
+    pixels = _in_pixels(maps, masks)
+    return pixels > pixels.mean(1, keepdim=True)
 
 
 def mass_inside(maps: AnyMaps, masks: Masks) -> PerImage:
-    """Return the share of the map's positive mass on the object; 0 where it has none. Chance is the
-    mask's area.
+    """Return the share of the map's positive mass on the object; 0 where it has none.
+
+    Chance is the area of the mask.
     """
     return share_of_mass(_in_pixels(maps, masks), masks.flatten(1))
 
@@ -168,39 +171,38 @@ SCORES: Final[Mapping[str, Score]] = {
 def baseline_scores(
     score: Score, maps: AnyMaps, masks: Masks, *, groups: Tensor | None = None, seed: int = 0
 ) -> dict[str, PerImage]:
-    """Return the scores of maps that ignore the image, on the grid of `maps`, image by image: what
-    a localisation must exceed.
+    """Return the scores of maps that ignore the image, which a localisation must exceed.
 
-    A uniform map; a Gaussian at the centre; the mean mask of the other images; the map of another
-    image, drawn with the seed. Others are of other groups (batch,); without any, the last two are
-    left out.
+    By name and image, on the grid of `maps`: a uniform map; a Gaussian at the centre; the mean mask
+    of the other images; the map of another image, drawn with the seed. Others are of other groups
+    (batch,); without any, the last two are left out.
     """
     rows, columns = maps.shape[-2:]
-    found = {
+    scores = {
         "a uniform map": score(maps.new_ones(len(maps), rows, columns), masks),
         "a map of the centre": score(centre_maps(len(maps), (rows, columns)), masks),
     }
-    own = torch.arange(len(maps)) if groups is None else groups
-    other = other_images(own, seed=seed)
+    if groups is None:
+        groups = torch.arange(len(maps))
+    other = other_images(groups, seed=seed)
     if other is None:
-        return found
-    _, group = own.unique(return_inverse=True)
+        return scores
+    _, group = groups.unique(return_inverse=True)
     sizes = group.bincount()
-    shapes = F.adaptive_avg_pool2d(
-        masks[:, None].float(), (min(rows, _FINEST), min(columns, _FINEST))
-    )[:, 0]
-    sums = shapes.new_zeros(len(sizes), *shapes.shape[1:]).index_add_(0, group, shapes)
-    means = (shapes.sum(0) - sums) / (len(maps) - sizes)[:, None, None]
-    found["the mean mask of the other images"] = score(means[group], masks)
-    found["the map of another image"] = score(maps[other], masks)
-    return found
+    grid = (min(rows, _FINEST), min(columns, _FINEST))
+    coverage = F.adaptive_avg_pool2d(masks[:, None].float(), grid)[:, 0]
+    sums = coverage.new_zeros(len(sizes), *coverage.shape[1:]).index_add_(0, group, coverage)
+    means = (coverage.sum(0) - sums) / (len(maps) - sizes)[:, None, None]
+    scores["the mean mask of the other images"] = score(means[group], masks)
+    scores["the map of another image"] = score(maps[other], masks)
+    return scores
 
 
 def other_images(groups: Tensor, *, seed: int = 0) -> Tensor | None:
-    """For each image (n,) one of another group, drawn with the seed; None where all are of one.
+    """Return for each image (n,) one of another group, drawn with the seed.
 
-    Images are ordered by group, then at random: the image after the end of one's own group, and as
-    many further as drawn.
+    None where all are of one group. Images are ordered by group, then at random: the drawn image is
+    that after the end of the group, and as many further as drawn.
     """
     _, group = groups.unique(return_inverse=True)
     sizes = group.bincount()
@@ -209,8 +211,10 @@ def other_images(groups: Tensor, *, seed: int = 0) -> Tensor | None:
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(group), generator=generator)
     order = order[group[order].argsort(stable=True)]
-    further = (torch.rand(len(group), generator=generator) * (len(group) - sizes[group])).long()
-    return order[(sizes.cumsum(0)[group] + further) % len(group)]
+    other_count = len(group) - sizes[group]
+    further = (torch.rand(len(group), generator=generator) * other_count).long()
+    ends = sizes.cumsum(0)[group]
+    return order[(ends + further) % len(group)]
 
 
 def random_maps(count: int, grid: Size, *, seed: int = 0) -> Maps:
@@ -219,17 +223,25 @@ def random_maps(count: int, grid: Size, *, seed: int = 0) -> Maps:
 
 
 def centre_maps(count: int, grid: Size) -> Maps:
-    """Return the same map for every image: a Gaussian at its centre, where the object of a
-    photograph often is.
+    """Return the same map for every image: a Gaussian at its centre.
+
+    The object of a photograph is often there.
     """
-    rows, columns = (torch.linspace(-0.5, 0.5, side + 1)[:-1] + 0.5 / side for side in grid)
+    rows = _cell_centres(grid[0])
+    columns = _cell_centres(grid[1])
     gaussian = torch.exp(-(rows[:, None] ** 2 + columns[None, :] ** 2) / (2 * _CENTRE_WIDTH**2))
     return gaussian.expand(count, *grid).clone()
 
 
+def _cell_centres(count: int) -> Float[Tensor, " cells"]:
+    """Return the centres of cells along an axis from -0.5 to 0.5."""
+    return torch.linspace(-0.5, 0.5, count + 1)[:-1] + 0.5 / count
+
+
 def has_edge(masks: Masks) -> Bool[Tensor, " batch"]:
-    """Return whether a mask has both an object and background; localisation is not defined
-    otherwise.
+    """Return which masks have both an object and background.
+
+    Localisation is not defined for others.
     """
     flat = masks.flatten(1)
     return flat.any(1) & ~flat.all(1)
@@ -237,36 +249,39 @@ def has_edge(masks: Masks) -> Bool[Tensor, " batch"]:
 
 @dataclass(frozen=True)
 class Composites:
-    """Composite images, and the classes that are explained on them."""
+    """Composite images, and the classes that are explained on them.
+
+    which: the composite of each map; targets: the class that it explains; masks: the place of the
+    evidence for this class; sources: the images of which each composite is made.
+    """
 
     images: Float[Tensor, "composites 3 height width"]
-    which: Int[Tensor, " batch"]  # the composite of each map
-    targets: Labels  # the class that it explains
-    masks: Masks  # where the evidence for this class lies
-    sources: Int[Tensor, "composites parts"]  # the given images of which each composite is made
+    which: Int[Tensor, " batch"]
+    targets: Labels
+    masks: Masks
+    sources: Int[Tensor, "composites parts"]
 
     def __len__(self) -> int:
         return len(self.which)
 
     @property
     def chance(self) -> float:
-        """Return the mean share of a composite that the evidence covers: the mass that a uniform
-        map has there.
+        """Return the mean share of a composite that the evidence covers.
+
+        It is the mass of a uniform map there.
         """
         return float(self.masks.float().mean())
 
 
 def cell_mass(maps: AnyMaps, masks: Masks) -> PerImage:
-    """Return the share of each map's positive mass in its cell; 0 where it has none. Chance is the
-    cell's area.
+    """Return the share of each map's positive mass in its cell; 0 where it has none.
 
-    The mass of a patch lies evenly on its pixels, so that a map of whole patches in the cell has 1
-    (bilinear interpolation would move mass across the cell's edge).
+    Chance is the area of the cell. The mass of a patch lies evenly on its pixels, so that a map of
+    patches in the cell has 1. Bilinear interpolation would move mass across the edge of the cell.
     """
-    large = F.interpolate(
-        maps.double().unsqueeze(1), size=masks.shape[-2:], mode="nearest-exact"
-    ).flatten(1)
-    return share_of_mass(large, masks.flatten(1)).float()
+    size = masks.shape[-2:]
+    large = F.interpolate(maps.double().unsqueeze(1), size=size, mode="nearest-exact")
+    return share_of_mass(large.flatten(1), masks.flatten(1)).float()
 
 
 COMPOSITE_SCORES: Final[Mapping[str, Score]] = {
@@ -279,21 +294,21 @@ COMPOSITE_SCORES: Final[Mapping[str, Score]] = {
 def confident_images(
     logits: Logits, labels: Labels, *, least: float = CONFIDENT
 ) -> Int[Tensor, " usable"]:
-    """Return the images that are classified as their label with at least this probability, in their
-    order.
-    """
-    found = logits.float().softmax(-1)
-    own = labels.to(logits.device)
-    sure = found.gather(1, own[:, None]).squeeze(1) >= least
-    return (sure & (found.argmax(-1) == own)).nonzero().squeeze(1)
+    """Return the images that are classified as their label with at least this probability."""
+    probabilities = logits.float().softmax(-1)
+    labels = labels.to(logits.device)
+    is_confident = probabilities.gather(1, labels[:, None]).squeeze(1) >= least
+    is_correct = probabilities.argmax(-1) == labels
+    return (is_confident & is_correct).nonzero().squeeze(1)
 
 
 def recognised(logits: Logits, targets: Labels, parts: int) -> Bool[Tensor, " batch"]:
-    """Return whether each target is among the most probable classes of its composite, as many as it
-    has parts.
+    """Return which targets are among the most probable classes of their composite.
+
+    As many classes count as a composite has parts.
     """
-    most = logits.topk(min(parts, logits.shape[1]), dim=1).indices
-    return (most == targets.to(most.device)[:, None]).any(1).cpu()
+    top = logits.topk(min(parts, logits.shape[1]), dim=1).indices
+    return (top == targets.to(top.device)[:, None]).any(1).cpu()
 
 
 def mosaics(
@@ -305,29 +320,33 @@ def mosaics(
     count: int = COMPOSITES,
     seed: int = 0,
 ) -> Composites:
-    """At most count mosaics of side x side images of distinct classes, in the images' size; every
-    cell is explained.
+    """Return at most `count` mosaics of side x side images of distinct classes.
 
-    Raises InputError for fewer distinct classes than cells.
+    They have the size of the images; every cell is explained. Raises InputError for fewer distinct
+    classes than cells.
     """
     cells = side * side
     drawn = _drawn(labels, count, cells, seed)
+    height, width = images.shape[-2:]
     canvas = images.new_zeros(len(drawn), *images.shape[1:])
-    masks = torch.zeros(cells, *images.shape[-2:], dtype=torch.bool)
-    ends = (
-        [round(extent * part / side) for part in range(side + 1)] for extent in images.shape[-2:]
-    )
-    rows, columns = (list(pairwise(each)) for each in ends)  # as equal as whole pixels can be
+    masks = torch.zeros(cells, height, width, dtype=torch.bool)
+    rows = _cut(height, side)
+    columns = _cut(width, side)
     for cell in range(cells):
-        (top, bottom), (left, right) = rows[cell // side], columns[cell % side]
-        canvas[..., top:bottom, left:right] = _shrunk(
-            images[drawn[:, cell]], (bottom - top, right - left)
-        )
+        top, bottom = rows[cell // side]
+        left, right = columns[cell % side]
+        small = _shrunk(images[drawn[:, cell]], (bottom - top, right - left))
+        canvas[..., top:bottom, left:right] = small
         masks[cell, top:bottom, left:right] = True
     which = torch.arange(len(drawn)).repeat_interleave(cells)
-    return Composites(
-        canvas, which, labels.cpu()[drawn].flatten(), masks.repeat(len(drawn), 1, 1), drawn
-    )
+    targets = labels.cpu()[drawn].flatten()
+    return Composites(canvas, which, targets, masks.repeat(len(drawn), 1, 1), drawn)
+
+
+def _cut(extent: int, parts: int) -> list[tuple[int, int]]:
+    """Return the first pixel of each part of a side and the one after its last, nearly equal."""
+    edges = [round(extent * part / parts) for part in range(parts + 1)]
+    return list(pairwise(edges))
 
 
 def embedded(
@@ -338,51 +357,53 @@ def embedded(
     count: int = COMPOSITES,
     seed: int = 0,
 ) -> Composites:
-    """At most count images, shrunk to half their sides, each at a random place on an image of
-    another class.
+    """Return at most `count` images on images of other classes, at random places.
 
-    Raises InputError for fewer than two classes.
+    They are shrunk to half their sides. Raises InputError for fewer than two classes.
     """
     drawn = _drawn(labels, count, 2, seed)
-    height, width = (int(side) for side in images.shape[-2:])
-    size = max(1, round(height / 2)), max(1, round(width / 2))
+    height, width = images.shape[-2:]
+    small_height = max(1, round(height / 2))
+    small_width = max(1, round(width / 2))
     canvas = images[drawn[:, 1]].clone()
-    small = _shrunk(images[drawn[:, 0]], size)
+    small = _shrunk(images[drawn[:, 0]], (small_height, small_width))
     masks = torch.zeros(len(drawn), height, width, dtype=torch.bool)
     for place in range(len(drawn)):
         generator = torch.Generator().manual_seed(seed * 1_000_003 + place)
-        top = int(torch.randint(height - size[0] + 1, (1,), generator=generator))
-        left = int(torch.randint(width - size[1] + 1, (1,), generator=generator))
-        canvas[place, :, top : top + size[0], left : left + size[1]] = small[place]
-        masks[place, top : top + size[0], left : left + size[1]] = True
+        top = int(torch.randint(height - small_height + 1, (1,), generator=generator))
+        left = int(torch.randint(width - small_width + 1, (1,), generator=generator))
+        bottom = top + small_height
+        right = left + small_width
+        canvas[place, :, top:bottom, left:right] = small[place]
+        masks[place, top:bottom, left:right] = True
     return Composites(canvas, torch.arange(len(drawn)), labels.cpu()[drawn[:, 0]], masks, drawn)
 
 
 def pasted(
     images: Images, labels: Labels, masks: Masks, *, count: int = COMPOSITES, seed: int = 0
 ) -> Composites:
-    """At most count objects, each on the background of another class, from which its own object is
-    imputed with a rim, as a mask's edge leaves some of its object's outline.
+    """Return at most `count` objects, each on the background of another class.
 
-    Raises InputError for fewer than two classes of images with an object and background.
+    The object of the background is imputed with a rim, as the edge of a mask leaves some of its
+    outline. Raises InputError for fewer than two classes of images with an object and background.
     """
-    known = has_edge(masks.cpu()).nonzero().squeeze(1)
-    drawn = known[_drawn(labels[known.to(labels.device)], count, 2, seed)]
-    objects, others = (masks.to(images.device)[drawn[:, part]] for part in (0, 1))
+    usable = has_edge(masks.cpu()).nonzero().squeeze(1)
+    drawn = usable[_drawn(labels[usable.to(labels.device)], count, 2, seed)]
+    masks = masks.to(images.device)
+    objects = masks[drawn[:, 0]]
+    removed = masks[drawn[:, 1]].unsqueeze(1)
     reach = -(-min(masks.shape[-2:]) // _RIM)
-    wide = F.max_pool2d(others.float().unsqueeze(1), 2 * reach + 1, stride=1, padding=reach) > 0
-    holes = torch.where(
-        wide.flatten(1).all(1).view(-1, 1, 1, 1), others.unsqueeze(1), wide
-    )  # something must be left
+    widened = F.max_pool2d(removed.float(), 2 * reach + 1, stride=1, padding=reach) > 0
+    covers_all = widened.flatten(1).all(1).view(-1, 1, 1, 1)
+    holes = torch.where(covers_all, removed, widened)
     ground = imputed(images[drawn[:, 1]], holes, noise=0.0)
     canvas = torch.where(objects.unsqueeze(1), images[drawn[:, 0]], ground)
-    return Composites(
-        canvas, torch.arange(len(drawn)), labels.cpu()[drawn[:, 0]], objects.cpu(), drawn
-    )
+    targets = labels.cpu()[drawn[:, 0]]
+    return Composites(canvas, torch.arange(len(drawn)), targets, objects.cpu(), drawn)
 
 
 def _drawn(labels: Labels, count: int, parts: int, seed: int) -> Int[Tensor, "composites parts"]:
-    """Different draws of images of distinct classes; images that were used less are drawn first.
+    """Return different draws of images of distinct classes; rarely used images come first.
 
     Raises InputError for fewer classes than parts.
     """
@@ -397,13 +418,12 @@ def _drawn(labels: Labels, count: int, parts: int, seed: int) -> Int[Tensor, "co
     repeats = 0
     while len(draws) < count and repeats < _TRIES:
         order = (used + torch.rand(len(classes), generator=generator)).argsort().tolist()
-        by_class: dict[int, int] = {}
+        first_of_class: dict[int, int] = {}
         for index in order:
-            by_class.setdefault(classes[index], index)
-        chosen = list(by_class.values())[:parts]
-        shuffled = tuple(
-            chosen[place] for place in torch.randperm(parts, generator=generator).tolist()
-        )
+            first_of_class.setdefault(classes[index], index)
+        chosen = list(first_of_class.values())[:parts]
+        places = torch.randperm(parts, generator=generator).tolist()
+        shuffled = tuple(chosen[place] for place in places)
         repeats = repeats + 1 if shuffled in draws else 0
         draws[shuffled] = None
         used[list(shuffled)] += 1
@@ -411,6 +431,5 @@ def _drawn(labels: Labels, count: int, parts: int, seed: int) -> Int[Tensor, "co
 
 
 def _shrunk(images: Images, size: Size) -> Float[Tensor, "batch 3 _ _"]:
-    return F.interpolate(
-        images, size=size, mode="bilinear", antialias=True, align_corners=False
-    ).clamp(0, 1)
+    small = F.interpolate(images, size=size, mode="bilinear", antialias=True, align_corners=False)
+    return small.clamp(0, 1)

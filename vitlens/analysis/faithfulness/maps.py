@@ -1,6 +1,4 @@
-"""What attribution maps are before any check: their resolution, their faults, where their mass
-lies, how two agree.
-"""
+"""Attribution maps before any check: their resolution, faults, centre of mass and similarity."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,8 +28,9 @@ _CONSTANT: Final = 1e-6
 
 
 def on_grid(maps: AnyMaps, grid: Size) -> AnyMaps:
-    """Return one number per cell of the grid: each axis averaged where the map is finer, bilinear
-    where coarser.
+    """Return one number per cell of the grid.
+
+    Each axis is averaged where the map is finer, and interpolated linearly where it is coarser.
     """
     if tuple(maps.shape[-2:]) == grid:
         return maps
@@ -40,8 +39,9 @@ def on_grid(maps: AnyMaps, grid: Size) -> AnyMaps:
 
 
 def enlarged(maps: AnyMaps, size: Size) -> AnyMaps:
-    """Return maps interpolated bilinearly to (height, width) px; a map of this size is returned
-    unchanged.
+    """Return maps interpolated bilinearly to (height, width) px.
+
+    Maps of this size are returned unchanged.
     """
     if tuple(maps.shape[-2:]) == size:
         return maps
@@ -52,8 +52,9 @@ def enlarged(maps: AnyMaps, size: Size) -> AnyMaps:
 
 
 def removal_grid(model: Model) -> Size:
-    """Return the cells (rows, columns) that are removed from an image: the model's patches, or for
-    a model without patches those of a ViT of its size (8x8 under 64 px, 14x14 above).
+    """Return the cells (rows, columns) that are removed from an image: the patches of the model.
+
+    For a model without patches they are those of a ViT of its size: 8x8 under 64 px, 14x14 above.
     """
     if model.anatomy.layout is not None:
         return model.anatomy.layout.grid
@@ -63,7 +64,10 @@ def removal_grid(model: Model) -> Size:
 
 @dataclass(frozen=True)
 class MapFaults:
-    """Which images' maps cannot be ranked: not_finite; constant, among the others (batch,)."""
+    """The maps that cannot be ranked.
+
+    not_finite: (batch,); constant: among the others, (batch,).
+    """
 
     not_finite: Bool[Tensor, " batch"]
     constant: Bool[Tensor, " batch"]
@@ -75,18 +79,16 @@ class MapFaults:
 
     @property
     def words(self) -> str:
-        """Return the faults in words, such as "2 of 56 not finite, 1 of 56 constant"; "" without
-        faults.
-        """
+        """Return the faults in words, such as "2 of 56 not finite, 1 of 56 constant"."""
         counts = {"not finite": int(self.not_finite.sum()), "constant": int(self.constant.sum())}
-        return ", ".join(
-            f"{count} of {len(self.constant)} {kind}" for kind, count in counts.items() if count
-        )
+        maps = len(self.constant)
+        return ", ".join(f"{count} of {maps} {kind}" for kind, count in counts.items() if count)
 
 
 def map_faults(maps: AnyMaps) -> MapFaults:
-    """Return which maps are not finite, and which are constant: all-zero, or with a range below a
-    millionth of the largest value.
+    """Return which maps are not finite, and which are constant.
+
+    Constant is a map with a range below a millionth of the largest value, or all-zero.
     """
     flat = maps.detach().flatten(1).double()
     broken = ~flat.isfinite().all(1)
@@ -100,154 +102,172 @@ def usable(maps: AnyMaps) -> Bool[Tensor, " batch"]:
 
 
 def spearman(first: AnyMaps, second: AnyMaps) -> PerImage:
-    """Return the rank correlation of two maps of each image, -1 to 1; NaN where one of them is
-    constant.
+    """Return the rank correlation of two maps of each image, -1 to 1.
 
-    Maps of different resolutions are compared at the coarser one along each axis. Ties have their
-    mean rank.
+    NaN where one of them is constant. Maps of different resolutions are compared at the coarser one
+    along each axis. Ties have their mean rank.
     """
     return intervals.spearman(*_on_one_grid(first, second)).float()
 
 
 def top_overlap(first: AnyMaps, second: AnyMaps) -> PerImage:
-    """Return the share of the top tenth of the places of one map that are among those of the other;
-    chance is a tenth.
+    """Return the share of the top tenth of places that two maps of each image have in common.
 
-    Of equal values at the threshold, the first in reading order are taken.
+    By chance it is a tenth. Of equal values at the threshold, the first in reading order are taken.
     """
-    flat = _on_one_grid(first, second)
-    count = max(1, round(TOP * flat[0].shape[1]))
-    tops = [maps.argsort(dim=1, descending=True, stable=True)[:, :count] for maps in flat]
-    marked, other = (
-        torch.zeros_like(flat[0], dtype=torch.bool).scatter_(1, top, True) for top in tops
-    )
-    return (marked & other).sum(1).float() / count
+    first, second = _on_one_grid(first, second)
+    count = max(1, round(TOP * first.shape[1]))
+    in_both = _is_top(first, count) & _is_top(second, count)
+    return in_both.sum(1).float() / count
+
+
+def _is_top(values: Float[Tensor, "batch places"], count: int) -> Bool[Tensor, "batch places"]:
+    top = values.argsort(dim=1, descending=True, stable=True)[:, :count]
+    return torch.zeros_like(values, dtype=torch.bool).scatter_(1, top, True)
 
 
 def map_iou(first: AnyMaps, second: AnyMaps) -> PerImage:
-    """Intersection over union of the places above each map's own mean; NaN where there are none in
-    either.
+    """Return the intersection over union of the places above the mean of each map.
+
+    NaN where there are none in either.
     """
-    above, other = (maps > maps.mean(1, keepdim=True) for maps in _on_one_grid(first, second))
-    return (above & other).sum(1).float() / (above | other).sum(1).float()
+    first, second = _on_one_grid(first, second)
+    first_above = first > first.mean(1, keepdim=True)
+    second_above = second > second.mean(1, keepdim=True)
+    intersection = (first_above & second_above).sum(1).float()
+    return intersection / (first_above | second_above).sum(1).float()
 
 
-def _on_one_grid(first: AnyMaps, second: AnyMaps) -> list[Float[Tensor, "batch places"]]:
+def _on_one_grid(
+    first: AnyMaps, second: AnyMaps
+) -> tuple[Float[Tensor, "batch places"], Float[Tensor, "batch places"]]:
     grid = min(first.shape[1], second.shape[1]), min(first.shape[2], second.shape[2])
-    return [on_grid(maps.float(), grid).flatten(1) for maps in (first, second)]
+    return on_grid(first.float(), grid).flatten(1), on_grid(second.float(), grid).flatten(1)
 
 
 @dataclass(frozen=True)
 class MapShares:
-    """Position and concentration of each of n maps; 0 for a map that is not usable."""
+    """The position and concentration of each of n maps; 0 for a map that is not usable.
+
+    row, column: of the centre of mass, shares of the height and width; spread: root of the mean
+    squared distance from there, a share of the shorter side; half: the smallest share of the cells
+    that contains half of the map (0.5 for a uniform map); central: share on the middle quarter of
+    the image (0.25 for a uniform map); inside: share on the object, None without masks.
+    """
 
     usable: Bool[Tensor, " batch"]
-    row: PerImage  # of its centre of mass, shares of the height and width
+    row: PerImage
     column: PerImage
-    # root of the mean squared distance from there, a share of the image's shorter side
     spread: PerImage
-    # the smallest share of the image's cells that contains half of the map (0.5 for a uniform map)
     half: PerImage
-    central: (
-        PerImage  # share of the map on the middle quarter of the image (0.25 for a uniform map)
-    )
-    inside: PerImage | None = None  # share on the object, None without masks
+    central: PerImage
+    inside: PerImage | None = None
 
 
 @dataclass(frozen=True)
 class MapOverlap:
-    """The similarity of two maps of each image, on one grid; 0 where either is unusable."""
+    """The similarity of two maps of each image, on one grid; 0 where either is not usable.
 
-    usable: Bool[Tensor, " batch"]  # whether both are
-    spearman: PerImage  # rank correlation of the raw maps, -1 to 1
-    top: PerImage  # share of the top tenth of one that is in the top tenth of the other, 0 to 1
-    shared: PerImage  # mass of their positive parts in the same cells, 0 to 1
+    usable: whether both are; spearman: rank correlation of the raw maps, -1 to 1; top: share of the
+    top tenth of one that is in the top tenth of the other, 0 to 1; shared: mass of their positive
+    parts in the same cells, 0 to 1.
+    """
+
+    usable: Bool[Tensor, " batch"]
+    spearman: PerImage
+    top: PerImage
+    shared: PerImage
 
 
 def as_shares(maps: AnyMaps, *, size: Size, grid: Size) -> Maps:
-    """Return maps on a grid of cells: positive shares that sum to 1, all 0 where nothing is
-    positive.
+    """Return maps on a grid of cells as positive shares that sum to 1.
 
-    The positive part is interpolated bilinearly to the image, then averaged over each cell.
-    Negative values are evidence against the target. size: of the image, px (height, width), a
-    multiple of the grid (rows, columns). A value that is not finite counts as 0; see `usable`.
+    All are 0 where nothing is positive. The positive part is interpolated bilinearly to the image,
+    then averaged over each cell. Negative values are evidence against the target. size: of the
+    image, px (height, width), a multiple of the grid (rows, columns). A value that is not finite
+    counts as 0; see `usable`.
     """
     positive = maps.detach().cpu().double().nan_to_num(0.0, 0.0, 0.0).clamp_min(0)[:, None]
     large = F.interpolate(positive, size=size, mode="bilinear", align_corners=False)
     cells = F.adaptive_avg_pool2d(large, grid)[:, 0]
-    whole = cells.sum((1, 2), keepdim=True)
-    return torch.where(whole > 0, cells / whole.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
+    total = cells.sum((1, 2), keepdim=True)
+    shares = cells / total.clamp_min(torch.finfo(torch.float64).tiny)
+    return torch.where(total > 0, shares, 0.0)
 
 
 def _multiple(size: Size, grid: Size) -> Size:
-    """Return the size, rounded up to whole cells."""
+    """Return the size, rounded up to a multiple of the grid."""
     return grid[0] * -(-size[0] // grid[0]), grid[1] * -(-size[1] // grid[1])
 
 
 def map_shares(maps: AnyMaps, *, size: Size, grid: Size, masks: Masks | None = None) -> MapShares:
-    """Position and concentration of n maps of images of this size (px) on a grid of cells, and the
-    share of each on its object where masks are known.
+    """Return the position and concentration of n maps of images of this size (px), on a grid.
+
+    masks: of the objects, at any resolution, None where they are not known.
     """
     size = _multiple(size, grid)
     inside = None
     cells = as_shares(maps, size=size, grid=grid)
-    known = usable(maps)
+    is_usable = usable(maps)
     if masks is not None:
         pixels = (masks.shape[-2], masks.shape[-1])  # the resolution of the masks
-        inside = (as_shares(maps, size=pixels, grid=pixels) * masks.cpu()).sum((1, 2)) * known
-    rows, columns = (
-        (torch.arange(count, dtype=cells.dtype) + 0.5) / count for count in cells.shape[-2:]
-    )
+        on_object = as_shares(maps, size=pixels, grid=pixels) * masks.cpu()
+        inside = on_object.sum((1, 2)) * is_usable
+    row_count, column_count = cells.shape[-2:]
+    rows = (torch.arange(row_count, dtype=cells.dtype) + 0.5) / row_count
+    columns = (torch.arange(column_count, dtype=cells.dtype) + 0.5) / column_count
     row = (cells.sum(2) * rows).sum(1)
     column = (cells.sum(1) * columns).sum(1)
     down = (cells.sum(2) * (rows - row[:, None]).square()).sum(1) * size[0] ** 2
     across = (cells.sum(1) * (columns - column[:, None]).square()).sum(1) * size[1] ** 2
     spread = (down + across).sqrt() / min(size)
-    edges = (
-        torch.linspace(0, 1, count + 1, dtype=torch.float64).clamp(0.25, 0.75)
-        for count in cells.shape[-2:]
+    central = torch.einsum(
+        "brc,r,c->b", cells, _share_in_middle(row_count), _share_in_middle(column_count)
     )
-    middle = [
-        own.diff() * (len(own) - 1) for own in edges
-    ]  # of each row and column, the share in the middle half
-    central = torch.einsum("brc,r,c->b", cells, *middle)
-    numbers = {
-        "row": row,
-        "column": column,
-        "spread": spread,
-        "half": _half(cells),
-        "central": central,
-    }
-    return MapShares(known, inside=inside, **{name: each * known for name, each in numbers.items()})
+    return MapShares(
+        is_usable,
+        row=row * is_usable,
+        column=column * is_usable,
+        spread=spread * is_usable,
+        half=_half(cells) * is_usable,
+        central=central * is_usable,
+        inside=inside,
+    )
+
+
+def _share_in_middle(count: int) -> Float[Tensor, " cells"]:
+    """Return the share of each of several cells along an axis that lies in its middle half."""
+    edges = torch.linspace(0, 1, count + 1, dtype=torch.float64).clamp(0.25, 0.75)
+    return edges.diff() * count
 
 
 def map_overlap(first: AnyMaps, second: AnyMaps, *, size: Size, grid: Size) -> MapOverlap:
-    """Return the similarity of two models' maps of the same n images; each may have its own
-    resolution.
-    """
-    raw = [maps.detach().cpu().float().nan_to_num(0.0, 0.0, 0.0) for maps in (first, second)]
-    ranked = spearman(*raw).double()
-    both = usable(first) & usable(second)
-    shares = [
-        as_shares(maps, size=_multiple(size, grid), grid=grid).flatten(1)
-        for maps in (first, second)
-    ]
-    ranked = torch.where(both, ranked.nan_to_num(0.0), 0.0)
+    """Return the similarity of two models' maps of the same n images, of any resolution."""
+    size = _multiple(size, grid)
+    first_raw = first.detach().cpu().float().nan_to_num(0.0, 0.0, 0.0)
+    second_raw = second.detach().cpu().float().nan_to_num(0.0, 0.0, 0.0)
+    both_usable = usable(first) & usable(second)
+    correlation = spearman(first_raw, second_raw).double().nan_to_num(0.0)
+    first_shares = as_shares(first, size=size, grid=grid).flatten(1)
+    second_shares = as_shares(second, size=size, grid=grid).flatten(1)
     return MapOverlap(
-        both, ranked, top_overlap(*raw).double() * both, torch.minimum(*shares).sum(1) * both
+        both_usable,
+        spearman=torch.where(both_usable, correlation, 0.0),
+        top=top_overlap(first_raw, second_raw).double() * both_usable,
+        shared=torch.minimum(first_shares, second_shares).sum(1) * both_usable,
     )
 
 
 def _half(cells: Maps) -> PerImage:
-    """Return the share of the cells, greatest first, that contain half of the mass; the last cell
-    counts in part.
+    """Return the share of the cells, greatest first, that contain half of the mass.
+
+    The last cell counts in part.
     """
     ordered = cells.flatten(1).sort(1, descending=True).values
     cumulative = ordered.cumsum(1)
     last = (cumulative < 0.5 - 1e-12).sum(1).clamp_max(ordered.shape[1] - 1)
-    before = torch.where(
-        last > 0, cumulative.gather(1, (last - 1).clamp_min(0)[:, None])[:, 0], 0.0
-    )
+    mass_before_last = cumulative.gather(1, (last - 1).clamp_min(0)[:, None])[:, 0]
+    before = torch.where(last > 0, mass_before_last, 0.0)
     step = ordered.gather(1, last[:, None])[:, 0]
     part = torch.where(step > 0, (0.5 - before) / step.clamp_min(1e-300), 0.0)
     return (last + part) / ordered.shape[1]

@@ -1,11 +1,10 @@
-"""Deletion and insertion: the target's probability as the patches that a map ranks highest, or
-lowest, are removed.
+"""Deletion and insertion: the probability of the target as patches are removed by rank.
 
-Patches are removed by rank, most relevant first (deletion, MoRF) and least relevant first (LeRF).
-Removing the least relevant patches is the same as inserting the most relevant ones into the
-substrate, so insertion is LeRF in reverse, and its area is the same (Petsiuk 2018; Tomsett 2020;
-Blücher 2024 for the difference of the two). With imputed patches it is ROAD (Rong 2022), in which
-the shape of a mask reveals nothing.
+Patches are removed most relevant first (deletion, MoRF) and least relevant first (LeRF). Removing
+the least relevant patches is the same as inserting the most relevant ones into the substrate, so
+insertion is LeRF in reverse, and its area is the same (Petsiuk 2018; Tomsett 2020; Blücher 2024 for
+the difference of the two). With imputed patches it is ROAD (Rong 2022), in which the shape of a
+mask reveals nothing.
 
 Many variants of many images are computed in one batch, each once. Where a model embeds each patch
 separately, clean and replaced patches are embedded once and the variants are assembled from tokens;
@@ -40,23 +39,17 @@ STEPS = 20  # from no patch to all, about 5 % of the patches each
 SHARES = (0.2, 0.4, 0.6, 0.8)  # of the patches removed, in ROAD
 BLUR = 1 / 8  # standard deviation of the blur as a share of the image's shorter side
 _LOGITS = 20_000_000  # held at a time
-_WORKING_SET = {
-    "cpu": 12 << 20
-}  # bytes of the widest tensor of one forward pass that fit a processor's cache
+# bytes of the widest tensor of one forward pass; on a processor they fit its cache
+_CPU_WORKING_SET = 12 << 20
 _LARGE_WORKING_SET = 512 << 20
 
 NOISE = 0.01  # standard deviation, of pixels in [0, 1]
 TOLERANCE = 1e-3  # of pixels in [0, 1]: a quarter of one step of an 8-bit image
-_ENLARGE = (
-    0.25,
-    0.75,
-    0.75,
-    0.25,
-)  # linear interpolation between the centres of cells twice as wide
+# linear interpolation between the centres of cells twice as wide
+_ENLARGE = (0.25, 0.75, 0.75, 0.25)
 _ROUNDS = 500
-_AT_ONCE = (
-    2**20
-)  # unknowns solved for at once: with an iteration's other tensors they fit a processor's cache
+# unknowns solved for at once: with the other tensors of an iteration they fit a processor's cache
+_AT_ONCE = 2**20
 _COARSEST = 8  # pixels a side up to which no coarser grid is made
 _SWEEPS = 8  # on the coarsest grid
 
@@ -69,48 +62,53 @@ OneEach = Float[Tensor, "batch 1 height width"]
 
 
 def substrate_images(images: Images, substrate: Substrate) -> Images:
-    """Return the images that replace removed patches: blurred (by an eighth of the shorter side),
-    of the mean colour, or black.
+    """Return the images that replace removed patches: blurred, of the mean colour, or black.
+
+    The blur is an eighth of the shorter side.
     """
     if substrate == "blur":
         return blurred(images, BLUR * min(images.shape[-2:]))
-    return (
-        images.mean((2, 3), keepdim=True).expand_as(images)
-        if substrate == "mean"
-        else torch.zeros_like(images)
-    )
+    if substrate == "mean":
+        return images.mean((2, 3), keepdim=True).expand_as(images)
+    return torch.zeros_like(images)
 
 
 def blurred(images: Images, sigma: float) -> Images:
-    """Images under a Gaussian blur of standard deviation sigma (px), truncated at 3 sigma, mirrored
-    at the edges.
+    """Return images under a Gaussian blur of standard deviation sigma (px).
+
+    It is truncated at 3 sigma, and the images are mirrored at the edges.
     """
     for axis in (2, 3):
         radius = min(int(3 * sigma + 0.5), images.shape[axis] - 1)
         places = torch.arange(-radius, radius + 1, device=images.device, dtype=images.dtype)
         kernel = torch.exp(-(places**2) / (2 * sigma**2))
-        kernel = (
-            (kernel / kernel.sum()).view(1, 1, -1, 1)
-            if axis == 2
-            else (kernel / kernel.sum()).view(1, 1, 1, -1)
-        )
-        room = (0, 0, radius, radius) if axis == 2 else (radius, radius, 0, 0)
-        padded = F.pad(images, room, mode="reflect")
+        kernel = kernel / kernel.sum()
+        if axis == 2:
+            kernel = kernel.view(1, 1, -1, 1)
+            padding = (0, 0, radius, radius)
+        else:
+            kernel = kernel.view(1, 1, 1, -1)
+            padding = (radius, radius, 0, 0)
+        padded = F.pad(images, padding, mode="reflect")
         images = F.conv2d(padded, kernel.expand(3, 1, *kernel.shape[2:]), groups=3)
     return images
 
 
 def has_substrate(model: Model, substrate: str) -> bool:
-    """Return True if a model's patches can be removed in this way: only some models can do without
-    their tokens.
+    """Return True if a model's patches can be removed in this way.
+
+    Only some models can do without their tokens.
     """
-    entry = entry_of(model) if substrate == "absent" else None
-    return substrate != "absent" or (entry is not None and entry.only_tokens)
+    if substrate != "absent":
+        return True
+    entry = entry_of(model)
+    return entry is not None and entry.only_tokens
 
 
 def require_substrate(model: Model, substrate: str) -> None:
-    """Raise UnknownNameError for an unknown substrate, UnsupportedError for one that the model does
-    not support.
+    """Raise UnknownNameError for an unknown substrate.
+
+    Raises UnsupportedError for one that the model does not support.
     """
     if substrate not in SUBSTRATES:
         raise UnknownNameError("substrate", substrate, SUBSTRATES)
@@ -122,8 +120,7 @@ def require_substrate(model: Model, substrate: str) -> None:
 
 
 class Variants:
-    """Images whose patches can be removed: what does not depend on which are removed is computed
-    once.
+    """Images without some of their patches; their common computations are done once.
 
     substrate: what replaces a removed patch; "absent": nothing, its token is left out (a variant
     needs at least one patch). batch_size: variants in one forward pass (None: chosen to fit); seed:
@@ -151,13 +148,13 @@ class Variants:
         kinds = [resized(model, images)]
         if substrate != "imputed":
             require_substrate(model, substrate)
-            kinds += [] if substrate == "absent" else [substrate_images(kinds[0], substrate)]
+            if substrate != "absent":
+                kinds.append(substrate_images(kinds[0], substrate))
         if self._entry is not None:
             with evaluating(model), quick_layers(model):
-                kinds = [self._entry.tokens(model, each) for each in kinds]
-        self._kinds = torch.stack(
-            kinds
-        )  # (kinds, batch, ...): images or their tokens, clean and replaced
+                kinds = [self._entry.tokens(model, kind) for kind in kinds]
+        # (kinds, batch, ...): images or their tokens, clean and replaced
+        self._kinds = torch.stack(kinds)
 
     @torch.no_grad()
     def logits(self, which: Which, removed: Removed) -> Float[Tensor, "variants classes"]:
@@ -171,11 +168,11 @@ class Variants:
         order = torch.arange(len(place), device=self.device)
         if self._substrate == "absent":
             order = removed.sum(1).argsort(stable=True)
-        parts = self._by_pixels if self._entry is None else self._by_tokens
+        compute = self._by_pixels if self._entry is None else self._by_tokens
         with evaluating(self._model):
-            found = torch.cat(list(parts(which[order], removed[order])))
-        logits = torch.empty_like(found)
-        logits[order] = found
+            ordered = torch.cat(list(compute(which[order], removed[order])))
+        logits = torch.empty_like(ordered)
+        logits[order] = ordered
         return logits[back.to(self.device)]
 
     def _by_pixels(self, which: Which, removed: Removed) -> Iterator[Logits]:
@@ -183,48 +180,50 @@ class Variants:
         clean = self._kinds[0]
         other = self._kinds[-1]
         with quick_passes(self._model):
-            for own, gone in zip(which.split(size), removed.split(size)):
-                masks = pixel_masks(gone, self._grid, self._model.input_size)
+            for indices, patches in zip(which.split(size), removed.split(size)):
+                masks = pixel_masks(patches, self._grid, self._model.input_size)
                 if self._substrate == "imputed":
-                    yield self._model(imputed(clean[own], masks, seed=self._seed)).float()
+                    variants = imputed(clean[indices], masks, seed=self._seed)
                 else:
-                    yield self._model(torch.where(masks, other[own], clean[own])).float()
+                    variants = torch.where(masks, other[indices], clean[indices])
+                yield self._model(variants).float()
 
     def _by_tokens(self, which: Which, removed: Removed) -> Iterator[Logits]:
-        """With absent patches in batches of one sequence length, from the longest on."""
+        """Yield logits from tokens.
+
+        Without absent patches, batches have one sequence length each, from the longest on.
+        """
         assert self._entry is not None
         images, tokens = self._kinds.shape[1:3]
         prefix = len(self._model.layout.prefix)
-        absent = self._substrate == "absent"
-        most = self._batch_size or max(
-            1, _WORKING_SET.get(self.device.type, _LARGE_WORKING_SET) // self._entry.method.largest
-        )
+        is_absent = self._substrate == "absent"
+        working_set = _CPU_WORKING_SET if self.device.type == "cpu" else _LARGE_WORKING_SET
+        most = self._batch_size or max(1, working_set // self._entry.method.largest)
         table = self._kinds.flatten(0, 2)
         places = torch.arange(tokens, device=self.device)
-        lengths = tokens - removed.sum(1) if absent else torch.full_like(which, tokens)
+        lengths = tokens - removed.sum(1) if is_absent else torch.full_like(which, tokens)
+        distinct_lengths, counts = lengths.unique_consecutive(return_counts=True)
         with quick_layers(self._model):
-            for length, count in zip(
-                *(each.tolist() for each in lengths.unique_consecutive(return_counts=True))
-            ):
-                size = max(
-                    1, most * tokens // length
-                )  # the shorter the sequences, the larger the batch
-                for own, gone in zip(which[:count].split(size), removed[:count].split(size)):
-                    masked = F.pad(gone, (prefix, 0))
-                    if absent:
-                        rows = own[:, None] * tokens + places.expand_as(masked)[~masked].view(
-                            -1, length
-                        )
+            for length, count in zip(distinct_lengths.tolist(), counts.tolist()):
+                # the shorter the sequences, the larger the batch
+                size = max(1, most * tokens // length)
+                batches = zip(which[:count].split(size), removed[:count].split(size))
+                for indices, patches in batches:
+                    is_removed = F.pad(patches, (prefix, 0))
+                    if is_absent:
+                        present = places.expand_as(is_removed)[~is_removed].view(-1, length)
+                        rows = indices[:, None] * tokens + present
                     else:
-                        rows = (masked * images + own[:, None]) * tokens + places
+                        rows = (is_removed * images + indices[:, None]) * tokens + places
                     yield self._entry.logits(self._model, F.embedding(rows, table))
                 which = which[count:]
                 removed = removed[count:]
 
 
 def resized(model: Model, images: Images) -> Float[Tensor, "batch 3 _ _"]:
-    """Images resized to the model's own size as the model does, so that patches of pixels match its
-    patches.
+    """Return images resized to the input size of the model, as the model does.
+
+    Patches of pixels then match its patches.
     """
     if tuple(images.shape[-2:]) == tuple(model.input_size):
         return images
@@ -239,12 +238,10 @@ def pixel_masks(removed: Removed, grid: Size, size: Size) -> Bool[Tensor, "varia
 
 
 def distinct_variants(which: Which, removed: Removed) -> tuple[Int[Tensor, " different"], Which]:
-    """Return the first index of each distinct variant (different,), and for every variant the index
-    of its distinct one.
-    """
+    """Return the first index of each distinct variant, and for every variant that of its equal."""
     bits = np.packbits(removed.cpu().numpy(), axis=1)
-    names = which.cpu().numpy().astype(np.int64).view(np.uint8).reshape(len(which), -1)
-    rows = np.ascontiguousarray(np.concatenate([names, bits], 1))
+    images = which.cpu().numpy().astype(np.int64).view(np.uint8).reshape(len(which), -1)
+    rows = np.ascontiguousarray(np.concatenate([images, bits], 1))
     keys = rows.view(np.dtype((np.void, rows.shape[1]))).ravel()
     _, place, back = np.unique(keys, return_index=True, return_inverse=True)
     return torch.from_numpy(place), torch.from_numpy(back.ravel())
@@ -252,31 +249,35 @@ def distinct_variants(which: Which, removed: Removed) -> tuple[Int[Tensor, " dif
 
 @dataclass(frozen=True)
 class RemovalCurve:
-    """What the model says of the target as patches are removed."""
+    """The output for the target as patches are removed.
 
-    shares: Float[
-        Tensor, " points"
-    ]  # of the patches removed, from 0 to 1; with "absent" to all but one patch
-    probability: Float[Tensor, "batch points"]  # of the target, a fraction
-    kept: Bool[Tensor, "batch points"]  # whether the target is predicted
-    logit: Float[Tensor, "batch points"]  # of the target
-    predicted: Int[Tensor, "batch points"]  # the class
+    shares: of the patches removed, from 0 to 1; with "absent" to all but one patch; probability: of
+    the target, a fraction; kept: whether the target is predicted; logit: of the target; predicted:
+    the class.
+    """
+
+    shares: Float[Tensor, " points"]
+    probability: Float[Tensor, "batch points"]
+    kept: Bool[Tensor, "batch points"]
+    logit: Float[Tensor, "batch points"]
+    predicted: Int[Tensor, "batch points"]
 
     def area(self, values: Tensor) -> PerImage:
-        """Return the area under one of the curves (batch, points) of each image (trapezoidal), over
-        the range of shares.
+        """Return the area under a curve (batch, points) of each image, over the range of shares.
+
+        The rule is trapezoidal.
         """
         if len(self.shares) == 1:
             return values[:, 0].float()
-        return torch.trapezoid(values.float(), self.shares, dim=1) / (
-            self.shares[-1] - self.shares[0]
-        )
+        area = torch.trapezoid(values.float(), self.shares, dim=1)
+        return area / (self.shares[-1] - self.shares[0])
 
 
 @dataclass(frozen=True)
 class Faithfulness:
-    """The removal curves of one method: deletion (most relevant first) and least_first (insertion
-    in reverse).
+    """The removal curves of one method.
+
+    deletion: most relevant first; least_first: insertion in reverse.
     """
 
     deletion: RemovalCurve
@@ -284,30 +285,39 @@ class Faithfulness:
 
     @property
     def insertion(self) -> RemovalCurve:
-        """Return the curve of inserting the most relevant patches first; its shares are of the
-        patches inserted.
+        """Return the curve of inserting the most relevant patches first.
+
+        Its shares are of the patches inserted.
         """
         curve = self.least_first
-        values = (curve.probability, curve.kept, curve.logit, curve.predicted)
-        return RemovalCurve((1 - curve.shares).flip(0), *(each.flip(1) for each in values))
-
-    @property
-    def gaps(self) -> PerImage:
-        """Area of insertion minus area of deletion, per image: 0 for a random order, greater is
-        better; of ROAD, LeRF minus MoRF (grad-cam's combined score is half of it).
-        """
-        return self.least_first.area(self.least_first.probability) - self.deletion.area(
-            self.deletion.probability
+        return RemovalCurve(
+            shares=(1 - curve.shares).flip(0),
+            probability=curve.probability.flip(1),
+            kept=curve.kept.flip(1),
+            logit=curve.logit.flip(1),
+            predicted=curve.predicted.flip(1),
         )
 
     @property
-    def values(self) -> dict[str, PerImage]:
-        """Return every number of an image, by its name in the league. deletion, insertion: areas
-        under the probability; gap; the same under whether the target is still predicted (with
-        labels as targets, the accuracy); relevance_gain: the symmetric relevance gain (Blücher
-        2024), LeRF minus MoRF of the target's logit, in logits.
+    def gaps(self) -> PerImage:
+        """Return the area of insertion minus the area of deletion, per image.
 
-        Unlike a probability, a logit does not saturate where the model is confident.
+        0 for a random order, greater is better; of ROAD, LeRF minus MoRF (the combined score of
+        grad-cam is half of it).
+        """
+        first = self.deletion
+        last = self.least_first
+        return last.area(last.probability) - first.area(first.probability)
+
+    @property
+    def values(self) -> dict[str, PerImage]:
+        """Return every number of an image, by its name in the league.
+
+        deletion, insertion: areas under the probability, and their gap; *_accuracy: the same under
+        whether the target is still predicted (with labels as targets, the accuracy);
+        relevance_gain: the symmetric relevance gain (Blücher 2024), LeRF minus MoRF of the target's
+        logit, in logits. Unlike a probability, a logit does not saturate where the model is
+        confident.
         """
         first = self.deletion
         last = self.least_first
@@ -333,65 +343,86 @@ def faithfulness(
     batch_size: int | None = None,
     advance: Callable[[int], object] = lambda _: None,
 ) -> tuple[Faithfulness, ...]:
-    """Return the curves of several methods' maps (batch, rows, columns), raw, of the same images
-    and targets.
+    """Return the curves of the maps (batch, rows, columns) of several methods.
 
-    Images are processed a few at a time, all orders of an image together, so that variants that
-    several curves share (the whole image, the empty one, the same patches removed) are computed
-    once. steps: from no patch to all (None: patch by patch); imputed patches are removed by SHARES.
-    Maps of another resolution than `removal_grid` are resampled to it. advance: called with the
-    number of images just done. Raises InputError for maps that do not fit or are not finite.
+    Maps are raw, of the same images and targets. Images are processed a few at a time, all orders
+    of an image together, so that variants that several curves share (the complete image, the empty
+    one, the same patches removed) are computed once. steps: from no patch to all (None: patch by
+    patch); imputed patches are removed by SHARES. Maps of another resolution than `removal_grid`
+    are resampled to it. advance: called with the number of images just done. Raises InputError for
+    maps that do not fit or are not finite.
     """
     grid = removal_grid(model)
     patches = grid[0] * grid[1]
-    if substrate == "imputed":
-        counts = torch.tensor(sorted({round(share * patches) for share in SHARES}))
-        if int(counts[-1]) >= patches:
-            raise InputError(
-                f"expected patches that are left to fill others in from, found {patches} in an "
-                "image"
-            )
-    else:
-        counts = removal_counts(patches, steps, keep_one=substrate == "absent")
-    orders = [
-        order
-        for own in maps
-        for order in both_orders(own.to(images.device), grid, images=len(images), seed=seed)
-    ]
+    counts = _counts(patches, steps, substrate)
+    orders = list[Tensor]()
+    for method_maps in maps:
+        method_maps = method_maps.to(images.device)
+        orders += both_orders(method_maps, grid, images=len(images), seed=seed)
     points = len(counts)
     below = counts.to(images.device)[:, None]
-    parts: list[list[tuple[Tensor, ...]]] = [[] for _ in orders]
+    curves: list[list[RemovalCurve]] = [[] for _ in orders]
+    shares = (counts / patches).float()
     at_once = max(1, _LOGITS // (points * max(1, len(orders)) * len(model.classes)))
     for batch in torch.arange(len(images), device=images.device).split(at_once):
-        removed = torch.cat(
-            [order[batch].unsqueeze(1) < below for order in orders]
-        )  # orders x images, points, patches
-        which = (
-            torch.arange(len(batch), device=images.device)
-            .repeat(len(orders))
-            .repeat_interleave(points)
-        )
+        # orders x images, points, patches
+        removed = torch.cat([order[batch].unsqueeze(1) < below for order in orders])
+        indices = torch.arange(len(batch), device=images.device)
+        which = indices.repeat(len(orders)).repeat_interleave(points)
         variants = Variants(
             model, images[batch], substrate=substrate, batch_size=batch_size, seed=seed
         )
         logits = variants.logits(which, removed.flatten(0, 1))
-        own = targets[batch.to(targets.device)].to(logits.device)[:, None]
-        for found, answers in zip(parts, logits.view(len(orders), len(batch), points, -1)):
-            index = own.unsqueeze(-1).expand(-1, points, -1)
-            predicted = answers.argmax(-1)
-            chosen, logit = (
-                each.gather(2, index).squeeze(-1) for each in (answers.softmax(-1), answers)
-            )
-            found.append(tuple(each.cpu() for each in (chosen, predicted == own, logit, predicted)))
+        logits = logits.view(len(orders), len(batch), points, -1)
+        batch_targets = targets[batch.to(targets.device)].to(logits.device)
+        for parts, order_logits in zip(curves, logits):
+            parts.append(_curve(shares, order_logits, batch_targets))
         advance(len(batch))
-    shares = (counts / patches).float()
-    curves = [RemovalCurve(shares, *map(torch.cat, zip(*found))) for found in parts]
-    return tuple(Faithfulness(first, last) for first, last in zip(curves[::2], curves[1::2]))
+    joined = [_joined(parts) for parts in curves]
+    return tuple(Faithfulness(first, last) for first, last in zip(joined[::2], joined[1::2]))
+
+
+def _counts(patches: int, steps: int | None, substrate: Replaced) -> Int[Tensor, " points"]:
+    """Return the numbers of removed patches at which curves are computed."""
+    if substrate != "imputed":
+        return removal_counts(patches, steps, keep_one=substrate == "absent")
+    counts = torch.tensor(sorted({round(share * patches) for share in SHARES}))
+    if int(counts[-1]) >= patches:
+        raise InputError(
+            f"expected patches that are left to fill others in from, found {patches} in an image"
+        )
+    return counts
+
+
+def _curve(
+    shares: Float[Tensor, " points"],
+    logits: Float[Tensor, "batch points classes"],
+    targets: Labels,
+) -> RemovalCurve:
+    index = targets[:, None, None].expand(-1, len(shares), 1)
+    predicted = logits.argmax(-1)
+    return RemovalCurve(
+        shares,
+        probability=logits.softmax(-1).gather(2, index).squeeze(-1).cpu(),
+        kept=(predicted == targets[:, None]).cpu(),
+        logit=logits.gather(2, index).squeeze(-1).cpu(),
+        predicted=predicted.cpu(),
+    )
+
+
+def _joined(parts: Sequence[RemovalCurve]) -> RemovalCurve:
+    """Return the curves of the images of all batches."""
+    return RemovalCurve(
+        parts[0].shares,
+        torch.cat([part.probability for part in parts]),
+        torch.cat([part.kept for part in parts]),
+        torch.cat([part.logit for part in parts]),
+        torch.cat([part.predicted for part in parts]),
+    )
 
 
 def both_orders(maps: AnyMaps, grid: Size, *, images: int, seed: int = 0) -> tuple[Ranks, Ranks]:
-    """Return the rank of each patch when the most relevant is removed first, and when the least
-    relevant is.
+    """Return the rank of each patch when the most relevant is removed first, and the reverse.
 
     Ties are broken at random, by the seed, in the same way in both: the second order is the first
     reversed. Raises InputError for maps of other images or with values that are not finite.
@@ -404,9 +435,8 @@ def both_orders(maps: AnyMaps, grid: Size, *, images: int, seed: int = 0) -> tup
             f"expected finite maps, found NaN or infinity in {len(broken)} (image {broken[0]}, ...)"
         )
     values = on_grid(maps.float(), grid).flatten(1)
-    shuffled = torch.randperm(values.shape[1], generator=torch.Generator().manual_seed(seed)).to(
-        values.device
-    )
+    generator = torch.Generator().manual_seed(seed)
+    shuffled = torch.randperm(values.shape[1], generator=generator).to(values.device)
     order = shuffled[values[:, shuffled].argsort(dim=1, descending=True, stable=True)]
     ranks = order.argsort(1)
     return ranks, values.shape[1] - 1 - ranks
@@ -415,89 +445,104 @@ def both_orders(maps: AnyMaps, grid: Size, *, images: int, seed: int = 0) -> tup
 def removal_counts(
     patches: int, steps: int | None, *, keep_one: bool = False
 ) -> Int[Tensor, " points"]:
-    """Numbers of removed patches, evenly from 0 to all, symmetric between the two ends."""
+    """Return numbers of removed patches, evenly from 0 to all, symmetric between the ends."""
     if steps is not None and steps < 1:
         raise InputError(f"expected at least 1 step, found {steps}")
     steps = patches if steps is None else min(steps, patches)
-    half = [round(patches * step / steps) for step in range(steps + 1)]
-    counts = sorted({*half, *(patches - count for count in half)})  # symmetric despite rounding
+    rounded = [round(patches * step / steps) for step in range(steps + 1)]
+    mirrored = [patches - count for count in rounded]
+    counts = sorted({*rounded, *mirrored})  # symmetric despite rounding
     return torch.tensor(counts[:-1] if keep_one else counts)
 
 
 def imputed(images: Images, holes: Holes, *, noise: float = NOISE, seed: int = 0) -> Images:
-    """Images with their holes imputed from the surrounding pixels to TOLERANCE, and noise of this
-    standard deviation in the holes, the same for every image, so that results do not depend on the
-    batch.
+    """Return images with their holes imputed from the surrounding pixels to TOLERANCE.
 
     Noisy linear imputation: each removed pixel is the weighted mean of its eight neighbours (1/6
-    for the four adjacent, 1/12 for the four diagonal ones; at the image's edge, of those that
-    exist), plus a little noise. The linear system of many images is solved at once by conjugate
-    gradients, as it is symmetric, and positive definite where any pixel is known. Each iteration is
-    preconditioned by one multigrid cycle, so that the number of iterations does not grow with the
-    size of the holes. Raises InputError for an image without any pixel left.
+    for the four adjacent, 1/12 for the four diagonal ones; at the edge of the image, of those that
+    exist). Noise of this standard deviation is added in the holes, the same for every image, so
+    that results do not depend on the batch.
+
+    The linear system of many images is solved at once by conjugate gradients, as it is symmetric,
+    and positive definite where any pixel is known. Each iteration is preconditioned by one
+    multigrid cycle, so that the number of iterations does not grow with the size of the holes.
+    Raises InputError for an image without any pixel left.
     """
     if bool(holes.flatten(1).all(1).any()):
         raise InputError("expected images with some pixels left, found one without any")
-    at_once = max(1, _AT_ONCE // images[0].numel()) if images.device.type == "cpu" else len(images)
-    filled = torch.cat(
-        [_solved(*part) for part in zip(images.split(at_once), holes.split(at_once))]
-    )
-    grain = torch.randn(1, *images.shape[1:], generator=torch.Generator().manual_seed(seed)).to(
-        images
-    )
+    at_once = len(images)
+    if images.device.type == "cpu":
+        at_once = max(1, _AT_ONCE // images[0].numel())
+    parts = zip(images.split(at_once), holes.split(at_once))
+    filled = torch.cat([_solved(part, part_holes) for part, part_holes in parts])
+    generator = torch.Generator().manual_seed(seed)
+    grain = torch.randn(1, *images.shape[1:], generator=generator).to(images)
     return torch.where(holes, (filled + noise * grain).clamp(0, 1), images)
 
 
 @dataclass(frozen=True)
 class _Level:
-    """One grid of the multigrid cycle: inside is 1 in holes; weight: the sum of the weights of
-    existing neighbours.
+    """One grid of the multigrid cycle.
+
+    inside: 1 in holes; weight: the sum of the weights of existing neighbours.
     """
 
     inside: OneEach
     weight: Float[Tensor, "1 1 height width"]
 
     def times(self, values: Grid) -> Grid:
-        """(D - W) applied to values, in the holes; values must be 0 outside."""
+        """Return (D - W) applied to values, in the holes; values must be 0 outside."""
         return self.inside * (self.weight * values - _neighbours(values))
 
 
 def _solved(images: Images, holes: Holes) -> Images:
-    """Conjugate gradients on (D - W) x = W known, in the holes only; separately for every image and
-    channel.
+    """Solve (D - W) x = W known in the holes by conjugate gradients, for every image and channel.
+
+    known: the pixels outside the holes.
     """
-    # the grid and coarser ones, halved while both sides are even; a coarse cell is a hole if all of
-    # it is
-    inside = [holes.to(images.dtype)]
-    while min(size := inside[-1].shape[-2:]) > _COARSEST and not any(side % 2 for side in size):
-        inside.append((F.avg_pool2d(inside[-1], 2) == 1).to(images.dtype))
-    levels = [_Level(each, _neighbours(torch.ones_like(each[:1]))) for each in inside]
+    levels = _levels(holes.to(images.dtype))
     fine = levels[0]
-    x = fine.inside * _rough(images, 1 - fine.inside)
-    residual = fine.inside * _neighbours(images * (1 - fine.inside)) - fine.times(x)
-    better = _cycle(levels, residual)
-    step = better
-    square = _dot(residual, better)
+    known = 1 - fine.inside
+    x = fine.inside * _initial_guess(images, known)
+    residual = fine.inside * _neighbours(images * known) - fine.times(x)
+    correction = _cycle(levels, residual)
+    step = correction
+    square = _dot(residual, correction)
     for _ in range(_ROUNDS):
-        if better.abs().max() <= TOLERANCE / 2:  # the change by a cycle estimates the error
+        if correction.abs().max() <= TOLERANCE / 2:  # the change by a cycle estimates the error
             break
         image = fine.times(step)
         length = square / _dot(step, image).clamp_min(1e-30)
         x = x + length * step
         residual = residual - length * image
-        better = _cycle(levels, residual)
+        correction = _cycle(levels, residual)
         before = square
-        square = _dot(residual, better)
-        step = better + square / before.clamp_min(1e-30) * step
+        square = _dot(residual, correction)
+        step = correction + square / before.clamp_min(1e-30) * step
     return x
 
 
-def _cycle(levels: Sequence[_Level], residual: Grid) -> Grid:
-    """Return one multigrid V-cycle for the error of a residual: symmetric, as conjugate gradients
-    require.
+def _levels(inside: OneEach) -> list[_Level]:
+    """Return the grid and coarser ones, halved while both sides are even.
 
-    A Jacobi step, a division by the weight, removes at least two thirds of the error that a coarser
-    grid cannot represent.
+    A coarse cell is a hole if all of it is.
+    """
+    levels = [_level(inside)]
+    while min(inside.shape[-2:]) > _COARSEST and not any(side % 2 for side in inside.shape[-2:]):
+        inside = (F.avg_pool2d(inside, 2) == 1).to(inside.dtype)
+        levels.append(_level(inside))
+    return levels
+
+
+def _level(inside: OneEach) -> _Level:
+    return _Level(inside, _neighbours(torch.ones_like(inside[:1])))
+
+
+def _cycle(levels: Sequence[_Level], residual: Grid) -> Grid:
+    """Return one multigrid V-cycle for the error of a residual.
+
+    It is symmetric, as conjugate gradients require. A Jacobi step, a division by the weight,
+    removes at least two thirds of the error that a coarser grid cannot represent.
     """
     level = levels[0]
     coarser = levels[1:]
@@ -507,33 +552,32 @@ def _cycle(levels: Sequence[_Level], residual: Grid) -> Grid:
             x = x + (residual - level.times(x)) / level.weight
         return x
     line = torch.tensor(_ENLARGE, dtype=residual.dtype, device=residual.device)
-    kernel = torch.outer(line, line).expand(residual.shape[1], 1, 4, 4)
     channels = residual.shape[1]
+    kernel = torch.outer(line, line).expand(channels, 1, 4, 4)
 
-    def larger(
-        values: Grid, groups: int = channels
-    ) -> Grid:  # by 2, linearly interpolated; zero beyond the edge
+    def enlarge(values: Grid) -> Grid:
+        """Enlarge values by 2, linearly interpolated; zero beyond the edge."""
+        groups = values.shape[1]
         return F.conv_transpose2d(values, kernel[:groups], stride=2, padding=1, groups=groups)
 
-    shares = larger(
-        torch.ones_like(level.inside[:1, :, ::2, ::2]), 1
-    )  # below 1 at the image's edge
-    left = (residual - level.times(x)) / shares
-    smaller = F.conv2d(
-        left, kernel, stride=2, padding=1, groups=channels
-    )  # the transpose, as symmetry requires
-    x = x + level.inside * larger(_cycle(coarser, smaller * coarser[0].inside)) / shares
+    coarse_ones = torch.ones_like(level.inside[:1, :, ::2, ::2])
+    shares = enlarge(coarse_ones)  # below 1 at the edge of the image
+    remaining = (residual - level.times(x)) / shares
+    # the transpose of `enlarge`, as symmetry requires
+    coarse_residual = F.conv2d(remaining, kernel, stride=2, padding=1, groups=channels)
+    coarse_correction = _cycle(coarser, coarse_residual * coarser[0].inside)
+    x = x + level.inside * enlarge(coarse_correction) / shares
     return x + (residual - level.times(x)) / level.weight
 
 
 def _neighbours(values: Grid) -> Grid:
-    """Return the weighted sum of each pixel's neighbours, zero beyond the edge.
+    """Return the weighted sum of the neighbours of each pixel, zero beyond the edge.
 
     The kernel is (1, 2, 1) x (1, 2, 1) / 12 without its middle, computed separably, as a depthwise
     convolution is many times slower on CPUs.
     """
-    wide = F.pad(values, (1, 1, 1, 1))
-    down = (wide[..., :-2, :] + wide[..., 2:, :]).add_(wide[..., 1:-1, :], alpha=2)
+    padded = F.pad(values, (1, 1, 1, 1))
+    down = (padded[..., :-2, :] + padded[..., 2:, :]).add_(padded[..., 1:-1, :], alpha=2)
     both = (down[..., :-2] + down[..., 2:]).add_(down[..., 1:-1], alpha=2)
     return both.sub_(values, alpha=4).div_(12)
 
@@ -542,15 +586,13 @@ def _dot(first: Grid, second: Grid) -> Float[Tensor, "batch channels 1 1"]:
     return (first * second).sum((2, 3), keepdim=True)
 
 
-def _rough(images: Images, known: OneEach) -> Images:
-    """Return an initial guess: holes filled from means of known pixels at successively coarser
-    resolutions.
-    """
+def _initial_guess(images: Images, is_known: OneEach) -> Images:
+    """Return holes filled from means of known pixels at successively coarser resolutions."""
     height, width = images.shape[-2:]
-    if bool(known.flatten(1).all()) or min(height, width) < 2:
+    if bool(is_known.flatten(1).all()) or min(height, width) < 2:
         return images
-    share = F.avg_pool2d(known, 2, ceil_mode=True)
-    means = F.avg_pool2d(images * known, 2, ceil_mode=True) / share.clamp_min(1e-6)
-    coarse = _rough(means, (share > 0).to(images.dtype))
+    share = F.avg_pool2d(is_known, 2, ceil_mode=True)
+    means = F.avg_pool2d(images * is_known, 2, ceil_mode=True) / share.clamp_min(1e-6)
+    coarse = _initial_guess(means, (share > 0).to(images.dtype))
     large = F.interpolate(coarse, size=(height, width), mode="bilinear", align_corners=False)
-    return torch.where(known > 0, images, large)
+    return torch.where(is_known > 0, images, large)

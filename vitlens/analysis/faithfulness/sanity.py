@@ -1,12 +1,11 @@
-"""Two sanity checks of a method: its maps must change with the model's weights, and move with the
-image.
+"""Two sanity checks: maps must change with the model's weights, and move with the image.
 
 Randomisation (Adebayo 2018): weights are randomised cumulatively from the head down, and the maps
-before and after are compared by rank correlation. A method whose maps hardly change depends on the
-image, not on the model.
+before and after are compared by rank correlation. A method with maps that hardly change depends on
+the image, not on the model.
 
 Stability: the map of an image shifted by at most a pixel, or flipped, is compared with the map of
-the image, changed in the same way: for a method that follows the change exactly the two are equal,
+the image, changed in the same way. For a method that follows the change exactly the two are equal,
 also where a shift interpolates. checks.py has the rules.
 """
 
@@ -48,53 +47,52 @@ _JUDGED = [name != FLIP for name in DISTURBANCES]
 
 @dataclass(frozen=True)
 class Randomisation:
-    """The similarity of maps before and after."""
+    """The similarity of maps before and after the randomisation of weights.
 
-    names: tuple[str, ...]  # of the stages from the head down, each including those before
-    correlation: Float[
-        Tensor, "stages batch"
-    ]  # 0 where the map after is constant, NaN where the map before is
-    kept: Bool[Tensor, "stages batch"]  # which images keep the prediction of the trained model
+    names: of the stages from the head down, each including those before; correlation: 0 where the
+    map after is constant, NaN where the map before is; kept: which images keep the prediction of
+    the trained model.
+    """
+
+    names: tuple[str, ...]
+    correlation: Float[Tensor, "stages batch"]
+    kept: Bool[Tensor, "stages batch"]
 
     @property
     def usable(self) -> Float[Tensor, "stages usable"]:
-        """Return the correlation of the images whose map before is not constant."""
+        """Return the correlation of the images with a map before that is not constant."""
         return self.correlation[:, ~self.correlation[-1].isnan()]
 
     @property
     def values(self) -> dict[str, PerImage]:
-        """Return every number of an image that is usable, by its name in the league. randomisation:
-        the correlation with all weights randomised; cascade: the mean over all stages, which count
-        alike: 1 for maps that never change, about 0 for maps that change with the head already.
+        """Return every number of a usable image, by its name in the league.
+
+        randomisation: the correlation with all weights randomised; cascade: the mean over all
+        stages, with equal weights: 1 for maps that never change, about 0 for maps that change with
+        the head already.
         """
         return {"randomisation": self.usable[-1], "cascade": self.usable.mean(0)}
 
     def groups_of_usable(self, groups: Tensor | None) -> Tensor | None:
-        """Return the groups of the usable images; groups: of all images, of which the first ones
-        are compared.
+        """Return the groups of the usable images.
+
+        groups: of all images, of which the first ones are compared.
         """
         if groups is None:
             return None
         return groups[: self.correlation.shape[1]][~self.correlation[-1].isnan()]
 
     def stages(self, *, groups: Tensor | None = None, seed: int = 0) -> list[Stage]:
-        """Return the mean correlation of every stage with its interval, and the share of
-        predictions that stay.
+        """Return the mean correlation of every stage, and the share of predictions kept.
 
         groups (n,): of images that share a source.
         """
         if not self.usable.shape[1]:
             return [Stage(name, None) for name in self.names]
         shares = self.kept.float().mean(1).tolist()
-        means = estimates(
-            self.usable,
-            groups=self.groups_of_usable(groups),
-            seed=seed,
-            unit="",
-            least=-1.0,
-            most=1.0,
-        )
-        return [Stage(*each) for each in zip(self.names, means, shares)]
+        groups = self.groups_of_usable(groups)
+        means = estimates(self.usable, groups=groups, seed=seed, unit="", least=-1.0, most=1.0)
+        return [Stage(name, mean, share) for name, mean, share in zip(self.names, means, shares)]
 
     def judged(self, *, groups: Tensor | None = None, seed: int = 0) -> Judgement:
         """Return whether the maps depend on the weights."""
@@ -111,56 +109,58 @@ def randomisation(
     before: Maps | None = None,
     seed: int = 0,
 ) -> Randomisation:
-    """Compare the maps of a method before and after the weights are randomised, stage by stage, for
-    the same targets.
+    """Compare the maps of a method before and after the weights are randomised, stage by stage.
 
-    kept: of `predictions_kept`, the same for every method; before: the maps of the trained model,
-    where they are known. The weights are restored on return and after an exception. Raises
-    InputError where the method's maps of the model are not finite.
+    Targets stay the same. kept: of `predictions_kept`, the same for every method; before: the maps
+    of the trained model, where they are known. The weights are restored on return and after an
+    exception. Raises InputError where the method's maps of the model are not finite.
     """
-    before = explain(model, images, targets) if before is None else before
+    if before is None:
+        before = explain(model, images, targets)
     if not bool(before.isfinite().all()):
         raise InputError("expected finite maps to compare, found NaN or infinity")
     stages = cascade(model)
-    rows = []
-    constant = spearman(before, before).isnan()
+    correlations = list[PerImage]()
+    is_constant = spearman(before, before).isnan()
     for names in stages.values():
         with randomised(model, names, seed=seed):
             after = explain(model, images, targets)
-        rows.append(
-            spearman(before, after.nan_to_num(0.0, 0.0, 0.0))
-            .nan_to_num(0.0)
-            .masked_fill(constant, torch.nan)
-        )
-    return Randomisation(tuple(stages), torch.stack(rows), kept)
+        correlation = spearman(before, after.nan_to_num(0.0, 0.0, 0.0)).nan_to_num(0.0)
+        correlations.append(correlation.masked_fill(is_constant, torch.nan))
+    return Randomisation(tuple(stages), torch.stack(correlations), kept)
 
 
 @torch.no_grad()
 def predictions_kept(
     model: Model, images: Images, *, seed: int = 0
 ) -> Bool[Tensor, "stages batch"]:
-    """Return which images keep their predicted class when the weights are randomised, by the stages
-    of `randomisation`: a map can be expected to change only where the model does.
+    """Return which images keep their predicted class at each stage of `randomisation`.
+
+    A map can be expected to change only where the model does.
     """
-    predicted = []
+    predicted = list[Tensor]()
     for names in ((), *cascade(model).values()):
         with randomised(model, names, seed=seed), evaluating(model), quick_passes(model):
             predicted.append(model(images).argmax(-1).cpu())
-    kept: Tensor = torch.stack(predicted[1:]) == predicted[0]
-    return kept
+    is_kept: Tensor = torch.stack(predicted[1:]) == predicted[0]
+    return is_kept
 
 
 def cascade(model: Model) -> dict[str, tuple[str, ...]]:
-    """Return the parameters that are randomised at each stage, which includes all before it: those
-    after the blocks, the blocks in PARTS from the last on, those before the blocks.
+    """Return the parameters that are randomised at each stage, which includes all before it.
 
-    A parameter outside the blocks counts where a forward pass uses it last: after the last block,
-    before the first, or with the block that follows. Raises InputError for a model without blocks.
+    The stages are the parameters after the blocks, the blocks in PARTS from the last on, and those
+    before the blocks. A parameter outside the blocks counts where a forward pass uses it last:
+    after the last block, before the first, or with the block that follows. Raises InputError for a
+    model without blocks.
     """
     blocks = model.anatomy.blocks
     names = [name for name, _ in model.module.named_parameters()]
-    members = {block: [name for name in names if name.startswith(f"{block}.")] for block in blocks}
-    inside = {name for of_block in members.values() for name in of_block}
+    members = dict[str, list[str]]()
+    inside = set[str]()
+    for block in blocks:
+        members[block] = [name for name in names if name.startswith(f"{block}.")]
+        inside.update(members[block])
     if not inside:
         raise InputError(
             "expected a model of blocks to randomise from the head down, found none in "
@@ -179,24 +179,30 @@ def cascade(model: Model) -> dict[str, tuple[str, ...]]:
         else:
             embedding.append(name)
     groups = {"head": tuple(head)}
-    for numbers in torch.arange(len(blocks)).flip(0).tensor_split(min(PARTS, len(blocks))):
+    parts = min(PARTS, len(blocks))
+    for numbers in torch.arange(len(blocks)).flip(0).tensor_split(parts):
         low = int(numbers[-1])
         high = int(numbers[0])
         title = f"blocks {low} to {high}" if len(numbers) > 1 else f"block {low}"
-        groups[title] = tuple(name for block in blocks[low : high + 1] for name in members[block])
+        group = list[str]()
+        for block in blocks[low : high + 1]:
+            group += members[block]
+        groups[title] = tuple(group)
     groups["embedding"] = tuple(embedding)
     stages = dict[str, tuple[str, ...]]()
     so_far = tuple[str, ...]()
-    for title, own in groups.items():
-        so_far += own
-        stages |= {title: so_far} if own else {}
+    for title, of_stage in groups.items():
+        so_far += of_stage
+        if of_stage:
+            stages[title] = so_far
     return stages
 
 
 @per_model
 def blocks_before(model: Model) -> dict[str, int]:
-    """Return the number of blocks that have run when a forward pass uses a parameter last, by the
-    parameter's name.
+    """Return the number of blocks that have run when each parameter is used last.
+
+    By the name of the parameter, in one forward pass.
     """
     numbers = {block: number for number, block in enumerate(model.anatomy.blocks)}
     uses = _ParameterUses(model)
@@ -210,9 +216,10 @@ def blocks_before(model: Model) -> dict[str, int]:
 
 
 class _ParameterUses(TorchFunctionMode):
-    """Notes which parameters torch's functions take.
+    """Notes the parameters that functions of torch take.
 
-    blocks: how many have run; last: what that was when a parameter was taken last, by its name.
+    blocks: the number of blocks that have run; last: that number when a parameter was taken last,
+    by its name.
     """
 
     def __init__(self, model: Model) -> None:
@@ -228,7 +235,7 @@ class _ParameterUses(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Note the parameters among the arguments; compute every call as it is."""
+        """Note the parameters among the arguments, and compute the call."""
         kwargs = kwargs or {}
         for argument in (*args, *kwargs.values()):
             for value in argument if isinstance(argument, list | tuple) else (argument,):
@@ -243,34 +250,34 @@ def randomised(model: Model, names: Collection[str], *, seed: int = 0) -> Iterat
     """Yield the model with these parameters randomised; they are restored exactly on exit.
 
     The elements of each tensor are permuted, which keeps the scale of every layer. Tensors are
-    drawn in the model's order, so that a tensor's permutation does not depend on the others that
-    are randomised. What is kept of the model's structure stays that of its own weights.
+    drawn in the order of the model, so that the permutation of a tensor does not depend on which
+    others are randomised. The structure read from the model stays that of its trained weights.
     """
-    known = dict(model.module.named_parameters())
+    parameters = dict(model.module.named_parameters())
     originals = dict[str, Tensor]()
     generator = torch.Generator().manual_seed(seed)
     with holding(model):
         try:
-            for name, parameter in known.items():
+            for name, parameter in parameters.items():
                 order = torch.randperm(parameter.numel(), generator=generator)
                 if name in names:
                     originals[name] = parameter.data
-                    shuffled = parameter.data.flatten()[order.to(parameter.device)]
-                    parameter.data = torch.empty_like(parameter.data).copy_(
-                        shuffled.view_as(parameter)
-                    )
+                    permuted = parameter.data.flatten()[order.to(parameter.device)]
+                    values = torch.empty_like(parameter.data)
+                    parameter.data = values.copy_(permuted.view_as(parameter))
             yield model
         finally:
             for name, value in originals.items():
-                known[name].data = value
+                parameters[name].data = value
 
 
 @dataclass(frozen=True)
 class Stability:
-    """The maps under every disturbance. correlation: Spearman's, of the map of the changed image
-    with the map that is changed in the same way (disturbances, batch), NaN where either is constant
-    or not finite; jumped: whether the top point lies further than FAR from its place, False where
-    the correlation is NaN.
+    """The maps under every disturbance.
+
+    correlation: Spearman's, of the map of the changed image with the map that is changed in the
+    same way (disturbances, batch), NaN where either is constant or not finite; jumped: whether the
+    top point lies further than FAR from its place, False where the correlation is NaN.
     """
 
     correlation: Float[Tensor, "disturbances batch"]
@@ -279,61 +286,73 @@ class Stability:
     def rows(
         self, *, groups: Tensor | None = None, seed: int = 0
     ) -> list[tuple[str, Estimate | None, Estimate | None]]:
-        """Return the mean correlation, and the share of images whose top point jumps: over all
-        shifts (under any of them), then under each disturbance, on the images whose maps are usable
-        under all; without any, the first with None.
+        """Return the mean correlation, and the share of images with a top point that jumps.
 
-        groups (n,): of images that share a source.
+        Over all shifts (under any of them), then under each disturbance, on the images with usable
+        maps under all; without any, the first with None. groups (n,): of images that share a
+        source.
         """
         usable = ~self.correlation.isnan().any(0)
-        correlation = self.correlation[:, usable]
-        jumped = self.jumped[:, usable]
         if not usable.any():
             return [(OVERALL, None, None)]
-        members = None if groups is None else groups[: len(usable)][usable]
-        every = torch.cat([correlation[_JUDGED].mean(0, keepdim=True), correlation])
-        means = estimates(every, groups=members, seed=seed, unit="", least=-1.0, most=1.0)
-        shares = [accuracy(each, groups=members) for each in (jumped[_JUDGED].any(0), *jumped)]
+        correlation = self.correlation[:, usable]
+        jumped = self.jumped[:, usable]
+        if groups is not None:
+            groups = groups[: len(usable)][usable]
+        overall = correlation[_JUDGED].mean(0, keepdim=True)
+        correlations = torch.cat([overall, correlation])
+        means = estimates(correlations, groups=groups, seed=seed, unit="", least=-1.0, most=1.0)
+        jumped_under_any = jumped[_JUDGED].any(0)
+        shares = [accuracy(row, groups=groups) for row in (jumped_under_any, *jumped)]
         return list(zip((OVERALL, *DISTURBANCES), means, shares))
 
     def judged(self, *, groups: Tensor | None = None, seed: int = 0) -> Judgement:
         """Return whether the maps jump."""
-        return judged_stability(*self.rows(groups=groups, seed=seed)[0][1:])
+        _, correlation, jumped = self.rows(groups=groups, seed=seed)[0]
+        return judged_stability(correlation, jumped)
 
 
 def stability(
     model: Model, images: Images, targets: Labels, explain: Explain, *, maps: AnyMaps | None = None
 ) -> Stability:
-    """Return the maps of a method under each disturbance of the images, for the same targets.
+    """Compare the maps of a method under each disturbance of the images, for the same targets.
 
     maps: those of the images, where they are known. A map that is constant or not finite is not
     compared. Raises InputError for a method that gives maps of another size for a disturbed image.
     """
-    correlations, jumps, (height, width) = [], [], images.shape[-2:]
+    correlations = list[Tensor]()
+    jumps = list[Tensor]()
+    height, width = images.shape[-2:]
     with evaluating(model):
-        known = explain(model, images, targets).cpu() if maps is None else maps.cpu()
-        rows, columns = known.shape[-2:]
+        if maps is None:
+            maps = explain(model, images, targets)
+        maps = maps.cpu()
+        rows, columns = maps.shape[-2:]
         for name, shift in DISTURBANCES.items():
-            found = explain(model, disturbed(images, name), targets).cpu()
-            if found.shape != known.shape:
+            actual = explain(model, disturbed(images, name), targets).cpu()
+            if actual.shape != maps.shape:
                 raise InputError(
-                    f"expected maps of shape {tuple(known.shape)}, found {tuple(found.shape)}"
+                    f"expected maps of shape {tuple(maps.shape)}, found {tuple(actual.shape)}"
                 )
             moved = shifted(
-                known.float().unsqueeze(1), shift * rows / height, shift * columns / width
+                maps.float().unsqueeze(1), shift * rows / height, shift * columns / width
             ).squeeze(1)
             expected = moved.flip(-1) if name == FLIP else moved
-            sound = map_faults(expected).sound & map_faults(found).sound
-            both = [
-                torch.where(sound[:, None, None], each.float(), 0.0) for each in (expected, found)
-            ]
-            correlations.append(spearman(*both).masked_fill(~sound, torch.nan))
-            tops = [each.flatten(1).argmax(1) for each in both]
-            places = [
-                torch.stack((top // columns / rows, top % columns / columns), 1) for top in tops
-            ]
-            jumps.append(((places[0] - places[1]).abs().amax(1) > FAR) & ~correlations[-1].isnan())
+            is_sound = map_faults(expected).sound & map_faults(actual).sound
+            expected = torch.where(is_sound[:, None, None], expected.float(), 0.0)
+            actual = torch.where(is_sound[:, None, None], actual.float(), 0.0)
+            correlation = spearman(expected, actual).masked_fill(~is_sound, torch.nan)
+            distance = (_top_place(expected) - _top_place(actual)).abs().amax(1)
+            correlations.append(correlation)
+            jumps.append((distance > FAR) & ~correlation.isnan())
     return Stability(torch.stack(correlations), torch.stack(jumps))
+
+
+def _top_place(maps: AnyMaps) -> Float[Tensor, "batch 2"]:
+    """Return the row and column of the highest value of each map, shares of the sides."""
+    rows, columns = maps.shape[-2:]
+    top = maps.flatten(1).argmax(1)
+    return torch.stack((top // columns / rows, top % columns / columns), 1)
 
 
 def disturbed(images: Images, name: str) -> Images:
@@ -345,19 +364,20 @@ def disturbed(images: Images, name: str) -> Images:
 def shifted(
     values: Float[Tensor, "batch channels height width"], down: float, right: float
 ) -> Float[Tensor, "batch channels height width"]:
-    """Values moved by numbers of pixels that need not be whole: linear between the pixels, the edge
-    repeated.
+    """Return values moved by numbers of pixels, which may be fractions.
+
+    Values are linear between the pixels, and the edge is repeated.
     """
     for axis, amount in ((-2, down), (-1, right)):
         if not amount:
             continue
         places = torch.arange(values.shape[axis], dtype=torch.float64) - amount
         low = places.floor()
-        most = values.shape[axis] - 1
+        last = values.shape[axis] - 1
         share = (places - low).to(values).view((-1, 1) if axis == -2 else (-1,))
-        below, above = (
-            values.index_select(axis, (low + step).long().clamp(0, most).to(values.device))
-            for step in (0, 1)
-        )
+        indices_below = low.long().clamp(0, last).to(values.device)
+        indices_above = (low + 1).long().clamp(0, last).to(values.device)
+        below = values.index_select(axis, indices_below)
+        above = values.index_select(axis, indices_above)
         values = below + share * (above - below)
     return values

@@ -1,3 +1,1 @@
-"""Features at every layer, and what they separate: k-NN, linear probe, CKA, t-SNE, retrieval,
-zero-shot.
-"""
+"""Features at every layer: k-NN, linear probe, CKA, t-SNE, retrieval, zero-shot."""

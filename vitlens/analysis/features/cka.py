@@ -1,9 +1,8 @@
-"""Linear CKA from running sums: equal to that of all images at once for any batches, in memory
-independent of n.
+"""Linear CKA from running sums, in memory independent of the number of images n.
 
-Centred kernel alignment (Kornblith 2019) is HSIC(X, Y) / sqrt(HSIC(X, X) HSIC(Y, Y)). The unbiased
-estimator of HSIC (Song 2012, equation 5) of the Gram matrices K = X X' and L = Y Y', their
-diagonals set to 0, is
+It equals CKA of all images at once for any batches. Centred kernel alignment (Kornblith 2019) is
+HSIC(X, Y) / sqrt(HSIC(X, X) HSIC(Y, Y)). The unbiased estimator of HSIC (Song 2012, equation 5) of
+the Gram matrices K = X X' and L = Y Y', their diagonals set to 0, is
 
     [ tr(K L) + 1'K1 1'L1 / ((n - 1)(n - 2)) - 2/(n - 2) 1'K L 1 ] / (n (n - 3)).
 
@@ -11,11 +10,10 @@ Minibatch CKA (Nguyen 2021) averages this estimator over batches, which is noisi
 the batches. No Gram matrix is needed: with a_i = |x_i|^2, b_i = |y_i|^2, s = sum x_i, t = sum y_i
 and C = X'Y,
 
-    tr(K L) = |C|^2 - sum a_i b_i                                     (all pairs of images, less the
-        diagonal)
+    tr(K L) = |C|^2 - sum a_i b_i    (all pairs of images, less the diagonal)
     1'K1    = |s|^2 - sum a_i
-    1'K L 1 = sum (x_i.s - a_i)(y_i.t - b_i) = s'C t - s.(sum b_i x_i) - t.(sum a_i y_i) + sum a_i
-        b_i
+    1'K L 1 = sum (x_i.s - a_i)(y_i.t - b_i)
+            = s'C t - s.(sum b_i x_i) - t.(sum a_i y_i) + sum a_i b_i
 
 so C, s, t, sum b_i x_i, sum a_i y_i, sum a_i, sum b_i and sum a_i b_i are sufficient. All are sums
 over images, exact up to rounding in float64. The estimator does not change when a constant is added
@@ -37,10 +35,10 @@ FEWEST = 4  # images: with fewer the unbiased estimator is not defined
 
 
 class Sums(NamedTuple):
-    """The sums over n images of a layer X (n, dim) and several layers Y side by side (n, widths),
-    float64; see the module's notation.
+    """The sums over n images of a layer X (n, dim) and several layers Y (n, widths), float64.
 
-    product: C; x: s; y: t; x_b: sum b_i x_i; y_a: sum a_i y_i; a, b, ab: of the squared lengths.
+    The layers Y are concatenated; see the notation of the module. product: C; x: s; y: t; x_b: sum
+    b_i x_i; y_a: sum a_i y_i; a, b, ab: of the squared lengths.
     """
 
     n: Tensor
@@ -54,13 +52,14 @@ class Sums(NamedTuple):
     ab: Float[Tensor, " others"]
 
     def plus(self, other: "Sums", *, sign: int = 1) -> "Sums":
-        """Return the sums over the images of both; sign -1: over this one's images without the
-        other's.
+        """Return the sums over the images of both.
+
+        With sign -1 they are over the images of this one without those of the other.
         """
-        return Sums(*(own + sign * another for own, another in zip(self, other)))
+        return Sums(*(first + sign * second for first, second in zip(self, other)))
 
     def hsic(self, widths: Sequence[int], *, biased: bool = False) -> Float[Tensor, " others"]:
-        """HSIC with linear kernels of X and of each Y."""
+        """Return HSIC with linear kernels of X and of each Y."""
 
         def by_other(values: Tensor) -> Tensor:
             return torch.stack([part.sum() for part in values.split(list(widths))])
@@ -77,8 +76,7 @@ class Sums(NamedTuple):
 
 
 class CKAStream:
-    """Accumulates the features of two sets of layers (or heads) batch by batch, and computes the
-    CKA of every pair.
+    """Accumulates the features of two sets of layers (or heads), and computes CKA of every pair.
 
     centred: whether the mean of the first batch is subtracted; streams of several processes are
     joined without. Memory: one product of widths for every pair of layers.
@@ -90,36 +88,36 @@ class CKAStream:
         self.layers = 0
         self.same = False
         self.widths = list[int]()
-        self.sums: list[
-            Sums
-        ] = []  # of each layer with itself, and with those that it is compared with
+        # of each layer with itself, and with those that it is compared with
+        self.sums: list[Sums] = []
 
     def add(self, first: Layers, second: Layers | None = None) -> None:
-        """Add a batch: the same images (batch, dim) for each layer; None: the first set with
-        itself.
+        """Add a batch: the same images (batch, dim) for each layer.
+
+        second: None for the first set with itself.
         """
-        both = [part.double() for part in (*first, *(second or ()))]
+        layers = [part.double() for part in (*first, *(second or ()))]
         if not self.sums:
             self.layers = len(first)
             self.same = second is None
-            self.widths = [part.shape[1] for part in both]
+            self.widths = [part.shape[1] for part in layers]
         if self.centred:
-            self.centres = self.centres or [part.mean(0) for part in both]
-            both = [part - centre for part, centre in zip(both, self.centres)]
-        others = both if self.same else both[self.layers :]
-        wide = torch.cat(others, 1)
-        squares = torch.stack([part.square().sum(1) for part in others], 1)
-        n = torch.tensor(float(len(wide)), dtype=torch.float64)
-        batch = []
+            self.centres = self.centres or [part.mean(0) for part in layers]
+            layers = [part - centre for part, centre in zip(layers, self.centres)]
+        compared = layers if self.same else layers[self.layers :]
+        joined = torch.cat(compared, 1)
+        squares = torch.stack([part.square().sum(1) for part in compared], 1)
+        n = torch.tensor(float(len(joined)), dtype=torch.float64)
+        batch = list[Sums]()
         start = 0
-        for i, x in enumerate(both):
+        for i, x in enumerate(layers):
             a = x.square().sum(1)
             if self.same:  # with itself and with later layers
-                y = wide[:, start:]
+                y = joined[:, start:]
                 b = squares[:, i:]
                 start = start + x.shape[1]
             elif i < self.layers:
-                y = torch.cat((x, wide), 1)
+                y = torch.cat((x, joined), 1)
                 b = torch.cat((a[:, None], squares), 1)
             else:
                 y = x
@@ -127,37 +125,49 @@ class CKAStream:
             batch.append(
                 Sums(n, x.T @ y, x.sum(0), y.sum(0), x.T @ b, a @ y, a.sum(), b.sum(0), a @ b)
             )
-        self.sums = [known.plus(new) for known, new in zip(self.sums, batch)] or batch
+        if self.sums:
+            batch = [total.plus(new) for total, new in zip(self.sums, batch)]
+        self.sums = batch
 
     def without(self, other: "CKAStream") -> "CKAStream":
-        """Return the stream of this one's images without another's, which must have the same
-        centres.
+        """Return the stream of this one's images without those of another.
+
+        Both must have the same centres.
         """
         remaining = copy(self)
-        remaining.sums = [sums.plus(own, sign=-1) for sums, own in zip(self.sums, other.sums)]
+        remaining.sums = [
+            total.plus(removed, sign=-1) for total, removed in zip(self.sums, other.sums)
+        ]
         return remaining
 
     def join(self, total: Callable[[Tensor], Tensor]) -> None:
-        """Add up what the streams of several processes took in; total: the sum of a tensor over all
-        of them.
+        """Add up the streams of several processes.
+
+        total: returns the sum of a tensor over all of them.
         """
         self.sums = [Sums(*map(total, sums)) for sums in self.sums]
 
     def cka(self, *, biased: bool = False) -> Matrix:
-        """CKA (layers, others), float64, on the CPU; NaN for a layer that does not vary, and below
-        4 images.
+        """Return CKA (layers, others), float64, on the CPU.
+
+        NaN for a layer that does not vary, and below 4 images.
         """
-        rows = []
+        rows = list[Tensor]()
         for i, sums in enumerate(self.sums):
-            others = self.widths[self.layers :] if i < self.layers else []
-            widths = self.widths[i:] if self.same else [self.widths[i], *others]
+            if self.same:
+                widths = self.widths[i:]
+            elif i < self.layers:
+                widths = [self.widths[i], *self.widths[self.layers :]]
+            else:
+                widths = [self.widths[i]]
             rows.append(sums.hsic(widths, biased=biased).cpu())
-        own = torch.stack([row[0] for row in rows]).clamp_min(0).sqrt()
+        norms = torch.stack([row[0] for row in rows]).clamp_min(0).sqrt()
         if self.same:
-            hsic = torch.stack([torch.cat((row.new_zeros(i), row)) for i, row in enumerate(rows)])
-            cka = (hsic + hsic.triu(1).T) / (own[:, None] * own)
+            upper = [torch.cat((row.new_zeros(i), row)) for i, row in enumerate(rows)]
+            hsic = torch.stack(upper)
+            cka = (hsic + hsic.triu(1).T) / (norms[:, None] * norms)
         else:
             hsic = torch.stack([row[1:] for row in rows[: self.layers]])
-            cka = hsic / (own[: self.layers, None] * own[self.layers :])
+            cka = hsic / (norms[: self.layers, None] * norms[self.layers :])
         cka = cka.clamp(-1.0, 1.0)  # rounding
         return cka.where(cka.isfinite(), torch.nan)

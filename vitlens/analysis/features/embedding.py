@@ -1,5 +1,6 @@
-"""Features in two dimensions by t-SNE and PCA, seeded, with their trustworthiness; patches as
-colours by PCA.
+"""Features in two dimensions by t-SNE and PCA, and patches as colours by PCA.
+
+The results are seeded and have their trustworthiness.
 """
 
 from dataclasses import dataclass
@@ -25,9 +26,9 @@ _STEPS: Final = 500
 class Embedding:
     """Points (n, 2), float64, in two dimensions.
 
-    trustworthiness: fraction in [0, 1], how far neighbours in the embedding are neighbours in the
-    features (Venna and Kaski 2001), about 0.5 for random points; neighbours: its k; perplexity:
-    t-SNE's; explained: the two components' shares of the variance, PCA's.
+    trustworthiness: fraction in [0, 1], the degree to which neighbours in the embedding are
+    neighbours in the features (Venna and Kaski 2001), about 0.5 for random points; neighbours: its
+    k; perplexity: of t-SNE; explained: the shares of the variance of both components, of PCA.
     """
 
     points: Float[Tensor, "images 2"]
@@ -44,10 +45,10 @@ def embed(
     perplexity: float = PERPLEXITY,
     seed: int = 0,
 ) -> Embedding:
-    """Features (of images, or of patches) in two dimensions.
+    """Embed features (of images, or of patches) in two dimensions.
 
-    Vectors are first scaled to length 1, so that t-SNE's distances order them as the cosine does;
-    t-SNE runs on the first 50 principal components and starts from the first two. t-SNE shows
+    Vectors are first scaled to length 1, so that the distances of t-SNE order them as the cosine
+    does; t-SNE runs on the first 50 principal components and starts from the first two. t-SNE shows
     neighbourhoods only: the sizes of clusters and the distances between them mean nothing. At least
     4 rows; a perplexity that `require_perplexity` takes. Raises DataError for features that are all
     the same.
@@ -56,8 +57,8 @@ def embed(
         raise UnknownNameError("projection", method, PROJECTIONS)
     from sklearn.manifold import TSNE, trustworthiness  # takes a second to import
 
-    # trust is defined below half
     units = unit_vectors(values)
+    # trustworthiness is defined for less than half of the points
     neighbours = min(NEIGHBOURS, (len(values) - 1) // 2)
     scores, explained = principal(units, count=min(_REDUCED, *values.shape))
     points = pad(scores, (0, 2))[:, :2]  # features of rank 1 have a single column
@@ -79,10 +80,13 @@ def embed(
 
 
 def require_perplexity(perplexity: float, images: int) -> None:
-    """Raise InputError unless t-SNE's perplexity (the effective number of neighbours) fits this
-    number of images.
+    """Raise InputError unless the perplexity of t-SNE fits this number of images.
+
+    It is the effective number of neighbours.
     """
-    most = (images - 1) / 3  # van der Maaten's own limit: t-SNE uses three times as many neighbours
+    most = (
+        images - 1
+    ) / 3  # the limit of van der Maaten: t-SNE uses three times as many neighbours
     if not 1 <= perplexity <= most:
         room = f"from 1 to {most:.4g}" if most >= 1 else "with more images"
         raise InputError(
@@ -94,11 +98,10 @@ def require_perplexity(perplexity: float, images: int) -> None:
 def principal(
     values: Float[Tensor, "rows dim"], *, count: int
 ) -> tuple[Float[Tensor, "rows count"], Float[Tensor, " count"]]:
-    """Principal components: scores (rows, count) of the centred rows and their shares of the
-    variance, float64.
+    """Return principal components: scores (rows, count) and their shares of the variance, float64.
 
-    Signs are fixed: the loading of greatest absolute value of each component is positive. Raises
-    DataError for rows all the same, which have no components.
+    Scores are of the centred rows. Signs are fixed: the loading of greatest absolute value of each
+    component is positive. Raises DataError for rows all the same, which have no components.
     """
     centred = values.double() - values.double().mean(0)
     covariance = centred.T @ centred
@@ -115,12 +118,12 @@ def principal(
 def patch_colours(
     tokens: Float[Tensor, "images rows columns dim"],
 ) -> tuple[Float[Tensor, "images rows columns 3"], Float[Tensor, " 3"]]:
-    """Return the first three principal components of the patches of all images together as red,
-    green and blue in [0, 1] (Oquab 2023, figure 1), each from its minimum to its maximum, and their
-    shares of the variance.
+    """Return the patches of all images as red, green and blue in [0, 1] (Oquab 2023, figure 1).
 
-    Patches of similar content have similar colours across images, because all images share one PCA.
-    A component that does not vary is 0.5. Raises DataError for patches that are all the same.
+    The colours are the first three principal components of all patches together, each from its
+    minimum to its maximum. Also return their shares of the variance. Patches of similar content
+    have similar colours across images, because all images share one PCA. A component that does not
+    vary is 0.5. Raises DataError for patches that are all the same.
     """
     patches = tokens.flatten(0, 2)
     scores, explained = principal(patches, count=min(COLOURS, patches.shape[1]))
@@ -128,6 +131,7 @@ def patch_colours(
     scores = pad(scores, missing)
     low = scores.amin(0)
     high = scores.amax(0)
-    flat = high <= low
-    colours = torch.where(flat, 0.5, (scores - low) / torch.where(flat, 1, high - low)).clamp(0, 1)
+    is_constant = high <= low
+    scaled = (scores - low) / torch.where(is_constant, 1, high - low)
+    colours = torch.where(is_constant, 0.5, scaled).clamp(0, 1)
     return colours.view(*tokens.shape[:3], COLOURS), pad(explained, missing)

@@ -1,10 +1,9 @@
-"""Features at every layer: one vector an image, from memory or from files on disk; the tokens of
-patches.
+"""Features at every layer: one vector an image, from memory or from files; patch tokens.
 
-Cached features are one file per layer, written batch by batch and memory-mapped when read. A file's
-place is a hash of the origin of its content: weights, data, pooling, norm, precision, layer. A file
-that is incomplete, damaged or of another version is never read: it is said, and the file is built
-again. Files appear whole or not at all, so runs can share a folder.
+Cached features are one file per layer, written batch by batch and memory-mapped when read. The
+place of a file is a hash of the origin of its content: weights, data, pooling, norm, precision,
+layer. A file that is incomplete, damaged or of another version is never read: a note says so, and
+the file is built again. Files appear complete or not at all, so runs can share a folder.
 """
 
 import hashlib
@@ -60,9 +59,9 @@ class FeatureLayer:
     """A layer at which features were read.
 
     index: from 0, None for the embedding; title: as a figure names it ("block 5"); kind: "block" or
-    "stage", for what enters the first block "embedding" or "stem"; module: the one whose output (of
-    the embedding: input) was read; dim: of the features; norm: the name of the model's final norm
-    where it was applied, else None.
+    "stage", for the input of the first block "embedding" or "stem"; module: the one of which the
+    output (of the embedding: input) was read; dim: of the features; norm: the name of the model's
+    final norm where it was applied, else None.
     """
 
     index: int | None
@@ -99,20 +98,21 @@ class Features(Summary):
         return bool(self.layers) and self.layers[0].index is None
 
     def at(self, layer: LayerChoice = -1) -> Float[Tensor, "images dim"]:
-        """Return the features of one layer by its index, from 0; -1 is the last layer read,
-        "embedding" the embedding.
+        """Return the features of one layer by its index, from 0.
+
+        -1 is the last layer read, "embedding" the embedding.
         """
-        place = {
-            EMBEDDING if known.index is None else known.index: place
-            for place, known in enumerate(self.layers)
-        }
         if layer == -1:
             return self.values[-1]
-        if layer not in place:
+        places = dict[LayerChoice, int]()
+        for place, feature_layer in enumerate(self.layers):
+            index = feature_layer.index
+            places[EMBEDDING if index is None else index] = place
+        if layer not in places:
             raise InputError(
-                f"expected one of the layers {[*place]} of {self.alias}, found {layer}"
+                f"expected one of the layers {[*places]} of {self.alias}, found {layer}"
             )
-        return self.values[place[layer]]
+        return self.values[places[layer]]
 
 
 @takes_images
@@ -126,18 +126,18 @@ def features(
     embedding: bool = False,
     batch_size: int | None = None,
 ) -> Features:
-    """Return the features of each image at every block of a transformer, every stage of a CNN, in
-    one pass.
+    """Return the features of each image at every block of a transformer, or stage of a CNN.
 
-    images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes, batch_size at
-    a time (None: chosen to fit); layer: from 0, -1 for the last, several, or None for all; pool:
-    "cls", "mean" (of the patches or cells, without prefix tokens), "cls+mean" (concatenated), or
-    None for what the classifier reads (CLS where it reads that, else the mean); norm: whether the
-    model's final norm is applied to each layer, where it has one of that width, as DINO does;
-    embedding: whether what enters block 0 (a CNN's stem) is read too, as the first of the layers:
-    always the mean of its patches, as its CLS token is the same for every image, and without the
-    final norm. Raises UnsupportedError for the CLS of a model without one and for the embedding of
-    a model without blocks, NonFiniteError naming the layer.
+    All are read in one pass. images: (n, 3, height, width) in [0, 1], or any form that
+    `vitlens.images` takes, batch_size at a time (None: chosen to fit); layer: from 0, -1 for the
+    last, several, or None for all; pool: "cls", "mean" (of the patches or cells, without prefix
+    tokens), "cls+mean" (concatenated), or None for the tokens that the classifier reads (CLS where
+    it reads that, else the mean); norm: whether the model's final norm is applied to each layer,
+    where it has one of that width, as DINO does; embedding: whether the input of block 0 (of a CNN:
+    the stem) is read too, as the first of the layers: always the mean of its patches, as its CLS
+    token is the same for every image, and without the final norm. Raises UnsupportedError for the
+    CLS of a model without one and for the embedding of a model without blocks, NonFiniteError
+    naming the layer.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -170,9 +170,9 @@ def extract(
     cache: a folder, created if missing, which runs may share: every layer is written to it batch by
     batch and then memory-mapped, so that memory does not grow with the images, and read from it the
     next time; None: all is held in memory, as it is while `intervene`, a hook or another forward
-    changes the model, which a note says. processes: each is given the whole split and reads its
-    share; all but the first return None. advance: called with the number of images just done. The
-    result's notes have one line for every cached file that was ignored.
+    changes the model, with a note. processes: each gets the complete split and reads its share; all
+    but the first return None. advance: called with the number of images just done. The notes of the
+    result have one line for every cached file that was ignored.
     """
     workers = processes or Processes(0, 1, model.device)
     notes = list[str]()
@@ -188,10 +188,10 @@ def extract(
         _chunks, split=split, workers=workers, size=size, precision=precision, advance=advance
     )
     if cache is None:
-        read = [parts for parts in chunks(reader) if workers.is_first]
-        return replace(reader.joined(read), notes=tuple(notes)) if read else None
+        batches = [parts for parts in chunks(reader) if workers.is_first]
+        return replace(reader.joined(batches), notes=tuple(notes)) if batches else None
     store = None
-    known = dict[str, Tensor]()
+    cached = dict[str, Tensor]()
     if workers.is_first:
         store = FeatureCache(
             cache,
@@ -203,33 +203,30 @@ def extract(
                 "precision": "bf16" if in_bf16(model.device, precision) else "fp32",
             },
         )
-        known, notes = store.recall(reader.names)
-    lacking = torch.tensor([float(workers.is_first and name not in known) for name in reader.names])
-    absent = workers.total(lacking).bool().tolist()  # in all processes alike
-    if not any(absent):
+        cached, notes = store.recall(reader.names)
+    is_lacking = [float(workers.is_first and name not in cached) for name in reader.names]
+    is_absent = workers.total(torch.tensor(is_lacking)).bool().tolist()  # in all processes
+    if not any(is_absent):
         advance(len(range(workers.index, len(split), workers.count)))
     else:
-        missing = _Reader(
-            model,
-            [each for each, lacks in zip(reader.stages, absent) if lacks],
-            reader.pool,
-            norm=norm,
-        )
+        stages_to_read = [stage for stage, absent in zip(reader.stages, is_absent) if absent]
+        missing = _Reader(model, stages_to_read, reader.pool, norm=norm)
         files = dict[str, BinaryIO]()
         with ExitStack() as stack:
             for parts in chunks(missing):
                 for name, part in zip(missing.names, parts):
-                    if store is None or name in known:
+                    if store is None or name in cached:
                         continue
                     if name not in files:
-                        files[name] = stack.enter_context(
-                            store.writing(name, (len(split), part.shape[1]))
-                        )
+                        file = store.writing(name, (len(split), part.shape[1]))
+                        files[name] = stack.enter_context(file)
                     files[name].write(part.numpy().astype("<f4", copy=False).tobytes())
-        known |= store.recall(list(files))[0] if store else {}
+        if store is not None:
+            written, _ = store.recall(list(files))
+            cached |= written
     if store is None:
         return None
-    *values, logits = (known[name] for name in reader.names)
+    *values, logits = (cached[name] for name in reader.names)
     return Features(model.alias, reader.layers, tuple(values), logits, reader.pool, tuple(notes))
 
 
@@ -242,22 +239,24 @@ def _chunks(
     precision: str,
     advance: Callable[[int], object],
 ) -> Iterator[Sequence[Tensor]]:
-    """Yield what all processes read, chunk by chunk in the images' order; size: images at a time in
-    each process.
+    """Yield the features that all processes read, chunk by chunk in the order of the images.
+
+    size: images at a time in each process.
     """
     device = reader.model.device
     widths = [0]
     for chunk in torch.arange(len(split)).split(size * workers.count):
         share = chunk[workers.index :: workers.count]
         joined = torch.zeros(0, sum(widths))  # the last chunk may have no image for this process
-        for batch in split.pick(share).batches(size, device=device) if len(share) else ():
+        if len(share):
+            (batch,) = split.pick(share).batches(size, device=device)
             with autocast(device, precision):
-                read = reader.read(batch.images)
-            widths = [part.shape[1] for part in read]
-            joined = torch.cat(read, 1)
-        whole = workers.gathered(joined)
+                parts = reader.read(batch.images)
+            widths = [part.shape[1] for part in parts]
+            joined = torch.cat(parts, 1)
+        gathered = workers.gathered(joined)
         advance(len(share))
-        yield whole.split(widths, 1)
+        yield gathered.split(widths, 1)
 
 
 def patch_tokens(
@@ -268,17 +267,17 @@ def patch_tokens(
     norm: bool = True,
     batch_size: int | None = None,
 ) -> tuple[Float[Tensor, "images rows columns dim"], ...]:
-    """Return the tokens of layers' patches (a CNN's cells) on their grid, without prefix tokens,
-    fp32 on the CPU, in one pass.
+    """Return the tokens of the patches (a CNN's cells) of layers on their grid, in one pass.
 
-    layers, norm: as in `features`, and "embedding" for the patches that enter block 0, without a
-    norm; a norm that the model applies to the pooled vector only is applied to each token here.
-    Raises UnsupportedError where the order of the tokens is unknown.
+    They are without prefix tokens, fp32 on the CPU. layers, norm: as in `features`, and "embedding"
+    for the patches that enter block 0, without a norm; a norm that the model applies to the pooled
+    vector only is applied to each token here. Raises UnsupportedError where the order of the tokens
+    is unknown.
     """
-    read = [_chosen(model, layer)[0] for layer in layers]
-    reader = _Reader(model, read, "mean", norm=norm)
+    chosen = [_chosen(model, layer)[0] for layer in layers]
+    reader = _Reader(model, chosen, "mean", norm=norm)
     parts = dict[FeatureStage, list[Tensor]]()
-    for stage in read:
+    for stage in chosen:
         if stage.grid is None:
             raise UnsupportedError(
                 f"expected tokens with a place in the image, found {stage.title} of {model.alias}, "
@@ -287,73 +286,80 @@ def patch_tokens(
 
     def take(stage: FeatureStage, tokens: Tokens) -> None:
         patches = reader.normed(stage, tokens[:, len(stage.prefix) :])
-        parts.setdefault(stage, []).append(
-            patches.float().cpu().clone()
-        )  # a later block may write into it
+        # cloned, as a later block may write into it
+        parts.setdefault(stage, []).append(patches.float().cpu().clone())
 
-    with torch.no_grad(), evaluating(model), watching_stages(model, read, take):
+    with torch.no_grad(), evaluating(model), watching_stages(model, chosen, take):
         for batch in images.split(batch_size or fitting_batch_size(model)):
             model(batch.to(model.device))
-    return tuple(torch.cat(parts[stage]).unflatten(1, stage.grid or ()) for stage in read)
+    return tuple(torch.cat(parts[stage]).unflatten(1, stage.grid or ()) for stage in chosen)
 
 
 class _Reader:
-    """Reads layers of a model in one forward pass a batch; tokens are pooled during the pass and
-    not kept.
+    """Reads layers of a model in one forward pass a batch.
 
-    names: of the files of what is read: the layers, and the logits last.
+    Tokens are pooled during the pass and not kept. names: of the files: the layers, and the logits
+    last.
     """
 
     def __init__(
-        self, model: Model, read: Sequence[FeatureStage], pool: FeaturePool | None, *, norm: bool
+        self,
+        model: Model,
+        chosen: Sequence[FeatureStage],
+        pool: FeaturePool | None,
+        *,
+        norm: bool,
     ) -> None:
         self.model = model
-        self.stages = read
+        self.stages = chosen
         self.pool = resolve_pool(model, pool)
-        self.names = [*(stage.title.replace(" ", "-") for stage in read), "logits"]
+        self.names = [*(stage.title.replace(" ", "-") for stage in chosen), "logits"]
         self.pools = dict[FeatureStage, FeaturePool]()
         self.norms = dict[FeatureStage, FinalNorm]()
         final = final_norm(model) if norm else None
-        for stage in read:
-            inner = stage.index is not None
-            self.pools[stage] = (
-                self.pool if inner else "mean"
-            )  # the CLS token of the embedding is always the same
-            if final is not None and inner and final.width == stage.width:
+        for stage in chosen:
+            is_inner = stage.index is not None
+            # the CLS token of the embedding is always the same
+            self.pools[stage] = self.pool if is_inner else "mean"
+            if final is not None and is_inner and final.width == stage.width:
                 self.norms[stage] = final
-        self.layers = tuple(
-            FeatureLayer(
-                stage.index,
-                stage.title,
-                stage.kind,
-                stage.module,
-                stage.width * (2 if self.pools[stage] == "cls+mean" else 1),
-                self.norms[stage].module if stage in self.norms else None,
-            )
-            for stage in read
+        self.layers = tuple(self._layer(stage) for stage in chosen)
+
+    def _layer(self, stage: FeatureStage) -> FeatureLayer:
+        dim = stage.width
+        if self.pools[stage] == "cls+mean":
+            dim *= 2
+        norm = self.norms.get(stage)
+        return FeatureLayer(
+            stage.index,
+            stage.title,
+            stage.kind,
+            stage.module,
+            dim,
+            norm=None if norm is None else norm.module,
         )
 
     def read(self, images: Images) -> list[Tensor]:
-        """Return the vectors (batch, dim) of a batch by layer, and its logits (batch, classes)
-        last; fp32, on the CPU.
+        """Return the vectors (batch, dim) of a batch by layer, then its logits (batch, classes).
+
+        They are fp32, on the CPU.
         """
         vectors: dict[int | None, Tensor] = {}
 
         def take(stage: FeatureStage, tokens: Tokens) -> None:
             pool = self.pools[stage]
-            parts = []
+            parts = list[Tensor]()
             if "cls" in pool:
                 parts.append(self.normed(stage, tokens[:, stage.prefix.index("cls")]))
             if "mean" in pool:
                 patches = tokens[:, len(stage.prefix) :]
                 # as the model does: the mean of normalised tokens, or the normalised mean (timm's
                 # fc_norm)
-                before = stage in self.norms and self.norms[stage].on_tokens
-                parts.append(
-                    self.normed(stage, patches).mean(1)
-                    if before
-                    else self.normed(stage, patches.mean(1))
-                )
+                norms_tokens = stage in self.norms and self.norms[stage].on_tokens
+                if norms_tokens:
+                    parts.append(self.normed(stage, patches).mean(1))
+                else:
+                    parts.append(self.normed(stage, patches.mean(1)))
             vectors[stage.index] = torch.cat(parts, 1).float().cpu()
 
         with (
@@ -376,7 +382,7 @@ class _Reader:
         return Features(self.model.alias, self.layers, tuple(values), logits, self.pool)
 
     def normed(self, stage: FeatureStage, tokens: Tensor) -> Tensor:
-        """Tokens of a layer after the norm that is applied to it."""
+        """Return tokens of a layer after the norm that is applied to it."""
         if stage not in self.norms:
             return tokens
         normed: Tensor = self.model.module.get_submodule(self.norms[stage].module)(tokens)
@@ -384,12 +390,14 @@ class _Reader:
 
 
 def resolve_pool(model: Model, pool: FeaturePool | None) -> FeaturePool:
-    """Return the pooling; None: what the classifier reads. Raises UnsupportedError for the CLS of a
-    model without one.
+    """Return the pooling; None: that of the classifier.
+
+    Raises UnsupportedError for the CLS of a model without one.
     """
     has_cls = "cls" in stages(model)[0].prefix
     if pool is None:
-        return "cls" if has_cls and model.anatomy.readout in ("cls", "cls+distillation") else "mean"
+        reads_cls = model.anatomy.readout in ("cls", "cls+distillation")
+        return "cls" if has_cls and reads_cls else "mean"
     if pool not in FEATURE_POOLS:
         raise UnknownNameError("pooling of features", pool, FEATURE_POOLS)
     if "cls" in pool and not has_cls:
@@ -403,33 +411,42 @@ def resolve_pool(model: Model, pool: FeaturePool | None) -> FeaturePool:
 def _chosen(
     model: Model, layer: LayerChoice | Sequence[int] | None, *, embedding: bool = False
 ) -> tuple[FeatureStage, ...]:
-    """Layers by index from 0 (-1: the last), None: all; with the embedding first, or alone for
-    "embedding".
+    """Return layers by index from 0 (-1: the last), all for None.
+
+    The embedding comes first; it is the only one for "embedding".
     """
-    known = stages(model)
-    first = embedding_stage(model) if embedding or layer == EMBEDDING else None
-    if first is None and (embedding or layer == EMBEDDING):
+    all_stages = stages(model)
+    with_embedding = embedding or layer == EMBEDDING
+    first = embedding_stage(model) if with_embedding else None
+    if first is None and with_embedding:
         raise UnsupportedError(
             "expected a model whose first block is given the embedding of all patches, found "
             f"{model.alias} ({model.anatomy.family}); read its layers without embedding=True"
         )
-    if isinstance(layer, str):
-        layer = ()
-    indices = range(len(known)) if layer is None else [layer] if isinstance(layer, int) else layer
+    indices: Sequence[int]
+    if layer is None:
+        indices = range(len(all_stages))
+    elif isinstance(layer, str):
+        indices = ()
+    elif isinstance(layer, int):
+        indices = (layer,)
+    else:
+        indices = layer
     for index in indices:
-        if not -len(known) <= index < len(known):
+        if not -len(all_stages) <= index < len(all_stages):
             raise InputError(
-                f"expected a layer from 0 to {len(known) - 1} of {model.alias}, found {index}"
+                f"expected a layer from 0 to {len(all_stages) - 1} of {model.alias}, found {index}"
             )
-    numbered = (known[index] for index in sorted({index % len(known) for index in indices}))
-    return (*numbered,) if first is None else (first, *numbered)
+    numbers = sorted({index % len(all_stages) for index in indices})
+    chosen = [all_stages[number] for number in numbers]
+    return tuple(chosen) if first is None else (first, *chosen)
 
 
 class FeatureCache:
     """The features of one model on one set of images, read in one way.
 
-    root: the cache's folder; about: the origin of the features as plain JSON values, without the
-    layer.
+    root: the folder of the cache; about: the origin of the features as plain JSON values, without
+    the layer.
     """
 
     def __init__(self, root: Path, about: Mapping[str, object]) -> None:
@@ -442,36 +459,37 @@ class FeatureCache:
 
     def file(self, name: str) -> Path:
         """Return the path of one layer's features, whether the file exists or not."""
-        return self.root / hashlib.sha256(self.origin.encode()).hexdigest()[:20] / f"{name}.npy"
+        key = hashlib.sha256(self.origin.encode()).hexdigest()[:20]
+        return self.root / key / f"{name}.npy"
 
     def recall(self, names: Sequence[str]) -> tuple[dict[str, Tensor], list[str]]:
-        """Return the features (n, dim) of layers by name, where they are there, mapped from the
-        files; and one line for every file that is not used.
+        """Return the features (n, dim) of cached layers by name, and a note on every unusable file.
+
+        Features are mapped from the files.
         """
-        found = dict[str, Tensor]()
-        notes = []
+        cached = dict[str, Tensor]()
+        notes = list[str]()
         for name in names:
             path = self.file(name)
-            with suppress(OSError):  # a file that cannot be read is as one that is damaged
-                content = (
-                    np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
-                )
+            with suppress(OSError):  # a file that cannot be read counts as damaged
+                content: NDArray[np.uint8] = np.zeros(0, np.uint8)
+                if path.stat().st_size:
+                    content = np.memmap(path, np.uint8, "r")
                 if content[-_SEAL:].tobytes() == self._seal(name, content[:-_SEAL]):
-                    found[name] = torch.from_numpy(np.lib.format.open_memmap(path, mode="c"))
-            if path.exists() and name not in found:
-                reason = "incomplete, damaged or of another version"
+                    cached[name] = torch.from_numpy(np.lib.format.open_memmap(path, mode="c"))
+            if path.exists() and name not in cached:
                 notes.append(
                     f"cached features {path.relative_to(self.root)} ignored and built again: "
-                    f"{reason}"
+                    "incomplete, damaged or of another version"
                 )
-        return found, notes
+        return cached, notes
 
     @contextmanager
     def writing(self, name: str, shape: tuple[int, int]) -> Iterator[BinaryIO]:
-        """Yield the file of one layer for fp32 rows; it appears when the block ends without an
-        exception.
+        """Yield the file of one layer for fp32 rows.
 
-        Raises StorageError when the disk is full.
+        The file appears when the block ends without an exception. Raises StorageError when the disk
+        is full.
         """
         with write_atomically(self.file(name)) as temporary, temporary.open("wb") as file:
             header = {"descr": "<f4", "fortran_order": False, "shape": shape}
@@ -481,7 +499,7 @@ class FeatureCache:
             file.write(self._seal(name, np.memmap(temporary, np.uint8, "r")))
 
     def _seal(self, name: str, content: NDArray[np.uint8]) -> bytes:
-        """Return the SHA-256 of a file's content, of its origin and of the version."""
+        """Return the SHA-256 of the content of a file, of its origin and of the version."""
         seal = hashlib.sha256(f"{VERSION} {name} {self.origin}".encode())
         seal.update(content.data)
         return seal.digest()

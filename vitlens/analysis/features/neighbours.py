@@ -1,5 +1,4 @@
-"""Nearest neighbours of features by cosine, and what they tell: votes for a class, retrieval,
-patches that match; the nearest class mean of a few images.
+"""Nearest neighbours of features by cosine: k-NN, retrieval, matching patches, few shots.
 
 Similarities are computed in float64, chunk by chunk, and rounded to 12 decimals: the neighbours are
 the same for any chunks, most similar first, equal ones by lowest index.
@@ -33,8 +32,9 @@ Pairs = Bool[Tensor, "patches others"]
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The k nearest of each query, most similar first: indices into the bank, and cosines in
-    float64 (that of a zero vector is 0), on the device of the features.
+    """The k nearest of each query, most similar first, on the device of the features.
+
+    indices: into the bank; similarity: cosines in float64 (that of a zero vector is 0).
     """
 
     indices: Int[Tensor, "queries k"]
@@ -51,48 +51,48 @@ def nearest(
 ) -> Neighbours:
     """Return the k vectors of a bank that are most similar to each query by cosine.
 
-    leave_out: for each query a row of the bank that is the query itself and is no neighbour, or,
-    with the sources of the bank's rows, a source whose rows are none; None: nothing is left out. k
-    must not be above the vectors that are left. Memory does not grow with the bank.
+    leave_out: for each query a row of the bank that is the query and is no neighbour, or, with the
+    sources of the rows of the bank, a source with rows that are no neighbours; None: nothing is
+    left out. k must not exceed the number of vectors that are left. Memory does not grow with the
+    bank.
     """
     device = queries.device
-    sources = torch.arange(len(bank), device=device) if sources is None else sources.to(device)
-    left = (
-        torch.full((len(queries),), -1, device=device)
-        if leave_out is None
-        else leave_out.to(device)
-    )
+    if sources is None:
+        sources = torch.arange(len(bank), device=device)
+    sources = sources.to(device)
+    if leave_out is None:
+        leave_out = torch.full((len(queries),), -1, device=device)
+    leave_out = leave_out.to(device)
     units = unit_vectors(queries)
-    whole = torch.zeros(len(queries), 0, dtype=torch.int64, device=device)
-    indices = torch.zeros_like(whole)
+    # similarities as whole numbers of 1 / _UNIT
+    similarity = torch.zeros(len(queries), 0, dtype=torch.int64, device=device)
+    indices = torch.zeros_like(similarity)
     for start in range(0, len(bank), _BANK):
         part = unit_vectors(bank[start : start + _BANK]).T
-        own = sources[start : start + _BANK]
-        first = torch.arange(
-            part.shape[1] - 1, -1, -1, device=device
-        )  # the lowest index has the greatest number
-        found = []
-        for rows in torch.arange(len(queries), device=device).split(
-            max(1, _NUMBERS // part.shape[1])
-        ):
-            # a similarity and its index in one whole number, whose order is that of neighbours
-            keys = (units[rows] @ part * _UNIT).round().long() * _BANK + first
-            keys = keys.masked_fill(left[rows, None] == own, torch.iinfo(torch.int64).min)
-            found.append(keys.topk(min(k, part.shape[1])).values)
-        nearby = torch.cat(found)
-        places = start + part.shape[1] - 1 - nearby % _BANK
-        whole = torch.cat((whole, nearby // _BANK), 1)
-        indices = torch.cat((indices, places), 1)
-        order = whole.sort(dim=1, descending=True, stable=True).indices[
-            :, :k
-        ]  # of equal ones the earlier chunk's
-        whole = whole.gather(1, order)
+        part_sources = sources[start : start + _BANK]
+        count = part.shape[1]
+        # the lowest index has the greatest number
+        rank = torch.arange(count - 1, -1, -1, device=device)
+        nearest_keys = list[Tensor]()
+        for rows in torch.arange(len(queries), device=device).split(max(1, _NUMBERS // count)):
+            # a similarity and its index in one whole number, ordered as neighbours are
+            keys = (units[rows] @ part * _UNIT).round().long() * _BANK + rank
+            is_left_out = leave_out[rows, None] == part_sources
+            keys = keys.masked_fill(is_left_out, torch.iinfo(torch.int64).min)
+            nearest_keys.append(keys.topk(min(k, count)).values)
+        part_keys = torch.cat(nearest_keys)
+        part_indices = start + count - 1 - part_keys % _BANK
+        similarity = torch.cat((similarity, part_keys // _BANK), 1)
+        indices = torch.cat((indices, part_indices), 1)
+        # of equal ones that of the earlier chunk
+        order = similarity.sort(dim=1, descending=True, stable=True).indices[:, :k]
+        similarity = similarity.gather(1, order)
         indices = indices.gather(1, order)
-    return Neighbours(indices, whole.double() / _UNIT)
+    return Neighbours(indices, similarity.double() / _UNIT)
 
 
 def unit_vectors(vectors: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
-    """Vectors scaled to length 1, float64; zeros stay zeros."""
+    """Return vectors scaled to length 1, float64; zeros stay zeros."""
     length = vectors.double().norm(dim=-1, keepdim=True)
     units: Tensor = vectors.double() / length.where(length > 0, 1)
     return units
@@ -114,10 +114,13 @@ def vote(
             f"expected k from 1 to {neighbours.indices.shape[1]}, the number of neighbours, found "
             f"{k}"
         )
-    named = labels[neighbours.indices[:, :k]]  # (queries, k)
-    similar = neighbours.similarity[:, :k]
-    weights = torch.ones_like(similar) if weighting == "majority" else (similar / TEMPERATURE).exp()
-    sums = torch.zeros(len(named), classes, dtype=torch.float64).scatter_add_(1, named, weights)
+    votes = labels[neighbours.indices[:, :k]]  # (queries, k)
+    similarity = neighbours.similarity[:, :k]
+    if weighting == "majority":
+        weights = torch.ones_like(similarity)
+    else:
+        weights = (similarity / TEMPERATURE).exp()
+    sums = torch.zeros(len(votes), classes, dtype=torch.float64).scatter_add_(1, votes, weights)
     return torch.from_numpy(sums.numpy().argmax(1))  # unlike torch's, the first of equal values
 
 
@@ -126,7 +129,7 @@ class NearestNeighbours(Summary):
     """The predictions of a k-NN classifier for n test images.
 
     predictions, correct: (n,); accuracy: with its 95 % interval; k, weighting: of the votes;
-    neighbours: those found, as indices of the training images.
+    neighbours: of each test image, as indices of the training images.
     """
 
     predictions: Labels
@@ -148,15 +151,14 @@ def knn(
     groups: Tensor | None = None,
     neighbours: Neighbours | None = None,
 ) -> NearestNeighbours:
-    """Classify test images by the training images with the most similar features (cosine), as
-    `vitlens features` does.
+    """Classify test images by the training images with the most similar features (cosine).
 
-    train, test: features of one layer, such as `vitlens.features(model, images).at(-1)`;
-    train_labels, test_labels: class indices; k: how many neighbours vote; weighting: "dino" by
-    exp(similarity / 0.07), "majority" each alike; groups: (tested,) of the test images that share a
-    source, for the interval; neighbours: of an earlier call with these features and at least this k
-    (None: searched). Raises InputError for features and labels that do not fit, and for a k above
-    the number of training images.
+    `vitlens features` does the same. train, test: features of one layer, such as
+    `vitlens.features(model, images).at(-1)`; train_labels, test_labels: class indices; k: the
+    number of neighbours that vote; weighting: "dino" by exp(similarity / 0.07), "majority" one vote
+    each; groups: (tested,) of the test images that share a source, for the interval; neighbours: of
+    an earlier call with these features and at least this k (None: searched). Raises InputError for
+    features and labels that do not fit, and for a k above the number of training images.
 
     >>> import vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -176,73 +178,74 @@ def knn(
     classes = 1 + int(torch.cat((train_labels, test_labels)).max())
     predictions = vote(neighbours, train_labels, k=k, classes=classes, weighting=weighting).cpu()
     correct = predictions == test_labels.cpu()
-    found = accuracy(correct, groups=groups)
-    return NearestNeighbours(predictions, correct, found, k, weighting, neighbours)
+    return NearestNeighbours(
+        predictions, correct, accuracy(correct, groups=groups), k, weighting, neighbours
+    )
 
 
 def require_labelled(
     train: Tensor, train_labels: Tensor, test: Tensor, test_labels: Tensor
 ) -> None:
-    """Raise InputError unless these are features (n, dim) of one width, with one class index an
-    image, and finite.
-    """
-    for name, features, labels in (("train", train, train_labels), ("test", test, test_labels)):
-        if not isinstance(features, Tensor) or features.ndim != 2 or not len(features):
-            kind = (
-                tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-            )
-            raise InputError(
-                f"expected the {name} features of one layer (images, dim), found {kind}; "
-                "give vitlens.features(model, images).at(-1)"
-            )
-        if (
-            not isinstance(labels, Tensor)
-            or labels.shape != features.shape[:1]
-            or labels.is_floating_point()
-        ):
-            kind = tuple(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
-            raise InputError(
-                f"expected {name} labels ({len(features)},), class indices, found {kind}"
-            )
-        if not features.isfinite().all():
-            raise InputError(
-                f"expected finite {name} features, found NaN or infinity; check the model and its "
-                "images"
-            )
-        if int(labels.min()) < 0:
-            raise InputError(f"expected {name} labels of 0 or more, found {int(labels.min())}")
+    """Raise InputError unless these are features (n, dim) of one width, with their labels."""
+    _require_part("train", train, train_labels)
+    _require_part("test", test, test_labels)
     if train.shape[1] != test.shape[1]:
         raise InputError(
             f"expected training and test features of one width, found {train.shape[1]} and "
-            f"{test.shape[1]}; "
-            "give those of one model and layer"
+            f"{test.shape[1]}; give those of one model and layer"
         )
+
+
+def _require_part(name: str, features: Tensor, labels: Tensor) -> None:
+    """Raise InputError unless these are finite features with one class index an image."""
+    if not isinstance(features, Tensor) or features.ndim != 2 or not len(features):
+        raise InputError(
+            f"expected the {name} features of one layer (images, dim), found {_shape(features)}; "
+            "give vitlens.features(model, images).at(-1)"
+        )
+    is_tensor = isinstance(labels, Tensor)
+    if not is_tensor or labels.shape != features.shape[:1] or labels.is_floating_point():
+        raise InputError(
+            f"expected {name} labels ({len(features)},), class indices, found {_shape(labels)}"
+        )
+    if not features.isfinite().all():
+        raise InputError(
+            f"expected finite {name} features, found NaN or infinity; check the model and its "
+            "images"
+        )
+    if int(labels.min()) < 0:
+        raise InputError(f"expected {name} labels of 0 or more, found {int(labels.min())}")
+
+
+def _shape(value: object) -> object:
+    """Return the shape of a tensor, or the type of another value, for a message."""
+    return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
 
 
 def drawn_shots(
     labels: Tensor, *, most: int, draws: int, seed: int = 0
 ) -> Int[Tensor, "draws classes most"]:
-    """Seeded draws of as many training images of every class, in an order: the first k of a draw
-    are its k shots, so that fewer shots are a part of more. labels: (trained,). Raises DataError
-    for a class with fewer images.
+    """Return seeded draws of the same number of training images of every class, in an order.
+
+    The first k of a draw are its k shots, so that fewer shots are a part of more. labels:
+    (trained,). Raises DataError for a class with fewer images.
     """
     classes, counts = labels.unique(return_counts=True)
     if int(counts.min()) < most:
         raise DataError(
             f"expected at least {most} training images of every class for {most} shots, found "
-            f"{int(counts.min())}; "
-            "give more images or fewer shots"
+            f"{int(counts.min())}; give more images or fewer shots"
         )
     generator = torch.Generator().manual_seed(seed)
     members = [(labels == label).nonzero()[:, 0] for label in classes]
-    return torch.stack(
-        [
-            torch.stack(
-                [own[torch.randperm(len(own), generator=generator)[:most]] for own in members]
-            )
-            for _ in range(draws)
-        ]
-    )
+    all_draws = list[Tensor]()
+    for _ in range(draws):
+        draw = list[Tensor]()
+        for images in members:
+            order = torch.randperm(len(images), generator=generator)
+            draw.append(images[order[:most]])
+        all_draws.append(torch.stack(draw))
+    return torch.stack(all_draws)
 
 
 def few_shot(
@@ -255,39 +258,40 @@ def few_shot(
     draws: int,
     seed: int = 0,
 ) -> Float[Tensor, "shots draws"]:
-    """Return the accuracy (fraction) on the test images of the nearest class mean of a few training
-    images, by draw.
+    """Return the accuracy (fraction) of the nearest class mean of a few training images, by draw.
 
-    As SimpleShot (Wang 2019): features minus the mean of the drawn images, scaled to length 1; the
-    class whose mean has the highest cosine. The draws are of images alone: they say nothing about
-    another training.
+    Accuracy is on the test images. As SimpleShot (Wang 2019): features minus the mean of the drawn
+    images, scaled to length 1; the class of which the mean has the highest cosine. The draws are of
+    images only: they do not describe the variation between trainings.
     """
     drawn = drawn_shots(train_labels, most=max(shots), draws=draws, seed=seed)
     classes = train_labels.unique()
-    found = torch.empty(len(shots), draws, dtype=torch.float64)
+    accuracies = torch.empty(len(shots), draws, dtype=torch.float64)
     for row, count in enumerate(shots):
         for draw, chosen in enumerate(drawn[:, :, :count]):
-            own = train[chosen].double()  # (classes, count, dim)
-            centre = own.mean((0, 1))
-            means = unit_vectors(unit_vectors(own - centre).mean(1))
-            said = (unit_vectors(test.double() - centre) @ means.T).argmax(1)
-            found[row, draw] = (classes[said] == test_labels).double().mean()
-    return found
+            vectors = train[chosen].double()  # (classes, count, dim)
+            centre = vectors.mean((0, 1))
+            means = unit_vectors(unit_vectors(vectors - centre).mean(1))
+            predicted = (unit_vectors(test.double() - centre) @ means.T).argmax(1)
+            accuracies[row, draw] = (classes[predicted] == test_labels).double().mean()
+    return accuracies
 
 
 def same_class(
     neighbours: Neighbours, bank_labels: Tensor, labels: Labels, *, k: int
 ) -> Float[Tensor, " batch"]:
-    """Precision at k of a retrieval: the fraction of each query's k nearest neighbours that are of
-    its class.
+    """Return the precision at k of a retrieval.
+
+    It is the fraction of the k nearest neighbours of each query that are of its class.
     """
     return (bank_labels[neighbours.indices[:, :k]] == labels[:, None]).double().mean(1)
 
 
 @dataclass(frozen=True)
 class Correspondence:
-    """Pairs of patches, the most similar first. sources, targets: row and column in the first and
-    in the second image; similarity: cosines.
+    """Pairs of patches, the most similar first.
+
+    sources, targets: row and column in the first and in the second image; similarity: cosines.
     """
 
     sources: Int[Tensor, "pairs 2"]
@@ -298,31 +302,39 @@ class Correspondence:
 def correspond(
     first: Float[Tensor, "rows columns dim"], second: Float[Tensor, "other_rows other_columns _"]
 ) -> Correspondence:
-    """Pairs of patches of two images that are each other's nearest neighbours by cosine ("best
-    buddies", Amir 2022), of equally near ones the first. Tokens as patch_tokens returns them, of
-    one model and layer.
+    """Return pairs of patches of two images that are mutual nearest neighbours by cosine.
+
+    They are the "best buddies" of Amir 2022, of equally near ones the first. Tokens are as
+    patch_tokens returns them, of one model and layer.
     """
-    one = first.flatten(0, 1)
-    other = second.flatten(0, 1)
-    there = nearest(one, other, k=1)
-    back = nearest(other, one, k=1)
-    mutual = back.indices[there.indices[:, 0], 0] == torch.arange(len(one), device=one.device)
-    sources = mutual.nonzero()[:, 0]
-    sources = sources[there.similarity[sources, 0].argsort(descending=True, stable=True)]
-    targets = there.indices[sources, 0]
-    one_places, other_places = (
-        torch.stack((cells // grid.shape[1], cells % grid.shape[1]), 1)
-        for cells, grid in ((sources, first), (targets, second))
+    first_tokens = first.flatten(0, 1)
+    second_tokens = second.flatten(0, 1)
+    forwards = nearest(first_tokens, second_tokens, k=1)
+    backwards = nearest(second_tokens, first_tokens, k=1)
+    returned = backwards.indices[forwards.indices[:, 0], 0]
+    is_mutual = returned == torch.arange(len(first_tokens), device=first_tokens.device)
+    sources = is_mutual.nonzero()[:, 0]
+    order = forwards.similarity[sources, 0].argsort(descending=True, stable=True)
+    sources = sources[order]
+    targets = forwards.indices[sources, 0]
+    return Correspondence(
+        _places(sources, first.shape[1]),
+        _places(targets, second.shape[1]),
+        forwards.similarity[sources, 0],
     )
-    return Correspondence(one_places, other_places, there.similarity[sources, 0])
+
+
+def _places(patches: Int[Tensor, " pairs"], columns: int) -> Int[Tensor, "pairs 2"]:
+    """Return the row and column of patches by their index."""
+    return torch.stack((patches // columns, patches % columns), 1)
 
 
 def patch_neighbours(
     tokens: Float[Tensor, "patches dim"], images: OfPatch, *, k: int = NEIGHBOURS
 ) -> Neighbours:
-    """Return the k patches of other images most similar to each patch: those of one image resemble
-    each other whatever the features. images: the image of each patch.
+    """Return the k patches of other images most similar to each patch.
 
+    Patches of one image resemble each other for any features. images: the image of each patch.
     Raises DataError where an image has fewer than k patches outside it.
     """
     fewest = len(images) - int(torch.bincount(images).max()) if len(images) else 0
@@ -336,43 +348,46 @@ def patch_neighbours(
 def shared(
     neighbours: Neighbours, alike: Pairs, images: OfPatch, *, seed: int = 0
 ) -> tuple[Estimate, float]:
-    """Return the share of the neighbours that are like the patch, its interval over images; and by
-    chance, of a patch drawn at random from the other images. alike: (patches, patches), whether two
-    patches are.
+    """Return the share of neighbours that are like the patch, and the share by chance.
 
-    If neighbours share the position far more often than chance, the features hold mostly the
-    position embedding; if they share object or background, they hold content.
+    The interval is over images; chance is a patch drawn at random from the other images. alike:
+    (patches, patches), whether two patches are alike. If neighbours share the position far more
+    often than by chance, the features hold mostly the position embedding; if they share object or
+    background, they hold content.
     """
     same = alike.gather(1, neighbours.indices).double().mean(1)
-    others = images[:, None] != images
-    by_chance = (alike & others).sum(1) / others.sum(1)
+    in_other_images = images[:, None] != images
+    by_chance = (alike & in_other_images).sum(1) / in_other_images.sum(1)
     estimate = bootstrap_mean(same.numpy(), groups=images.numpy(), seed=seed, least=0.0, most=1.0)
     return estimate, float(by_chance.double().mean())
 
 
 def near(centres: Float[Tensor, "patches plane"]) -> Pairs:
-    """Return whether two patches lie at the same place of their images: centres at most an eighth
-    of the image's sides apart, in which they are given.
+    """Return which patches lie at the same place of their images.
+
+    Their centres, given in sides of the image, are at most an eighth apart.
     """
     exact = centres.double()
-    alike: Tensor = (exact[:, None] - exact).norm(dim=2) <= WITHIN + 1e-9  # equal up to rounding
-    return alike
+    distances = (exact[:, None] - exact).norm(dim=2)
+    is_near: Tensor = distances <= WITHIN + 1e-9  # equal up to rounding
+    return is_near
 
 
 def object_overlap(
     neighbours: Neighbours, on_object: OfPatch, images: OfPatch
 ) -> tuple[Estimate, float] | None:
-    """Object segmentation without training: intersection over union of the patches that lie on the
-    object (1, else 0) with those whose neighbours vote for it, over all patches; and by chance:
-    where every patch is said to be on it.
+    """Segment objects without training, and return the overlap with the patches on objects.
 
-    Votes are weighted as in k-NN. None where no patch is on the object, or none is not.
+    The overlap is the intersection over union of the patches that lie on the object (1, else 0)
+    with those of which the neighbours vote for it, over all patches. By chance it is that where
+    every patch is predicted to be on it. Votes are weighted as in k-NN. None where no patch is on
+    the object, or none is not.
     """
     if not 0 < int(on_object.sum()) < len(on_object):
         return None
-    voted = vote(neighbours, on_object, k=neighbours.indices.shape[1], classes=2)
-    both = (voted == 1) & (on_object == 1)
-    either = (voted == 1) | (on_object == 1)
+    votes = vote(neighbours, on_object, k=neighbours.indices.shape[1], classes=2)
+    both = (votes == 1) & (on_object == 1)
+    either = (votes == 1) | (on_object == 1)
     # a ratio of sums over images is a mean over the patches of the union
     estimate = share_of(both[either].numpy(), groups=images[either].numpy())
     return estimate, float(on_object.double().mean())

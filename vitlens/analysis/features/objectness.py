@@ -1,6 +1,4 @@
-"""Whether attention finds objects: the overlap of a head's maps with the masks, for a head chosen
-on other images.
-"""
+"""Overlap of attention maps with the masks of objects, for a head chosen on other images."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -15,14 +13,16 @@ from vitlens.shapes import Masks
 
 HeadMaps = Float[Tensor, "batch heads rows columns"]
 FEWEST_MASKS: Final = 4  # images: two a half
-_AT_ONCE: Final = 64  # images whose cells are compared with each other
+_AT_ONCE: Final = 64  # images of which cells are compared with each other
 
 
 @dataclass(frozen=True)
 class Objectness:
-    """Intersection over union of each image (n,), float64: of the best head's map; of the same with
-    the maps of other images; of the mean mask of the other half. heads: the best on each half,
-    measured on the other.
+    """Intersection over union of each image (n,), float64.
+
+    iou: of the map of the best head; shuffled: of the same with the maps of other images;
+    mean_mask: of the mean mask of the other half; heads: the best on each half, measured on the
+    other.
     """
 
     iou: Float[Tensor, " batch"]
@@ -32,12 +32,12 @@ class Objectness:
 
 
 def objectness(maps: HeadMaps, masks: Masks, *, seed: int = 0) -> Objectness:
-    """Return how well the best head's maps overlap the objects of images on which it was not
-    chosen.
+    """Measure the overlap of the maps of the best head with objects.
 
-    Images are halved by a seeded draw: the head of the highest mean on one half is measured on the
-    other, both ways. For the maps of other images the best head is chosen anew, in the same way.
-    Raises DataError for fewer than 4 images and for a mask without an object.
+    The head is chosen on other images. Images are halved by a seeded draw: the head of the highest
+    mean on one half is measured on the other, in both directions. For the maps of other images the
+    best head is chosen anew, in the same way. Raises DataError for fewer than 4 images and for a
+    mask without an object.
     """
     if len(maps) < FEWEST_MASKS:
         raise DataError(
@@ -45,30 +45,33 @@ def objectness(maps: HeadMaps, masks: Masks, *, seed: int = 0) -> Objectness:
             "images"
         )
     order = torch.randperm(len(maps), generator=torch.Generator().manual_seed(seed))
-    halves = order[::2], order[1::2]
-    own = area_iou(maps, masks)
-    shuffled = torch.empty(maps.shape[:2], dtype=torch.float64)
-    for half in halves:
-        shuffled[half] = area_iou(maps[half.roll(1)], masks[half])
-    iou, other, mean_mask = torch.empty(3, len(maps), dtype=torch.float64)
-    heads = []
+    first = order[::2]
+    second = order[1::2]
+    by_head = area_iou(maps, masks)
+    shuffled_by_head = torch.empty(maps.shape[:2], dtype=torch.float64)
+    for half in (first, second):
+        shuffled_by_head[half] = area_iou(maps[half.roll(1)], masks[half])
+    iou, shuffled, mean_mask = torch.empty(3, len(maps), dtype=torch.float64)
+    heads = list[int]()
     cells = _cells(masks, maps)
-    for chosen, measured in (halves, halves[::-1]):
-        heads.append(int(own[chosen].mean(0).argmax()))
-        iou[measured] = own[measured, heads[-1]]
-        other[measured] = shuffled[measured, shuffled[chosen].mean(0).argmax()]
+    for chosen, measured in ((first, second), (second, first)):
+        head = int(by_head[chosen].mean(0).argmax())
+        heads.append(head)
+        iou[measured] = by_head[measured, head]
+        shuffled_head = shuffled_by_head[chosen].mean(0).argmax()
+        shuffled[measured] = shuffled_by_head[measured, shuffled_head]
         mean = cells[chosen].mean(0).expand(len(measured), 1, *maps.shape[-2:])
         mean_mask[measured] = area_iou(mean, masks[measured])[:, 0]
-    return Objectness(iou, other, mean_mask, (heads[0], heads[1]))
+    return Objectness(iou, shuffled, mean_mask, (heads[0], heads[1]))
 
 
 def area_iou(
     maps: HeadMaps, masks: Bool[Tensor, "batch height width"]
 ) -> Float[Tensor, "batch heads"]:
-    """Intersection over union of each mask and as large an area of the map's highest cells.
+    """Return the intersection over union of each mask and the same area of the highest cells.
 
     Of cells that are equal at the edge of that area, each is counted in proportion: a constant map
-    overlaps as chance does. Raises DataError for a mask without an object.
+    overlaps by chance. Raises DataError for a mask without an object.
     """
     empty = (~masks.flatten(1).any(1)).nonzero()
     if len(empty):
@@ -76,16 +79,15 @@ def area_iou(
             f"expected an object in every mask, found an empty one (image {int(empty[0])})"
         )
     inside = _cells(masks, maps).flatten(1)[:, None]
-    # in cells
-    area = inside.sum(-1, keepdim=True)
-    parts = []
+    area = inside.sum(-1, keepdim=True)  # in cells
+    marked = list[Tensor]()  # the share of each cell
     values = maps.flatten(2).double().cpu()
     for part, size in zip(values.split(_AT_ONCE), area.split(_AT_ONCE)):
         above = (part[..., None, :] > part[..., None]).sum(-1)
         equal = (part[..., None, :] == part[..., None]).sum(-1)
-        parts.append(((size - above) / equal).clamp(0, 1))  # the share of each cell that is marked
-    both = (torch.cat(parts) * inside).sum(-1)
-    return both / (2 * area[..., 0] - both)
+        marked.append(((size - above) / equal).clamp(0, 1))
+    intersection = (torch.cat(marked) * inside).sum(-1)
+    return intersection / (2 * area[..., 0] - intersection)
 
 
 def _cells(masks: Masks, maps: HeadMaps) -> Float[Tensor, "batch rows columns"]:

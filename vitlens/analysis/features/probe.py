@@ -1,6 +1,4 @@
-"""Linear probe: logistic regression on features, its regularisation chosen on held-out training
-images.
-"""
+"""Linear probe: logistic regression on features, with held-out images for its regularisation."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,14 +18,8 @@ from vitlens.shapes import Labels
 from vitlens.summary import Summary
 from vitlens.uncertainty import Estimate
 
-STRENGTHS: Final = (
-    1e-4,
-    1e-3,
-    1e-2,
-    1e-1,
-    1.0,
-    10.0,
-)  # values of C, the inverse strength of regularisation
+# values of C, the inverse strength of regularisation
+STRENGTHS: Final = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 HELD_OUT: Final = 0.2  # share of the training images on which C is chosen
 SMALL: Final = 5_000_000  # numbers in the training features, below which one thread is fastest
 STEPS: Final = 1000  # the most of L-BFGS
@@ -62,13 +54,13 @@ def probe(
     """Classify test images by a linear classifier on frozen features, as `vitlens features` does.
 
     train, test: features of one layer, such as `vitlens.features(model, images).at(-1)`;
-    train_labels, test_labels: class indices. The classifier is scikit-learn's logistic regression
-    on features scaled to mean 0 and standard deviation 1. C is the value that is most accurate on a
-    seeded fifth of the training images (of equal ones the strongest regularisation), and the final
-    fit is on all of them. train_groups: images that share one stay together; groups: of the test
-    images, for the interval. A class with a single training image has no part in choosing C, which
-    the notes say. Raises DataError for fewer than two classes or too few images to hold any out,
-    InputError for features and labels that do not fit.
+    train_labels, test_labels: class indices; train_groups: images that share one stay together;
+    groups: of the test images, for the interval. The classifier is scikit-learn's logistic
+    regression on features scaled to mean 0 and standard deviation 1. C is the value that is most
+    accurate on a seeded fifth of the training images (of equal ones the strongest regularisation),
+    and the final fit is on all of them. A class with a single training image has no part in
+    choosing C, and a note says so. Raises DataError for fewer than two classes or too few images to
+    hold any out, InputError for features and labels that do not fit.
 
     >>> import vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -80,33 +72,54 @@ def probe(
     """
     require_labelled(train, train_labels, test, test_labels)
     labels = train_labels.numpy()
-    held = held_out(train_labels, groups=train_groups, seed=seed).numpy()
+    is_held_out = held_out(train_labels, groups=train_groups, seed=seed).numpy()
     vectors = train.numpy()
     tried = dict[float, float]()
-    converged = True
-    for c, found, done in _fits(vectors[~held], labels[~held], vectors[held], sorted(STRENGTHS)):
-        tried[c] = float((found == labels[held]).mean())
-        converged &= done
+    has_converged = True
+    trials = _fits(
+        vectors[~is_held_out], labels[~is_held_out], vectors[is_held_out], sorted(STRENGTHS)
+    )
+    for fit in trials:
+        tried[fit.c] = float((fit.predictions == labels[is_held_out]).mean())
+        has_converged &= fit.has_converged
     best = max(tried, key=lambda c: (tried[c], -c))
-    ((_, found, done),) = _fits(vectors, labels, test.numpy(), [best])
-    predictions = torch.from_numpy(found).long()
+    (final,) = _fits(vectors, labels, test.numpy(), [best])
+    has_converged &= final.has_converged
+    predictions = torch.from_numpy(final.predictions).long()
     correct = predictions == test_labels
-    names, counts = np.unique(labels, return_counts=True)
-    notes = []
-    unknown = np.setdiff1d(test_labels.numpy(), names)
-    if (counts == 1).any():
-        alone = ", ".join(str(name) for name in names[counts == 1][:5])
-        notes.append(
-            f"{(counts == 1).sum()} classes have a single training image and no part in choosing C "
-            f"({alone})"
-        )
-    if len(unknown):
-        notes.append(
-            f"{len(unknown)} classes of the test images have no training image and cannot be right"
-        )
-    if not (converged and done):
+    notes = _class_notes(labels, test_labels.numpy())
+    if not has_converged:
         notes.append(f"a fit was cut short after {STEPS} steps")
     return Probe(predictions, correct, accuracy(correct, groups=groups), best, tried, tuple(notes))
+
+
+def _class_notes(labels: NDArray[np.int64], test_labels: NDArray[np.int64]) -> list[str]:
+    """Return remarks on classes with one training image, or none."""
+    notes = list[str]()
+    classes, counts = np.unique(labels, return_counts=True)
+    single = classes[counts == 1]
+    if len(single):
+        examples = ", ".join(str(label) for label in single[:5])
+        notes.append(
+            f"{len(single)} classes have a single training image and no part in choosing C "
+            f"({examples})"
+        )
+    untrained = np.setdiff1d(test_labels, classes)
+    if len(untrained):
+        notes.append(
+            f"{len(untrained)} classes of the test images have no training image and cannot be "
+            "right"
+        )
+    return notes
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """The predictions of test vectors by a classifier with this C."""
+
+    c: float
+    predictions: NDArray[np.int64]
+    has_converged: bool
 
 
 def _fits(
@@ -114,10 +127,10 @@ def _fits(
     labels: NDArray[np.int64],
     test: NDArray[np.float32],
     strengths: Sequence[float],
-) -> Iterator[tuple[float, NDArray[np.int64], bool]]:
-    """For each C the labels predicted of the test vectors, and whether the fit converged; each fit
-    starts from the previous solution. Vectors are standardised by the training ones in float64;
-    constant columns become 0.
+) -> Iterator[_Fit]:
+    """Yield a fit for each C; each starts from the previous solution.
+
+    Vectors are standardised by the training ones in float64; constant columns become 0.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression  # takes a second to import
@@ -125,43 +138,46 @@ def _fits(
 
     mean = train.mean(0, dtype=np.float64)
     spread = train.std(0, dtype=np.float64)
-    factor = np.divide(
-        1, spread, out=np.zeros_like(spread), where=spread > 1e-12 * np.abs(mean).clip(1e-30)
-    )
-    scaled, test_scaled = (((part - mean) * factor).astype(np.float32) for part in (train, test))
+    varies = spread > 1e-12 * np.abs(mean).clip(1e-30)
+    factor = np.divide(1, spread, out=np.zeros_like(spread), where=varies)
+    scaled_train = ((train - mean) * factor).astype(np.float32)
+    scaled_test = ((test - mean) * factor).astype(np.float32)
     model = LogisticRegression(max_iter=STEPS, warm_start=True)
+    # each step is one small matrix product, which several threads make ten times slower
+    threads = 1 if scaled_train.size < SMALL else None
     for c in strengths:
-        # each step is one small matrix product, which several threads make ten times slower
-        with warnings.catch_warnings(), threadpool_limits(1 if scaled.size < SMALL else None):
+        with warnings.catch_warnings(), threadpool_limits(threads):
             warnings.simplefilter("ignore", ConvergenceWarning)  # reported in the notes
-            model.set_params(C=c).fit(scaled, labels)
-        yield c, model.predict(test_scaled), bool(model.n_iter_.max() < STEPS)
+            model.set_params(C=c).fit(scaled_train, labels)
+        yield _Fit(c, model.predict(scaled_test), bool(model.n_iter_.max() < STEPS))
 
 
 def held_out(
     labels: Tensor, *, groups: Tensor | None = None, seed: int = 0
 ) -> Bool[Tensor, " batch"]:
-    """Return which training images are held out to choose C: a seeded share of each class, whole
-    groups together, so that one of every class is left for the fit.
+    """Return which training images are held out to choose C.
 
-    Raises DataError where none can then be, or there is only one class.
+    They are a seeded share of each class, groups together, so that one of every class is left for
+    the fit. Raises DataError where none can then be held out, or there is only one class.
     """
     if len(labels.unique()) < 2:
         raise DataError(
             f"expected images of at least 2 classes to probe, found {len(labels.unique())}; give "
             "more data"
         )
-    members = torch.arange(len(labels)) if groups is None else groups.unique(return_inverse=True)[1]
+    members = torch.arange(len(labels))
+    if groups is not None:
+        members = groups.unique(return_inverse=True)[1]
     order = torch.randperm(int(members.max()) + 1, generator=torch.Generator().manual_seed(seed))
-    held = torch.zeros(len(labels), dtype=torch.bool)
+    is_held_out = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique():
         in_class = labels == label
-        own = order[torch.isin(order, members[in_class])]  # this class's groups, shuffled
-        count = min(max(1, round(HELD_OUT * len(own))), len(own) - 1)
-        held |= in_class & torch.isin(members, own[:count])
-    if not held.any():
+        shuffled = order[torch.isin(order, members[in_class])]  # the groups of this class
+        count = min(max(1, round(HELD_OUT * len(shuffled))), len(shuffled) - 1)
+        is_held_out |= in_class & torch.isin(members, shuffled[:count])
+    if not is_held_out.any():
         raise DataError(
             "expected a class with at least 2 training images to choose C on, found none; give "
             "more data"
         )
-    return held
+    return is_held_out

@@ -1,6 +1,4 @@
-"""The effective receptive field by depth (Luo 2016): how strongly each pixel moves one patch, by
-gradients.
-"""
+"""The effective receptive field by depth (Luo 2016), by gradients of one patch."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -22,14 +20,14 @@ DRAWS: Final = 4  # random directions of the patch's features, for each image
 
 @dataclass(frozen=True, repr=False)
 class ReceptiveField(Summary):
-    """What the middle patch of one layer depends on.
+    """The pixels on which the middle patch of one layer depends.
 
-    layer: from 0; title: its name in reports; field: (height, width), the norm of the patch's
-    gradient at each pixel, mean over images, not scaled; distance: from the patch's centre to a
-    pixel, in px, mean over pixels weighted by the norm; uniform: the same for equal weights; half:
-    the least share of the pixels that holds half of the sum of norms (0.5 if all are equal); seen:
-    the share of the pixels whose gradient is not exactly 0 in any image. distance and half: means
-    over images with Student's 95 % interval.
+    layer: from 0; title: its name in reports; field: (height, width), the norm of the gradient of
+    the patch at each pixel, mean over images, not scaled; distance: from the centre of the patch to
+    a pixel, in px, mean over pixels weighted by the norm; uniform: the same for equal weights;
+    half: the least share of the pixels that holds half of the sum of norms (0.5 if all are equal);
+    seen: the share of the pixels with a gradient that is not exactly 0 in every image. distance and
+    half: means over images with Student's 95 % interval.
     """
 
     layer: int
@@ -45,54 +43,60 @@ class ReceptiveField(Summary):
 def receptive_field(
     model: Model, images: Images, *, groups: Tensor | None = None, draws: int = DRAWS, seed: int = 0
 ) -> tuple[ReceptiveField, ...]:
-    """Return the effective receptive field of every block (of a CNN: stage), measured at the patch
-    in the middle of its map.
+    """Return the effective receptive field of every block (of a CNN: stage).
 
-    The gradient of v · features(patch) with respect to the pixels, for `draws` random directions v
-    of unit variance: the root of the mean square over draws, summed over colours, is the norm of
-    all gradients of the patch's features at a pixel, up to the noise of few draws. groups (n,): of
-    images that share a source. Raises UnsupportedError for a model without layers to read.
+    It is that of the patch in the middle of the map. The gradient is of v · features(patch) with
+    respect to the pixels, for `draws` random directions v of unit variance. The root of the mean
+    square over draws, summed over colours, is the norm of all gradients of the features of the
+    patch at a pixel, up to the noise of few draws. groups (n,): of images that share a source.
+    Raises UnsupportedError for a model without layers to read.
     """
-    members = None if groups is None else groups.cpu().numpy()
+    sources = None if groups is None else groups.cpu().numpy()
     generator = torch.Generator().manual_seed(seed)
     tokens = dict[FeatureStage, Tokens]()
-    found = []
     placed = [stage for stage in stages(model) if stage.grid is not None]
     pixels = images.detach().clone().requires_grad_()
     with evaluating(model), torch.enable_grad(), watching_stages(model, placed, tokens.__setitem__):
         model(pixels)
+    height, width = pixels.shape[2:]  # of the images, which a model may resize
+    fields = list[ReceptiveField]()
     for stage in placed:
         assert stage.grid is not None
         assert stage.index is not None  # not the embedding
-        (rows, columns), (height, width) = (
-            stage.grid,
-            pixels.shape[2:],
-        )  # as given, which a model may resize
+        rows, columns = stage.grid
         middle = (rows // 2) * columns + columns // 2
         patch = tokens[stage][:, len(stage.prefix) + middle]  # (batch, width)
-        square = torch.zeros_like(pixels[:, 0])
-        for _ in range(draws):
-            direction = torch.randn(patch.shape, generator=generator).to(patch)
-            (gradient,) = torch.autograd.grad((direction * patch).sum(), pixels, retain_graph=True)
-            square += gradient.square().sum(1) / draws
-        norms = square.detach().sqrt().cpu()
+        norms = _gradient_norms(patch, pixels, draws, generator)
         down = (torch.arange(height) + 0.5 - (rows // 2 + 0.5) * height / rows)[:, None]
         across = torch.arange(width) + 0.5 - (columns // 2 + 0.5) * width / columns
-        apart = (down.square() + across.square()).sqrt().double()
+        pixel_distances = (down.square() + across.square()).sqrt().double()
         weights = norms.double()
         totals = weights.sum((1, 2))
-        distances = (weights * apart).sum((1, 2)) / totals
-        held = weights.flatten(1).sort(descending=True).values.cumsum(1)
-        half = (held < totals[:, None] / 2).sum(1).add(1).double() / apart.numel()
-        found.append(
+        distances = (weights * pixel_distances).sum((1, 2)) / totals
+        cumulative = weights.flatten(1).sort(descending=True).values.cumsum(1)
+        pixels_of_half = (cumulative < totals[:, None] / 2).sum(1).add(1)
+        half = pixels_of_half.double() / pixel_distances.numel()
+        fields.append(
             ReceptiveField(
                 stage.index,
                 stage.title,
-                norms.mean(0),
-                student_mean(distances.numpy(), groups=members, unit="px", least=0.0),
-                float(apart.mean()),
-                student_mean(half.numpy(), groups=members, least=0.0, most=1.0),
-                float((norms > 0).any(0).double().mean()),
+                field=norms.mean(0),
+                distance=student_mean(distances.numpy(), groups=sources, unit="px", least=0.0),
+                uniform=float(pixel_distances.mean()),
+                half=student_mean(half.numpy(), groups=sources, least=0.0, most=1.0),
+                seen=float((norms > 0).any(0).double().mean()),
             )
         )
-    return tuple(found)
+    return tuple(fields)
+
+
+def _gradient_norms(
+    patch: Float[Tensor, "batch dim"], pixels: Images, draws: int, generator: torch.Generator
+) -> Float[Tensor, "batch height width"]:
+    """Return the norm of the gradient of a patch at each pixel, from random directions."""
+    square = torch.zeros_like(pixels[:, 0])
+    for _ in range(draws):
+        direction = torch.randn(patch.shape, generator=generator).to(patch)
+        (gradient,) = torch.autograd.grad((direction * patch).sum(), pixels, retain_graph=True)
+        square += gradient.square().sum(1) / draws
+    return square.detach().sqrt().cpu()

@@ -1,3 +1,1 @@
-"""What models rely on: cues of images, interventions on each, and controls that change the pixels
-as much.
-"""
+"""Reliance on cues: interventions on images and controls that change the pixels as much."""

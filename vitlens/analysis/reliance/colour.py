@@ -11,24 +11,26 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vitlens.analysis.failures.operations import luminance
 from vitlens.data.scenes import LUMINANCE
 from vitlens.shapes import Images
 
 Plane = Float[Tensor, "batch 1 height width"]
 PerImage = Float[Tensor, " batch"]
+OPPOSITE = math.pi  # half a circle
 _COLOURLESS = 1e-3  # mean chroma, below which an image has no hue
 _TINY = 1e-6
 
 
 def luminance_of(images: Images) -> Plane:
-    """Return the luminance in [0, 1], without gamma correction."""
-    weights = torch.tensor(LUMINANCE, dtype=images.dtype, device=images.device)
-    return torch.einsum("bchw,c->bhw", images, weights)[:, None]
+    """Return the luminance in [0, 1] as a channel, without gamma correction."""
+    return luminance(images)[:, None]
 
 
 def with_chroma(luminance: Plane, chroma: Images) -> Images:
-    """Return the images of this luminance and chroma; chroma is reduced where the range [0, 1]
-    demands it.
+    """Return the images of this luminance and chroma.
+
+    Chroma is reduced where the range [0, 1] demands it.
     """
     room = torch.where(chroma > 0, 1 - luminance, luminance) / chroma.abs().clamp_min(_TINY)
     share = room.amin(1, keepdim=True).clamp(0, 1)
@@ -47,42 +49,45 @@ def _axes() -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(first.tolist()), tuple(second.tolist())
 
 
-def turned(images: Images, angle: PerImage) -> Images:
-    """Return the images with their hue turned by an angle each, radians."""
+def _axes_like(images: Images) -> tuple[Tensor, Tensor]:
+    """Return both axes of `_axes` with the type and on the device of images."""
+    first, second = _axes()
+    return images.new_tensor(first), images.new_tensor(second)
+
+
+def rotate_hue(images: Images, angles: PerImage) -> Images:
+    """Return the images with the hue of each turned by an angle, radians."""
     luminance = luminance_of(images)
-    first, second = (
-        torch.tensor(axis, dtype=images.dtype, device=images.device) for axis in _axes()
-    )
+    first, second = _axes_like(images)
     across, up = _coordinates(images)
-    cos = angle.cos()[:, None, None]
-    sin = angle.sin()[:, None, None]
+    cos = angles.cos()[:, None, None]
+    sin = angles.sin()[:, None, None]
     turned_across = cos * across - sin * up
     turned_up = sin * across + cos * up
-    chroma = (
-        turned_across[:, None] * first[:, None, None] + turned_up[:, None] * second[:, None, None]
-    )
+    along_first = turned_across[:, None] * first[:, None, None]
+    along_second = turned_up[:, None] * second[:, None, None]
+    chroma = along_first + along_second
     return with_chroma(luminance, chroma)
 
 
 def mean_hue(images: Images, region: Plane) -> tuple[PerImage, PerImage]:
-    """Return the angle of the mean chroma within a region, radians, and its size; 0 for an image
-    without colour.
+    """Return the angle of the mean chroma within a region, radians, and its size.
+
+    Both are 0 for an image without colour.
     """
-    across, up = ((part * region[:, 0]).mean((1, 2)) for part in _coordinates(images))
-    size = torch.hypot(across, up) / region.mean((1, 2, 3)).clamp_min(_TINY)
-    coloured = size > _COLOURLESS
-    return torch.where(coloured, torch.atan2(up, across), 0.0), torch.where(coloured, size, 0.0)
+    across, up = _coordinates(images)
+    mean_across = (across * region[:, 0]).mean((1, 2))
+    mean_up = (up * region[:, 0]).mean((1, 2))
+    size = torch.hypot(mean_across, mean_up) / region.mean((1, 2, 3)).clamp_min(_TINY)
+    is_coloured = size > _COLOURLESS
+    hue = torch.where(is_coloured, torch.atan2(mean_up, mean_across), 0.0)
+    return hue, torch.where(is_coloured, size, 0.0)
 
 
 def _coordinates(
     images: Images,
 ) -> tuple[Float[Tensor, "batch height width"], Float[Tensor, "batch height width"]]:
     """Return each pixel's chroma along both axes of its plane; luminance has no part in either."""
-    first, second = (
-        torch.tensor(axis, dtype=images.dtype, device=images.device) for axis in _axes()
-    )
+    first, second = _axes_like(images)
     chroma = images - luminance_of(images)
     return torch.einsum("bchw,c->bhw", chroma, first), torch.einsum("bchw,c->bhw", chroma, second)
-
-
-OPPOSITE = math.pi  # half a circle

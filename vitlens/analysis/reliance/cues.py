@@ -1,5 +1,4 @@
-"""The cues that a model may rely on, with the interventions on each and their controls; free of
-torch.
+"""Cues that a model may rely on, with interventions and their controls; free of torch.
 
 An intervention changes one cue of every image. Its control changes the pixels by the same mean
 absolute distance and leaves the cue as it is. Levels of a disturbance
@@ -20,7 +19,7 @@ _CONTROLS: Final = "vitlens.analysis.reliance.controls"
 class Intervention:
     """One change of a cue in all images.
 
-    name: within its cue; change, control: what becomes of the images, after "on images"; edit,
+    name: within its cue; change, control: the changed images in words, after "on images"; edit,
     match: the functions that make the two, as module:function, with the region and the level; main:
     whether it stands for its cue where there is no time for all; disturbance: the one of which this
     is a level, in place of a function; objects: whether it is for images with known objects only
@@ -39,7 +38,7 @@ class Intervention:
     objects: bool | None = None
 
     def suits(self, *, has_masks: bool) -> bool:
-        """Return True where it can be made on images whose objects are known, or are not."""
+        """Return True where it applies to images with, or without, masks of objects."""
         if self.region != "image":
             return has_masks
         return self.objects is None or self.objects == has_masks
@@ -47,7 +46,7 @@ class Intervention:
 
 @dataclass(frozen=True)
 class Cue:
-    """Something that images have and a model may use.
+    """A property of images that a model may use.
 
     title: after "relies on"; parts: cues that are a part of this one, named in its place where they
     explain its effect; holds: cues that are changed together with it in part, named before it where
@@ -61,21 +60,16 @@ class Cue:
     holds: tuple[str, ...] = ()
 
 
-def _recoloured(region: Region, changes: Mapping[str, str], main: str) -> tuple[Intervention, ...]:
-    """Return the interventions on the colours of a region; changes: what becomes of the images, by
-    name.
-    """
-    return tuple(
-        Intervention(
-            name,
-            change,
-            "brightened or darkened",
-            f"{_EDITS}:{name.replace('-', '_')}",
-            f"{_CONTROLS}:other_brightness",
-            region,
-            main=name == main,
-        )
-        for name, change in changes.items()
+def _recolour(region: Region, name: str, change: str, edit: str) -> Intervention:
+    """Return an intervention on the colours of a region; the main one removes them."""
+    return Intervention(
+        name,
+        change,
+        "brightened or darkened",
+        f"{_EDITS}:{edit}",
+        f"{_CONTROLS}:change_brightness",
+        region,
+        main=name == "greyed",
     )
 
 
@@ -84,37 +78,30 @@ _CUES: Final = (
     Cue(
         "colour",
         "colour",
-        _recoloured(
-            "image",
-            {
-                "greyed": "without colour",
-                "hue-turned": "with opposite hues",
-                "hue-exchanged": "with exchanged hues",
-            },
-            main="greyed",
+        (
+            _recolour("image", "greyed", "without colour", "remove_colour"),
+            _recolour("image", "hue-turned", "with opposite hues", "turn_hue"),
+            _recolour("image", "hue-exchanged", "with exchanged hues", "exchange_hue"),
         ),
         parts=("background-colour", "object-colour"),
     ),
     Cue(
         "background-colour",
         "the colour of the background",
-        _recoloured(
-            "background",
-            {
-                "greyed": "with colourless backgrounds",
-                "hue-turned": "with opposite background hues",
-                "hue-exchanged": "with exchanged background hues",
-            },
-            main="greyed",
+        (
+            _recolour("background", "greyed", "with colourless backgrounds", "remove_colour"),
+            _recolour("background", "hue-turned", "with opposite background hues", "turn_hue"),
+            _recolour(
+                "background", "hue-exchanged", "with exchanged background hues", "exchange_hue"
+            ),
         ),
     ),
     Cue(
         "object-colour",
         "the colour of the object",
-        _recoloured(
-            "object",
-            {"greyed": "with colourless objects", "hue-turned": "with opposite object hues"},
-            main="greyed",
+        (
+            _recolour("object", "greyed", "with colourless objects", "remove_colour"),
+            _recolour("object", "hue-turned", "with opposite object hues", "turn_hue"),
         ),
     ),
     Cue(
@@ -125,8 +112,8 @@ _CUES: Final = (
                 "exchanged",
                 "with exchanged backgrounds",
                 "with moved and relit backgrounds",
-                f"{_EDITS}:background_exchanged",
-                f"{_CONTROLS}:background_moved",
+                f"{_EDITS}:exchange_background",
+                f"{_CONTROLS}:move_background",
                 "background",
                 main=True,
             ),
@@ -134,8 +121,8 @@ _CUES: Final = (
                 "blurred",
                 "with blurred backgrounds",
                 f"{_COARSE} in the background",
-                f"{_EDITS}:background_blurred",
-                f"{_CONTROLS}:coarse_noise",
+                f"{_EDITS}:blur_background",
+                f"{_CONTROLS}:add_coarse_noise",
                 "background",
                 level=0.3,
             ),
@@ -151,24 +138,24 @@ _CUES: Final = (
                 "low-pass",
                 "without frequencies above 30 % of Nyquist's",
                 _COARSE,
-                f"{_EDITS}:low_pass",
-                f"{_CONTROLS}:coarse_noise",
+                f"{_EDITS}:remove_fine_detail",
+                f"{_CONTROLS}:add_coarse_noise",
                 level=0.3,
             ),
             Intervention(
                 "pixelated",
                 "pixelated on the patch grid",
                 _COARSE,
-                f"{_EDITS}:pixelated",
-                f"{_CONTROLS}:noise_of_blocks",
+                f"{_EDITS}:pixelate",
+                f"{_CONTROLS}:add_block_noise",
                 main=True,
             ),
             Intervention(
                 "pixelated-off-grid",
                 "pixelated half a patch off the grid",
                 _COARSE,
-                f"{_EDITS}:pixelated",
-                f"{_CONTROLS}:noise_of_blocks",
+                f"{_EDITS}:pixelate",
+                f"{_CONTROLS}:add_block_noise",
                 level=0.5,
                 main=True,
             ),
@@ -183,7 +170,7 @@ _CUES: Final = (
                 "without frequencies up to 10 % of Nyquist's",
                 "with fine noise",
                 "",
-                f"{_CONTROLS}:fine_noise",
+                f"{_CONTROLS}:add_fine_noise",
                 level=0.1,
                 disturbance="high-pass",
             ),
@@ -198,7 +185,7 @@ _CUES: Final = (
                 "cut into 4 x 4 shuffled tiles",
                 "moved by whole patches",
                 "",
-                f"{_CONTROLS}:rolled",
+                f"{_CONTROLS}:roll_patches",
                 level=4.0,
                 main=True,
                 disturbance="shuffle",
@@ -207,15 +194,15 @@ _CUES: Final = (
                 "patches",
                 "cut into shuffled patches",
                 "moved by whole patches",
-                f"{_EDITS}:patches_shuffled",
-                f"{_CONTROLS}:rolled",
+                f"{_EDITS}:shuffle_patches",
+                f"{_CONTROLS}:roll_patches",
             ),
             Intervention(
                 "patches-off-grid",
                 "cut into shuffled tiles off the patch grid",
                 "moved by whole patches",
-                f"{_EDITS}:patches_shuffled",
-                f"{_CONTROLS}:rolled",
+                f"{_EDITS}:shuffle_patches",
+                f"{_CONTROLS}:roll_patches",
                 level=0.5,
             ),
         ),
@@ -228,8 +215,8 @@ _CUES: Final = (
                 "shifted",
                 "shifted by an eighth of a side",
                 "with only the surroundings shifted",
-                f"{_EDITS}:shifted",
-                f"{_CONTROLS}:surroundings_shifted",
+                f"{_EDITS}:shift_image",
+                f"{_CONTROLS}:shift_surroundings",
                 main=True,
                 objects=True,
             ),
@@ -237,8 +224,8 @@ _CUES: Final = (
                 "shifted-whole",
                 "shifted by an eighth of a side",
                 "shifted back and turned a little",
-                f"{_EDITS}:shifted",
-                f"{_CONTROLS}:shifted_back",
+                f"{_EDITS}:shift_image",
+                f"{_CONTROLS}:shift_and_turn",
                 main=True,
                 objects=False,
             ),
@@ -252,16 +239,16 @@ _CUES: Final = (
                 "shrunk",
                 "shrunk to 75 %",
                 "with only the surroundings shrunk",
-                f"{_EDITS}:shrunk",
-                f"{_CONTROLS}:surroundings_shrunk",
+                f"{_EDITS}:shrink_image",
+                f"{_CONTROLS}:shrink_surroundings",
                 objects=True,
             ),
             Intervention(
                 "shrunk-whole",
                 "shrunk to 75 %",
                 "enlarged again and turned a little",
-                f"{_EDITS}:shrunk",
-                f"{_CONTROLS}:enlarged_back",
+                f"{_EDITS}:shrink_image",
+                f"{_CONTROLS}:enlarge_and_turn",
                 objects=False,
             ),
         ),
@@ -274,8 +261,8 @@ _CUES: Final = (
                 "halved",
                 "with half of their contrast",
                 "with another luminance",
-                f"{_EDITS}:contrast_halved",
-                f"{_CONTROLS}:other_luminance",
+                f"{_EDITS}:halve_contrast",
+                f"{_CONTROLS}:change_luminance",
                 main=True,
             ),
         ),
@@ -288,8 +275,8 @@ _CUES: Final = (
                 "changed",
                 "brightened or darkened",
                 "lit from one side",
-                f"{_EDITS}:brightness_changed",
-                f"{_CONTROLS}:lit",
+                f"{_EDITS}:change_brightness",
+                f"{_CONTROLS}:light_from_side",
                 main=True,
             ),
         ),
@@ -302,8 +289,8 @@ _CUES: Final = (
                 "covered",
                 "with a covered border",
                 "with the same area covered elsewhere",
-                f"{_EDITS}:border_covered",
-                f"{_CONTROLS}:covered_inside",
+                f"{_EDITS}:cover_border",
+                f"{_CONTROLS}:cover_inside",
                 main=True,
             ),
         ),
@@ -317,7 +304,7 @@ _CUES: Final = (
                 "with a quarter of their squares covered",
                 "with another luminance in these squares",
                 "",
-                f"{_CONTROLS}:other_luminance_there",
+                f"{_CONTROLS}:change_luminance_there",
                 level=0.25,
                 disturbance="occlusion",
             ),
@@ -332,12 +319,12 @@ def interventions_of(
 ) -> Iterator[tuple[Cue, Intervention]]:
     """Yield the interventions on these cues (keys of CUES), all of them or the main ones.
 
-    has_masks: whether objects are known. Without them, those of cues that need masks are yielded,
-    too: they are recorded as left out.
+    has_masks: whether objects are known. Without them, interventions of cues that need masks are
+    yielded, too: they are recorded as left out.
     """
     for name in names:
         cue = CUES[name]
         for intervention in cue.interventions:
-            replaced = intervention.objects is not None and intervention.objects != has_masks
-            if not replaced and (thorough or intervention.main):
+            is_for_others = intervention.objects is not None and intervention.objects != has_masks
+            if not is_for_others and (thorough or intervention.main):
                 yield cue, intervention

@@ -1,146 +1,122 @@
-"""Which heads carry a cue: each head sees the changed image while everything else sees the original
-one.
+"""Find the heads that carry a cue, by activation patching.
 
-The change of the logits that one head causes is compared with the change that the whole model
-shows, image by image (activation patching; Vig 2020, Heimersheim and Nanda 2024). No image is
-selected by its outcome.
+Each head sees the changed image while everything else sees the original one. The change of the
+logits that one head causes is compared with the change that the whole model shows, image by image
+(Vig 2020, Heimersheim and Nanda 2024). No image is selected by its outcome.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitlens.analysis.evaluation.intervals import estimates, mean_test
+from vitlens.analysis.reliance.measure import ChangedImages
+from vitlens.analysis.reliance.rows import CueHeadRow
 from vitlens.errors import InputError
 from vitlens.lens.replay import patch
 from vitlens.lens.trace import layers
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels
-from vitlens.uncertainty import Estimate, holm
+from vitlens.uncertainty import holm
 
 _SMALLEST_CHANGE = 1e-6  # mean squared logits; below it the model ignores the change
 
 
-@dataclass(frozen=True)
-class CueHead:
-    """The part of a cue's effect that passes through one head.
-
-    share: of the change of the logits that the cue's change causes (1: all of it); control: the
-    same of the control's change; p_holm: that both are equal, paired over images and corrected for
-    all heads. accuracy: points of accuracy gained when only this head sees the changed image, None
-    without labels.
-    """
-
-    layer: int
-    head: int
-    share: Estimate
-    control: Estimate
-    p_holm: float
-    accuracy: Estimate | None = None
-
-
 def find_cue_heads(
-    model: Model,
-    images: Images,
-    changed: Images,
-    control: Images,
-    *,
-    labels: Labels | None = None,
-    groups: Tensor | None = None,
-    batch_size: int = 64,
-    seed: int = 0,
-) -> list[CueHead]:
+    model: Model, data: ChangedImages, *, batch_size: int = 64, seed: int = 0
+) -> tuple[CueHeadRow, ...]:
     """Return all heads, ordered by the share of a cue's effect that passes through each.
 
-    images, changed, control: (n, 3, height, width), in one order; changed has the cue removed or
-    exchanged, control a matched change that leaves it alone. labels (n,): classes as the model
-    numbers them. groups (n,): of images that share a source. Raises InputError for different
-    numbers of images, and where the logits do not depend on the change; UnsupportedError for a
-    model without attention.
+    data.labels: classes as the model numbers them. Raises InputError for different numbers of
+    images, and where the logits do not depend on the change; UnsupportedError for a model without
+    attention.
     """
-    if not len(images) == len(changed) == len(control):
+    if not len(data.images) == len(data.changed) == len(data.control):
         raise InputError(
-            f"expected as many changed and control images as images ({len(images)}), found "
-            f"{len(changed)} and {len(control)}"
+            f"expected as many changed and control images as images ({len(data.images)}), found "
+            f"{len(data.changed)} and {len(data.control)}"
         )
-    places = [(layer.index, head) for layer in layers(model) for head in range(layer.heads)]
-    names = [f"blocks.{layer}.head.{head}" for layer, head in places]
-    of_cue = _Effects()
-    of_control = _Effects()
-    for start in range(0, len(images), batch_size):
-        rows = slice(start, start + batch_size)
-        batch_labels = None if labels is None else labels[rows]
-        of_cue.add(model, images[rows], changed[rows], names, batch_labels)
-        of_control.add(model, images[rows], control[rows], names, None)
+    places = list[tuple[int, int]]()
+    for layer in layers(model):
+        places += [(layer.index, head) for head in range(layer.heads)]
+    of_cue = _Effects(model, places)
+    of_control = _Effects(model, places)
+    for start in range(0, len(data.images), batch_size):
+        batch = slice(start, start + batch_size)
+        images = data.images[batch].to(model.device)
+        labels = data.labels[batch].to(model.device)
+        of_cue.add(images, data.changed[batch].to(model.device), labels)
+        of_control.add(images, data.control[batch].to(model.device), labels)
     if of_cue.size < _SMALLEST_CHANGE:
         raise InputError(
             f"expected logits of {model.alias} that depend on the change, found none; try another "
             "cue"
         )
-    shares = estimates(of_cue.shares, groups=groups, seed=seed)
-    control_shares = estimates(of_control.shares, groups=groups, seed=seed)
+    shares = estimates(of_cue.shares, groups=data.groups, seed=seed)
+    control_shares = estimates(of_control.shares, groups=data.groups, seed=seed)
     differences = of_cue.shares - of_control.shares
-    p_values = holm(mean_test(differences, groups=groups, seed=seed).tolist())
-    gains: Sequence[Estimate | None] = [None] * len(places)
-    if labels is not None:
-        gains = estimates(of_cue.points, groups=groups, seed=seed, unit="points")
-    rows_of_heads = [
-        CueHead(layer, head, share, control, p, gain)
-        for (layer, head), share, control, p, gain in zip(
-            places, shares, control_shares, p_values, gains, strict=True
+    p_values = holm(mean_test(differences, groups=data.groups, seed=seed).tolist())
+    gains = estimates(of_cue.points, groups=data.groups, seed=seed, unit="points")
+    rows = list[CueHeadRow]()
+    for (layer_index, head), share, control_share, p, gain in zip(
+        places, shares, control_shares, p_values, gains, strict=True
+    ):
+        rows.append(
+            CueHeadRow(
+                model=model.alias,
+                cue=data.cue,
+                intervention=data.intervention,
+                layer=layer_index,
+                head=head,
+                share=share,
+                control=control_share,
+                p_holm=p,
+                accuracy=gain,
+            )
         )
-    ]
-    return sorted(rows_of_heads, key=lambda row: -abs(row.share.value))
+    return tuple(sorted(rows, key=lambda row: -abs(row.share.value)))
 
 
 class _Effects:
-    """What each head passes on of one change, collected over batches."""
+    """The effects of one change that pass through each head, collected over batches."""
 
-    def __init__(self) -> None:
-        self._passed: list[Float[Tensor, "heads batch"]] = []
-        self._whole: list[Float[Tensor, " batch"]] = []
+    def __init__(self, model: Model, places: Sequence[tuple[int, int]]) -> None:
+        self._model = model
+        self._names = [f"blocks.{layer}.head.{head}" for layer, head in places]
+        self._products: list[Float[Tensor, "heads batch"]] = []
+        self._squares: list[Float[Tensor, " batch"]] = []
         self._points: list[Float[Tensor, "heads batch"]] = []
 
-    def add(
-        self,
-        model: Model,
-        images: Images,
-        changed: Images,
-        names: Sequence[str],
-        labels: Labels | None,
-    ) -> None:
+    def add(self, images: Images, changed: Images, labels: Labels) -> None:
         """Measure one batch."""
-        patched = patch(model, images, changed, names)
+        patched = patch(self._model, images, changed, self._names)
         before = _centred(patched.clean)
-        whole_change = _centred(patched.other) - before
+        model_change = _centred(patched.other) - before
         head_changes = _centred(patched.logits) - before
-        self._passed.append((head_changes * whole_change).sum(-1).cpu())
-        self._whole.append((whole_change**2).sum(-1).cpu())
-        if labels is not None:
-            labels = labels.to(patched.clean.device)
-            gained = _is_correct(patched.logits, labels) - _is_correct(patched.clean, labels)
-            self._points.append(100 * gained.cpu())
+        self._products.append((head_changes * model_change).sum(-1).cpu())
+        self._squares.append((model_change**2).sum(-1).cpu())
+        gained = _is_correct(patched.logits, labels) - _is_correct(patched.clean, labels)
+        self._points.append(100 * gained.cpu())
 
     @property
     def size(self) -> float:
         """Return the mean squared change of the logits."""
-        return float(torch.cat(self._whole).mean())
+        return float(torch.cat(self._squares).mean())
 
     @property
     def shares(self) -> Float[Tensor, "heads images"]:
-        """Values of which the mean is the share of the change that passes through each head.
+        """Return by image the share of the change that passes through each head.
 
-        The share is a ratio of means; each image contributes the first-order term of this ratio
-        (Cochran 1977, 6.4).
+        The share of all images is the mean. It is a ratio of means, of which each image contributes
+        the first-order term (Cochran 1977, 6.4).
         """
-        passed = torch.cat(self._passed, dim=1)
-        whole = torch.cat(self._whole)
-        mean_whole = whole.mean().clamp_min(_SMALLEST_CHANGE)
-        ratio = passed.mean(1, keepdim=True) / mean_whole
-        return ratio + (passed - ratio * whole) / mean_whole
+        products = torch.cat(self._products, dim=1)
+        squares = torch.cat(self._squares)
+        mean_square = squares.mean().clamp_min(_SMALLEST_CHANGE)
+        ratio = products.mean(1, keepdim=True) / mean_square
+        return ratio + (products - ratio * squares) / mean_square
 
     @property
     def points(self) -> Float[Tensor, "heads images"]:
@@ -149,8 +125,9 @@ class _Effects:
 
 
 def _centred(logits: Tensor) -> Float[Tensor, "... classes"]:
-    """Return logits minus their mean, in double precision: a shift of all logits changes no
-    prediction.
+    """Return logits minus their mean, in double precision.
+
+    A shift of all logits changes no prediction.
     """
     double = logits.double()
     return double - double.mean(-1, keepdim=True)

@@ -1,8 +1,10 @@
-"""Which attribution maps show a cue: do they lie more on the changed region where the change
-decides the prediction?
+"""Find the attribution maps that show a cue.
+
+Do they lie more on the changed region where the change decides the prediction?
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -11,70 +13,98 @@ from torch import Tensor
 
 from vitlens.analysis.failures.separation import separation
 from vitlens.analysis.faithfulness.maps import enlarged
-from vitlens.errors import InputError
+from vitlens.analysis.reliance.measure import ChangedImages
+from vitlens.analysis.reliance.rows import CueMapRow
 from vitlens.shapes import Maps, Masks
-from vitlens.uncertainty import Estimate, bootstrap_mean
+from vitlens.uncertainty import Estimate, bootstrap_mean, holm
 
 FEWEST_DECIDED = 10  # images of either kind, below which nothing is said
 
 
-@dataclass(frozen=True)
-class CueMap:
-    """Whether the maps of one method show where the evidence of a cue lies.
-
-    decided, others: the mean share of a map's positive evidence in the region, on the images in
-    which the cue decides the prediction and on the others; area: the probability that the share,
-    minus that of a uniform map, is larger on an image in which it decides (0.5: the maps do not
-    show it); p: that it is 0.5, None for too few images of either kind.
-    """
-
-    method: str
-    decided: Estimate
-    others: Estimate
-    area: Estimate
-    p: float | None
-
-
 def judge_cue_maps(
-    method: str,
-    maps: Maps,
-    regions: Masks,
+    maps: Mapping[str, Maps],
+    data: ChangedImages,
     is_decided: Bool[Tensor, " images"],
     *,
-    groups: Tensor | None = None,
     seed: int = 0,
-) -> CueMap:
-    """Compare the share of evidence in a region between images in which a cue decides the
-    prediction and the others.
+) -> tuple[CueMapRow, ...]:
+    """Compare the evidence in a cue's region on images that the cue decides and on the others.
 
-    maps: (n, rows, columns); regions: (n, height, width), the pixels that the cue's intervention
-    changes; is_decided (n,): whether the intervention changes the prediction and its control does
-    not. Maps without positive evidence are left out. Raises InputError for fewer than 10 images of
-    either kind.
+    maps: of each method, (n, rows, columns); is_decided (n,): whether the intervention changes the
+    prediction and its control does not. Maps without positive evidence are left out, and methods
+    with fewer than 10 images of either kind.
     """
-    shares = share_in_regions(maps, regions)
-    has_evidence = shares.isfinite()
-    kept_shares = shares[has_evidence].double().numpy()
-    kept_decided = is_decided.cpu()[has_evidence].numpy()
-    kept_groups = None if groups is None else groups.cpu()[has_evidence]
-    smaller = int(min(kept_decided.sum(), (~kept_decided).sum()))
-    if smaller < FEWEST_DECIDED:
-        raise InputError(
-            f"expected at least {FEWEST_DECIDED} images in which the cue decides the prediction "
-            "and as many in which "
-            f"it does not, found {smaller} of one kind; give more images"
+    rows = list[CueMapRow]()
+    p_values = list[float]()
+    for method, method_maps in maps.items():
+        shares = _Shares.of(method_maps, data, is_decided, seed)
+        if shares.smaller_kind < FEWEST_DECIDED:
+            continue
+        area, p = shares.separation()
+        p_values.append(1.0 if p is None else p)
+        rows.append(
+            CueMapRow(
+                model=data.model,
+                cue=data.cue,
+                intervention=data.intervention,
+                method=method,
+                decided=shares.mean(shares.is_decided),
+                others=shares.mean(~shares.is_decided),
+                area=area,
+            )
         )
-    # where the object is small, every map has more evidence around it, and the cue decides more
-    # often
-    sizes = regions.float().mean((1, 2)).cpu()[has_evidence].double().numpy()
-    area, p = separation(kept_shares - sizes, kept_decided, groups=kept_groups, seed=seed)
-    return CueMap(
-        method,
-        _mean_share(kept_shares, kept_decided, kept_groups, seed),
-        _mean_share(kept_shares, ~kept_decided, kept_groups, seed),
-        area,
-        p,
-    )
+    corrected = holm(p_values) if p_values else []
+    return tuple(replace(row, p_holm=p) for row, p in zip(rows, corrected, strict=True))
+
+
+@dataclass(frozen=True)
+class _Shares:
+    """The share of evidence in the region of a cue, on the images (n,) with any evidence.
+
+    sizes: the share of a uniform map.
+    """
+
+    shares: NDArray[np.float64]
+    sizes: NDArray[np.float64]
+    is_decided: NDArray[np.bool_]
+    groups: Tensor | None
+    seed: int
+
+    @classmethod
+    def of(
+        cls, maps: Maps, data: ChangedImages, is_decided: Bool[Tensor, " images"], seed: int
+    ) -> "_Shares":
+        """Return the shares of the maps of one method."""
+        shares = share_in_regions(maps, data.region)
+        has_evidence = shares.isfinite()
+        sizes = data.region.float().mean((1, 2)).cpu()
+        return cls(
+            shares[has_evidence].double().numpy(),
+            sizes[has_evidence].double().numpy(),
+            is_decided.cpu()[has_evidence].numpy(),
+            None if data.groups is None else data.groups.cpu()[has_evidence],
+            seed,
+        )
+
+    @property
+    def smaller_kind(self) -> int:
+        """Return the number of decided images or of the others, whichever is smaller."""
+        return int(min(self.is_decided.sum(), (~self.is_decided).sum()))
+
+    def separation(self) -> tuple[Estimate, float | None]:
+        """Return how well the shares separate decided images from the others, and its p-value.
+
+        The share of a uniform map is subtracted: where the object is small, every map has more
+        evidence around it, and the cue decides more often.
+        """
+        return separation(
+            self.shares - self.sizes, self.is_decided, groups=self.groups, seed=self.seed
+        )
+
+    def mean(self, chosen: NDArray[np.bool_]) -> Estimate:
+        """Return the mean share on some images."""
+        groups = None if self.groups is None else self.groups.numpy()[chosen]
+        return bootstrap_mean(self.shares[chosen], groups=groups, seed=self.seed)
 
 
 def share_in_regions(maps: Maps, regions: Masks) -> Float[Tensor, " images"]:
@@ -84,10 +114,3 @@ def share_in_regions(maps: Maps, regions: Masks) -> Float[Tensor, " images"]:
     inside = (evidence * regions.cpu()).flatten(1).sum(1)
     total = evidence.flatten(1).sum(1)
     return (inside / total).where(total > 0, float("nan"))
-
-
-def _mean_share(
-    shares: NDArray[np.float64], chosen: NDArray[np.bool_], groups: Tensor | None, seed: int
-) -> Estimate:
-    chosen_groups = None if groups is None else groups.numpy()[chosen]
-    return bootstrap_mean(shares[chosen], groups=chosen_groups, seed=seed)

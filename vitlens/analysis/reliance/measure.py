@@ -1,6 +1,4 @@
-"""Measure what models rely on: predictions on all images after each intervention, and after its
-control.
-"""
+"""Measure reliance by the predictions on all images after each intervention and its control."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,11 +15,12 @@ from torch import Tensor
 
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.failures.disturbances import DISTURBANCES
+from vitlens.analysis.failures.operations import distance
 from vitlens.analysis.faithfulness.maps import removal_grid
 from vitlens.analysis.reliance.cues import Cue, Intervention
-from vitlens.analysis.reliance.edits import disturbed
+from vitlens.analysis.reliance.edits import disturb
 from vitlens.analysis.reliance.rows import FEWEST, LeftOutCueRow, ReliancePairRow, RelianceRow
-from vitlens.analysis.reliance.views import View, distance
+from vitlens.analysis.reliance.views import View
 from vitlens.classes import reading
 from vitlens.data.draws import keys as keys_of
 from vitlens.data.identity import image_numbers
@@ -49,8 +48,7 @@ _WORD: Final = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class Viewer:
-    """One model with its images, prepared for it, and their labels in its reading of the
-    classes."""
+    """A model, the images prepared for it, and their labels in its reading of the classes."""
 
     model: Model
     split: Split
@@ -66,26 +64,26 @@ class Viewer:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured: interventions with their controls, and levels of disturbances without
-    one."""
+    """The interventions with their controls, and levels of disturbances without a control."""
 
     interventions: tuple[tuple[Cue, Intervention], ...]
     levels: tuple[Level, ...] = ()
 
     @property
-    def own_levels(self) -> tuple[Level, ...]:
-        """Return the levels that are neither the first of their kind, which changes nothing, nor an
-        intervention's.
-        """
-        shared = {
-            (each.disturbance, each.level) for _, each in self.interventions if each.disturbance
-        }
-        return tuple(level for level in self.levels if level not in shared and not _is_first(level))
+    def further_levels(self) -> tuple[Level, ...]:
+        """Return the levels that no intervention measures, without those that change nothing."""
+        measured = set[Level]()
+        for _, intervention in self.interventions:
+            if intervention.disturbance:
+                measured.add((intervention.disturbance, intervention.level))
+        return tuple(
+            level for level in self.levels if level not in measured and not _is_first(level)
+        )
 
     @property
     def passes(self) -> int:
-        """Forward passes of each image and model."""
-        return 1 + 2 * len(self.interventions) + len(self.own_levels)
+        """Return the number of forward passes of each image and model."""
+        return 1 + 2 * len(self.interventions) + len(self.further_levels)
 
 
 def _is_first(level: Level) -> bool:
@@ -97,7 +95,9 @@ def _is_first(level: Level) -> bool:
 
 @dataclass(frozen=True)
 class Measured:
-    """rows, pairs, left_out: see rows.py; correct: (models, n) of each level of a disturbance, in a
+    """The reliance of several models on the same images.
+
+    rows, pairs, left_out: see rows.py; correct: (models, n) of each level of a disturbance, in a
     canonical order of the images; clean: the same without any; groups: (n,) in that order, or None.
     """
 
@@ -111,7 +111,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What becomes of images under one intervention, or a level.
+    """The predictions under one intervention, or a level.
 
     predictions: (models, 2, n) after it and after its control; size: (2, n) distances; visible:
     (n,) whether it changes an image.
@@ -130,18 +130,16 @@ def measure_reliance(
     seed: int = 0,
     advance: Callable[[int], object] = lambda _: None,
 ) -> Measured:
-    """Measure the reliance of models on the same images. advance: called with passes of an image
-    just done.
+    """Measure the reliance of models on the same images.
 
-    Images are taken in an order that their content decides, which also decides the random numbers
-    of each: the order in which they are given has no effect.
+    advance: called with the number of passes of an image just done. The content of the images
+    decides their order, and with it the random numbers of each: the order of the argument has no
+    effect.
     """
-    run = _Run(
-        viewers,
-        plan,
-        seed,
-        batch_size or min(_AT_ONCE, *(fitting_batch_size(each.model) for each in viewers)),
-    )
+    if not batch_size:
+        fitting = (fitting_batch_size(viewer.model) for viewer in viewers)
+        batch_size = min(_AT_ONCE, *fitting)
+    run = _Run(viewers, plan, seed, batch_size)
     outcomes, clean = run.measure(advance)
     rows = list[RelianceRow]()
     left_out = list[LeftOutCueRow]()
@@ -167,15 +165,15 @@ def measure_reliance(
 
 
 def _too_few(intervention: Intervention, count: int, total: int) -> str:
+    if total < FEWEST:
+        return f"{total} images are too few: at least {FEWEST} are needed"
     return (
         f"images {intervention.change}: {count} of {total} change, and at least {FEWEST} are needed"
-        if total >= FEWEST
-        else f"{total} images are too few: at least {FEWEST} are needed"
     )
 
 
 class _Run:
-    """Everything that is measured of some models on the same images, in the canonical order."""
+    """Everything that is measured of some models on the same images, in canonical order."""
 
     def __init__(self, viewers: Sequence[Viewer], plan: Plan, seed: int, batch_size: int) -> None:
         first = viewers[0].split
@@ -185,8 +183,8 @@ class _Run:
         self.seed = seed
         self.batch_size = batch_size
         self.viewers = [
-            replace(each, split=each.split.pick(order), labels=each.labels[order])
-            for each in viewers
+            replace(viewer, split=viewer.split.pick(order), labels=viewer.labels[order])
+            for viewer in viewers
         ]
         self.keys = keys_of(seed, numbers[order])
         self.count = len(order)
@@ -196,29 +194,27 @@ class _Run:
 
     @cached_property
     def partners(self) -> Int[Tensor, " batch"]:
-        """For each image the next one of another class and another group, in an order that is
-        drawn.
+        """Return for each image the next one of another class and another group, in a drawn order.
+
+        Where there is none, the class may be the same, and then the group.
         """
         labels = self.viewers[0].labels.tolist()
         groups = list(range(self.count)) if self.groups is None else self.groups.tolist()
         drawn = self.keys.argsort(stable=True).tolist()
+        steps = range(1, min(self.count, _SEARCHED + 1))
         partners = torch.empty(self.count, dtype=torch.long)
         for place, image in enumerate(drawn):
-            following = [
-                drawn[(place + step) % self.count]
-                for step in range(1, min(self.count, _SEARCHED + 1))
-            ]
-            others = [each for each in following if groups[each] != groups[image]]
-            apart = [each for each in others if labels[each] != labels[image]]
-            partners[image] = next(iter([*apart, *others, *following, image]))
+            following = [drawn[(place + step) % self.count] for step in steps]
+            other_group = [other for other in following if groups[other] != groups[image]]
+            other_class = [other for other in other_group if labels[other] != labels[image]]
+            candidates = [*other_class, *other_group, *following, image]
+            partners[image] = candidates[0]
         return partners
 
     def measure(
         self, advance: Callable[[int], object]
     ) -> tuple[dict[tuple[str, str], _Outcome], Tensor]:
-        """Return the outcome of everything by name, and the predictions (models, n) without a
-        change.
-        """
+        """Return every outcome by name, and the predictions (models, n) without a change."""
         parts: dict[tuple[str, str], list[_Outcome]] = {}
         clean = list[Tensor]()
         with ExitStack() as stack:
@@ -227,33 +223,23 @@ class _Run:
                 stack.enter_context(quick_passes(viewer.model))
             for indices in torch.arange(self.count).split(self.batch_size):
                 views = self.views(indices)
-                clean.append(
-                    torch.stack(
-                        [viewer.predict(view.images) for viewer, view in zip(self.viewers, views)]
-                    )
-                )
+                predictions = [
+                    viewer.predict(view.images) for viewer, view in zip(self.viewers, views)
+                ]
+                clean.append(torch.stack(predictions))
                 for name, outcome in self._outcomes(views):
                     parts.setdefault(name, []).append(outcome)
                 advance(self.plan.passes * len(self.viewers) * len(indices))
-        outcomes = {
-            name: _Outcome(
-                torch.cat([part.predictions for part in own], -1),
-                torch.cat([part.size for part in own], -1),
-                torch.cat([part.visible for part in own]),
-            )
-            for name, own in parts.items()
-        }
+        outcomes = {name: _joined(batches) for name, batches in parts.items()}
         return outcomes, torch.cat(clean, -1)
 
     def views(self, indices: Tensor) -> list[View]:
-        """Return the view of each model; models whose pixels are the same share one, and its
-        changes.
-        """
+        """Return the view of each model; models with the same pixels share one, and its changes."""
         views = list[View]()
         for viewer in self.viewers:
             view = self._view(viewer.split, indices)
-            same = [each for each in views if torch.equal(each.images, view.images)]
-            views.append(same[0] if same else view)
+            equal = (other for other in views if torch.equal(other.images, view.images))
+            views.append(next(equal, view))
         return views
 
     def _view(self, split: Split, indices: Tensor) -> View:
@@ -268,8 +254,9 @@ class _Run:
         )
 
     def _patch(self, split: Split) -> tuple[int, int]:
-        """Return the sides of a patch of the first model with patches, else of a ViT of its size,
-        px of the images.
+        """Return the height and width of a patch in pixels.
+
+        It is that of the first model with patches, else that of a ViT of its size.
         """
         models = [viewer.model for viewer in self.viewers]
         reference = next((model for model in models if model.anatomy.layout is not None), models[0])
@@ -280,18 +267,17 @@ class _Run:
         for cue, intervention in self.plan.interventions:
             if not intervention.suits(has_masks=self.has_masks):
                 continue
-            yield (
-                (cue.name, intervention.name),
-                self._outcome(views, partial(_edited, intervention)),
-            )
-        for kind, level in self.plan.own_levels:
+            outcome = self._outcome(views, partial(_edited, intervention))
+            yield (cue.name, intervention.name), outcome
+        for kind, level in self.plan.further_levels:
             yield (kind, f"{level:g}"), self._outcome(views, partial(_disturbed, kind, level))
 
     def _outcome(
         self, views: Sequence[View], edit: Callable[[View], tuple[Images, ...]]
     ) -> _Outcome:
-        """Return what becomes of a batch after an edit, which gives changed images and perhaps
-        their control.
+        """Return the outcome of an edit of a batch.
+
+        edit: gives the changed images, and their control for interventions.
         """
         edited: dict[int, tuple[Images, ...]] = {}
         predictions = list[Tensor]()
@@ -314,8 +300,9 @@ class _Run:
     def correct_at(
         self, level: Level, outcomes: Mapping[tuple[str, str], _Outcome], clean: Tensor
     ) -> NDArray[np.bool_]:
-        """Return which images each model classifies correctly at a level of a disturbance (models,
-        n).
+        """Return which images each model classifies correctly at a level of a disturbance.
+
+        Shape (models, n).
         """
         if _is_first(level):
             return self.is_correct(clean)
@@ -329,7 +316,7 @@ class _Run:
     def row(
         self, cue: Cue, intervention: Intervention, outcome: _Outcome, clean: Tensor, at: int
     ) -> RelianceRow:
-        """Return the row of one model; of the images that the intervention changes."""
+        """Return the row of one model, of the images that the intervention changes."""
         effect = _Effect(self, outcome, clean, at)
         size, control_size = outcome.size[:, outcome.visible].double().mean(1).tolist()
         groups = effect.groups
@@ -364,14 +351,13 @@ class _Run:
         outcomes: Mapping[tuple[str, str], _Outcome],
         clean: Tensor,
     ) -> Iterator[ReliancePairRow]:
-        """Yield the differences between all pairs of models under every intervention that was
-        judged.
-        """
+        """Yield the differences of all pairs of models under every judged intervention."""
         places = {viewer.model.alias: at for at, viewer in enumerate(self.viewers)}
-        judged: dict[tuple[str, str], list[RelianceRow]] = {}
+        rows_by_name: dict[tuple[str, str], list[RelianceRow]] = {}
         for row in rows:
-            judged.setdefault((row.cue, row.intervention), []).append(row)
-        for (cue, intervention), same in judged.items():
+            rows_by_name.setdefault((row.cue, row.intervention), []).append(row)
+        for (cue, intervention), judged in rows_by_name.items():
+            relying = [row.model for row in judged if row.is_relied_on]
             outcome = outcomes[cue, intervention]
             effects = {alias: _Effect(self, outcome, clean, at) for alias, at in places.items()}
             for first, second in combinations(places, 2):
@@ -386,13 +372,9 @@ class _Run:
                     lost=self._points(one.accuracy_lost, other.accuracy_lost, one.groups),
                     p=paired_test(one.beyond, other.beyond, groups=one.groups),
                     p_lost=paired_test(one.accuracy_lost, other.accuracy_lost, groups=one.groups),
-                    is_matched=same[0].is_matched,
+                    is_matched=judged[0].is_matched,
                     changed_by=100 * float(one.moved.mean() - other.moved.mean()),
-                    relying=tuple(
-                        row.model
-                        for row in same
-                        if row.is_relied_on and row.model in (first, second)
-                    ),
+                    relying=tuple(model for model in relying if model in (first, second)),
                     accuracy=accuracy_difference(
                         one.then, other.then, groups=one.groups, seed=self.seed
                     ),
@@ -406,8 +388,7 @@ class _Run:
         )
 
     def without_masks(self) -> Iterator[LeftOutCueRow]:
-        """Yield the cues of which no intervention can be made without masks, where there are
-        none."""
+        """Yield the cues of which every intervention needs masks, where there are none."""
         suiting = {
             cue.name
             for cue, intervention in self.plan.interventions
@@ -420,25 +401,38 @@ class _Run:
 
 @dataclass(frozen=True)
 class ChangedImages:
-    """All images of a viewer before and after an intervention and its control, (n, 3, height,
-    width) on the CPU.
+    """Images of a model before and after an intervention and its control, on the CPU.
 
-    region: (n, height, width), where the intervention may change pixels; labels: (n,); groups: (n,)
-    or None.
+    images, changed, control: (n, 3, height, width); region: (n, height, width), where the
+    intervention may change pixels; labels: (n,); groups: (n,) or None.
     """
 
+    model: str
+    cue: str
+    intervention: str
     images: Images
     changed: Images
     control: Images
     region: Bool[Tensor, "n height width"]
     labels: Labels
-    groups: Tensor | None
+    groups: Tensor | None = None
+
+    def first(self, count: int) -> "ChangedImages":
+        """Return the first images."""
+        return replace(
+            self,
+            images=self.images[:count],
+            changed=self.changed[:count],
+            control=self.control[:count],
+            region=self.region[:count],
+            labels=self.labels[:count],
+            groups=None if self.groups is None else self.groups[:count],
+        )
 
 
-def changed_images(
-    viewer: Viewer, intervention: Intervention, *, limit: int, seed: int = 0
-) -> ChangedImages:
-    """Return at most `limit` images as `measure_reliance` changes them."""
+def changed_images(viewer: Viewer, row: RelianceRow, *, limit: int, seed: int = 0) -> ChangedImages:
+    """Return at most `limit` images as `measure_reliance` changed them for a row."""
+    intervention = row.of_intervention
     run = _Run([viewer], Plan(()), seed, _AT_ONCE)
     parts = list[tuple[Tensor, ...]]()
     chosen = torch.arange(min(run.count, limit))
@@ -448,14 +442,21 @@ def changed_images(
         parts.append((view.images, *_edited(intervention, view), region))
     images, changed, control, region = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
     groups = run.viewers[0].split.groups
-    chosen_groups = None if groups is None else groups.cpu()[chosen]
     return ChangedImages(
-        images, changed, control, region, run.viewers[0].labels[chosen], chosen_groups
+        row.model,
+        row.cue,
+        row.intervention,
+        images,
+        changed,
+        control,
+        region,
+        run.viewers[0].labels[chosen],
+        None if groups is None else groups.cpu()[chosen],
     )
 
 
 class _Effect:
-    """One model on the images (n,) that an intervention changes.
+    """The predictions of one model on the images (n,) that an intervention changes.
 
     right, then, control: whether each is classified correctly before, after the intervention and
     after its control; moved, moved_by_control: whether the prediction differs from before.
@@ -475,33 +476,44 @@ class _Effect:
 
     @property
     def beyond(self) -> NDArray[np.int64]:
-        """1 where only the intervention changes the prediction, -1 where only the control does,
-        else 0.
+        """Return the change of each prediction beyond the control.
+
+        1 where only the intervention changes it, -1 where only the control does, else 0.
         """
         return self.moved.astype(np.int64) - self.moved_by_control
 
     @property
     def accuracy_lost(self) -> NDArray[np.int64]:
-        """1 where an image is right after the control only, -1 after the intervention only,
-        else 0."""
+        """Return the loss of each correct prediction beyond the control.
+
+        1 where an image is right after the control only, -1 after the intervention only, else 0.
+        """
         return self.control.astype(np.int64) - self.then
 
 
+def _joined(batches: Sequence[_Outcome]) -> _Outcome:
+    """Return the outcome of all batches."""
+    return _Outcome(
+        torch.cat([batch.predictions for batch in batches], -1),
+        torch.cat([batch.size for batch in batches], -1),
+        torch.cat([batch.visible for batch in batches]),
+    )
+
+
 def _canonical(numbers: Tensor, labels: Labels, groups: Tensor | None) -> Int[Tensor, " batch"]:
-    """Return the order of images by the hash of their content; of equal ones, by label and
-    group."""
+    """Return the order of images by the hash of their content, then by label and group."""
     sources = np.zeros(len(numbers)) if groups is None else groups.cpu().numpy()
     return torch.from_numpy(np.lexsort((sources, labels.numpy(), numbers.numpy())))
 
 
 def _disturbed(kind: str, level: float, view: View) -> tuple[Images]:
-    return (disturbed(view, kind, level),)
+    return (disturb(view, kind, level),)
 
 
 def _edited(intervention: Intervention, view: View) -> tuple[Images, Images]:
     """Return the images after an intervention, and after its control."""
     if intervention.disturbance:
-        changed = disturbed(view, intervention.disturbance, intervention.level)
+        changed = disturb(view, intervention.disturbance, intervention.level)
     else:
         changed = resolved(intervention.edit)(view, intervention.region, intervention.level)
     control = resolved(intervention.match)(view, changed, intervention.region, intervention.level)
@@ -509,9 +521,7 @@ def _edited(intervention: Intervention, view: View) -> tuple[Images, Images]:
 
 
 def _corrected(rows: Sequence[Row]) -> Iterator[Row]:
-    """Yield the rows with p-values corrected by Holm over all that are matched; the others have
-    none.
-    """
+    """Yield the rows with p-values corrected by Holm over all matched rows; others have none."""
     matched = [at for at, row in enumerate(rows) if row.is_matched]
     p_holm = dict(zip(matched, holm([rows[at].p for at in matched])))
     p_lost_holm = dict(zip(matched, holm([rows[at].p_lost for at in matched])))
@@ -524,9 +534,7 @@ def _corrected(rows: Sequence[Row]) -> Iterator[Row]:
 
 
 def _corrected_gains(rows: Sequence[RelianceRow | ReliancePairRow]) -> dict[int, float]:
-    """Return the corrected p-values of the accuracy gained, by place; of pairs of models there are
-    none.
-    """
+    """Return the corrected p-values of the accuracy gained, by place; pairs of models have none."""
     p_values = {
         at: row.p_gained
         for at, row in enumerate(rows)

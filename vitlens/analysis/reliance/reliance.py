@@ -30,8 +30,10 @@ from vitlens.uncertainty import Estimate
 
 @dataclass(frozen=True, repr=False)
 class Reliance(Table):
-    """What models rely on. rows: a model under one intervention each; pairs: two models under one
-    intervention each; left_out: cues that could not be tested, and why.
+    """The cues that models rely on.
+
+    rows: a model under one intervention each; pairs: two models under one intervention each;
+    left_out: cues that could not be tested, and why.
     """
 
     models: tuple[str, ...]
@@ -40,16 +42,15 @@ class Reliance(Table):
     left_out: tuple[LeftOutCueRow, ...]
 
     def relied_on(self, model: str | None = None) -> tuple[str, ...]:
-        """Return the cues that a model (None: the first) is shown to rely on, the largest effect
-        first.
+        """Return the cues that a model relies on, the largest effect first.
+
+        model: its alias, None: the first.
         """
         return tuple(row.cue for row in ranked(self.rows, model or self.models[0]))
 
     @property
     def differences(self) -> tuple[tuple[str, str], ...]:
-        """Return the model that is shown to rely more on a cue, and the cue, the largest difference
-        first.
-        """
+        """Return the model that relies more on a cue, and the cue, the largest difference first."""
         return tuple((row.more, row.cue) for row in ranked_pairs(self.pairs))
 
     def records(self) -> Iterator[dict[str, object]]:
@@ -69,7 +70,7 @@ class Reliance(Table):
             yield {**record, "matched": row.is_matched, "relied_on": row.is_relied_on}
 
     def summary(self) -> Iterator[Line]:
-        """Yield what each model relies on, every effect, and what could not be tested."""
+        """Yield the cues that each model relies on, every effect, and the cues not tested."""
         for model in self.models:
             yield Line(
                 f"{model} relies on", ", ".join(self.relied_on(model)) or "nothing that was tested"
@@ -115,8 +116,8 @@ def reliance(
 
     >>> import vitlens
     >>> digits = vitlens.load_data("digits", limit=40)
-    >>> found = vitlens.reliance(vitlens.load("cnn-digits"), digits, cues=["brightness"])
-    >>> [row.n for row in found.rows]
+    >>> result = vitlens.reliance(vitlens.load("cnn-digits"), digits, cues=["brightness"])
+    >>> [row.n for row in result.rows]
     [40]
     """
     several = list(models) if isinstance(models, list | tuple) else [models]
@@ -140,23 +141,22 @@ def reliance(
         truth = require_labels(split).cpu().long()
         reading(model.classes, split.classes)
         viewers.append(Viewer(model, split, truth, precision))
-        left_out = [LeftOutCueRow(name, misfit) for name in names if misfit and _needs_masks(name)]
     if misfit:
+        left_out = [LeftOutCueRow(name, misfit) for name in names if _needs_masks(name)]
         names = [name for name in names if not _needs_masks(name)]
     has_masks = viewers[0].split.masks is not None
     plan = Plan(tuple(interventions_of(names, has_masks=has_masks, thorough=thorough)))
-    found = measure_reliance(viewers, plan, batch_size=batch_size, seed=seed, advance=advance)
+    measured = measure_reliance(viewers, plan, batch_size=batch_size, seed=seed, advance=advance)
     aliases = tuple(model.alias for model in several)
-    return Reliance(aliases, found.rows, found.pairs, (*left_out, *found.left_out))
+    return Reliance(aliases, measured.rows, measured.pairs, (*left_out, *measured.left_out))
 
 
 def _needs_masks(name: str) -> bool:
-    return not any(each.suits(has_masks=False) for each in CUES[name].interventions)
+    return not any(intervention.suits(has_masks=False) for intervention in CUES[name].interventions)
 
 
 def _with(split: Split, masks: Masks | None, groups: Tensor | None) -> tuple[Split, str]:
-    """Return the images with these masks and groups, and why the masks are left out, "" where they
-    are not.
+    """Return the images with these masks and groups, and why the masks do not fit, if so.
 
     Raises InputError for groups that do not fit.
     """
@@ -169,20 +169,19 @@ def _with(split: Split, masks: Masks | None, groups: Tensor | None) -> tuple[Spl
         split = replace(split, groups=groups)
     if masks is None:
         return split, ""
-    given = torch.as_tensor(masks).cpu()
+    masks = torch.as_tensor(masks).cpu()
     expected = (len(split), *split.size)
-    if given.shape != expected or given.dtype != torch.bool:
-        found = f"{tuple(given.shape)} of {given.dtype}"
-        return replace(
-            split, masks=None
-        ), f"expected masks of shape {expected} of torch.bool, found {found}"
-    return replace(split, masks=given), ""
+    if masks.shape == expected and masks.dtype == torch.bool:
+        return replace(split, masks=masks), ""
+    misfit = (
+        f"expected masks of shape {expected} of torch.bool, found {tuple(masks.shape)} of "
+        f"{masks.dtype}"
+    )
+    return replace(split, masks=None), misfit
 
 
 def _require_distinct(models: Sequence[Model]) -> None:
-    """Raise InputError where two models have one alias, which would be mistaken for each other in
-    the rows.
-    """
+    """Raise InputError where two models have one alias, which the rows could not tell apart."""
     aliases = [model.alias for model in models]
     if len(set(aliases)) < len(aliases):
         raise InputError(f"expected models with different aliases, found {', '.join(aliases)}")

@@ -1,6 +1,4 @@
-"""What is recorded of a model's reliance on cues: rows, and what may be said of them; free of
-torch.
-"""
+"""Rows about the reliance of a model on cues; free of torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +36,11 @@ class OfIntervention:
     @property
     def of_intervention(self) -> Intervention:
         """Return the intervention."""
-        return next(each for each in self.of_cue.interventions if each.name == self.intervention)
+        return next(
+            candidate
+            for candidate in self.of_cue.interventions
+            if candidate.name == self.intervention
+        )
 
     @property
     def title(self) -> str:
@@ -47,7 +49,7 @@ class OfIntervention:
 
     @property
     def change(self) -> str:
-        """Return what becomes of the images, after "on images"."""
+        """Return the changed images in words, after "on images"."""
         return self.of_intervention.change
 
     @property
@@ -58,20 +60,17 @@ class OfIntervention:
 
 @dataclass(frozen=True, kw_only=True)
 class RelianceRow(OfModel, OfIntervention):
-    """One model on all images that an intervention changes, and on the same images after the
-    control.
+    """The effect of one intervention, and of its control, on the predictions of one model.
 
-    n: these images; unchanged: the others, which lack the cue; size, control_size: the mean
-    absolute distance of the pixels; changed_by, changed_by_control: the share of predictions that
-    change; changed: the difference of the two; lost: accuracy after the control minus accuracy
-    after the intervention; gained: accuracy after the intervention minus accuracy before; errors:
-    before; fixed, broken: errors that become right and correct predictions that become wrong; p: of
-    `changed`, p_lost: of `lost`, p_gained: of `gained`, by `paired_test`; p_holm, p_lost_holm,
-    p_gained_holm: corrected over all rows that are matched.
+    n: the images that the intervention changes; unchanged: the others, which lack the cue; size,
+    control_size: the mean absolute distance of the pixels; changed_by, changed_by_control: the
+    share of predictions that change; changed: the difference of the two; lost: accuracy after the
+    control minus accuracy after the intervention; gained: accuracy after the intervention minus
+    accuracy before; errors: before; fixed, broken: errors that become right and correct predictions
+    that become wrong; p: of `changed`, p_lost: of `lost`, p_gained: of `gained`, by `paired_test`;
+    p_holm, p_lost_holm, p_gained_holm: corrected over all rows that are matched.
     """
 
-    cue: str = col("cue")
-    intervention: str = col("intervention")
     n: int = col("images")
     unchanged: int = col("images without the cue")
     size: float = col("size of the change")
@@ -106,7 +105,7 @@ class RelianceRow(OfModel, OfIntervention):
 
     @property
     def is_matched(self) -> bool:
-        """True where the control changes the pixels by half to twice as much."""
+        """Return True where the control changes the pixels by half to twice as much."""
         return self.size > 0 and LEAST_RATIO <= self.control_size / self.size <= 1 / LEAST_RATIO
 
     @property
@@ -116,28 +115,26 @@ class RelianceRow(OfModel, OfIntervention):
 
     @property
     def is_relied_on(self) -> bool:
-        """True where the model is shown to rely on the cue: it changes predictions, or misleads."""
+        """Return True where the cue changes predictions, or misleads the model."""
         return self.changes_predictions or self.misleads
 
     @property
     def changes_predictions(self) -> bool:
-        """True where more predictions change than under a matched control, significantly and by at
-        least 5 points.
+        """Return True where significantly more predictions change than under a matched control.
+
+        The difference is at least 5 points.
         """
         is_significant = self.p_holm is not None and self.p_holm <= LEVEL
         return self.is_matched and is_significant and self.changed.value >= SMALLEST_RELIANCE
 
     @property
     def changes_accuracy(self) -> bool:
-        """True where the intervention is shown to cost accuracy, or to gain some, beyond the
-        control.
-        """
+        """Return True where the intervention costs or gains accuracy beyond a matched control."""
         return self.is_matched and self.p_lost_holm is not None and self.p_lost_holm <= LEVEL
 
     @property
     def misleads(self) -> bool:
-        """True where the cue is shown to cause errors: accuracy rises without it, and by more than
-        under the control.
+        """Return True where the cue causes errors: accuracy rises without it, beyond the control.
 
         A change that only disturbs does not make predictions right. So this holds also where the
         control disturbs more predictions than the intervention.
@@ -148,21 +145,24 @@ class RelianceRow(OfModel, OfIntervention):
 
     @property
     def strength(self) -> float:
-        """Return the larger of predictions changed beyond the control and, where the cue misleads,
-        accuracy gained, points.
+        """Return the predictions changed beyond the control, points.
+
+        Where the cue misleads, return the accuracy gained, if it is larger.
         """
-        return max(self.changed.value, self.gained.value) if self.misleads else self.changed.value
+        if self.misleads:
+            return max(self.changed.value, self.gained.value)
+        return self.changed.value
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReliancePairRow(OfIntervention):
-    """Two models on the same images: predictions changed, and accuracy lost, beyond the control,
-    first minus second.
+    """The difference of two models under one intervention, on the same images.
 
-    relying: the models that are shown to rely on the cue; changed_by: the share of predictions that
-    the intervention changes, first minus second, in points, without any control; accuracy: after
-    the intervention, first minus second; p: of `changed`, p_lost: of `lost`, by `paired_test`;
-    p_holm, p_lost_holm: corrected over all rows that are matched.
+    changed, lost: predictions changed, and accuracy lost, beyond the control, first minus second;
+    relying: the models that rely on the cue; changed_by: the share of predictions that the
+    intervention changes, first minus second, in points, without any control; accuracy: after the
+    intervention, first minus second; p: of `changed`, p_lost: of `lost`, by `paired_test`; p_holm,
+    p_lost_holm: corrected over all rows that are matched.
     """
 
     first: str = col("first")
@@ -183,10 +183,10 @@ class ReliancePairRow(OfIntervention):
 
     @property
     def more(self) -> str:
-        """Return the model that is shown to rely more on the cue, "" for neither.
+        """Return the model that relies more on the cue, "" for neither.
 
-        It relies on it, and the difference is significant, not small, and not the control's: the
-        intervention itself changes more of its predictions, too.
+        It relies on it, and the difference is significant, not small, and not that of the control:
+        the intervention itself changes more of its predictions, too.
         """
         if not self.is_matched or self.p_holm is None or self.p_holm > LEVEL:
             return ""
@@ -206,8 +206,6 @@ class CueHeadRow(OfModel, OfIntervention):
     accuracy: gained when only this head sees the changed image.
     """
 
-    cue: str = col("cue")
-    intervention: str = col("intervention")
     layer: int = col("layer")
     head: int = col("head")
     share: Estimate = col(
@@ -223,25 +221,21 @@ class CueHeadRow(OfModel, OfIntervention):
 
     @property
     def carries(self) -> bool:
-        """True where a larger share of the cue's effect than of the control's is shown to pass
-        through the head.
-        """
+        """Return True where a larger share of the effect than of the control passes the head."""
         gain = self.share.value - self.control.value
         return self.p_holm <= LEVEL and gain >= SMALLEST_SHARE
 
 
 @dataclass(frozen=True, kw_only=True)
 class CueMapRow(OfModel, OfIntervention):
-    """Whether maps of one method show the region of a cue where this cue decides the prediction.
+    """The evidence of one method's maps in the region of a cue.
 
-    decided, others: the mean share of the map's positive evidence in the region, on images in which
-    the intervention changes the prediction and its control does not, and on the others; area: the
-    probability that the share, minus that of a uniform map, is larger on one of the former; p_holm:
-    that it is 0.5, corrected over the methods.
+    decided, others: the mean share of the map's positive evidence in the region, on images that the
+    cue decides (the intervention changes the prediction and its control does not), and on the
+    others; area: the probability that the share, minus that of a uniform map, is larger on one of
+    the former; p_holm: that it is 0.5, corrected over the methods.
     """
 
-    cue: str = col("cue")
-    intervention: str = col("intervention")
     method: str = col("method")
     decided: Estimate = col("evidence there where the cue decides", unit="fraction")
     others: Estimate = col("evidence there on other images", unit="fraction")
@@ -252,18 +246,17 @@ class CueMapRow(OfModel, OfIntervention):
 
     @property
     def shows(self) -> bool:
-        """True where the maps are shown to lie more in the region when the cue decides."""
+        """Return True where the maps lie more in the region when the cue decides."""
         return self.p_holm is not None and self.p_holm <= LEVEL and self.area.value >= SMALLEST_AREA
 
 
 @dataclass(frozen=True, kw_only=True)
 class CueExampleRow(OfModel, OfIntervention):
-    """One image of a cue's examples: its label, and the predictions before and after the
-    intervention.
+    """One image of the examples of a cue.
+
+    label: of the image; before, after: the predictions before and after the intervention.
     """
 
-    cue: str = col("cue")
-    intervention: str = col("intervention")
     label: str = col("class")
     before: str = col("prediction")
     after: str = col("prediction without the cue")
@@ -271,10 +264,10 @@ class CueExampleRow(OfModel, OfIntervention):
 
 @dataclass(frozen=True)
 class CueExampleArrays:
-    """By row of a model's examples: pixels before and after, where they may differ, and the map of
-    one method, if any.
+    """The pictures of a model's examples, in the order of their rows.
 
-    before, after: (examples, 3, height, width); regions: (examples, height, width).
+    before, after: pixels (examples, 3, height, width); regions: (examples, height, width), where
+    they may differ; maps: of one method, if any.
     """
 
     before: Pixels
@@ -297,11 +290,10 @@ class LeftOutCueRow:
 
 
 def ranked(rows: Sequence[RelianceRow], model: str) -> tuple[RelianceRow, ...]:
-    """Return what a model is shown to rely on, the largest effect first: of each cue its strongest
-    intervention.
+    """Return the strongest intervention on each cue that a model relies on.
 
-    A cue is left out where one of its parts has at least 80 % of its effect, and comes after those
-    that it holds and that have at least half of it.
+    The largest effect comes first. A cue is left out where one of its parts has at least 80 % of
+    its effect. It comes after those that it holds and that have at least half of it.
     """
     strongest: dict[str, RelianceRow] = {}
     for row in rows:
@@ -310,28 +302,31 @@ def ranked(rows: Sequence[RelianceRow], model: str) -> tuple[RelianceRow, ...]:
         best = strongest.get(row.cue)
         if best is None or row.strength > best.strength:
             strongest[row.cue] = row
-    kept = [
-        row for row in strongest.values() if not _has(row, row.of_cue.parts, _EXPLAINED, strongest)
-    ]
-    return tuple(
-        sorted(kept, key=lambda row: (_has(row, row.of_cue.holds, _HALF, strongest), -row.strength))
-    )
+    unexplained = list[RelianceRow]()
+    for row in strongest.values():
+        if not _has(row, row.of_cue.parts, _EXPLAINED, strongest):
+            unexplained.append(row)
+
+    def order(row: RelianceRow) -> tuple[bool, float]:
+        return _has(row, row.of_cue.holds, _HALF, strongest), -row.strength
+
+    return tuple(sorted(unexplained, key=order))
 
 
 def _has(
     row: RelianceRow, names: Sequence[str], share: float, strongest: dict[str, RelianceRow]
 ) -> bool:
-    """Return True where one of these cues has at least this share of a row's effect."""
-    others = [strongest[name] for name in names if name in strongest]
-    return any(other.strength >= share * row.strength for other in others)
+    """Return True where one of these cues has at least this share of the effect of a row."""
+    rows = [strongest[name] for name in names if name in strongest]
+    return any(other.strength >= share * row.strength for other in rows)
 
 
 def suspects(rows: Sequence[RelianceRow], model: str) -> tuple[RelianceRow, ...]:
-    """Return the cues a model should not rely on but does: those that mislead it, then those of the
-    background.
+    """Return the cues that a model relies on but should not.
 
-    A cue misleads where any intervention on it shows that. Where the strongest one does not, the
-    one that gains most stands for the cue.
+    Cues that mislead it come first, then those of the background. A cue misleads where any
+    intervention on it shows that. Where the strongest one does not, the one that gains most stands
+    for the cue.
     """
     chosen = list[RelianceRow]()
     for row in ranked(rows, model):
@@ -348,8 +343,9 @@ def suspects(rows: Sequence[RelianceRow], model: str) -> tuple[RelianceRow, ...]
 
 
 def ranked_pairs(pairs: Sequence[ReliancePairRow]) -> tuple[ReliancePairRow, ...]:
-    """Return what one model is shown to rely on more than another, the largest difference first,
-    once a cue.
+    """Return for each cue the largest difference of each pair of models, the largest first.
+
+    Only pairs are returned of which one model relies more on the cue than the other.
     """
     strongest: dict[tuple[str, str, str], ReliancePairRow] = {}
     for row in pairs:

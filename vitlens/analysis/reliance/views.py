@@ -1,5 +1,6 @@
-"""Images as interventions and controls see them: pixels, objects, the random numbers of each image,
-and a partner.
+"""Batches of images as interventions and controls need them.
+
+A view has the pixels, the objects, the random numbers of each image, and a partner.
 """
 
 from collections.abc import Callable
@@ -39,19 +40,23 @@ class View:
         return self.read_partner()
 
     def region(self, name: Region) -> Plane:
-        """Return 1 within a region and 0 elsewhere; an image without object has neither object nor
-        background.
+        """Return 1 within a region and 0 elsewhere.
+
+        An image without object has neither object nor background.
         """
         if name == "image" or self.masks is None:
             return torch.ones_like(self.images[:, :1])
         inside = self.masks[:, None].to(self.images)
-        there = inside.flatten(1).amax(1)[:, None, None, None]
-        return inside if name == "object" else (1 - inside) * there
+        if name == "object":
+            return inside
+        has_object = inside.flatten(1).amax(1)[:, None, None, None]
+        return (1 - inside) * has_object
 
     @cached_property
     def layer(self) -> Plane:
-        """Return the object with its smoothed edge; an image without object, or without background,
-        is all layer.
+        """Return the object with its smoothed edge.
+
+        An image without object, or without background, is all layer.
         """
         edge = F.max_pool2d(self.region("object"), 3, stride=1, padding=1)
         share = edge.mean((1, 2, 3))
@@ -60,26 +65,30 @@ class View:
 
     @cached_property
     def cutout(self) -> Plane:
-        """Return the object with its smoothed edge; nothing for an image without object, or without
-        background.
+        """Return the object with its smoothed edge.
+
+        It is empty for an image without object, or without background.
         """
         is_plain = (self.layer == 1).flatten(1).all(1)[:, None, None, None]
         return torch.where(is_plain, 0.0, self.layer)
 
     @cached_property
     def flat(self) -> Images:
-        """Return the object and what surrounds it, each in its mean colour; an image without object
-        in that of the whole.
+        """Return the object and its surroundings, each in its mean colour.
+
+        An image without object is in its mean colour.
         """
         inside = self.region("object") * (self.cutout > 0)
-        return inside * _mean_colour(self.images, inside) + (1 - inside) * _mean_colour(
-            self.images, 1 - inside
-        )
+        outside = 1 - inside
+        object_colour = _mean_colour(self.images, inside)
+        ground_colour = _mean_colour(self.images, outside)
+        return inside * object_colour + outside * ground_colour
 
     @cached_property
     def centre(self) -> Float[Tensor, "batch 2"]:
-        """Return the centre of each object, down and across from -1 to 1; 0 where no object is
-        known.
+        """Return the centre of each object, down and across from -1 to 1.
+
+        It is 0 where no object is known.
         """
         if self.masks is None:
             return torch.zeros(len(self.images), 2).to(self.images)
@@ -94,17 +103,12 @@ class View:
 
     @cached_property
     def ground(self) -> Images:
-        """Return the background, filled in where the object stands."""
-        holes = self.layer > 0
-        holes = holes & ~holes.flatten(1).all(1)[:, None, None, None]
-        return imputed(self.images, holes)
+        """Return the background, filled in at the place of the object."""
+        is_layer = self.layer > 0
+        covers_all = is_layer.flatten(1).all(1)[:, None, None, None]
+        return imputed(self.images, is_layer & ~covers_all)
 
 
 def _mean_colour(images: Images, region: Plane) -> Float[Tensor, "batch 3 1 1"]:
     area = region.sum((2, 3), keepdim=True).clamp_min(1)
     return (images * region).sum((2, 3), keepdim=True) / area
-
-
-def distance(images: Images, others: Images) -> PerImage:
-    """Return the mean absolute distance of the pixels of each image."""
-    return (images - others).abs().mean((1, 2, 3))

@@ -7,9 +7,10 @@ import torch
 
 from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.analysis.failures.compare import ShapeBias, require_cues, shape_bias
+from vitlens.analysis.failures.rows import ClassBias
 from vitlens.analysis.reliance.measure import Measured, measure_reliance
 from vitlens.commands.compare.options import CompareOptions
-from vitlens.commands.compare.record import BiasRow, ConflictRow, DisturbedPairRow, HarderRow
+from vitlens.commands.compare.record import BiasRow, DisturbedPairRow, HarderRow
 from vitlens.commands.run.run import Run
 from vitlens.commands.shared.comparison import compared
 from vitlens.commands.shared.reliance_measure import (
@@ -127,13 +128,12 @@ def shape_bias_fields(run: Run[CompareOptions], conflicts: Sequence[Split]) -> d
     conflicts.
     """
     rows = []
-    rows_by_shape: list[ConflictRow] = []
+    rows_by_shape = list[ClassBias]()
     for model, split in zip(run.models, conflicts):
         with run.progress(f"{model.alias} on cue conflicts", len(split)) as advance:
             bias = shape_bias(model, split, **run.passes, advance=advance)
         rows.append(_bias_row(model.alias, split, bias))
-        for shape in bias.by_class:
-            rows_by_shape.append(ConflictRow(model.alias, **vars(shape), share=shape.share))
+        rows_by_shape += bias.by_class
     return {"shape_bias": tuple(rows), "cue_conflicts": tuple(rows_by_shape)}
 
 

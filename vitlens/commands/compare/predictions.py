@@ -8,16 +8,15 @@ from torch import Tensor
 from vitlens.analysis.evaluation.evaluate import (
     Evaluation,
     accuracy,
-    calibration_bins,
     calibration_error,
+    calibration_rows,
     confusion,
     per_class,
 )
+from vitlens.analysis.evaluation.rows import ClassRow, ConfusionRow
 from vitlens.analysis.failures.compare import Comparison
 from vitlens.commands.compare.record import CELLS, CellRow, CompareRecord, ScoreRow
-from vitlens.commands.shared.calibration import CalibrationRow, calibration_rows
 from vitlens.commands.shared.comparison import in_pairs
-from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 
 EXAMPLES = 6  # images of each cell whose maps are shown
 
@@ -38,7 +37,10 @@ def prediction_record(comparison: Comparison, seed: int) -> CompareRecord:
         cells=tuple(_cell_rows(comparison)),
         per_class=tuple(_class_rows(evaluations)),
         confusions=tuple(_confusion_rows(evaluations)),
-        calibration=tuple(_calibration_rows(evaluations)),
+        calibration=(
+            *calibration_rows(comparison.first),
+            *calibration_rows(comparison.second),
+        ),
     )
 
 
@@ -72,11 +74,11 @@ def _cell_rows(comparison: Comparison) -> Iterator[CellRow]:
 def _class_rows(evaluations: Sequence[Evaluation]) -> Iterator[ClassRow]:
     """Yield the accuracy of each model on each class that has images, class by class."""
     count = len(evaluations[0].classes)
-    scores_of_models = [per_class(evaluation, count=count) for evaluation in evaluations]
-    for scores in zip(*scores_of_models):
-        for evaluation, (class_name, images, score) in zip(evaluations, scores):
-            if images:
-                yield ClassRow(evaluation.alias, class_name, images, score)
+    rows_of_models = [per_class(evaluation, count=count) for evaluation in evaluations]
+    for rows in zip(*rows_of_models):
+        for row in rows:
+            if row.n:
+                yield row
 
 
 def _confusion_rows(evaluations: Sequence[Evaluation]) -> Iterator[ConfusionRow]:
@@ -93,11 +95,6 @@ def _confusion_rows(evaluations: Sequence[Evaluation]) -> Iterator[ConfusionRow]
             count = int(matrix[truth, prediction])
             if count:
                 yield ConfusionRow(alias, names[truth], names[prediction], count)
-
-
-def _calibration_rows(evaluations: Sequence[Evaluation]) -> Iterator[CalibrationRow]:
-    for evaluation in evaluations:
-        yield from calibration_rows(evaluation.alias, calibration_bins(evaluation))
 
 
 def choose_examples(comparison: Comparison) -> list[Tensor]:

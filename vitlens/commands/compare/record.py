@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from vitlens.analysis.evaluation.rows import CalibrationRow, ClassRow, ConfusionRow
 from vitlens.analysis.failures.disturbances import DISTURBANCES
+from vitlens.analysis.failures.rows import ClassBias
 from vitlens.arrays import Masks, Pixels, Stack
-from vitlens.commands.shared.calibration import CalibrationRow
 from vitlens.commands.shared.comparison import PairRow
 from vitlens.commands.shared.failures import FailuresRecord
 from vitlens.commands.shared.maps.record import MapCheckRow, OnObjectRow
 from vitlens.commands.shared.reliance import RelianceRecord
 from vitlens.commands.shared.trainings import Budget
-from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.record import OfModel, arrays, col, table
 from vitlens.uncertainty import Estimate
 
@@ -184,19 +184,6 @@ class BiasRow(OfModel):
 
 
 @dataclass(frozen=True)
-class ConflictRow(OfModel):
-    """The predictions of one model on the n cue conflicts with one class of shape."""
-
-    class_name: str = col("class of the shape")
-    n: int = col("images")
-    shape: int = col("predictions by shape")
-    texture: int = col("by texture")
-    share: float | None = col(
-        "by shape, of those by shape or texture", unit="fraction", default=None
-    )
-
-
-@dataclass(frozen=True)
 class ShownArrays:
     """The pixels, the positive part of both models' maps, and masks if known, by row of
     `images_shown`.
@@ -226,6 +213,6 @@ class CompareRecord(FailuresRecord, RelianceRecord):
     robustness: tuple[HarderRow, ...] = table()
     disturbed_pairs: tuple[DisturbedPairRow, ...] = table()
     shape_bias: tuple[BiasRow, ...] = table()
-    cue_conflicts: tuple[ConflictRow, ...] = table()
+    cue_conflicts: tuple[ClassBias, ...] = table()
     training: tuple[Budget, ...] = table()
     shown: ShownArrays | None = arrays("images")

@@ -5,6 +5,7 @@ from dataclasses import replace
 from shlex import quote
 from typing import Final
 
+from vitlens.analysis.evaluation.rows import ClassRow
 from vitlens.charts import bars, images, lines
 from vitlens.commands.compare.claims import (
     claims,
@@ -26,7 +27,7 @@ from vitlens.commands.compare.record import CellRow, CompareRecord, DisturbedPai
 from vitlens.commands.shared import failures, reliance, shortcut
 from vitlens.commands.shared.calibration import DRAWN, reliability
 from vitlens.commands.shared.maps.record import OnObjectRow
-from vitlens.commands.shared.worst_class import ClassRow, class_sections
+from vitlens.commands.shared.worst_class import class_sections
 from vitlens.record import by
 from vitlens.report.claims import FEWEST
 from vitlens.report.escape import as_code

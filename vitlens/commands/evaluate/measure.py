@@ -1,6 +1,6 @@
 """Accuracy, calibration and confusions of one model or several on the same labelled images."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -12,25 +12,24 @@ from torch import Tensor
 from vitlens.analysis.evaluation.evaluate import (
     Evaluation,
     accuracy,
-    calibration_bins,
     calibration_error,
-    confusion,
+    calibration_rows,
+    confusion_rows,
     evaluate,
     per_class,
     require_labels,
 )
 from vitlens.analysis.evaluation.log_odds import cross_entropy
+from vitlens.analysis.evaluation.rows import CalibrationRow, ClassRow, ConfusionRow
 from vitlens.commands.evaluate import record as rows
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.run.load import load_splits, read_as
 from vitlens.commands.run.run import ImageRequest, Run
 from vitlens.commands.run.targets import require_evaluable
-from vitlens.commands.shared.calibration import CalibrationRow, calibration_rows
 from vitlens.commands.shared.comparison import in_pairs
 from vitlens.commands.shared.planted import FactorRow, factor_rows
 from vitlens.commands.shared.saturation import is_saturated
 from vitlens.commands.shared.trainings import trainings_of
-from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.data.registry import SETS
 from vitlens.data.split import Split
 from vitlens.models.language_image import has_text_tower
@@ -143,13 +142,12 @@ def recorded(evaluations: Sequence[Evaluation], *, classes: int, seed: int) -> r
     calibration: list[CalibrationRow] = []
     correct: dict[str, NDArray[np.bool_]] = {}
     for evaluation in evaluations:
-        alias = evaluation.alias
         scores.append(_score(evaluation, seed))
-        by_class += [ClassRow(alias, *score) for score in per_class(evaluation, count=classes)]
+        by_class += per_class(evaluation, count=classes)
         by_prediction += predicted_rows(evaluation, seed)
-        confusions += _confusion_rows(evaluation)
-        calibration += calibration_rows(alias, calibration_bins(evaluation))
-        correct[alias] = evaluation.correct.numpy()
+        confusions += confusion_rows(evaluation)
+        calibration += calibration_rows(evaluation)
+        correct[evaluation.alias] = evaluation.correct.numpy()
     return rows.EvaluateRecord(
         scores=tuple(scores),
         per_class=tuple(by_class),
@@ -247,15 +245,6 @@ def _predicted_row(evaluation: Evaluation, index: int, seed: int) -> rows.Predic
         p=p,
         p_holm=p,
     )
-
-
-def _confusion_rows(evaluation: Evaluation) -> Iterator[ConfusionRow]:
-    names = evaluation.classes
-    counts = confusion(evaluation.labels, evaluation.predictions, count=len(names))
-    for truth, prediction in counts.nonzero().tolist():
-        yield ConfusionRow(
-            evaluation.alias, names[truth], names[prediction], int(counts[truth, prediction])
-        )
 
 
 def _prediction_arrays(evaluation: Evaluation, split: Split) -> rows.PredictionArrays:

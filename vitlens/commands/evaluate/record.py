@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from vitlens.analysis.evaluation.rows import CalibrationRow, ClassRow, ConfusionRow
 from vitlens.arrays import Indices, Pixels, Vector, Words
-from vitlens.commands.shared.calibration import CalibrationRow
 from vitlens.commands.shared.comparison import PairRow
 from vitlens.commands.shared.planted import FactorRow
 from vitlens.commands.shared.trainings import Budget
-from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.record import OfModel, Record, arrays, col, table
 from vitlens.uncertainty import Estimate
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from vitlens.analysis.features.rows import TemplateRow
 from vitlens.commands.features.record import (
     PROBE,
     BetweenRow,
@@ -12,7 +13,6 @@ from vitlens.commands.features.record import (
     FeaturesRow,
     HeadRow,
     PairRow,
-    TemplateRow,
     classifier_name,
 )
 from vitlens.commands.shared.comparison import signed

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from vitlens.analysis.features.rows import TemplateRow
 from vitlens.arrays import FlagMatrix, Flags, Form, Indices, Matrix, Pixels, Stacks, Vector, Words
 from vitlens.commands.shared.comparison import signed
 from vitlens.names import FeaturePool, KnownObjective, Projection, Weighting
@@ -306,22 +307,6 @@ class MatchRow(OfModel):
     second: str = col("nearest")
     matches: int = col("matches")
     grid: tuple[int, int] = col("patches (rows, columns)")
-
-
-@dataclass(frozen=True)
-class TemplateRow(OfModel):
-    """The zero-shot accuracy with one template of prompts; the first row of a model is the ensemble
-    of all templates.
-
-    gain: accuracy minus that of the ensemble. p: of McNemar's exact test. p_holm: corrected for the
-    number of templates.
-    """
-
-    template: str = col("template")
-    accuracy: Estimate = col("accuracy", better="higher")
-    gain: Estimate | None = col("minus the ensemble", default=None)
-    p: float | None = col("p", default=None)
-    p_holm: float | None = col("p (Holm)", default=None)
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ from torch import Tensor
 from vitlens.analysis.attention.chain import require_chain
 from vitlens.analysis.attention.methods import relevance
 from vitlens.analysis.features.features import Features
-from vitlens.analysis.features.zero_shot import chosen_templates, prompted, template_scores
+from vitlens.analysis.features.rows import TemplateRow
+from vitlens.analysis.features.zero_shot import chosen_templates, prompted, template_rows
 from vitlens.commands.features.images import Subject, batch_of, names_of
 from vitlens.commands.features.options import FeaturesOptions
-from vitlens.commands.features.record import PromptRow, TemplateRow
+from vitlens.commands.features.record import PromptRow
 from vitlens.commands.run.progress import progress
 from vitlens.errors import ModelError
 from vitlens.models.language_image import (
@@ -100,7 +101,8 @@ def classify_zero_shot(subject: Subject, test: Features) -> ZeroShot:
         embeddings = _embed_classes(subject, templates)
     except ModelError as error:  # no tokenizer; with --prompt an error was raised before
         return ZeroShot(reason=str(error))
-    scores = template_scores(
+    rows = template_rows(
+        subject.alias,
         test.logits,
         split.labels,
         embeddings,
@@ -108,7 +110,7 @@ def classify_zero_shot(subject: Subject, test: Features) -> ZeroShot:
         groups=split.groups,
         seed=subject.seed,
     )
-    return ZeroShot(tuple(TemplateRow(subject.alias, *score) for score in scores))
+    return ZeroShot(rows)
 
 
 def _embed_classes(subject: Subject, templates: Sequence[str]) -> Tensor:

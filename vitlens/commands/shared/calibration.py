@@ -1,10 +1,10 @@
 """Calibration of models on labelled images: rows, the judgement and the chart; free of torch."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from vitlens.record import OfModel, col
+from vitlens.record import col
 from vitlens.report.claims import SMALLEST, Claim, judge, unjudged
 from vitlens.report.numbers import number
 from vitlens.report.prose import Marked, finalize, listed, say
@@ -12,32 +12,13 @@ from vitlens.report.sections import Chart
 from vitlens.uncertainty import Estimate, wilson
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-
-@dataclass(frozen=True)
-class CalibrationRow(OfModel):
-    """One bin of the reliability diagram: mean confidence and accuracy of its images."""
-
-    confidence: float = col("mean confidence", unit="fraction")
-    accuracy: float = col("accuracy", unit="fraction")
-    count: int = col("images")
-    sources: int | None = col(
-        "independent images", default=None
-    )  # where several images show one source
+    pass
 
 
 FEW: Final = 30  # images below which an accuracy, of a model or of a bin, is not judged
 DRAWN: Final = 100  # images from which on accuracy by confidence is drawn
 ENOUGH: Final = 300  # images from which on a calibration error in 15 bins is judged
 MODELS: Final = 3  # that are drawn
-
-
-def calibration_rows(model: str, bins: Sequence["Tensor"]) -> Iterator[CalibrationRow]:
-    """Return the bins of one model from their confidence, accuracy, number of images and number of
-    sources.
-    """
-    return (CalibrationRow(model, *own) for own in zip(*(each.tolist() for each in bins)))
 
 
 def calibration_claim(model: str, error: Estimate) -> Claim:

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.analysis.failures.properties import (
-    PROPERTIES,
+from vitlens.analysis.failures.properties import PROPERTIES
+from vitlens.analysis.failures.rows import (
     Cause,
     CovariateRow,
     DifferenceRow,
@@ -98,7 +98,7 @@ def effects(record: FailuresRecord) -> Iterator[Claim]:
                 test.model,
                 says,
                 test.gain,
-                given={"test": test, "thing": PROPERTIES[test.covariate].thing},
+                given={"test": test, "thing": PROPERTIES[test.covariate].noun},
                 p=max(test.p, test.p_change),
                 kind="comparison",
                 evidence="intervened",
@@ -161,7 +161,7 @@ def _named(record: FailuresRecord, cause: Cause) -> Claim:
         place="interventions",
         kind="comparison",
         brief=say(
-            "**{{ row.model }}** fails on {{ row.where|whole }}. When all {{ row.known.thing }} "
+            "**{{ row.model }}** fails on {{ row.where|whole }}. When all {{ row.known.noun }} "
             "are {{ test.change|whole }}, {{ test.mended }} of {{ test.errors }} errors on "
             "{{ test.gain.n }} images disappear and {{ test.broken }} appear (control: "
             "{{ test.control_mended }} and {{ test.control_broken }}).",
@@ -371,7 +371,7 @@ def _not_fixed(record: FailuresRecord, model: str) -> str:
         return ""
     return say(
         "Not known for **{{ row.model }}**. Its errors are more frequent on "
-        "{{ row.where|whole }}. But when all {{ row.known.thing }} are {{ test.change|whole }}, "
+        "{{ row.where|whole }}. But when all {{ row.known.noun }} are {{ test.change|whole }}, "
         "{{ test.mended }} of {{ test.errors }} errors disappear and {{ test.broken }} new ones "
         "appear (control: {{ test.control_mended }} and {{ test.control_broken }}).",
         row=row,
@@ -379,7 +379,7 @@ def _not_fixed(record: FailuresRecord, model: str) -> str:
     )
 
 
-_CHANGED: Final = "with all {{ row.known.thing }} {{ test.change|whole }}"
+_CHANGED: Final = "with all {{ row.known.noun }} {{ test.change|whole }}"
 
 
 def _same(test: InterventionRow, row: CovariateRow) -> bool:

@@ -7,9 +7,10 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from vitlens.analysis.failures.covariates import CHANGES, Pictures, Subject
+from vitlens.analysis.failures.changes import CHANGES, Pictures
+from vitlens.analysis.failures.covariates import Subject
 from vitlens.analysis.failures.diagnosis import Diagnosis, diagnose, predictions
-from vitlens.analysis.failures.properties import causes
+from vitlens.analysis.failures.rows import causes
 from vitlens.commands.run.progress import phase, progress
 from vitlens.commands.shared.failures import MendedArrays
 

@@ -1,12 +1,12 @@
 """Trace a cue through a model: the heads that carry it, the maps that show it, and examples."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -23,8 +23,8 @@ from vitlens.analysis.reliance.rows import (
 )
 from vitlens.attribution.explain import explain
 from vitlens.errors import InputError
+from vitlens.models.model import Model
 from vitlens.shapes import Images
-from vitlens.uncertainty import holm
 
 _AT_ONCE: Final = 64  # images
 EXAMPLES: Final = 6
@@ -60,12 +60,12 @@ def trace_cue(
     methods: of maps, which the model supports. advance: called with the images just done, once for
     the heads and once for each method.
     """
-    data = changed_images(viewer, row.of_intervention, limit=limit, seed=seed)
-    before, after, after_control = (
-        _predict(viewer, each) for each in (data.images, data.changed, data.control)
-    )
+    data = changed_images(viewer, row, limit=limit, seed=seed)
+    before = _predict(viewer, data.images)
+    after = _predict(viewer, data.changed)
+    after_control = _predict(viewer, data.control)
     is_decided = (after != before) & (after_control == before)
-    heads = _heads(viewer, row, data, seed) if require_heads.is_met(viewer.model) else ()
+    heads = _heads(viewer.model, data.first(_PATCHED), seed)
     advance(len(data.images))
     attributions = dict[str, Tensor]()
     for method in methods if row.of_intervention.region != "image" else ():
@@ -73,7 +73,7 @@ def trace_cue(
             explain(viewer.model, data.images, method=method, seed=seed).float().cpu()
         )
         advance(len(data.images))
-    maps = tuple(_maps(row, data, is_decided, attributions, seed))
+    maps = judge_cue_maps(attributions, data, is_decided, seed=seed)
     is_fixed = (before != data.labels) & (after == data.labels)
     order = torch.argsort(is_fixed.int() * 2 + is_decided.int(), descending=True, stable=True)
     chosen = order[:EXAMPLES]
@@ -109,73 +109,11 @@ def _predict(viewer: Viewer, images: Images) -> Int[Tensor, " n"]:
     return torch.cat([viewer.predict(part) for part in images.split(_AT_ONCE)])
 
 
-def _heads(
-    viewer: Viewer, row: RelianceRow, data: ChangedImages, seed: int
-) -> tuple[CueHeadRow, ...]:
-    """Return the heads, or none where the logits do not depend on the change."""
-    device = viewer.model.device
+def _heads(model: Model, data: ChangedImages, seed: int) -> tuple[CueHeadRow, ...]:
+    """Return the heads, none without attention or where the logits do not depend on the change."""
+    if not require_heads.is_met(model):
+        return ()
     try:
-        found = find_cue_heads(
-            viewer.model,
-            data.images[:_PATCHED].to(device),
-            data.changed[:_PATCHED].to(device),
-            data.control[:_PATCHED].to(device),
-            labels=data.labels[:_PATCHED].to(device),
-            groups=None if data.groups is None else data.groups[:_PATCHED],
-            seed=seed,
-        )
+        return find_cue_heads(model, data, seed=seed)
     except InputError:  # the logits do not depend on the change
         return ()
-    rows = list[CueHeadRow]()
-    for head in found:
-        assert head.accuracy is not None  # labels are given
-        rows.append(
-            CueHeadRow(
-                model=row.model,
-                cue=row.cue,
-                intervention=row.intervention,
-                layer=head.layer,
-                head=head.head,
-                share=head.share,
-                control=head.control,
-                p_holm=head.p_holm,
-                accuracy=head.accuracy,
-            )
-        )
-    return tuple(rows)
-
-
-def _maps(
-    row: RelianceRow,
-    data: ChangedImages,
-    is_decided: Bool[Tensor, " n"],
-    attributions: Mapping[str, Tensor],
-    seed: int,
-) -> list[CueMapRow]:
-    """Return one row for each method with enough maps that have evidence."""
-    rows = list[CueMapRow]()
-    p_values = list[float]()
-    for method, maps in attributions.items():
-        try:
-            judged = judge_cue_maps(
-                method, maps, data.region, is_decided, groups=data.groups, seed=seed
-            )
-        except InputError:  # the cue decides too few predictions, or too many
-            continue
-        p_values.append(1.0 if judged.p is None else judged.p)
-        rows.append(
-            CueMapRow(
-                model=row.model,
-                cue=row.cue,
-                intervention=row.intervention,
-                method=method,
-                decided=judged.decided,
-                others=judged.others,
-                area=judged.area,
-            )
-        )
-    return (
-        [replace(one, p_holm=p) for one, p in zip(rows, holm(p_values), strict=True)]
-        if rows
-        else []
-    )

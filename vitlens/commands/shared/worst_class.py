@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Final
 
-from vitlens.record import OfModel, col
+from vitlens.analysis.evaluation.rows import ClassRow, ConfusionRow
+from vitlens.record import col
 from vitlens.report.claims import FEWEST, Claim, below, found
 from vitlens.report.sections import Chart, Section
 from vitlens.uncertainty import Estimate
@@ -14,24 +15,6 @@ from vitlens.uncertainty import Estimate
 _FEWEST_CLASSES: Final = 3
 _DRAWN: Final = 3  # models
 _CLASSES: Final = 14  # of a drawn matrix, so that numbers fit
-
-
-@dataclass(frozen=True)
-class ClassRow(OfModel):
-    """One class of the data, for one model. accuracy: None if the class has no images."""
-
-    class_name: str = col("class")
-    n: int = col("images")
-    accuracy: Estimate | None = col("accuracy", default=None)
-
-
-@dataclass(frozen=True)
-class ConfusionRow(OfModel):
-    """Number of images of one class that one model takes for another; only cells that are not 0."""
-
-    truth: str = col("class")
-    prediction: str = col("prediction")
-    count: int = col("images")
 
 
 def worst_class(model: str, rows: Sequence[ClassRow], overall: Estimate) -> Iterator[Claim]:

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from vitlens.analysis.evaluation.rows import ClassRow, ConfusionRow
 from vitlens.arrays import Indices, Matrix, Pixels
 from vitlens.commands.shared.comparison import PairRow
 from vitlens.commands.shared.trainings import Budget, TrainingImages
-from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.record import OfModel, Record, arrays, col, table
 from vitlens.training.metrics import EpochMetrics
 from vitlens.uncertainty import Estimate

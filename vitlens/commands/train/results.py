@@ -10,12 +10,11 @@ from typing import Final
 from vitlens.analysis.evaluation.evaluate import (
     Evaluation,
     accuracy,
-    confusion,
+    confusion_rows,
     evaluate,
     per_class,
 )
 from vitlens.commands.shared.comparison import PairRow, in_pairs
-from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.commands.train.record import (
     DistillationRow,
     FeatureRow,
@@ -43,14 +42,11 @@ def training_results(start: Start, result: TrainingResult) -> TrainRecord:
     """Return the accuracy of the trained model on the test images, as a whole and by class."""
     evaluation = evaluate(start.model, start.test, batch_size=start.run.batch_size)
     recipe = start.recipe
-    classes = []
-    for name, n, class_accuracy in per_class(evaluation, count=len(start.test.classes)):
-        classes.append(ClassRow(evaluation.alias, name, n, class_accuracy))
     record = TrainRecord(
         scores=(_score_of(evaluation, start, result),),
         history=result.history,
-        per_class=tuple(classes),
-        confusion=_confusion_rows(evaluation),
+        per_class=tuple(per_class(evaluation, count=len(start.test.classes))),
+        confusion=tuple(confusion_rows(evaluation)),
         recipe=_setting_rows({**recipe.numbers(), "source": recipe.source}),
         started=() if start.options.fresh else (_fine_tuned(start),),
     )
@@ -95,16 +91,6 @@ def _score(
 ) -> ScoreRow:
     top1 = accuracy(evaluation.correct, groups=evaluation.groups)
     return ScoreRow(evaluation.alias, top1, role, agreement)
-
-
-def _confusion_rows(evaluation: Evaluation) -> tuple[ConfusionRow, ...]:
-    names = evaluation.classes
-    counts = confusion(evaluation.labels, evaluation.predictions, count=len(names))
-    rows = []
-    for truth, prediction in counts.nonzero().tolist():
-        count = int(counts[truth, prediction])
-        rows.append(ConfusionRow(evaluation.alias, names[truth], names[prediction], count))
-    return tuple(rows)
 
 
 def _setting_rows(numbers: Mapping[str, object]) -> tuple[SettingRow, ...]:

@@ -1,0 +1,402 @@
+"""Changes of one property of images, with controls that leave it as it is.
+
+A control changes an image as much, by the mean absolute distance of its pixels. An object with a
+known mask is moved, scaled and given another contrast over its background, filled in at its former
+place; without masks the whole image is. Of several controls the one nearest in size is taken.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from itertools import product
+from types import MappingProxyType
+from typing import Final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitlens.analysis.failures.covariates import PerImage, Subject, centroids
+from vitlens.analysis.failures.occlusion import grown, margin_of, outlines
+from vitlens.analysis.failures.operations import blurred, distance, luminance
+from vitlens.analysis.faithfulness.removal import imputed
+from vitlens.shapes import Images
+
+Shift = Float[Tensor, "batch 2"]  # down and to the right, px
+Edited = tuple[Images, Images]  # the property changed; the control
+_CONTRAST: Final = 1.5  # times the contrast
+_BRIGHTER: Final = 0.15  # of the range of luminance
+_ZOOM: Final = 1.25
+# standard deviation: of the shorter side, and at least, px
+_BLUR = 0.01
+_LEAST_BLUR = 0.6
+_CLEAR: Final = 1 / 16  # of the shorter side: how far an object is moved off the border
+_GROUND_BLUR: Final = 1 / 8  # of the shorter side
+_ROOM: Final = 1 / 4  # of each side: how far an image is shifted at most
+_GOLDEN_ANGLE: Final = 2.4  # of consecutive images: all directions are equally frequent
+_SHIFTS: Final = (0.25, 0.5, 1.0, 1.5)  # times as far as a zoom on average
+# of the size of a change: dark images cannot be lit much without a change of their mean
+_LIGHT: Final = 0.75
+_LIGHT_STEPS: Final = 8  # in which a light is adjusted to what is clipped
+_TINY: Final = 1e-6
+
+
+class Pictures:
+    """The images at some indices, and their masks where objects are known.
+
+    extent: height and width, px.
+    """
+
+    def __init__(self, subject: Subject, indices: Int[Tensor, " batch"]) -> None:
+        self.subject = subject
+        self.indices = indices
+        self.split = subject.split.pick(indices)
+        self.images: Images = next(iter(self.split.batches(len(indices)))).images
+        self.masks = self.split.masks
+        self.extent = torch.tensor(self.images.shape[-2:], dtype=torch.float32)
+
+    @cached_property
+    def layer(self) -> Float[Tensor, "batch 1 height width"]:
+        """Return the object with its smoothed edge, 1 or 0.
+
+        It is empty where it would be the whole image.
+        """
+        assert self.masks is not None
+        edge = F.max_pool2d(self.masks[:, None].float(), 3, stride=1, padding=1)
+        return edge * ~(edge > 0).flatten(1).all(1)[:, None, None, None]
+
+    @cached_property
+    def ground(self) -> Images:
+        """Return the images with their objects filled in from their surroundings."""
+        return imputed(self.images, self.layer > 0)
+
+    @cached_property
+    def box(self) -> tuple[Float[Tensor, "batch 2"], Float[Tensor, "batch 2"]]:
+        """Return the first row and column of each object, and the ones after its last.
+
+        Without an object they are those of the whole image.
+        """
+        assert self.masks is not None
+        starts = list[Tensor]()
+        ends = list[Tensor]()
+        for other_axis in (2, 1):
+            occupied = self.masks.any(other_axis)
+            occupied = occupied | ~occupied.any(1, keepdim=True)
+            starts.append(occupied.float().argmax(1))
+            ends.append(occupied.shape[1] - occupied.flip(1).float().argmax(1))
+        return torch.stack(starts, 1).float(), torch.stack(ends, 1).float()
+
+    def place(self) -> tuple[Shift, Shift, Shift]:
+        """Return the position of the object from the centre, and the ends of its shifts.
+
+        Without masks it is the position of the centre of mass of the map.
+        """
+        if self.masks is None:
+            rows = self.subject.map_properties["row"][self.indices]
+            columns = self.subject.map_properties["column"][self.indices]
+            middle = torch.stack([rows, columns], 1) - 0.5
+            room = (self.extent * _ROOM).expand_as(middle)
+            return (middle * self.extent).nan_to_num(0.0), -room, room
+        low, high = self.box
+        position = centroids(self.masks) - self.extent / 2
+        return position.nan_to_num(0.0), -low, self.extent - high
+
+    def placed(self, shift: Tensor, scale: Tensor | float = 1.0) -> Images:
+        """Return the object, or the image without masks, shifted and scaled around its centre.
+
+        shift: rounded to whole pixels.
+        """
+        shift = shift.round()
+        if self.masks is None:
+            return _sampled(self.images, shift, torch.zeros_like(shift), scale, "reflection")
+        low, high = self.box
+        layers = torch.cat([self.images * self.layer, self.layer], 1)
+        layers = _sampled(layers, shift, (low + high - self.extent) / 2, scale, "zeros")
+        opacity = layers[:, 3:]
+        return (self.ground * (1 - opacity) + layers[:, :3]).clamp(0, 1)
+
+
+def _sampled(
+    pixels: Tensor, shift: Shift, pivot: Shift, scale: Tensor | float, padding: str
+) -> Tensor:
+    """Return images shifted, and scaled around a pivot (px from the centre).
+
+    padding: a mode of F.grid_sample.
+    """
+    height, width = pixels.shape[-2:]
+    half = torch.tensor([height / 2, width / 2])
+    inverse = 1 / torch.as_tensor(scale).expand(len(pixels))
+    offset = pivot - inverse[:, None] * (pivot + shift)
+    matrix = torch.diag_embed(inverse[:, None].expand(-1, 2))
+    theta = torch.cat([matrix, (offset / half).flip(1)[:, :, None]], 2)  # x before y, from -1 to 1
+    grid = F.affine_grid(theta, list(pixels.shape), align_corners=False)
+    return F.grid_sample(pixels, grid, mode="bilinear", padding_mode=padding, align_corners=False)
+
+
+# Place and size
+
+
+def move_from_centre(pictures: Pictures, sign: int) -> Edited:
+    """Move objects twice as far from the centre, or to it for a negative sign.
+
+    Control: as far around the centre, at the same distance from it.
+    """
+    place, least, most = pictures.place()
+    direction = -place if sign < 0 else place
+    shift = direction.clamp(least, most).round()
+    radius = place.norm(dim=1)
+    length = shift.norm(dim=1)
+    angle = 2 * torch.asin((length / (2 * radius).clamp_min(1e-6)).clamp(max=1.0))
+    options = list[Tensor]()
+    misses = list[Tensor]()
+    for side in (1, -1):
+        rotation = torch.polar(torch.ones_like(angle), side * angle)
+        rotated = torch.view_as_real(torch.view_as_complex(place) * rotation)
+        option = (rotated - place).clamp(least, most)
+        miss_of_radius = ((place + option).norm(dim=1) - radius).abs()
+        miss_of_length = (option.norm(dim=1) - length).abs()
+        options.append(option)
+        misses.append(miss_of_radius + miss_of_length)
+    control = torch.where((misses[0] <= misses[1])[:, None], options[0], options[1])
+    return pictures.placed(shift), pictures.placed(control)
+
+
+def move_off_border(pictures: Pictures, _sign: int) -> Edited:
+    """Move objects at the border off it; control: as far, still at the border."""
+    low, high = pictures.box
+    extent = pictures.extent
+    clear = (_CLEAR * extent.amin()).round().clamp_min(1.0)
+    at_start = low <= 0
+    at_end = high >= extent
+    inwards = torch.where(at_end & ~at_start, -clear, 0.0)
+    inwards = torch.where(at_start & ~at_end, clear, inwards)
+    shift = inwards.clamp(-low, extent - high)
+    length = shift.norm(dim=1, keepdim=True).round()
+    best = torch.zeros_like(shift)
+    for direction in ((1.0, 0.0), (-1.0, 0.0), (0.0, 1.0), (0.0, -1.0)):
+        option = (length * torch.tensor(direction)).clamp(-low, extent - high)
+        touches = ((low + option <= 0) | (high + option >= extent)).any(1, keepdim=True)
+        is_farther = (option.norm(dim=1) > best.norm(dim=1))[:, None]
+        best = torch.where(touches & is_farther, option, best)
+    return pictures.placed(shift), pictures.placed(best)
+
+
+def change_size(pictures: Pictures, sign: int) -> Edited:
+    """Enlarge objects or images, or shrink them for a negative sign.
+
+    Control: an object is moved around the centre, an image shifted, by as much on average. A turn
+    would be no control of a class that depends on a direction.
+    """
+    images = pictures.images
+    scale = torch.full((len(images),), _ZOOM if sign > 0 else 1 / _ZOOM)
+    no_shift = torch.zeros(len(images), 2)
+    if pictures.masks is None:
+        changed = pictures.placed(no_shift, scale)
+        options = [pictures.placed(shift) for shift in _shifts_of_images(pictures)]
+        return changed, _nearest(images, changed, options)
+    low, high = pictures.box
+    room = (pictures.extent / (high - low).clamp_min(1.0)).amin(1).clamp_min(1.0)
+    scale = torch.minimum(scale, room)
+    half = (high - low) / 2 * scale[:, None]
+    middle = (low + high) / 2
+    into_image = torch.minimum(torch.maximum(middle, half), pictures.extent - half) - middle
+    changed = pictures.placed(into_image if sign > 0 else no_shift, scale)
+    options = [pictures.placed(shift) for shift in _shifts_around_centre(pictures)]
+    return changed, _nearest(images, changed, options)
+
+
+def _shifts_of_images(pictures: Pictures) -> list[Shift]:
+    """Return shifts of each image in a direction that depends on its index."""
+    diagonal = float(pictures.extent.norm())
+    mean_zoom = (_ZOOM - 1) * diagonal / math.sqrt(12)  # root mean square over the image
+    angle = pictures.indices * _GOLDEN_ANGLE
+    direction = torch.stack([angle.sin(), angle.cos()], 1)
+    return [part * mean_zoom * direction for part in _SHIFTS]
+
+
+def _shifts_around_centre(pictures: Pictures) -> list[Shift]:
+    """Return shifts of each object along a circle around the centre, inside the image."""
+    place, least, most = pictures.place()
+    low, high = pictures.box
+    corner_zoom = (_ZOOM - 1) * (high - low).norm(dim=1, keepdim=True) / 2
+    tangent = torch.stack([-place[:, 1], place[:, 0]], 1)
+    upright = torch.tensor([0.0, 1.0]).expand_as(tangent)
+    tangent = torch.where(tangent.norm(dim=1, keepdim=True) > 0, tangent, upright)
+    tangent = tangent / tangent.norm(dim=1, keepdim=True)
+    shifts = list[Shift]()
+    for part in _SHIFTS:
+        for side in (1, -1):
+            shifts.append((part * side * corner_zoom * tangent).clamp(least, most))
+    return shifts
+
+
+# Light
+
+
+def change_contrast(pictures: Pictures, sign: int) -> Edited:
+    """Raise the contrast of an object to its surroundings or of the whole image, or lower it.
+
+    Control: another brightness of the whole image, by as much and in the direction in which its
+    mean changes.
+    """
+    images = pictures.images
+    planes = luminance(images)
+    if pictures.masks is None:
+        region = torch.ones_like(images[:, :1])
+        around = region
+    else:
+        region = pictures.masks[:, None].float()
+        around = 1 - region
+    area = around.sum((2, 3), keepdim=True).clamp_min(1.0)
+    middle = (planes[:, None] * around).sum((2, 3), keepdim=True) / area
+    factor = _CONTRAST if sign > 0 else 1 / _CONTRAST
+    changed = middle + factor * (images - middle)
+    changed = torch.where(region > 0, changed, images).clamp(0, 1)
+    is_brighter = ((changed - images).mean((1, 2, 3)) >= 0)[:, None, None, None]
+    size = distance(images, changed)[:, None, None, None]
+    step = torch.where(is_brighter, 1.0, -1.0) * size
+    return changed, (images + step).clamp(0, 1)
+
+
+def change_brightness(pictures: Pictures, sign: int) -> Edited:
+    """Brighten or darken images; control: light from one side, which leaves the mean."""
+    images = pictures.images
+    changed = (images + sign * _BRIGHTER).clamp(0, 1)
+    return changed, _lit(images, changed)
+
+
+def change_sharpness(pictures: Pictures, sign: int) -> Edited:
+    """Sharpen (unsharp masking) or blur images; control: light from one side."""
+    images = pictures.images
+    smooth = blurred(images, max(_LEAST_BLUR, _BLUR * min(images.shape[-2:])))
+    sharp = 2 * images - smooth
+    changed = (sharp if sign > 0 else smooth).clamp(0, 1)
+    return changed, _lit(images, changed)
+
+
+def _lit(images: Images, changed: Images) -> Images:
+    """Return the images lit from one side, nearly as much as the change, at their mean luminance.
+
+    Of four sides the one with the size nearest to the change is taken. Clipping is compensated.
+    """
+    target = _LIGHT * distance(images, changed)
+    mean = luminance(images).mean((1, 2))
+    options = list[Images]()
+    for axis, is_flipped in product((2, 3), (False, True)):
+        shape = [1, 1, 1, 1]
+        shape[axis] = images.shape[axis]
+        ends = (1, -1) if is_flipped else (-1, 1)
+        pattern = torch.linspace(*ends, shape[axis]).view(shape)
+        strength = 2 * target
+        offset = torch.zeros_like(target)
+        for _ in range(_LIGHT_STEPS):
+            light = strength[:, None, None, None] * pattern + offset[:, None, None, None]
+            option = (images + light).clamp(0, 1)
+            offset = offset + mean - luminance(option).mean((1, 2))
+            ratio = target / distance(images, option).clamp_min(_TINY)
+            strength = strength * ratio.clamp(0.5, 2.0)
+        rest = mean - luminance(option).mean((1, 2))
+        options.append((images + light + rest[:, None, None, None]).clamp(0, 1))
+    return _nearest(images, changed, options)
+
+
+# Other objects
+
+
+def uncover(pictures: Pictures, _sign: int) -> Edited:
+    """Fill in everything that touches or covers the object.
+
+    Control: as much of the same is set next to the object.
+    """
+    images = pictures.images
+    assert pictures.masks is not None
+    outline = outlines(luminance(images), pictures.masks)
+    holes = grown(outline.cover, 2 * margin_of(images)) & ~pictures.masks
+    holes &= ~holes.flatten(1).all(1)[:, None, None]
+    changed = imputed(images, holes[:, None])
+    off_object = ~(outline.near | outline.ring)[:, None]
+    height, width = images.shape[-2:]
+    options = list[Images]()
+    for down, across in product(range(4), range(4)):
+        if (down, across) == (0, 0):
+            continue
+        place = (height * down // 4, width * across // 4)
+        step = (images - changed).roll(place, (2, 3)) * off_object
+        options.append((images + step).clamp(0, 1))
+    return changed, _nearest(images, changed, options)
+
+
+def remove_clutter(pictures: Pictures, _sign: int) -> Edited:
+    """Remove distractors from the background, or blur it.
+
+    Control: another background, or the same one moved or mirrored.
+    """
+    images = pictures.images
+    scenes = pictures.split.scenes
+    if scenes is not None:
+        changed = scenes.redrawn("without distractors").float() / 255
+        other = scenes.redrawn("other ground").float() / 255
+        return changed, _from_the_left(images, other, distance(images, changed))
+    smooth = blurred(pictures.ground, _GROUND_BLUR * min(images.shape[-2:]))
+    on_object = pictures.layer > 0
+    changed = torch.where(on_object, images, smooth)
+    grounds = [pictures.ground.roll(pixels, 3) for pixels in (1, 2, 4)]
+    grounds.append(pictures.ground.flip(3))
+    options = [torch.where(on_object, images, ground) for ground in grounds]
+    return changed, _nearest(images, changed, options)
+
+
+def _from_the_left(images: Images, other: Images, size: PerImage) -> Images:
+    """Replace columns from the left by those of other images, up to a mean absolute distance.
+
+    A blend of the two would have fewer edges.
+    """
+    by_column = (other - images).abs().mean((1, 2)) / images.shape[3]
+    is_replaced = by_column.cumsum(1) <= size[:, None]
+    return torch.where(is_replaced[:, None, None], other, images)
+
+
+def fill_mark(pictures: Pictures, _sign: int) -> Edited:
+    """Fill in a place from its surroundings; control: another place changed by as much."""
+    images = pictures.images
+    mark = pictures.subject.mark
+    assert mark is not None
+    top, left, bottom, right = mark.box
+    holes = torch.zeros_like(images[:, :1], dtype=torch.bool)
+    holes[..., top:bottom, left:right] = True
+    changed = imputed(images, holes)
+    height, width = images.shape[-2:]
+    options = list[Images]()
+    for place in ((height // 2, width // 2), (height // 2, 0), (0, width // 2)):
+        step = (changed - images).roll(place, (2, 3))
+        options += [(images + step).clamp(0, 1), (images - step).clamp(0, 1)]
+    return changed, _nearest(images, changed, options)
+
+
+def _nearest(images: Images, changed: Images, options: Sequence[Images]) -> Images:
+    """Return for each image the control with the size nearest to that of the change."""
+    target = distance(images, changed).clamp_min(_TINY).log()
+    misses = list[Tensor]()
+    for option in options:
+        misses.append((distance(images, option).clamp_min(_TINY).log() - target).abs())
+    best = torch.stack(misses).argmin(0)
+    return torch.stack(list(options))[best, torch.arange(len(images))]
+
+
+CHANGES: Final[Mapping[str, Callable[[Pictures, int], Edited]]] = MappingProxyType(
+    {
+        "off_centre": move_from_centre,
+        "size": change_size,
+        "object_contrast": change_contrast,
+        "border": move_off_border,
+        "contrast": change_contrast,
+        "brightness": change_brightness,
+        "sharpness": change_sharpness,
+        "clutter": remove_clutter,
+        "occlusion": uncover,
+        "map_off_centre": move_from_centre,
+        "map_size": change_size,
+        "mark": fill_mark,
+    }
+)

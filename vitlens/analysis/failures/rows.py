@@ -1,0 +1,293 @@
+"""Rows about the failures of models, and what explains them; free of torch."""
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from typing import Final
+
+from vitlens.analysis.failures.properties import PROPERTIES, Property
+from vitlens.record import OfModel, col
+from vitlens.uncertainty import LEVEL, Estimate
+
+_CHANCE: Final = 0.5  # area of a property that does not separate errors
+LEAST_RATIO: Final = 0.5  # of the sizes of a control and a change, or of a change and a control
+
+
+@dataclass(frozen=True)
+class CovariateRow(OfModel):
+    """The separation of one model's errors by one property of all images.
+
+    likelihood_ratio: of the logistic regression of errors on all properties that are not outcomes
+    without this one, None where it is not in it; slope: of the standardised property in it; p_holm,
+    p_joint_holm: over both tests of all rows of the run; inseparable: the properties in which
+    errors differ, too, and in addition to any of which this one explains nothing; detail, place: of
+    what was sought: the two classes, or how the marked images differ, and where.
+    """
+
+    covariate: str = col("property")
+    title: str = col("property")
+    area: Estimate = col(
+        "AUC",
+        term="the probability that an error has more of the property than a correct prediction; "
+        "0.5 is chance",
+        metric="failure_auc/{model}/{covariate}",
+    )
+    errors: int = col("errors")
+    median_errors: float = col("median of errors")
+    median_correct: float = col("median of correct predictions")
+    p: float | None = col("p", default=None)
+    p_holm: float | None = col("p alone (Holm)", default=None)
+    likelihood_ratio: float | None = col("likelihood ratio", default=None)
+    p_joint: float | None = col("p given the others", default=None)
+    p_joint_holm: float | None = col(
+        "p given the others (Holm)",
+        term="likelihood-ratio test of a logistic regression with and without the property",
+        default=None,
+    )
+    slope: float | None = col("slope given the others", default=None)
+    inseparable: tuple[str, ...] = col("not separable from", default=())
+    detail: str = col("in words", default="")
+    place: str = col("place", default="")
+
+    @property
+    def known(self) -> Property:
+        """Return the property."""
+        return PROPERTIES[self.covariate]
+
+    @property
+    def differs_alone(self) -> bool:
+        """Return True if errors differ significantly from correct predictions in it."""
+        return self.p_holm is not None and self.p_holm <= LEVEL
+
+    @property
+    def differs_given_others(self) -> bool:
+        """Return True if it significantly separates errors when all others are known."""
+        return self.p_joint_holm is not None and self.p_joint_holm <= LEVEL
+
+    @property
+    def differs(self) -> bool:
+        """Return True if errors differ in it, given the others or without them."""
+        return self.differs_alone or self.differs_given_others
+
+    @property
+    def more_in_errors(self) -> bool:
+        """Return True if errors have more of it.
+
+        Where they differ only given the others, the slope given the others decides.
+        """
+        differs_only_given_others = self.differs_given_others and not self.differs_alone
+        if self.slope is not None and differs_only_given_others:
+            return self.slope > 0
+        return self.area.value > _CHANCE
+
+    @property
+    def sign(self) -> int:
+        """Return the direction of the change towards what correct predictions have."""
+        return -1 if self.more_in_errors else 1
+
+    @property
+    def change(self) -> str:
+        """Return the change in words, "" where there is none."""
+        words = self.known.lowered if self.sign < 0 else self.known.raised
+        return words.format(detail=self.detail, place=self.place)
+
+    @property
+    def where(self) -> str:
+        """Return the images on which errors are more frequent."""
+        words = self.known.high if self.sign < 0 else self.known.low
+        return words.format(detail=self.detail, place=self.place)
+
+    def is_stronger(self, other: "CovariateRow") -> bool:
+        """Return True if it separates errors better than another property.
+
+        This must hold given the others and without them.
+        """
+        is_stronger_alone = abs(self.area.value - _CHANCE) > abs(other.area.value - _CHANCE)
+        ratio = self.likelihood_ratio or 0.0
+        return is_stronger_alone and ratio > (other.likelihood_ratio or 0.0)
+
+    @property
+    def needs_no_change(self) -> bool:
+        """Return True if no change of an image could test it, as it is no property of pixels.
+
+        This is so of a pair of classes.
+        """
+        return self.known.sought and not self.known.lowered
+
+    @property
+    def next_test(self) -> str:
+        """Return the next test of a property that follows from predictions."""
+        return self.known.next_high if self.sign < 0 else self.known.next_low
+
+
+@dataclass(frozen=True)
+class DifferenceRow:
+    """The AUC of a property for one model minus that for another, paired by image.
+
+    p_holm: over the rows.
+    """
+
+    first: str = col("first")
+    second: str = col("second")
+    covariate: str = col("property")
+    title: str = col("property")
+    difference: Estimate = col(
+        "difference of AUC", metric="failure_auc_difference/{first}/{second}/{covariate}"
+    )
+    p_holm: float = col("p (Holm)")
+
+
+@dataclass(frozen=True)
+class QuarterRow(OfModel):
+    """The accuracy on a quarter of the images by a property.
+
+    There are fewer than four where many values are equal.
+    """
+
+    covariate: str = col("property")
+    title: str = col("property")
+    quarter: int = col("quarter, from least to most")
+    low: float = col("from")
+    high: float = col("to")
+    accuracy: Estimate = col(
+        "top-1 accuracy", better="higher", metric="quarter_accuracy/{model}/{covariate}/{quarter}"
+    )
+
+
+@dataclass(frozen=True)
+class InterventionRow(OfModel):
+    """The effect of a change of one property, and of its control, on one model.
+
+    Of the images that the change alters; the change is towards the values of correct predictions.
+    errors: among these images; mended, control_mended: errors that are then classified correctly;
+    broken, control_broken: correct predictions that then are wrong; gain: accuracy after the change
+    minus that after the control; p: McNemar's exact test of these two, p_change: of before and
+    after the change, both on all these images; p_holm: of the larger of the two, over all rows;
+    size, control_size: the mean absolute distance of the pixels.
+    """
+
+    covariate: str = col("property")
+    change: str = col("change")
+    control: str = col("control")
+    errors: int = col("errors")
+    mended: int = col("fixed")
+    control_mended: int = col("fixed by the control")
+    broken: int = col("broken")
+    control_broken: int = col("broken by the control")
+    gain: Estimate = col(
+        "accuracy beyond the control's", better="higher", metric="change_gain/{model}/{covariate}"
+    )
+    p: float = col("p")
+    p_change: float = col("p of the change", default=1.0)
+    p_holm: float = col("p (Holm)", default=1.0)
+    size: float = col("size of the change", default=0.0)
+    control_size: float = col("size of the control", default=0.0)
+
+    @property
+    def control_words(self) -> str:
+        """Return how strong the control is compared with the change, for a table."""
+        return "matched" if self.matched else "unmatched"
+
+    @property
+    def matched(self) -> bool:
+        """Return True if the control changes the pixels by half to twice as much."""
+        return self.size > 0 and LEAST_RATIO <= self.control_size / self.size <= 1 / LEAST_RATIO
+
+    @property
+    def supported(self) -> bool:
+        """Return True if it fixes more than it breaks, and more than a control of the same size."""
+        gains = self.mended > self.broken and self.gain.value > 0
+        return gains and self.matched and self.p_holm <= LEVEL
+
+
+@dataclass(frozen=True)
+class ClassBias(OfModel):
+    """The predictions of one model on the n cue conflicts with one class of shape.
+
+    share: of predictions by shape among those by shape or texture, None without any.
+    """
+
+    class_name: str = col("class of the shape")
+    n: int = col("images")
+    shape: int = col("predictions by shape")
+    texture: int = col("by texture")
+    share: float | None = col(
+        "by shape, of those by shape or texture", unit="fraction", default=None
+    )
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A property in which errors differ and of which a change fixes them.
+
+    test: the change; None for a pair of classes, which no change tests; rivals: the properties that
+    explain the errors as well, none of them refuted.
+    """
+
+    row: CovariateRow
+    test: InterventionRow | None
+    rivals: tuple[CovariateRow, ...] = ()
+
+
+def explanations(
+    model: str, covariates: Sequence[CovariateRow], interventions: Sequence[InterventionRow]
+) -> tuple[Cause, ...]:
+    """Return the properties that explain a model's errors, the strongest given all others first.
+
+    Errors differ in them, and their change fixes errors. A property is left out if another one
+    explains all that it explains, and more. So is, after the first, one that does not separate
+    errors when all others are known.
+    """
+    tests = {row.covariate: row for row in interventions if row.model == model}
+    refuted = {name for name, row in tests.items() if not row.supported}
+    candidates = dict[str, CovariateRow]()
+    for row in covariates:
+        if row.model == model and _may_explain(row, refuted):
+            candidates[row.covariate] = row
+    explaining: list[Cause] = []
+    for row in sorted(candidates.values(), key=_weakness):
+        test = tests.get(row.covariate)
+        is_supported = row.needs_no_change if test is None else test.supported
+        if not is_supported:
+            continue
+        equal = [candidates[name] for name in row.inseparable if name in candidates]
+        if any(row.covariate not in other.inseparable for other in equal):
+            continue
+        if explaining and not row.differs_given_others:
+            continue
+        rivals = dict[str, CovariateRow]()
+        for other in equal:
+            rivals[other.covariate] = other
+        for other in candidates.values():
+            if other.covariate not in tests and other.is_stronger(row):
+                rivals[other.covariate] = other
+        unrefuted = [other for name, other in rivals.items() if name not in refuted]
+        explaining.append(Cause(row, test, tuple(unrefuted)))
+    return tuple(explaining)
+
+
+def _may_explain(row: CovariateRow, refuted: Set[str]) -> bool:
+    """Return True if errors differ in a property.
+
+    A property that was sought in the errors is fitted to them so well that it would rival every
+    cause. So errors must differ in it given the others and without them, in the same direction, and
+    its change must fix errors.
+    """
+    if row.known.outcome:
+        return False
+    if not row.known.sought:
+        return row.differs
+    differs = row.differs_alone and row.differs_given_others
+    is_same_direction = (row.slope or 0.0) * (row.area.value - _CHANCE) > 0
+    return differs and is_same_direction and row.covariate not in refuted
+
+
+def _weakness(row: CovariateRow) -> tuple[float, float]:
+    return -(row.likelihood_ratio or 0.0), 1.0 if row.p is None else row.p
+
+
+def causes(
+    model: str, covariates: Sequence[CovariateRow], interventions: Sequence[InterventionRow]
+) -> tuple[Cause, ...]:
+    """Return the explanations without a rival."""
+    explaining = explanations(model, covariates, interventions)
+    return tuple(cause for cause in explaining if not cause.rivals)

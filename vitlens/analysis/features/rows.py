@@ -1,0 +1,21 @@
+"""Rows about features; free of torch."""
+
+from dataclasses import dataclass
+
+from vitlens.record import OfModel, col
+from vitlens.uncertainty import Estimate
+
+
+@dataclass(frozen=True)
+class TemplateRow(OfModel):
+    """The zero-shot accuracy of a model with one template of prompts.
+
+    The first row of a model is the ensemble of all templates. gain: accuracy minus that of the
+    ensemble. p: of McNemar's exact test. p_holm: corrected for the number of templates.
+    """
+
+    template: str = col("template")
+    accuracy: Estimate = col("accuracy", better="higher")
+    gain: Estimate | None = col("minus the ensemble", default=None)
+    p: float | None = col("p", default=None)
+    p_holm: float | None = col("p (Holm)", default=None)
