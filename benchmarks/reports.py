@@ -80,8 +80,8 @@ SLOW: Final = {  # up to two hours each, in this order: the pair is trained befo
     "untaught=reports/untaught-digits",
     "transfer-deit-tiny": f"study {DEIT.partition('=')[2]} --kind transfer --data cifar10-five "
     "--image-size 112",
-    "train-vit-cifar10-jpeg": "train vit-mini --data cifar10-jpeg --recipe short --epochs 16",
-    "train-cnn-cifar10-jpeg": "train resnet20 --data cifar10-jpeg --recipe short --epochs 16",
+    "train-vit-cifar10-jpeg": "train vit-mini --data cifar10-jpeg --recipe short",
+    "train-cnn-cifar10-jpeg": "train resnet20 --data cifar10-jpeg --recipe short",
     "compare-cifar10-jpeg": f"compare {PAIR}",
     "features-cifar10-jpeg": f"features {PAIR}",
 }
