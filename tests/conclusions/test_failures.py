@@ -297,7 +297,7 @@ def test_examples_are_errors_that_a_change_mends_and_its_control_does_not():
     split = squares(200, seed=0)
     compared = replace(BOTH, **failures_of({"vit": at_border, "cnn": low_contrast}, split))
     document = REPORT(compared)
-    assert {claim.subject for claim in document.claims if claim.question == "why it fails"} == {
+    assert set(values_of(select(document.claims, question="why it fails"), "subject")) == {
         "vit",
         "cnn",
     }

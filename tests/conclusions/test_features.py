@@ -132,7 +132,7 @@ def test_a_classifier_that_reads_less_fails_and_what_compares_no_pretrainings_is
     assert "more than" not in REPORT(alike).title
     record = record_of({"m": {"own": answers, KNN: answers, PROBE: answers | right(0.5, 1)}})
     claim = claims(record)["classifier"]
-    (gap,) = [head_row.difference for head_row in record.head if head_row.classifier == PROBE]
+    gap = select_one(record.head, classifier=PROBE).difference
     assert 15 < gap.value < 25
     assert (claim.state, claim.effect.value) == ("fail", -gap.value)
     assert REPORT(record).title == "The last layer of m holds more than its classifier reads"
