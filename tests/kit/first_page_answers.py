@@ -44,8 +44,7 @@ def first_page(record: StudyRecord) -> FirstPage:
 
 def answer_to(record: StudyRecord, slot: Slot) -> str:
     """Return the text that answers a question of the first page."""
-    text = select_one(first_page(record).answer, lead=slot.lead).text
-    return text
+    return select_one(first_page(record).answer, lead=slot.lead).text
 
 
 def chapter_of(record: StudyRecord, word: str) -> Any:
