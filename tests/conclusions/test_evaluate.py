@@ -1,6 +1,4 @@
-"""What is said of models on the same images: planted facts come first, with their numbers; nothing
-is invented.
-"""
+"""Reports of models on the same images: planted facts come first, with their numbers."""
 
 from dataclasses import replace
 

@@ -1,6 +1,4 @@
-"""What is said of failures follows the rows: a cause is named only where errors differ and a change
-mends them.
-"""
+"""A report names a cause of errors only where errors differ and a change fixes them."""
 
 from dataclasses import replace
 

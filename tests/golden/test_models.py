@@ -1,6 +1,4 @@
-"""`vitlens models`, `data` and `profile`: what is listed and supported, and what a model costs; no
-time is asserted.
-"""
+"""`vitlens models`, `data` and `profile`: lists, support and the cost of a model, but no times."""
 
 import numpy as np
 import pytest

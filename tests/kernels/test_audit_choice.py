@@ -1,4 +1,4 @@
-"""What an audit measures and which attack it runs, as a function of the time that is left."""
+"""The measurements and the attack of an audit, as a function of the time that is left."""
 
 import pytest
 

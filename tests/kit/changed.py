@@ -1,4 +1,4 @@
-"""Models whose modules are really changed, in the way in which `intervene` changes a place.
+"""Models with really changed modules, in the way in which `intervene` changes a place.
 
     other = really_changed(model, "blocks.1.mlp")             # a copy, in which no context and no
         hook is in force

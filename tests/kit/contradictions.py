@@ -1,6 +1,4 @@
-"""What no report may claim: two things about one question and subject, or a cause that nothing was
-changed to show.
-"""
+"""Contradictions of a report: two claims about one subject, or a cause that no change tested."""
 
 from collections.abc import Iterable, Iterator
 

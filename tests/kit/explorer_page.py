@@ -1,6 +1,4 @@
-"""What the attention explorer of a page shows, decoded as its script does
-(vitlens/report/html/explorer.js).
-"""
+"""The data of a page's attention explorer, decoded as explorer.js in vitlens/report/html does."""
 
 import json
 import re

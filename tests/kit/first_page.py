@@ -1,6 +1,4 @@
-"""What every report keeps to: a first page that is read in a minute, short sections and captions,
-claims that agree.
-"""
+"""The rules of every report: a short first page, sections and captions, and claims that agree."""
 
 from typing import Any, Final
 from xml.etree import ElementTree

@@ -1,6 +1,4 @@
-"""Models whose attention is made: each image is answered with weights prepared for it, through a
-softmax.
-"""
+"""Models with planted attention: weights prepared for each image, through a softmax."""
 
 from collections.abc import Sequence
 

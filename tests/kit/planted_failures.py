@@ -1,5 +1,4 @@
-"""Scenes and models in which the cause of every error is known: a striped square whose stripes'
-direction is its class.
+"""Scenes and models with known causes of errors: the stripes of a square show its class.
 
 The class is read off the luminance's gradients, so that neither moving nor tinting changes it.
 """

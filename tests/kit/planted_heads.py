@@ -1,6 +1,4 @@
-"""A vision transformer of one layer, made by hand, whose heads each carry a known part of the
-evidence for a class.
-"""
+"""A vision transformer of one layer: each head carries a known part of the evidence."""
 
 from pathlib import Path
 

@@ -1,6 +1,4 @@
-"""A vision transformer of one layer whose heads are made by hand: weights that give each head a
-known pattern.
-"""
+"""A vision transformer of one layer, made by hand: its weights give each head a known pattern."""
 
 import math
 from dataclasses import dataclass

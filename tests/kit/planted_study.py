@@ -1,4 +1,4 @@
-"""The record of a study of variants whose accuracies are planted."""
+"""The record of a study of variants with planted accuracies."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What is read, noted or refused: folders, tables of labels, masks and weights, one example each.
+"""Everything that is read, noted or refused: folders, tables, masks and weights, by example.
 
 The tests try every entry; docs/readable.md is made from the same list (`python -m docs.make`).
 """

@@ -1,5 +1,4 @@
-"""Vision models as people write them by hand: styles of attention, blocks, tokens and stems, and a
-CNN.
+"""Vision models as people write them by hand: attention, blocks, tokens, stems, and a CNN.
 
 Images are 24 x 32 px, patches 8 px. Attention that gives its own weights does so by `own`, from the
 tokens that enter it: `own_weights` reads them.

@@ -1,6 +1,4 @@
-"""What `vitlens ablate` records beyond single units against full forwards: orders, pairs,
-similarity, first order.
-"""
+"""`vitlens ablate` on several units, against full forwards: orders, pairs, first order."""
 
 from itertools import combinations
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""What cannot be attacked is refused; which images are run, and what is told of models without
-gradients.
-"""
+"""Refusals of attacks, the images that are run, and messages about models without gradients."""
 
 import pytest
 import torch

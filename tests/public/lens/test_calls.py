@@ -1,5 +1,5 @@
-"""What an observed call holds: attention by its definition, whatever the mask, the layout of the
-axes or the call.
+"""An observed call has attention by its definition, for every mask, layout of axes and kind of
+call.
 """
 
 from collections.abc import Callable

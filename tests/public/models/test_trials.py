@@ -1,6 +1,4 @@
-"""What is read of a model from trial passes: also where its weights are zeros, and not after they
-have changed.
-"""
+"""Facts read from trial passes: also with weights of zero, and not after weights have changed."""
 
 import copy
 from collections.abc import Callable

@@ -1,6 +1,4 @@
-"""wrap: where special tokens and patches stand, what is said of a module, the order of its tokens;
-what is refused.
-"""
+"""wrap: places of special tokens and patches, hints about a module, and refusals."""
 
 import sys
 import threading

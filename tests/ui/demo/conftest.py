@@ -1,6 +1,4 @@
-"""The page, served by the command in a process of its own; skipped, with the reason, without the
-extra.
-"""
+"""The page, served by the command in a separate process; skipped without the extra."""
 
 import os
 import signal
