@@ -1,5 +1,6 @@
-"""Planted facts: a classifier that reads less than there is, models and pretrainings that differ,
-and what compares nothing. A claim must appear, or must not.
+"""Planted facts about features: claims that must appear, and claims that must not.
+
+A classifier reads less than there is, models and pretrainings differ, or nothing is comparable.
 """
 
 from dataclasses import replace

@@ -1,6 +1,4 @@
-"""Planted facts of a training: overfitting, accuracy that still rises, a baseline that wins;
-nothing planted, nothing found.
-"""
+"""Planted facts of a training: overfitting, accuracy that still rises, a baseline that wins."""
 
 from dataclasses import replace
 

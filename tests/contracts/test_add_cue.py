@@ -1,6 +1,4 @@
-"""A cue and a next step are added as CONTRIBUTING.md says, by its examples as they are written
-there.
-"""
+"""A new cue and a new next step need only the examples of CONTRIBUTING.md."""
 
 import torch
 from torch import Tensor, nn

@@ -1,6 +1,4 @@
-"""Commands on folders, files and classes of any name: reports, figures and the terminal only show
-them.
-"""
+"""Folders, files and classes of any name: reports, figures and the terminal only show them."""
 
 import os
 import warnings

@@ -1,6 +1,4 @@
-"""Records outlive the code that wrote them: folders of earlier and later versions of a schema are
-read and reported.
-"""
+"""Folders of earlier and later versions of a schema are read and reported."""
 
 import json
 import shutil

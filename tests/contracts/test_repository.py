@@ -1,6 +1,4 @@
-"""The repository is what it says of itself: committed reports can be read and are light,
-CONTRIBUTING.md is true to the code, and the kernels are few.
-"""
+"""Committed reports are readable and light, CONTRIBUTING.md is true, and the kernels are few."""
 
 import ast
 import os

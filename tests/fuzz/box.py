@@ -1,6 +1,4 @@
-"""A folder in which the command line is run, and what must hold of every run in it, whatever it is
-given.
-"""
+"""A folder in which command lines run, and the rules for every run in it."""
 
 import contextlib
 import io

@@ -1,6 +1,4 @@
-"""1,000 damaged files of every format that is read: one line and exit code 2, or a run without the
-damaged part.
-"""
+"""1,000 damaged files of every format: one line and exit code 2, or a run without that part."""
 
 import random
 import shutil

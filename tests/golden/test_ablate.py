@@ -1,6 +1,4 @@
-"""The record of `vitlens ablate` holds what the functions compute; killed runs are resumed, and no
-other.
-"""
+"""The record of `vitlens ablate` holds what the functions compute; killed runs resume."""
 
 import re
 from itertools import chain

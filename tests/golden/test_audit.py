@@ -1,6 +1,4 @@
-"""An audit from beginning to end on tiny models: chapters, verdicts, what is said without labels,
-JUnit, exit codes.
-"""
+"""An audit from beginning to end: chapters, verdicts, missing labels, JUnit, exit codes."""
 
 import json
 from dataclasses import replace

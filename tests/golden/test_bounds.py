@@ -1,6 +1,4 @@
-"""Every number of every golden run lies where it can, and so does its interval: no share is above 1
-or below 0.
-"""
+"""Every number of every golden run lies within its bounds, and so does its interval."""
 
 import math
 from collections.abc import Iterator, Mapping

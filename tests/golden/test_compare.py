@@ -1,5 +1,4 @@
-"""The record of `vitlens compare`: its numbers agree with each other and with what was asked
-for."""
+"""The record of `vitlens compare`: its numbers agree with each other and with the options."""
 
 from dataclasses import replace
 from itertools import product

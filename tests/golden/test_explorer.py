@@ -1,6 +1,4 @@
-"""The attention explorer's data: what a run keeps is the model's attention, and its report gives it
-back.
-"""
+"""The explorer's data: a run stores the model's attention, and its report returns it."""
 
 import shutil
 from dataclasses import replace

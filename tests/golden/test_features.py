@@ -1,6 +1,4 @@
-"""The record of `vitlens features` holds what the functions compute, for one model or two, with or
-without labels.
-"""
+"""The record of `vitlens features` holds what the functions compute, with or without labels."""
 
 from dataclasses import replace
 

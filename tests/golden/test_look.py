@@ -1,5 +1,4 @@
-"""`vitlens look`: what it writes and shows, which images, model and weights of attention it
-takes."""
+"""`vitlens look`: its output, and the images, models and attention weights that it takes."""
 
 import pickle
 from dataclasses import replace

@@ -1,6 +1,4 @@
-"""Attention methods as whole matrices, written out from the papers, over the weights and gradients
-that a model has.
-"""
+"""Attention methods as full matrices, written out from the papers."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext

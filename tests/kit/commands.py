@@ -1,5 +1,4 @@
-"""A command as typed: the record and the report that it leaves, or the line with which it
-refuses."""
+"""Commands as typed: their record and report, or the line with which they refuse."""
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence

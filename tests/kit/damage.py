@@ -1,6 +1,4 @@
-"""Ways to damage what a file says: each place of its JSON set to each of many values, its bytes cut
-and flipped.
-"""
+"""Ways to damage a file: each place of its JSON set to many values, its bytes cut and flipped."""
 
 import copy
 import json

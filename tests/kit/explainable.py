@@ -1,6 +1,4 @@
-"""Tiny models for attributions: ViTs with a grid that is not square and with registers, a CNN on
-images not square.
-"""
+"""Tiny models for attributions: ViTs with odd grids and registers, and a CNN."""
 
 from collections.abc import Callable, Sequence
 

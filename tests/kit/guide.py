@@ -1,6 +1,4 @@
-"""The examples of CONTRIBUTING.md, put where it says: into the running package, or a copy of the
-repository.
-"""
+"""The examples of CONTRIBUTING.md, put into the running package or a copy of the repository."""
 
 import ast
 import gc

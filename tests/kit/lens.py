@@ -1,6 +1,4 @@
-"""Models on which the lens is tried, and copies of a model that are cut by hand where the lens
-changes a place.
-"""
+"""Models for tests of the lens, and copies that are cut by hand where the lens changes a place."""
 
 import copy
 from collections.abc import Callable

@@ -1,6 +1,4 @@
-"""A model of which it is known what the removal of each patch does, its images, and methods of
-known maps.
-"""
+"""A model with known effects of removing each patch, its images, and methods of known maps."""
 
 from pathlib import Path
 

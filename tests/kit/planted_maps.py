@@ -1,6 +1,4 @@
-"""Records of attention and rollout with planted facts, and the numbers of maps by their
-definitions.
-"""
+"""Records of attention and rollout with planted facts, and numbers of maps by definition."""
 
 from dataclasses import replace
 

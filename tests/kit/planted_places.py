@@ -1,6 +1,4 @@
-"""Images of one bar at any place, of two sizes, and models that read its direction but fail by what
-the bar is like.
-"""
+"""Images of one bar at any place, and models that fail by its place or size."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,5 +1,4 @@
-"""Images with independent cues, and models that each read one of them: what they rely on is
-known."""
+"""Images with independent cues, and models that each rely on one of them."""
 
 import math
 from dataclasses import replace

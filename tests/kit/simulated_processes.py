@@ -1,6 +1,4 @@
-"""A distributed run simulated in one process: a thread for each process, which exchange tensors in
-collective calls.
-"""
+"""A distributed run in one process: a thread for each process, which exchange tensors."""
 
 import threading
 from collections.abc import Callable

@@ -1,6 +1,4 @@
-"""Waiting for a sign of another process, never for a time: a busy machine takes as long as it
-takes.
-"""
+"""Wait for a sign of another process, never for a time, as machines may be busy."""
 
 import signal
 import subprocess

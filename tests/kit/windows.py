@@ -1,6 +1,4 @@
-"""Windows as the libraries themselves cut them, the weights inside them put back between the
-patches of the map; and models with windows.
-"""
+"""Windows as the libraries cut them, with the weights put back on the map; and models."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,5 +1,4 @@
-"""Examples in docstrings, the README and docs/tour.ipynb run as they stand and give what is
-stored."""
+"""Examples in docstrings, the README and docs/tour.ipynb run and give what is stored."""
 
 import ast
 import base64

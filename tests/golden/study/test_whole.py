@@ -1,6 +1,4 @@
-"""The whole study: presets trained first, each chapter a complete folder, and one page that is
-written from all.
-"""
+"""The complete study: trained presets, a complete folder for each chapter, and one page."""
 
 from dataclasses import replace
 

@@ -1,6 +1,4 @@
-"""The preprocessing of a source's models without their weights, and photographs on which it is
-compared.
-"""
+"""The preprocessing of a source's models without their weights, and photographs to compare it."""
 
 from pathlib import Path
 from types import SimpleNamespace

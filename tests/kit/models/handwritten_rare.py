@@ -1,5 +1,6 @@
-"""Rarer styles of vision transformers: other axes, orders, stems and blocks. Images are 24 x 32 px,
-patches 8 px.
+"""Rarer styles of vision transformers: other axes, orders, stems and blocks.
+
+Images are 24 x 32 px, patches 8 px.
 """
 
 from functools import partial

@@ -1,6 +1,4 @@
-"""Tiny models of transformers' families, of 32 px and two blocks, in folders as save_pretrained
-writes them.
-"""
+"""Tiny models of transformers' families, of 32 px and two blocks, saved by save_pretrained."""
 
 import json
 import shutil

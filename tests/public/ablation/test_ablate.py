@@ -1,5 +1,4 @@
-"""`vitlens.ablate`: effects of removing units against full forwards with the same change in
-force."""
+"""`vitlens.ablate`: effects of removing units, against full forwards with the same change."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,6 +1,4 @@
-"""The contract of every attack: bounds, real successes, batches, restarts, and what its entry in
-the registry says.
-"""
+"""The contract of every attack: bounds, real successes, batches, restarts, registry entries."""
 
 import re
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""Every attention method of the registry: its settings, the classes it needs, what it refuses; and
-attention flow.
-"""
+"""Every attention method of the registry: settings, classes, refusals; and attention flow."""
 
 import math
 from itertools import product

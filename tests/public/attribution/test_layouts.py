@@ -1,6 +1,4 @@
-"""Maps and features are the same whatever form a network returns its maps in; else they are
-refused.
-"""
+"""Maps and features do not depend on the form in which a network returns its maps."""
 
 from functools import partial
 

@@ -1,6 +1,4 @@
-"""A profile: FLOPs and parameters by part against sums over the layers, memory that follows from
-them, moved clocks.
-"""
+"""A profile: FLOPs and parameters against sums over the layers, memory, moved clocks."""
 
 from math import prod
 

@@ -1,6 +1,4 @@
-"""From a name or a path to a Split: embedded sets, torchvision's without a network, and what is
-none.
-"""
+"""From a name or a path to a Split: embedded sets, torchvision's, and wrong names."""
 
 import socket
 import urllib.error

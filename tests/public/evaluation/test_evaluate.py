@@ -1,6 +1,4 @@
-"""`vitlens.evaluate`: answers in order, classes matched by name, accuracy with the interval that
-groups ask for.
-"""
+"""`vitlens.evaluate`: order of answers, classes matched by name, intervals with groups."""
 
 import pytest
 import torch

@@ -1,6 +1,4 @@
-"""Properties of images against their definitions, and what is said of them against independent
-statistics.
-"""
+"""Properties of images against their definitions, and their tests against statistics."""
 
 import math
 from collections.abc import Iterator

@@ -1,5 +1,6 @@
-"""`vitlens explain --verify` on a model of which it is known what each patch does, of maps that are
-planted; and on composites of images of one colour each.
+"""`vitlens explain --verify` on a model with known effects of patches and planted maps.
+
+Composites are made of images of one colour each.
 """
 
 from itertools import combinations, pairwise

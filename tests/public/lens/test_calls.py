@@ -1,6 +1,4 @@
-"""An observed call has attention by its definition, for every mask, layout of axes and kind of
-call.
-"""
+"""An observed call has attention by its definition, for every mask, layout and kind of call."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,6 +1,4 @@
-"""Changes of places against models that are cut by hand, hooks on timm's modules, and attention
-written out.
-"""
+"""Changes of places against models cut by hand, hooks on timm's modules, and formulas."""
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType

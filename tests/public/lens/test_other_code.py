@@ -1,5 +1,6 @@
-"""Models with other code than their names say: subclasses, hooks, forwards put in,
-parametrizations, adapters. What is computed in a quicker way gives what full forward passes give.
+"""Models with other code than their names say: subclasses, hooks, forwards, adapters.
+
+Quicker computations give what full forward passes give.
 """
 
 from collections.abc import Callable, Iterator

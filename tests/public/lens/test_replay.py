@@ -1,5 +1,4 @@
-"""The replay and patching against the model run in full, and against models that are cut by
-hand."""
+"""The replay and patching against full runs, and against models that are cut by hand."""
 
 from typing import Any
 

@@ -1,6 +1,4 @@
-"""One headless Chromium for all tests of this folder; skipped, with the reason, where there is
-none.
-"""
+"""One headless Chromium for all tests of this folder; skipped, with the reason, without one."""
 
 import shutil
 from collections.abc import Iterator
