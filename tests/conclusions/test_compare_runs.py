@@ -1,4 +1,4 @@
-"""`report --compare`: every folder against its copy, the title as a release decision, other images."""
+"""`report --compare`: every folder against its copy, the title as a decision, other images."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The words of the command line are those that exist: names, registries, choices, the public API."""
+"""The words of the command line exist: names, registries, choices, and the public API."""
 
 import ast
 from collections.abc import Callable
