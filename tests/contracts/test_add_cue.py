@@ -16,8 +16,9 @@ QUESTION = "left and right"
 
 
 class ReadsSide(nn.Module):
-    """Reads which side is brighter: the left against the right (axis 3), or the top against the
-    bottom (axis 2).
+    """A model that compares the brightness of two sides: left and right, or top and bottom.
+
+    axis: 3 or 2.
     """
 
     def __init__(self, axis: int) -> None:

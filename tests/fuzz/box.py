@@ -77,8 +77,9 @@ def alarm(seconds: float) -> Iterator[None]:
 
 @dataclass
 class Box:
-    """A folder with inputs, which no run may change, and a working folder, in which runs write
-    below WRITABLE alone.
+    """A folder with inputs, which no run may change, and a working folder for runs.
+
+    Runs write only below WRITABLE.
     """
 
     root: Path

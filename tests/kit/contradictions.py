@@ -7,7 +7,5 @@ from vitlens.report.claims import Claim
 
 
 def contradictions(claims: Iterable[Claim]) -> Iterator[str]:
-    """Yield what two claims on one question and subject say differently, and causes that nothing
-    was changed to show.
-    """
+    """Yield conflicts of claims on one question and subject, and causes that no change tested."""
     yield from (f"{conflict.about}: {conflict.error}" for conflict in claim_conflicts(claims))

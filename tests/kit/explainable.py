@@ -35,9 +35,7 @@ class Linear(nn.Module):
 
 
 def linear(grid: tuple[int, int] = (4, 3), patch: tuple[int, int] = (2, 4)) -> Model:
-    """Return a linear model, of 8 x 12 px, that declares the patch layout of a ViT; pixels are not
-    normalised.
-    """
+    """Return a linear model of 8 x 12 px without normalisation, with the patch layout of a ViT."""
     layout = TokenLayout(grid, patch)
     return bare(Linear(layout.image_size), layout.image_size, anatomy=Anatomy("other", (), layout))
 
@@ -49,9 +47,7 @@ def prompted(model: Model) -> Model:
 
 
 def affinity(model: Model, images: Tensor, layers: Sequence[int] | None = None) -> Tensor:
-    """Return the attention between patches, mean over heads, plus its transpose, rows scaled to sum
-    to 1.
-    """
+    """Return attention between patches, mean over heads, plus its transpose, with rows of sum 1."""
     first = len(model.layout.prefix)
     affinities = [
         layer[:, :, first:, first:].double().mean(1) for layer in vitlens.attention(model, images)

@@ -93,9 +93,7 @@ def removable(model: Model, layer: int) -> bool:
 
 
 def without_head(model: Model, layer: int, head: int, constant: Tensor | None = None) -> Model:
-    """Return a copy whose output projection does not read a head, but (its bias) a constant
-    instead.
-    """
+    """Return a copy whose output projection reads a constant (its bias) in place of a head."""
     cut = copy.deepcopy(model)
     block = layers(model)[layer]
     projection = projection_of(cut, block.attention)

@@ -57,9 +57,7 @@ def bars(count: int = 120, *, seed: int = 0, masks: bool = True) -> Split:
 
 @cache
 def covered_bars(count: int = 200, *, seed: int = 0) -> Split:
-    """Return the bars, most of them with a dark square near them or on them; masks have what
-    remains visible.
-    """
+    """Return bars, most with a dark square near or on them; masks have what remains visible."""
     split = bars(count, seed=seed)
     generator = torch.Generator().manual_seed(seed + 1)
     pixels = split.source.read(torch.arange(count)).clone()
@@ -75,9 +73,7 @@ def covered_bars(count: int = 200, *, seed: int = 0) -> Split:
 
 
 class ReadsDirection(nn.Module):
-    """Reads whether the bar is wider than high, by pixels above the middle between the ground and
-    the brightest.
-    """
+    """A model that reads whether the bar is wider than high, by its bright pixels."""
 
     def __init__(self, rule: Rule) -> None:
         super().__init__()

@@ -41,8 +41,10 @@ SIZE: Final = (48, 64)
 
 @dataclass(frozen=True)
 class Example:
-    """what: in words, for the documentation; make: writes it into a folder; outcome: what loading
-    it does; meaning: what it is read as, or what the refusal asks for.
+    """An example of what can be loaded, or is refused.
+
+    what: in words, for the documentation; make: writes it into a folder; outcome: what loading it
+    does; meaning: what it is read as, or what the refusal asks for.
     """
 
     what: str
@@ -578,9 +580,7 @@ TABLES: Final = (
 def _masked(
     values: np.ndarray | Image.Image, *, suffix: str = ".png", turned: int = 1
 ) -> Callable[[Path], None]:
-    """Return an image with a bright object, and a mask; turned: the EXIF orientation of the image
-    alone.
-    """
+    """Write an image with a bright object, and a mask; turned: the image's EXIF orientation."""
 
     def make(root: Path) -> None:
         for place in ("images", "masks"):

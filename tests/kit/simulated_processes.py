@@ -18,8 +18,9 @@ from vitlens.processes import Processes
 def run_in_processes(
     count: int, function: Callable[[Processes], Any], monkeypatch: pytest.MonkeyPatch
 ) -> list[Any]:
-    """Return the results of work(processes), or its exceptions, in each of count processes; runs
-    inside use that process.
+    """Run function(processes) in each of count processes; return the results or exceptions.
+
+    Runs inside use that process.
     """
     rounds: dict[int, dict[int, torch.Tensor]] = {}
     ended: set[int] = set()

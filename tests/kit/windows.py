@@ -97,8 +97,9 @@ def timm_tokens(resolution: Pair, window: Pair, shift: Pair) -> Tensor:
 
 
 def torchvision_tokens(resolution: Pair, window: Pair, shift: Pair) -> Tensor:
-    """Return the same as torchvision's shifted_window_attention: padded, then rolled (never where
-    one window covers all).
+    """Number the patches as torchvision's shifted_window_attention: padded, then rolled.
+
+    It never rolls where one window covers all.
     """
     tokens = torch.arange(1.0, 1 + resolution[0] * resolution[1]).view(1, *resolution, 1)
     tokens = F.pad(tokens, (0, 0, 0, -resolution[1] % window[1], 0, -resolution[0] % window[0]))
@@ -110,8 +111,9 @@ def torchvision_tokens(resolution: Pair, window: Pair, shift: Pair) -> Tensor:
 
 
 def window_places(cut: Windows) -> Tensor:
-    """Return the number of the patch at each place of each window (windows, inside), by the
-    libraries; -1 for padding.
+    """Return the number of the patch at each place of each window (windows, inside).
+
+    -1 is padding.
     """
     if cut.dilated:
         grid = numbered(*cut.resolution)[None, ..., None]
@@ -123,11 +125,10 @@ def window_places(cut: Windows) -> Tensor:
 def unwindow(
     weights: Float[Tensor, "calls heads inside inside"], cut: Windows
 ) -> Float[Tensor, "batch heads patches patches"]:
-    """Return the weights between all patches of the map, zero where two patches share no window;
-    weights: row by row.
+    """Return the weights between all patches of the map, zero for those without a shared window.
 
-    Rows sum to 1 minus the mass on padding. `calls` holds the windows of each image one after
-    another.
+    weights: row by row. Rows sum to 1 minus the mass on padding. `calls` holds the windows of each
+    image one after another.
     """
     index = window_places(cut).to(weights.device)
     count = len(index)

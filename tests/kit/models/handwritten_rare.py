@@ -87,9 +87,7 @@ class MergedHeadsFirst(Attention):
 
 
 class Grouped(Attention):
-    """RMS norms, four heads of queries for two of keys and values, a learned bias of each pair of
-    positions.
-    """
+    """RMS norms, four heads of queries for two of keys and values, a bias of pairs of positions."""
 
     def __init__(self) -> None:
         super().__init__(heads=4)
@@ -182,9 +180,7 @@ class OptionalBlock(Block):
 
 
 class OptionalViT(ViT):
-    """Blocks that take a mask by name and return a tuple; a dict of results; a weight norm of the
-    projections.
-    """
+    """Blocks that take a mask by name and return a tuple; a dict of results; a weight norm."""
 
     def __init__(self) -> None:
         super().__init__(partial(OptionalBlock, partial(Attention, HEADS, five_axes)))
@@ -211,9 +207,7 @@ class QueryPooled(ViT):
 
 
 class RegistersLast(ViT):
-    """Two registers after the patches, or before them; the classifier reads the mean of the
-    patches.
-    """
+    """Two registers after the patches, or before them; the classifier reads the patches' mean."""
 
     def __init__(self, attention: Build = Attention, *, last: bool = True) -> None:
         super().__init__(partial(Block, attention), prefix=0)
@@ -255,9 +249,7 @@ def hybrid() -> ViT:
 
 
 def merged_two() -> ViT:
-    """Return two heads, which might be a batch of two, beside the MLP; overlapping convolutions as
-    in CCT.
-    """
+    """Build two heads, which might be a batch of two, next to the MLP; convolutions as in CCT."""
     vit = ViT(partial(Parallel, partial(Attention, 2, merged)))
     widths = ((3, 8), (8, 16), (16, DIM))
     vit.stem = nn.Sequential(

@@ -84,8 +84,9 @@ class Stage(nn.Module):
 
 
 class Laid(nn.Module):
-    """Two stages in a form, and a mean over the last map; with `side`, a decoder whose output the
-    logits ignore.
+    """Two stages in a form, and a mean over the last map.
+
+    side: adds a decoder, whose output the logits ignore.
     """
 
     def __init__(self, form: str = "channels first", *, side: bool = False) -> None:

@@ -105,9 +105,7 @@ def tower(name: str, model: Any) -> Any:
 
 
 def save_family(name: str, folder: Path) -> Any:
-    """Save a tiny model and its image processor; returns the model of transformers, in evaluation
-    mode.
-    """
+    """Save a tiny model and its image processor; return the model in evaluation mode."""
     import transformers
 
     family, kind, fields, processor, options = FAMILIES[name]

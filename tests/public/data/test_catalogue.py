@@ -81,9 +81,7 @@ class Turned:
 
 
 class Photographs:
-    """Like EuroSAT, without parts, Food101 and the pets: images of many sizes, opened when asked
-    for.
-    """
+    """Like EuroSAT, without parts, Food101 and the pets: images of many sizes, opened late."""
 
     classes = ("pie", "soup")
 

@@ -273,9 +273,7 @@ def test_in_half_precision_it_is_near_the_full_forward_in_half_precision(family)
 
 
 class Reaches(nn.Module):
-    """A ViT whose head reads the first block's output too, past the blocks: a replay from the
-    second would miss it.
-    """
+    """A ViT whose head also reads the first block's output: a replay from the second misses it."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -300,8 +298,7 @@ class Other(type(ours().module.blocks[0])):
 
 
 class Goes(type(ours().module.blocks[0].attn)):
-    """Attention that goes on after its projection: a change of heads cannot be added to its
-    output."""
+    """Attention that continues after its projection: changes of heads are not additive."""
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         return super().forward(tokens, mask).tanh()

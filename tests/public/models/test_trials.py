@@ -33,8 +33,9 @@ class Block(nn.Module):
 
 
 class Pooled(nn.Module):
-    """Patches of 8 px, CLS first; the classifier reads what `pool` says. stem: "patches", or
-    "mixing" for a convolution that reaches over the patches' edges, whose tokens cannot be mixed.
+    """Patches of 8 px, CLS first; the classifier reads what `pool` says.
+
+    stem: "patches", or "mixing" for a convolution across the patches' edges, which mixes tokens.
     """
 
     def __init__(self, pool: str = "mean", stem: str = "patches") -> None:

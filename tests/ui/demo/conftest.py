@@ -51,9 +51,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 class Visitor:
-    """One visitor of the page, with cookies and state of their own; what is asked for elsewhere is
-    kept.
-    """
+    """One visitor of the page, with separate cookies and state; requests elsewhere are recorded."""
 
     def __init__(self, browser: Any, address: str, **settings: Any) -> None:
         self.context = browser.new_context(
