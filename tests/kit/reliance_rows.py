@@ -54,7 +54,7 @@ def reliance_row(
 def misleading_row(
     model: str, cue: str, intervention: str, gained: float, **more: object
 ) -> RelianceRow:
-    """Return a row whose intervention raises accuracy by these points; its control lowers it by 5."""
+    """Return a row whose intervention gains these points of accuracy; its control loses five."""
     values = {
         "gained": Estimate(gained, gained - 4, gained + 4, N, "points"),
         "lost": Estimate(-gained - 5, -gained - 10, -gained, N, "points"),
