@@ -77,7 +77,8 @@ def test_every_number_and_its_interval_lie_where_they_can(name, golden):
     wrong = []
     for place, number in numbers(golden(name).record):
         least, most = bounds_of(place, number.unit)
-        low, high = (number.value if end is None else end for end in (number.low, number.high))
+        low = number.value if number.low is None else number.low
+        high = number.value if number.high is None else number.high
         if not least <= low <= number.value <= high <= most:
             wrong.append((place, number))
     assert not wrong

@@ -785,10 +785,10 @@ class Unknown:
 
 
 def _fc_norm() -> dict[str, Tensor]:
-    return {
-        ("fc_" if name.startswith("norm.") else "") + name: value
-        for name, value in weights().items()
-    }
+    renamed = {}
+    for name, value in weights().items():
+        renamed[f"fc_{name}" if name.startswith("norm.") else name] = value
+    return renamed
 
 
 _LORA: Final = "base_model.model.blocks.0.attn.qkv.lora_A.default.weight"

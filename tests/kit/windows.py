@@ -104,7 +104,8 @@ def torchvision_tokens(resolution: Pair, window: Pair, shift: Pair) -> Tensor:
     tokens = torch.arange(1.0, 1 + resolution[0] * resolution[1]).view(1, *resolution, 1)
     tokens = F.pad(tokens, (0, 0, 0, -resolution[1] % window[1], 0, -resolution[0] % window[0]))
     _, height, width, _ = tokens.shape
-    down, across = (0 if size <= w else s for size, w, s in zip((height, width), window, shift))
+    down = 0 if height <= window[0] else shift[0]
+    across = 0 if width <= window[1] else shift[1]
     tokens = tokens.roll((-down, -across), (1, 2))
     tokens = tokens.view(1, height // window[0], window[0], width // window[1], window[1], 1)
     return tokens.permute(0, 1, 3, 2, 4, 5).reshape(-1, window[0] * window[1]) - 1

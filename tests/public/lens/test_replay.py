@@ -1,5 +1,6 @@
 """The replay and patching against full runs, and against models that are cut by hand."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.kit.lens import (
     removable,
     without_head,
 )
+from tests.kit.marks import slow_if
 from tests.kit.tiny import FAMILIES, model_of, ours, shared_model, timm_model
 from vitlens import KnockOut, Model
 from vitlens.errors import InputError, UnknownNameError
@@ -132,9 +134,8 @@ BY_DEFAULT = {  # every mechanism once, and every way of cutting several times
 @pytest.mark.parametrize(
     ("name", "chunks"),
     [
-        pytest.param(name, chunks, marks=() if BY_DEFAULT.get(name) == chunks else pytest.mark.slow)
-        for name in FAMILIES
-        for chunks in CHUNKS
+        slow_if(BY_DEFAULT.get(name) != chunks, name, chunks)
+        for name, chunks in product(FAMILIES, CHUNKS)
     ],
 )
 def test_logits_are_those_of_the_full_forward(name, chunks):
