@@ -1,6 +1,4 @@
-"""The script for a GPU, on a CPU: every part runs small, goes on where it stopped, and never passes
-for a GPU.
-"""
+"""The script for a GPU, on a CPU: every part runs small, resumes, and never passes for a GPU."""
 
 import json
 import time

@@ -1,6 +1,4 @@
-"""What an attack's report claims: verdicts follow the curves, planted faults come first, nothing is
-invented.
-"""
+"""An attack's report: verdicts follow the curves, and planted faults come first."""
 
 from dataclasses import replace
 from functools import partial

@@ -1,6 +1,4 @@
-"""Comparisons of two models, and of two runs: the paired difference first; nothing found where
-nothing is.
-"""
+"""Comparisons of two models, and of two runs: the paired difference first, nothing invented."""
 
 import shlex
 from dataclasses import replace

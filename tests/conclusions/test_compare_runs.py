@@ -1,6 +1,4 @@
-"""`report --compare`: every folder compares with its like; the title decides on release; other
-images are said.
-"""
+"""`report --compare`: every folder against its copy, the title as a decision, other images."""
 
 import json
 import shutil

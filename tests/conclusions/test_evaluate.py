@@ -1,6 +1,4 @@
-"""What is said of models on the same images: planted facts come first, with their numbers; nothing
-is invented.
-"""
+"""Reports of models on the same images: planted facts come first, with their numbers."""
 
 from dataclasses import replace
 
@@ -91,7 +89,7 @@ def test_a_difference_is_judged_by_its_whole_interval(low, high, decided, state)
 @pytest.mark.parametrize(("share", "seed"), [(0.05, 1), (0.08, 2), (0.3, 0)])
 def test_what_is_not_decided_is_neither_warned_of_nor_failed(share, seed):
     record = evaluate_record(with_errors(seed, a=0.05, b=share), seed=seed)
-    questions = {claim.question for claim in first_page(record) if claim.kind == "answer"}
+    questions = set(values_of(select(first_page(record), kind="answer"), "question"))
     assert questions == {"which is better" if share == 0.3 else "no difference"}
     assert states(REPORT(record))["accuracy of a and b"] in (
         ("fail",) if share == 0.3 else ("pass", "inconclusive")

@@ -1,6 +1,4 @@
-"""What is said of failures follows the rows: a cause is named only where errors differ and a change
-mends them.
-"""
+"""A report names a cause of errors only where errors differ and a change fixes them."""
 
 from dataclasses import replace
 
@@ -297,7 +295,7 @@ def test_examples_are_errors_that_a_change_mends_and_its_control_does_not():
     split = squares(200, seed=0)
     compared = replace(BOTH, **failures_of({"vit": at_border, "cnn": low_contrast}, split))
     document = REPORT(compared)
-    assert {claim.subject for claim in document.claims if claim.question == "why it fails"} == {
+    assert set(values_of(select(document.claims, question="why it fails"), "subject")) == {
         "vit",
         "cnn",
     }

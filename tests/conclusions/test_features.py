@@ -1,5 +1,6 @@
-"""Planted facts: a classifier that reads less than there is, models and pretrainings that differ,
-and what compares nothing. A claim must appear, or must not.
+"""Planted facts about features: claims that must appear, and claims that must not.
+
+A classifier reads less than there is, models and pretrainings differ, or nothing is comparable.
 """
 
 from dataclasses import replace
@@ -132,7 +133,7 @@ def test_a_classifier_that_reads_less_fails_and_what_compares_no_pretrainings_is
     assert "more than" not in REPORT(alike).title
     record = record_of({"m": {"own": answers, KNN: answers, PROBE: answers | right(0.5, 1)}})
     claim = claims(record)["classifier"]
-    (gap,) = [head_row.difference for head_row in record.head if head_row.classifier == PROBE]
+    gap = select_one(record.head, classifier=PROBE).difference
     assert 15 < gap.value < 25
     assert (claim.state, claim.effect.value) == ("fail", -gap.value)
     assert REPORT(record).title == "The last layer of m holds more than its classifier reads"

@@ -1,5 +1,4 @@
-"""The first page of a study: claims that show an effect, and what else it says of a planted
-cause."""
+"""The first page of a study: claims that show an effect, and a planted cause."""
 
 from dataclasses import replace
 from itertools import chain

@@ -1,6 +1,4 @@
-"""Whether a report recovered the cause that was planted in its data, by the factors that no
-analysis reads.
-"""
+"""The judgement if a report recovered the cause that was planted in its data."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,4 @@
-"""Planted costs: a model that is faster than the others, one that grows faster, timings that cannot
-be compared.
-"""
+"""Planted costs: a faster model, one whose cost grows faster, timings without a comparison."""
 
 from dataclasses import replace
 

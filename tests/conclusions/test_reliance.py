@@ -1,6 +1,4 @@
-"""What a report says of cues: only what is matched, corrected and large; each with its number and
-its control.
-"""
+"""A report's claims about cues are matched, corrected and large, with number and control."""
 
 import pytest
 

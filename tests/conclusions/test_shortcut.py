@@ -1,6 +1,4 @@
-"""What a report says of cues that mislead: who is misled, which heads carry the cue, and which maps
-show it.
-"""
+"""A report on misleading cues: misled models, the heads that carry the cue, and its maps."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""Heads made by hand are found first, in their words and numbers; a model without them has no such
-finding.
-"""
+"""Heads made by hand come first, in their words and numbers; other models lack the finding."""
 
 from functools import partial
 from math import exp

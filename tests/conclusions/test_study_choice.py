@@ -1,4 +1,4 @@
-"""Which point of a study to take: the cheapest within the margin, none seen, or inconclusive."""
+"""The model that a study recommends: the cheapest within the margin, or none."""
 
 import pytest
 

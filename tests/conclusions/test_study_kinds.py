@@ -1,6 +1,4 @@
-"""What a study of points says: planted predictions, and the claims that they must and must not
-make.
-"""
+"""Reports of studies: planted predictions, and the claims that they must and must not make."""
 
 from dataclasses import replace
 

@@ -1,5 +1,4 @@
-"""ENTRIES: every function of a model, as one call on any model and images; what holds for all is
-tested from here.
+"""ENTRIES: every function of a model as one call on any model and images, for tests of all.
 
 Attributions and attacks are read from their registries: a new one is covered by itself, on each
 model that its families name. Another public function of a model is one entry more, which

@@ -1,5 +1,4 @@
-"""A command that is added takes its folder and one entry of the registry: all else finds it
-there."""
+"""A new command needs only its folder and one entry of the registry."""
 
 import json
 import subprocess

@@ -1,6 +1,4 @@
-"""A cue and a next step are added as CONTRIBUTING.md says, by its examples as they are written
-there.
-"""
+"""A new cue and a new next step need only the examples of CONTRIBUTING.md."""
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +16,9 @@ QUESTION = "left and right"
 
 
 class ReadsSide(nn.Module):
-    """Reads which side is brighter: the left against the right (axis 3), or the top against the
-    bottom (axis 2).
+    """A model that compares the brightness of two sides: left and right, or top and bottom.
+
+    axis: 3 or 2.
     """
 
     def __init__(self, axis: int) -> None:

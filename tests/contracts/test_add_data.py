@@ -1,6 +1,4 @@
-"""A data set that is added takes its file and one entry of the registry: here the guide's own
-(CONTRIBUTING.md).
-"""
+"""A new data set needs its file and one entry of the registry, as in CONTRIBUTING.md."""
 
 import pytest
 import torch

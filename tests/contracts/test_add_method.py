@@ -1,6 +1,6 @@
-"""An attack, an attribution, an attention method, a head statistic or a label that is added takes
-its function and one entry of its registry: all else finds it there. The first four are the guide's
-own (CONTRIBUTING.md).
+"""A new attack, attribution, attention method, statistic or label needs one registry entry.
+
+The first four are the examples of CONTRIBUTING.md.
 """
 
 import json

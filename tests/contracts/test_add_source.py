@@ -1,6 +1,4 @@
-"""A source of models is added by one file and one entry of the registry: here a throw-away one, by
-the entry alone.
-"""
+"""A new source of models needs one file and one entry of the registry."""
 
 from collections.abc import Mapping
 

@@ -1,6 +1,4 @@
-"""Every example of CONTRIBUTING.md, put into a copy of the repository as the guide says: it works,
-and nothing else has to be touched.
-"""
+"""Every example of CONTRIBUTING.md works in a copy of the repository without other changes."""
 
 import json
 import os

@@ -1,5 +1,6 @@
-"""The changed model is the model: inside `intervene`, with a user's hook or with another forward
-put into a module, a function gives what it gives for a model whose modules are really changed.
+"""A function gives the same for an intervention as for a model that is really changed.
+
+Interventions are `intervene`, a user's hook, and another forward put into a module.
 """
 
 import copy

@@ -1,5 +1,4 @@
-"""One list of checks for every function of a model, and for every entry of the registries of
-methods (entries.py).
+"""One list of checks for every function of a model and every method's entry (entries.py).
 
 A check that an entry does not pass stands in the entry's `exempt`, with the reason.
 """

@@ -1,6 +1,4 @@
-"""What observation promises for every family: the same logits, all layers, rows that sum to 1,
-gradients, a rollout.
-"""
+"""Promises of observation for every family: logits, all layers, rows, gradients, a rollout."""
 
 import pytest
 import torch

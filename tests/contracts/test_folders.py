@@ -1,6 +1,7 @@
-"""Folders of runs that were damaged, written by others or by an earlier version: `vitlens report`
-and --resume refuse them in one line, exit code 2, or go on; nothing is read or written outside.
-Many more: tests/fuzz/test_damage.py.
+"""Damaged, foreign and older folders: `vitlens report` and --resume refuse them or go on.
+
+A refusal is one line with exit code 2. Nothing is read or written outside.
+tests/fuzz/test_damage.py has many more.
 """
 
 import json

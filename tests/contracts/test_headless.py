@@ -1,5 +1,6 @@
-"""A model without a classifier: what needs a class is refused, what needs none works. Its functions
-are checked in test_common.py and test_support.py.
+"""A model without a classifier: what needs a class is refused, and the rest works.
+
+test_common.py and test_support.py check its functions.
 """
 
 from functools import partial

@@ -55,9 +55,7 @@ def references(root: Path) -> Iterator[Reference]:
 
 
 def layer_of(module: str, container: str, layers: Sequence[str]) -> tuple[int, str] | None:
-    """Return the number of a module's layer, the lowest first, and the member of the layer that
-    holds the module.
-    """
+    """Return the number of a module's layer, the lowest first, and its member of the layer."""
     for number, layer in enumerate(reversed(layers)):
         for member in layer.split("|"):
             name = f"{container}.{member.strip()}" if container else member.strip()
@@ -67,9 +65,7 @@ def layer_of(module: str, container: str, layers: Sequence[str]) -> tuple[int, s
 
 
 def points_down(reference: Reference, contract: Mapping[str, Sequence[str]]) -> bool:
-    """Return True unless the named module is in a higher layer, or in another member of the same
-    layer.
-    """
+    """Return True unless the named module is in a higher layer or another member of the layer."""
     for container in contract.get("containers", [""]):
         here = layer_of(reference.module, container, contract["layers"])
         there = layer_of(reference.target, container, contract["layers"])

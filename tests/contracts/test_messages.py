@@ -1,5 +1,4 @@
-"""What is said of wrong calls of every command and public function: messages.txt, one line a
-message.
+"""Messages for wrong calls of every command and public function, one a line in messages.txt.
 
 After a change of words: `pytest tests/contracts/test_messages.py --rewrite -n 0`, and read the
 difference. What a caller may rely on, exit codes and types of errors, is asserted here; the file

@@ -1,6 +1,4 @@
-"""The words that the command line offers are those that are there: names, registries, choices, the
-public API.
-"""
+"""The words of the command line exist: names, registries, choices, and the public API."""
 
 import ast
 from collections.abc import Callable

@@ -1,6 +1,4 @@
-"""Commands on folders, files and classes of any name: reports, figures and the terminal only show
-them.
-"""
+"""Folders, files and classes of any name: reports, figures and the terminal only show them."""
 
 import os
 import warnings
@@ -11,6 +9,7 @@ import pytest
 from PIL import Image
 
 from tests.kit.making import little_vit, save
+from tests.kit.marks import slow_except
 from tests.kit.nasty import NASTY, cells, problems
 from tests.kit.pages import page_problems
 from vitlens.cli.main import run
@@ -72,10 +71,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize(
     "command",
-    [
-        pytest.param(command, marks=() if command in QUICK else pytest.mark.slow)
-        for command in LINES
-    ],
+    slow_except(LINES, QUICK),
 )
 def test_a_command_only_shows_names(command, odd, tmp_path, capsys):
     model, data = odd

@@ -1,6 +1,4 @@
-"""Records outlive the code that wrote them: folders of earlier and later versions of a schema are
-read and reported.
-"""
+"""Folders of earlier and later versions of a schema are read and reported."""
 
 import json
 import shutil
@@ -54,9 +52,7 @@ def has_default(field: Field[Any]) -> bool:
 
 
 def drop_optional_columns(kinds: Mapping[str, type]) -> Callable[[Results], None]:
-    """Return a change that leaves the cells without a default, as in rows that are older than the
-    other columns.
-    """
+    """Return a change that drops all cells with a default, as in rows of an earlier version."""
 
     def change(results: Results) -> None:
         for name, rows in results["tables"].items():

@@ -1,6 +1,4 @@
-"""Every command on tiny models and a few images leaves a complete folder, and `report` makes the
-same one again.
-"""
+"""Every command leaves a complete folder, and `report` writes the same one again."""
 
 import shutil
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""The repository is what it says of itself: committed reports can be read and are light,
-CONTRIBUTING.md is true to the code, and the kernels are few.
-"""
+"""Committed reports are readable and light, CONTRIBUTING.md is true, and the kernels are few."""
 
 import ast
 import os
@@ -30,9 +28,7 @@ KERNELS = 41  # modules of vitlens that the kernels may import directly
 
 
 def committed_files(folder):
-    """Return the files below a folder that git tracks or would add; a user's ignored runs do not
-    count.
-    """
+    """Return the files below a folder that git tracks or would add, without ignored ones."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", str(folder)]
     listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     files = [ROOT / name for name in listing.split("\0") if name]

@@ -1,5 +1,7 @@
-"""A section is declared once: from columns and templates follow the record's files, metrics, table,
-chart, glossary, requirements, comparison, JUnit and CSV; shown for a throw-away command.
+"""A section is declared once: its columns and templates give everything else, for a new command.
+
+These are the record's files, metrics, table, chart, glossary, requirements, comparison, JUnit and
+CSV.
 """
 
 import csv

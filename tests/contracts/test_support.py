@@ -1,4 +1,4 @@
-"""What a model supports is what works, what is listed and what is refused, whatever its family."""
+"""What a model supports works, is listed, and otherwise is refused, in every family."""
 
 import dataclasses
 from collections.abc import Callable

@@ -1,6 +1,4 @@
-"""What pages and the README state is so: links lead somewhere, commands are taken, Python compiles,
-works are known.
-"""
+"""Facts on the pages and in the README: links, commands, Python code and cited works."""
 
 import ast
 import re

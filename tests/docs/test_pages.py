@@ -1,6 +1,4 @@
-"""The generated pages of the documentation: current, whole, and a clear error for a command without
-its parts.
-"""
+"""The generated pages are current and complete; a command without its parts is a clear error."""
 
 import re
 

@@ -1,6 +1,4 @@
-"""The site itself: built without a warning and without the network, whole when it is opened from
-the disk.
-"""
+"""The site is built without a warning or the network, and is complete when read from disk."""
 
 import re
 import subprocess

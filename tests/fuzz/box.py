@@ -1,6 +1,4 @@
-"""A folder in which the command line is run, and what must hold of every run in it, whatever it is
-given.
-"""
+"""A folder in which command lines run, and the rules for every run in it."""
 
 import contextlib
 import io
@@ -79,8 +77,9 @@ def alarm(seconds: float) -> Iterator[None]:
 
 @dataclass
 class Box:
-    """A folder with inputs, which no run may change, and a working folder, in which runs write
-    below WRITABLE alone.
+    """A folder with inputs, which no run may change, and a working folder for runs.
+
+    Runs write only below WRITABLE.
     """
 
     root: Path

@@ -1,6 +1,4 @@
-"""Ways to damage a file: any file's bytes, JSON's values, the arrays of an .npz, what safetensors
-say of themselves.
-"""
+"""Ways to damage a file: bytes, values of JSON, arrays of an .npz, headers of safetensors."""
 
 import io
 import json

@@ -13,9 +13,7 @@ SIDE = 32
 
 
 def make_inputs(folder: Path) -> None:
-    """Fill a folder: photos/, classed/, parts/, masked/, boxed/, data.npz, classes.txt, vit/, cnn/,
-    plain.pth ...
-    """
+    """Fill a folder with inputs of every kind: images, masks, boxes, arrays, models, weights."""
     draw = np.random.default_rng(0)
     parts = [
         f"{part}/{name}/{index}.png"

@@ -1,5 +1,4 @@
-"""Command lines drawn from the command line's own options, most of them wrong in one place or
-more."""
+"""Command lines drawn from the options of the commands, most of them with mistakes."""
 
 import random
 from collections.abc import Sequence

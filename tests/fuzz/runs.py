@@ -1,4 +1,4 @@
-"""Short runs of every command, finished or killed on their way, whose folders are damaged."""
+"""Short runs of every command, finished or killed, for tests that damage their folders."""
 
 import shutil
 import time

@@ -1,6 +1,4 @@
-"""1,000 damaged files of every format that is read: one line and exit code 2, or a run without the
-damaged part.
-"""
+"""1,000 damaged files of every format: one line and exit code 2, or a run without that part."""
 
 import random
 import shutil
@@ -19,10 +17,9 @@ pytestmark = pytest.mark.slow
 
 @dataclass(frozen=True)
 class Target:
-    """A file to damage, below a folder of valid things, and the line that reads it; damages: the
-    ways to damage its format.
+    """A file to damage, below a folder of valid files, and the line that reads it.
 
-    The line's {place} is the copy in which it was damaged.
+    The line's {place} is the copy in which it was damaged; damages: the ways to damage its format.
     """
 
     file: str

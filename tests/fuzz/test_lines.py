@@ -1,6 +1,4 @@
-"""2,000 command lines, most of them wrong: each ends with a right code, one line, and nothing
-outside its folder.
-"""
+"""2,000 command lines, most of them wrong: a right code, one line, nothing outside the folder."""
 
 import pytest
 

@@ -1,6 +1,4 @@
-"""The record of `vitlens ablate` holds what the functions compute; killed runs are resumed, and no
-other.
-"""
+"""The record of `vitlens ablate` holds what the functions compute; killed runs resume."""
 
 import re
 from itertools import chain
@@ -181,7 +179,7 @@ def test_the_lens_ends_and_curves_begin_at_the_whole_model(pictures, tmp_path):
         *re.findall(r"\d+\.\d", sentence)
     }
     for count in (0, len(record.heads)):
-        ends = {(row.accuracy.value, row.loss) for row in record.curves if row.removed == count}
+        ends = set(values_of(select(record.curves, removed=count), "accuracy.value", "loss"))
         assert len(ends) == 1  # of every order
     typed = (
         f"--clean {pictures}/0.png --corrupted {pictures}/1.png --no-curves --pairs 0 --units head"

@@ -1,6 +1,4 @@
-"""All commands: progress reaches its total, several processes find what one finds, copies name no
-path.
-"""
+"""All commands: progress reaches its total, several processes agree, copies name no path."""
 
 import json
 import math

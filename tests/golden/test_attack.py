@@ -136,11 +136,11 @@ def test_checks_cover_every_attack_and_nothing_is_claimed_of_four_images(record)
     of_cw = select_one(rows, name="no limit", attack="cw-l2")
     assert (of_cw.state != "failed") is (of_cw.found == "none found for 0 of 4")
     # cw has none
-    assert {row.attack for row in rows if row.name == "epsilon 0"} == {
+    assert set(values_of(select(rows, name="epsilon 0"), "attack")) == {
         "fgsm-linf",
         "pgd-linf",
     }
-    assert {row.name for row in rows if row.attack == "pgd-linf"} == {
+    assert set(values_of(select(rows, attack="pgd-linf"), "name")) == {
         "curve",
         "gradients read",
         "epsilon 0",
@@ -154,7 +154,7 @@ def test_checks_cover_every_attack_and_nothing_is_claimed_of_four_images(record)
             assert row.state != "failed"
     document = report(record)
     assert not document.first.answer
-    assert {claim.state for claim in judged(document) if claim.question == "robustness"} <= {
+    assert set(values_of(select(judged(document), question="robustness"), "state")) <= {
         "inconclusive"
     }
 
@@ -291,11 +291,7 @@ def test_corruptions_of_labelled_images(corrupted):
     assert record.metric("mean_corruption_error/other/other").value == pytest.approx(1)
     assert record.metric("mean_corruption_error/cnn-digits/other").value < 1
     for row in record.overall:
-        accuracies = [
-            corruption.accuracy.value
-            for corruption in record.corruptions
-            if corruption.model == row.model
-        ]
+        accuracies = values_of(select(record.corruptions, model=row.model), "accuracy.value")
         assert len(accuracies) == 7 * 5
         assert row.mean_error.value == pytest.approx(1 - np.mean(accuracies))
         assert row.lost.value == pytest.approx(100 * (row.clean.value - np.mean(accuracies)))

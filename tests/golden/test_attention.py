@@ -1,6 +1,4 @@
-"""`vitlens attention` and `rollout`: numbers are those of the functions, reports claim no more than
-they show.
-"""
+"""`vitlens attention` and `rollout`: the functions' numbers, and reports without overclaims."""
 
 import re
 from dataclasses import replace

@@ -1,6 +1,4 @@
-"""An audit from beginning to end on tiny models: chapters, verdicts, what is said without labels,
-JUnit, exit codes.
-"""
+"""An audit from beginning to end: chapters, verdicts, missing labels, JUnit, exit codes."""
 
 import json
 from dataclasses import replace
@@ -127,7 +125,7 @@ def test_a_second_audit_repeats_nothing_and_a_chapter_is_made_again_by_its_comma
     assert record.metrics == first.metrics
     assert states(record)["accuracy"] == "not tested"  # nothing to judge it by
     record = read_folder(labelled / "run")
-    (place,) = [row.folder for row in record.chapters if row.word == "explain"]
+    place = select_one(record.chapters, word="explain").folder
     options = json.loads((labelled / "run" / place / "config.json").read_text())["options"]
     again = ran(tmp_path / "again", options["run"]["command"].removeprefix("vitlens "))
     before = read_folder(labelled / "run" / place).metrics

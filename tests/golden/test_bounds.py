@@ -1,6 +1,4 @@
-"""Every number of every golden run lies where it can, and so does its interval: no share is above 1
-or below 0.
-"""
+"""Every number of every golden run lies within its bounds, and so does its interval."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -79,7 +77,8 @@ def test_every_number_and_its_interval_lie_where_they_can(name, golden):
     wrong = []
     for place, number in numbers(golden(name).record):
         least, most = bounds_of(place, number.unit)
-        low, high = (number.value if end is None else end for end in (number.low, number.high))
+        low = number.value if number.low is None else number.low
+        high = number.value if number.high is None else number.high
         if not least <= low <= number.value <= high <= most:
             wrong.append((place, number))
     assert not wrong

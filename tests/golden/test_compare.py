@@ -1,5 +1,4 @@
-"""The record of `vitlens compare`: its numbers agree with each other and with what was asked
-for."""
+"""The record of `vitlens compare`: its numbers agree with each other and with the options."""
 
 from dataclasses import replace
 from itertools import product
@@ -208,11 +207,7 @@ def test_shape_biases_are_those_of_the_function_and_the_model_that_relies_on_sha
             by_function.texture,
             12,
         )
-        by_class = [
-            (conflict.shape, conflict.texture)
-            for conflict in record.cue_conflicts
-            if conflict.model == row.model
-        ]
+        by_class = values_of(select(record.cue_conflicts, model=row.model), "shape", "texture")
         assert by_class == values_of(by_function.by_class, "shape", "texture")
     assert record.metric("shape_bias/vit") == record.shape_bias[0].bias
     high = Estimate(0.8, 0.8 - 0.1, 0.8 + 0.1, 100, "fraction")

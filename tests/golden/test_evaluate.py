@@ -1,6 +1,4 @@
-"""`vitlens evaluate` and `predict`: records against arrays, several processes, models trained
-differently.
-"""
+"""`vitlens evaluate` and `predict`: records against arrays, several processes, other trainings."""
 
 import os
 import re

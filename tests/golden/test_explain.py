@@ -220,8 +220,8 @@ def test_refinements_as_typed(tiny_vit, tmp_path, method, line, refinement, size
 def test_the_methods_that_are_taken_where_none_is_named(line, of_vit, tiny_vit, tiny_cnn, tmp_path):
     models = f"{tiny_vit} {'' if line else tiny_cnn}"
     record = ran(tmp_path / "out", f"explain {models} --data digits --limit 1 {line}")
-    assert tuple(row.method for row in record.methods if row.model == "tiny-vit") == of_vit
-    of_cnn = [row.method for row in record.methods if row.model == "tiny-cnn"]
+    assert tuple(values_of(select(record.methods, model="tiny-vit"), "method")) == of_vit
+    of_cnn = values_of(select(record.methods, model="tiny-cnn"), "method")
     assert of_cnn == ([] if line else ["gradcam", "integrated-gradients", "occlusion"])
 
 
@@ -346,9 +346,7 @@ def test_verify_checks_the_chosen_method_of_each_model(tmp_path, sharp_vit):
     record = ran(tmp_path / "out", f"{line} {brief}")
     assert set(values_of(report(record).claims, "question")) >= {"choice", "maps"}
     for row in record.chosen:
-        checked = [
-            (check.method, check.check) for check in record.checks if check.model == row.model
-        ]
+        checked = values_of(select(record.checks, model=row.model), "method", "check")
         assert checked == [
             (row.method, check) for check in ("imputed", "blur", "weights", "object")
         ]
@@ -356,7 +354,7 @@ def test_verify_checks_the_chosen_method_of_each_model(tmp_path, sharp_vit):
             assert metric.format(row.model, row.method) in record.metrics
         assert f"checks_{row.model}" in figures(record)
     assert values_of(record.chosen, "model") == ["sharp-vit", "tiny-cnn"]
-    of_cnn = [row.stage for row in record.stages if row.model == "tiny-cnn"]
+    of_cnn = values_of(select(record.stages, model="tiny-cnn"), "stage")
     assert (of_cnn[0], of_cnn[-1], len(of_cnn)) == ("head", "embedding", 6)
 
 

@@ -1,6 +1,4 @@
-"""The attention explorer's data: what a run keeps is the model's attention, and its report gives it
-back.
-"""
+"""The explorer's data: a run stores the model's attention, and its report returns it."""
 
 import shutil
 from dataclasses import replace
@@ -15,7 +13,7 @@ import torch
 import vitlens
 from tests.kit.commands import ran, report, said_first, small_explorer
 from tests.kit.making import untrained
-from tests.kit.select import values_of
+from tests.kit.select import select, values_of
 from vitlens import load
 from vitlens.commands.run.publish import read_folder
 
@@ -172,7 +170,7 @@ def test_a_report_of_photographs_says_where_much_attention_lies_on_few_patches(n
         most = np.full_like(arrays.heads_most, 0.5)
         planted = {row.model: replace(arrays, heads=weights.astype(np.uint8), heads_most=most)}
         claims = report(replace(record, explorer_arrays=planted)).claims
-        return [claim.says for claim in claims if claim.question == "attention sinks"]
+        return values_of(select(claims, question="attention sinks"), "says")
 
     even = np.full(arrays.heads.shape, 40)
     last = even.copy()

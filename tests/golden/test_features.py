@@ -1,6 +1,4 @@
-"""The record of `vitlens features` holds what the functions compute, for one model or two, with or
-without labels.
-"""
+"""The record of `vitlens features` holds what the functions compute, with or without labels."""
 
 from dataclasses import replace
 
@@ -12,7 +10,7 @@ from PIL import Image
 import vitlens
 from tests.kit.commands import figures, ran, report, said_first
 from tests.kit.making import digits
-from tests.kit.select import select_one, values_of
+from tests.kit.select import select, select_one, values_of
 from vitlens import features, load, similarity
 from vitlens.commands.features.record import FeaturesRecord
 
@@ -62,7 +60,7 @@ def test_two_models_are_paired_on_the_same_images_and_probes_and_queries_recorde
     assert (row.among, row.searched, retrieved.near.shape[:2]) == ("training images", 40, (1, 7))
     for model in "ab":
         counts = [len(pair.shown[model].alike[at]) for at in (0, 1)]
-        assert [row.matches for row in pair.matches if row.model == model] == counts
+        assert values_of(select(pair.matches, model=model), "matches") == counts
 
 
 def test_pretraining_is_read_or_told(pair, tiny_vit, tiny_cnn, tmp_path):
@@ -237,7 +235,7 @@ def test_rows_are_of_the_models_and_the_layers_counted_from_0(pair, tiny_vit):
         "stem": None,
         **numbered,
     }
-    assert [row.depth for row in pair.depth if (row.model, row.classifier) == ("a", "probe")] == [
+    assert values_of(select(pair.depth, model="a", classifier="probe"), "depth") == [
         0,
         0.5,
         1,

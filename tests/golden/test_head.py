@@ -1,6 +1,4 @@
-"""`vitlens head`: its numbers are those of the functions, and a CSV gives attributes that a head
-may write.
-"""
+"""`vitlens head`: the functions' numbers, and attributes of a CSV that a head may write."""
 
 import pytest
 import torch

@@ -1,5 +1,4 @@
-"""`vitlens look`: what it writes and shows, which images, model and weights of attention it
-takes."""
+"""`vitlens look`: its output, and the images, models and attention weights that it takes."""
 
 import pickle
 from dataclasses import replace
@@ -96,7 +95,7 @@ def test_it_claims_the_head_with_the_greatest_effect_and_judges_nothing(record):
         "2.png",
     ]
     assert set(document.explorer.images[0].maps) == {"prediction", "runner-up"}
-    mean = np.mean([row.delta_loss for row in record.heads if (row.layer, row.head) == (1, 0)])
+    mean = np.mean(values_of(select(record.heads, layer=1, head=0), "delta_loss"))
     assert document.explorer.importance[1, 0] == pytest.approx(mean)
     most = max(record.heads, key=lambda row: row.delta_loss)
     claim = next(claim for claim in document.claims if claim.question == "head")

@@ -1,6 +1,4 @@
-"""`vitlens models`, `data` and `profile`: what is listed and supported, and what a model costs; no
-time is asserted.
-"""
+"""`vitlens models`, `data` and `profile`: lists, support and the cost of a model, but no times."""
 
 import numpy as np
 import pytest
@@ -127,7 +125,7 @@ def test_numbers_are_those_of_the_functions(golden, tiny_vit, tiny_cnn):
         assert (metric.value, metric.unit) == (sum(again.flops.values()), "FLOPs")
         for name in ("by_formula", "tokens", "training_bytes", "inference_bytes"):
             assert getattr(row, name) == getattr(again, name)
-        assert [speed.images for speed in record.speed if speed.model == row.model] == [1, 2]
+        assert values_of(select(record.speed, model=row.model), "images") == [1, 2]
     for row in record.speed:
         assert row.latency.low <= row.latency.value <= row.latency.high
         assert (row.latency.unit, row.spread >= 1) == ("ms", True)
@@ -147,7 +145,7 @@ def test_exponents_are_those_of_the_points(tmp_path):
     record = ran(
         tmp_path / "out", "profile vit-micro resnet20 swin-micro --batch-sizes 1 --sizes 32,64,96"
     )
-    assert [row.tokens for row in record.tokens if row.model == "vit-micro"] == [65, 257, 577]
+    assert values_of(select(record.tokens, model="vit-micro"), "tokens") == [65, 257, 577]
     assert record.metric("exponent/resnet20/image-size/flops").value == pytest.approx(1, abs=1e-3)
     assert "exponent/resnet20/image-size/products" not in record.metrics
     # exact, with intervals without width

@@ -1,6 +1,4 @@
-"""The record of `vitlens stats` holds what the functions compute, also over a training and in two
-processes.
-"""
+"""The record of `vitlens stats` holds what the functions compute, also over a training."""
 
 from collections import Counter
 from itertools import product

@@ -1,6 +1,4 @@
-"""Data given for evaluation is evaluated whole, but for what the model was trained on, which is
-known by content.
-"""
+"""Evaluation leaves out images of the training, which are recognised by content."""
 
 import json
 import shutil

@@ -1,6 +1,4 @@
-"""`vitlens walkthrough`: its rows are the function's, its report is whole, and wrong calls are one
-line.
-"""
+"""`vitlens walkthrough`: the function's rows, a complete report, and one-line refusals."""
 
 from dataclasses import replace
 from itertools import chain

@@ -1,5 +1,4 @@
-"""Every command on a CUDA device: the numbers of the CPU in fp32 within a stated tolerance
-(test_same_numbers.py).
+"""Every command on CUDA: the CPU's numbers in fp32 within a tolerance (test_same_numbers.py).
 
     pytest -m gpu
 

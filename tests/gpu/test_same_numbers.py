@@ -1,5 +1,4 @@
-"""Whether two runs of one command measured the same: all metrics but those of time and memory, and
-all tables' sizes.
+"""The comparison of two runs of one command: metrics, except time and memory, and table sizes.
 
 Tolerance, for fp32 on two devices: TOLERANCE of a value above 1, else absolute; of a share of n
 images, one image.

@@ -1,8 +1,8 @@
-"""What an audit measures and which attack it runs, as a function of the time that is left."""
+"""The measurements and the attack of an audit, as a function of the time that is left."""
 
 import pytest
 
-from tests.kit.select import select_one, values_of
+from tests.kit.select import select, select_one, values_of
 from vitlens.attacks.registry import ATTACKS
 from vitlens.commands.attack.record import AttackRow
 from vitlens.commands.audit.plan import (
@@ -109,7 +109,7 @@ def test_later_members_of_an_ensemble_get_what_is_left_at_the_same_epsilon():
 def test_what_is_not_defined_is_passed_over_and_rungs_that_are_the_same_stand_once():
     rows = considered_in(1e9, defined=lambda name: name not in ("apgd-dlr", "apgd-targeted"))
     assert chosen(rows).attacks == ("apgd-ce",)
-    assert {row.minutes for row in rows if row.state == "undefined"} == {None}
+    assert set(values_of(select(rows, state="undefined"), "minutes")) == {None}
     rows = considered_in(10.0, images=40)  # fewer than several rungs take
     assert len(set(values_of(rows, "attacks", "restarts", "epsilons"))) == len(rows)
     assert set(values_of(rows, "images")) == {40}

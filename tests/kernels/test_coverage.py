@@ -1,5 +1,4 @@
-"""How often intervals of a nominal 95 % hold the truth, by simulation: 92 to 98 % where the data
-are not extreme.
+"""The coverage of nominal 95 % intervals, by simulation: 92 to 98 % if data are not extreme.
 
 Exceptions are stated where they are made: Wilson's interval is discrete at small n, so at extreme
 shares it may hold less or more; the interval of a median, Newcombe's and those of a difference of

@@ -1,4 +1,4 @@
-"""Devices and precisions: what is asked for against what is there; settings come back."""
+"""Devices and precisions: requests against what is available, and settings that come back."""
 
 from contextlib import suppress
 

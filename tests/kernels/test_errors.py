@@ -1,4 +1,4 @@
-"""Whether messages name options of the command line or arguments of Python."""
+"""Messages name options of the command line, or arguments of Python."""
 
 from vitlens.errors import argument, typed_flags
 

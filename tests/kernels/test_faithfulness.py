@@ -1,6 +1,4 @@
-"""Variants beside those from pixels, imputation beside the grad-cam package, and the rules by which
-maps pass.
-"""
+"""Variants by pixels, imputation as in the grad-cam package, and the rules for maps to pass."""
 
 import pytest
 import torch

@@ -1,6 +1,4 @@
-"""Files: what an .npz claims is held against what it has before memory is taken; whole files or
-none; none outside.
-"""
+"""Files: an .npz is checked before memory is taken; complete files or none; none outside."""
 
 import errno
 import hashlib

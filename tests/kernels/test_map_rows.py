@@ -1,6 +1,4 @@
-"""Maps of a run as rows: other images are of other sources, and no interval holds what is
-impossible.
-"""
+"""Maps of a run as rows: other images have other sources, and intervals stay in bounds."""
 
 from dataclasses import replace
 from types import SimpleNamespace

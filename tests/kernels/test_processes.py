@@ -1,6 +1,4 @@
-"""Sums and gathered results of several processes, simulated by threads, and once with real
-processes.
-"""
+"""Sums and gathered results of several processes, simulated by threads and once real."""
 
 import multiprocessing
 import os

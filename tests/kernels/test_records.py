@@ -1,4 +1,4 @@
-"""What a record declares is what is written and what is read back, strictly."""
+"""A record's declaration is written and read back strictly."""
 
 import json
 from collections.abc import Mapping

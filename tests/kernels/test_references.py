@@ -1,6 +1,4 @@
-"""Libraries are imported without torch's compiler, and work with it once it is there; ImageNet's
-are torchvision's.
-"""
+"""Libraries are imported without torch's compiler; ImageNet's constants are torchvision's."""
 
 import subprocess
 import sys

@@ -1,6 +1,4 @@
-"""Intervals and tests are those of scipy or of a paper; a few values, and copies of a value, show
-nothing more.
-"""
+"""Intervals and tests are those of scipy or of a paper; copies of a value add nothing."""
 
 import numpy as np
 import pytest

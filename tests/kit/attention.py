@@ -1,6 +1,4 @@
-"""Attention methods as whole matrices, written out from the papers, over the weights and gradients
-that a model has.
-"""
+"""Attention methods as full matrices, written out from the papers."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -57,8 +55,9 @@ def raised(
 
 
 def among_all(fused: Tensor, tokens: int) -> Tensor:
-    """Return a layer as a square matrix over (reader, tokens): the reader is a pooling query or a
-    CLS that joins late.
+    """Return a layer as a square matrix over (reader, tokens).
+
+    The reader is a pooling query or a CLS that joins late.
     """
     full = fused.new_zeros(len(fused), tokens + 1, tokens + 1)
     if fused.shape[1] == tokens:
@@ -97,8 +96,9 @@ def by_rollout(layers: Sequence[Tensor], tokens: int, alpha: float = 0.5) -> Ten
 
 
 def as_read(matrix: Tensor, row: list[float] | None, model: Model) -> Tensor:
-    """Return the row of a matrix over (reader, tokens) that the classifier reads (None: the
-    reader's), patches as a map.
+    """Return the row of a matrix over (reader, tokens) that the classifier reads, as a map.
+
+    None: the reader's row.
     """
     tokens = (
         matrix[:, 0, 1:]

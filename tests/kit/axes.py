@@ -1,4 +1,4 @@
-"""How tests read a figure: as pixels, and as the boxes of its texts."""
+"""Read a figure in tests: as pixels, and as the boxes of its texts."""
 
 from itertools import combinations
 

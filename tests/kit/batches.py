@@ -1,6 +1,4 @@
-"""Few images at a time, so that a test sees what happens in several batches; and a source that
-counts what is read.
-"""
+"""Few images at a time, for tests of several batches; and a source that counts its reads."""
 
 from dataclasses import dataclass, field
 from importlib import import_module

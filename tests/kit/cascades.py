@@ -1,6 +1,4 @@
-"""Where a forward pass uses each parameter, tried by hand, and where the randomization check counts
-it.
-"""
+"""Where a forward pass uses each parameter, and where the randomization check counts it."""
 
 from contextlib import ExitStack
 

@@ -1,4 +1,4 @@
-"""Models whose modules are really changed, in the way in which `intervene` changes a place.
+"""Models with really changed modules, in the way in which `intervene` changes a place.
 
     other = really_changed(model, "blocks.1.mlp")             # a copy, in which no context and no
         hook is in force
@@ -43,9 +43,7 @@ def change_of(access: Access) -> Callable[[Tensor], Tensor] | KnockOut:
 
 
 def changed_places(model: Model) -> list[str]:
-    """Return one place of each kind in the first and in the last layer, as far as they can be
-    changed by hand.
-    """
+    """Return one place of each kind in the first and last layer that can be changed by hand."""
     names: dict[tuple[str, str], str] = {}
     for place in vitlens.places(model):
         inside = place.kind in (*BY_WEIGHTS, "weights")

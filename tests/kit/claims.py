@@ -1,6 +1,4 @@
-"""What tests of claims use: verdicts, findings, next steps and the consistency pass, and a run with
-other chapters.
-"""
+"""Verdicts, findings, next steps and the consistency pass, and a run with other chapters."""
 
 from dataclasses import replace
 

@@ -1,5 +1,4 @@
-"""A command as typed: the record and the report that it leaves, or the line with which it
-refuses."""
+"""Commands as typed: their record and report, or the line with which they refuse."""
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
@@ -30,8 +29,9 @@ from vitlens.report.document import Document
 
 
 def ran(out: Path, line: str, *, code: int = 0) -> Any:
-    """Return the record of a line such as "stats {model} --limit 3", quiet and on the CPU, with its
-    folder at out.
+    """Return the record of a line such as "stats {model} --limit 3".
+
+    The line runs quietly on the CPU, with its folder at out.
     """
     assert run([*line.split(), "--device", "cpu", "--quiet", "--out", str(out)]) == code, line
     return read_folder(out)
@@ -78,9 +78,7 @@ def figures(record: Record) -> set[str]:
 
 
 def written_digits(folder: Path, count: int, place: Callable[[int, int], str]) -> Path:
-    """Return the first test digits as PNG, each at place(number, label) below the folder; "" leaves
-    one out.
-    """
+    """Write the first test digits as PNG, each at place(number, label); "" leaves one out."""
     for batch in digits("test").limit(count).batches(1):
         where = place(int(batch.indices[0]), int(batch.labels[0]))
         if where:

@@ -1,6 +1,4 @@
-"""What no report may claim: two things about one question and subject, or a cause that nothing was
-changed to show.
-"""
+"""Contradictions of a report: two claims about one subject, or a cause that no change tested."""
 
 from collections.abc import Iterable, Iterator
 
@@ -9,7 +7,5 @@ from vitlens.report.claims import Claim
 
 
 def contradictions(claims: Iterable[Claim]) -> Iterator[str]:
-    """Yield what two claims on one question and subject say differently, and causes that nothing
-    was changed to show.
-    """
+    """Yield conflicts of claims on one question and subject, and causes that no change tested."""
     yield from (f"{conflict.about}: {conflict.error}" for conflict in claim_conflicts(claims))

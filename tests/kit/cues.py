@@ -1,6 +1,4 @@
-"""What tests of cues use: all cues, the heads that carry a cue, the maps that show it, and which
-cue is traced.
-"""
+"""All cues, the heads that carry a cue, the maps that show it, and the cue that is traced."""
 
 from vitlens.analysis.reliance.cues import CUES
 from vitlens.analysis.reliance.heads import find_cue_heads

@@ -1,6 +1,4 @@
-"""Ways to damage what a file says: each place of its JSON set to each of many values, its bytes cut
-and flipped.
-"""
+"""Ways to damage a file: each place of its JSON set to many values, its bytes cut and flipped."""
 
 import copy
 import json
@@ -75,9 +73,7 @@ def damage_bytes(file: Path, generator: random.Random) -> None:
 
 
 def refused(code: int, said: str) -> bool:
-    """Return True if a command line was refused as a wrong input is: exit code 2, one line, nothing
-    unexpected.
-    """
+    """Return True if a command line ended as for a wrong input: exit code 2, one line."""
     errors = [line for line in said.splitlines() if line.startswith("error: ")]
     return code == 2 and len(errors) == 1 and "unexpected" not in said
 

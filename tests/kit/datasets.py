@@ -31,8 +31,7 @@ def pixels_of(split: Split) -> Tensor:
 
 
 def seen_in_share(split: Split, share: float, *, seed: int = 0, epoch: int = 0) -> Tensor:
-    """Return the pixels of which a study's training on a share of the images consists in an
-    epoch."""
+    """Return the pixels of one epoch of a study's training on a share of the images."""
     return pixels_of(share_of(split, share, seed=seed).epoch(epoch))
 
 

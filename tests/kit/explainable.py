@@ -1,6 +1,4 @@
-"""Tiny models for attributions: ViTs with a grid that is not square and with registers, a CNN on
-images not square.
-"""
+"""Tiny models for attributions: ViTs with odd grids and registers, and a CNN."""
 
 from collections.abc import Callable, Sequence
 
@@ -37,9 +35,7 @@ class Linear(nn.Module):
 
 
 def linear(grid: tuple[int, int] = (4, 3), patch: tuple[int, int] = (2, 4)) -> Model:
-    """Return a linear model, of 8 x 12 px, that declares the patch layout of a ViT; pixels are not
-    normalised.
-    """
+    """Return a linear model of 8 x 12 px without normalisation, with the patch layout of a ViT."""
     layout = TokenLayout(grid, patch)
     return bare(Linear(layout.image_size), layout.image_size, anatomy=Anatomy("other", (), layout))
 
@@ -51,9 +47,7 @@ def prompted(model: Model) -> Model:
 
 
 def affinity(model: Model, images: Tensor, layers: Sequence[int] | None = None) -> Tensor:
-    """Return the attention between patches, mean over heads, plus its transpose, rows scaled to sum
-    to 1.
-    """
+    """Return attention between patches, mean over heads, plus its transpose, with rows of sum 1."""
     first = len(model.layout.prefix)
     affinities = [
         layer[:, :, first:, first:].double().mean(1) for layer in vitlens.attention(model, images)

@@ -1,6 +1,4 @@
-"""What the attention explorer of a page shows, decoded as its script does
-(vitlens/report/html/explorer.js).
-"""
+"""The data of a page's attention explorer, decoded as explorer.js in vitlens/report/html does."""
 
 import json
 import re
@@ -23,8 +21,9 @@ def shown_data(page: str) -> dict[str, Any]:
 
 
 def shown_weights(page: str, image: int) -> Shown | None:
-    """Return the weights (layers, heads, queries, keys) of one image, of layer means with one head;
-    None without any.
+    """Return the weights (layers, heads, queries, keys) of one image, or None without any.
+
+    Layer means count as one head.
     """
     data = shown_data(page)
     packed = data["images"][image]["weights"]

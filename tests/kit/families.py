@@ -1,6 +1,6 @@
-"""One small model of each mechanism that a library's models have, by a name of their own:
-`made:windows`, once a test has done `monkeypatch.setitem(SOURCES, "made", MADE)`
-(vitlens.models.sources.registry).
+"""One small model of each mechanism that models of libraries have, named as `made:windows`.
+
+A test adds them by `monkeypatch.setitem(SOURCES, "made", MADE)` (vitlens.models.sources.registry).
 """
 
 from collections.abc import Callable, Mapping

@@ -1,6 +1,4 @@
-"""What every report keeps to: a first page that is read in a minute, short sections and captions,
-claims that agree.
-"""
+"""The rules of every report: a short first page, sections and captions, and claims that agree."""
 
 from typing import Any, Final
 from xml.etree import ElementTree
@@ -33,9 +31,7 @@ def clear_effects(document: Document) -> list[Claim]:
 
 
 def findings_of(report: Report, record: Any) -> tuple[Claim, ...]:
-    """Return the largest effects of a report that survive correction and rest on no measurement in
-    doubt.
-    """
+    """Return a report's largest effects that survive correction and rest on sound measurements."""
     return largest(not_doubted(report.effects(record), report(record).claims))
 
 
@@ -64,8 +60,9 @@ def check_first_page(document: Document) -> None:
 
 
 def suite_of(claims: tuple[Claim, ...], *outcomes: Any) -> ElementTree.Element:
-    """Return the suite of a report with these claims, and of requirements, in the JUnit XML of an
-    audit that took 1.5 s.
+    """Return the JUnit suite of a report with these claims, and that of its requirements.
+
+    The audit took 1.5 s.
     """
     document = Document("t", (), FirstPage(()), claims=claims)
     root = ElementTree.fromstring(junit(document, outcomes, suite="vitlens audit", seconds=1.5))

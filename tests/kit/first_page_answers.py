@@ -4,6 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from tests.kit.select import select_one
 from vitlens.commands.shared.calibration import calibration_words
 from vitlens.commands.shared.maps.record import judged_maps
 from vitlens.commands.shared.shortcut import misleading
@@ -43,10 +44,7 @@ def first_page(record: StudyRecord) -> FirstPage:
 
 def answer_to(record: StudyRecord, slot: Slot) -> str:
     """Return the text that answers a question of the first page."""
-    (text,) = [
-        sentence.text for sentence in first_page(record).answer if sentence.lead == slot.lead
-    ]
-    return text
+    return select_one(first_page(record).answer, lead=slot.lead).text
 
 
 def chapter_of(record: StudyRecord, word: str) -> Any:

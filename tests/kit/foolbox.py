@@ -1,6 +1,4 @@
-"""foolbox, made to start where we start; imported with its own warnings left aside (it reads scipy
-by an old name).
-"""
+"""foolbox, started where our attacks start, without its import warnings about scipy."""
 
 import os
 import warnings

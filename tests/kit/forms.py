@@ -36,9 +36,7 @@ def write(model: Model, picture: Picture, function: Write, place: Path, **option
 
 
 def every_view(model: Model, batch: Tensor) -> list[str]:
-    """Return the HTML of every tab for the first image of a batch in [0, 1], as far as the model
-    has them, as under `vitlens demo`.
-    """
+    """Return the HTML of every tab of `vitlens demo` for the first image of a batch in [0, 1]."""
     (served,) = Pool((model,)).models
     picture = Picture("key", "a.png", "", {model.alias: (batch[:1] * 255).round().byte()})
     views: list[tuple[Write, dict[str, Any]]] = [

@@ -1,6 +1,4 @@
-"""One run of each command on tiny models, made when it is first asked for and shared by all tests
-of all processes.
-"""
+"""One run of each command on tiny models, made at first use and shared by all processes."""
 
 import os
 import shutil

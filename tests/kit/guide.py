@@ -1,6 +1,4 @@
-"""The examples of CONTRIBUTING.md, put where it says: into the running package, or a copy of the
-repository.
-"""
+"""The examples of CONTRIBUTING.md, put into the running package or a copy of the repository."""
 
 import ast
 import gc
@@ -32,11 +30,10 @@ _PLACE: Final = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """A block of an example: the file to touch, the place in it (the end, or in, above or below
-    what has a name).
+    """A block of an example: the file to touch and the place in it.
 
-    first: the first argument of the call to which the name belongs, "" where the name is that of
-    the module.
+    The place is the end, or in, above or below what has a name. first: the first argument of the
+    call to which the name belongs, "" if the name is that of the module.
     """
 
     file: Path
@@ -167,9 +164,7 @@ def _call(tree: ast.AST, first: str) -> ast.Call:
 
 
 def _value_of(node: ast.AST, name: str) -> ast.expr | None:
-    """Return the value that is assigned to a name, given as a keyword argument or returned by a
-    function of this name.
-    """
+    """Return the value of a name: assigned, a keyword argument, or returned by a function."""
     if isinstance(node, ast.FunctionDef):
         last = node.body[-1]
         return last.value if node.name == name and isinstance(last, ast.Return) else None
@@ -183,8 +178,7 @@ def _value_of(node: ast.AST, name: str) -> ast.expr | None:
 
 
 def add(monkeypatch: pytest.MonkeyPatch, title: str) -> Any:
-    """Add an example to the running package until the test ends; returns the entry of its
-    registry."""
+    """Add an example to the running package until the test ends; return its registry's entry."""
     entry: Any = None
     for block in blocks(title):
         if block.file.suffix != ".py" or block.file.parts[0] != "vitlens":

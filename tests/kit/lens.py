@@ -1,6 +1,4 @@
-"""Models on which the lens is tried, and copies of a model that are cut by hand where the lens
-changes a place.
-"""
+"""Models for tests of the lens, and copies that are cut by hand where the lens changes a place."""
 
 import copy
 from collections.abc import Callable
@@ -95,9 +93,7 @@ def removable(model: Model, layer: int) -> bool:
 
 
 def without_head(model: Model, layer: int, head: int, constant: Tensor | None = None) -> Model:
-    """Return a copy whose output projection does not read a head, but (its bias) a constant
-    instead.
-    """
+    """Return a copy whose output projection reads a constant (its bias) in place of a head."""
     cut = copy.deepcopy(model)
     block = layers(model)[layer]
     projection = projection_of(cut, block.attention)

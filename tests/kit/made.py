@@ -1,6 +1,4 @@
-"""Models whose attention is made: each image is answered with weights prepared for it, through a
-softmax.
-"""
+"""Models with planted attention: weights prepared for each image, through a softmax."""
 
 from collections.abc import Sequence
 
@@ -63,9 +61,7 @@ class Answering(nn.Module):
 def made_model(
     *layers: Tensor, grid: tuple[int, int], prefix: int = 0, patch_size: tuple[int, int] = (4, 4)
 ) -> Model:
-    """Return a model whose layers have these weights (images, heads, query, key), rows of which sum
-    to 1.
-    """
+    """Return a model with these weights (images, heads, query, key) by layer, of row sum 1."""
     layout = TokenLayout(grid, patch_size, PREFIXES[prefix])
     anatomy = Anatomy(
         "vit", tuple(f"blocks.{layer}" for layer in range(len(layers))), layout, "mean"
@@ -91,8 +87,9 @@ def random_weights(
 
 
 def curve(*accuracies: float, n: int = 100) -> Outcomes:
-    """Return a curve over as many heads as there are numbers but one; images fail from the last one
-    on.
+    """Return a curve with these accuracies over the number of removed heads.
+
+    Images fail from the last one on.
     """
     correct = torch.arange(n) < (torch.tensor(accuracies)[:, None] * n).round()
     units = tuple(Unit("head", 0, head) for head in range(len(accuracies) - 1))

@@ -1,6 +1,4 @@
-"""Models, pictures and folders that all tests share, made once a process: the fixtures of
-`tests/conftest.py`.
-"""
+"""Models, pictures and folders that all tests share: the fixtures of `tests/conftest.py`."""
 
 from pathlib import Path
 

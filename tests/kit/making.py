@@ -1,6 +1,4 @@
-"""What tests that go through the public API make their models and images with, in one place for all
-of them.
-"""
+"""Models and images for tests that go through the public API, in one place for all of them."""
 
 from typing import Any, Final
 

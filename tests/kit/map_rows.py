@@ -54,9 +54,10 @@ def checks(
     jumped: float | None = 0.0,
     behind: float | None = None,
 ) -> list[MapCheckRow]:
-    """Return a method that passes every check, but for what is changed. over: what its score
-    exceeds each baseline by, second: with the second replacement (None: not tried); without:
-    baselines that were not compared.
+    """Return a method that passes every check, except for what is changed.
+
+    over: by how much its score exceeds each baseline; second: the same with the second replacement
+    (None: not tried); without: baselines that were not compared.
     """
     margins = {RANDOM: 0.3, CENTRE: 0.2, SHUFFLED: 0.1} | dict(over or {})
     rows = []

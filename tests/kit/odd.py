@@ -1,5 +1,4 @@
-"""The default model of tests: odd in every way in which a model can be, so that what holds for it
-alone shows.
+"""The default model of tests, odd in every way in which a model can be.
 
     model = odd()                # evaluation mode; odd(training=True): as a user's module is when
         it is built

@@ -1,6 +1,4 @@
-"""Records of models whose answers are planted: which images each classifies correctly, and how
-surely.
-"""
+"""Records of models with planted answers: the correct images of each, and its confidence."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -14,9 +14,7 @@ N = 200
 
 
 def factor_row(model: str, difference: float, *, half: float = 4.0) -> FactorRow:
-    """Return a row of a model that is better by these points where the planted cause leads to the
-    label.
-    """
+    """Return the row of a model that is better by these points where the cause shows the label."""
     accuracies = [
         Estimate(0.6 + shift, 0.55 + shift, 0.65 + shift, N) for shift in (difference / 100, 0.0)
     ]
@@ -34,7 +32,5 @@ def rows_of(
     correct: Mapping[str, NDArray[np.bool_]],
     groups: NDArray[np.integer] | None = None,
 ) -> Sequence[FactorRow]:
-    """Return the rows of models by where the planted cause leads to the label, and where they are
-    right.
-    """
+    """Return the rows of models by where the cause predicts the label, and where they are right."""
     return tuple(factor_rows({FACTOR: holds}, correct, groups))

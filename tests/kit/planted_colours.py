@@ -19,8 +19,9 @@ LEVELS = (0.0, 0.5, 1.0), (0.0, 1.0), (0.0, 1.0)  # of red, green and blue
 
 
 class Hues(nn.Module):
-    """Logits are the amounts of each class's colour, wherever it is (pixels are normalised to [-1,
-    1] before).
+    """A model whose logits are the amounts of each class's colour, wherever it is.
+
+    Pixels are normalised to [-1, 1] before.
     """
 
     def __init__(self) -> None:

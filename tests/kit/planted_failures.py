@@ -1,5 +1,4 @@
-"""Scenes and models in which the cause of every error is known: a striped square whose stripes'
-direction is its class.
+"""Scenes and models with known causes of errors: the stripes of a square show its class.
 
 The class is read off the luminance's gradients, so that neither moving nor tinting changes it.
 """
@@ -209,8 +208,9 @@ def chance_tests(
 
 
 def chance_tests_by_source(size: int, draws: int) -> list[float | None]:
-    """Return the p of a property that 8 % of 60 sources have, where 12 sources fail; all images of
-    a source are alike.
+    """Return the p-value of a property of 8 % of 60 sources, 12 of which fail.
+
+    All images of a source are alike.
     """
     generator = np.random.default_rng(0)
     results = []

@@ -1,6 +1,4 @@
-"""A model of which it is known what the removal of each patch does, its images, and methods of
-known maps.
-"""
+"""A model with known effects of removing each patch, its images, and methods of known maps."""
 
 from pathlib import Path
 
@@ -135,8 +133,9 @@ def truth(model: Model, images: Tensor, _targets: Tensor) -> Tensor:
 
 
 def bright(model: Model, images: Tensor, _targets: Tensor) -> Tensor:
-    """Return the image itself, after a pass of one image many times: follows every shift, and
-    depends on no weight.
+    """Return the image as its map, after many passes of one image.
+
+    It follows every shift, and depends on no weight.
     """
     with torch.no_grad():
         model(images[:1].expand(PASSES, -1, -1, -1))

@@ -1,6 +1,4 @@
-"""A vision transformer of one layer, made by hand, whose heads each carry a known part of the
-evidence for a class.
-"""
+"""A vision transformer of one layer: each head carries a known part of the evidence."""
 
 from pathlib import Path
 
@@ -20,12 +18,11 @@ CHANNELS = {"red": 0, "green": 1}
 
 
 def model(heads: list[tuple[str, float]]) -> Model:
-    """Return a head for each (channel, gain): it adds gain times the channel's mean over the
-    patches, from -1 to 1, to the margin of the class's bit of the channel; gain 0: a head without
-    values.
+    """Build a head for each (channel, gain), which adds evidence for the channel's bit.
 
-    Class = 2 (red > 0) + (green > 0), the fifth is never predicted; the cross-entropy is
-    softplus(-red margin) + softplus(-green margin).
+    It adds gain times the channel's mean over the patches, from -1 to 1, to the margin of the bit;
+    gain 0: a head without values. Class = 2 (red > 0) + (green > 0), the fifth is never predicted;
+    the cross-entropy is softplus(-red margin) + softplus(-green margin).
     """
     patches = (SIDE // PATCH) ** 2
     config = ViTConfig(
@@ -64,8 +61,9 @@ def model(heads: list[tuple[str, float]]) -> Model:
 def write(
     folder: Path, heads: list[tuple[str, float]], *, images: int = 48, seed: int = 0
 ) -> list[str]:
-    """Return a file with the model's function and images of its four classes; returns what to type
-    after `vitlens ablate`.
+    """Write a file with the model's function and images of its four classes.
+
+    Return what to type after `vitlens ablate`.
     """
     draw = np.random.default_rng(seed)
     labels = np.arange(images) % 4

@@ -1,6 +1,4 @@
-"""Records of attention and rollout with planted facts, and the numbers of maps by their
-definitions.
-"""
+"""Records of attention and rollout with planted facts, and numbers of maps by definition."""
 
 from dataclasses import replace
 
@@ -27,10 +25,10 @@ def enlarged(maps: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def on_highest(maps: np.ndarray, masks: np.ndarray) -> np.ndarray:
-    """Return the share of each map's highest points that lie on its mask (batch, height, width); up
-    to rounding they tie.
+    """Return the share of each map's highest points that lie on its mask.
 
-    Maps (batch, rows, columns) are interpolated bilinearly between the centres of their cells.
+    Masks are (batch, height, width), and points tie up to rounding. Maps (batch, rows, columns) are
+    interpolated bilinearly between the centres of their cells.
     """
     large = enlarged(maps, masks.shape[1:]).reshape(len(maps), -1)
     highest = np.isclose(large, large.max(1, keepdims=True), rtol=1e-6)
@@ -42,8 +40,9 @@ def config(images: int) -> Config:
 
 
 def attention(images: int = 40, **changes: object) -> AttentionRecord:
-    """Return three layers, of which the second attends to the object; changes: of the last two
-    layers' rows.
+    """Return a record of three layers, of which the second attends to the object.
+
+    changes: of the last two layers' rows.
     """
 
     def layer(number: int) -> LayerRow:
@@ -87,8 +86,9 @@ def attention(images: int = 40, **changes: object) -> AttentionRecord:
 
 
 def rollout(images: int = 40, **changes: object) -> RolloutRecord:
-    """Return two fusions and relevance, of which relevance alone finds the object; changes: of the
-    mean fusion's row.
+    """Return a record of two fusions and relevance, and only relevance finds the object.
+
+    changes: of the mean fusion's row.
     """
 
     def row(name: str, method: str, fusion: str | None, gain: float) -> RolloutRow:

@@ -1,6 +1,4 @@
-"""Attributions whose maps a test plants, under the names of known methods, wherever a method is
-chosen by its name.
-"""
+"""Attributions with planted maps under the names of known methods."""
 
 import gc
 from collections.abc import Callable, Iterator, Mapping

@@ -1,6 +1,4 @@
-"""A vision transformer of one layer whose heads are made by hand: weights that give each head a
-known pattern.
-"""
+"""A vision transformer of one layer, made by hand: its weights give each head a known pattern."""
 
 import math
 from dataclasses import dataclass
@@ -59,8 +57,9 @@ def scenes(grid: tuple[int, int], count: int, seed: int) -> Scenes:
 
 
 class Bench:
-    """The scores (tokens, tokens) and bilinear forms from which heads are made; tokens: CLS, a
-    register, patches.
+    """The scores (tokens, tokens) and bilinear forms from which heads are made.
+
+    tokens: CLS, a register, patches.
     """
 
     def __init__(self, grid: tuple[int, int], seed: int) -> None:
@@ -154,8 +153,9 @@ def planted(
     seed: int = 0,
     depth: int = 1,
 ) -> Model:
-    """Return a model whose last layer has a head for each bilinear form: score(query, key) = query
-    form keyᵀ; dead: heads without values; the layers before it add nothing.
+    """Build a model whose last layer has a head for each bilinear form.
+
+    score(query, key) = query form keyᵀ; dead: heads without values; earlier layers add nothing.
     """
     heads = len(forms)
     width = len(forms[0])

@@ -1,6 +1,4 @@
-"""Images of one bar at any place, of two sizes, and models that read its direction but fail by what
-the bar is like.
-"""
+"""Images of one bar at any place, and models that fail by its place or size."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -59,9 +57,7 @@ def bars(count: int = 120, *, seed: int = 0, masks: bool = True) -> Split:
 
 @cache
 def covered_bars(count: int = 200, *, seed: int = 0) -> Split:
-    """Return the bars, most of them with a dark square near them or on them; masks have what
-    remains visible.
-    """
+    """Return bars, most with a dark square near or on them; masks have what remains visible."""
     split = bars(count, seed=seed)
     generator = torch.Generator().manual_seed(seed + 1)
     pixels = split.source.read(torch.arange(count)).clone()
@@ -77,9 +73,7 @@ def covered_bars(count: int = 200, *, seed: int = 0) -> Split:
 
 
 class ReadsDirection(nn.Module):
-    """Reads whether the bar is wider than high, by pixels above the middle between the ground and
-    the brightest.
-    """
+    """A model that reads whether the bar is wider than high, by its bright pixels."""
 
     def __init__(self, rule: Rule) -> None:
         super().__init__()

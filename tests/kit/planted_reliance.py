@@ -1,5 +1,4 @@
-"""Images with independent cues, and models that each read one of them: what they rely on is
-known."""
+"""Images with independent cues, and models that each rely on one of them."""
 
 import math
 from dataclasses import replace
@@ -34,8 +33,7 @@ def _shapes() -> Tensor:
 
 @cache
 def images(count: int = 200, seed: int = 0, grey: bool = False) -> tuple[Split, dict[str, Tensor]]:
-    """Return images with masks of their objects, and the value, 0 or 1, of each cue in every
-    image."""
+    """Draw images with masks of their objects, and the value, 0 or 1, of each cue in them."""
     generator = torch.Generator().manual_seed(seed)
     factors = {name: (torch.rand(count, generator=generator) < 0.5).long() for name in CUES}
     rows = torch.arange(SIDE)
@@ -181,9 +179,7 @@ class Small(nn.Module):
 
 @cache
 def trained_on(cue: str) -> Model:
-    """Return a small CNN that has learned to read a cue; seen is other data than `images` with
-    their usual seed.
-    """
+    """Train a small CNN to read a cue, on other data than `images` with their usual seed."""
     split, factors = images(seed=1)
     pixels = next(iter(split.batches(len(split)))).images
     with torch.random.fork_rng():

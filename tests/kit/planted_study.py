@@ -1,4 +1,4 @@
-"""The record of a study of variants whose accuracies are planted."""
+"""The record of a study of variants with planted accuracies."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -59,8 +59,9 @@ def study_record(
     gain: Sequence[float] = (30.0, 20.0, 40.0),
     classes: int = 5,
 ) -> Any:
-    """Return the record of a kind whose variants have these accuracies by label; gain: of probes,
-    where a model is adapted.
+    """Return the record of a kind whose variants have these accuracies by label.
+
+    gain: of probes, where a model is adapted.
     """
     planned = KINDS[kind]
     correct = predicted(shares, seeds=seeds, seed=seed, spread=spread)
@@ -107,9 +108,7 @@ def study_record(
 def with_curves(
     record: TransferRecord, accuracies: Mapping[str, Sequence[float]]
 ) -> TransferRecord:
-    """Return the record with the epochs of two trainings of each variant, two seconds each, and
-    when it came near the best.
-    """
+    """Add the epochs of two trainings of each variant to a record, two seconds each."""
     curves = tuple(
         CurveRow(label, label, seed, epoch, 2.0 * epoch, 1.0, value + 0.01 * (-1) ** seed)
         for label, values in accuracies.items()
@@ -122,10 +121,9 @@ def with_curves(
 def pretraining_record(
     knn: Mapping[str, float], iou: Mapping[str, float], *, spread: float = 0.01, seeds: int = 4
 ) -> PretrainingRecord:
-    """Return a study of pretraining whose variants have these k-NN accuracies and overlaps of
-    attention by label; those of maps of other images are 0.3, of the mean mask 0.4.
+    """Return a study of pretraining with these k-NN accuracies and attention overlaps by label.
 
-    Seeds differ by `spread`.
+    Overlaps of maps of other images are 0.3, of the mean mask 0.4. Seeds differ by `spread`.
     """
     record: PretrainingRecord = study_record("pretraining", dict.fromkeys(knn, 0.6), seeds=seeds)
     words = {row.label: row.words for row in record.points}
@@ -147,9 +145,7 @@ def pretraining_record(
 def probe_correct(
     model: Model, train: Split, test: Split
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return which test images the probe of a study of pretraining classifies correctly, and one
-    with groups kept together.
-    """
+    """Return the images that a study's probe classifies correctly, and that of a grouped probe."""
     options = StudyOptions(kind="pretraining", data="digits")
     setup = Setup(options, (), train, test, torch.device("cpu"))
     bank = extract(model, train, layer=-1, pool="cls+mean")

@@ -1,6 +1,4 @@
-"""A vision transformer of one layer made by hand, whose heads write known classes, and images of
-known colours.
-"""
+"""A vision transformer of one layer: its heads write known classes, on known colours."""
 
 import torch
 from torch import Tensor
@@ -18,10 +16,10 @@ CLASSES = ("red", "green", "blue", "other", "never")
 
 
 def model(gains: list[tuple[int, float]]) -> Model:
-    """Return a head for each (channel, gain): it adds gain times the mean of that colour, from -1
-    to 1, to the class of the channel; of the channel 3, that of red to all classes.
+    """Build a head for each (channel, gain), which adds a colour to the class of the channel.
 
-    All attend to all patches alike.
+    It adds gain times the colour's mean, from -1 to 1; channel 3 is that of red to all classes. All
+    attend to all patches alike.
     """
     config = ViTConfig(
         image_size=(SIDE, SIDE),

@@ -1,4 +1,4 @@
-"""What is read, noted or refused: folders, tables of labels, masks and weights, one example each.
+"""Everything that is read, noted or refused: folders, tables, masks and weights, by example.
 
 The tests try every entry; docs/readable.md is made from the same list (`python -m docs.make`).
 """
@@ -41,8 +41,10 @@ SIZE: Final = (48, 64)
 
 @dataclass(frozen=True)
 class Example:
-    """what: in words, for the documentation; make: writes it into a folder; outcome: what loading
-    it does; meaning: what it is read as, or what the refusal asks for.
+    """An example of what can be loaded, or is refused.
+
+    what: in words, for the documentation; make: writes it into a folder; outcome: what loading it
+    does; meaning: what it is read as, or what the refusal asks for.
     """
 
     what: str
@@ -578,9 +580,7 @@ TABLES: Final = (
 def _masked(
     values: np.ndarray | Image.Image, *, suffix: str = ".png", turned: int = 1
 ) -> Callable[[Path], None]:
-    """Return an image with a bright object, and a mask; turned: the EXIF orientation of the image
-    alone.
-    """
+    """Write an image with a bright object, and a mask; turned: the image's EXIF orientation."""
 
     def make(root: Path) -> None:
         for place in ("images", "masks"):
@@ -785,10 +785,10 @@ class Unknown:
 
 
 def _fc_norm() -> dict[str, Tensor]:
-    return {
-        ("fc_" if name.startswith("norm.") else "") + name: value
-        for name, value in weights().items()
-    }
+    renamed = {}
+    for name, value in weights().items():
+        renamed[f"fc_{name}" if name.startswith("norm.") else name] = value
+    return renamed
 
 
 _LORA: Final = "base_model.model.blocks.0.attn.qkv.lora_A.default.weight"

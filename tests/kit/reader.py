@@ -1,5 +1,6 @@
-"""A model that reads the class off the first pixel: red 10 is class 1, red 20 class 2, and red 255
-breaks it.
+"""A model that reads the class off the first pixel: red 10 is class 1, red 20 class 2.
+
+Red 255 breaks it.
 """
 
 import torch

@@ -54,9 +54,7 @@ def reliance_row(
 def misleading_row(
     model: str, cue: str, intervention: str, gained: float, **more: object
 ) -> RelianceRow:
-    """Return a row in which the intervention raises the accuracy by these points, and the control
-    lowers it by five.
-    """
+    """Return a row whose intervention gains these points of accuracy; its control loses five."""
     values = {
         "gained": Estimate(gained, gained - 4, gained + 4, N, "points"),
         "lost": Estimate(-gained - 5, -gained - 10, -gained, N, "points"),
@@ -72,9 +70,7 @@ def misleading_row(
 def head_row(
     row: RelianceRow, head: int, share: float, control: float, **more: object
 ) -> CueHeadRow:
-    """Return a head of layer 3 through which these shares of the effects of a cue and of its
-    control pass.
-    """
+    """Return a head of layer 3 that carries these shares of a cue's effect and its control's."""
     values = {
         "share": Estimate(share, share - 0.02, share + 0.02, N),
         "control": Estimate(control, control - 0.02, control + 0.02, N),
@@ -92,9 +88,7 @@ def head_row(
 
 
 def map_row(row: RelianceRow, method: str, area: float, p_holm: float = 1e-6) -> CueMapRow:
-    """Return a method with maps that separate the images in which a cue decides with this area
-    under the curve.
-    """
+    """Return a method whose maps separate the images that a cue decides, with this area."""
     return CueMapRow(
         model=row.model,
         cue=row.cue,
@@ -158,9 +152,7 @@ def record_of(
     left_out: str = "",
     **tables: object,
 ) -> CompareRecord:
-    """Return a comparison of two equal models with these rows; left_out: a cue that could not be
-    tested.
-    """
+    """Return a comparison of two equal models with these rows; left_out: an untested cue."""
     right = np.random.default_rng(0).random(1000) > 0.1
     record = compare_record(
         {alias: answers(right) for alias in PAIR}, methods=("relevance", "gradcam"), seed=0

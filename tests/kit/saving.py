@@ -1,5 +1,4 @@
-"""What tests save of a report's figures: every figure is made, few are laid out and encoded, as
-that takes long.
+"""The saved figures of reports in tests: all are drawn, few are laid out and encoded.
 
 Saving is tested for every command by tests/kit/whole_folder.py; what figures show, by
 tests/kernels/charts.

@@ -1,6 +1,4 @@
-"""p-values of one row by sign flips and by the bootstrap of Student's t: the tests' oracles of
-tests of many rows.
-"""
+"""p-values of one row by sign flips and by the bootstrap-t: oracles for tests of many rows."""
 
 import numpy as np
 from numpy.typing import ArrayLike

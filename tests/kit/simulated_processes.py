@@ -1,6 +1,4 @@
-"""A distributed run simulated in one process: a thread for each process, which exchange tensors in
-collective calls.
-"""
+"""A distributed run in one process: a thread for each process, which exchange tensors."""
 
 import threading
 from collections.abc import Callable
@@ -20,8 +18,9 @@ from vitlens.processes import Processes
 def run_in_processes(
     count: int, function: Callable[[Processes], Any], monkeypatch: pytest.MonkeyPatch
 ) -> list[Any]:
-    """Return the results of work(processes), or its exceptions, in each of count processes; runs
-    inside use that process.
+    """Run function(processes) in each of count processes; return the results or exceptions.
+
+    Runs inside use that process.
     """
     rounds: dict[int, dict[int, torch.Tensor]] = {}
     ended: set[int] = set()

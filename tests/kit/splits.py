@@ -9,9 +9,7 @@ from vitlens.data.split import InMemory, Split
 def split_of(
     pixels: Tensor, labels: Tensor | None = None, classes: tuple[str, ...] = (), **more: object
 ) -> Split:
-    """Return a split of images (n, 3, height, width), uint8 or in [0, 1], which are then kept in 8
-    bits; more: its fields.
-    """
+    """Return a split of images (n, 3, height, width), uint8 or in [0, 1], stored in 8 bits."""
     if pixels.is_floating_point():
         pixels = (255 * pixels).round().to(torch.uint8)
     height, width = pixels.shape[2:]

@@ -29,9 +29,7 @@ def model_of(
     size: tuple[int, int] = (32, 32),
     classes: tuple[str, ...] = CLASSES,
 ) -> Model:
-    """Return a model around a module whose anatomy is read from it, as load would make it:
-    evaluation mode, frozen.
-    """
+    """Wrap a module as load would: anatomy read from it, evaluation mode, frozen."""
     parts = (
         Architecture("timm", alias),
         Preprocessing(size),
@@ -92,9 +90,7 @@ def our_swin(*, size: tuple[int, int] = (32, 32), classes: int = 5, **changes: o
 
 
 def shaken(build: Callable[[], nn.Module], *, seed: int = 0, scale: float = 0.1) -> nn.Module:
-    """Return a model with random weights everywhere: no zero bias, no LayerScale of 1e-6 that would
-    hide a mistake.
-    """
+    """Return a model with random weights everywhere, with no zeros that would hide a mistake."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build()
@@ -221,8 +217,9 @@ EACH_FAMILY = slow_except(FAMILIES, _MECHANISMS)
 
 @cache
 def shared_model(name: str) -> Model:
-    """Return the model of a family that tests read together; one that changes it in place makes its
-    own, FAMILIES[name]().
+    """Return the model of a family that tests share and do not change.
+
+    A test that changes it in place makes another, FAMILIES[name]().
     """
     return FAMILIES[name]()
 

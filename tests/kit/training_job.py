@@ -1,5 +1,6 @@
-"""A training that dies half-way through writing its N-th checkpoint: python -m
-tests.kit.training_job FOLDER N.
+"""A training that dies while it writes its N-th checkpoint.
+
+Run it by python -m tests.kit.training_job FOLDER N.
 """
 
 import os

@@ -51,9 +51,7 @@ def interrupted(
 
 
 def kept_run(folder: Path, *, saved_after: Sequence[int], epochs: int) -> Path:
-    """Return a run of so many epochs that kept its weights after some of them; each weights are
-    other random ones.
-    """
+    """Return a run of so many epochs with stored random weights after some of them."""
 
     def made(seed: int) -> Model:
         shape = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [8, 8]}

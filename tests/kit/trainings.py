@@ -28,9 +28,7 @@ SHAPE: Any = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [4, 4]}
 
 
 class EnoughError(Exception):
-    """Ends a training of which all was seen that is needed; stands for a Ctrl-C, or for anything
-    else.
-    """
+    """Ends a training that has shown what a test needs; stands for a Ctrl-C."""
 
 
 def tiny_model(
@@ -164,9 +162,7 @@ def timeless(folder: Path) -> list[Any]:
 
 @dataclass
 class Showing:
-    """An objective of a user's own, which keeps the images and targets of the first steps, trains
-    nothing, and ends.
-    """
+    """A user's objective, which stores the images and targets of the first steps, and ends."""
 
     steps: int = 1
     error: BaseException = field(default_factory=EnoughError)

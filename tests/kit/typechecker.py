@@ -1,6 +1,4 @@
-"""The checks of shapes while tests run: jaxtyping's, on what has shapes; the other annotations are
-mypy's.
-"""
+"""jaxtyping's checks of shapes while tests run; mypy checks the other annotations."""
 
 import dataclasses
 import inspect

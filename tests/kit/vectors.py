@@ -1,6 +1,4 @@
-"""Features that are made: layers that have something in common, as `vitlens.features` gives them;
-and their CKA.
-"""
+"""Made features with common parts, as `vitlens.features` gives them; and their CKA."""
 
 from collections.abc import Sequence
 

@@ -1,6 +1,4 @@
-"""Waiting for a sign of another process, never for a time: a busy machine takes as long as it
-takes.
-"""
+"""Wait for a sign of another process, never for a time, as machines may be busy."""
 
 import signal
 import subprocess
@@ -13,10 +11,9 @@ HANGS = 900.0
 
 
 def interruptible(command: Sequence[str], **options: Any) -> "subprocess.Popen[str]":
-    """Start a process that Ctrl-C interrupts, also where the tests run in the background of a
-    shell, which ignores it.
+    """Start a process that Ctrl-C interrupts, also for tests in the background of a shell.
 
-    An ignored signal is inherited, and Python then leaves it ignored.
+    There the signal is ignored, which is inherited, and Python then leaves it ignored.
     """
     return subprocess.Popen(
         command,

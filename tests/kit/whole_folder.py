@@ -1,6 +1,4 @@
-"""What every command leaves: results, settings, a report with its figures, all of which `report`
-makes again.
-"""
+"""The folder of every command: results, settings, and a report that `report` writes again."""
 
 import json
 from contextlib import nullcontext

@@ -1,6 +1,4 @@
-"""Windows as the libraries themselves cut them, the weights inside them put back between the
-patches of the map; and models with windows.
-"""
+"""Windows as the libraries cut them, with the weights put back on the map; and models."""
 
 from collections.abc import Callable
 from functools import partial
@@ -99,21 +97,24 @@ def timm_tokens(resolution: Pair, window: Pair, shift: Pair) -> Tensor:
 
 
 def torchvision_tokens(resolution: Pair, window: Pair, shift: Pair) -> Tensor:
-    """Return the same as torchvision's shifted_window_attention: padded, then rolled (never where
-    one window covers all).
+    """Number the patches as torchvision's shifted_window_attention: padded, then rolled.
+
+    It never rolls where one window covers all.
     """
     tokens = torch.arange(1.0, 1 + resolution[0] * resolution[1]).view(1, *resolution, 1)
     tokens = F.pad(tokens, (0, 0, 0, -resolution[1] % window[1], 0, -resolution[0] % window[0]))
     _, height, width, _ = tokens.shape
-    down, across = (0 if size <= w else s for size, w, s in zip((height, width), window, shift))
+    down = 0 if height <= window[0] else shift[0]
+    across = 0 if width <= window[1] else shift[1]
     tokens = tokens.roll((-down, -across), (1, 2))
     tokens = tokens.view(1, height // window[0], window[0], width // window[1], window[1], 1)
     return tokens.permute(0, 1, 3, 2, 4, 5).reshape(-1, window[0] * window[1]) - 1
 
 
 def window_places(cut: Windows) -> Tensor:
-    """Return the number of the patch at each place of each window (windows, inside), by the
-    libraries; -1 for padding.
+    """Return the number of the patch at each place of each window (windows, inside).
+
+    -1 is padding.
     """
     if cut.dilated:
         grid = numbered(*cut.resolution)[None, ..., None]
@@ -125,11 +126,10 @@ def window_places(cut: Windows) -> Tensor:
 def unwindow(
     weights: Float[Tensor, "calls heads inside inside"], cut: Windows
 ) -> Float[Tensor, "batch heads patches patches"]:
-    """Return the weights between all patches of the map, zero where two patches share no window;
-    weights: row by row.
+    """Return the weights between all patches of the map, zero for those without a shared window.
 
-    Rows sum to 1 minus the mass on padding. `calls` holds the windows of each image one after
-    another.
+    weights: row by row. Rows sum to 1 minus the mass on padding. `calls` holds the windows of each
+    image one after another.
     """
     index = window_places(cut).to(weights.device)
     count = len(index)

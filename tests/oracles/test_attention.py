@@ -1,6 +1,4 @@
-"""Attention as the lens sees it beside timm's own unfused path (what enters its attn_drop),
-relevance beside captum.
-"""
+"""Attention against timm's unfused path (the input of its attn_drop), relevance against captum."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Robust accuracy beside foolbox's on the bundled pair: same images, step, steps and start."""
+"""Robust accuracy against foolbox's on the bundled pair: same images, step, steps and start."""
 
 import pytest
 import torch

@@ -1,6 +1,4 @@
-"""Photographs as the sources' own evaluations prepare them: timm, torchvision, open_clip and
-transformers.
-"""
+"""Photographs against the transforms of timm, torchvision, open_clip and transformers."""
 
 from pathlib import Path
 

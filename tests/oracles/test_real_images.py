@@ -1,6 +1,7 @@
-"""DeiT-tiny's real weights on real photographs and on 56 COCO objects with masks: stored logits,
-attention, rollout, relevance and figures, made apart from this project, with timm's unfused
-attention and plain loops.
+"""DeiT-tiny's real weights on photographs and 56 COCO objects, against stored results.
+
+They are logits, attention, rollout, relevance and figures, made outside this project with timm's
+unfused attention and plain loops.
 """
 
 import json

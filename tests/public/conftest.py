@@ -1,6 +1,4 @@
-"""No figures: what a command measures is asked here, its figures are drawn by tests/golden,
-contracts and kernels.
-"""
+"""No figures: tests/golden, contracts and kernels draw them."""
 
 from collections.abc import Iterator
 

@@ -1,5 +1,4 @@
-"""Examples in docstrings, the README and docs/tour.ipynb run as they stand and give what is
-stored."""
+"""Examples in docstrings, the README and docs/tour.ipynb run and give what is stored."""
 
 import ast
 import base64
@@ -19,6 +18,7 @@ import torch
 from PIL import Image
 
 import vitlens
+from tests.kit.marks import slow_among
 from tests.kit.select import select
 
 README = Path(__file__).parents[2] / "README.md"
@@ -38,13 +38,7 @@ NONE = {
 EXAMPLES = tuple(name for name in vitlens.__all__ if name not in NONE)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name == "choose_method" else ())
-        for name in EXAMPLES
-    ],
-)
+@pytest.mark.parametrize("name", slow_among(EXAMPLES, ("choose_method",)))
 def test_the_example_of_a_public_function(name, monkeypatch):
     monkeypatch.chdir(README.parent)
     module, word = vitlens._HOMES[name]

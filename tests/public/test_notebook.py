@@ -1,6 +1,4 @@
-"""The figures for notebooks: of what the other functions give, without a display, and no state of
-pyplot.
-"""
+"""The figures for notebooks, without a display and without state of pyplot."""
 
 import sys
 from functools import partial

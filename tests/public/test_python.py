@@ -1,6 +1,4 @@
-"""The Python API as a whole: every function takes images and targets in every form, lists are the
-registries.
-"""
+"""The Python API: every function takes images and targets in every form."""
 
 import inspect
 import re

@@ -1,6 +1,4 @@
-"""`vitlens.read` gives what the JSON and the arrays of a folder hold, and refuses what `vitlens
-report` refuses.
-"""
+"""`vitlens.read` gives the content of a folder, and refuses what `vitlens report` refuses."""
 
 import json
 import shutil

@@ -1,6 +1,4 @@
-"""A command that the tests add: a folder of four files, as CONTRIBUTING says, and one entry of the
-registry.
-"""
+"""A command that the tests add: a folder of four files and one entry of the registry."""
 
 from vitlens.commands.registry import Command
 

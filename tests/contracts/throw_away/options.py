@@ -1,4 +1,4 @@
-"""What `vitlens brightness` is told."""
+"""The options of `vitlens brightness`."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What `vitlens brightness` writes."""
+"""The record of `vitlens brightness`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,6 +1,4 @@
-"""`study --kind` with models trained from presets: every kind, results against the trained models,
-resuming.
-"""
+"""`study --kind`: every kind, results against the trained models, resuming."""
 
 import json
 from shutil import copytree

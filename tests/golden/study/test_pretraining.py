@@ -1,6 +1,4 @@
-"""`study --kind pretraining`: features of models that learned with and without labels, beside the
-trained models.
-"""
+"""`study --kind pretraining`: features of models that learned with and without labels."""
 
 import json
 from dataclasses import replace

@@ -1,5 +1,4 @@
-"""`study --kind transfer`: a trained model adapted to other data; each way does what its name
-says."""
+"""`study --kind transfer`: a trained model adapted to other data in several ways."""
 
 import json
 from itertools import product

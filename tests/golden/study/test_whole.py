@@ -1,6 +1,4 @@
-"""The whole study: presets trained first, each chapter a complete folder, and one page that is
-written from all.
-"""
+"""The complete study: trained presets, a complete folder for each chapter, and one page."""
 
 from dataclasses import replace
 
@@ -12,7 +10,7 @@ from tests.kit.commands import few_chapters, ran, refusal, stopping_at
 from tests.kit.contradictions import contradictions
 from tests.kit.first_page import check_first_page
 from tests.kit.first_page_answers import BETTER
-from tests.kit.select import values_of
+from tests.kit.select import select_one, values_of
 from tests.kit.whole_folder import whole_folder
 from vitlens.cli.main import run
 from vitlens.commands.run.publish import read_folder
@@ -50,7 +48,7 @@ def test_a_preset_is_trained_and_every_chapter_is_a_folder_of_its_own(inspected)
 
 def test_what_few_images_leave_undecided_is_said_on_the_first_page(inspected):
     first = REPORT(inspected).first
-    (undecided,) = [sentence.text for sentence in first.unknown if sentence.lead == BETTER.lead]
+    undecided = select_one(first.unknown, lead=BETTER.lead).text
     for score in inspected.of("evaluate")[0].record.scores:
         assert score.model in undecided
     assert BETTER.lead not in values_of(first.answer, "lead")

@@ -1,6 +1,4 @@
-"""`vitlens train` as people start it on several processes: the launchers for real, and a process
-that is killed.
-"""
+"""`vitlens train` on several processes: real launchers, and a process that is killed."""
 
 import json
 import os

@@ -1,6 +1,4 @@
-"""The folder of a training: complete, loadable, resumable with equal weights, and marked where it
-was stopped.
-"""
+"""The folder of a training: complete, loadable, resumable, and marked where it was stopped."""
 
 import json
 from dataclasses import asdict

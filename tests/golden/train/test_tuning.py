@@ -1,6 +1,4 @@
-"""Fine-tuning a trained model, all weights, the last blocks or the head; and learning from a
-teacher.
-"""
+"""Fine-tuning all weights, the last blocks or the head; and learning from a teacher."""
 
 from itertools import combinations
 from pathlib import Path

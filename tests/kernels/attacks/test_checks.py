@@ -1,6 +1,4 @@
-"""Every check passes for an attack that is sound, and fails for one that is broken in the way it
-looks for.
-"""
+"""Every check passes for a sound attack, and fails for one with the fault that it looks for."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What follows from the smallest epsilon that breaks each image; transfer; cosines of blocks."""
+"""Robust accuracy from the smallest breaking epsilons; transfer; cosines of blocks."""
 
 import pytest
 import torch

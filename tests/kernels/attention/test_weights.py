@@ -1,5 +1,6 @@
-"""Views of one patch, windows as attention shows them, how far attention moved, the order of
-position embeddings: by whole matrices, loops and scipy.
+"""Views of a patch, windows, moved attention and the order of positions.
+
+References are full matrices, loops and scipy.
 """
 
 import copy

@@ -1,6 +1,4 @@
-"""All figures: settings and threads change nothing, names are written as they are; and the figures
-of features.
-"""
+"""All figures: settings and threads change nothing, names stay as they are; feature figures."""
 
 import threading
 from dataclasses import dataclass, replace

@@ -1,6 +1,4 @@
-"""Charts of images: every picture and map at its place, colours that mean one thing; read off axes,
-without drawing.
-"""
+"""Charts of images: pictures and maps in their places, consistent colours; read off the axes."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,4 @@
-"""The picture of how a model works: a row for each layer, columns for what is known, nothing cut
-off.
-"""
+"""The picture of how a model works: a row for each layer, nothing cut off."""
 
 from dataclasses import replace
 from typing import get_args

@@ -1,6 +1,4 @@
-"""Means of many rows at once, and intervals over seeds and images: against textbooks, counting and
-simulation.
-"""
+"""Means of many rows, and intervals over seeds and images, against textbooks and simulation."""
 
 import itertools
 import math

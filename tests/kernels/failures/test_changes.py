@@ -1,4 +1,4 @@
-"""Each change moves its property, and its control is as large and leaves it as it is."""
+"""Each change moves its property, and a control of the same size leaves it as it is."""
 
 from dataclasses import replace
 

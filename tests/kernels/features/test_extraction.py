@@ -1,6 +1,4 @@
-"""Features of a split, from memory, from disk and from several processes; the tokens of patches on
-their grid.
-"""
+"""Features of a split from memory, disk and several processes; patch tokens on their grid."""
 
 from contextlib import nullcontext
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Nearest class means of a few training images: the draws, and the accuracy beside a plain loop."""
+"""Nearest class means of a few training images: the draws, and the accuracy by a plain loop."""
 
 import numpy as np
 import pytest

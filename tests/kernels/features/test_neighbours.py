@@ -1,6 +1,4 @@
-"""Nearest neighbours: exactly those of float64, in any chunks; on real features:
-tests/public/features.
-"""
+"""Nearest neighbours: exactly those of float64, in any chunks."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Which head's attention overlaps objects, beside a plain loop and planted heads."""
+"""The head whose attention overlaps objects, by a plain loop and with planted heads."""
 
 import pytest
 import torch

@@ -1,6 +1,4 @@
-"""LibraGrad's backward rules: logits unchanged, and FullGrad-completeness, which plain gradients
-lack.
-"""
+"""LibraGrad's backward rules: logits unchanged, and FullGrad-completeness."""
 
 import pytest
 import torch

@@ -1,6 +1,4 @@
-"""Quick passes: the same logits and gradients to rounding, in parts that fit the cache, and only
-where they fit.
-"""
+"""Quick passes: the same logits and gradients to rounding, and only where they fit."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress

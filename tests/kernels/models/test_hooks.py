@@ -1,6 +1,4 @@
-"""What is kept for a model: found once, on the unchanged model, dropped when the model changes or
-is freed, never an exception.
-"""
+"""Values stored for a model: computed once, on the unchanged model, and dropped with it."""
 
 import gc
 import weakref

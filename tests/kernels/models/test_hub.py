@@ -1,6 +1,4 @@
-"""The hubs: the small ViT that is downloaded, from a local server that answers as Hugging Face's,
-by its own client; which weights in the caches are taken for timm's ViTs; what is said offline.
-"""
+"""The hubs: downloads from a local server, weights in the caches, and messages offline."""
 
 import http.server
 import threading

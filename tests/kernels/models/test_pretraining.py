@@ -1,4 +1,4 @@
-"""What names and sources tell about a model's pretraining; nothing is guessed."""
+"""The pretraining of a model from names and sources, without a guess."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,6 +1,7 @@
-"""Models made from models: without some heads (the whole one with those heads masked, and smaller),
-for other classes (what was learned stays, the head's logits are zero), with random weights, also
-for another image size.
+"""Models made from models: without some heads, for other classes, with random weights.
+
+Without heads they equal the masked model and are smaller. For other classes the backbone stays and
+the logits are zero. The image size may change.
 """
 
 from collections.abc import Callable, Mapping

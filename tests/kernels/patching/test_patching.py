@@ -1,6 +1,4 @@
-"""Activation patching: every number is that of a full forward with the part put in; and corrupted
-images.
-"""
+"""Activation patching: every number is that of a full forward with the part put in."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Which cues are suspect."""
+"""The cues that are suspect."""
 
 from dataclasses import replace
 

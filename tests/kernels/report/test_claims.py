@@ -1,6 +1,4 @@
-"""Claims: their rank, when an effect is clear of its reference, how limits judge, and their results
-in JUnit XML.
-"""
+"""Claims: their rank, clear effects, limits, and their results in JUnit XML."""
 
 from types import SimpleNamespace
 

@@ -1,6 +1,4 @@
-"""The explorer of a page: what the browser decodes is what was measured, within the stated error
-and size.
-"""
+"""The explorer of a page decodes what was measured, within the stated error and size."""
 
 from dataclasses import replace
 

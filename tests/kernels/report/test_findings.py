@@ -1,6 +1,4 @@
-"""Findings: the largest effects that survive correction over everything; never by order, never a
-null.
-"""
+"""Findings: the largest effects that survive correction, never by order, never a null."""
 
 import random
 

@@ -1,5 +1,4 @@
-"""A report as markdown: what stands where, numbers in words, and names of which nothing is
-alive."""
+"""A report as markdown: its parts, numbers in words, and names without active markup."""
 
 import os
 import unicodedata

@@ -1,6 +1,4 @@
-"""Hypotheses: each with a command line that is parsed as it is printed, for models and images of
-many kinds.
-"""
+"""Next steps: each has a command line that is parsed as printed, for many models and images."""
 
 import shlex
 

@@ -1,5 +1,4 @@
-"""The page: one file with every part of a document, in which no name acts and nothing is
-fetched."""
+"""The page: one file with every part of a document; names are inert, nothing is fetched."""
 
 from pathlib import Path
 

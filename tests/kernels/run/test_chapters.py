@@ -1,6 +1,4 @@
-"""A chapter is found again by what decides its contents, and by nothing else; golden/test_audit
-takes one.
-"""
+"""A chapter is found again by what decides its contents, and by nothing else."""
 
 import os
 import shutil

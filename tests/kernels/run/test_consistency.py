@@ -1,5 +1,4 @@
-"""The consistency pass: over every committed report, and over reports with planted
-contradictions."""
+"""The consistency pass over every committed report, and over planted contradictions."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The folder of a run: its status, what is kept in it, and what it never overwrites."""
+"""The folder of a run: its status, its content, and what it never overwrites."""
 
 import json
 import os

@@ -1,6 +1,4 @@
-"""What a run says while it works, the partial results that it keeps until it has ended, and more
-images than digits.
-"""
+"""The messages of a run in progress, its partial results, and more images than digits."""
 
 import io
 from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""Figures and report.md are made from a run's folder alone, and made again they are the same."""
+"""Figures and report.md depend only on a run's folder, and are the same when written again."""
 
 from dataclasses import replace
 from pathlib import Path

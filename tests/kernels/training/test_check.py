@@ -1,6 +1,4 @@
-"""Models and recipes broken on purpose: each finding names what was done, and what is healthy
-passes.
-"""
+"""Models and recipes broken on purpose: each finding names the fault, and healthy ones pass."""
 
 import math
 from collections.abc import Callable

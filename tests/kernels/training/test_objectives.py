@@ -1,4 +1,4 @@
-"""The losses and the parts of objectives without labels, beside plain loops and formulas."""
+"""The losses and the parts of objectives without labels, by plain loops and formulas."""
 
 import math
 

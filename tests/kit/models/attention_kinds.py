@@ -1,5 +1,4 @@
-"""Attention that is no plain softmax of scores, or whose heads stand elsewhere: what queries, keys
-and values become.
+"""Attention that is no plain softmax of scores, or has heads elsewhere.
 
 Each takes the attention module, then queries, keys and values (batch, heads, tokens, head_dim).
 """

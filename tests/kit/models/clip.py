@@ -1,6 +1,4 @@
-"""Tiny language-image models: architectures of open_clip that are small enough to be made for every
-test.
-"""
+"""Tiny language-image models: architectures of open_clip, small enough for every test."""
 
 import json
 from functools import cache

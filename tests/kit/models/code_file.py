@@ -1,6 +1,4 @@
-"""A file of a user's, whose functions make models or fail: tests write it elsewhere, as my.py
-beside neighbour.py.
-"""
+"""A user's file with functions that make models or fail, which tests write as my.py."""
 
 import sys
 from functools import partial

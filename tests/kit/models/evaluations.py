@@ -1,6 +1,4 @@
-"""The preprocessing of a source's models without their weights, and photographs on which it is
-compared.
-"""
+"""The preprocessing of a source's models without their weights, and photographs to compare it."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -56,7 +54,5 @@ def write_photographs(folder: Path) -> list[Path]:
 
 
 def prepared(files: list[Path], preprocessing: Preprocessing) -> torch.Tensor:
-    """Return the 8-bit pixels of files for a model of this preprocessing, (files, 3, height,
-    width).
-    """
+    """Return the 8-bit pixels (files, 3, height, width) of files by this preprocessing."""
     return pixels_of(load_images(files, preprocessing=preprocessing))

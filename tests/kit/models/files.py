@@ -25,9 +25,7 @@ OVERRIDES: dict[str, Any] = {
 
 
 def small(name: str = "vit-micro", *, seed: int = 1, **shape: Any) -> Model:
-    """Return an untrained preset of three classes; a ViT is tiny, with registers and a grid of 4 x
-    3.
-    """
+    """Return an untrained preset of three classes; a ViT has registers and a grid of 4 x 3."""
     vit = name.startswith("vit")
     size, overrides = ((32, 48), OVERRIDES | shape) if vit else ((32, 32), shape)
     return untrained(

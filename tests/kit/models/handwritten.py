@@ -1,5 +1,4 @@
-"""Vision models as people write them by hand: styles of attention, blocks, tokens and stems, and a
-CNN.
+"""Vision models as people write them by hand: attention, blocks, tokens, stems, and a CNN.
 
 Images are 24 x 32 px, patches 8 px. Attention that gives its own weights does so by `own`, from the
 tokens that enter it: `own_weights` reads them.
@@ -51,8 +50,10 @@ noise = partial(images, SIZE, batch=3, seed=1)
 
 
 def own_weights(module: nn.Module, images: Tensor) -> list[Tensor]:
-    """Return the attention weights of each layer as the module has them: by `own`, of nn.Softmax or
-    nn.MultiheadAttention."""
+    """Return each layer's attention weights as the module computes them.
+
+    They come by `own`, of nn.Softmax or of nn.MultiheadAttention.
+    """
     outputs: list[Tensor] = []
 
     def see(
@@ -115,8 +116,7 @@ class Attention(nn.Module):
 
 
 class Softmax(Attention):
-    """One layer of queries, keys and values; scores, softmax, dropout and products, as in
-    minGPT."""
+    """One layer of queries, keys and values, scores, softmax, dropout, products, as in minGPT."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,9 +151,7 @@ class Block(nn.Module):
 
 
 class MultiheadBlock(Block):
-    """nn.MultiheadAttention as tutorials call it: with the weights returned, and dropped; an MLP of
-    no module.
-    """
+    """nn.MultiheadAttention as in tutorials, with weights that are dropped; an MLP of no module."""
 
     def __init__(self) -> None:
         super().__init__(partial(nn.MultiheadAttention, DIM, 4, batch_first=True))
@@ -186,9 +184,7 @@ class InlineBlock(Attention):
 
 
 class ViT(nn.Module):
-    """Patches, special tokens before them, learned positions, blocks; the classifier reads CLS, or
-    else the mean.
-    """
+    """Patches, special tokens, learned positions, blocks; the classifier reads CLS or the mean."""
 
     def __init__(
         self, block: Build = Block, *, depth: int = 2, prefix: int = 1, classes: int = 5
@@ -227,9 +223,7 @@ MultiheadViT = partial(ViT, MultiheadBlock, prefix=3, classes=3)
 
 
 class EinsumViT(ViT):
-    """Patches cut by reshaping; attention and feed-forward layers in a list, residuals in the outer
-    loop; a tuple.
-    """
+    """Patches cut by reshaping, layers in a list, residuals in the outer loop; returns a tuple."""
 
     class Attention(nn.Module):
         """By einsum, with its own norm, in the style of vit-pytorch."""
@@ -285,9 +279,7 @@ class EncoderViT(ViT):
 
 
 class InlineViT(ViT):
-    """No prefix, attention and MLP in one module, an object with .logits as transformers' models
-    return.
-    """
+    """No prefix, attention and MLP in one module; returns an object with .logits."""
 
     def __init__(self) -> None:
         super().__init__(InlineBlock, depth=3, prefix=0, classes=3)

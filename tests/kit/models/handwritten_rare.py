@@ -1,5 +1,6 @@
-"""Rarer styles of vision transformers: other axes, orders, stems and blocks. Images are 24 x 32 px,
-patches 8 px.
+"""Rarer styles of vision transformers: other axes, orders, stems and blocks.
+
+Images are 24 x 32 px, patches 8 px.
 """
 
 from functools import partial
@@ -86,9 +87,7 @@ class MergedHeadsFirst(Attention):
 
 
 class Grouped(Attention):
-    """RMS norms, four heads of queries for two of keys and values, a learned bias of each pair of
-    positions.
-    """
+    """RMS norms, four heads of queries for two of keys and values, a bias of pairs of positions."""
 
     def __init__(self) -> None:
         super().__init__(heads=4)
@@ -181,9 +180,7 @@ class OptionalBlock(Block):
 
 
 class OptionalViT(ViT):
-    """Blocks that take a mask by name and return a tuple; a dict of results; a weight norm of the
-    projections.
-    """
+    """Blocks that take a mask by name and return a tuple; a dict of results; a weight norm."""
 
     def __init__(self) -> None:
         super().__init__(partial(OptionalBlock, partial(Attention, HEADS, five_axes)))
@@ -210,9 +207,7 @@ class QueryPooled(ViT):
 
 
 class RegistersLast(ViT):
-    """Two registers after the patches, or before them; the classifier reads the mean of the
-    patches.
-    """
+    """Two registers after the patches, or before them; the classifier reads the patches' mean."""
 
     def __init__(self, attention: Build = Attention, *, last: bool = True) -> None:
         super().__init__(partial(Block, attention), prefix=0)
@@ -254,9 +249,7 @@ def hybrid() -> ViT:
 
 
 def merged_two() -> ViT:
-    """Return two heads, which might be a batch of two, beside the MLP; overlapping convolutions as
-    in CCT.
-    """
+    """Build two heads, which might be a batch of two, next to the MLP; convolutions as in CCT."""
     vit = ViT(partial(Parallel, partial(Attention, 2, merged)))
     widths = ((3, 8), (8, 16), (16, DIM))
     vit.stem = nn.Sequential(

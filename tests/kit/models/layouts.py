@@ -1,5 +1,4 @@
-"""One small network whose stages return their maps in many forms: other orders of axes, tuples,
-dicts, side branches.
+"""One small network with maps in many forms: other orders of axes, tuples, dicts, side branches.
 
 All have the same weights and logits, so that their maps and features are those of the plain form.
 The stages compute by functions alone: no convolution inside shows a map in another order. Images
@@ -85,8 +84,9 @@ class Stage(nn.Module):
 
 
 class Laid(nn.Module):
-    """Two stages in a form, and a mean over the last map; with `side`, a decoder whose output the
-    logits ignore.
+    """Two stages in a form, and a mean over the last map.
+
+    side: adds a decoder, whose output the logits ignore.
     """
 
     def __init__(self, form: str = "channels first", *, side: bool = False) -> None:

@@ -1,6 +1,4 @@
-"""Blocks without attention that add nothing, between those of a model: its results stay, under
-other numbers.
-"""
+"""Blocks that add nothing, between those of a model: same results, other numbers."""
 
 from collections.abc import Callable
 

@@ -1,6 +1,4 @@
-"""Tiny models of transformers' families, of 32 px and two blocks, in folders as save_pretrained
-writes them.
-"""
+"""Tiny models of transformers' families, of 32 px and two blocks, saved by save_pretrained."""
 
 import json
 import shutil
@@ -107,9 +105,7 @@ def tower(name: str, model: Any) -> Any:
 
 
 def save_family(name: str, folder: Path) -> Any:
-    """Save a tiny model and its image processor; returns the model of transformers, in evaluation
-    mode.
-    """
+    """Save a tiny model and its image processor; return the model in evaluation mode."""
     import transformers
 
     family, kind, fields, processor, options = FAMILIES[name]

@@ -1,5 +1,4 @@
-"""`vitlens.ablate`: effects of removing units against full forwards with the same change in
-force."""
+"""`vitlens.ablate`: effects of removing units, against full forwards with the same change."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import vitlens
-from tests.kit.select import values_of
+from tests.kit.select import select, values_of
 from tests.kit.sign_flips import bootstrap_t_test, sign_flip_test
 from tests.kit.splits import split_of
 from tests.kit.tiny import images, ours, timm_model
@@ -95,7 +94,7 @@ def test_tables_put_heads_where_they_are() -> None:
         "blocks.0.head.1",
         "blocks.1.head.0",
     ]
-    heads = [(unit.layer, unit.head) for unit in result.units if unit.kind == "head"]
+    heads = values_of(select(result.units, kind="head"), "layer", "head")
     for table, values in (
         (result.delta_loss, result.loss.mean),
         (result.delta_accuracy, result.accuracy.mean),
@@ -114,8 +113,8 @@ def test_tables_put_heads_where_they_are() -> None:
     # its attention pooling is no block, but has heads
     pooled = timm_model("vit_base_patch16_siglip_224")
     units = vitlens.ablate(pooled, images(), LABELS[:2], replace="zero", kinds=EVERY).units
-    assert [unit.layer for unit in units if unit.kind == "block"] == [0, 1]
-    assert max(unit.layer for unit in units if unit.kind == "head") == 2
+    assert values_of(select(units, kind="block"), "layer") == [0, 1]
+    assert max(values_of(select(units, kind="head"), "layer")) == 2
 
 
 def test_of_many_heads_one_can_matter() -> None:

@@ -1,6 +1,4 @@
-"""What `vitlens ablate` records beyond single units against full forwards: orders, pairs,
-similarity, first order.
-"""
+"""`vitlens ablate` on several units, against full forwards: orders, pairs, first order."""
 
 from itertools import combinations
 from pathlib import Path
@@ -164,7 +162,7 @@ def test_a_curve_is_full_forwards_without_the_first_heads(ablated: Ablated) -> N
                     row.removed,
                 )
                 assert row.accuracy.value == float(correct[tested].double().mean())
-    least = [row.accuracy.value for row in ablated.record.curves if row.order == "least first"]
+    least = values_of(select(ablated.record.curves, order="least first"), "accuracy.value")
     removable = ablated.record.model.removable  # its interval: tests/kernels/ablation
     lost = next(count for count in range(7) if least[0] - least[count] > 0.01)
     assert (removable.value, removable.n) == ((lost - 1) / 6, 12)
@@ -177,7 +175,7 @@ def test_pairs_are_full_forwards_with_paired_intervals(ablated: Ablated) -> None
     record = ablated.record
     alone = {head: float(ablated.rise(head).mean()) for head in ablated.heads}
     top = sorted(ablated.heads, key=lambda head: -alone[head])[:3]
-    important = {(row.first, row.second) for row in record.pairs if row.chosen == "importance"}
+    important = set(values_of(select(record.pairs, chosen="importance"), "first", "second"))
     assert important == {tuple(sorted(pair)) for pair in combinations(top, 2)}
     assert ("L0.H0", "L0.H1") in values_of(record.pairs, "first", "second")  # equal heads
     p = []

@@ -27,9 +27,7 @@ def test_the_smallest_change_of_a_linear_model_is_the_distance_to_its_boundary(n
 
 
 class Planted(nn.Module):
-    """Misclassified where the brightness lies in an interval; DeepFool's first step from black
-    leads to 0.918.
-    """
+    """A model that errs in an interval of brightness; DeepFool's first step goes to 0.918."""
 
     def __init__(self, *intervals: tuple[float, float]) -> None:
         super().__init__()

@@ -1,6 +1,4 @@
-"""The contract of every attack: bounds, real successes, batches, restarts, and what its entry in
-the registry says.
-"""
+"""The contract of every attack: bounds, real successes, batches, restarts, registry entries."""
 
 import re
 from pathlib import Path
@@ -28,10 +26,8 @@ DOCS = Path(__file__).parents[3] / "docs" / "attacks.md"
 
 def scaled(name: str, *epsilons: float) -> list[float]:
     """Return epsilons of L∞, larger for L2 and for noise."""
-    return [
-        epsilon * (8 if ATTACKS[name].norm == "l2" or name == "noise" else 1)
-        for epsilon in epsilons
-    ]
+    factor = 8 if ATTACKS[name].norm == "l2" or name == "noise" else 1
+    return [factor * epsilon for epsilon in epsilons]
 
 
 def lengths(adversarial: Tensor, images: Tensor, norm: str) -> np.ndarray:

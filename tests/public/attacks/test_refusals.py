@@ -1,6 +1,4 @@
-"""What cannot be attacked is refused; which images are run, and what is told of models without
-gradients.
-"""
+"""Refusals of attacks, the images that are run, and messages about models without gradients."""
 
 import pytest
 import torch
@@ -110,8 +108,9 @@ def test_a_model_that_is_always_wrong_gets_a_note_and_an_empty_curve():
 
 
 class Poisoned(nn.Module):
-    """Finite for the clean images; NaN for the second as soon as it is changed, in its logits or
-    its gradient.
+    """A model that is finite for clean images, and NaN for the second one once it changes.
+
+    Either its logits or its gradient are NaN.
     """
 
     def __init__(self, images: Tensor, *, backward: bool) -> None:

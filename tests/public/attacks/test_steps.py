@@ -1,6 +1,4 @@
-"""Every point that an attack asks the model about, beside the papers' algorithms written out for
-one image; regions.
-"""
+"""Every point of an attack against the papers' algorithms for one image; regions."""
 
 import math
 from itertools import pairwise

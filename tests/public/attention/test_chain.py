@@ -1,6 +1,4 @@
-"""Rollout, relevance and gradient-weighted rollout against the papers' matrices over all tokens,
-written out here.
-"""
+"""Rollout, relevance and gradient-weighted rollout against the papers' matrices."""
 
 from contextlib import nullcontext
 from functools import partial

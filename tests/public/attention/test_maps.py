@@ -1,6 +1,4 @@
-"""Attention weights and maps of them: which row they are, what the explorer shows, and what
-commands tell of maps.
-"""
+"""Attention weights and their maps: the row that they show, the explorer, and reports."""
 
 from functools import partial
 

@@ -1,6 +1,4 @@
-"""Every attention method of the registry: its settings, the classes it needs, what it refuses; and
-attention flow.
-"""
+"""Every attention method of the registry: settings, classes, refusals; and attention flow."""
 
 import math
 from itertools import product
@@ -14,7 +12,7 @@ from scipy.optimize import linprog
 import vitlens
 from tests.kit.commands import ran
 from tests.kit.families import MADE
-from tests.kit.select import values_of
+from tests.kit.select import select, values_of
 from tests.kit.tiny import images, ours, shared_model
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.errors import InputError, UnknownNameError
@@ -92,7 +90,7 @@ def test_several_methods_from_one_pass_are_each_alone_with_their_settings(golden
             expected = vitlens.explain(model, digits, targets="label", method=row.method, **options)
             stored = torch.tensor(record.maps.maps[:, at])
             torch.testing.assert_close(stored, expected, atol=1e-6, rtol=1e-4, msg=row.method)
-    assert [row.fusion for row in record.methods if row.method == "rollout"] == [
+    assert values_of(select(record.methods, method="rollout"), "fusion") == [
         "mean",
         "max",
         "min",

@@ -1,6 +1,4 @@
-"""Rollout and relevance through windows and merging, against full matrices over the patches of the
-image.
-"""
+"""Rollout and relevance through windows and merging, against full matrices over patches."""
 
 import copy
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`best` against its equation, on parts that have tests of their own, and what it costs."""
+"""`best` against its equation, and its cost; its parts have separate tests."""
 
 import math
 from typing import Any

@@ -1,5 +1,4 @@
-"""Class activation maps beside the grad-cam package's own, before and after its ReLU and
-scaling."""
+"""Class activation maps against the grad-cam package, before and after its ReLU and scaling."""
 
 import copy
 from collections.abc import Callable

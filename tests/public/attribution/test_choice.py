@@ -1,6 +1,4 @@
-"""vitlens.choose_method: planted methods win on images, masks and mosaics, noise is not confirmed;
-the arithmetic.
-"""
+"""vitlens.choose_method: planted methods win, noise is not confirmed; the arithmetic."""
 
 from collections.abc import Callable
 from dataclasses import replace

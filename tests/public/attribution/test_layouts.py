@@ -1,6 +1,4 @@
-"""Maps and features are the same whatever form a network returns its maps in; else they are
-refused.
-"""
+"""Maps and features do not depend on the form in which a network returns its maps."""
 
 from functools import partial
 
@@ -59,9 +57,7 @@ def test_what_has_no_place_in_the_image_is_no_map(form: str):
 
 
 class MixedClass(EinsumViT):
-    """CLS depends on the image, so that the order of tokens is not read; attention and MLPs in a
-    list.
-    """
+    """CLS depends on the image, so the order of tokens is unknown; layers are in a list."""
 
     def tokens(self, x: Tensor) -> Tensor:
         patches = self.patches(x)

@@ -1,5 +1,4 @@
-"""LeGrad against the equation of Bousselham 2025, for each way in which a classifier reads
-tokens."""
+"""LeGrad against the equation of Bousselham 2025, for each way of reading tokens."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,6 +1,4 @@
-"""Gradients and occlusion beside captum's, RISE beside a plain loop, KernelSHAP beside Shapley's
-definition.
-"""
+"""Gradients and occlusion against captum; RISE and KernelSHAP against their definitions."""
 
 from itertools import permutations
 

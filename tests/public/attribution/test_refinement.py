@@ -1,6 +1,4 @@
-"""Refinement: identities of the affinity, of views, and of the product; what cannot be refined is
-refused.
-"""
+"""Refinement: identities of the affinity, of views and of the product; refusals."""
 
 import pytest
 import torch

@@ -1,6 +1,4 @@
-"""What every attribution keeps to, by the registry, and vitlens.look; for attention methods:
-tests/public/attention.
-"""
+"""The rules of every attribution in the registry, and vitlens.look."""
 
 from collections.abc import Callable
 

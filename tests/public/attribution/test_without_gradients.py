@@ -1,6 +1,4 @@
-"""Models whose forward pass has no gradient somewhere: what needs none works, the rest says why in
-one line.
-"""
+"""Models whose forward pass has no gradient somewhere: what works, and why the rest does not."""
 
 from functools import partial
 from typing import Any

@@ -1,4 +1,4 @@
-"""A command line whose runs are replaced: what reaches them is what was parsed."""
+"""A command line with replaced runs: tests compare what reaches them with what was parsed."""
 
 import sys
 from types import ModuleType

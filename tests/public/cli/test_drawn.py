@@ -1,4 +1,4 @@
-"""A report whose figures draw fewer images than were measured says so."""
+"""A report says so if its figures draw fewer images than were measured."""
 
 import re
 from pathlib import Path

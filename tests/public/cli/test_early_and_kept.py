@@ -1,5 +1,4 @@
-"""What is refused before a model is loaded, and what attack and attention keep and draw on
-request."""
+"""Refusals before a model is loaded, and what attack and attention store and draw on request."""
 
 import numpy as np
 import pytest

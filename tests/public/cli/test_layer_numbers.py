@@ -1,6 +1,4 @@
-"""Every table and report of a command has the numbers of blocks, also where some of them have no
-attention.
-"""
+"""Tables and reports have the numbers of blocks, also if some blocks have no attention."""
 
 import re
 from pathlib import Path

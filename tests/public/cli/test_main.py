@@ -1,6 +1,4 @@
-"""The boundary: every error one line on stderr and the right exit code; help, streams that end,
-names nearly right.
-"""
+"""The command line: one-line errors, exit codes, help, ended streams, names nearly right."""
 
 import errno
 import os

@@ -1,6 +1,4 @@
-"""What is typed is what the run gets: a line a case, and the options that it gives which are not
-the defaults.
-"""
+"""Typed options reach the run: one case a line, with the options that differ from the defaults."""
 
 import operator
 import shlex

@@ -1,5 +1,4 @@
-"""What cannot be is one line on stderr and exit code 2, before anything is loaded or written: a
-line a case.
+"""Wrong lines end with one line on stderr and exit code 2 before any work; one case a line.
 
 Options that many commands have, and what a family of models lacks:
 tests/contracts/test_messages.py, test_support.py.

@@ -1,6 +1,4 @@
-"""A profile: FLOPs and parameters by part against sums over the layers, memory that follows from
-them, moved clocks.
-"""
+"""A profile: FLOPs and parameters against sums over the layers, memory, moved clocks."""
 
 from math import prod
 
@@ -303,8 +301,7 @@ def mlp(width: int = 7) -> nn.Module:
 
 
 class Twice(nn.Module):
-    """Two products of one activation with one parameter, the first five sums of which are
-    logits."""
+    """Two products of one activation with one parameter; their first five sums are logits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -345,9 +342,7 @@ def test_the_peak_of_inference_is_that_of_the_widest_place():
 
 
 class Metronome(nn.Module):
-    """Takes a time for each image, by a clock that only it moves; keeps how many images it was
-    given.
-    """
+    """Takes a time for each image by its clock, and records how many images it gets."""
 
     def __init__(self, move: object) -> None:
         super().__init__()

@@ -1,6 +1,4 @@
-"""From a name or a path to a Split: embedded sets, torchvision's without a network, and what is
-none.
-"""
+"""From a name or a path to a Split: embedded sets, torchvision's, and wrong names."""
 
 import socket
 import urllib.error
@@ -83,9 +81,7 @@ class Turned:
 
 
 class Photographs:
-    """Like EuroSAT, without parts, Food101 and the pets: images of many sizes, opened when asked
-    for.
-    """
+    """Like EuroSAT, without parts, Food101 and the pets: images of many sizes, opened late."""
 
     classes = ("pie", "soup")
 

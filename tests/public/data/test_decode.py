@@ -1,6 +1,4 @@
-"""Every kind of file that a folder may hold, good and bad; and many of them, kept in memory or read
-from disk.
-"""
+"""Every kind of file in a folder, good and bad; and many of them, in memory or from disk."""
 
 import struct
 import warnings

@@ -1,6 +1,4 @@
-"""The drawn sets: each image depends on its own number alone, with an exact mask; redrawn without
-distractors.
-"""
+"""The drawn sets: images depend only on their number, have exact masks, can be redrawn."""
 
 import math
 import re

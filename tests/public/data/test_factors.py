@@ -1,6 +1,4 @@
-"""The generating factors of the embedded scenes: what they say is in the pixels, and the planted
-shortcut.
-"""
+"""The generating factors of the embedded scenes are in the pixels; the planted shortcut."""
 
 import pickle
 from dataclasses import replace

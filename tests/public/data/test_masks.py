@@ -1,4 +1,4 @@
-"""Images beside masks: what fits, what is left out and named."""
+"""Images with masks: what fits, and what is left out by name."""
 
 import json
 import shutil

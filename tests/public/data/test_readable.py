@@ -1,6 +1,4 @@
-"""Every folder, table of labels and mask of docs/readable.md is read right, noted or refused as the
-page says.
-"""
+"""Every folder, table of labels and mask of docs/readable.md is read as the page says."""
 
 import json
 import shutil

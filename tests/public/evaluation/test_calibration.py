@@ -1,6 +1,4 @@
-"""What is said of planted confidences: calibration, by plain loops over the images, and how errors
-stand out.
-"""
+"""Calibration of planted confidences, by plain loops, and how well confidence separates errors."""
 
 from collections import Counter
 from pathlib import Path
@@ -23,9 +21,7 @@ N = 600
 
 
 class Planted:
-    """Images of five classes and what a model answers on them: how sure it is, and how often it is
-    right.
-    """
+    """Images of five classes and a model's answers, with known confidence and accuracy."""
 
     def __init__(self, folder: Path, *, overconfident: float) -> None:
         self.is_calibrated = not overconfident

@@ -1,6 +1,4 @@
-"""`vitlens.evaluate`: answers in order, classes matched by name, accuracy with the interval that
-groups ask for.
-"""
+"""`vitlens.evaluate`: order of answers, classes matched by name, intervals with groups."""
 
 import pytest
 import torch
@@ -67,7 +65,8 @@ def test_names_that_agree_are_matched_by_name_whatever_their_order(case):
         name = folded.get(name[:9], name)
         return name.lower().replace("_", " ").replace("-", " ").lstrip("0") or "0"
 
-    logits = [[key(name) for name in model].index(key(name)) for name in data]
+    keys = [key(name) for name in model]
+    logits = [keys.index(key(name)) for name in data]
     result = vitlens.evaluate(
         reader(model), answered([10 * logit for logit in logits], list(range(len(data))), data)
     )
@@ -163,9 +162,8 @@ def test_a_file_is_named_and_of_two_models_the_one_that_does_not_know_the_classe
 def accuracy(right: list[bool], groups: list[int] | None = None) -> Estimate:
     """Return the accuracy of the result."""
     sources = None if groups is None else torch.tensor(groups)
-    split = answered(
-        [0 if is_right else 10 for is_right in right], [0] * len(right), groups=sources
-    )
+    reds = [10 * (not is_right) for is_right in right]
+    split = answered(reds, [0] * len(right), groups=sources)
     return next(iter(vitlens.evaluate(reader(), split).summary())).value
 
 

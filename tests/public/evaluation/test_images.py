@@ -1,6 +1,4 @@
-"""`vitlens.images`: from files, PIL images, arrays and tensors the pixels that the command line
-gives the model.
-"""
+"""`vitlens.images`: the command line's pixels from files, PIL images, arrays and tensors."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,6 +1,4 @@
-"""Two models on the same images: cells of errors, the paired test, classes matched by name; shape
-bias.
-"""
+"""Two models on the same images: cells of errors, the paired test, class names; shape bias."""
 
 import re
 

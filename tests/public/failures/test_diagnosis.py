@@ -1,6 +1,4 @@
-"""Planted failures are found and named first, errors at random have no cause, and the counts are of
-all images.
-"""
+"""Planted failures come first, errors at random have no cause, counts are of all images."""
 
 from collections.abc import Callable, Iterator
 from functools import cache

@@ -1,6 +1,4 @@
-"""Properties of images against their definitions, and what is said of them against independent
-statistics.
-"""
+"""Properties of images against their definitions, and their tests against statistics."""
 
 import math
 from collections.abc import Iterator
@@ -422,5 +420,5 @@ def test_quarters_hold_all_images_and_never_part_equal_values(diagnosed):
     for row in off:
         inside = (values["off_centre"] >= row.low) & (values["off_centre"] <= row.high)
         assert row.accuracy.value == pytest.approx(float(correct[inside].double().mean()))
-    at_edge = [row.accuracy.n for row in rows if row.covariate == "border"]
+    at_edge = values_of(select(rows, covariate="border"), "accuracy.n")
     assert at_edge == [int((values["border"] == touches).sum()) for touches in (0, 1)]

@@ -1,6 +1,4 @@
-"""The randomization check goes from the head down in the order of the forward pass, not of the
-parameters.
-"""
+"""The randomization check goes from the head down in the order of the forward pass."""
 
 from collections.abc import Callable
 

@@ -1,5 +1,6 @@
-"""`vitlens explain --verify` on a model of which it is known what each patch does, of maps that are
-planted; and on composites of images of one colour each.
+"""`vitlens explain --verify` on a model with known effects of patches and planted maps.
+
+Composites are made of images of one colour each.
 """
 
 from itertools import combinations, pairwise
@@ -365,7 +366,7 @@ def test_a_method_that_knows_no_model_fails_and_one_whose_maps_are_uniform_is_no
             league[method].randomisation.value == league[method].cascade.value == pytest.approx(1.0)
         )
     assert weights["saliency"].state == "pass"
-    last = [row.similarity.value for row in record.stages if row.method == "saliency"]
+    last = values_of(select(record.stages, method="saliency"), "similarity.value")
     assert league["saliency"].randomisation.value == pytest.approx(last[-1], abs=1e-6)
     assert league["saliency"].cascade.value == pytest.approx(np.mean(last), abs=1e-6)
     assert weights["rise"].state == "inconclusive"
@@ -421,7 +422,7 @@ def test_a_map_that_stays_jumps_from_side_to_side_when_its_image_is_flipped_and_
         expected = stats.spearmanr(heat_map.flatten(), heat_map.flip(1).flatten()).statistic
         assert row.correlation.value == pytest.approx(expected, abs=1e-5)
         assert row.jumped.value == 1.0
-        assert {(row.state, row.method) for row in record.checks if row.check == "shifts"} >= {
+        assert set(values_of(select(record.checks, check="shifts"), "state", "method")) >= {
             ("pass", method)
         }
 

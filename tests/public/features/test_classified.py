@@ -1,6 +1,4 @@
-"""What `vitlens features` makes of features: votes, probes, maps, colours, matches; and zero-shot
-classification.
-"""
+"""`vitlens features`: votes, probes, maps, colours and matches; and zero-shot classification."""
 
 import re
 

@@ -1,6 +1,4 @@
-"""`vitlens.features`: what the classifier reads, pooling, norm, layers, what enters block 0; and
-receptive fields.
-"""
+"""`vitlens.features`: the classifier's input, pooling, norm, layers; and receptive fields."""
 
 from pathlib import Path
 

@@ -1,6 +1,4 @@
-"""`vitlens.similarity`: CKA of full Gram matrices in float64, its interval; and the rank
-correlation of distances.
-"""
+"""`vitlens.similarity`: CKA of full Gram matrices in float64, its interval; rank correlation."""
 
 from collections.abc import Sequence
 

@@ -1,6 +1,4 @@
-"""`vitlens.name_heads` on heads made by hand, of which it is known by what they attend, what they
-look at and write.
-"""
+"""`vitlens.name_heads` on heads made by hand, with known attention and known outputs."""
 
 import gc
 from dataclasses import replace

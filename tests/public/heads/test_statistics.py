@@ -1,6 +1,4 @@
-"""Every statistic of `vitlens.statistics` against a naive reference in float64, also of windows and
-pooled queries.
-"""
+"""Every statistic of `vitlens.statistics` against a naive reference in float64."""
 
 import math
 import pickle

@@ -1,6 +1,4 @@
-"""What an observed call holds: attention by its definition, whatever the mask, the layout of the
-axes or the call.
-"""
+"""An observed call has attention by its definition, for every mask, layout and kind of call."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,8 +20,7 @@ Options = Callable[[Tensor], dict[str, object]]  # of attention, from its tokens
 
 
 class Attends(nn.Module):
-    """Calls scaled dot-product attention exactly as told; keeps what it was given and what it
-    gave."""
+    """Calls scaled dot-product attention with these arguments; records inputs and outputs."""
 
     num_heads = 4
 
@@ -269,8 +266,9 @@ def test_multihead_attention_has_its_own_logits_and_weights(mask, average, itsel
 
 
 class Direct(nn.MultiheadAttention):
-    """Calls torch's function itself, whose boolean mask says who is left out (the module turns it
-    into numbers).
+    """Calls torch's function directly, with a boolean mask of what is left out.
+
+    The module turns such a mask into numbers.
     """
 
     def forward(self, tokens: Tensor) -> Tensor:

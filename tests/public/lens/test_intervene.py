@@ -1,6 +1,4 @@
-"""Changes of places against models that are cut by hand, hooks on timm's modules, and attention
-written out.
-"""
+"""Changes of places against models cut by hand, hooks on timm's modules, and formulas."""
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -28,6 +26,7 @@ from tests.kit.lens import (
     removable,
     without_head,
 )
+from tests.kit.marks import slow_among
 from tests.kit.tiny import EACH_FAMILY, FAMILIES, images, model_of, ours, shaken, shared_model
 from vitlens import KnockOut, Model
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
@@ -46,13 +45,7 @@ def seen(
 
 
 # timm's ViT has the parts of dinov2-registers, the registers of which ours has
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name in ("vit", "registers") else ())
-        for name in EVERY
-    ],
-)
+@pytest.mark.parametrize("name", slow_among(EVERY, ("vit", "registers")))
 def test_what_was_captured_changes_nothing_and_another_images_does(name):
     model = EVERY[name]()
     batch = of(model, batch=2)

@@ -1,4 +1,4 @@
-"""Observation: what it hands on, and what it refuses."""
+"""Observation: what it passes on, and what it refuses."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

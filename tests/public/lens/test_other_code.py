@@ -1,5 +1,6 @@
-"""Models with other code than their names say: subclasses, hooks, forwards put in,
-parametrizations, adapters. What is computed in a quicker way gives what full forward passes give.
+"""Models with other code than their names say: subclasses, hooks, forwards, adapters.
+
+Quicker computations give what full forward passes give.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from torch.nn.utils import parametrizations, prune, weight_norm
 from torch.overrides import TorchFunctionMode
 
 import vitlens
+from tests.kit.marks import slow_if
 from tests.kit.tiny import images, ours, timm_model
 from vitlens import Model
 
@@ -155,11 +157,11 @@ def check(model: Model) -> None:
 def every_change() -> list[object]:
     """Return every change in both blocks of both models; three of four are slow."""
     places = [(1, "ours"), (1, "timm"), (0, "ours"), (0, "timm")]
-    return [
-        pytest.param(change, *place, marks=() if number % 4 == turn else pytest.mark.slow)
-        for number, change in enumerate(CHANGES)
-        for turn, place in enumerate(places)
-    ]
+    parameters = []
+    for number, change in enumerate(CHANGES):
+        for turn, place in enumerate(places):
+            parameters.append(slow_if(number % 4 != turn, change, *place))
+    return parameters
 
 
 # of torch: some models still have it

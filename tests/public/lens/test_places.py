@@ -1,4 +1,4 @@
-"""Places: what is listed, patterns, what is refused; and where features are read."""
+"""Places: the list, patterns, refusals, and where features are read."""
 
 from functools import partial
 

@@ -1,6 +1,6 @@
-"""The replay and patching against the model run in full, and against models that are cut by
-hand."""
+"""The replay and patching against full runs, and against models that are cut by hand."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from tests.kit.lens import (
     removable,
     without_head,
 )
+from tests.kit.marks import slow_if
 from tests.kit.tiny import FAMILIES, model_of, ours, shared_model, timm_model
 from vitlens import KnockOut, Model
 from vitlens.errors import InputError, UnknownNameError
@@ -133,9 +134,8 @@ BY_DEFAULT = {  # every mechanism once, and every way of cutting several times
 @pytest.mark.parametrize(
     ("name", "chunks"),
     [
-        pytest.param(name, chunks, marks=() if BY_DEFAULT.get(name) == chunks else pytest.mark.slow)
-        for name in FAMILIES
-        for chunks in CHUNKS
+        slow_if(BY_DEFAULT.get(name) != chunks, name, chunks)
+        for name, chunks in product(FAMILIES, CHUNKS)
     ],
 )
 def test_logits_are_those_of_the_full_forward(name, chunks):
@@ -274,9 +274,7 @@ def test_in_half_precision_it_is_near_the_full_forward_in_half_precision(family)
 
 
 class Reaches(nn.Module):
-    """A ViT whose head reads the first block's output too, past the blocks: a replay from the
-    second would miss it.
-    """
+    """A ViT whose head also reads the first block's output: a replay from the second misses it."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -301,8 +299,7 @@ class Other(type(ours().module.blocks[0])):
 
 
 class Goes(type(ours().module.blocks[0].attn)):
-    """Attention that goes on after its projection: a change of heads cannot be added to its
-    output."""
+    """Attention that continues after its projection: changes of heads are not additive."""
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         return super().forward(tokens, mask).tanh()

@@ -1,6 +1,4 @@
-"""Windows in image coordinates: where the libraries' own partitions put each patch, and where
-attention is known.
-"""
+"""Windows in image coordinates, as the libraries partition them, and where attention is known."""
 
 from functools import partial
 

@@ -1,6 +1,4 @@
-"""What a model is made of, as its modules tell it; and Model: pixels in, normalisation inside, its
-own size.
-"""
+"""The parts of a model, read from its modules; and Model: pixels, normalisation, input size."""
 
 import pytest
 import timm

@@ -1,6 +1,4 @@
-"""The models that come with the package: how good they are, and what the planted shortcut does to a
-pair.
-"""
+"""The bundled models: their accuracy, and the planted shortcut of a pair."""
 
 from pathlib import Path
 

@@ -1,6 +1,4 @@
-"""--model-file FILE.py:FUNCTION: the user's code, run only where the option names it; every error
-is one line.
-"""
+"""--model-file FILE.py:FUNCTION: the user's code runs only where the option names it."""
 
 import hashlib
 import json

@@ -1,6 +1,4 @@
-"""Each way to name a model, what it is called, and each way in which loading fails: one line that
-says what to type.
-"""
+"""Each way to name a model, its alias, and each way to fail: one line that says what to type."""
 
 import hashlib
 import json

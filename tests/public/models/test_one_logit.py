@@ -1,4 +1,4 @@
-"""One logit is two classes in every source: -z/2 and z/2, whose maps are each other's opposites."""
+"""One logit is two classes in every source: -z/2 and z/2, with opposite maps."""
 
 from functools import partial
 

@@ -1,6 +1,4 @@
-"""Language-image models as models: the numbers of open_clip itself, their own settings, errors of
-one line.
-"""
+"""Language-image models as models: the numbers of open_clip, its settings, errors of one line."""
 
 import sys
 

@@ -1,6 +1,4 @@
-"""Attention that is seen in part, that is changed after its softmax, or whose heads stand
-elsewhere.
-"""
+"""Attention that is seen in part, changed after its softmax, or has heads elsewhere."""
 
 from dataclasses import replace
 from functools import partial

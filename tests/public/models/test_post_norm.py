@@ -1,6 +1,4 @@
-"""Post-norm blocks against torch's own nn.TransformerEncoderLayer(norm_first=False) with the same
-weights: logits, gradients and every analysis; what assumes pre-norm refuses them in one line.
-"""
+"""Post-norm blocks against torch's nn.TransformerEncoderLayer(norm_first=False)."""
 
 from collections.abc import Callable
 from functools import cache

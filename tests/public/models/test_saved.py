@@ -1,6 +1,4 @@
-"""A model written to a file and read again is the same model; a file that is damaged or of others
-is one line.
-"""
+"""A model written to a file and read again is the same; a wrong file is one line."""
 
 import hashlib
 import random

@@ -1,6 +1,4 @@
-"""Swin: timm's weights, logits and windows; which patches meet, by gradients; padding; what cannot
-be built.
-"""
+"""Swin: timm's weights, logits and windows; patches that meet, by gradients; padding."""
 
 import pytest
 import timm

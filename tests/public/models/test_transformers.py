@@ -1,5 +1,6 @@
-"""Models of transformers against transformers itself: outputs, labels, sizes, attention under sdpa,
-texts, how images are prepared; folders that are refused.
+"""Models of transformers against transformers: outputs, attention, texts, preparation.
+
+Folders that cannot be read are refused.
 """
 
 import copy

@@ -1,6 +1,4 @@
-"""What is read of a model from trial passes: also where its weights are zeros, and not after they
-have changed.
-"""
+"""Facts read from trial passes: also with weights of zero, and not after weights have changed."""
 
 import copy
 from collections.abc import Callable
@@ -35,8 +33,9 @@ class Block(nn.Module):
 
 
 class Pooled(nn.Module):
-    """Patches of 8 px, CLS first; the classifier reads what `pool` says. stem: "patches", or
-    "mixing" for a convolution that reaches over the patches' edges, whose tokens cannot be mixed.
+    """Patches of 8 px, CLS first; the classifier reads what `pool` says.
+
+    stem: "patches", or "mixing" for a convolution across the patches' edges, which mixes tokens.
     """
 
     def __init__(self, pool: str = "mean", stem: str = "patches") -> None:

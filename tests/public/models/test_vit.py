@@ -1,6 +1,4 @@
-"""Our vision transformer: its parameters, timm's weights, its tokens, parts and attention, what
-cannot be built.
-"""
+"""Our vision transformer: parameters, timm's weights, tokens, parts and attention."""
 
 import pytest
 import timm

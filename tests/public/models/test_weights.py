@@ -1,5 +1,6 @@
-"""Weights from files: wrappers taken off and said, misfits named, no pickle ever run; whatever is
-wrong with a file is one line, quickly and in little memory.
+"""Weights from files: wrappers are removed and named, misfits named, no pickle is run.
+
+Any fault of a file is one line, quickly and in little memory.
 """
 
 import json

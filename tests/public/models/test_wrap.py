@@ -1,6 +1,4 @@
-"""wrap: what is read of a user's module from forward passes is the module's own; nothing in it
-changes.
-"""
+"""wrap: facts about a user's module are read from forward passes, and nothing in it changes."""
 
 import copy
 import pickle

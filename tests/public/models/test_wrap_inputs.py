@@ -1,6 +1,4 @@
-"""wrap judges a module by what its forward takes: three channels, or a line that says what to put
-before it.
-"""
+"""wrap judges a module by its input: three channels, or a line about what to put before it."""
 
 import re
 

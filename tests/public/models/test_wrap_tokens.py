@@ -1,6 +1,4 @@
-"""wrap: where special tokens and patches stand, what is said of a module, the order of its tokens;
-what is refused.
-"""
+"""wrap: places of special tokens and patches, hints about a module, and refusals."""
 
 import sys
 import threading
@@ -619,9 +617,7 @@ def test_the_user_may_call_an_unread_token_cls():
 
 
 class OnItsGrid(plain.Attention):
-    """The keys of the patches, which come first, are scaled by their position: no other order gives
-    these logits.
-    """
+    """Keys of the patches, which come first, are scaled by position: other orders change logits."""
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scale = torch.linspace(0.5, 2, 12)[:, None]

@@ -1,6 +1,4 @@
-"""Direct contributions sum to the logit and are what a plain formula says; the logit lens ends in
-the logits.
-"""
+"""Direct contributions sum to the logit, by a plain formula; the lens ends in the logits."""
 
 from copy import deepcopy
 from dataclasses import replace

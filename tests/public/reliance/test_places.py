@@ -1,6 +1,4 @@
-"""Position and size: each is found where a model depends on it, and neither where it depends on the
-other.
-"""
+"""Position and size: each is found where a model depends on it, and only there."""
 
 import pytest
 

@@ -1,6 +1,4 @@
-"""What models rely on: planted cues come first, controls are matched, and nothing is said without
-them.
-"""
+"""Reliance of models: planted cues come first, controls are matched, no claim without them."""
 
 from dataclasses import replace
 from functools import cache

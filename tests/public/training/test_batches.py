@@ -1,6 +1,4 @@
-"""What enters the model: every image once an epoch, augmented each by its own draws, and the
-targets of mixtures.
-"""
+"""The input of the model: every image once an epoch, augmented, and the targets of mixtures."""
 
 import multiprocessing
 import os

@@ -1,6 +1,4 @@
-"""Trainings beside the same loop written out with torch's optimisers, and shares of a batch beside
-the whole.
-"""
+"""Trainings against the same loop written out with torch's optimisers, also in shares."""
 
 import math
 

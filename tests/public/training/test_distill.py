@@ -1,6 +1,4 @@
-"""Distillation: the loss of a batch beside the papers' formulas, cached teachers, and what is
-refused.
-"""
+"""Distillation: the loss of a batch by the papers' formulas, cached teachers, and refusals."""
 
 import numpy as np
 import pytest

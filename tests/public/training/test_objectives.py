@@ -1,6 +1,4 @@
-"""`train --objective mae|dino|clip`: files, resuming, what is measured and said, captions, and what
-is refused.
-"""
+"""`train --objective mae|dino|clip`: files, resuming, reports, captions, and refusals."""
 
 import csv
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""Partial fine-tuning, and a head on cached features, which is the head trained with the backbone
-run each time.
-"""
+"""Partial fine-tuning, and a head on cached features, equal to one trained with the backbone."""
 
 import math
 from pathlib import Path

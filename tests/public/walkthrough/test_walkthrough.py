@@ -1,6 +1,4 @@
-"""`vitlens.walkthrough`: every step equals the model's own in every family, and what happens
-without parts of it.
-"""
+"""`vitlens.walkthrough`: every step equals the model's in every family."""
 
 import pytest
 import torch

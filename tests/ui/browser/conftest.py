@@ -1,6 +1,4 @@
-"""One headless Chromium for all tests of this folder; skipped, with the reason, where there is
-none.
-"""
+"""One headless Chromium for all tests of this folder; skipped, with the reason, without one."""
 
 import shutil
 from collections.abc import Iterator
@@ -42,9 +40,7 @@ def whole_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Opened:
-    """A page in a tab of its own; what its console says, and what it asks for besides itself, is
-    kept.
-    """
+    """A page in a separate tab, with the messages of its console and its requests."""
 
     def __init__(self, browser: Any, file: Path, **settings: Any) -> None:
         self.context = browser.new_context(

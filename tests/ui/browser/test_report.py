@@ -1,6 +1,4 @@
-"""report.html driven in headless Chromium, as a reader does; the weights are planted
-(tests/kit/pages.py), so that what the explorer says can be checked.
-"""
+"""report.html driven in headless Chromium, with planted weights (tests/kit/pages.py)."""
 
 import re
 from collections.abc import Callable, Iterator

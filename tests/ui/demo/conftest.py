@@ -1,6 +1,4 @@
-"""The page, served by the command in a process of its own; skipped, with the reason, without the
-extra.
-"""
+"""The page, served by the command in a separate process; skipped without the extra."""
 
 import os
 import signal
@@ -53,9 +51,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 class Visitor:
-    """One visitor of the page, with cookies and state of their own; what is asked for elsewhere is
-    kept.
-    """
+    """One visitor of the page, with separate cookies and state; requests elsewhere are recorded."""
 
     def __init__(self, browser: Any, address: str, **settings: Any) -> None:
         self.context = browser.new_context(

@@ -1,6 +1,4 @@
-"""The page in a real Chromium: every tab with a mouse and by keyboard, uploads, two visitors, a
-narrow window.
-"""
+"""The page in a real Chromium: every tab by mouse and keyboard, uploads, a narrow window."""
 
 import json
 import re

@@ -1,6 +1,4 @@
-"""What the tabs show, without a browser and without gradio: the numbers are those of the public
-functions.
-"""
+"""The tabs, without a browser and without gradio: their numbers are the public functions'."""
 
 import math
 import shutil
