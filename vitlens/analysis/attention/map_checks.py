@@ -1,5 +1,5 @@
 """What maps hold, whatever method made them: information in bits relative to a uniform map, as for
-the labels of heads (analysis/heads/statistics.py), and how much of it fixed places explain.
+the labels of heads (analysis/heads/specialisation.py), and how much of it fixed places explain.
 """
 
 import torch

@@ -19,9 +19,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vitlens.analysis.heads.batch import layers_of
+from vitlens.analysis.heads.evidence import GROUPS, by_group
 from vitlens.analysis.heads.geometry import Geometry, geometry_of
 from vitlens.analysis.heads.specialisation import left_out
-from vitlens.analysis.heads.statistics import GROUPS, by_group, layers_of
 from vitlens.errors import InputError
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.observe import observe

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from vitlens.analysis.ablation.bench import Bench, Unit, require_heads, silent, units_of
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
+from vitlens.analysis.heads.batch import layers_of
 from vitlens.analysis.heads.registry import THRESHOLD
 from vitlens.analysis.heads.specialisation import HeadLabel, Specialisation, half_width, specialise
-from vitlens.analysis.heads.statistics import Statistics, Stream, layers_of, require_statistics
+from vitlens.analysis.heads.statistics import Statistics, Stream, require_statistics
 from vitlens.analysis.naming.attends import AttendsBy, agreement, attends_by, orders, shuffled
 from vitlens.analysis.naming.logits import LayerParts, logit_parts
 from vitlens.analysis.naming.words import STATES, names_one, three_words
@@ -233,7 +234,7 @@ def named(
     adjusted = dict(zip(tested, holm(list(tested.values())) if tested else ()))
     heads = []
     for site in layers_of(model):
-        labelled = roles.given[site.layer]
+        labelled = roles.head_labels[site.layer]
         for head in range(site.heads):
             at = (site.layer, head)
             holds = adjusted[at] <= LEVEL if at in adjusted else None

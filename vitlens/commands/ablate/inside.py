@@ -70,7 +70,7 @@ def label_heads(bench: Bench) -> dict[tuple[int, int], str]:
     except UnsupportedError:  # attention between channels, or heads of several shapes in one layer
         return {}
     labels = {}
-    for layer, heads in enumerate(specialise(stream.result()).given):
+    for layer, heads in enumerate(specialise(stream.result()).head_labels):
         for head, label in enumerate(heads):
             labels[layer, head] = _label_words(label)
     return labels
