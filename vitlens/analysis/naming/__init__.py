@@ -1,3 +1,3 @@
-"""By what a head attends, what it looks at and what it writes, in words, and whether the words
-stand a test.
+"""Three labels for every head, each tested by an intervention: what determines its attention, the
+pattern of its attention, and what it writes.
 """
