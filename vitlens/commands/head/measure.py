@@ -161,14 +161,14 @@ def _partners(
     )
     images = torch.arange(min(PAIRED, len(labels)))
     pairs = [(0, index) for index in range(1, len(other_heads) + 1)]
-    change, _, _, note = pairwise(bench, [unit, *other_heads], pairs, images, what="Removing pairs")
+    effects = pairwise(bench, [unit, *other_heads], pairs, images, what="Removing pairs")
     partners = []
     for index, other in enumerate(other_heads):
-        synergy = change.estimate(index, len(images), "nats")
-        partners.append(
-            rows.PartnerRow(f"L{other.layer}.H{other.head}", synergy, float(change.p_holm[index]))
-        )
-    return tuple(sorted(partners, key=lambda row: -abs(row.synergy.value))), note
+        name = f"L{other.layer}.H{other.head}"
+        synergy = effects.synergy.estimate(index, len(images), "nats")
+        p = float(effects.synergy.p_holm[index])
+        partners.append(rows.PartnerRow(name, synergy, p))
+    return tuple(sorted(partners, key=lambda row: -abs(row.synergy.value))), effects.note
 
 
 def _counts(alias: str, names: HeadNames) -> rows.ModelRow:
