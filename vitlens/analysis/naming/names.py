@@ -27,7 +27,8 @@ from vitlens.analysis.naming.writes import (
     tested_concepts,
     writes,
 )
-from vitlens.analysis.patching.contribution import blocks_of, head_contributions
+from vitlens.analysis.patching.contribution import head_contributions
+from vitlens.analysis.patching.stream import blocks_of
 from vitlens.classes import required_labels
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.inputs import takes_images

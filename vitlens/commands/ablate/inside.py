@@ -21,8 +21,8 @@ from vitlens.analysis.patching.contribution import (
     direct_logit_attribution,
     key_contributions,
     label_contributions,
-    logits_by_depth,
 )
+from vitlens.analysis.patching.logit_lens import logits_by_depth
 from vitlens.analysis.patching.patching import corrupt, patch_parts
 from vitlens.commands.ablate.bench import Bench
 from vitlens.commands.ablate.record import (
