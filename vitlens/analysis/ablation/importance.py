@@ -52,9 +52,7 @@ class MeanChange:
     p_holm: PerUnit
 
     def estimate(self, index: int, n: int, unit: str) -> Estimate:
-        """Return the mean change of one unit over n images, with its interval where it is
-        defined.
-        """
+        """Return the mean change of one unit over n images, with its interval if it has one."""
         mean = float(self.mean[index])
         low = finite(self.low[index])
         high = finite(self.high[index])
@@ -109,9 +107,7 @@ class Importance(Table):
             yield HeadBoard(title, self.delta_loss.tolist(), "nats")
 
     def records(self) -> Iterator[dict[str, object]]:
-        """Yield a row for each unit: its kind and place, and the losses without it, with
-        tests.
-        """
+        """Yield a row for each unit: its place, and the losses without it, with tests."""
         columns = {
             "delta_loss": self.loss.mean,
             "delta_loss_low": self.loss.low,
@@ -203,8 +199,9 @@ def ablate(
     batch_size: int | None = None,
     seed: int = 0,
 ) -> Importance:
-    """Return the exact change of loss and accuracy without each head (or MLP, block), with
-    intervals.
+    """Return the exact change of loss and accuracy without each head (or MLP, block).
+
+    Changes have intervals over images.
 
     images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes, read a batch
     at a time; intervals and tests are over its groups where it is a Split that has them; labels:

@@ -1,5 +1,6 @@
-"""Removal of several units: in an order, one after another, in pairs; and the similarity of
-heads.
+"""Removal of several units, and the similarity of heads.
+
+Units are removed in an order, one after another, or in pairs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -205,8 +206,9 @@ def head_similarity(
 
 
 def _comparable_heads(bench: Bench, heads: Sequence[Unit]) -> list[list[int]]:
-    """Return the indices of heads whose layers have the same tokens; in windows, those of one
-    layer.
+    """Return the indices of heads whose layers have the same tokens.
+
+    In windows these are the heads of one layer.
     """
     by_tokens = dict[tuple[int, ...], list[int]]()
     for row, head in enumerate(heads):

@@ -46,8 +46,9 @@ def affinity(model: Model, images: Images, *, layers: Sequence[int] | None = Non
 
 
 def patch_attention(call: AttentionCall, layout: TokenLayout) -> Affinity:
-    """Return one layer's attention between patches, mean over heads, without the prefix; rows do
-    not sum to 1.
+    """Return one layer's attention between patches, the mean over heads.
+
+    The prefix is left out, so rows do not sum to 1.
     """
     prefix = len(layout.prefix)
     device = (call.rows((0,)) if call.inputs is None else call.inputs.query).device

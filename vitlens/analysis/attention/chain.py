@@ -324,8 +324,9 @@ def _fits_chain(site: Site, layout: TokenLayout | None) -> bool:
 
 
 def _require_no_convolution(model: Model, attention: Collection[str]) -> None:
-    """Raise UnsupportedError where a convolution mixes patches between attention modules
-    (MaxViT).
+    """Raise UnsupportedError where a convolution mixes patches between attention modules.
+
+    MaxViT has such convolutions.
     """
     mixing = set()
     for name, module in model.module.named_modules():
@@ -363,9 +364,7 @@ def _unmerge(
 
 
 def _step(row: Vector, call: AttentionCall, step: Step) -> Vector:
-    """Propagate a row through one layer, a few images at a time, within windows if there are
-    any.
-    """
+    """Propagate a row through one layer, a few images at a time, or window by window."""
     windows = call.site.windows
     rows = []
     for images, part in call.parts():

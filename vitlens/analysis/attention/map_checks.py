@@ -1,5 +1,7 @@
-"""Information in the maps of any method, in bits relative to a uniform map, and its dependence on
-the image.
+"""Information in the maps of any method, and its dependence on the image.
+
+Information is in bits relative to a uniform map, as for the labels of heads
+(analysis/heads/specialisation.py).
 
 Bits are defined as for the labels of heads (analysis/heads/specialisation.py).
 """
@@ -26,12 +28,11 @@ def map_bits(maps: Maps) -> PerMap:
 
 
 def fixed_share(maps: Maps) -> PerMap:
-    """Return the share of each map's information that the mean of the maps of other images
-    explains.
+    """Return the share of each map's information that the maps of other images explain.
 
-    It is the gain in log-likelihood over a uniform map, divided by the information, at least one
-    bit. There is at least one other image; the mean is mixed with a uniform map with the weight of
-    one image.
+    Their mean predicts the map. The share is the gain in log-likelihood over a uniform map, divided
+    by the information, at least one bit. There is at least one other image; the mean is mixed with
+    a uniform map with the weight of one image.
     """
     shares = _shares(maps)
     others = (shares.sum(0) - shares + 1 / shares.shape[1]) / len(maps)
@@ -40,9 +41,7 @@ def fixed_share(maps: Maps) -> PerMap:
 
 
 def alike(maps: Float[Tensor, "batch heads rows columns"]) -> PerMap:
-    """Return the mean cosine similarity of the maps of different heads, by image; 1 for one
-    head.
-    """
+    """Return the mean cosine similarity of the maps of an image's heads, 1 for one head."""
     directions = F.normalize(maps.flatten(2).double(), dim=-1)
     heads = directions.shape[1]
     if heads == 1:

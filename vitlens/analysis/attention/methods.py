@@ -270,8 +270,9 @@ def fused(weights: Weights, fusion: Fusion) -> Fused:
 
 
 def discard_lowest(fused: Fused, fraction: float, *, keep: Sequence[int] = ()) -> Fused:
-    """Return the weights with the lowest fraction of every row set to zero, except columns in
-    keep.
+    """Return the weights with the lowest fraction of every row set to zero.
+
+    Columns in keep are unchanged.
     """
     count = int(fused.shape[-1] * fraction)
     if count == 0:

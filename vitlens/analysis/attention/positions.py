@@ -41,11 +41,11 @@ def position_similarity(model: Model) -> Similarity | None:
 
 
 def distance_correlation(similarity: Similarity, layout: TokenLayout) -> float | None:
-    """Return Pearson's correlation of the similarity of position embeddings with the distance in
-    px.
+    """Return Pearson's correlation of the similarity of position embeddings with distance.
 
-    It is over all pairs of patches: negative where near positions are more similar than far ones, 0
-    without such structure. None where either is constant.
+    The distance is that of the patches in px. It is over all pairs of patches: negative where near
+    positions are more similar than far ones, 0 without such structure. None where either is
+    constant.
     """
     distances = of_layout(layout).distances()[0]
     is_pair = torch.ones_like(distances, dtype=torch.bool).triu(1)

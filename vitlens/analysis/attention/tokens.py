@@ -163,8 +163,9 @@ def rollout_by_layer(model: Model, images: Images) -> Float[Tensor, "batch layer
 
 
 def _means_from_last(chain: Chain) -> Iterator[Fused | None]:
-    """Yield the weights of each layer, the last first, None for class attention, which leaves the
-    patches unchanged.
+    """Yield the mean weights of each layer, from the last layer back.
+
+    None stands for class attention, which leaves the patches unchanged.
     """
     for call in reversed(chain.calls):
         yield mean_of_heads(call) if call.site.kind == "patch" else None
@@ -187,8 +188,9 @@ def rollouts_so_far(
 
 
 def _readout(model: Model, like: Tensor) -> Vector:
-    """Return the tokens that the classifier reads as a row; with attention pooling the mean over
-    patches.
+    """Return the tokens that the classifier reads, as a row.
+
+    With attention pooling this is the mean over patches.
     """
     readout = model.anatomy.readout
     if readout is None or readout == "pool":

@@ -1,5 +1,6 @@
-"""Windows of a windowed model, read from its weights: which patches meet, and what shifting
-connects.
+"""Windows of a windowed model, read from its weights.
+
+They give the patches that meet, and the connections that shifting adds.
 """
 
 import math
@@ -45,9 +46,7 @@ class WindowLayer:
 
     @property
     def shift(self) -> tuple[int, int]:
-        """Return the shift that is applied, 0 on an axis where one window holds the complete
-        map.
-        """
+        """Return the shift, 0 on an axis where one window holds the complete map."""
         windows = self.windows
         axes = zip(windows.resolution, windows.window, windows.shift)
         down, across = (0 if size <= window else shift for size, window, shift in axes)
@@ -60,10 +59,10 @@ class WindowLayer:
 
 
 def window_layers(model: Model, images: Images) -> tuple[WindowLayer, ...]:
-    """Return every layer whose windows have a place in the image, from the weights on the first
-    image.
+    """Return every layer whose windows have a place in the image.
 
-    Raises UnsupportedError for a model without such a layer.
+    They are read from the weights on the first image. Raises UnsupportedError for a model without
+    such a layer.
     """
     layers: list[WindowLayer] = []
 

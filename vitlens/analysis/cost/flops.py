@@ -138,11 +138,10 @@ def vit_flops(config: ViTConfig) -> dict[str, int]:
 
 
 def crossover(flops: Mapping[str, int], tokens: int) -> float:
-    """Return the number of tokens with equal FLOPs of attention products and of projections and
-    MLPs.
+    """Return the number of tokens at which attention products dominate.
 
-    flops: by part, counted at this many tokens in a model with one sequence of tokens and
-    attention.
+    There they have as many FLOPs as projections and MLPs together. flops: by part, counted at this
+    many tokens in a model with one sequence of tokens and attention.
     """
     linear = flops.get(PROJECTIONS, 0) + flops.get(MLP, 0)
     return tokens * linear / flops[PRODUCTS]

@@ -136,8 +136,7 @@ def _timed_round(model: Model, batch_size: int, precision: str) -> list[float]:
 
 
 def saved_for_training(model: Model, images: Images, *, precision: str = "fp32") -> int:
-    """Return the bytes that autograd saves in the forward pass of a training step for the backward
-    pass.
+    """Return the bytes that autograd saves in a forward pass of training.
 
     Every storage is counted once, however many tensors share it; parameters, buffers, gradients and
     the optimiser's state are not counted. In bf16 the casts of weights are, as autograd saves these

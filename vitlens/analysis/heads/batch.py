@@ -260,9 +260,7 @@ class BatchStatistics:
         return offsets | evidence_of(layer, entropy, similar[images], mask, high)
 
     def _pictures_on(self, geometry: Geometry) -> tuple[Tensor, Tensor | None]:
-        """Return the pairs of patches of similar colour, and the share of each patch on the
-        object.
-        """
+        """Return pairs of patches of similar colour, and the share of each patch on the object."""
         if geometry not in self._pictures:
             mask = None
             if self.masks is not None:
@@ -288,13 +286,12 @@ def measure(
     groups: Tensor | None = None,
     masks: Tensor | None = None,
 ) -> BatchStatistics:
-    """Return every statistic of every head on these images, from one forward pass, in fp32 at
-    least.
+    """Return every statistic of every head on these images, from one forward pass.
 
-    renormalise: distances are of the attention on patches, scaled to sum to 1; otherwise the mass
-    on CLS and other prefix tokens counts as 0 px. groups: (images,) the group of each, to gather
-    the evidence for labels as well; masks: (images, height, width) True on the object, where they
-    are known.
+    Numbers are in fp32 at least. renormalise: distances are of the attention on patches, scaled to
+    sum to 1; otherwise the mass on CLS and other prefix tokens counts as 0 px. groups: (images,)
+    the group of each, to gather the evidence for labels as well; masks: (images, height, width)
+    True on the object, where they are known.
     """
     if not len(images):
         raise InputError("expected at least one image, found none")

@@ -121,8 +121,9 @@ def evidence_of(
 
 
 def sink_bits(received: Float[Tensor, "images heads patches"]) -> PerImage:
-    """Return the bits explained by the most attended keys of an image, at most FEW of the
-    patches.
+    """Return the bits explained by the most attended keys of an image.
+
+    These keys are at most FEW of the patches.
     """
     patches = received.shape[-1]
     total = received.sum(-1)
@@ -134,9 +135,7 @@ def sink_bits(received: Float[Tensor, "images heads patches"]) -> PerImage:
 
 
 def bits_of_part(mass: Tensor, expected: Tensor) -> Tensor:
-    """Return the information in the mass on a part of the keys, bits; 0 where it is below the
-    expected one.
-    """
+    """Return the bits that the mass on a part of the keys explains; 0 below the expected mass."""
     inside = mass.clamp(0, 1)
     chance = torch.as_tensor(expected).clamp(1e-9, 1 - 1e-9)
     gain_inside = torch.xlogy(inside, inside / chance)
@@ -152,8 +151,9 @@ def on_grid(pixels: Tensor, geometry: Geometry) -> Float[Tensor, "images patches
 
 
 def similar_pairs(images: Images, geometry: Geometry) -> Bool[Tensor, "images calls query key"]:
-    """Return the pairs of each patch with the SIMILAR share of patches nearest to it in mean
-    colour.
+    """Return the pairs of each patch with the patches nearest to it in mean colour.
+
+    These are the SIMILAR share of the patches; ties and the patch itself are included.
 
     Ties and the patch itself are included.
     """

@@ -145,8 +145,9 @@ class Geometry:
 
     @lru_cache(maxsize=32)  # noqa: B019
     def share_of_queries(self) -> Float[Tensor, " keys"]:
-        """Return the share of all patches that can attend to each key; in windows, those of its
-        window.
+        """Return the share of all patches that can attend to each key.
+
+        In windows these are the patches of its window.
         """
         if self.windows is None:
             return torch.ones(self.prefix + self.patches, dtype=torch.float64)
@@ -218,9 +219,7 @@ def of_layout(layout: TokenLayout) -> Geometry:
 
 
 def square_grid(patches: int, size: tuple[int, int]) -> tuple[int, int] | None:
-    """Return the (rows, columns) of square patches that cover an image; None without such a
-    grid.
-    """
+    """Return the (rows, columns) of square patches that cover an image, None without them."""
     height, width = size
     rows = round((patches * height / width) ** 0.5)
     columns = patches // max(rows, 1)

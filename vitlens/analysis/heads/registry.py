@@ -1,5 +1,6 @@
-"""Registry of the statistics and labels of heads: their titles, units and definitions, free of
-torch.
+"""Registry of the statistics and labels of heads, free of torch.
+
+Reports and documentation use the titles, units and definitions of the entries.
 
 To add a statistic, add an entry to STATISTICS and its function to FUNCTIONS in rows.py:
 `vitlens.statistics`, the report and figures of `vitlens stats` and the documentation take it from

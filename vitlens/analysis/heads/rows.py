@@ -33,8 +33,7 @@ _ROUNDING = 1e-4
 
 
 class Rows:
-    """Rows of attention weights, the keys that each may attend to, and what several statistics
-    share.
+    """Rows of attention weights, and values that several of their statistics share.
 
     allowed: True for these keys, of a shape that broadcasts to that of the weights; None: every
     key.
@@ -53,9 +52,7 @@ class Rows:
 
     @cached_property
     def deviations(self) -> Row:
-        """Return the weights minus those of uniform attention on the same keys; 0 for masked
-        keys.
-        """
+        """Return the weights minus uniform attention on the same keys; 0 for masked keys."""
         if self.allowed is None:
             return self.weights - 1 / self.weights.shape[-1]
         return (self.weights - 1 / self.keys[..., None]) * self.allowed
@@ -168,9 +165,7 @@ class PatchRows:
 
     @cached_property
     def _received_of_uniform(self) -> Tensor:
-        """Return the mean weight that each key receives from uniform attention; 1 if it is
-        constant.
-        """
+        """Return the mean weight that each key receives from uniform attention, 1 if constant."""
         if self.geometry.windows is None:
             return self.weights.new_ones(())
         calls = len(self.weights) // self.images

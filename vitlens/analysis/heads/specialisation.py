@@ -130,10 +130,10 @@ class LayerEvidence:
 
     @cached_property
     def of_place(self) -> Samples:
-        """Return the bits that fixed places explain, each group of images predicted from the
-        others.
+        """Return the bits that fixed places explain.
 
-        A single group is predicted from itself: its places cannot be distinguished from sinks.
+        Each group of images is predicted from the others. A single group is predicted from itself:
+        its places cannot be distinguished from sinks.
         """
         prefix = self.place.prefix
         uniform = self.place.uniform().received[prefix:]
@@ -380,9 +380,7 @@ def specialise(table: Statistics) -> Specialisation:
 
 
 def _mean_over_heads(table: Statistics, name: str) -> Float[Tensor, "samples 1"] | None:
-    """Return the mean of one kind of evidence over the heads of all layers; None where there is
-    none.
-    """
+    """Return the mean of one kind of evidence over the heads of all layers, None without it."""
     layers = [value for key, value in sorted(table.evidence.sums.items()) if key[0] == name]
     if not layers:
         return None
@@ -457,9 +455,7 @@ def _best_rival(scores: Mapping[str, Float[Tensor, " samples"]], best: str) -> s
 
 @lru_cache(maxsize=256)
 def _key_counts(geometry: Geometry, name: str) -> tuple[Tensor, Tensor]:
-    """Return, for each query patch, the number of its keys at offsets of this name, and of all its
-    keys.
-    """
+    """Return the numbers of keys of each query patch: at offsets of this name, and all."""
     pairs = geometry.pairs()
     columns = geometry.grid[1]
     row_step, column_step = geometry.spacing

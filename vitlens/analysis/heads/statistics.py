@@ -30,8 +30,7 @@ from vitlens.summary import HeadBoard, Line, Table
 
 @dataclass(frozen=True, repr=False)
 class Statistics(Table):
-    """Means over images of every statistic of every head; table.entropy and so on are (layers,
-    heads).
+    """Means over images of every statistic of every head, as (layers, heads) tables by name.
 
     Rows have the numbers of blocks, names are those of the registry; statistics of tokens have one
     column. A value is NaN where the statistic is not defined for a layer (pooled keys have no
@@ -237,8 +236,9 @@ class Stream:
 
 @requirement("statistics")
 def require_statistics(model: Model) -> None:
-    """Raise UnsupportedError unless a layer has attention between tokens, with heads of one
-    shape.
+    """Raise UnsupportedError unless the model has attention between tokens.
+
+    The heads of a layer have one shape.
     """
     if all(site.kind == "channel" for site in layers_of(model)):
         raise UnsupportedError(

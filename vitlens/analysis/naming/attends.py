@@ -240,8 +240,9 @@ def _logits(model: Model, images: Images, layers: Sequence[int]) -> dict[int, Te
 
 
 def _correlations(before: Tensor, after: Tensor, order: Int[Tensor, "images patches"]) -> Sides:
-    """Return the correlations of shuffled logits with the logits whose rows and columns stay or
-    move.
+    """Return the correlations of shuffled logits with their predictions.
+
+    Predictions are the logits with rows, and with columns, that stay or move with the patches.
     """
     by_row = order[:, None, :, None].expand_as(before)
     by_column = order[:, None, None, :].expand_as(before)

@@ -1,5 +1,6 @@
-"""Query and key components of attention logits, after the bi-orthogonal factor decomposition (Doshi
-2026).
+"""Query and key components of attention logits.
+
+The decomposition is the bi-orthogonal one of Doshi 2026.
 
 A query is the sum of three parts: the mean of its image's queries; what its position adds, the mean
 over images of what is left; and the rest, its content. A key is the sum of position and content, as
@@ -143,8 +144,9 @@ def _take(
 
 
 def _bias_between(bias: Tensor | None, patches: slice) -> Tensor | None:
-    """Return the bias of the logits between patches, 0 without one; None for a mask, or where it
-    differs between images.
+    """Return the bias of the logits between patches, 0 without one.
+
+    None for a mask, or where it differs between images.
     """
     if bias is None:
         return torch.zeros(())
@@ -231,8 +233,9 @@ def covariances(
 
 
 def _with_logits(part: Tensor, bias: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-    """Return the sum over queries and keys of a part of the bias times the logits, (images,
-    heads).
+    """Return the sum over queries and keys of a part of the bias times the logits.
+
+    The shape is (images, heads).
     """
     with_products: Tensor = torch.einsum("hij,nhid,nhjd->nh", part, queries, keys)
     return with_products + (part * bias).sum((-1, -2))

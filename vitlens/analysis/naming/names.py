@@ -100,9 +100,7 @@ class HeadNames(Table):
             yield Line("note", note)
 
     def records(self) -> Iterator[dict[str, object]]:
-        """Yield a row for each head: its labels and the results of their tests, None without
-        one.
-        """
+        """Yield a row for each head: its labels and their tests, None without one."""
         for head in self.heads:
             yield {
                 "layer": head.layer,
@@ -127,8 +125,9 @@ def name_heads(
     batch_size: int | None = None,
     seed: int = 0,
 ) -> HeadNames:
-    """Return three labels for every head: what determines its attention, its pattern, what it
-    writes.
+    """Return three labels for every head: its components, its pattern, and what it writes.
+
+    The components are those of query and key that determine its attention.
 
     images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; labels: class
     indices (n,), or "predicted" (None: those of the Split or the class folders); attributes: of the
@@ -432,8 +431,9 @@ def _scores_of_classes(
 
 
 def _outputs(model: Model, images: Parts, units: Sequence[Unit], size: int) -> Tensor:
-    """Return the output of every head (images, heads, width), the mean over the tokens that the
-    classifier reads.
+    """Return the output of every head (images, heads, width).
+
+    It is the mean over the tokens that the classifier reads.
     """
     layout = model.anatomy.layout
     cls = () if layout is None else layout.positions("cls")

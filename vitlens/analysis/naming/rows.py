@@ -1,5 +1,4 @@
-"""Rows of the tested labels of heads: what determines a head's attention, its pattern, and what it
-writes.
+"""Rows of the tested labels of heads.
 
 Free of torch: results of this package are these rows, some with further tensors.
 """

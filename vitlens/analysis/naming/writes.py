@@ -72,11 +72,10 @@ class Separation:
     p: Table
 
     def interval(self, head: int, concept: int, images: int) -> Estimate:
-        """Return an AUC with its 95 % interval, DeLong's on the logit scale, which keeps it within
-        0 and 1.
+        """Return an AUC with its 95 % interval, DeLong's on the logit scale.
 
-        Where all images are on the right side the variance is 0; the interval is then Wilson's, as
-        if each source of the rarer side were one success.
+        The logit scale keeps it within 0 and 1. Where all images are on the right side the variance
+        is 0; the interval is then Wilson's, as if each source of the rarer side were one success.
         """
         from scipy import stats
         from scipy.special import expit, logit
@@ -107,12 +106,11 @@ class Separation:
         return 2 * float(stats.t.sf(gap / max(error, np.finfo(float).tiny), freedom))
 
     def alike(self, head: int, is_clear: NDArray[np.bool_]) -> list[int]:
-        """Return a head's best concept among clear ones, then those whose AUC is not significantly
-        lower.
+        """Return a head's best clear concept, and the concepts that it separates as well.
 
-        is_clear (concepts,): True where the AUC is above chance after correction. The others are
-        compared where they are above chance before it, so that a concept of few images, which no
-        test excludes, does not join every label.
+        The AUCs of the latter are not significantly lower. is_clear (concepts,): True where the AUC
+        is above chance after correction. The others are compared where they are above chance before
+        it, so that a concept of few images, which no test excludes, does not join every label.
         """
         order = np.argsort(-self.area[head], kind="stable").tolist()
         clear = [concept for concept in order if is_clear[concept]]
@@ -128,8 +126,9 @@ class Separation:
 
 
 def separation(scores: Scores, truth: Truth, groups: Groups | None) -> Separation:
-    """Return how well heads separate the images with each concept; groups: the source of each
-    image.
+    """Return how well heads separate the images with each concept from the others.
+
+    groups: the source of each image.
     """
     areas = []
     influences = []
@@ -162,11 +161,11 @@ def _sample_factor(count: int) -> float:
 
 
 def placements(values: Table, has: Members) -> tuple[Table, Table, Table]:
-    """Return the AUC of each column of values (images, heads), and DeLong's placements of both
-    sides.
+    """Return the AUC of each column of values (images, heads), and DeLong's placements.
 
-    The placement of an image with the concept is the share of the others that it is above; of one
-    without, the share of those with the concept that are above it. Ties count half.
+    The placements are of the images on both sides. The placement of an image with the concept is
+    the share of the others that it is above; of one without, the share of those with the concept
+    that are above it. Ties count half.
     """
     from scipy.stats import rankdata
 
@@ -202,10 +201,10 @@ def _p_of_chance(values: Table, has: Members, groups: Groups | None) -> Table:
 def of_halves(
     outputs: Float[Tensor, "images heads width"], truth: Truth, groups: Groups | None
 ) -> Scores:
-    """Return the projection of every output on the difference of means of the other half of the
-    images.
+    """Return the projection of every output on a difference of means.
 
-    Outputs are centred in their half.
+    The means are over the images of the other half with the concept, and without it. Outputs are
+    centred in their half.
     """
     scores = outputs.new_zeros(*outputs.shape[:2], truth.shape[1])
     for concept in range(truth.shape[1]):
@@ -346,9 +345,7 @@ def writes(
 
 
 def _best_concepts(separated: Separation, scores: Scores, truth: Truth) -> list[list[int]]:
-    """Return the concepts of each head that it separates best, none where no AUC is above
-    chance.
-    """
+    """Return the concepts that each head separates best, none without an AUC above chance."""
     p_holm = np.reshape(holm(separated.p.ravel().tolist()), separated.p.shape)
     is_clear = p_holm <= LEVEL
     pushes = balanced_means(scores, truth)

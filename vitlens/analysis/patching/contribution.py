@@ -105,10 +105,9 @@ def direct_logit_attribution(
 def head_contributions(
     model: Model, images: Images, classes: Labels
 ) -> Float[Tensor, "batch layers heads classes"]:
-    """Return the contribution of every head to the logit of each of these classes, above the mean
-    over classes.
+    """Return the contribution of every head to the logit of each of these classes.
 
-    The contribution is that of `direct_logit_attribution`, the mean that over all classes of the
+    The contribution is that of `direct_logit_attribution` minus its mean over all classes of the
     model. It is exactly 0 for a head that adds the same to all classes up to rounding, NaN where a
     layer has fewer heads than the widest. images: of one batch, on the model's device. On the CPU.
     """
@@ -131,11 +130,10 @@ def head_contributions(
 def label_contributions(
     model: Model, images: Images, labels: Labels
 ) -> Float[Tensor, "batch layers heads"]:
-    """Return the contribution of every head to the logit of each image's label, above the mean over
-    classes.
+    """Return the contribution of every head to the logit of each image's label.
 
-    As `head_contributions`, of one class for each image. images: of one batch, on the model's
-    device. On the CPU.
+    As `head_contributions`, of one class for each image: minus the mean over all classes. images:
+    of one batch, on the model's device. On the CPU.
     """
     with torch.no_grad(), torch.autocast(model.device.type, enabled=False):
         activations = _activations(model, images, mlps=False)
@@ -162,8 +160,7 @@ def above_mean(labels: Labels, classes: int) -> Logits:
 def key_contributions(
     model: Model, images: Images, logit_weights: Logits, layer: int, head: int
 ) -> Float[Tensor, "batch keys"]:
-    """Return the contribution of one head to a sum of logits through each token to which it
-    attends.
+    """Return the contribution of one head to a sum of logits, through each key.
 
     It is the weight of the token times the part of its value in that sum. logit_weights: of each
     logit in the sum; images: of one batch, on the model's device. On the CPU; NaN where the sum
@@ -298,8 +295,9 @@ def _of_heads(
 def _weights_of_head(
     model: Model, activations: _Activations, weights: Tokens, layer: int, head: int
 ) -> Float[Tensor, "batch read width"]:
-    """Return the weight of each number of a head's output at each token that the classifier
-    reads.
+    """Return the weight of each number of a head's output in a logit.
+
+    Outputs are those at the tokens that the classifier reads.
     """
     of_layer = layer_at(model, layer)
     scale = branch_scale(model.module.get_submodule(of_layer.unit), 1)
@@ -398,10 +396,9 @@ def _tolerance(
 
 
 def branch_scale(block: nn.Module, branch: int) -> Tensor | float:
-    """Return LayerScale (dim,) of a block's first (attention) or second (MLP) branch, 1 without
-    one.
+    """Return LayerScale (dim,) of a block's branch, 1 without one.
 
-    It has one of timm's names.
+    branch: 1 for attention, 2 for the MLP. It has one of timm's names.
     """
     layer_scale = getattr(block, f"ls{branch}", None)
     for scale in (
