@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -181,7 +181,7 @@ class Outcomes:
 
         A collective: all processes call it.
         """
-        tensors = {}
+        tensors: dict[str, Any] = {}
         for name in ("labels", "clean_log_odds", "clean_correct", "log_odds", "correct"):
             # images first
             values = torch.cat([getattr(part, name).movedim(-1, 0) for part in parts])

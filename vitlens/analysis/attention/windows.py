@@ -119,7 +119,8 @@ def _part(places: Tensor, allowed: Tensor, resolution: tuple[int, int]) -> Tenso
     first_met = places[:, None].expand_as(meets).masked_fill(~meets, patches).amin(-1)
     part = torch.zeros(patches, dtype=torch.long)
     part[places[is_patch]] = first_met[is_patch]
-    return part.unique(return_inverse=True)[1].view(resolution)
+    numbered: Tensor = part.unique(return_inverse=True)[1].view(resolution)
+    return numbered
 
 
 def reached(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 import torch
 from jaxtyping import Bool
@@ -208,7 +209,7 @@ class BatchStatistics:
 
         There is one dict by statistic for each part of the images.
         """
-        kind = "CLS" if call.site.kind == "class" else "patches"
+        kind: Literal["patches", "CLS"] = "CLS" if call.site.kind == "class" else "patches"
         parts = []
         for _, part in call.parts():
             weights = precise(part.precise().placed())

@@ -436,8 +436,8 @@ def tested_concepts(
     for number in labels.unique().tolist():
         if 0 <= number < len(classes) and _is_frequent(labels == number, groups):
             numbers.append(number)
-    frequent = []
-    rare = []
+    frequent: list[str] = []
+    rare: list[str] = []
     for name, has in attributes.items():
         names = frequent if _is_frequent(has.bool(), groups) else rare
         names.append(name)
