@@ -100,7 +100,7 @@ def units_of(model: Model, *, kinds: Sequence[UnitKind] = UNIT_KINDS) -> Removal
 
 @requirement("heads")
 def require_heads(model: Model) -> None:
-    """Raise UnsupportedError for a model without a head whose output can be replaced separately."""
+    """Raise UnsupportedError for a model without a head that can be replaced."""
     if not any(layer.head_dim for layer in layers(model)):
         reasons = [part.unread for part in model.anatomy.attention or () if part.unread]
         reason = reasons[0] if reasons else "no head can be replaced separately"

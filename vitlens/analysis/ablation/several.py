@@ -206,7 +206,7 @@ def head_similarity(
 
 
 def _comparable_heads(bench: Bench, heads: Sequence[Unit]) -> list[list[int]]:
-    """Return the indices of heads whose layers have the same tokens.
+    """Return the indices of heads in layers with the same tokens.
 
     In windows these are the heads of one layer.
     """

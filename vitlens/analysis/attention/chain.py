@@ -60,7 +60,7 @@ class Chain:
     def start(self, pooling: Pooling, *, alpha: float | None, start_layer: int = 0) -> Vector:
         """Return the readout as a row over the tokens of the last layer.
 
-        alpha: of rollout, whose rows are mixed with the identity by alpha and scaled to sum to 1;
+        alpha: of rollout, with rows that are mixed with the identity and scaled to sum to 1;
         None: of relevance, R ← R + Ā R. A pooling query (SigLIP) has all tokens as keys: its last
         row is the readout. Class attention (CaiT) has keys (CLS, patches), with CLS as the one row
         that changes; the mass that rollout leaves on CLS has no place in the image and is

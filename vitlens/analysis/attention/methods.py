@@ -242,7 +242,7 @@ def relevance_maps(chain: Chain, *, start_layer: int = 0) -> Maps:
     row = chain.follow(start, step, start_layer=start_layer)
     if chain.readout != "pool":  # a pooling query is no token, so its row contains no identity
         after_all = 1 + chain.calls[-1].site.layer
-        row = row - chain.follow(start, step, start_layer=after_all)  # the merging of patches alone
+        row = row - chain.follow(start, step, start_layer=after_all)  # only the merging of patches
     return chain.as_map(row)
 
 

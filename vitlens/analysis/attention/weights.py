@@ -35,7 +35,7 @@ from vitlens.summary import as_text, described
 RowChoice = Literal["all", "cls"]
 Side = Literal["query", "key"]
 Moved = Float[Tensor, "images heads"]  # total variation, a fraction
-_AT_ONCE = 16  # images whose weights are held at a time, of all models
+_AT_ONCE = 16  # images with weights in memory at a time, of all models
 
 
 @takes_images

@@ -20,7 +20,7 @@ from vitlens.lens.site import Site, Windows
 from vitlens.models.model import Model
 from vitlens.shapes import Images
 
-_FOLLOWED: Final = 64  # patches whose reach is averaged, evenly spaced over the map
+_FOLLOWED: Final = 64  # patches of the mean reach, evenly spaced over the map
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ class WindowLayer:
 
 
 def window_layers(model: Model, images: Images) -> tuple[WindowLayer, ...]:
-    """Return every layer whose windows have a place in the image.
+    """Return every layer with windows that have a place in the image.
 
     They are read from the weights on the first image. Raises UnsupportedError for a model without
     such a layer.

@@ -11,7 +11,7 @@ from vitlens.models.model import Model, require_model
 from vitlens.models.vit import VisionTransformer
 from vitlens.summary import Summary
 
-_TRAINED = 2  # images in the training step whose memory is measured: batch norm needs more than one
+_TRAINED = 2  # images in the measured training step: batch norm needs more than one
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,7 +40,7 @@ def profile(
     """Return the cost of a model, measured with random pixels on its device.
 
     It does not depend on the values of the weights. Raises LensError where counter and formula do
-    not agree on our own ViT.
+    not agree on our ViT.
 
     >>> import vitlens
     >>> cost = vitlens.profile(vitlens.load("vit-digits"), batch_sizes=[1])
@@ -71,7 +71,7 @@ def profile(
 def agrees_with_formula(model: Model, flops: Mapping[str, int]) -> bool:
     """Return True if the count equals its formula, False for a model without one.
 
-    Only our own ViT has a formula. Raises LensError where they differ.
+    Only our ViT has a formula. Raises LensError where they differ.
     """
     module = model.module
     if not isinstance(module, VisionTransformer) or model.architecture["pruned"]:

@@ -125,7 +125,7 @@ class BatchStatistics:
         self._pictures: dict[Geometry, tuple[Tensor, Tensor | None]] = {}
         self._high: Tensor | None = None  # (images, patches) of the stream after the last block
         places = accesses(model).values() if self.for_labels else ()
-        self._awaited: set[str] = set()  # modules whose heads are read by `take_heads`
+        self._awaited: set[str] = set()  # modules with heads that `take_heads` reads
         self._heads = {access.module: access for access in places if access.place.kind == "heads"}
 
     @contextmanager

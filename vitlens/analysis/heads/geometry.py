@@ -3,7 +3,7 @@
 A windowed layer is treated window by window. Within a window, offsets are those in the image:
 multiples of the spacing where the patches of a window lie apart, as in MaxViT's grids. Pairs across
 the seam of a shifted window are left out of the offsets. Models mask attention there, except timm's
-Swin on a padded map, whose mask misses the seam; distances are then those in the image.
+Swin on a padded map: its mask misses the seam, and distances are those in the image.
 """
 
 from dataclasses import dataclass, replace
@@ -122,7 +122,7 @@ class Geometry:
 
     @lru_cache(maxsize=32)  # noqa: B019
     def pairs(self) -> Bool[Tensor, "calls query key"]:
-        """Return the pairs of patches whose offset in the image is that in the window.
+        """Return the pairs of patches with equal offsets in the image and in the window.
 
         These are all pairs but those with padding, and those across a seam.
         """

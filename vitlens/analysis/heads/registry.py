@@ -312,7 +312,7 @@ class Label:
     first: bool = False
 
 
-# Colours: Okabe and Ito's eight and Tol's; codes tell labels of one colour family apart.
+# Colours: Okabe and Ito's eight and Tol's; codes distinguish labels of one colour family.
 LABELS: Final[dict[str, Label]] = {
     "dead": Label(
         "the head adds next to nothing to the residual stream: less than 0.5 % of the mean norm of "

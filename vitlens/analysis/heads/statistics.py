@@ -266,7 +266,7 @@ def statistics(
     that has them; renormalise: distances are of the attention on patches only; masks: (n, height,
     width) True on the object, for the labels of heads; evidence: also gather the evidence for these
     labels, which takes longer. Raises UnsupportedError for a model without attention,
-    NonFiniteError naming the layer whose weights are not finite, InputError for masks of another
+    NonFiniteError naming a layer with weights that are not finite, InputError for masks of another
     number than images.
 
     >>> import torch, vitlens

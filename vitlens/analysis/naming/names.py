@@ -247,7 +247,7 @@ def _statistics(
 ) -> Statistics:
     """Return the statistics of heads on the images.
 
-    order (some, patches): of the patches of the first images, which alone are measured, and of
+    order (some, patches): of the patches of the first images, the only measured ones, and of
     their masks; None for all images as they are.
     """
     groups = sample.groups
@@ -289,7 +289,7 @@ def _shuffling(
     seed: int,
     progress: Progress,
 ) -> _Shuffling:
-    """Return the measurements on shuffled patches; layers: those of whose logits parts exist."""
+    """Return the measurements on shuffled patches; layers: those with parts of their logits."""
     images = min(SHUFFLED, len(sample.images))
     order = orders(model.layout, images, seed=seed)
     with progress("Shuffled patches", 2 * images) as advance:

@@ -5,7 +5,7 @@ adds to its logit directly, above the mean over all classes of the model. That o
 the projection of the head's output on the difference of means of the images with and without it,
 taken from the other half of the images. The area under the ROC curve (AUC) of the score measures
 how well the head separates the images with the concept from all others (INVERT, Bykov 2023). The
-label names the concept of the highest AUC together with those whose AUC is not significantly lower;
+label names the concept of the highest AUC, and those with AUCs that are not significantly lower;
 more than MOST such concepts are no label. The label holds where, without the head, the log-odds of
 the class label fall more in images with these concepts than in the others.
 
@@ -61,7 +61,7 @@ class Separation:
     """How well every head separates the images with each concept from the others.
 
     area (heads, concepts): the AUC; influences (sources, heads, concepts): the part of each source
-    of images in its error, whose sum of squares is the variance; freedom (concepts,): degrees of
+    of images in its error, with the variance as the sum of squares; freedom (concepts,): degrees of
     freedom of the standard error; p (heads, concepts): of an AUC of at most 0.5, one-sided, before
     any correction.
     """
@@ -370,7 +370,7 @@ def _losses(
 ) -> dict[int, _Loss]:
     """Return the losses of images with and without a head's concepts, by the index of the head.
 
-    Heads are left out whose concepts are none or too many, or which too few sources lack.
+    Heads with no concept or too many are left out, and concepts that too few sources lack.
     """
     falls = outcomes.delta_log_odds
     points = outcomes.delta_accuracy

@@ -52,7 +52,7 @@ class Contributions(Summary):
     heads: by the number of the layer, NaN where it has fewer heads than the widest; mlps: 0 where a
     block has none; embedding: of patches, positions and prefix tokens; bias: of the output
     projections, the final norm and the classifier; rest: of blocks without heads, beyond their
-    MLPs; logit: the model's own, of the classes in targets. All on the CPU, in fp32 at least.
+    MLPs; logit: the model's, of the classes in targets. All on the CPU, in fp32 at least.
     """
 
     heads: Float[Tensor, "batch layers heads"]
@@ -258,7 +258,7 @@ def _activations(model: Model, images: Images, *, mlps: bool = True) -> _Activat
 
 
 def _mlps(model: Model) -> list[int]:
-    """Return the numbers of the blocks with an MLP whose output is a place."""
+    """Return the numbers of the blocks with an MLP that has a place."""
     places = accesses(model)
     numbers = []
     for block in numbered_blocks(model):

@@ -29,7 +29,7 @@ from vitlens.summary import Summary
 class LogitLens(Summary):
     """The logits that the final norm and the classifier give at each depth of the residual stream.
 
-    logits: the last depth is the model's own; places: the name of the residual stream at each
+    logits: the last depth has the model's; places: the name of the residual stream at each
     depth.
     """
 

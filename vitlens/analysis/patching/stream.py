@@ -1,6 +1,6 @@
 """The residual stream that a classifier reads: its blocks, and the logits of any stream.
 
-The model's own final norm, pooling and classifier are run without its blocks. They give the logits
+The model's final norm, pooling and classifier are run without its blocks. They give the logits
 of any stream and, by their gradient with the final norm's scale fixed, the weights of its numbers.
 """
 
@@ -30,7 +30,7 @@ def blocks_of(model: Model, *, pooled: bool = False) -> tuple[str, ...]:
 
     pooled: also where the classifier reads the stream of the patches by attention (SigLIP, CaiT),
     without the blocks of that pooling. Raises UnsupportedError unless they are one sequence,
-    otherwise read through norms and pooling alone.
+    otherwise read through norms and pooling only.
     """
     anatomy = model.anatomy
     if anatomy.family == "vit" and not anatomy.blocks:
@@ -120,7 +120,7 @@ def logits_from(model: Model, stream: Tokens, *, blocks: Sequence[str] | None = 
         try:
             return model.run(blank)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            # of the user's own code, which may need results of its blocks
+            # of the user's code, which may need results of its blocks
             raise UnsupportedError(
                 "expected a classifier that reads the last residual stream alone in "
                 f"{model.alias}, found a forward that fails without its blocks "

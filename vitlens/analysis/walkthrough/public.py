@@ -84,7 +84,7 @@ class Permutation:
 
 @dataclass(frozen=True)
 class Changed:
-    """The model with one change; difference: the largest between its logits and the model's own."""
+    """The model with one change; difference: the largest from the logits of the unchanged model."""
 
     change: Change
     logits: Logits
@@ -111,7 +111,7 @@ class Walkthrough(Summary):
     followed token, the one that the classifier reads, or the patch in the middle; key: the patch to
     which it attends most.
 
-    embedding: the patch embedding, None for a model whose patches are not cut by one convolution;
+    embedding: the patch embedding, None for a model that cuts patches without one convolution;
     positions: added to it, None where they are not one fixed vector for each patch; input: the
     residual stream that enters the block; normed: the input of its attention; queries, keys,
     values: of the head; products: q kᵀ; scores: scaled; weights: after the softmax; unscaled: the
@@ -119,9 +119,9 @@ class Walkthrough(Summary):
     head_norms: the norm of each head's part, by token; attention, mlp, after: outputs of the
     attention, the MLP and the block.
 
-    checks: each step against the model's own; entropies: of all heads; permutations: with patches
+    checks: each step against the model's; entropies: of all heads; permutations: with patches
     in another order; changed: the model with one change each; order: of the permuted patches;
-    logits: the model's own.
+    logits: of the unchanged model.
     """
 
     layer: int
@@ -156,7 +156,7 @@ class Walkthrough(Summary):
     logits: Float[Tensor, " classes"]
 
     def summary(self) -> Iterator[Line]:
-        """Yield the shapes of the steps, and their largest differences from the model's own."""
+        """Yield the shapes of the steps, and their largest differences from the model's."""
         yield Line("head", f"L{self.layer}.H{self.head}")
         for name in _LISTED:
             yield Line(name, getattr(self, name))
@@ -179,7 +179,7 @@ def walkthrough(
     images: one image (1, 3, height, width) in [0, 1], or any form of one that `vitlens.images`
     takes; layer, head: from 0 (None: the middle layer, the head with the least entropy of its
     weights); seed: of the permutation. Each of `.checks` holds the largest difference of a step
-    from the model's own; `.permutations` and `.changed` are results of the model without positions,
+    from the model's; `.permutations` and `.changed` are results of the model without positions,
     scaling and CLS. Raises UnsupportedError for a model in which not all tokens attend to all
     tokens (a CNN, Swin), InputError for another number of images and for a layer or head that is
     not there.

@@ -1,6 +1,6 @@
 """The steps of a walkthrough, from pixels to the residual stream after a block, computed by hand.
 
-Every step starts from the model's own result of the step before, so that a difference belongs to
+Every step starts from the model's result of the step before, so that a difference belongs to
 that step only.
 """
 
@@ -73,10 +73,10 @@ _SEPARATE: Final = (
 
 @dataclass(frozen=True)
 class StepCheck:
-    """The comparison of one step with the model's own.
+    """The comparison of one step with the model's.
 
     difference: the largest, None where the step was not computed again; largest: the largest value
-    of the model's own; note: a remark, or the reason why the step was not computed.
+    of the model's; note: a remark, or the reason why the step was not computed.
     """
 
     step: StepName
@@ -97,7 +97,7 @@ class Embedding:
     """The patch embedding of some images.
 
     patches: the pixels of each patch, row by row; filters: the convolution's weights; embedded:
-    patches · filters + bias, by hand; convolved: the convolution's own output. The axis of values
+    patches · filters + bias, by hand; convolved: the convolution's output. The axis of values
     is 3 x patch height x patch width, channel by channel, normalised.
     """
 
@@ -110,7 +110,7 @@ class Embedding:
 def patch_embedding(model: Model, images: Images) -> Embedding | None:
     """Return the patch embedding as unfold and a linear map.
 
-    None for a model whose patches are not cut by one convolution. The stride of that convolution is
+    None for a model that cuts patches without one convolution. The stride of that convolution is
     its kernel, the size of a patch, and it reads three channels.
     """
     convolutions = {}
@@ -186,7 +186,7 @@ class LayerSteps(NamedTuple):
     """One layer step by step, under the names of a Walkthrough's fields.
 
     heads: tensors of its heads (batch, heads, ...); tokens: others (batch, tokens, dim); scale: of
-    the scores; checks: of each step against the model's own.
+    the scores; checks: of each step against the model's.
     """
 
     heads: dict[str, Tensor]
@@ -409,7 +409,7 @@ def _joint_projection(attention: nn.Module) -> tuple[Tensor | None, Tensor | Non
 
 
 def _wide_linear(attention: nn.Module) -> nn.Linear | None:
-    """Return a linear layer of any name to three times its input, of a user's own attention."""
+    """Return a linear layer of any name with three times as many outputs as inputs."""
     for module in attention.children():
         if isinstance(module, nn.Linear) and module.out_features == 3 * module.in_features:
             return module
