@@ -16,15 +16,10 @@ from tests.kit.planted_patterns import Bench, Maker, looking_evenly, planted, sc
 from tests.kit.tiny import images as pictures
 from tests.kit.tiny import ours, timm_model, torchvision_swin
 from vitlens import Statistics, statistics
+from vitlens.analysis.heads.evidence import half_width
+from vitlens.analysis.heads.offsets import OFFSETS, offset_bits
 from vitlens.analysis.heads.registry import LABELS, MIXED, UNLABELLED, head_words
-from vitlens.analysis.heads.specialisation import (
-    OFFSETS,
-    RULES,
-    half_width,
-    label_of,
-    offset_bits,
-    specialise,
-)
+from vitlens.analysis.heads.specialisation import RULES, label_of, specialise
 
 GRIDS = [(6, 6), (5, 8), (8, 8)]
 SWIN = "swin_tiny_patch4_window7_224"

@@ -78,6 +78,34 @@ def by_group(
     return sums.index_add_(0, groups.cpu(), values.detach().double().cpu())
 
 
+def left_out(sums: Float[Tensor, "groups *rest"], counts: Tensor) -> Float[Tensor, "samples *rest"]:
+    """Return the mean over all images, then the means without the images of each group."""
+    total = sums.sum(0)
+    images = counts.sum()
+    samples = [total / images]
+    for group, count in enumerate(counts):
+        if 0 < count < images:
+            samples.append((total - sums[group]) / (images - count))
+    return torch.stack(samples)
+
+
+def half_width(samples: Float[Tensor, " samples"]) -> float:
+    """Return half the width of the 95 % interval over images; NaN without groups.
+
+    samples: a value, then the values without each group of images. The interval is Student's t of
+    the delete-a-group jackknife.
+    """
+    without_group = samples[1:]
+    groups = len(without_group)
+    if groups < 2:
+        return math.nan
+    squares = (without_group - without_group.mean()).square().sum()
+    error = ((groups - 1) / groups * squares).sqrt()
+    from scipy import stats  # half a second, which not every command needs
+
+    return float(stats.t.ppf(0.975, groups - 1) * error)
+
+
 def evidence_of(
     layer: PatchRows, entropy: PerImage, similar: Tensor, mask: Tensor | None, high: Tensor | None
 ) -> dict[str, Tensor]:

@@ -18,9 +18,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitlens.analysis.heads.evidence import half_width
 from vitlens.analysis.heads.geometry import geometry_of
 from vitlens.analysis.heads.registry import MARGIN, MIXED, THRESHOLD, UNLABELLED
-from vitlens.analysis.heads.specialisation import half_width
 from vitlens.analysis.naming.logits import (
     PRODUCTS,
     SAME_BY_CONTENT,

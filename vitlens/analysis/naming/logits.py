@@ -22,9 +22,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitlens.analysis.heads.batch import layers_of
-from vitlens.analysis.heads.evidence import GROUPS, by_group
+from vitlens.analysis.heads.evidence import GROUPS, by_group, left_out
 from vitlens.analysis.heads.geometry import Geometry, geometry_of
-from vitlens.analysis.heads.specialisation import left_out
 from vitlens.errors import InputError
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.observe import observe

@@ -11,8 +11,9 @@ from torch import Tensor
 from vitlens.analysis.ablation.bench import Bench, Unit, require_heads, silent, units_of
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.heads.batch import layers_of
+from vitlens.analysis.heads.evidence import half_width
 from vitlens.analysis.heads.registry import THRESHOLD
-from vitlens.analysis.heads.specialisation import HeadLabel, Specialisation, half_width, specialise
+from vitlens.analysis.heads.specialisation import HeadLabel, Specialisation, specialise
 from vitlens.analysis.heads.statistics import Statistics, Stream, require_statistics
 from vitlens.analysis.naming.attends import AttendsBy, agreement, attends_by, orders, shuffled
 from vitlens.analysis.naming.logits import LayerParts, logit_parts
