@@ -343,9 +343,9 @@ class Bench:
         """
         tensors: dict[str, Tensor] = {}
         if self.replacement == "resample":  # by another of all images, whatever the batches
-            others = self.images[another_image(len(self.images), self.seed)[rows]]
+            other_images = self.images[another_image(len(self.images), self.seed)[rows]]
             places = [access.name for access in self._outputs(units)]
-            tensors = dict(capture(self.model, others, places))
+            tensors = dict(capture(self.model, other_images, places))
         elif self.replacement == "mean" and self.means is not None:
             for access in self._outputs(units):
                 tensors[access.name] = self.means.of(access.name)

@@ -35,8 +35,8 @@ def fixed_share(maps: Maps) -> PerMap:
     a uniform map with the weight of one image.
     """
     shares = _shares(maps)
-    others = (shares.sum(0) - shares + 1 / shares.shape[1]) / len(maps)
-    gain = (shares * (others * shares.shape[1]).log2()).sum(1)
+    mean_of_others = (shares.sum(0) - shares + 1 / shares.shape[1]) / len(maps)
+    gain = (shares * (mean_of_others * shares.shape[1]).log2()).sum(1)
     return (gain / map_bits(maps).clamp_min(1)).clamp(0, 1)
 
 

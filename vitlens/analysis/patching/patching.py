@@ -75,11 +75,11 @@ def patch_parts(
     other_size = tuple(corrupted.shape[2:])
     if size != other_size:
         raise InputError(f"expected pairs of images of one size, found {size} and {other_size} px")
-    known = blocks(model)
+    layers = blocks(model)
     head_places = []
-    for layer in known:
+    for layer in layers:
         head_places += [f"blocks.{layer.index}.head.{head}" for head in range(layer.heads)]
-    token_places = [f"blocks.{layer.index}.tokens[*]" for layer in known]
+    token_places = [f"blocks.{layer.index}.tokens[*]" for layer in layers]
     patched = patch(model, corrupted, clean, head_places + token_places)
     target_classes = check_targets(targets, patched.other)
     other_classes = check_targets(others, patched.clean)
@@ -101,9 +101,9 @@ def patch_parts(
         )
     changes = (differences[:, 2:] - differences[:, 1:2]).cpu()
     of_heads, of_tokens = changes.split([len(head_places), changes.shape[1] - len(head_places)], 1)
-    numbers = [layer.index for layer in known]
-    heads = of_heads.split([layer.heads for layer in known], 1)
-    tokens = of_tokens.split([layer.tokens for layer in known], 1)
+    numbers = [layer.index for layer in layers]
+    heads = of_heads.split([layer.heads for layer in layers], 1)
+    tokens = of_tokens.split([layer.tokens for layer in layers], 1)
     return Patching(
         heads=stacked(dict(zip(numbers, heads)), depth(model)),
         positions=stacked(dict(zip(numbers, tokens)), depth(model)),
