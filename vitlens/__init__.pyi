@@ -19,7 +19,7 @@ from vitlens.analysis.naming.names import name_heads as name_heads
 from vitlens.analysis.patching.contribution import (
     direct_logit_attribution as direct_logit_attribution,
 )
-from vitlens.analysis.patching.contribution import logit_lens as logit_lens
+from vitlens.analysis.patching.logit_lens import logit_lens as logit_lens
 from vitlens.analysis.reliance.reliance import reliance as reliance
 from vitlens.analysis.walkthrough.public import walkthrough as walkthrough
 from vitlens.attacks.attack import attack as attack

@@ -56,6 +56,7 @@ _ALIASES: Final = (
 )  # placeholders of metrics that are models' aliases
 _PAIR: Final = ("first", "second")  # also aliases, where a metric is about no one model
 R = TypeVar("R", bound="Record")
+T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -608,6 +609,11 @@ def flat(row: Any) -> dict[str, Any]:
             else:
                 found[name] = part
     return found
+
+
+def as_row(kind: type[T], result: Any) -> T:
+    """Return the columns of a result that extends a row class, as a row of this class."""
+    return kind(**{column.name: getattr(result, column.name) for column in fields(cast(Any, kind))})
 
 
 head_name: Final = property(

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from vitlens.analysis.attention.chain import differentiated, require_chain, without_autocast
 from vitlens.analysis.attention.methods import require_start
-from vitlens.analysis.patching.contribution import blocks_of, logits_by_depth, logits_from
+from vitlens.analysis.patching.logit_lens import logits_by_depth
+from vitlens.analysis.patching.stream import blocks_of, logits_from
 from vitlens.attribution.registry import LAST_BLOCKS
 from vitlens.devices import evaluating
 from vitlens.errors import UnknownNameError, UnsupportedError

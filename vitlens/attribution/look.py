@@ -162,7 +162,7 @@ def look(model: Model, images: AnyImages, *, batch_size: int | None = None, seed
         torch.stack(maps, 1),
         torch.zeros(len(images), 0),
         torch.zeros(len(images), 0),
-        labels=() if head_statistics is None else specialise(head_statistics).given,
+        labels=() if head_statistics is None else specialise(head_statistics).head_labels,
         statistics=head_statistics,
     )
     if not require_heads.is_met(model):

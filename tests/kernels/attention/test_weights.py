@@ -32,13 +32,8 @@ from vitlens.analysis.attention.positions import (
     position_similarity,
     rank_correlation,
 )
-from vitlens.analysis.attention.weights import (
-    attention_moved,
-    merged,
-    patch_views,
-    reached,
-    window_layers,
-)
+from vitlens.analysis.attention.weights import attention_moved, merged, patch_views
+from vitlens.analysis.attention.windows import reached, window_layers
 from vitlens.errors import InputError, UnsupportedError
 
 

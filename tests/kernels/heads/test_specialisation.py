@@ -16,15 +16,10 @@ from tests.kit.planted_patterns import Bench, Maker, looking_evenly, planted, sc
 from tests.kit.tiny import images as pictures
 from tests.kit.tiny import ours, timm_model, torchvision_swin
 from vitlens import Statistics, statistics
+from vitlens.analysis.heads.evidence import half_width
+from vitlens.analysis.heads.offsets import OFFSETS, offset_bits
 from vitlens.analysis.heads.registry import LABELS, MIXED, UNLABELLED, head_words
-from vitlens.analysis.heads.specialisation import (
-    OFFSETS,
-    RULES,
-    half_width,
-    label_of,
-    offset_bits,
-    specialise,
-)
+from vitlens.analysis.heads.specialisation import RULES, label_of, specialise
 
 GRIDS = [(6, 6), (5, 8), (8, 8)]
 SWIN = "swin_tiny_patch4_window7_224"
@@ -110,10 +105,11 @@ def test_made_attention_gets_its_label():
     for head, name in enumerate(kinds):
         if name in RULES:
             assert score(heads, name, head) > 0.9, name
-            assert heads.given[0][head].score == score(heads, name, head)
-    marks = heads.marks[0][list(kinds).index("position")]
-    assert (marks.row, marks.column) == divmod(4, grid[1])
-    assert (marks.mass.value, marks.chance) == (pytest.approx(1), pytest.approx(1 / maker.tokens))
+            assert heads.head_labels[0][head].score == score(heads, name, head)
+    evidence = heads.evidence[0][list(kinds).index("position")]
+    assert (evidence.row, evidence.column) == divmod(4, grid[1])
+    assert evidence.mass.value == pytest.approx(1)
+    assert evidence.chance == pytest.approx(1 / maker.tokens)
 
 
 @pytest.mark.parametrize("share", [0.2, 0.9])
@@ -168,7 +164,7 @@ def test_position_is_predicted_from_other_images():
 
 def test_one_image_cannot_tell_a_place_from_a_sink():
     heads = specialise(table_of((8, 8), 1, Maker((8, 8), 1, images=1).on(7)))
-    (only,) = heads.given[0]
+    (only,) = heads.head_labels[0]
     assert (only.label, {only.best, only.other}) == (MIXED, {"position", "sink"})
     assert math.isnan(only.low)
     assert math.isnan(only.high)
@@ -304,7 +300,7 @@ def test_windows_of_swin_that_all_look_aside():
     heads = specialise(statistics(model, pictures()))
     for layer in range(4):  # whole windows, and shifted ones
         assert set(heads.labels[layer]) == {"previous"}
-        assert min(one.score for one in heads.given[layer]) > 0.9
+        assert min(one.score for one in heads.head_labels[layer]) > 0.9
 
 
 def test_layers_of_pooled_keys_have_no_ratios():

@@ -64,7 +64,8 @@ def test_by_what_planted_heads_attend_and_what_they_look_at_is_named_and_stands_
     assert words["next"] == "attends by position to position (tested); looks at: next (tested)"
     assert words["object"].startswith("attends to the same keys whichever patch asks (tested)")
     assert words["uniform"] == "attends evenly"
-    failed = replace(named_heads.heads[0], holds=False).words
+    first = named_heads.heads[0]
+    failed = replace(first, attends=replace(first.attends, holds=False)).words
     assert failed.startswith("attends to the same keys whichever patch asks (fails its test); ")
     by = {name: head.attends.shares for name, head in zip(ATTENDS, named_heads.heads)}
     assert by["position"]["same keys by position"] > 0.9

@@ -1,4 +1,4 @@
-"""The importance of each unit from its effects on all images: means, intervals, tests.
+"""The importance of each unit, from its effects on all images: means, intervals, tests.
 
 The first-order estimate of a head's effect, gradient times change of output, takes one backward
 pass.
@@ -28,7 +28,7 @@ from vitlens.summary import HeadBoard, Line, Table
 from vitlens.uncertainty import DRAWS, Estimate, fewest_images, finite, half_of_constant, holm
 
 LEVEL = 0.05  # of the tests, after Holm's correction
-SATURATED = 0.05  # nats: of a model with a smaller mean loss, units that matter hardly change it
+SATURATED = 0.05  # nats: a smaller mean loss hardly changes, even without units that matter
 
 PerUnit = Float[Tensor, " units"]
 PerLayer = Float[Tensor, "layers heads"]
@@ -52,30 +52,26 @@ class MeanChange:
     p_holm: PerUnit
 
     def estimate(self, index: int, n: int, unit: str) -> Estimate:
-        """Return the mean change of one unit over n images; without an interval where it is not
-        defined.
-        """
+        """Return the mean change of one unit over n images, with its interval if it has one."""
+        mean = float(self.mean[index])
         low = finite(self.low[index])
         high = finite(self.high[index])
-        return Estimate(
-            float(self.mean[index]),
-            *((None, None) if None in (low, high) else (low, high)),
-            n,
-            unit,
-        )
+        if low is None or high is None:
+            return Estimate(mean, n=n, unit=unit)
+        return Estimate(mean, low, high, n, unit)
 
 
 @dataclass(frozen=True, repr=False)
 class Importance(Table):
-    """How much each unit matters: what the model loses without it (positive: the unit helps).
+    """The importance of each unit: the losses of the model without it (positive: the unit helps).
 
-    n: images; replace: what replaced its output; loss: change of the mean cross-entropy, nats;
-    accuracy: of accuracy, points; log_odds: the fall of the label's mean log-odds, nats, by which
-    units are ranked where the mean loss is below SATURATED, else None; clean_loss, clean_accuracy:
-    of the unchanged model, nats and fraction; first_order (units,): the mean estimate, nats (NaN
-    where undefined), or None; rank_correlation: Spearman's, of it and the exact change of loss over
-    the heads (NaN where undefined); forward_equivalents: full forward passes spent an image, a
-    mean; note: a remark for a report, or "".
+    n: images; replace: the replacement of its output; loss: rise of the mean cross-entropy, nats;
+    accuracy: lost, points; log_odds: the fall of the label's mean log-odds, nats, by which units
+    are ranked where the mean loss is below SATURATED, else None; clean_loss, clean_accuracy: of the
+    unchanged model, nats and fraction; first_order (units,): the mean estimate, nats (NaN where
+    undefined), or None; rank_correlation: Spearman's, of it and the exact change of loss over the
+    heads (NaN where undefined); forward_equivalents: full forward passes an image, a mean; note: a
+    remark for a report, or "".
     """
 
     units: tuple[Unit, ...]
@@ -92,7 +88,7 @@ class Importance(Table):
     log_odds: MeanChange | None = None
 
     def summary(self) -> Iterator[Line]:
-        """Yield what was removed, and what it changes."""
+        """Yield the settings, the effects of heads, and the number of units with an effect."""
         yield Line("images", self.n)
         yield Line("replaced by", self.replace)
         yield Line("clean_loss", self.clean_loss, "nats")
@@ -100,23 +96,18 @@ class Importance(Table):
         if self.of_kind("head"):
             yield Line("delta_loss", self.delta_loss, "nats")
             yield Line("delta_accuracy", self.delta_accuracy, "points")
-        yield Line(
-            "units",
-            f"{len(self.units)}, {int(self.matters.sum())} with an effect after Holm's correction",
-        )
+        effects = int(self.matters.sum())
+        yield Line("units", f"{len(self.units)}, {effects} with an effect after Holm's correction")
         yield Line("note", self.note)
 
     def boards(self) -> Iterator[HeadBoard]:
         """Yield the change of the loss without each head."""
         if self.of_kind("head"):
-            yield HeadBoard(
-                "change of the loss without each head", self.delta_loss.tolist(), "nats"
-            )
+            title = "change of the loss without each head"
+            yield HeadBoard(title, self.delta_loss.tolist(), "nats")
 
     def records(self) -> Iterator[dict[str, object]]:
-        """Return a row for each unit: what it is, and what the model loses without it, with
-        intervals and p-values.
-        """
+        """Yield a row for each unit: its place, and the losses without it, with tests."""
         columns = {
             "delta_loss": self.loss.mean,
             "delta_loss_low": self.loss.low,
@@ -133,14 +124,13 @@ class Importance(Table):
 
     @property
     def matters(self) -> Bool[Tensor, " units"]:
-        """Return which units change the loss, after Holm's correction among the units of their
-        kind.
-        """
+        """Return True for units that change the loss, after Holm's correction within their kind."""
         return self.loss.p_holm <= LEVEL
 
     def is_ranked(self, kind: UnitKind = "head") -> bool:
-        """Return True if a unit of the kind has an effect after Holm's correction; otherwise a
-        ranking orders noise.
+        """Return True if a unit of the kind has an effect after Holm's correction.
+
+        Otherwise a ranking orders noise.
         """
         return bool((self._ranked_by.p_holm <= LEVEL)[self.of_kind(kind)].any())
 
@@ -150,22 +140,22 @@ class Importance(Table):
 
     @property
     def delta_loss(self) -> PerLayer:
-        """Change of the mean cross-entropy without each head, nats."""
+        """Return the change of the mean cross-entropy without each head, nats."""
         return self.table(self.loss.mean)
 
     @property
     def delta_accuracy(self) -> PerLayer:
-        """Points of accuracy lost without each head."""
+        """Return the points of accuracy lost without each head."""
         return self.table(self.accuracy.mean)
 
     @property
     def low(self) -> PerLayer:
-        """Lower end of delta_loss's 95 % interval."""
+        """Return the lower end of delta_loss's 95 % interval."""
         return self.table(self.loss.low)
 
     @property
     def high(self) -> PerLayer:
-        """Upper end of delta_loss's 95 % interval."""
+        """Return the upper end of delta_loss's 95 % interval."""
         return self.table(self.loss.high)
 
     def of_kind(self, kind: UnitKind) -> list[int]:
@@ -173,25 +163,28 @@ class Importance(Table):
         return [index for index, unit in enumerate(self.units) if unit.kind == kind]
 
     def ranking(self, kind: UnitKind = "head") -> tuple[Unit, ...]:
-        """Return the units of a kind, the most important first: by change of loss, or of log-odds
-        if the loss is near 0.
+        """Return the units of a kind, the most important first.
+
+        They are ranked by the change of the loss, or of the log-odds if the loss is near 0.
         """
         mean = self._ranked_by.mean.tolist()
-        return tuple(
-            self.units[index]
-            for index in sorted(self.of_kind(kind), key=lambda index: -mean[index])
-        )
+        ranked = sorted(self.of_kind(kind), key=lambda index: -mean[index])
+        return tuple(self.units[index] for index in ranked)
 
     def table(self, values: Tensor, kind: UnitKind = "head") -> PerLayer:
-        """Values (units,) as (layers, heads), float64; (layers, 1) for MLPs and blocks; NaN where
-        there is no unit.
+        """Return values (units,) as a table (layers, heads), float64; NaN where there is no unit.
+
+        MLPs and blocks have one column.
         """
-        own = self.of_kind(kind)
+        places = {}
+        for index in self.of_kind(kind):
+            unit = self.units[index]
+            places[index] = (unit.layer, unit.head or 0)
         layers = 1 + max(unit.layer for unit in self.units)
-        heads = 1 + max((self.units[index].head or 0 for index in own), default=0)
+        heads = 1 + max((head for _, head in places.values()), default=0)
         table = torch.full((layers, heads), torch.nan, dtype=torch.float64)
-        for index in own:
-            table[self.units[index].layer, self.units[index].head or 0] = float(values[index])
+        for index, place in places.items():
+            table[place] = float(values[index])
         return table
 
 
@@ -206,13 +199,14 @@ def ablate(
     batch_size: int | None = None,
     seed: int = 0,
 ) -> Importance:
-    """Return how much every head (and MLP, block) matters: the exact change of loss and accuracy
-    without it, with intervals.
+    """Return the exact change of loss and accuracy without each head (or MLP, block).
+
+    Changes have intervals over images.
 
     images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes, read a batch
     at a time; intervals and tests are over its groups where it is a Split that has them; labels:
-    class indices (n,), or "predicted" (None: those of the Split or the class folders); replace:
-    what replaces a head's output, its "mean" over the images (at least 8), "zero", or another
+    class indices (n,), or "predicted" (None: those of the Split or the class folders); replace: the
+    replacement of a head's output, its "mean" over the images (at least 8), "zero", or another
     image's output, "resample" (None: "mean", with 2 to 7 images "resample", with one "zero"; the
     result's `replace` and `note` say which); batch_size: images at a time (None: chosen to fit).
     Raises UnsupportedError for a model without attention or without a classifier, InputError for
@@ -240,88 +234,83 @@ def ablate(
 def summarise(
     effects: Outcomes, *, groups: Tensor | None = None, first: ByImage | None = None, seed: int = 0
 ) -> Importance:
-    """Means, intervals and tests of effects on all images.
+    """Return means, intervals and tests of effects on all images.
 
-    groups (n,): of images that share a source; whole groups are drawn and flipped; first (units,
+    groups (n,): of images that share a source; groups are drawn and flipped as units; first (units,
     n): from first_order.
     """
-    changes = [effects.delta_loss, effects.delta_accuracy]
-    saturated = float(effects.clean_loss.mean()) < SATURATED
-    if saturated:
-        changes.append(effects.delta_log_odds)
+    clean_loss = float(effects.clean_loss.mean())
+    is_saturated = clean_loss < SATURATED
+    differences = [effects.delta_loss, effects.delta_accuracy]
+    if is_saturated:
+        differences.append(effects.delta_log_odds)
     kinds = [unit.kind for unit in effects.units]
-    loss, accuracy, *log_odds = mean_changes(changes, families=kinds, groups=groups, seed=seed)
-    clusters, sampled = (
-        (len(effects), "images") if groups is None else (len(groups.unique()), "groups of images")
-    )
-    accuracy = _as_points(accuracy, clusters)
-    few = (
-        f"no intervals and no tests: they need at least 2 {sampled}, found {clusters}"
-        if clusters < 2
-        else ""
-    )
-    never = (
-        ""
-        if effects.clean_correct.any()
-        else (
+    loss, accuracy, *log_odds = mean_changes(differences, families=kinds, groups=groups, seed=seed)
+    clusters = len(effects)
+    sampled = "images"
+    if groups is not None:
+        clusters = len(groups.unique())
+        sampled = "groups of images"
+    notes = [effects.note]
+    if clusters < 2:
+        notes.append(f"no intervals and no tests: they need at least 2 {sampled}, found {clusters}")
+    else:
+        notes.append(_too_few_for_holm(kinds, clusters, sampled))
+    if not effects.clean_correct.any():
+        notes.append(
             f"the unchanged model classifies none of the {len(effects)} images correctly, so "
             "accuracy can only rise: read the change of loss, and check that labels and classes "
             "match"
         )
-    )
-    notes = [
-        effects.note,
-        few,
-        _too_few_for_holm(kinds, clusters, sampled) if clusters > 1 else "",
-        never,
-    ]
-    if saturated:
+    if is_saturated:
         notes.append(
-            f"the mean loss of the unchanged model, {float(effects.clean_loss.mean()):.2g} nats, "
-            f"is below {SATURATED}, "
+            f"the mean loss of the unchanged model, {clean_loss:.2g} nats, is below {SATURATED}, "
             "so units are ranked by the mean change of the label's log-odds"
         )
-    estimate = None if first is None else first.mean(1)
-    heads = [index for index, unit in enumerate(effects.units) if unit.kind == "head"]
+    estimate = None
+    rank_correlation = float("nan")
+    if first is not None:
+        estimate = first.mean(1)
+        heads = [index for index, kind in enumerate(kinds) if kind == "head"]
+        rank_correlation = spearman(estimate[heads][None], loss.mean[heads][None]).item()
     return Importance(
-        effects.units,
-        len(effects),
-        effects.replace,
-        loss,
-        accuracy,
-        float(effects.clean_loss.mean()),
-        float(effects.clean_correct.double().mean()),
-        estimate,
-        float("nan")
-        if estimate is None
-        else spearman(estimate[heads][None], loss.mean[heads][None]).item(),
-        effects.forward_equivalents,
-        "; ".join(filter(None, notes)),
-        log_odds[0] if saturated else None,
+        units=effects.units,
+        n=len(effects),
+        replace=effects.replace,
+        loss=loss,
+        accuracy=_as_points(accuracy, clusters),
+        clean_loss=clean_loss,
+        clean_accuracy=float(effects.clean_correct.double().mean()),
+        first_order=estimate,
+        rank_correlation=rank_correlation,
+        forward_equivalents=effects.forward_equivalents,
+        note="; ".join(filter(None, notes)),
+        log_odds=log_odds[0] if is_saturated else None,
     )
 
 
 def _too_few_for_holm(kinds: Sequence[UnitKind], clusters: int, sampled: str) -> str:
-    """Return a note on the kinds of which no unit can have a significant effect with so few images,
-    or "".
+    """Return a note on kinds of units without possible significant effects, or "".
+
+    With few images no effect is significant after Holm's correction.
     """
     notes = []
     for kind in dict.fromkeys(kinds):
         count = kinds.count(kind)
         fewest = fewest_images(count)
         if clusters < fewest:
-            word = {"mlp": "MLP"}.get(kind, kind)
+            word = "MLP" if kind == "mlp" else kind
             notes.append(
                 f"with {clusters} {sampled} no {word} can have a significant effect after Holm's "
-                "correction for "
-                f"{count} tests: that takes at least {fewest}"
+                f"correction for {count} tests: that takes at least {fewest}"
             )
     return ", and ".join(notes)
 
 
 def _as_points(change: MeanChange, clusters: int) -> MeanChange:
-    """Return changes of accuracy with possible intervals, of which none has no width; clusters:
-    independent images.
+    """Return changes of accuracy with intervals of some width, between -100 and 100.
+
+    clusters: independent images.
     """
     low = change.low.clone()
     high = change.high.clone()
@@ -339,69 +328,73 @@ def mean_changes(
     groups: Tensor | None = None,
     seed: int = 0,
 ) -> list[MeanChange]:
-    """Return the mean, interval and test of each row of some metrics' differences, Holm within each
-    family of rows.
+    """Return the mean, interval and test of each row of the differences of some metrics.
 
-    All metrics share their draws. Intervals and p-values are NaN for fewer than 2 images or groups.
+    families: of the rows, within which Holm corrects. All metrics share their draws. Intervals and
+    p-values are NaN for fewer than 2 images or groups.
     """
-    every = torch.cat([each.double() for each in values])
-    low, high = intervals(every, groups=groups, seed=seed)
+    cases = len(families)
+    stacked = torch.cat([metric.double() for metric in values])
+    mean = stacked.mean(1)
+    low, high = intervals(stacked, groups=groups, seed=seed)
     p = torch.full_like(low, torch.nan)
     if low.isfinite().all():
         largest = max(families.count(family) for family in set(families))
-        draws = max(
-            DRAWS, 4 * round(largest / LEVEL)
-        )  # with fewer no p-value could pass Holm's correction
-        p = mean_test(every, groups=groups, seed=seed, draws=draws)
+        # with fewer draws no p-value could pass Holm's correction
+        draws = max(DRAWS, 4 * round(largest / LEVEL))
+        p = mean_test(stacked, groups=groups, seed=seed, draws=draws)
+    changes = []
+    for metric in range(len(values)):
+        rows = slice(metric * cases, (metric + 1) * cases)
+        p_holm = _holm_within(families, p[rows])
+        changes.append(MeanChange(mean[rows], low[rows], high[rows], p[rows], p_holm))
+    return changes
+
+
+def _holm_within(families: Sequence[Hashable], p: PerUnit) -> PerUnit:
+    """Return p-values after Holm's correction within each family; NaN where they are not known."""
     adjusted = p.clone()
-    rows = [
-        (number, family) for number in range(len(values)) for family in families
-    ]  # of one metric and family
-    for each in set(rows) if p.isfinite().all() else ():
-        own = [index for index, row in enumerate(rows) if row == each]
-        adjusted[own] = torch.tensor(holm(p[own].tolist()), dtype=p.dtype)
-    metrics = zip(
-        *(column.split(len(families)) for column in (every.mean(1), low, high, p, adjusted))
-    )
-    return [MeanChange(*columns) for columns in metrics]
+    if not p.isfinite().all():
+        return adjusted
+    for family in set(families):
+        members = [index for index, other in enumerate(families) if other == family]
+        adjusted[members] = torch.tensor(holm(p[members].tolist()), dtype=p.dtype)
+    return adjusted
 
 
 def first_order(bench: Bench, units: Sequence[Unit]) -> ByImage:
-    """Return each image's gradient of the cross-entropy with respect to a head's output ·
-    (replacement - output), nats.
+    """Return the first-order estimate of the rise of each image's loss without each head, nats.
 
-    (units, images), signed, float64 on the CPU; NaN for MLPs and blocks. With "zero" this is the
-    estimate of Michel 2019 before the absolute value.
+    It is the gradient of the cross-entropy with respect to the head's output times (replacement -
+    output): (units, images), signed, float64 on the CPU; NaN for MLPs and blocks. With "zero" this
+    is the estimate of Michel 2019 before the absolute value.
     """
     heads = {unit: row for row, unit in enumerate(units) if unit.kind == "head"}
     bench = bench.with_means(units)
-    own = bench.share()
+    share = bench.share()
     model = bench.model
-    estimate = torch.full((len(units), len(own)), torch.nan, dtype=torch.float64)
+    estimates = torch.full((len(units), len(share)), torch.nan, dtype=torch.float64)
+    places = sorted({f"blocks.{unit.layer}.heads" for unit in heads})
     size = max(1, min(bench.size, fitting_batch_size(model) // GRAPH))
-    for start in range(0, len(own) if heads else 0, size):
-        rows = own[start : start + size]
-        images, labels = (each[rows].to(model.device) for each in (bench.images, bench.labels))
-        instead = bench.changes(rows, heads)
+    batches = range(0, len(share), size) if heads else ()
+    for start in batches:
+        rows = share[start : start + size]
+        images = bench.images[rows].to(model.device)
+        labels = bench.labels[rows].to(model.device)
+        changes = bench.changes(rows, heads)
         with needing_gradients(model):
-            captured = capture(
-                model, images, sorted({f"blocks.{unit.layer}.heads" for unit in heads}), graph=True
-            )
-            # each image's gradient is that of its own loss
+            captured = capture(model, images, places, graph=True)
+            # the gradient of the sum is, for each image, that of its loss
             loss = cross_entropy(captured.logits, labels).sum()
-            outputs = list(captured.values())
-            gradients = torch.autograd.grad(
-                loss, outputs, allow_unused=True, materialize_grads=True
+            of_outputs = torch.autograd.grad(
+                loss, list(captured.values()), allow_unused=True, materialize_grads=True
             )
-        of_layer = dict(zip(captured, zip(outputs, gradients)))
+        gradients = dict(zip(captured, of_outputs))
         for unit, row in heads.items():
-            both = (
-                each.detach().select(-3, unit.head or 0)
-                for each in of_layer[f"blocks.{unit.layer}.heads"]
-            )
-            output, gradient = both
-            change = instead[unit].new(output) - output
-            estimate[row, start : start + size] = (
-                (gradient * change).flatten(1).cpu().double().sum(1)
-            )
-    return bench.processes.gathered(estimate.T.contiguous()).T
+            place = f"blocks.{unit.layer}.heads"
+            output = captured[place].detach().select(-3, unit.head or 0)
+            gradient = gradients[place].detach().select(-3, unit.head or 0)
+            change = changes[unit].new(output) - output
+            products = (gradient * change).flatten(1).cpu().double()
+            estimates[row, start : start + size] = products.sum(1)
+    return bench.processes.gathered(estimates.T.contiguous()).T

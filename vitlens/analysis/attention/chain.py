@@ -1,15 +1,15 @@
-"""The chain of attention layers: one pass of the lens, with or without gradients, and the
-propagation of a row over the tokens from the readout back to the image.
+"""The chain of attention layers: one observed pass, and the propagation of a row over its tokens.
 
-Rollout, relevance and similar methods differ only in the step that propagates the row through one
-layer. The parts that they share are here: windows, the merging of patches between the stages of a
-Swin, the readout.
+A row goes from the readout back to the image. Rollout, relevance and similar methods differ only in
+the step that propagates the row through one layer. The parts that they share are here: windows, the
+merging of patches between the stages of a Swin, the readout.
 
 Where the model uses the fused kernel, autograd sees only the heads' outputs: the gradient of the
 weights is ∂logit/∂output · valueᵀ, computed on demand, so no N x N matrix is stored for the
 backward pass.
 """
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from vitlens.lens.call import AttentionCall, precise, row_by_row, window_index
 from vitlens.lens.differentiable import needs_gradients, require_no_steps
 from vitlens.lens.libra import libra_gradients
 from vitlens.lens.observe import observe, require_special_first, survey_weights
-from vitlens.lens.site import KIND_WORDS, NO_PLACE, Site
+from vitlens.lens.site import KIND_WORDS, NO_PLACE, Site, Windows
 from vitlens.lens.trace import probe_images, trace
 from vitlens.models.hooks import watching
 from vitlens.models.model import Model
@@ -36,23 +36,19 @@ from vitlens.shapes import Fused, Images, Labels, Logits, Maps, TokenLayout, Wei
 
 Rules = Literal["plain", "libra"]  # of the backward pass
 Vector = Float[Tensor, "batch tokens"]
-# Propagates a row (batch, tokens) through one layer, towards the input. Given are the weights
-# (batch, heads, query,
-# key), the gradient of a target with respect to them or None, and whether the rows of the weights
-# sum to 1 (they do not
-# where padding is left out)
+# Propagates a row (batch, tokens) through one layer, towards the input. Arguments are the row, the
+# weights (batch, heads, query, key), the gradient of a target with respect to them or None, and
+# True if the rows of the weights sum to 1 (they do not where padding is left out).
 Step = Callable[[Vector, Weights, Weights | None, bool], Vector]
-Pooling = Callable[
-    [AttentionCall], Float[Tensor, "batch keys"]
-]  # the weights of a pooling query with the heads fused
+# returns the weights of a pooling query with the heads fused
+Pooling = Callable[[AttentionCall], Float[Tensor, "batch keys"]]
 
 
 @dataclass(frozen=True)
 class Chain:
-    """One forward pass: its logits (batch, classes) and its attention calls in order, with
-    gradients or without.
+    """One forward pass: its logits and its attention calls in order, with gradients or without.
 
-    seen: the output of one module and its gradient, where it was asked for.
+    seen: the output of one module and its gradient, where `chained` has a module.
     """
 
     model: Model
@@ -64,7 +60,7 @@ class Chain:
     def start(self, pooling: Pooling, *, alpha: float | None, start_layer: int = 0) -> Vector:
         """Return the readout as a row over the tokens of the last layer.
 
-        alpha: of rollout, whose rows are mixed with the identity by alpha and scaled to sum to 1;
+        alpha: of rollout, with rows that are mixed with the identity and scaled to sum to 1;
         None: of relevance, R ← R + Ā R. A pooling query (SigLIP) has all tokens as keys: its last
         row is the readout. Class attention (CaiT) has keys (CLS, patches), with CLS as the one row
         that changes; the mass that rollout leaves on CLS has no place in the image and is
@@ -80,49 +76,39 @@ class Chain:
             return like.new_full((first.images, patches), 1 / patches)
         if self.readout != "pool":
             return readout_row(layout, self.readout, batch=first.images, like=like)
-        calls = [
-            call
-            for call in self.calls
-            if call.site.kind == "class" and call.site.layer >= start_layer
-        ]
-        if not calls:
+        rows = []
+        for call in self.calls:
+            if call.site.kind == "class" and call.site.layer >= start_layer:
+                row = pooling(call)
+                if row.shape[-1] == layout.patches:  # without the prefix (timm's default)
+                    row = F.pad(row, (len(layout.prefix), 0))
+                rows.append(row)
+        if not rows:
             raise UnsupportedError(
                 f"expected attention pooling for {argument('readout', 'pool')}, found none; "
                 f"try {argument('readout', 'cls')} or {argument('readout', 'mean')}"
             )
-        prefix = len(
-            layout.prefix
-        )  # with weights of 0 where the keys are the patches only (timm's default)
-        rows = [
-            F.pad(row, (prefix, 0)) if row.shape[-1] == layout.patches else row
-            for row in map(pooling, calls)
-        ]
-        if rows[-1].shape[-1] == layout.tokens:
-            return rows[-1] if alpha is None else _scaled(rows[-1])
-        own = torch.ones_like(rows[-1][:, :1])
-        row = torch.zeros_like(rows[-1][:, 1:])
-        for weights in reversed(rows):
-            mixed = weights.clone() if alpha is None else (1 - alpha) * weights
-            mixed[:, :1] += 1 if alpha is None else alpha
-            passed = own * (mixed if alpha is None else _scaled(mixed))
-            row = row + passed[:, 1:]
-            own = passed[:, :1]
-        return row if alpha is None else _scaled(row)
+        last_row = rows[-1]
+        if last_row.shape[-1] == layout.tokens:
+            return last_row if alpha is None else _scaled(last_row)
+        return _through_class_attention(rows, alpha)
 
     def follow(
         self, row: Vector, step: Step, *, start_layer: int = 0
     ) -> Float[Tensor, "batch first_tokens"]:
-        """Return a row over the last layer's tokens, propagated down to start_layer; for windows,
-        to the first stage.
+        """Return a row over the last layer's tokens, propagated down to start_layer.
+
+        Of windows, it is a row over the patches of the first stage.
         """
-        finer: tuple[int, int] | None = None
+        resolution: tuple[int, int] | None = None
         for call in reversed(self.calls):
             if call.site.kind == "class":
                 continue
             windows = call.site.windows
             if windows is not None:
-                row = _unmerge(row, finer, windows.resolution) if finer else row
-                finer = windows.resolution
+                if resolution is not None:
+                    row = _unmerge(row, resolution, windows.resolution)
+                resolution = windows.resolution
             if call.site.layer >= start_layer:
                 row = _step(row, call, step)
         return row
@@ -136,6 +122,27 @@ class Chain:
         return maps
 
 
+def _through_class_attention(rows: Sequence[Vector], alpha: float | None) -> Vector:
+    """Return the row over the patches that class attention reads, through all of its layers.
+
+    rows: over (CLS, patches), by layer; alpha: see Chain.start.
+    """
+    cls = torch.ones_like(rows[-1][:, :1])
+    patches = torch.zeros_like(rows[-1][:, 1:])
+    for weights in reversed(rows):
+        if alpha is None:
+            mixed = weights.clone()
+            mixed[:, :1] += 1
+        else:
+            mixed = (1 - alpha) * weights
+            mixed[:, :1] += alpha
+            mixed = _scaled(mixed)
+        passed = cls * mixed
+        patches = patches + passed[:, 1:]
+        cls = passed[:, :1]
+    return patches if alpha is None else _scaled(patches)
+
+
 @needs_gradients
 def chained(
     model: Model,
@@ -147,31 +154,30 @@ def chained(
     readout: Readout | None = None,
     module: str | None = None,
 ) -> Chain:
-    """Return the chain of a batch of images; gradient: with gradients of the targets' logits (None:
-    predicted classes).
+    """Return the chain of a batch of images.
 
-    rules: of the backward pass, "libra" for LibraGrad's (lens/libra.py); module: one whose output
-    is kept with its gradient. Queries and keys of all layers are stored (tokens x dim each, not
-    heads x tokens²). Raises UnknownNameError, InputError for a target that is no class,
-    UnsupportedError for gradients of a model without a classifier, LensError where a layer does not
-    affect the logit.
+    gradient: with gradients of the targets' logits (None: predicted classes); rules: of the
+    backward pass, "libra" for LibraGrad's (lens/libra.py); module: its output is stored with its
+    gradient. Queries and keys of all layers are stored (tokens x dim each, not heads x tokens²).
+    Raises UnknownNameError, InputError for a target that is no class, UnsupportedError for
+    gradients of a model without a classifier, LensError where a layer does not affect the logit.
     """
-    chosen = readout or model.anatomy.readout or "mean"
-    if chosen not in READOUTS:
-        raise UnknownNameError("readout", chosen, READOUTS)
-    if model.anatomy.layout is None and chosen != "mean":
+    resolved_readout = readout or model.anatomy.readout or "mean"
+    if resolved_readout not in READOUTS:
+        raise UnknownNameError("readout", resolved_readout, READOUTS)
+    if model.anatomy.layout is None and resolved_readout != "mean":
         raise UnsupportedError(
             f"expected the readout mean for {model.alias}, which has no one sequence of tokens, "
-            f"found {chosen}"
+            f"found {resolved_readout}"
         )
     if not gradient:
         calls: list[AttentionCall] = []
         logits = observe(model, images, calls.append)
-        return Chain(model, logits, tuple(calls), chosen)
+        return Chain(model, logits, tuple(calls), resolved_readout)
     model.require_classifier()
 
     def compute() -> Chain:
-        return _differentiated_chain(model, images, targets, rules, chosen, module)
+        return _differentiated_chain(model, images, targets, rules, resolved_readout, module)
 
     return require_no_steps(model, compute, lambda chain: [call.gradient for call in chain.calls])
 
@@ -186,71 +192,73 @@ def _differentiated_chain(
 ) -> Chain:
     calls: list[AttentionCall] = []
     outputs: list[Tensor] = []
-    watched = watching(
-        model.module, [] if module is None else [module], lambda _name, _, out: outputs.append(out)
-    )
+    modules = [] if module is None else [module]
+    watched = watching(model.module, modules, lambda _name, _, output: outputs.append(output))
     with libra_gradients(model) if rules == "libra" else nullcontext(), watched:
         logits = observe(model, images, calls.append, graph=True)
     with torch.enable_grad():
         total = logits.gather(1, check_targets(targets, logits)[:, None]).sum()
-    gradients = torch.autograd.grad(total, outputs, retain_graph=True) if outputs else ()
-    seen = (outputs[0].detach(), gradients[0]) if outputs else None
+    seen = None
+    if outputs:
+        gradients = torch.autograd.grad(total, outputs, retain_graph=True)
+        seen = (outputs[0].detach(), gradients[0])
     return Chain(model, logits.detach(), differentiated(total, calls), readout, seen)
 
 
 def differentiated(total: Tensor, calls: Sequence[AttentionCall]) -> tuple[AttentionCall, ...]:
-    """Return the calls, detached, each with its gradient of a number. Raises LensError where one
-    does not affect it.
+    """Return the calls, detached, with their gradients of a number.
+
+    Raises LensError where a call does not affect the number.
     """
     traced = [call.computed if call.inputs is None else call.output for call in calls]
     gradients = torch.autograd.grad(total, traced, allow_unused=True)  # type: ignore[arg-type]
-    without_gradient = [
-        call.site.module for call, gradient in zip(calls, gradients) if gradient is None
-    ]
-    if without_gradient:
-        raise LensError(
-            f"expected a gradient in every attention layer, found none in {without_gradient[0]!r}"
-        )
-    return tuple(
-        replace(call.detach(), gradient=gradient, output=None)
-        for call, gradient in zip(calls, gradients)
-    )
+    with_gradients = []
+    for call, gradient in zip(calls, gradients):
+        if gradient is None:
+            raise LensError(
+                f"expected a gradient in every attention layer, found none in {call.site.module!r}"
+            )
+        with_gradients.append(replace(call.detach(), gradient=gradient, output=None))
+    return tuple(with_gradients)
 
 
 def check_targets(targets: Labels | None, logits: Logits) -> Labels:
-    """Return the targets, or the predicted classes. Raises InputError unless there is an existing
-    class for each image.
+    """Return the targets, or the predicted classes if there are none.
+
+    Raises InputError unless there is an existing class for each image.
     """
     if targets is None:
         return logits.argmax(-1)
     classes = logits.shape[-1]
     if len(targets) != len(logits):
         raise InputError(f"expected one target per image ({len(logits)}), found {len(targets)}")
-    wrong = targets[
-        (targets < 0) | (targets >= classes)
-    ]  # on a GPU one wait for the device, not one an image
+    # on a GPU one wait for the device, not one for each image
+    wrong = targets[(targets < 0) | (targets >= classes)]
     if len(wrong):
         raise InputError(f"expected target classes from 0 to {classes - 1}, found {int(wrong[0])}")
     return targets.to(logits.device)
 
 
 def readout_row(layout: TokenLayout, readout: Readout, *, batch: int, like: Tensor) -> Vector:
-    """Return the readout as a row over the tokens that sums to 1: CLS, CLS and distillation token,
-    or all patches.
+    """Return the readout as a row over the tokens that sums to 1.
+
+    It is on CLS, on CLS and the distillation token, or on all patches.
     """
     row = torch.zeros(batch, layout.tokens, dtype=like.dtype, device=like.device)
     if readout == "mean":
         row[:, len(layout.prefix) :] = 1 / layout.patches
         return row
-    places = layout.positions("cls") + (
-        layout.positions("distillation") if readout == "cls+distillation" else ()
-    )
-    if not places or (readout == "cls+distillation" and len(places) < 2):
+    positions = layout.positions("cls")
+    expected = 1
+    if readout == "cls+distillation":
+        positions += layout.positions("distillation")
+        expected = 2
+    if len(positions) < expected:
         raise UnsupportedError(
             f"expected a {readout} token for this readout, found prefix {layout.prefix}; "
             f"try {argument('readout', 'mean')}"
         )
-    row[:, list(places)] = 1 / len(places)
+    row[:, list(positions)] = 1 / len(positions)
     return row
 
 
@@ -259,7 +267,7 @@ def _scaled(row: Float[Tensor, "batch any"]) -> Float[Tensor, "batch any"]:
 
 
 def mean_of_heads(call: AttentionCall) -> Fused:
-    """Return all weights of a call, averaged over heads."""
+    """Return the weights of a call, the mean over heads."""
     return precise(call.precise().weights()).mean(1)
 
 
@@ -270,21 +278,11 @@ def without_autocast(device: torch.device) -> torch.autocast:
 
 @requirement("chain")
 def require_chain(model: Model) -> None:
-    """Raise UnsupportedError for a model whose attention cannot be propagated from the readout to
-    the image.
-    """
+    """Raise UnsupportedError for a model without a chain of attention from readout to image."""
     require_special_first(model)
     layout = model.anatomy.layout
     sites = survey_weights(model, probe_images(model, 1))
-
-    def fits(site: Site) -> bool:
-        if layout is None:
-            return site.windows is not None
-        return site.kind == "class" or (
-            site.kind == "patch" and site.part == 0 and site.keys == layout.tokens
-        )
-
-    misfits = [site for site in sites if not fits(site)]
+    misfits = [site for site in sites if not _fits_chain(site, layout)]
     if misfits and layout is None and model.anatomy.unread:
         raise UnsupportedError(
             "expected layers over one sequence of patches in a known order, found in "
@@ -294,36 +292,48 @@ def require_chain(model: Model) -> None:
         # the most informative layer: pooled keys, channels or windows rather than tokens of another
         # stage
         site = min(misfits, key=lambda site: site.kind in ("patch", "class"))
-        other = {
-            "patch": f", but of a stage with {site.keys} tokens of its own",
-            "window": f", and {NO_PLACE['window']}",
-        }.get(site.kind, "")
+        detail = ""
+        if site.kind == "patch":
+            detail = f", but of a stage with {site.keys} tokens of its own"
+        elif site.kind == "window":
+            detail = f", and {NO_PLACE['window']}"
         raise UnsupportedError(
             "expected layers over one sequence of tokens, or windows that can be put back into the "
-            "image (Swin), found "
-            f"{site.module!r} of {model.alias}: {KIND_WORDS[site.kind]}{other}"
+            f"image (Swin), found {site.module!r} of {model.alias}: "
+            f"{KIND_WORDS[site.kind]}{detail}"
         )
     if layout is None:
         _require_no_convolution(model, {site.module for site in sites})
-    maps = [site.windows.resolution for site in sites if site.windows is not None]
-    for fine, coarse in reversed(list(pairwise(maps))):
-        if coarse not in (fine, tuple(-(-side // 2) for side in fine)):
+    resolutions = [site.windows.resolution for site in sites if site.windows is not None]
+    for fine, coarse in reversed(list(pairwise(resolutions))):
+        merged = tuple(math.ceil(side / 2) for side in fine)
+        if coarse not in (fine, merged):
             raise UnsupportedError(
                 f"expected stages that merge 2x2 patches, found {fine} before {coarse} in "
                 f"{model.alias}"
             )
 
 
+def _fits_chain(site: Site, layout: TokenLayout | None) -> bool:
+    """Return True for a layer in windows, or over the one sequence of tokens."""
+    if layout is None:
+        return site.windows is not None
+    if site.kind == "class":
+        return True
+    return site.kind == "patch" and site.part == 0 and site.keys == layout.tokens
+
+
 def _require_no_convolution(model: Model, attention: Collection[str]) -> None:
-    """Raise UnsupportedError where a convolution mixes patches between two of these modules
-    (MaxViT).
+    """Raise UnsupportedError where a convolution mixes patches between attention modules.
+
+    MaxViT has such convolutions.
     """
-    mixing = [
-        name
-        for name, module in model.module.named_modules()
-        if isinstance(module, nn.Conv2d)
-        and any(size > step for size, step in zip(module.kernel_size, module.stride))
-    ]
+    mixing = set()
+    for name, module in model.module.named_modules():
+        if isinstance(module, nn.Conv2d):
+            sides = zip(module.kernel_size, module.stride)
+            if any(kernel > stride for kernel, stride in sides):
+                mixing.add(name)
     order = [call.module for call in trace(model, 1).calls if call.module in {*mixing, *attention}]
     places = [place for place, name in enumerate(order) if name in attention]
     between = [name for name in order[places[0] : places[-1]] if name not in attention]
@@ -331,51 +341,54 @@ def _require_no_convolution(model: Model, attention: Collection[str]) -> None:
         raise UnsupportedError(
             "expected attention layers with nothing between them that mixes patches, found "
             f"{len(between)} convolutions in {model.alias} (first {between[0]!r}); try "
-            f"{argument('method', 'attention')}, or "
-            "vitlens attention, stats or ablate"
+            f"{argument('method', 'attention')}, or vitlens attention, stats or ablate"
         )
 
 
 def _unmerge(
     row: Float[Tensor, "batch merged"], coarse: tuple[int, int], fine: tuple[int, int]
 ) -> Float[Tensor, "batch unmerged"]:
-    """Return a row over merged patches as one over the patches before merging, each patch's mass
-    shared equally: merging concatenates 2x2 patches and projects them.
+    """Return a row over merged patches as one over the patches before merging.
+
+    Merging concatenates 2x2 patches and projects them, so they share the mass equally.
     """
     if coarse == fine:
         return row
-    padded = tuple(2 * side for side in coarse)
-    real = F.pad(row.new_ones(1, 1, *fine), (0, padded[1] - fine[1], 0, padded[0] - fine[0]))
-    children = F.avg_pool2d(real, 2) * 4
+    rows, columns = fine
+    padding = (0, 2 * coarse[1] - columns, 0, 2 * coarse[0] - rows)
+    is_patch = F.pad(row.new_ones(1, 1, rows, columns), padding)
+    children = F.avg_pool2d(is_patch, 2) * 4
     shared = row.unflatten(-1, coarse).unsqueeze(1) / children
-    large = F.interpolate(shared, scale_factor=2, mode="nearest")[:, 0, : fine[0], : fine[1]]
-    return large.flatten(1)
+    enlarged = F.interpolate(shared, scale_factor=2, mode="nearest")
+    return enlarged[:, 0, :rows, :columns].flatten(1)
 
 
 def _step(row: Vector, call: AttentionCall, step: Step) -> Vector:
-    """Propagate through one layer, a few images at a time, within windows where there are some."""
+    """Propagate a row through one layer, a few images at a time, or window by window."""
     windows = call.site.windows
     rows = []
     for images, part in call.parts():
-        own = row[images]
         exact = part.precise()
         weights = precise(exact.placed())
         gradient = exact.weight_gradient()
         if windows is None:
-            rows.append(step(own, weights, gradient, True))
-            continue
-        gradient = None if gradient is None else row_by_row(gradient, windows)
-        index = window_index(windows).to(row.device)
-        real = index >= 0
-        place = index.masked_fill(
-            ~real, own.shape[-1]
-        )  # padding is in an extra column, dropped at the end
-        inside = F.pad(own, (0, 1))[:, place].flatten(
-            0, 1
-        )  # (images x windows, tokens of a window)
-        visible = weights.unflatten(0, (part.images, -1)) * real[:, None, None]
-        moved = step(inside, visible.flatten(0, 1), gradient, bool(real.all()))
-        full = F.pad(torch.zeros_like(own), (0, 1))
-        full[:, place.flatten()] = moved.view(part.images, -1)
-        rows.append(full[:, :-1])
+            rows.append(step(row[images], weights, gradient, True))
+        else:
+            by_row = None if gradient is None else row_by_row(gradient, windows)
+            rows.append(_step_in_windows(row[images], weights, by_row, windows, step))
     return torch.cat(rows)
+
+
+def _step_in_windows(
+    row: Vector, weights: Weights, gradient: Weights | None, windows: Windows, step: Step
+) -> Vector:
+    images, patches = row.shape
+    index = window_index(windows).to(row.device)
+    is_patch = index >= 0
+    places = index.masked_fill(~is_patch, patches)  # padding is in an extra column
+    inside = F.pad(row, (0, 1))[:, places].flatten(0, 1)  # (images x windows, tokens of a window)
+    visible = weights.unflatten(0, (images, -1)) * is_patch[:, None, None]
+    moved = step(inside, visible.flatten(0, 1), gradient, bool(is_patch.all()))
+    full = F.pad(torch.zeros_like(row), (0, 1))
+    full[:, places.flatten()] = moved.view(images, -1)
+    return full[:, :-1]

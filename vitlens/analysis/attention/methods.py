@@ -1,5 +1,4 @@
-"""The attention methods: rollout, relevance, gradient-weighted rollout and attention flow, and
-their public functions.
+"""Attention methods: rollout, relevance, gradient-weighted rollout and attention flow.
 
 Rollout (Abnar & Zuidema 2020) multiplies attention through the layers, with the residual
 connection: Â = rows of (1 - alpha) A + alpha I, scaled to sum to 1; R = Â_L ... Â_1. Relevance
@@ -44,9 +43,8 @@ from vitlens.shapes import Fused, Images, Labels, Logits, Maps, Weights
 # of attention flow: each needs a maximum flow through layers x tokens² edges; 0.1 s an image for
 # 65, seconds for 197
 MOST_TOKENS = 256
-_UNIT = (
-    1 << 24
-)  # the integer for a capacity of 1, as scipy's flows are 32-bit integers: precision 6e-8
+# the integer for a capacity of 1, as scipy's flows are 32-bit integers: precision 6e-8
+_UNIT = 1 << 24
 
 
 @takes_images
@@ -60,23 +58,22 @@ def rollout(
     start_layer: int = 0,
     readout: Readout | None = None,
 ) -> Maps:
-    """Return the rollout of each image over its patches (batch, rows, columns), without the prefix,
-    not scaled.
+    """Return the rollout of each image over its patches (batch, rows, columns), not scaled.
 
     images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; fusion: of
-    the heads, "mean", "max" or "min"; discard: the lowest fraction of each row, set to 0 (CLS
-    kept); alpha: weight of the identity; start_layer: the first layer included, from 0; readout:
-    what the classifier reads (the model's own by default). Of a windowed model (Swin, Hiera) the
-    map is that of the first stage; where patches are merged or queries pooled, each of the four
-    gets an equal share. Raises UnsupportedError for a model whose layers are not all token-to-token
-    or windows (XCiT, PVT, CNNs), or that has convolutions between them (MaxViT).
+    the heads, "mean", "max" or "min"; discard: the lowest fraction of each row, set to 0 (except
+    CLS); alpha: weight of the identity; start_layer: the first layer included, from 0; readout: the
+    tokens that the classifier reads (the model's own by default). Of a windowed model (Swin, Hiera)
+    the map is that of the first stage; where patches are merged or queries pooled, each of the four
+    gets an equal share. Raises UnsupportedError for a model with layers that are neither
+    token-to-token nor windows (XCiT, PVT, CNNs), or with convolutions between them (MaxViT).
 
     >>> import torch, vitlens
     >>> vitlens.rollout(vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32)).shape
     torch.Size([2, 8, 8])
     """
-    way = MethodSettings("rollout", fusion, discard, alpha, start_layer)
-    return maps_of(model, as_parts(images), way, readout=readout)
+    settings = MethodSettings("rollout", fusion, discard, alpha, start_layer)
+    return maps_of(model, as_parts(images), settings, readout=readout)
 
 
 @takes_images
@@ -88,46 +85,49 @@ def relevance(
     start_layer: int = 0,
     readout: Readout | None = None,
 ) -> Maps:
-    """Return the relevance of each patch for a target class through attention: (batch, rows,
-    columns), not scaled.
+    """Return the relevance of each patch for a target class (batch, rows, columns), not scaled.
 
     images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; targets:
     "predicted", "label" (of a Split or class folders), a class by name or index, or class indices
-    (batch,). The target's logit is differentiated, not its probability. readout: what the
-    classifier reads (the model's own by default). Of a windowed model (Swin) the map is that of the
-    first stage. Raises InputError for a class that does not exist, UnsupportedError as `rollout`.
+    (batch,). The target's logit is differentiated, not its probability. readout: the tokens that
+    the classifier reads (the model's own by default). Of a windowed model (Swin) the map is that of
+    the first stage. Raises InputError for a class that does not exist, UnsupportedError as
+    `rollout`.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
     >>> vitlens.relevance(vit, torch.rand(2, 3, 32, 32), targets=torch.tensor([3, 8])).shape
     torch.Size([2, 8, 8])
     """
-    way = MethodSettings("relevance", start_layer=start_layer)
-    return maps_of(model, as_parts(images), way, targets=as_targets(targets), readout=readout)
+    settings = MethodSettings("relevance", start_layer=start_layer)
+    return maps_of(model, as_parts(images), settings, targets=as_targets(targets), readout=readout)
 
 
 def maps_of(
     model: Model,
     images: Parts,
-    way: MethodSettings,
+    settings: MethodSettings,
     *,
     targets: Labels | None = None,
     readout: Readout | None = None,
 ) -> Maps:
-    """Return the maps of one method, computed in batches that fit in memory; targets: None for the
-    predicted classes.
+    """Return the maps of one method, computed in batches that fit in memory.
+
+    targets: None for the predicted classes.
     """
-    require_possible(model, [way])
+    require_possible(model, [settings])
     if targets is not None and len(targets) != len(images):
         raise InputError(f"expected one target per image ({len(images)}), found {len(targets)}")
-    size = max(
-        1, fitting_batch_size(model) // (BACKWARD if attention_method(way.method).gradients else 1)
-    )
+    size = fitting_batch_size(model)
+    if attention_method(settings.method).gradients:
+        size = max(1, size // BACKWARD)
     parts: list[Maps] = []
     for start in range(0, len(images), size):
-        own = None if targets is None else targets[start : start + size]
-        batch = images[start : start + size].to(model.device)
-        parts.extend(maps_in_one_pass(model, batch, [way], targets=own, readout=readout)[1])
+        rows = slice(start, start + size)
+        batch = images[rows].to(model.device)
+        batch_targets = None if targets is None else targets[rows]
+        _, maps = maps_in_one_pass(model, batch, [settings], targets=batch_targets, readout=readout)
+        parts.extend(maps)
     return torch.cat(parts)
 
 
@@ -144,9 +144,8 @@ def method_maps(
 
     A method without gradients ignores the targets.
     """
-    return maps_of(
-        model, images, MethodSettings(method, **options), targets=targets, readout=readout
-    )
+    settings = MethodSettings(method, **options)
+    return maps_of(model, images, settings, targets=targets, readout=readout)
 
 
 def maps_in_one_pass(
@@ -157,45 +156,41 @@ def maps_in_one_pass(
     targets: Labels | None = None,
     readout: Readout | None = None,
 ) -> tuple[Logits, tuple[Float[Tensor, "batch _ _"], ...]]:
-    """Logits, and the maps of each method (batch, rows, columns), at least one, that the model
-    supports.
+    """Return the logits, and the maps of each method (batch, rows, columns), at least one.
 
-    One pass serves all methods of one kind of backward pass (plain gradients or LibraGrad's); it
-    has gradients where one of them needs them. targets: class indices (batch,), None: the predicted
-    classes. For a windowed model, the maps of one layer's attention have the resolution of its
-    stage.
+    The model supports the methods. One pass serves all methods of one kind of backward pass (plain
+    gradients or LibraGrad's); it has gradients where one of them needs them. targets: class indices
+    (batch,), None: the predicted classes. For a windowed model, the maps of one layer's attention
+    have the resolution of its stage.
     """
-    found = [attention_method(way.method) for way in methods]
+    entries = [attention_method(settings.method) for settings in methods]
     maps: dict[int, Maps] = {}
-    for rules in sorted({method.rules for method in found}):
-        own = [place for place, method in enumerate(found) if method.rules == rules]
-        gradient = any(found[place].gradients for place in own)
+    for rules in sorted({entry.rules for entry in entries}):
+        numbers = [number for number, entry in enumerate(entries) if entry.rules == rules]
+        gradient = any(entries[number].gradients for number in numbers)
         chain = chained(
             model, images, targets=targets, gradient=gradient, rules=rules, readout=readout
         )
         with torch.no_grad(), without_autocast(model.device):
-            maps |= {
-                place: resolved(found[place].function)(chain, **methods[place].settings)
-                for place in own
-            }
-    return chain.logits, tuple(maps[place] for place in range(len(methods)))
+            for number in numbers:
+                compute_maps = resolved(entries[number].function)
+                maps[number] = compute_maps(chain, **methods[number].settings)
+    return chain.logits, tuple(maps[number] for number in range(len(methods)))
 
 
 def require_possible(model: Model, methods: Sequence[MethodSettings]) -> None:
-    """Raise UnsupportedError or InputError, before any work, for a method that this model does not
-    support.
-    """
-    for way in methods:
-        method = attention_method(way.method)
+    """Raise UnsupportedError or InputError for a method that this model does not support."""
+    for settings in methods:
+        method = attention_method(settings.method)
         if method.check is not None:
             resolved(method.check)(model)
         if method.needs == "chain":
             require_chain(model)
-        numbers = sorted({site.layer for site in survey_weights(model, probe_images(model, 1))})
+        layers = sorted({site.layer for site in survey_weights(model, probe_images(model, 1))})
         if method.needs == "chain":
-            require_start(way.start_layer, 1 + numbers[-1])
-        if way.layer is not None and way.layer not in numbers:
-            raise InputError(no_layer(numbers, way.layer, model.alias, argument("layer")))
+            require_start(settings.start_layer, 1 + layers[-1])
+        if settings.layer is not None and settings.layer not in layers:
+            raise InputError(no_layer(layers, settings.layer, model.alias, argument("layer")))
 
 
 def require_start(start_layer: int, depth: int) -> None:
@@ -219,8 +214,8 @@ def rollout_maps(
     layout = chain.model.anatomy.layout
     keep = () if layout is None else layout.positions("cls")
 
-    def step(row: Vector, weights: Weights, _gradient: Weights | None, whole: bool) -> Vector:
-        if fusion == "mean" and discard == 0 and whole:
+    def step(row: Vector, weights: Weights, _gradient: Weights | None, sums_to_1: bool) -> Vector:
+        if fusion == "mean" and discard == 0 and sums_to_1:
             # a row of the mean is the mean of the heads' rows, and rows of softmax sum to 1 already
             mixed = (row[:, None, None] @ weights).mean(1)[:, 0]
             return (1 - alpha) * mixed + alpha * row
@@ -228,10 +223,9 @@ def rollout_maps(
 
     def pooling(call: AttentionCall) -> Float[Tensor, "batch keys"]:
         # class attention has a CLS before this layout's tokens
-        own = (0,) if layout is not None and call.site.keys > layout.tokens else keep
-        row = discard_lowest(fused(precise(call.precise().weights()), fusion), discard, keep=own)[
-            :, 0
-        ]
+        has_own_cls = layout is not None and call.site.keys > layout.tokens
+        mean = fused(precise(call.precise().weights()), fusion)
+        row = discard_lowest(mean, discard, keep=(0,) if has_own_cls else keep)[:, 0]
         return row / row.sum(-1, keepdim=True)
 
     start = chain.start(pooling, alpha=alpha, start_layer=start_layer)
@@ -241,24 +235,25 @@ def rollout_maps(
 def relevance_maps(chain: Chain, *, start_layer: int = 0) -> Maps:
     """Return the relevance maps of a chain with gradients: the readout's row of R - I."""
 
-    def step(row: Vector, weights: Weights, gradient: Weights | None, _whole: bool) -> Vector:
+    def step(row: Vector, weights: Weights, gradient: Weights | None, _sums_to_1: bool) -> Vector:
         return row + (row.unsqueeze(1) @ gradient_weighted(weights, gradient)).squeeze(1)
 
     start = chain.start(_gradient_weighted_query, alpha=None, start_layer=start_layer)
     row = chain.follow(start, step, start_layer=start_layer)
     if chain.readout != "pool":  # a pooling query is no token, so its row contains no identity
         after_all = 1 + chain.calls[-1].site.layer
-        row = row - chain.follow(start, step, start_layer=after_all)  # the merging of patches alone
+        row = row - chain.follow(start, step, start_layer=after_all)  # only the merging of patches
     return chain.as_map(row)
 
 
 def gradient_rollout_maps(chain: Chain, *, alpha: float = ALPHA, start_layer: int = 0) -> Maps:
-    """Rollout with Ā in place of the heads' mean, of a chain with gradients. A row without any
-    positive gradient becomes that of the identity, of a pooling query, which has no token of its
-    own, 0.
+    """Return the rollout maps of a chain with gradients, with Ā in place of the heads' mean.
+
+    A row without any positive gradient becomes that of the identity; that of a pooling query, which
+    is no token, becomes 0.
     """
 
-    def step(row: Vector, weights: Weights, gradient: Weights | None, _whole: bool) -> Vector:
+    def step(row: Vector, weights: Weights, gradient: Weights | None, _sums_to_1: bool) -> Vector:
         return scaled_step(row, gradient_weighted(weights, gradient), alpha)
 
     start = chain.start(_gradient_weighted_query, alpha=alpha, start_layer=start_layer)
@@ -269,34 +264,42 @@ def fused(weights: Weights, fusion: Fusion) -> Fused:
     """Return one weight per query and key: the mean, maximum or minimum over heads."""
     if fusion == "mean":
         return weights.mean(1)
-    return weights.amax(1) if fusion == "max" else weights.amin(1)
+    if fusion == "max":
+        return weights.amax(1)
+    return weights.amin(1)
 
 
 def discard_lowest(fused: Fused, fraction: float, *, keep: Sequence[int] = ()) -> Fused:
-    """Return the lowest fraction of every query row set to zero, except the columns in keep
-    (CLS)."""
+    """Return the weights with the lowest fraction of every row set to zero.
+
+    Columns in keep are unchanged.
+    """
     count = int(fused.shape[-1] * fraction)
     if count == 0:
         return fused
+    columns = list(keep)
     ranked = fused.clone()
-    ranked[..., list(keep)] = torch.inf
-    # with a large fraction the kept columns may be among the lowest: restore them
-    dropped = fused.scatter(-1, ranked.topk(count, dim=-1, largest=False).indices, 0.0)
-    dropped[..., list(keep)] = fused[..., list(keep)]
-    return dropped
+    ranked[..., columns] = torch.inf
+    lowest = ranked.topk(count, dim=-1, largest=False).indices
+    result = fused.scatter(-1, lowest, 0.0)
+    # with a large fraction these columns may be among the lowest: restore them
+    result[..., columns] = fused[..., columns]
+    return result
 
 
 def scaled_step(row: Vector, fused: Fused, alpha: float) -> Vector:
-    """row · Â, a step of the rollout towards the input; the rows of Â are scaled to sum to 1."""
+    """Return row · Â, a step of the rollout towards the input; rows of Â are scaled to sum to 1."""
     total = (1 - alpha) * fused.sum(-1) + alpha
     row = (row / total.clamp_min(torch.finfo(total.dtype).tiny)).unsqueeze(1)
     return torch.baddbmm(row, row, fused, beta=alpha, alpha=1 - alpha).squeeze(1)
 
 
 def gradient_weighted(weights: Weights, gradient: Weights | None) -> Fused:
-    """Ā: the attention that raises the target's logit, mean over heads (Chefer 2021, equation
-    5)."""
-    assert gradient is not None  # the chain was made with gradients
+    """Return Ā, the attention that raises the target's logit, mean over heads.
+
+    Source: Chefer 2021, equation 5.
+    """
+    assert gradient is not None  # the chain has gradients
     return (weights * gradient).clamp_min(0).mean(1)
 
 
@@ -323,52 +326,51 @@ def require_flow(model: Model) -> None:
 
 
 def flow_maps(chain: Chain, *, alpha: float = ALPHA) -> Maps:
-    """Return the maximum flow from the readout of a chain to each patch (Abnar & Zuidema 2020,
-    section 3), from 0 to 1, in a network whose capacities are the weights with the residual
-    connection, (1 - alpha) A + alpha I.
+    """Return the maximum flow from the readout of a chain to each patch, from 0 to 1.
+
+    The capacities of the network are the weights with the residual connection, (1 - alpha) A +
+    alpha I. Source: Abnar & Zuidema 2020, section 3.
     """
     layout = chain.model.layout
     start = chain.start(lambda call: mean_of_heads(call)[:, 0], alpha=alpha)
-    layers = [
-        mean_of_heads(call).double().cpu().numpy()
-        for call in chain.calls
-        if call.site.kind == "patch"
-    ]
-    capacities = [(1 - alpha) * weights + alpha * np.eye(layout.tokens) for weights in layers]
+    capacities = []
+    for call in chain.calls:
+        if call.site.kind == "patch":
+            weights = mean_of_heads(call).double().cpu().numpy()
+            capacities.append((1 - alpha) * weights + alpha * np.eye(layout.tokens))
     patches = range(len(layout.prefix), layout.tokens)
-    flows = [
-        maximum_flows(row, [layer[at] for layer in capacities], patches)
-        for at, row in enumerate(start.cpu().numpy())
-    ]
+    flows = []
+    for image, row in enumerate(start.cpu().numpy()):
+        flows.append(maximum_flows(row, [layer[image] for layer in capacities], patches))
     return chain.as_map(torch.from_numpy(np.stack(flows)).to(start))
 
 
 def maximum_flows(
     start: NDArray[np.floating], layers: Sequence[NDArray[np.float64]], targets: Sequence[int]
 ) -> NDArray[np.float64]:
-    """Return the maximum flow from a source to each target token of the input; 0 for the other
-    tokens. start: (tokens,), capacities from the source to the last layer's tokens; layers: (query,
-    key), in forward order.
+    """Return the maximum flow from a source to each target token of the input; 0 for the others.
+
+    start: (tokens,), capacities from the source to the last layer's tokens; layers: (query, key),
+    in forward order.
     """
     from scipy.sparse import csr_matrix  # takes 0.2 s to import
     from scipy.sparse.csgraph import maximum_flow
 
     tokens = len(start)
     depth = len(layers)
-    source = tokens * (
-        depth + 1
-    )  # nodes: the tokens before layer 0, after layer 0, ... and the source
-    heads = [np.full(tokens, source)]
-    tails = [depth * tokens + np.arange(tokens)]
+    # nodes: the tokens before layer 0, after layer 0, ... and the source
+    source = tokens * (depth + 1)
+    from_nodes = [np.full(tokens, source)]
+    to_nodes = [depth * tokens + np.arange(tokens)]
     capacities = [start]
     query, key = np.divmod(np.arange(tokens * tokens), tokens)
     for layer, weights in enumerate(layers):
-        heads.append((layer + 1) * tokens + query)
-        tails.append(layer * tokens + key)
+        from_nodes.append((layer + 1) * tokens + query)
+        to_nodes.append(layer * tokens + key)
         capacities.append(weights.ravel())
-    scaled = np.rint(np.concatenate(capacities).astype(np.float64) * _UNIT).astype(np.int32)
-    edges = (np.concatenate(heads), np.concatenate(tails))
-    network = csr_matrix((scaled, edges), shape=(source + 1, source + 1), dtype=np.int32)
+    integers = np.rint(np.concatenate(capacities).astype(np.float64) * _UNIT).astype(np.int32)
+    edges = (np.concatenate(from_nodes), np.concatenate(to_nodes))
+    network = csr_matrix((integers, edges), shape=(source + 1, source + 1), dtype=np.int32)
     network.eliminate_zeros()
     flows = np.zeros(tokens)
     for target in targets:

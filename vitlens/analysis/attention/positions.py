@@ -1,8 +1,7 @@
-"""How similar a model's position embeddings are, and how well their similarity follows the distance
-of the patches.
-"""
+"""Similarity of a model's position embeddings, and its correlation with the distance of patches."""
 
 import math
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -19,16 +18,17 @@ Similarity = Float[Tensor, "patches patches"]
 
 
 def position_similarity(model: Model) -> Similarity | None:
-    """Cosine similarity of the position embeddings, learned or fixed, of all pairs of patches; None
-    without them.
+    """Return the cosine similarity of the position embeddings of all pairs of patches.
+
+    They are learned or fixed. None for a model without them.
     """
     embedding = getattr(model.module, "pos_embed", None)
     if isinstance(model.module, VisionTransformer) and model.module.config.positions in FIXED:
-        embedding = model.module.positions(
-            model.layout.grid
-        )  # computed again where the images have another size
+        # computed again, as the images may have another size
+        embedding = model.module.positions(model.layout.grid)
     if embedding is None:
-        embedding = getattr(getattr(model.module, "encoder", None), "pos_embedding", None)
+        encoder = getattr(model.module, "encoder", None)
+        embedding = getattr(encoder, "pos_embedding", None)
     if not isinstance(embedding, Tensor) or model.anatomy.layout is None:
         return None
     tokens = embedding.detach().flatten(0, -2)
@@ -36,46 +36,54 @@ def position_similarity(model: Model) -> Similarity | None:
     # embeddings of this grid; prefix tokens before the patches may have embeddings or not
     if not patches <= len(tokens) <= model.layout.tokens:
         return None
-    unit = torch.nn.functional.normalize(tokens[-patches:], dim=-1)
-    return unit @ unit.T
+    directions = torch.nn.functional.normalize(tokens[-patches:], dim=-1)
+    return directions @ directions.T
 
 
 def distance_correlation(similarity: Similarity, layout: TokenLayout) -> float | None:
-    """Pearson's correlation of the similarity of position embeddings with the distance in pixels,
-    over all pairs.
+    """Return Pearson's correlation of the similarity of position embeddings with distance.
 
-    Negative where near positions are more similar than far ones; 0 without such structure. None
-    where either is constant.
+    The distance is that of the patches in px. It is over all pairs of patches: negative where near
+    positions are more similar than far ones, 0 without such structure. None where either is
+    constant.
     """
     distances = of_layout(layout).distances()[0]
-    above = torch.ones_like(distances, dtype=torch.bool).triu(1)
-    pairs = torch.stack((similarity.detach().double().cpu()[above], distances[above]))
+    is_pair = torch.ones_like(distances, dtype=torch.bool).triu(1)
+    pairs = torch.stack((similarity.detach().double().cpu()[is_pair], distances[is_pair]))
     if pairs.shape[1] < 2 or bool((pairs.std(1) < 1e-9).any()):
         return None
     return float(torch.corrcoef(pairs)[0, 1])
 
 
-def rank_correlation(
-    similarity: Similarity, layout: TokenLayout
-) -> tuple[float | None, float | None, float | None]:
-    """Spearman's correlation of the similarity of position embeddings with minus the Euclidean
-    distance of the patches in pixels: of all pairs, of pairs in one row, of pairs in one column;
-    the pairs of all rows are ranked together.
+class RankCorrelations(NamedTuple):
+    """Rank correlations over all pairs of patches, pairs in one row, and pairs in one column."""
 
-    1 where nearer patches are always more similar, 0 without such order; ties have their mean rank.
-    None where there are fewer than two pairs, or all are equally far apart or similar.
+    all: float | None
+    rows: float | None
+    columns: float | None
+
+
+def rank_correlation(similarity: Similarity, layout: TokenLayout) -> RankCorrelations:
+    """Return Spearman's correlation of similarity with minus the distance of the patches in px.
+
+    The pairs of all rows are ranked together. 1 where nearer patches are always more similar, 0
+    without such order; ties have their mean rank. None where there are fewer than two pairs, or all
+    are equally far apart or similar.
     """
-    numbers = torch.arange(layout.patches)
-    row = numbers // layout.grid[1]
-    column = numbers % layout.grid[1]
-    above = torch.ones(layout.patches, layout.patches, dtype=torch.bool).triu(1)
-    near = -of_layout(layout).distances()[0]
-    alike = (
-        similarity.detach().double().cpu().round(decimals=6)
-    )  # as equal offsets differ in the last bits
+    patches = torch.arange(layout.patches)
+    row = patches // layout.grid[1]
+    column = patches % layout.grid[1]
+    is_pair = torch.ones(layout.patches, layout.patches, dtype=torch.bool).triu(1)
+    proximity = -of_layout(layout).distances()[0]
+    # rounded, as equal offsets differ in the last bits
+    rounded = similarity.detach().double().cpu().round(decimals=6)
 
-    def of(pairs: Tensor) -> float | None:
-        found = spearman(alike[pairs][None], near[pairs][None]).item()
-        return None if math.isnan(found) else found
+    def correlate(pairs: Tensor) -> float | None:
+        correlation = spearman(rounded[pairs][None], proximity[pairs][None]).item()
+        return None if math.isnan(correlation) else correlation
 
-    return of(above), of(above & (row[:, None] == row)), of(above & (column[:, None] == column))
+    return RankCorrelations(
+        all=correlate(is_pair),
+        rows=correlate(is_pair & (row[:, None] == row)),
+        columns=correlate(is_pair & (column[:, None] == column)),
+    )

@@ -1,5 +1,4 @@
-"""The attention methods, which map attention to the image, and their settings. One table, free of
-torch.
+"""Registry of the attention methods, which map attention to the image; free of torch.
 
 To add one, write its function, from a chain and settings to maps, and one entry here: `vitlens
 rollout`, its report and the tests take it from there. An entry of vitlens/attribution/registry.py
@@ -15,7 +14,7 @@ from vitlens.errors import InputError, UnknownNameError, argument
 from vitlens.names import FUSIONS, Fusion
 
 ALPHA: Final = 0.5  # share of the identity in rollout's (1 - alpha) A + alpha I
-# images of which a viewer gets every head; of further ones the mean over the heads of each layer
+# images of which a viewer has every head; of further ones it has the mean over heads
 WHOLE: Final = 4
 REFINE_STEPS: Final = 2  # of a map's refinement by attention between patches; even, see affinity.py
 _WITH_WEIGHTS: Final = 2.0  # cost, in forward passes, of a pass that computes all attention weights
@@ -25,14 +24,14 @@ _WITH_WEIGHTS: Final = 2.0  # cost, in forward passes, of a pass that computes a
 class AttentionMethod:
     """One attention method.
 
-    title: in figures and tables; description: of its maps, in a sentence; paper: where it is
-    defined. function: "module:function" that takes a chain (chain.py) and the options by name, and
-    returns maps. needs: what the model must have (require_chain, require_maps), "chain" where the
-    method goes through all layers. forwards, backwards: about how many passes of the model an image
-    takes; with backward passes the chain has gradients, and the maps are those of a target class.
-    options: the `MethodSettings` that the function takes. check: "module:function" of a model that
-    raises where the method cannot run although `needs` is met. default: whether `vitlens rollout`
-    runs it by default; rules: of the backward pass, plain gradients or LibraGrad's.
+    title: in figures and tables; description: of its maps, in a sentence; paper: that defines it.
+    function: "module:function" that takes a chain (chain.py) and the options by name, and returns
+    maps. needs: of the model (require_chain, require_maps), "chain" where the method goes through
+    all layers. forwards, backwards: about how many passes of the model an image takes; with
+    backward passes the chain has gradients, and the maps are those of a target class. options: the
+    `MethodSettings` that the function takes. check: "module:function" of a model that raises where
+    the method cannot run although `needs` is met. default: True if `vitlens rollout` runs it by
+    default; rules: of the backward pass, plain gradients or LibraGrad's.
     """
 
     name: str
@@ -134,8 +133,9 @@ ATTENTION_METHODS: Final[Mapping[str, AttentionMethod]] = MappingProxyType(
 
 
 def attention_method(name: str) -> AttentionMethod:
-    """Return the attention method of this name. Raises UnknownNameError, which lists the known
-    ones.
+    """Return the attention method of this name.
+
+    Raises UnknownNameError, which lists all names.
     """
     if name not in ATTENTION_METHODS:
         raise UnknownNameError("method", name, ATTENTION_METHODS)
@@ -172,11 +172,9 @@ class MethodSettings:
     @property
     def name(self) -> str:
         """Return its name in reports and metrics: "rollout-mean", "relevance", "attention" ..."""
-        return (
-            f"{self.method}-{self.fusion}"
-            if "fusion" in attention_method(self.method).options
-            else self.method
-        )
+        if "fusion" in attention_method(self.method).options:
+            return f"{self.method}-{self.fusion}"
+        return self.method
 
     @property
     def settings(self) -> dict[str, object]:

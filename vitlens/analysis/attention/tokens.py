@@ -1,15 +1,15 @@
-"""What looks where in few images: the attention of every head between all tokens, and the rollout
-by layer.
-"""
+"""Attention of every head between all tokens of a few images, and the rollout by layer."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from vitlens.analysis.attention.chain import (
+    Chain,
     Vector,
     chained,
     mean_of_heads,
@@ -32,8 +32,7 @@ _BYTES = 1 << 28  # of the layers' means over heads, in single precision, that a
 
 @dataclass(frozen=True)
 class TokenAttention:
-    """What looks where in n images, over the model's tokens (its layout); rows sum to 1. float32,
-    on the CPU.
+    """Attention of n images between the model's tokens; rows sum to 1. float32, on the CPU.
 
     heads (whole, layers, heads, queries, keys): of the first images; means (n, layers, queries,
     keys): over heads; rollout (n, layers, keys): from the classifier's tokens through the layers so
@@ -47,30 +46,31 @@ class TokenAttention:
 
 
 def require_token_attention(model: Model) -> None:
-    """Raise UnsupportedError unless the tokens of one grid attend to each other in all layers, with
-    as many heads each; a last layer with one query (class attention, attention pooling) is left
-    out.
+    """Raise UnsupportedError unless the tokens of one grid attend to each other in all layers.
+
+    The layers have one number of heads. A last layer with one query (class attention, attention
+    pooling) is left out.
     """
     require_special_first(model)
     layout = model.anatomy.layout
     sites = survey_weights(model, probe_images(model, 1))
     for site in sites:
-        whole = layout is not None and site.keys == site.queries == layout.tokens
-        if site.kind != "class" and not (site.kind == "patch" and whole and site.part == 0):
+        if site.kind == "class":
+            continue
+        has_all_tokens = layout is not None and site.keys == site.queries == layout.tokens
+        if site.kind != "patch" or site.part != 0 or not has_all_tokens:
+            parts = "" if site.part == 0 else ", in several parts"
             raise UnsupportedError(
                 "expected layers in which every patch attends to every patch, found "
-                f"{site.module!r} of {model.alias}: "
-                f"{KIND_WORDS[site.kind]}{'' if site.part == 0 else ', in several parts'}"
+                f"{site.module!r} of {model.alias}: {KIND_WORDS[site.kind]}{parts}"
             )
     heads = {site.heads for site in sites if site.kind == "patch"}
     if len(heads) != 1:
-        found = (
-            f"layers with {', '.join(map(str, sorted(heads)))}"
-            if heads
-            else "none in which patches attend"
-        )
+        layers = "none in which patches attend"
+        if heads:
+            layers = f"layers with {', '.join(map(str, sorted(heads)))}"
         raise UnsupportedError(
-            f"expected layers of one number of heads in {model.alias}, found {found}"
+            f"expected layers of one number of heads in {model.alias}, found {layers}"
         )
 
 
@@ -81,57 +81,71 @@ def token_attention(
     whole: int = WHOLE,
     pool: Callable[[Tensor], Tensor] = lambda weights: weights,
 ) -> TokenAttention:
-    """Return the attention of every layer between all tokens of each image, of every head for the
-    first `whole` images.
+    """Return the attention of every layer between all tokens of each image.
 
-    images: (n, 3, height, width) in [0, 1]; pool: what is kept of weights (..., queries, keys) on
-    the CPU, with fewer queries where they are many. Rollouts of a model with attention pooling
-    start from the mean over patches. Raises UnsupportedError as require_token_attention, InputError
-    for no images.
+    images: (n, 3, height, width) in [0, 1]; whole: the number of first images of which every head
+    is returned; pool: reduces weights (..., queries, keys) on the CPU to fewer queries, where they
+    are many. Rollouts of a model with attention pooling start from the mean over patches. Raises
+    UnsupportedError as require_token_attention, InputError for no images.
     """
     require_token_attention(model)
     if not len(images):
         raise InputError("expected at least one image, found none")
-
-    def of_batch(batch: Images, whole: int) -> tuple[Tensor, Tensor, Tensor]:
-        heads: list[Tensor] = []
-        means: list[Tensor] = []
-
-        def take(call: AttentionCall) -> None:
-            if call.site.kind != "patch":
-                return
-            mean = []
-            kept = []
-            with without_autocast(batch.device):
-                for part, own in call.parts():
-                    weights = precise(own.precise().weights())
-                    mean.append(weights.mean(1))
-                    kept.append(pool(weights[: max(0, whole - part.start)].cpu()))
-            heads.append(torch.cat(kept))
-            means.append(torch.cat(mean).float())
-
-        observe(model, batch, take)
-        rollouts = rollouts_so_far(reversed(means), _readout(model, means[0])).cpu()
-        return torch.stack(heads, 1), torch.stack([pool(mean.cpu()) for mean in means], 1), rollouts
-
     sites = survey_weights(model, images[:1].to(model.device))
     layers = tuple(site.layer for site in sites if site.kind == "patch")
     size = max(1, _BYTES // (4 * len(layers) * model.layout.tokens**2))
-    batches = (
-        (images[at : at + size].to(model.device), max(0, whole - at))
-        for at in range(0, len(images), size)
+    parts = []
+    for start in range(0, len(images), size):
+        batch = images[start : start + size].to(model.device)
+        parts.append(_attention_of_batch(model, batch, max(0, whole - start), pool))
+    return TokenAttention(
+        heads=torch.cat([part.heads for part in parts]),
+        means=torch.cat([part.means for part in parts]),
+        rollout=torch.cat([part.rollouts for part in parts]),
+        layers=layers,
     )
-    heads, means, rollout = map(torch.cat, zip(*(of_batch(*each) for each in batches), strict=True))
-    return TokenAttention(heads, means, rollout, layers)
+
+
+class _BatchAttention(NamedTuple):
+    """Attention of one batch; see TokenAttention."""
+
+    heads: Tensor
+    means: Tensor
+    rollouts: Tensor
+
+
+def _attention_of_batch(
+    model: Model, images: Images, whole: int, pool: Callable[[Tensor], Tensor]
+) -> _BatchAttention:
+    heads: list[Tensor] = []
+    means: list[Tensor] = []
+
+    def take(call: AttentionCall) -> None:
+        if call.site.kind != "patch":
+            return
+        of_heads = []
+        of_means = []
+        with without_autocast(images.device):
+            for rows, part in call.parts():
+                weights = precise(part.precise().weights())
+                of_means.append(weights.mean(1))
+                of_heads.append(pool(weights[: max(0, whole - rows.start)].cpu()))
+        heads.append(torch.cat(of_heads))
+        means.append(torch.cat(of_means).float())
+
+    observe(model, images, take)
+    rollouts = rollouts_so_far(reversed(means), _readout(model, means[0])).cpu()
+    pooled = [pool(mean.cpu()) for mean in means]
+    return _BatchAttention(torch.stack(heads, 1), torch.stack(pooled, 1), rollouts)
 
 
 def rollout_by_layer(model: Model, images: Images) -> Float[Tensor, "batch layers rows columns"]:
-    """Return the rollout of each image up to each layer: the map that a classifier behind that
-    layer would read.
+    """Return the rollout of each image up to each layer.
 
-    images: (batch, 3, height, width) in [0, 1]. Where a model reads its classes by attention
-    pooling, the mean over the patches is read in its place. Raises UnsupportedError as `rollout`,
-    and for windows, whose stages have maps of several sizes.
+    It is the map that a classifier after that layer would read. images: (batch, 3, height, width)
+    in [0, 1]. Where a model reads its classes by attention pooling, the mean over the patches is
+    read in its place. Raises UnsupportedError as `rollout`, and for windows, as their stages have
+    maps of several sizes.
     """
     if model.anatomy.layout is None:
         raise UnsupportedError(
@@ -142,22 +156,28 @@ def rollout_by_layer(model: Model, images: Images) -> Float[Tensor, "batch layer
     for batch in images.split(fitting_batch_size(model)):
         chain = chained(model, batch.to(model.device))
         with without_autocast(model.device):
-            # class attention leaves the patches as they are
-            means = (
-                mean_of_heads(call) if call.site.kind == "patch" else None
-                for call in reversed(chain.calls)
-            )
-            rows = rollouts_so_far(means, _readout(model, precise(chain.calls[0].rows((0,)))))
+            start = _readout(model, precise(chain.calls[0].rows((0,))))
+            rows = rollouts_so_far(_means_from_last(chain), start)
         parts.append(model.layout.as_map(rows))
     return torch.cat(parts)
+
+
+def _means_from_last(chain: Chain) -> Iterator[Fused | None]:
+    """Yield the mean weights of each layer, from the last layer back.
+
+    None stands for class attention, which leaves the patches unchanged.
+    """
+    for call in reversed(chain.calls):
+        yield mean_of_heads(call) if call.site.kind == "patch" else None
 
 
 def rollouts_so_far(
     layers: Iterable[Fused | None], start: Vector
 ) -> Float[Tensor, "batch layers tokens"]:
-    """Return the rollout from the same row through the layers up to each layer, in forward order;
-    layers: weights averaged over heads, whose rows sum to 1, from the last layer back, None for one
-    that leaves the tokens as they are.
+    """Return the rollout from one row through the layers up to each layer, in forward order.
+
+    layers: weights, the mean over heads with rows that sum to 1, from the last layer back; None for
+    a layer that leaves the tokens unchanged.
     """
     rows = start[:, None][:, :0]
     for weights in layers:  # all rows are propagated together, so each layer is read once
@@ -168,10 +188,11 @@ def rollouts_so_far(
 
 
 def _readout(model: Model, like: Tensor) -> Vector:
-    """Return what the classifier reads, as a row over the tokens; with attention pooling the mean
-    over patches.
+    """Return the tokens that the classifier reads, as a row.
+
+    With attention pooling this is the mean over patches.
     """
-    known = model.anatomy.readout
-    return readout_row(
-        model.layout, "mean" if known in (None, "pool") else known, batch=len(like), like=like
-    )
+    readout = model.anatomy.readout
+    if readout is None or readout == "pool":
+        readout = "mean"
+    return readout_row(model.layout, readout, batch=len(like), like=like)

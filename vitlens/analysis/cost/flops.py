@@ -1,9 +1,8 @@
-"""Floating-point operations of one image's forward pass, by part: counted in any model, and by
-formula for our ViT.
+"""Floating-point operations of one image's forward pass, by part: counted, and by formula.
 
-One multiplication with its addition counts as two operations. Matrix products and convolutions are
-counted; norms, softmax, activations, biases, residual sums and the resizing of positions are not:
-their number grows with the tokens, not with tokens times width.
+The formula is that of our ViT. One multiplication with its addition counts as two operations.
+Matrix products and convolutions are counted; norms, softmax, activations, biases, residual sums and
+the resizing of positions are not: their number grows with the tokens, not with tokens times width.
 """
 
 import re
@@ -37,17 +36,11 @@ _KERNELS: Final = (
     "fused_attention_overrideable",
     "attention_math_for_mps",
 )
-_NAMES: Final = [
-    f"_scaled_dot_product_{kernel}" for kernel in _KERNELS
-]  # of F.scaled_dot_product_attention
-_FUSED: Final = tuple(
-    getattr(_ATEN, name) for name in _NAMES if hasattr(_ATEN, name)
-)  # as this version of torch has
-_BETWEEN_TOKENS: Final = (
-    *_FUSED,
-    _ATEN.bmm,
-    _ATEN.baddbmm,
-)  # in attention: products of tokens with tokens
+# the operations of F.scaled_dot_product_attention, as far as this version of torch has them
+_NAMES: Final = [f"_scaled_dot_product_{kernel}" for kernel in _KERNELS]
+_FUSED: Final = tuple(getattr(_ATEN, name) for name in _NAMES if hasattr(_ATEN, name))
+# in attention: products of tokens with tokens
+_BETWEEN_TOKENS: Final = (*_FUSED, _ATEN.bmm, _ATEN.baddbmm)
 
 EMBEDDING = "patch embedding"
 POSITIONS = "positions and tokens"
@@ -68,8 +61,7 @@ PARTS: Final[Mapping[str, str]] = {
     POSITIONS: "position embeddings and biases, CLS, distillation and register tokens",
     PROJECTIONS: "queries, keys, values and the output projection of attention",
     PRODUCTS: "queries times keys and weights times values: they grow with the square of the "
-    "number of tokens, within "
-    "windows with the number of windows",
+    "number of tokens, within windows with the number of windows",
     MLP: "the rest of each block, without its norms",
     NORMS: "norms and layer scales of a model with tokens",
     BETWEEN: "patch merging and other layers between the blocks of a model with tokens",
@@ -84,33 +76,34 @@ _NORM = re.compile(r"norm|layerscale|affine", re.IGNORECASE)
 
 
 def flops_by_part(model: Model) -> dict[str, int]:
-    """FLOPs of each part for one image of the model's own size, counted in a forward pass.
+    """Return the FLOPs of each part for one image of the model's size, counted in a forward pass.
 
     In attention, the projections multiply tokens by parameters, the products multiply tokens by
-    tokens. A module's own are the difference of the counter between entry and exit of its call,
-    without what its children took.
+    tokens. The FLOPs of a module are the difference of the counter between entry and exit of its
+    call, without those of its children.
     """
     images = probe_images(model, 1)
     parts = Parts(model)
     flops = Counter[str]()
     counter = FlopCounterMode(display=False, custom_mapping=dict.fromkeys(_FUSED, _attention_flops))
-    stack: list[
-        tuple[Counter[Any], Counter[Any]]
-    ] = []  # of each running module: the total at entry, its children's
+    # of each running module: the total at entry, and the FLOPs of its children
+    stack: list[tuple[Counter[Any], Counter[Any]]] = []
 
     def enter(_name: str, _arguments: Arguments) -> None:
         stack.append((Counter(counter.flop_counts["Global"]), Counter()))
 
     def leave(name: str, _arguments: Arguments, _output: Any) -> None:
-        before, inside = stack.pop()
-        taken = Counter(counter.flop_counts["Global"]) - before
+        at_entry, of_children = stack.pop()
+        total = Counter(counter.flop_counts["Global"]) - at_entry
         part = parts.of_module(name)
-        for operation, count in (taken - inside).items():
-            flops[PRODUCTS if part == PROJECTIONS and operation in _BETWEEN_TOKENS else part] += (
-                count
-            )
+        for operation, count in (total - of_children).items():
+            if part == PROJECTIONS and operation in _BETWEEN_TOKENS:
+                flops[PRODUCTS] += count
+            else:
+                flops[part] += count
         if stack:
-            stack[-1][1].update(taken)
+            _, of_siblings = stack[-1]
+            of_siblings.update(total)
 
     names = [name for name, _ in model.module.named_modules()]
     with (
@@ -125,7 +118,7 @@ def flops_by_part(model: Model) -> dict[str, int]:
 
 
 def vit_flops(config: ViTConfig) -> dict[str, int]:
-    """FLOPs of each part of our ViT for one image of the config's size, by formula.
+    """Return the FLOPs of each part of our ViT for one image of the config's size, by formula.
 
     With N tokens of width d, P patches of p pixels and an MLP of h hidden units, each block takes 8
     N d² for the four projections, 4 N² d for the two products, 4 N d h for the MLP.
@@ -145,59 +138,65 @@ def vit_flops(config: ViTConfig) -> dict[str, int]:
 
 
 def crossover(flops: Mapping[str, int], tokens: int) -> float:
-    """Return the number of tokens at which the products of attention take as many FLOPs as the
-    projections and the MLPs.
+    """Return the number of tokens at which attention products dominate.
 
-    flops: by part, counted at this many tokens in a model with one sequence of tokens and
-    attention.
+    There they have as many FLOPs as projections and MLPs together. flops: by part, counted at this
+    many tokens in a model with one sequence of tokens and attention.
     """
-    return tokens * (flops.get(PROJECTIONS, 0) + flops.get(MLP, 0)) / flops[PRODUCTS]
+    linear = flops.get(PROJECTIONS, 0) + flops.get(MLP, 0)
+    return tokens * linear / flops[PRODUCTS]
 
 
 def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """FLOPs of both products; shapes (..., query, head_dim), (..., key, head_dim), (..., key,
+    """Return the FLOPs of both products of attention.
+
+    query: the shape (..., query, head_dim); key: (..., key, head_dim); value: (..., key,
     value_dim).
     """
     *leading, queries, head_dim = query
-    return int(2 * prod(leading) * queries * key[-2] * (head_dim + value[-1]))
+    keys = key[-2]
+    value_dim = value[-1]
+    return int(2 * prod(leading) * queries * keys * (head_dim + value_dim))
 
 
 @contextmanager
 def _countable(model: nn.Module) -> Iterator[None]:
-    """Inside, torch's counter sees every product: it fails on a view of a parameter that requires a
-    gradient, and does not see into the fused inference kernel of nn.MultiheadAttention.
+    """Make every product of the model visible to torch's counter.
+
+    The counter fails on a view of a parameter that requires a gradient, and does not see into the
+    fused inference kernel of nn.MultiheadAttention.
     """
-    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    fast = torch.backends.mha.get_fastpath_enabled()
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    was_enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        for parameter in learned:
+        for parameter in trainable:
             parameter.requires_grad_(False)
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        for parameter in learned:
+        torch.backends.mha.set_fastpath_enabled(was_enabled)
+        for parameter in trainable:
             parameter.requires_grad_(True)
 
 
 def exponent(tokens: ArrayLike, costs: ArrayLike) -> Estimate:
-    """k of cost = c · tokensᵏ, least squares on logarithms, with Student's 95 % interval; n is the
-    number of points.
+    """Return k of cost = c · tokensᵏ, least squares on logarithms, with Student's 95 % interval.
 
-    Two points have no interval. Of exact costs (FLOPs) it says how far the points are from one
-    straight line.
+    n is the number of points; two points have no interval. Of exact costs (FLOPs) the interval
+    measures the distance of the points from one straight line.
     """
-    x = np.log(np.asarray(tokens, dtype=np.float64))
-    y = np.log(np.asarray(costs, dtype=np.float64))
-    across = x - x.mean()
-    up = y - y.mean()
-    slope = float(across @ up / (across @ across))
-    if len(x) == 2:
+    log_tokens = np.log(np.asarray(tokens, dtype=np.float64))
+    log_costs = np.log(np.asarray(costs, dtype=np.float64))
+    count = len(log_tokens)
+    x = log_tokens - log_tokens.mean()
+    y = log_costs - log_costs.mean()
+    slope = float(x @ y / (x @ x))
+    if count == 2:
         return Estimate(slope, n=2, unit="")
-    left = up - slope * across
-    error = np.sqrt(left @ left / (len(x) - 2) / (across @ across))
-    half = float(stats.t.ppf(0.975, len(x) - 2) * error)
-    return Estimate(slope, slope - half, slope + half, len(x), "")
+    residuals = y - slope * x
+    error = np.sqrt(residuals @ residuals / (count - 2) / (x @ x))
+    half = float(stats.t.ppf(0.975, count - 2) * error)
+    return Estimate(slope, slope - half, slope + half, count, "")
 
 
 class Parts:
@@ -205,71 +204,91 @@ class Parts:
 
     def __init__(self, model: Model) -> None:
         self._modules = dict(model.module.named_modules())
-        self._place = {name: index for index, name in enumerate(self._modules)}
+        self._order = {name: index for index, name in enumerate(self._modules)}
         self._attention = model.anatomy.attention_modules
         self._has_tokens = bool(self._attention) or model.anatomy.layout is not None
-        blocks = sorted(set(model.anatomy.blocks_with_attention), key=self._place.__getitem__)
-        self._blocks = [
-            name for name in blocks if not any(name.startswith(f"{other}.") for other in blocks)
+        blocks = sorted(set(model.anatomy.blocks_with_attention), key=self._order.__getitem__)
+        self._blocks = [name for name in blocks if not _is_inside_any(name, blocks)]
+        self._starts = [self._order[name] for name in self._blocks]
+        in_blocks = [
+            place for name, place in self._order.items() if _owner(name, self._blocks) is not None
         ]
-        self._starts = [self._place[name] for name in self._blocks]
-        self._end = max(
-            (place for name, place in self._place.items() if _within(name, self._blocks)), default=0
-        )
+        self._end = max(in_blocks, default=0)
         self._containers = list(dict.fromkeys(name.rpartition(".")[0] for name in self._blocks))
 
     def of_module(self, name: str) -> str:
-        """Return the part that a module's own operations belong to; "" is the model itself."""
+        """Return the part of a module's operations without its children; "" is the model."""
         if not name:
             return OTHER
+        return self._of_token_module(name) if self._has_tokens else self._of_cnn_module(name)
+
+    def _of_cnn_module(self, name: str) -> str:
+        if not self._blocks:
+            return HEAD if isinstance(self._modules[name], nn.Linear) else CONVOLUTIONS
+        place = self._order[name]
+        if place < self._starts[0]:
+            return STEM
+        if place > self._end:
+            return HEAD
+        # layers between two stages (ConvNeXt's downsampling) are counted with the later stage
+        block = _owner(name, self._blocks) or self._blocks[bisect_left(self._starts, place)]
+        stage = self._containers.index(block.rpartition(".")[0])
+        return f"{STAGE} {stage}"
+
+    def _of_token_module(self, name: str) -> str:
         module = self._modules[name]
-        place = self._place[name]
-        block = _within(name, self._blocks)
-        before = bool(self._blocks) and place < self._starts[0]
-        if not self._has_tokens:  # a CNN
-            if not self._blocks:
-                return HEAD if isinstance(module, nn.Linear) else CONVOLUTIONS
-            if before or place > self._end:
-                return STEM if before else HEAD
-            # layers between two stages (ConvNeXt's downsampling) are counted with the later stage
-            block = block or self._blocks[bisect_left(self._starts, place)]
-            return f"{STAGE} {self._containers.index(block.rpartition('.')[0])}"
-        if not any(True for _ in module.children()) and _NORM.search(type(module).__name__):
+        place = self._order[name]
+        is_leaf = not list(module.children())
+        if is_leaf and _NORM.search(type(module).__name__):
             return NORMS
         if any(_POSITION.search(word) for word in name.split(".")):
             return POSITIONS
-        if _within(name, self._attention):
+        if _owner(name, self._attention) is not None:
             return PROJECTIONS
-        if block:
+        if _owner(name, self._blocks) is not None:
             return MLP
-        return EMBEDDING if before or not self._blocks else HEAD if place > self._end else BETWEEN
+        if not self._blocks or place < self._starts[0]:
+            return EMBEDDING
+        return HEAD if place > self._end else BETWEEN
 
     def of_parameter(self, name: str) -> str:
-        """Return the part that a parameter belongs to."""
-        owner, _, last = name.rpartition(".")
-        if self._has_tokens and _POSITION.search(last):
+        """Return the part of a parameter."""
+        module, _, parameter = name.rpartition(".")
+        if self._has_tokens and _POSITION.search(parameter):
             return POSITIONS
-        return NORMS if self._has_tokens and _SCALE.search(last) else self.of_module(owner)
+        if self._has_tokens and _SCALE.search(parameter):
+            return NORMS
+        return self.of_module(module)
 
 
-def _within(name: str, others: Iterable[str]) -> str | None:
-    """Return the one of other modules that a module is, or is part of."""
-    return next((other for other in others if name == other or name.startswith(f"{other}.")), None)
+def _is_inside_any(name: str, modules: Iterable[str]) -> bool:
+    """Return True for a module that is part of one of other modules."""
+    return any(name.startswith(f"{module}.") for module in modules)
+
+
+def _owner(name: str, modules: Iterable[str]) -> str | None:
+    """Return the first of some modules that is this module, or that it is part of."""
+    for module in modules:
+        if name == module or name.startswith(f"{module}."):
+            return module
+    return None
 
 
 def in_order(parts: Iterable[str]) -> list[str]:
-    """Return each part once, in the order of a forward pass."""
+    """Return the parts without duplicates, in the order of a forward pass."""
     order = list(PARTS)
 
     def place(part: str) -> tuple[int, int]:
         word, _, number = part.rpartition(" ")
-        return (order.index(STAGE), int(number)) if word == STAGE else (order.index(part), 0)
+        if word == STAGE:
+            return order.index(STAGE), int(number)
+        return order.index(part), 0
 
     return sorted(set(parts), key=place)
 
 
 def parameters_by_part(model: Model) -> dict[str, int]:
-    """Return how many parameters each part has; their sum is the model's parameter_count()."""
+    """Return the number of parameters of each part; their sum is the model's parameter_count()."""
     parts = Parts(model)
     counts = Counter[str]()
     for name, parameter in model.module.named_parameters():

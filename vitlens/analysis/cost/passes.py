@@ -1,6 +1,4 @@
-"""Time and memory of passes: quartiles of wall time, bytes saved for a backward pass, the peak of
-inference.
-"""
+"""Time and memory of passes: wall time, bytes saved for a backward pass, the peak of inference."""
 
 import sys
 import weakref
@@ -22,7 +20,7 @@ from vitlens.lens.trace import probe_images
 from vitlens.models.model import Model, trainable
 from vitlens.shapes import Images
 
-ROUNDS: Final = 3  # rounds in which several models are timed, one after the other
+ROUNDS: Final = 3  # in each of which several models are timed, one after the other
 LONGEST: Final = 1.0  # seconds of one pass; beyond it no larger batch is tried
 _ROUND: Final = 0.25  # seconds, about, for which one model is timed in a round
 # passes in a round
@@ -32,9 +30,7 @@ _MOST = 10
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds for one forward pass of a batch of `images`: lower quartile, median, upper quartile
-    of `repeats`.
-    """
+    """Seconds for one forward pass of a batch of `images`: median and quartiles of `repeats`."""
 
     low: float
     median: float
@@ -44,14 +40,15 @@ class Latency:
 
     @property
     def images_per_second(self) -> float:
-        """At the median."""
+        """Return the throughput at the median."""
         return self.images / self.median
 
 
 @dataclass(frozen=True)
 class TimedBatch:
-    """One model on one batch size: quartiles, all passes in seconds, the peak of CUDA's tensors in
-    bytes or None.
+    """The time of one model on one batch size.
+
+    seconds: of all passes; device_bytes: the peak of CUDA's tensors, or None.
     """
 
     latency: Latency
@@ -61,13 +58,14 @@ class TimedBatch:
 
 def quartiles(seconds: Sequence[float], images: int) -> Latency:
     """Return the quartiles of passes over a batch of this many images."""
-    low, median, high = (float(value) for value in np.quantile(seconds, (0.25, 0.5, 0.75)))
-    return Latency(low, median, high, len(seconds), images)
+    low, median, high = np.quantile(seconds, (0.25, 0.5, 0.75))
+    return Latency(float(low), float(median), float(high), len(seconds), images)
 
 
 def passes(model: Model, images: Images, repeats: int, *, warm_up: int) -> list[float]:
-    """Seconds of each of `repeats` forward passes, normalisation included, after `warm_up` that are
-    not timed.
+    """Return the seconds of `repeats` forward passes, after `warm_up` passes that are not timed.
+
+    Normalisation is included.
     """
     seconds = []
     with evaluating(model), torch.inference_mode():
@@ -97,12 +95,12 @@ def latencies(
     longest: float | None = None,
     advance: Callable[[int], object] = lambda _: None,
 ) -> list[list[TimedBatch]]:
-    """Return every model on every batch size of random pixels, in turns, so that other load affects
-    all models alike.
+    """Return the times of every model on every batch size of random pixels.
 
-    longest: seconds of one pass; a model that took longer, or for whose batch a CUDA device had too
-    little memory, is not timed on larger batches (None: every batch is measured); advance: called
-    after each batch size of a model.
+    Models are timed in turns, so that other load affects all models equally. longest: seconds of
+    one pass; a model that took longer, or with a batch for which a CUDA device had too little
+    memory, is not timed on larger batches (None: every batch is measured); advance: called after
+    each batch size of a model.
     """
     timed: list[list[TimedBatch]] = [[] for _ in models]
     remaining = dict(enumerate(models))
@@ -112,42 +110,47 @@ def latencies(
         for _ in range(ROUNDS):
             for index, model in list(remaining.items()):
                 try:
-                    with device_peak(model.device) as peak, autocast(model.device, precision):
-                        images = probe_images(model, size)
-                        (first,) = passes(model, images, 1, warm_up=1)
-                        repeats = max(_FEWEST, min(_MOST, int(_ROUND / max(first, 1e-6))))
-                        seconds[index] += passes(model, images, repeats, warm_up=0)
+                    with device_peak(model.device) as peak:
+                        seconds[index] += _timed_round(model, size, precision)
                         peaks[index] = max(peak() or 0, peaks.get(index) or 0) or None
                 except torch.cuda.OutOfMemoryError:
                     if longest is None:
                         raise
                     del remaining[index]
         for index in list(remaining):
-            timed[index].append(
-                TimedBatch(quartiles(seconds[index], size), tuple(seconds[index]), peaks[index])
-            )
+            latency = quartiles(seconds[index], size)
+            timed[index].append(TimedBatch(latency, tuple(seconds[index]), peaks[index]))
             advance(1)
-            if longest is not None and timed[index][-1].latency.median > longest:
+            if longest is not None and latency.median > longest:
                 del remaining[index]
     return timed
 
 
+def _timed_round(model: Model, batch_size: int, precision: str) -> list[float]:
+    """Return the seconds of as many passes as fit about _ROUND seconds, after a warm-up."""
+    with autocast(model.device, precision):
+        images = probe_images(model, batch_size)
+        (first,) = passes(model, images, 1, warm_up=1)
+        repeats = max(_FEWEST, min(_MOST, int(_ROUND / max(first, 1e-6))))
+        return passes(model, images, repeats, warm_up=0)
+
+
 def saved_for_training(model: Model, images: Images, *, precision: str = "fp32") -> int:
-    """Bytes that autograd keeps between the forward pass of a training step and its backward pass.
+    """Return the bytes that autograd saves in a forward pass of training.
 
     Every storage is counted once, however many tensors share it; parameters, buffers, gradients and
-    the optimiser's state are not counted. In bf16 the casts of weights are, as autograd keeps these
+    the optimiser's state are not counted. In bf16 the casts of weights are, as autograd saves these
     too. The model is unchanged afterwards, running statistics included. Models with batch norm need
     at least two images.
     """
-    own = {
-        tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())
-    }
-    saved: dict[int, torch.UntypedStorage] = {}  # held, so that no address is used twice
+    of_model = set()
+    for tensor in (*model.parameters(), *model.buffers()):
+        of_model.add(tensor.untyped_storage().data_ptr())
+    saved: dict[int, torch.UntypedStorage] = {}  # a reference, so that no address is used twice
 
     def save(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
+        if storage.data_ptr() not in of_model:
             saved[storage.data_ptr()] = storage
         return tensor.detach()
 
@@ -169,8 +172,7 @@ def saved_for_training(model: Model, images: Images, *, precision: str = "fp32")
 
 
 def inference_peak(model: Model, images: Images, *, precision: str = "fp32") -> int:
-    """Return the most bytes that the tensors of a forward pass without gradients take at one time,
-    the images included.
+    """Return the peak bytes of the tensors of a forward pass without gradients, images included.
 
     Parameters and buffers are not counted, nor memory that a kernel allocates and frees within one
     operation.
@@ -182,21 +184,23 @@ def inference_peak(model: Model, images: Images, *, precision: str = "fp32") -> 
 
 
 def process_peak() -> int | None:
-    """Return the peak resident memory of this process so far, in bytes, libraries included; None
-    where it is not known.
+    """Return the peak resident memory of this process so far, in bytes; None where it is unknown.
+
+    Libraries are included.
     """
     if sys.platform == "win32":
         return None
     import resource
 
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(most) if sys.platform == "darwin" else 1024 * int(most)
+    peak = int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    return peak if sys.platform == "darwin" else 1024 * peak  # Linux counts in kB
 
 
 @contextmanager
 def device_peak(device: torch.device) -> Iterator[Callable[[], int | None]]:
-    """Yield a function that returns the peak bytes of tensors on a CUDA device since entry; None on
-    other devices.
+    """Yield a function that returns the peak bytes of tensors on a CUDA device since entry.
+
+    It returns None on other devices.
     """
     if device.type != "cuda":
         yield lambda: None
@@ -206,14 +210,13 @@ def device_peak(device: torch.device) -> Iterator[Callable[[], int | None]]:
 
 
 class _LiveMemory(TorchDispatchMode):
-    """Counts the bytes of the storages that operations create, until they are freed, and records
-    the peak.
-    """
+    """Counter of the bytes of the storages that operations create, until they are freed."""
 
     def __init__(self, images: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.now = self.peak = 0
-        self._known: set[int] = set()
+        self.current = 0
+        self.peak = 0
+        self._alive: set[int] = set()
         self._enter(images)
 
     def __torch_dispatch__(
@@ -223,30 +226,28 @@ class _LiveMemory(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        inputs = {
-            id(leaf.untyped_storage())
-            for leaf in tree_leaves((args, kwargs))
-            if isinstance(leaf, Tensor)
-        }
+        inputs = {id(tensor.untyped_storage()) for tensor in _tensors((args, kwargs))}
         output = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(output):
-            if (
-                isinstance(leaf, Tensor) and id(leaf.untyped_storage()) not in inputs
-            ):  # a view allocates nothing
-                self._enter(leaf)
+        for tensor in _tensors(output):
+            if id(tensor.untyped_storage()) not in inputs:  # a view allocates nothing
+                self._enter(tensor)
         return output
 
     def _enter(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         # the storage object lives as long as its memory
-        place = id(storage)
+        identity = id(storage)
         size = storage.nbytes()
-        if place not in self._known:
-            self._known.add(place)
-            self.now += size
-            self.peak = max(self.peak, self.now)
-            weakref.finalize(storage, self._leave, place, size)
+        if identity not in self._alive:
+            self._alive.add(identity)
+            self.current += size
+            self.peak = max(self.peak, self.current)
+            weakref.finalize(storage, self._leave, identity, size)
 
-    def _leave(self, place: int, size: int) -> None:
-        self._known.discard(place)
-        self.now -= size
+    def _leave(self, identity: int, size: int) -> None:
+        self._alive.discard(identity)
+        self.current -= size
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]

@@ -1,6 +1,4 @@
-"""What a model costs: parameters and FLOPs by part, memory of its activations, latency by batch
-size.
-"""
+"""Cost of a model: parameters and FLOPs by part, memory of its activations, latency."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,18 +11,18 @@ from vitlens.models.model import Model, require_model
 from vitlens.models.vit import VisionTransformer
 from vitlens.summary import Summary
 
-_TRAINED = 2  # images in the training step whose memory is measured: batch norm needs more than one
+_TRAINED = 2  # images in the measured training step: batch norm needs more than one
 
 
 @dataclass(frozen=True, repr=False)
 class Profile(Summary):
-    """What a model costs at its own image size.
+    """The cost of a model at its image size.
 
     parameters, flops (of one image, 2 for each multiplication with its addition): by part, see
-    `vitlens.analysis.cost.flops.PARTS`; by_formula: whether a formula gives the same FLOPs; tokens:
-    those of its sequence, prefix included, or the positions that its first block works on;
-    training_bytes: what autograd keeps for a training step, per image; inference_bytes: the most
-    that tensors take at once, for one image; latencies: by batch size.
+    `vitlens.analysis.cost.flops.PARTS`; by_formula: True if a formula gives the same FLOPs; tokens:
+    of its sequence, prefix included, or the positions of its first block; training_bytes: saved by
+    autograd for a training step, per image; inference_bytes: the peak of its tensors, for one
+    image; latencies: by batch size.
     """
 
     parameters: Mapping[str, int]
@@ -39,10 +37,10 @@ class Profile(Summary):
 def profile(
     model: Model, *, batch_sizes: Sequence[int] = (1, 8), precision: str = "fp32"
 ) -> Profile:
-    """Return what a model costs, measured with random pixels on its device; the values of the
-    weights do not matter.
+    """Return the cost of a model, measured with random pixels on its device.
 
-    Raises LensError where counter and formula do not agree on our own ViT.
+    It does not depend on the values of the weights. Raises LensError where counter and formula do
+    not agree on our ViT.
 
     >>> import vitlens
     >>> cost = vitlens.profile(vitlens.load("vit-digits"), batch_sizes=[1])
@@ -71,18 +69,15 @@ def profile(
 
 
 def agrees_with_formula(model: Model, flops: Mapping[str, int]) -> bool:
-    """Return True if the count equals its formula, False for a model without one (any but our own
-    ViT).
+    """Return True if the count equals its formula, False for a model without one.
 
-    Raises LensError where they differ.
+    Only our ViT has a formula. Raises LensError where they differ.
     """
     module = model.module
     if not isinstance(module, VisionTransformer) or model.architecture["pruned"]:
         return False
-    if (
-        module.config.image_size != model.input_size
-    ):  # resized positions: the formula would use another token count
-        return False
+    if module.config.image_size != model.input_size:
+        return False  # positions are resized: the formula would use another number of tokens
     expected = vit_flops(module.config)
     if expected != dict(flops):
         raise LensError(
@@ -92,8 +87,9 @@ def agrees_with_formula(model: Model, flops: Mapping[str, int]) -> bool:
 
 
 def tokens_of(model: Model) -> int:
-    """Return how many tokens a model's sequence has, prefix included; without one, the positions
-    its first block works on.
+    """Return the number of tokens of a model's sequence, prefix included.
+
+    Without a sequence it is the number of positions of the first block.
     """
     if model.anatomy.layout is not None:
         return model.anatomy.layout.tokens
@@ -104,6 +100,7 @@ def tokens_of(model: Model) -> int:
     shape = trace(model, 1).by_module[blocks[0]][0].arguments[0].shape[1:]
     if len(shape) != 3:
         return shape[0]
-    # windowed models keep channels last, CNNs first
-    last = model.anatomy.family == "windowed" or shape[0] == shape[1] != shape[2]
-    return shape[0] * shape[1] if last else shape[1] * shape[2]
+    # windowed models have channels last, CNNs first
+    if model.anatomy.family == "windowed" or shape[0] == shape[1] != shape[2]:
+        return shape[0] * shape[1]
+    return shape[1] * shape[2]

@@ -1,3 +1,1 @@
-"""Statistics of every attention head (distance, entropy, sparsity, sinks), and the specialisation
-of each head.
-"""
+"""Statistics and specialisation of every attention head."""

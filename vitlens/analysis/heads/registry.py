@@ -1,5 +1,6 @@
-"""Every statistic and every label of a head: the words of each, free of torch, read by everything
-that shows them.
+"""Registry of the statistics and labels of heads, free of torch.
+
+Reports and documentation use the titles, units and definitions of the entries.
 
 To add a statistic, add an entry to STATISTICS and its function to FUNCTIONS in rows.py:
 `vitlens.statistics`, the report and figures of `vitlens stats` and the documentation take it from
@@ -23,12 +24,12 @@ class Statistic:
 
     title: in figures and tables; unit: "px", "nats", "fraction", "keys" or ""; meaning: its
     definition; reading: the interpretation of a high and a low value, in one sentence; source: the
-    paper, or the formula; input: the argument of the function; rows: the queries whose attention
-    rows it is computed from ("tokens": the residual stream instead); needs: requirements of a layer
-    ("grid": patches that attend to patches); views: the parts of reports that show it; whole_range:
-    whether the colours of its maps span 0 to 1, rather than end at its greatest value; tracked_as:
-    its name where `train --track` logs it by layer, "" if it does not; function: its name in
-    FUNCTIONS, "" for its own.
+    paper, or the formula; input: the argument of the function; rows: the queries of the attention
+    rows from which it is computed ("tokens": the residual stream instead); needs: requirements of a
+    layer ("grid": patches that attend to patches); views: the parts of reports that show it;
+    whole_range: True if the colours of its maps span 0 to 1, False if they end at its greatest
+    value; tracked_as: its name where `train --track` logs it by layer, "" if it does not; function:
+    the name of its function in FUNCTIONS, "" for the statistic's name.
     """
 
     title: str
@@ -46,12 +47,17 @@ class Statistic:
 
     def bounds(self, keys: int) -> tuple[float, float]:
         """Return the least and the largest possible value of a layer with so many keys."""
-        if self.unit == "fraction" or (self.unit, self.input) == ("", "layer"):
+        if self.unit == "fraction":
             return 0.0, 1.0
-        if self.input == "row":
-            of_unit = {"nats": (0.0, math.log(keys)), "keys": (1.0, float(keys))}
-            return of_unit.get(self.unit, (-math.inf, math.inf))
-        return 0.0, math.inf
+        if self.input == "layer" and self.unit == "":
+            return 0.0, 1.0
+        if self.input != "row":
+            return 0.0, math.inf
+        if self.unit == "nats":
+            return 0.0, math.log(keys)
+        if self.unit == "keys":
+            return 1.0, float(keys)
+        return -math.inf, math.inf
 
 
 def _of_layer(
@@ -63,7 +69,7 @@ def _of_layer(
     *views: View,
     need: Need = "grid",
 ) -> Statistic:
-    """Return a statistic of a layer between patches; of the CLS row where it needs one."""
+    """Return a statistic of the attention between patches; of the row of CLS where it needs CLS."""
     needs: tuple[Need, ...] = ("grid",) if need == "grid" else ("grid", need)
     rows: Literal["patches", "CLS"] = "CLS" if need == "cls" else "patches"
     return Statistic(title, unit, meaning, reading, source, rows=rows, needs=needs, views=views)
@@ -71,11 +77,17 @@ def _of_layer(
 
 def _of_cls(name: str, *views: View, tracked_as: str = "") -> Statistic:
     """Return the same statistic of the row of the CLS token or of a pooling query."""
-    known = _OF_ROWS[name]
-    title = f"{known.title} of the CLS row"
-    meaning = f"{known.meaning}; the row of CLS"
-    known = replace(known, title=title, meaning=meaning, rows="CLS", needs=("cls",), views=views)
-    return replace(known, tracked_as=tracked_as, function=name)
+    of_patches = _OF_ROWS[name]
+    return replace(
+        of_patches,
+        title=f"{of_patches.title} of the CLS row",
+        meaning=f"{of_patches.meaning}; the row of CLS",
+        rows="CLS",
+        needs=("cls",),
+        views=views,
+        tracked_as=tracked_as,
+        function=name,
+    )
 
 
 def _of_tokens(title: str, unit: str, meaning: str, reading: str, source: str) -> Statistic:
@@ -286,8 +298,10 @@ FAULTY: Final = ("dead", "uniform")  # heads that do nothing, or do not choose
 
 @dataclass(frozen=True)
 class Label:
-    """sentence: the rule in words; code: the short form below a panel, "" for none; colour: of its
-    frame; within: the more general labels that it is a case of; first: whether its score decides
+    """A label of heads.
+
+    sentence: the rule in words; code: the short form below a panel, "" for none; colour: of its
+    frame; within: the more general labels that it is a case of; first: True if its score decides
     before those of others are compared.
     """
 
@@ -298,7 +312,7 @@ class Label:
     first: bool = False
 
 
-# Colours: Okabe and Ito's eight and Tol's; codes tell labels of one colour family apart.
+# Colours: Okabe and Ito's eight and Tol's; codes distinguish labels of one colour family.
 LABELS: Final[dict[str, Label]] = {
     "dead": Label(
         "the head adds next to nothing to the residual stream: less than 0.5 % of the mean norm of "
@@ -386,11 +400,15 @@ LABELS: Final[dict[str, Label]] = {
 
 
 def head_words(label: str, best: str, other: str | None, score: float) -> str:
-    """Return what a head attends to, in a few words, from its label; best, other: the labels of the
-    highest scores.
+    """Describe what a head attends to in a few words, from its label.
+
+    best, other: the labels of the highest scores; score: of `best`.
     """
     if label == MIXED and other is not None:
         return f"mixed: {best} and {other}"
-    if label not in LABELS or label in (MIXED, UNLABELLED):
-        return f"{UNLABELLED}, partly {best}" if score >= _PARTLY else UNLABELLED
-    return f"{label}: {LABELS[label].sentence.split(' (')[0].split(',')[0]}"
+    if label in LABELS and label not in (MIXED, UNLABELLED):
+        main_clause = LABELS[label].sentence.split(" (")[0].split(",")[0]
+        return f"{label}: {main_clause}"
+    if score >= _PARTLY:
+        return f"{UNLABELLED}, partly {best}"
+    return UNLABELLED

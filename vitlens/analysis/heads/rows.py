@@ -1,9 +1,9 @@
-"""The statistics of attention weights: of single rows, and of one layer between patches. What each
-is: registry.py.
+"""Statistics of attention weights: of single rows, of one layer between patches, of token norms.
 
-Formulas of rows, entropy and sparsity, are arranged to be precise in fp32 also for nearly uniform
-rows, where the textbook forms subtract almost equal numbers. Of a layer, the rows of patches and
-the row of CLS are treated separately, each window is one call, and padding is no query.
+registry.py defines each of them. Formulas of rows, entropy and sparsity, are arranged to be precise
+in fp32 also for nearly uniform rows, where the textbook forms subtract almost equal numbers. The
+rows of patches and the row of CLS are treated separately. Each window is one call, and padding is
+no query.
 """
 
 from collections.abc import Callable
@@ -33,8 +33,7 @@ _ROUNDING = 1e-4
 
 
 class Rows:
-    """Rows of attention weights, and the keys that each may attend to; what several statistics need
-    is computed once.
+    """Rows of attention weights, and values that several of their statistics share.
 
     allowed: True for these keys, of a shape that broadcasts to that of the weights; None: every
     key.
@@ -46,35 +45,32 @@ class Rows:
 
     @cached_property
     def keys(self) -> Number:
-        """Return the number of keys that each row may attend to; it broadcasts to one number per
-        row.
-        """
+        """Return the number of keys that each row may attend to, which broadcasts to the rows."""
         if self.allowed is None:
             return self.weights.new_tensor(float(self.weights.shape[-1]))
         return self.allowed.sum(-1).to(self.weights)
 
     @cached_property
     def deviations(self) -> Row:
-        """Return each weight minus that of uniform attention on the same keys; 0 for masked
-        keys."""
+        """Return the weights minus uniform attention on the same keys; 0 for masked keys."""
         if self.allowed is None:
             return self.weights - 1 / self.weights.shape[-1]
         return (self.weights - 1 / self.keys[..., None]) * self.allowed
 
     @cached_property
     def entropy(self) -> Number:
-        """Entropy of each row, nats."""
+        """Return the entropy of each row, nats."""
         # several times faster than torch.special.entr; the clamp makes 0 log 0 zero
         logarithms = self.weights.clamp_min(torch.finfo(self.weights.dtype).tiny).log()
         return -(self.weights * logarithms).sum(-1)
 
 
 class PatchRows:
-    """One layer's weights (images x calls, heads, query, key), a call being a window, and what
-    statistics share.
+    """The weights of one layer between patches, and what several statistics share.
 
-    renormalise: distances are of the attention on patches, scaled to sum to 1; allowed (calls of an
-    image, heads or 1, query or 1, key): the keys that a query may attend to, None: every key.
+    weights: (images x calls, heads, query, key), a call being a window; renormalise: distances are
+    of the attention on patches, scaled to sum to 1; allowed (calls of an image, heads or 1, query
+    or 1, key): the keys that a query may attend to, None: every key.
     """
 
     def __init__(
@@ -91,51 +87,47 @@ class PatchRows:
         self.geometry = geometry
         self.renormalise = renormalise
         self.allowed = allowed
-        self.queries = weights[..., geometry.prefix :, :]  # the patches' rows
-        real = geometry.places().to(weights.device) >= 0
-        self.real = real.to(weights.dtype)  # (calls, patches): 0 for padding
-        self.count = self.real.sum()  # of queries that are patches
+        self.queries = weights[..., geometry.prefix :, :]  # the rows of patches
+        is_patch = geometry.places().to(weights.device) >= 0
+        self.is_patch = is_patch.to(weights.dtype)  # (calls, patches): 0 for padding
+        self.count = self.is_patch.sum()  # of queries that are patches
         # weights between patches; without those across the seam of a shifted window
         self.on_patches = self.on_neighbours = self.queries[..., geometry.prefix :]
         if geometry.windows is not None:
             calls = self.on_patches.unflatten(0, (images, -1))
-            self.on_patches = (calls * self.real[:, None, None]).flatten(0, 1)
-            self.on_neighbours = (calls * geometry.pairs().to(weights.device)[:, None]).flatten(
-                0, 1
-            )
+            pairs = geometry.pairs().to(weights.device)
+            self.on_patches = (calls * self.is_patch[:, None, None]).flatten(0, 1)
+            self.on_neighbours = (calls * pairs[:, None]).flatten(0, 1)
 
     def statistics(self) -> dict[str, PerImage]:
         """Return every registered statistic that this layer has, by name."""
-        place = self.geometry
-        of_patches = row_statistics(
-            self.queries, "patches", self._allowed_of(slice(place.prefix, None))
-        )
-        found = {name: self.mean(values) for name, values in of_patches.items()}
-        if place.cls:
-            found |= row_statistics(self.cls_row, "CLS", self._allowed_of(place.cls[0]))
-        has = {"grid": True, "prefix": place.prefix > 0, "cls": bool(place.cls)}
+        geometry = self.geometry
+        patch_keys = self._allowed_of(slice(geometry.prefix, None))
+        of_patches = row_statistics(self.queries, "patches", patch_keys)
+        values = {name: self.mean(of_rows) for name, of_rows in of_patches.items()}
+        if geometry.cls:
+            values |= row_statistics(self.cls_row, "CLS", self._allowed_of(geometry.cls[0]))
+        has = {"grid": True, "prefix": geometry.prefix > 0, "cls": bool(geometry.cls)}
         for name, statistic in head_statistics().items():
             if statistic.input == "layer" and all(has[need] for need in statistic.needs):
-                found[name] = FUNCTIONS[name](self)
-        return found
+                values[name] = FUNCTIONS[name](self)
+        return values
 
     def _allowed_of(self, queries: slice | int) -> Tensor | None:
         """Return the keys that some queries of every call may attend to."""
         if self.allowed is None:
             return None
-        query = (
-            queries
-            if self.allowed.shape[-2] > 1
-            else (0 if isinstance(queries, int) else slice(None))
-        )
-        return self.allowed[:, :, query].repeat(
-            self.images, *[1] * (3 if isinstance(query, slice) else 2)
-        )
+        if isinstance(queries, int):
+            # one row for all queries, or one row each
+            row = queries if self.allowed.shape[-2] > 1 else 0
+            return self.allowed[:, :, row].repeat(self.images, 1, 1)
+        rows = self.allowed[:, :, queries] if self.allowed.shape[-2] > 1 else self.allowed
+        return rows.repeat(self.images, 1, 1, 1)
 
     def mean(self, values: Float[Tensor, "calls heads query"]) -> PerImage:
         """Return the mean over the patch queries."""
-        each = values.unflatten(0, (self.images, -1)) * self.real[:, None]
-        means: PerImage = each.sum((1, 3)) / self.count
+        of_patches = values.unflatten(0, (self.images, -1)) * self.is_patch[:, None]
+        means: PerImage = of_patches.sum((1, 3)) / self.count
         return means
 
     def mean_sum(
@@ -147,7 +139,7 @@ class PatchRows:
 
     @cached_property
     def offsets(self) -> Float[Tensor, "images heads down across"]:
-        """Return the mass by offset, averaged over queries."""
+        """Return the mass by offset, the mean over queries."""
         return self.mean_sum(self.geometry.by_offset(self.on_neighbours))
 
     @cached_property
@@ -164,18 +156,16 @@ class PatchRows:
 
     @cached_property
     def sinks(self) -> Bool[Tensor, "images heads key"]:
-        """Return which keys receive more than their row's median + 5 median absolute deviations.
+        """Return the keys that receive more than the median + 5 median absolute deviations.
 
-        In units of what uniform attention gives them: in a padded or cut window fewer patches share
-        the attention.
+        The mass is taken in units of what uniform attention gives the key: in a padded or cut
+        window fewer patches share the attention.
         """
         return outliers(self.received / self._received_of_uniform)
 
     @cached_property
     def _received_of_uniform(self) -> Tensor:
-        """Return the mean weight that each key receives where attention is uniform; 1 where it is
-        the same for all keys.
-        """
+        """Return the mean weight that each key receives from uniform attention, 1 if constant."""
         if self.geometry.windows is None:
             return self.weights.new_ones(())
         calls = len(self.weights) // self.images
@@ -193,8 +183,9 @@ class PatchRows:
 
 @dataclass(frozen=True)
 class TokenNorms:
-    """Euclidean norms of the tokens of the residual stream after one block; prefix: the number of
-    prefix tokens.
+    """Euclidean norms of the tokens of the residual stream after one block.
+
+    prefix: the number of prefix tokens.
     """
 
     norms: Float[Tensor, "images tokens"]
@@ -202,95 +193,102 @@ class TokenNorms:
 
     @cached_property
     def high(self) -> Float[Tensor, "images tokens"]:
-        """1 where a norm exceeds its image's median + 5 median absolute deviations, else 0."""
+        """Return 1 for norms above their image's median + 5 median absolute deviations, else 0."""
         return outliers(self.norms).float()
 
 
 def row_statistics(
     weights: Row, of: Literal["patches", "CLS"], allowed: Tensor | None = None
 ) -> dict[str, Number]:
-    """Return the registered statistics of the rows of patches, or of CLS and pooling queries, one
-    number per row.
+    """Return the registered statistics of the rows of patches, or of CLS and pooling queries.
 
-    allowed: see `Rows`.
+    There is one number per row. allowed: see `Rows`.
     """
     rows = Rows(weights, allowed)
-    return {
-        name: FUNCTIONS[statistic.function or name](rows)
-        for name, statistic in head_statistics().items()
-        if statistic.input == "row" and statistic.rows == of
-    }
+    values = {}
+    for name, statistic in head_statistics().items():
+        if statistic.input == "row" and statistic.rows == of:
+            values[name] = FUNCTIONS[statistic.function or name](rows)
+    return values
 
 
 def normalised_entropy(rows: Rows) -> Number:
-    """Return the entropy as a share of that of uniform attention on the same keys; 1 where a mask
-    leaves a single key.
+    """Return the entropy as a share of that of uniform attention on the same keys.
+
+    It is 1 where a mask leaves a single key.
     """
     share = (rows.entropy / rows.keys.log().clamp_min(_TINY)).clamp(0, 1)
-    return share if rows.allowed is None else torch.where(rows.keys > 1, share, 1.0)
+    if rows.allowed is None:
+        return share
+    return torch.where(rows.keys > 1, share, 1.0)
 
 
 def hoyer(rows: Rows) -> Number:
-    """Hoyer's sparsity (Hoyer 2004), (√n - l1/l2) / (√n - 1): 0 for uniform attention, 1 for one
-    key; 0 where n = 1.
+    """Return Hoyer's sparsity, (√n - l1/l2) / (√n - 1): 0 for uniform attention, 1 for one key.
+
+    It is 0 where n = 1. Source: Hoyer 2004.
     """
     excess = rows.keys * rows.deviations.square().sum(-1)  # n · l2² - 1 for rows that sum to 1
-    root = (1 + excess).sqrt()
-    sides = rows.keys.sqrt()
-    sparsity = excess / (root * (root + 1)) * (sides / (sides - 1).clamp_min(_TINY))
+    norm = (1 + excess).sqrt()  # √n · l2
+    root = rows.keys.sqrt()  # √n
+    sparsity = excess / (norm * (norm + 1)) * (root / (root - 1).clamp_min(_TINY))
     return torch.where(rows.keys > 1, sparsity.clamp(0, 1), 0.0)
 
 
 def gini(rows: Rows) -> Number:
-    """Return the Gini coefficient of each row's weights: 0 for uniform attention, 1 - 1/n for one
-    key.
-    """
+    """Return the Gini coefficient of each row: 0 for uniform attention, 1 - 1/n for one key."""
     size = rows.weights.shape[-1]
-    steps = torch.arange(
-        1 - size, size, 2, dtype=rows.weights.dtype, device=rows.weights.device
-    )  # 2 i - n - 1
+    # 2 i - n - 1 for rank i of n keys
+    ranks = torch.arange(1 - size, size, 2, dtype=rows.weights.dtype, device=rows.weights.device)
     if rows.allowed is None:
-        coefficients = ascending(rows.deviations) @ steps / size
+        coefficients = ascending(rows.deviations) @ ranks / size
     else:  # masked keys come first, and have no rank
         masked = size - rows.keys[..., None]
         ordered = ascending(rows.deviations.where(rows.allowed, -_BELOW))
-        ranks = (steps - masked).where(ordered > -_BELOW, 0.0)
+        ranks = (ranks - masked).where(ordered > -_BELOW, 0.0)
         coefficients = (ordered * ranks).sum(-1) / rows.keys
     return coefficients.clamp(0, 1)
 
 
 def distance(layer: PatchRows) -> PerImage:
-    """Mean distance in px from a patch to the patches that it attends to."""
-    mass = layer.on_patches.sum(-1)
+    """Return the mean distance in px from a patch to the patches that it attends to."""
     pixels = layer.geometry.distances().to(layer.weights)
-    away = (
-        (layer.on_patches.unflatten(0, (layer.images, -1)) * pixels[:, None]).sum(-1).flatten(0, 1)
-    )
+    weighted = layer.on_patches.unflatten(0, (layer.images, -1)) * pixels[:, None]
+    distances = weighted.sum(-1).flatten(0, 1)  # (images x calls, heads, query)
     if layer.renormalise:
-        away = away / mass.clamp_min(torch.finfo(mass.dtype).tiny)
-    return layer.mean(away)
+        mass = layer.on_patches.sum(-1)
+        distances = distances / mass.clamp_min(torch.finfo(mass.dtype).tiny)
+    return layer.mean(distances)
 
 
 def neighbour_mass(layer: PatchRows) -> PerImage:
-    """Mean weight on the four adjacent patches, as far as they exist."""
+    """Return the mean weight on the four adjacent patches, as far as they exist."""
     rows, columns = layer.geometry.span
-    sides = [(-1, 0), (1, 0)] * (rows > 1) + [(0, -1), (0, 1)] * (columns > 1)
-    each = [layer.offsets[:, :, rows - 1 + down, columns - 1 + across] for down, across in sides]
-    return torch.stack(each).sum(0) if each else layer.offsets.new_zeros(layer.offsets.shape[:2])
+    steps = []
+    if rows > 1:
+        steps += [(-1, 0), (1, 0)]
+    if columns > 1:
+        steps += [(0, -1), (0, 1)]
+    if not steps:
+        return layer.offsets.new_zeros(layer.offsets.shape[:2])
+    weights = []
+    for down, across in steps:
+        weights.append(layer.offsets[:, :, rows - 1 + down, columns - 1 + across])
+    return torch.stack(weights).sum(0)
 
 
 def ascending(values: Row) -> Row:
     """Return each row in ascending order."""
     if values.device.type != "cpu":
         return values.sort(-1).values
-    return torch.from_numpy(
-        np.sort(values.detach().numpy(), axis=-1)
-    )  # 25 times faster than torch on the CPU
+    # 25 times faster than torch on the CPU
+    return torch.from_numpy(np.sort(values.detach().numpy(), axis=-1))
 
 
 def outliers(values: Float[Tensor, "*leading token"]) -> Bool[Tensor, "*leading token"]:
-    """Return which values exceed their row's median by more than 5 median absolute deviations (and
-    0.01 % of the median).
+    """Return True for values above their row's median + 5 median absolute deviations.
+
+    They also exceed the median by 0.01 %: equal values differ by rounding.
     """
     middle = median(values)[..., None]
     deviation = median((values - middle).abs())[..., None]
@@ -298,16 +296,17 @@ def outliers(values: Float[Tensor, "*leading token"]) -> Bool[Tensor, "*leading 
 
 
 def median(values: Float[Tensor, "*leading token"]) -> Float[Tensor, "*leading"]:
-    """Return the median of each row; for an even number of values the mean of the two middle ones
-    (torch takes the lower).
+    """Return the median of each row; the mean of the two middle values where their number is even.
+
+    torch.median takes the lower of the two.
     """
     ordered = ascending(values)
     size = values.shape[-1]
     return (ordered[..., (size - 1) // 2] + ordered[..., size // 2]) / 2
 
 
-# By name of the statistic: of Rows one number per row, of PatchRows per image and head, of
-# TokenNorms per image.
+# By name of the statistic. Functions of Rows return one number per row, those of PatchRows one per
+# image and head, those of TokenNorms one per image.
 FUNCTIONS: Final[dict[str, Callable[[Any], Tensor]]] = {
     "entropy": lambda rows: rows.entropy,
     "normalised_entropy": normalised_entropy,

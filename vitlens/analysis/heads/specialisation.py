@@ -1,27 +1,26 @@
-"""The specialisation of each head: how well every label describes it, the label that it gets, and
-what that rests on.
+"""The specialisation of each head: the scores of all labels, the label, and its evidence.
 
 A row of attention over n keys with entropy H has log2(n) - H bits of information: 0 where it is
-uniform, log2(n) where it is a single key. A pattern predicts a row; what it explains is its gain in
-mean log-likelihood over uniform attention, the mean over rows of the sum over keys of w log2(p /
+uniform, log2(n) where it is a single key. A pattern predicts a row. It explains its gain in mean
+log-likelihood over uniform attention: the mean over rows of the sum over keys of w log2(p /
 uniform), at the most likely strength of the pattern. The score of a label is explained bits /
 max(1, bits): 1 where the pattern is all that the head does. A general pattern explains less than a
 specific one: of a head that attends to the left neighbour, "same row" explains only the row. Heads
-of less than one bit, attention on half of the keys, are `uniform` to the extent that they lack.
+of less than one bit, attention on half of the keys, are `uniform` to the extent that they lack it.
 
-A head gets the label of the highest score if that explains most of the information (a score of at
-least THRESHOLD), and is clearly above the next: by MARGIN and more than the 95 % interval of the
-difference over images. Labels that contain one another do not compete: a head that attends to its
-left neighbour is also local, and gets the higher of both. Where only the two best together explain
-that much, the lower at least MARGIN, or both do alone, the head is MIXED; all others are
-UNLABELLED. Scores are recomputed without each group of images; their spread gives intervals over
-images (delete-a-group jackknife).
+A head gets the label of the highest score under two conditions. The label explains most of the
+information (a score of at least THRESHOLD). It is clearly above the next: by MARGIN, and by more
+than the 95 % interval of the difference over images. Labels that contain one another do not
+compete: a head that attends to its left neighbour is also local, and gets the higher of both. A
+head is MIXED where only the two best labels together explain that much and the lower score is at
+least MARGIN, or where each of them does. All others are UNLABELLED. Scores are recomputed without
+each group of images; their spread gives intervals over images (delete-a-group jackknife).
 """
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import Final
 
 import numpy as np
@@ -29,10 +28,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vitlens.analysis.heads.evidence import bits_of_part, half_width, left_out
 from vitlens.analysis.heads.geometry import Geometry
+from vitlens.analysis.heads.offsets import (
+    DISCS,
+    OFFSETS,
+    explained_by_offset,
+    key_counts,
+    offset_bits,
+)
 from vitlens.analysis.heads.registry import LABELS, MARGIN, MIXED, THRESHOLD, UNLABELLED
 from vitlens.analysis.heads.rows import PerHead
-from vitlens.analysis.heads.statistics import Statistics, bits_of_part, per_head
+from vitlens.analysis.heads.statistics import Statistics, per_head
 from vitlens.uncertainty import Estimate
 
 Samples = Float[Tensor, "samples heads"]  # over all images, then without each group of them
@@ -40,41 +47,17 @@ Samples = Float[Tensor, "samples heads"]  # over all images, then without each g
 # of the mean norm of the model's heads: the norm of a dead head's output is below half of it
 DEAD: Final = 0.01
 LARGEST: Final = 0.25  # of the keys: a larger neighbourhood is not local
-DISCS: Final = (2, 5, 8, 13)  # squared radii of neighbourhoods
 _TINY: Final = 1e-30
-_STEPS: Final = 50  # of bisection: more than the precision of float64
 _CERTAIN: Final = 1e6  # images that a prediction of a group from itself counts as
-_STRONGEST: Final = 40.0  # nats, of a key in the pattern over one outside it
-
-
-def _is_within(down: Tensor, across: Tensor, *, square: int) -> Tensor:
-    """Return which offsets lie in a disc. square: its squared radius, in patches."""
-    return down**2 + across**2 <= square
-
-
-# offsets down and across in patches, key minus query -> whether they belong to the pattern
-OFFSETS: Final[Mapping[str, Callable[[Tensor, Tensor], Tensor]]] = {
-    "self": lambda down, across: (down == 0) & (across == 0),
-    "previous": lambda down, across: (down == 0) & (across == -1),
-    "next": lambda down, across: (down == 0) & (across == 1),
-    "above": lambda down, across: (down == -1) & (across == 0),
-    "below": lambda down, across: (down == 1) & (across == 0),
-    "same row": lambda down, across: (down == 0) & (across == across),
-    "same column": lambda down, across: (across == 0) & (down == down),
-    "left": lambda down, across: (across < 0) & (down == down),
-    "right": lambda down, across: (across > 0) & (down == down),
-    "up": lambda down, across: (down < 0) & (across == across),
-    "down": lambda down, across: (down > 0) & (across == across),
-    **{f"within {square}": partial(_is_within, square=square) for square in DISCS},
-}
 
 
 @dataclass(frozen=True)
 class LayerEvidence:
-    """The evidence on one layer's heads. means: by name (samples, ..), see HeadEvidence; received,
-    counts: sums of what each key receives and numbers of images by group; output: mean over the
-    model's heads of the norm of what each adds to the residual stream (samples, 1), None where it
-    is not known.
+    """The evidence for the labels of one layer's heads.
+
+    means: by name (samples, ..), see HeadEvidence; received: sums of what each key receives, by
+    group; counts: numbers of images by group; output: mean over the model's heads of the norm of
+    what each adds to the residual stream (samples, 1), None where it is not known.
     """
 
     place: Geometry
@@ -93,15 +76,11 @@ class LayerEvidence:
         return (bits / self.bits.clamp_min(1)).clamp(0, 1)
 
     def of_dead(self) -> Samples:
-        """1 minus the norm of the head's output, in units of 1 % of the mean of the model's
-        heads."""
+        """Return 1 minus the norm of the head's output, in units of 1 % of the heads' mean."""
         if self.output is None or "output" not in self.means:
             return torch.zeros_like(self.bits)
-        return (
-            (1 - self.means["output"] / self.output[0].clamp_min(_TINY) / DEAD)
-            .clamp_min(0)
-            .nan_to_num()
-        )
+        norms = self.means["output"] / self.output[0].clamp_min(_TINY)
+        return (1 - norms / DEAD).clamp_min(0).nan_to_num()
 
     def of_offsets(self, name: str) -> Samples:
         """Return the bits that one of OFFSETS explains."""
@@ -110,57 +89,49 @@ class LayerEvidence:
     def of_local(self) -> Samples:
         """Return the bits that the best neighbourhood explains."""
         best = torch.zeros_like(self.bits)
-        for name in (f"within {square}" for square in DISCS):
-            inside, keys = _cell_counts(self.place, name)
+        for square in DISCS:
+            name = f"within {square}"
+            inside, keys = key_counts(self.place, name)
             if (inside / keys).mean() <= LARGEST:
                 best = torch.maximum(best, self.of_offsets(name))
         return best
 
     def of_tokens(self, tokens: tuple[int, ...]) -> Samples:
-        """Return the bits that each of these prefix tokens' mass explains, 0 where together they
-        have less than by chance.
+        """Return the bits that the mass on each of these prefix tokens explains.
+
+        They are 0 where the tokens together have less mass than by chance.
         """
         mass = self.means["received"][..., list(tokens)]
         chance = self.place.uniform().received[0]
         rest = (1 - mass.sum(-1)).clamp_min(0)
-        expected = 1 - len(tokens) * chance
-        bits = (
-            torch.xlogy(mass, mass / chance).sum(-1) + torch.xlogy(rest, rest / expected)
-        ) / math.log(2)
-        return bits.where(mass.sum(-1) > 1 - expected, torch.zeros_like(bits))
+        expected_rest = 1 - len(tokens) * chance
+        gain_of_tokens = torch.xlogy(mass, mass / chance).sum(-1)
+        gain_of_rest = torch.xlogy(rest, rest / expected_rest)
+        bits = (gain_of_tokens + gain_of_rest) / math.log(2)
+        return bits.where(mass.sum(-1) > 1 - expected_rest, torch.zeros_like(bits))
 
     @cached_property
     def of_place(self) -> Samples:
-        """Return the bits that fixed places explain, each group's images predicted from the other
-        groups'.
+        """Return the bits that fixed places explain.
 
-        The prediction is mixed with uniform attention, with the weight of one image, as an unseen
-        place is not impossible. A single group is predicted from itself: its places cannot be told
-        from sinks.
+        Each group of images is predicted from the others. A single group is predicted from itself:
+        its places cannot be distinguished from sinks.
         """
-        uniform = self.place.uniform().received[self.place.prefix :]
+        prefix = self.place.prefix
+        uniform = self.place.uniform().received[prefix:]
         uniform = uniform / uniform.sum().clamp_min(_TINY)
-        used = self.counts > 0
-        sums = self.received[used][..., self.place.prefix :]
-        numbers = self.counts[used]
-        every = torch.ones(len(sums), dtype=torch.bool)
-        samples = []
-        left = [every, *~torch.eye(len(sums), dtype=torch.bool)] if len(sums) > 1 else [every]
-        for chosen in left:
-            total = sums[chosen].sum(0)
-            images = numbers[chosen].sum()
-            alone = int(chosen.sum()) == 1
-            others = (_CERTAIN * images if alone else images - numbers[chosen]).reshape(-1, 1, 1)
-            known = total[None] if alone else total - sums[chosen]
-            known = known / known.sum(-1, keepdim=True).clamp_min(_TINY)
-            mixed = (others * known + uniform) / (others + 1)
-            gain = (sums[chosen] * (mixed / uniform).log2()).sum((0, -1)) / images
-            samples.append(gain.clamp_min(0))
+        is_used = self.counts > 0
+        sums = self.received[is_used][..., prefix:]
+        counts = self.counts[is_used]
+        groups = len(sums)
+        subsets = [torch.ones(groups, dtype=torch.bool)]
+        if groups > 1:
+            subsets += [*~torch.eye(groups, dtype=torch.bool)]  # all groups but one
+        samples = [_bits_of_places(sums[subset], counts[subset], uniform) for subset in subsets]
         return torch.stack(samples)
 
     def of_mask(self, *, background: bool) -> Samples:
-        """Return the bits that the object's mask, or the patches off it, explain; 0 without
-        masks."""
+        """Return the bits that the object, or the background, explains; 0 without masks."""
         if "object" not in self.means:
             return torch.zeros_like(self.bits)
         mass = self.means["object"]
@@ -172,8 +143,9 @@ class LayerEvidence:
         return bits_of_part(mass, chance)
 
     def of_high_norms(self) -> Samples:
-        """Return the bits that patches of exceptional norm explain; 0 where no stream was seen
-        before the layer.
+        """Return the bits that patches of exceptional norm explain.
+
+        They are 0 where the residual stream before the layer was not seen.
         """
         if "high_norm" not in self.means:
             return torch.zeros_like(self.bits)
@@ -181,42 +153,37 @@ class LayerEvidence:
 
     def of_border(self) -> Samples:
         """Return the bits that the outermost patches explain."""
-        edge = torch.ones(self.place.map_grid, dtype=torch.bool)
-        edge[1:-1, 1:-1] = False
-        keys = edge.flatten()
+        is_border = torch.ones(self.place.map_grid, dtype=torch.bool)
+        is_border[1:-1, 1:-1] = False
+        keys = is_border.flatten()
         prefix = self.place.prefix
         mass = self.means["received"][..., prefix:][..., keys].sum(-1)
-        return bits_of_part(mass, self.place.uniform().received[prefix:][keys].sum())
+        chance = self.place.uniform().received[prefix:][keys].sum()
+        return bits_of_part(mass, chance)
 
     def of_sinks(self) -> Samples:
-        """Return the bits that few keys chosen by the image explain, beyond fixed places, object
-        and background.
+        """Return the bits that a few keys of each image explain.
+
+        Bits of fixed places, of the object and of the background are subtracted.
         """
-        known = torch.maximum(self.of_mask(background=False), self.of_mask(background=True))
-        if (
-            self.counts.sum() > 1
-        ):  # one image cannot tell the places that it chooses from fixed ones
-            known = torch.maximum(known, self.of_place)
-        return (self.means["sinks"] - known).clamp_min(0)
+        explained = torch.maximum(self.of_mask(background=False), self.of_mask(background=True))
+        if self.counts.sum() > 1:  # one image cannot separate its sinks from fixed places
+            explained = torch.maximum(explained, self.of_place)
+        return (self.means["sinks"] - explained).clamp_min(0)
 
     def of_similar(self) -> Samples:
-        """Return the bits that similar colour explains, beyond the offset and how much each key
-        receives.
-        """
-        pattern = self.means["offsets"] / self.place.uniform().pairs.clamp_min(_TINY)
+        """Return the bits that similar colour explains, beyond offsets and popular keys."""
+        weight_at_offset = self.means["offsets"] / self.place.uniform().pairs.clamp_min(_TINY)
         rows, columns = self.place.span
-        pattern[..., rows - 1, columns - 1] = (
-            0  # a patch is similar to itself: this is no part of what offsets explain
-        )
-        by_offset = (pattern * self.means["similar_offsets"][:, None]).sum((-2, -1))
-        chance = self.means["similar_chance"][:, None]
-        expected = torch.stack(
-            (by_offset, self.means["popular"], chance.expand_as(by_offset))
-        ).amax(0)
+        # a patch is similar to itself: this is no part of what offsets explain
+        weight_at_offset[..., rows - 1, columns - 1] = 0
+        by_offset = (weight_at_offset * self.means["similar_offsets"][:, None]).sum((-2, -1))
+        by_chance = self.means["similar_chance"][:, None].expand_as(by_offset)
+        expected = torch.stack((by_offset, self.means["popular"], by_chance)).amax(0)
         return bits_of_part(self.means["similar"], expected)
 
-    def marks(self, images: int) -> tuple["Marks", ...]:
-        """Return what the labels of the heads rest on, from so many images."""
+    def label_evidence(self, images: int) -> tuple["LabelEvidence", ...]:
+        """Return the evidence for the label of each head; images: their number."""
         prefix = self.place.prefix
         columns = self.place.map_grid[1]
         mass = self.means["received"][..., prefix:]
@@ -224,16 +191,44 @@ class LayerEvidence:
         norms = None
         if self.output is not None and "output" in self.means:
             norms = self.means["output"] / self.output.clamp_min(_TINY)
-        found = []
-        for head, most in enumerate(mass[0].argmax(-1).tolist()):
-            row, column = divmod(most, columns)
+        evidence = []
+        for head, patch in enumerate(mass[0].argmax(-1).tolist()):
+            row, column = divmod(patch, columns)
             norm = None if norms is None else _estimate(norms[:, head], images, most=math.inf)
-            found.append(
-                Marks(
-                    row, column, _estimate(mass[:, head, most], images), float(chance[most]), norm
+            evidence.append(
+                LabelEvidence(
+                    row=row,
+                    column=column,
+                    mass=_estimate(mass[:, head, patch], images),
+                    chance=float(chance[patch]),
+                    output=norm,
                 )
             )
-        return tuple(found)
+        return tuple(evidence)
+
+
+def _bits_of_places(
+    sums: Float[Tensor, "groups heads patches"],
+    counts: Float[Tensor, " groups"],
+    uniform: Float[Tensor, " patches"],
+) -> Float[Tensor, " heads"]:
+    """Return the bits that fixed places explain, each group predicted from the other groups.
+
+    sums: of what each patch receives; counts: numbers of images; uniform: uniform attention. The
+    prediction is mixed with uniform attention, with the weight of one image, as an unseen place is
+    not impossible.
+    """
+    images = counts.sum()
+    if len(sums) == 1:
+        seen = sums.sum(0)[None]
+        seen_images = (_CERTAIN * images).reshape(-1, 1, 1)
+    else:
+        seen = sums.sum(0) - sums
+        seen_images = (images - counts).reshape(-1, 1, 1)
+    predicted = seen / seen.sum(-1, keepdim=True).clamp_min(_TINY)
+    predicted = (seen_images * predicted + uniform) / (seen_images + 1)
+    gain = (sums * (predicted / uniform).log2()).sum((0, -1)) / images
+    return gain.clamp_min(0)
 
 
 def _share_of_offsets(layer: LayerEvidence, *, name: str) -> Samples:
@@ -260,10 +255,11 @@ RULES: Final[dict[str, Callable[[LayerEvidence], Samples]]] = {
 
 @dataclass(frozen=True)
 class HeadLabel:
-    """The label of one head. score: of that label, or the highest for `mixed` and `no single
-    pattern`; low, high: its 95 % interval over images, NaN for one image; best, other: the label of
-    the highest score, and the highest of those that contradict it ("" where there is none);
-    other_score: of the latter.
+    """The label of one head.
+
+    score: of that label, or the highest for `mixed` and `no single pattern`; low, high: its 95 %
+    interval over images, NaN for one image; best: the label of the highest score; other: the
+    highest of those that contradict it, "" where there is none; other_score: of `other`.
     """
 
     label: str
@@ -276,11 +272,12 @@ class HeadLabel:
 
 
 @dataclass(frozen=True)
-class Marks:
-    """What the label of one head rests on. row, column: the patch that receives most attention, in
-    the mean over images; mass: the share of the patches' attention that it receives; chance: that
-    of uniform attention; output: norm of what the head adds to the residual stream, a share of the
-    mean of the model's heads (None: not known).
+class LabelEvidence:
+    """The evidence for the label of one head.
+
+    row, column: the patch that receives most attention, in the mean over images; mass: the share of
+    the patches' attention that it receives; chance: that of uniform attention; output: norm of what
+    the head adds to the residual stream, a share of the mean of the model's heads (None: unknown).
     """
 
     row: int
@@ -292,17 +289,19 @@ class Marks:
 
 @dataclass(frozen=True)
 class Specialisation:
-    """given, marks: the label of every head by layer and what it rests on, empty for a layer whose
-    attention has no place in the image and for a block without attention; samples: by layer and
-    label (samples, heads), over all images and without each group of them; all_scores: (layers,
-    heads) of every label; explained: (layers, heads), see explained_by_offset; ratios: by layer
-    (heads, 2 rows - 1, 2 columns - 1), the mean weight at an offset divided by uniform attention's,
-    NaN where no pair of patches has the offset; sinks_off_object: the share of the patches'
-    attention on sinks that lie off the object, the mean over heads, None without masks.
+    """The labels of all heads, with their scores and their evidence.
+
+    head_labels, evidence: of every head by layer, empty for a layer whose attention has no place in
+    the image and for a block without attention; samples: by layer and label (samples, heads), over
+    all images and without each group of them; all_scores: (layers, heads) of every label;
+    explained: (layers, heads), see explained_by_offset; ratios: by layer (heads, 2 rows - 1, 2
+    columns - 1), the mean weight at an offset divided by uniform attention's, NaN where no pair of
+    patches has the offset; sinks_off_object: the share of the patches' attention on sinks that lie
+    off the object, the mean over heads, None without masks.
     """
 
-    given: tuple[tuple[HeadLabel, ...], ...]
-    marks: tuple[tuple[Marks, ...], ...]
+    head_labels: tuple[tuple[HeadLabel, ...], ...]
+    evidence: tuple[tuple[LabelEvidence, ...], ...]
     samples: Mapping[int, Mapping[str, Samples]]
     all_scores: Mapping[str, PerHead]
     explained: PerHead
@@ -312,187 +311,132 @@ class Specialisation:
     @property
     def labels(self) -> tuple[tuple[str, ...], ...]:
         """Return the label of every head by layer."""
-        return tuple(tuple(one.label for one in layer) for layer in self.given)
+        return tuple(tuple(head.label for head in layer) for layer in self.head_labels)
 
 
 def specialise(table: Statistics) -> Specialisation:
-    """Label every head by the information in its attention that each label explains; the statistics
-    must hold the evidence for labels, as those of `Stream` do unless it is told otherwise.
+    """Label every head by the information in its attention that each label explains.
+
+    The statistics must hold the evidence for labels, as those of `Stream` do by default.
     """
     sums = table.evidence.sums
     counts = table.evidence.counts
-
-    def over_heads(name: str) -> Float[Tensor, "samples 1"] | None:
-        found = [value for (each, _), value in sorted(sums.items()) if each == name]
-        return left_out(torch.cat(found, 1), counts).mean(1, keepdim=True) if found else None
-
-    output = over_heads("output")
-    off = over_heads("sinks_off")
-    given: list[tuple[HeadLabel, ...]] = []
-    marks: list[tuple[Marks, ...]] = []
+    output = _mean_over_heads(table, "output")
+    sinks_off = _mean_over_heads(table, "sinks_off")
+    head_labels: list[tuple[HeadLabel, ...]] = []
+    label_evidence: list[tuple[LabelEvidence, ...]] = []
     ratios: list[Tensor | None] = []
     explained: dict[int, Tensor] = {}
-    every: dict[str, dict[int, Tensor]] = {name: {} for name in LABELS if name in RULES}
+    by_label: dict[str, dict[int, Tensor]] = {name: {} for name in LABELS if name in RULES}
     samples: dict[int, dict[str, Samples]] = {}
-    for layer, (mass, place) in enumerate(zip(table.offset_mass, table.geometries)):
-        if mass is None or place is None or ("bits", layer) not in sums:
-            given.append(())
-            marks.append(())
+    for layer, (mass, geometry) in enumerate(zip(table.offset_mass, table.geometries)):
+        if mass is None or geometry is None or ("bits", layer) not in sums:
+            head_labels.append(())
+            label_evidence.append(())
             ratios.append(None)
             continue
-        means = {name: left_out(value, counts) for (name, at), value in sums.items() if at == layer}
-        evidence = LayerEvidence(place, means, sums["received", layer], counts, output)
-        samples[layer] = scores = {name: RULES[name](evidence) for name in every}
+        means = {}
+        for (name, of_layer), value in sums.items():
+            if of_layer == layer:
+                means[name] = left_out(value, counts)
+        evidence = LayerEvidence(geometry, means, sums["received", layer], counts, output)
+        scores = {name: RULES[name](evidence) for name in by_label}
+        samples[layer] = scores
         for name, score in scores.items():
-            every[name][layer] = score[0]
-        given.append(
-            tuple(
-                label_of({name: score[:, head] for name, score in scores.items()})
-                for head in range(len(mass))
-            )
-        )
-        marks.append(evidence.marks(table.images))
-        explained[layer] = explained_by_offset(mass, table.moments.mean(("energy", layer)), place)
-        uniform = place.uniform().offsets
-        ratio = mass / mass.sum((1, 2), keepdim=True).clamp_min(_TINY) / uniform
-        ratios.append(ratio.masked_fill(uniform == 0, torch.nan))
+            by_label[name][layer] = score[0]
+        head_labels.append(_labels_of_layer(scores, heads=len(mass)))
+        label_evidence.append(evidence.label_evidence(table.images))
+        energy = table.moments.mean(("energy", layer))
+        explained[layer] = explained_by_offset(mass, energy, geometry)
+        ratios.append(_ratios_to_uniform(mass, geometry))
     as_table = partial(per_head, layers=table.depth, heads=table.heads)
     return Specialisation(
-        tuple(given),
-        tuple(marks),
-        samples,
-        {name: as_table(rows) for name, rows in every.items()},
-        as_table(explained),
-        tuple(ratios),
-        None if off is None else _estimate(off[:, 0], table.images),
+        head_labels=tuple(head_labels),
+        evidence=tuple(label_evidence),
+        samples=samples,
+        all_scores={name: as_table(rows) for name, rows in by_label.items()},
+        explained=as_table(explained),
+        ratios=tuple(ratios),
+        sinks_off_object=None if sinks_off is None else _estimate(sinks_off[:, 0], table.images),
     )
+
+
+def _mean_over_heads(table: Statistics, name: str) -> Float[Tensor, "samples 1"] | None:
+    """Return the mean of one kind of evidence over the heads of all layers, None without it."""
+    layers = [value for key, value in sorted(table.evidence.sums.items()) if key[0] == name]
+    if not layers:
+        return None
+    return left_out(torch.cat(layers, 1), table.evidence.counts).mean(1, keepdim=True)
+
+
+def _labels_of_layer(scores: Mapping[str, Samples], *, heads: int) -> tuple[HeadLabel, ...]:
+    labels = []
+    for head in range(heads):
+        labels.append(label_of({name: score[:, head] for name, score in scores.items()}))
+    return tuple(labels)
+
+
+def _ratios_to_uniform(
+    mass: Float[Tensor, "heads down across"], geometry: Geometry
+) -> Float[Tensor, "heads down across"]:
+    """Return the mean weight by offset divided by that of uniform attention; NaN without pairs."""
+    uniform = geometry.uniform().offsets
+    ratios = mass / mass.sum((1, 2), keepdim=True).clamp_min(_TINY) / uniform
+    return ratios.masked_fill(uniform == 0, torch.nan)
 
 
 def label_of(scores: Mapping[str, Float[Tensor, " samples"]]) -> HeadLabel:
-    """Return the label by the rule above; scores: of each label, over all images, then without each
-    group of them.
+    """Return the label by the rule of this module.
+
+    scores: of each label, over all images, then without each group of them.
     """
-    best = max(
-        scores,
-        key=lambda name: (
-            LABELS[name].first and bool(scores[name][0] >= THRESHOLD),
-            scores[name][0],
-        ),
-    )
-    # those that contradict it: neither is a case of the other
-    rivals = [
-        name
-        for name in scores
-        if name not in (best, *LABELS[best].within) and best not in LABELS[name].within
-    ]
-    other = max(rivals, key=lambda name: scores[name][0]) if rivals else ""
+    best = _best_label(scores)
+    other = _best_rival(scores, best)
     score = scores[best]
-    below = scores[other] if other else torch.zeros_like(scores[best])
-    half = half_width(score)
-    of_margin = half_width(score - below)
+    other_score = scores[other] if other else torch.zeros_like(score)
     value = float(score[0])
-    margin = float((score - below)[0])
-    clear = LABELS[best].first or (margin >= MARGIN and not margin <= of_margin)
-    if value >= THRESHOLD and clear:
+    other_value = float(other_score[0])
+    margin = float((score - other_score)[0])
+    half_margin = half_width(score - other_score)
+    # without an interval, which is NaN, MARGIN decides
+    is_clear = LABELS[best].first or (margin >= MARGIN and not margin <= half_margin)
+    if value >= THRESHOLD and is_clear:
         label = best
-    elif value + float(below[0]) >= THRESHOLD and float(below[0]) >= MARGIN:
+    elif value + other_value >= THRESHOLD and other_value >= MARGIN:
         label = MIXED
     else:
         label = UNLABELLED
-    low, high = (float(end) for end in np.clip((value - half, value + half), 0, 1))  # NaN stays
-    return HeadLabel(label, value, low, high, best, other, float(below[0]))
+    half = half_width(score)
+    low, high = np.clip((value - half, value + half), 0, 1)  # NaN stays
+    return HeadLabel(label, value, float(low), float(high), best, other, other_value)
 
 
-@lru_cache(maxsize=256)
-def _cell_counts(place: Geometry, name: str) -> tuple[Tensor, Tensor]:
-    """For each patch that is a query: its keys at the offsets of this name, and all of its keys."""
-    pairs, (rows, columns), (tall, wide) = place.pairs(), place.grid, place.spacing
-    index = torch.arange(rows * columns)
-    down = (index // columns - (index // columns)[:, None]) * tall
-    across = (index % columns - (index % columns)[:, None]) * wide
-    inside = (pairs & OFFSETS[name](down, across)).sum(-1)
-    real = pairs.any(-1)
-    return inside[real].double(), (pairs.sum(-1)[real] + place.prefix).double()
+def _best_label(scores: Mapping[str, Float[Tensor, " samples"]]) -> str:
+    """Return the label of the highest score; labels that are decided first precede all others."""
+
+    def rank(name: str) -> tuple[bool, float]:
+        value = float(scores[name][0])
+        return LABELS[name].first and value >= THRESHOLD, value
+
+    return max(scores, key=rank)
 
 
-def offset_bits(
-    mass: Float[Tensor, "*heads down across"], place: Geometry, name: str
-) -> Float[Tensor, "*heads"]:
-    """Return the bits that a pattern of offsets explains: keys in it have all the same weight,
-    those outside another one.
+def _best_rival(scores: Mapping[str, Float[Tensor, " samples"]], best: str) -> str:
+    """Return the highest label that contradicts the best one; "" where there is none.
 
-    The strength, the logarithm t of the ratio of both weights, is the most likely one: that at
-    which the pattern gives its keys, on average over queries, the mass that they have.
+    Labels contradict each other where neither is a case of the other.
     """
-    (rows, columns) = place.span
-    down = torch.arange(1 - rows, rows)[:, None]
-    across = torch.arange(1 - columns, columns)
-    got = (mass * OFFSETS[name](down, across)).sum((-2, -1)).double()
-    # queries with the same numbers of keys taken together, with their share of all
-    found, count = torch.stack(_cell_counts(place, name), 1).unique(dim=0, return_counts=True)
-    (inside, keys), weight = found.unbind(1), count / count.sum()
-    if not (inside > 0).any():
-        return torch.zeros_like(got)
-    low = torch.zeros_like(got)
-    high = torch.full_like(got, _STRONGEST)
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        strong = inside * middle[..., None].exp()
-        given = (weight * strong / (strong + keys - inside)).sum(-1)
-        low = torch.where(given < got, middle, low)
-        high = torch.where(given < got, high, middle)
-    total = (inside * low[..., None].exp() + keys - inside) / keys
-    bits: Tensor = ((got * low - (weight * total.log()).sum(-1)) / math.log(2)).clamp_min(0)
-    return bits
-
-
-def left_out(sums: Float[Tensor, "groups *rest"], counts: Tensor) -> Float[Tensor, "samples *rest"]:
-    """Return the mean over all images, then the means without the images of each group."""
-    total = sums.sum(0)
-    images = counts.sum()
-    used = [group for group in range(len(counts)) if 0 < counts[group] < images]
-    return torch.stack(
-        [total / images, *((total - sums[group]) / (images - counts[group]) for group in used)]
-    )
-
-
-def half_width(samples: Float[Tensor, " samples"]) -> float:
-    """Half the width of the 95 % interval over images, from a value and those without each group
-    (Student's t of the delete-a-group jackknife); NaN without groups.
-    """
-    left = samples[1:]
-    groups = len(samples) - 1
-    if groups < 2:
-        return math.nan
-    error = ((groups - 1) / groups * (left - left.mean()).square().sum()).sqrt()
-    from scipy import stats  # half a second, which not every command needs
-
-    return float(stats.t.ppf(0.975, groups - 1) * error)
-
-
-def explained_by_offset(
-    mass: Float[Tensor, "heads down across"], energy: Float[Tensor, " heads"], place: Geometry
-) -> Float[Tensor, " heads"]:
-    """Return the share of the weights' variance that the offset from query to key explains, from 0
-    to 1 (R²).
-
-    mass: mean attention by offset; energy: the mean over queries of the sum of squared weights on
-    patches. The variance is around uniform attention, which in incomplete windows differs between
-    queries. 1 where attention is uniform.
-    """
-    uniform = place.uniform()
-    whole = mass.sum((1, 2))
-    fitted = (
-        (mass - whole[:, None, None] * uniform.offsets).square() / uniform.pairs.clamp_min(_TINY)
-    ).sum((1, 2))
-    total = energy - whole.square() * uniform.energy
-    explained: Tensor = torch.where(total <= 1e-6 * energy, 1.0, (fitted / total).clamp_max(1.0))
-    return explained
+    rivals = []
+    for name in scores:
+        is_more_general = name in LABELS[best].within
+        is_more_specific = best in LABELS[name].within
+        if name != best and not is_more_general and not is_more_specific:
+            rivals.append(name)
+    return max(rivals, key=lambda name: float(scores[name][0]), default="")
 
 
 def _estimate(samples: Float[Tensor, " samples"], images: int, *, most: float = 1.0) -> Estimate:
-    """Return a value from 0 to `most` with its interval; without one for a single group of
-    images."""
+    """Return a value from 0 to `most` with its interval, which a single group of images lacks."""
     value = float(samples[0])
     half = half_width(samples)
     if math.isnan(half):

@@ -1,3 +1,5 @@
-"""By what a head attends, what it looks at and what it writes, in words, and whether the words
-stand a test.
+"""Three labels for every head, each tested by an intervention.
+
+They name the components that determine its attention, the pattern of its attention, and what it
+writes.
 """

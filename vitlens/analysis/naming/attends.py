@@ -1,12 +1,11 @@
-"""By what a head attends, in a word, and whether the word holds when the patches of an image change
-places.
+"""Which query and key components determine a head's attention, tested on shuffled patches.
 
-The word is the largest of the products of logits.py that makes up most of the attention logits, the
-two of the mean query taken together as the same keys whoever asks. It is tested on images whose
-patches are shuffled: what follows from positions stays where it is, what follows from content moves
-with the patches, on the side of the query and on that of the key. The logits of a shuffled image
-are correlated with those of the image, whose rows, and whose columns, stay or are shuffled
-likewise; the word holds where the correlations with the sides that it names are the higher ones.
+The label is the largest of the products of logits.py that makes up most of the attention logits,
+with the two products of the mean query taken together as the same keys for every query. It is
+tested on images with shuffled patches: what follows from positions stays where it is, what follows
+from content moves with the patches, on the side of the query and on that of the key. The logits of
+a shuffled image are correlated with those of the image, with and without its rows and columns
+shuffled alike. The label holds where the correlations with the sides that it names are higher.
 """
 
 import math
@@ -19,10 +18,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitlens.analysis.heads.evidence import half_width
 from vitlens.analysis.heads.geometry import geometry_of
 from vitlens.analysis.heads.registry import MARGIN, MIXED, THRESHOLD, UNLABELLED
-from vitlens.analysis.heads.specialisation import half_width
-from vitlens.analysis.naming.logits import PRODUCTS, UNIFORM, LayerParts
+from vitlens.analysis.naming.logits import (
+    PRODUCTS,
+    SAME_BY_CONTENT,
+    SAME_BY_POSITION,
+    UNIFORM,
+    LayerParts,
+)
+from vitlens.analysis.naming.rows import AttendsRow, OfHead
 from vitlens.analysis.naming.words import EVENLY, SAME
 from vitlens.data.draws import keys, uniform
 from vitlens.lens.call import AttentionCall
@@ -33,100 +39,131 @@ from vitlens.shapes import Images, TokenLayout
 from vitlens.uncertainty import Estimate, by_group, student_mean, student_test
 
 _AT_ONCE: Final = 1 << 26  # logits of all layers that are kept at a time
+_OTHER_AXIS: Final = {"query": 2, "key": 1}  # of Sides of one head: the axis of the other side
 
-Sides = Float[
-    Tensor, "images heads 2 2"
-]  # by the query's side, then the key's: it stays, it moves with the patches
+# correlations by the query's side, then the key's: it stays, it moves with the patches
+Sides = Float[Tensor, "images heads 2 2"]
+Samples = Float[Tensor, " samples"]  # over all images, then without each group of them
 
 
-@dataclass(frozen=True)
-class AttendsBy:
-    """By what one head attends.
+@dataclass(frozen=True, kw_only=True)
+class AttendsBy(AttendsRow):
+    """The components that determine one head's attention, with all shares and the test's margins.
 
-    word: SAME, a product, "uniform" (nothing to tell apart), or `mixed` and `no single pattern`, as
-    a head's label; best, other: the two largest; share, other_share: of the logits' variance, the
-    first with its interval over images; shares: of every product; spread: the standard deviation of
-    the logits of a row, nats; sides: for the query and the key that the word names, how much better
-    the logits of a shuffled image agree with what it predicts, the difference of two correlations;
-    p: of the least certain of them, before any correction; None without a test.
+    shares: of every product; sides: for the query and the key that the label names, how much better
+    the logits of a shuffled image agree with what the label predicts, the difference of two
+    correlations; p: of the least certain of them, before any correction; None without a test.
     """
 
-    word: str
-    best: str
-    share: Estimate
-    other: str
-    other_share: float
     shares: Mapping[str, float]
-    spread: float
     sides: Mapping[str, Estimate]
     p: float | None
 
 
 def attends_by(
-    layer: LayerParts, head: int, images: int, sides: Sides | None, groups: Tensor | None
+    head: OfHead, parts: LayerParts, images: int, sides: Sides | None, groups: Tensor | None
 ) -> AttendsBy:
-    """Return the word for one head; images: their number; sides: of the shuffled ones, or None;
-    groups: of these.
+    """Return the label of one head, not yet corrected for the tests of other heads.
+
+    images: their number; sides: of the shuffled ones, or None; groups: of these.
     """
-    samples = {name: layer.shares[:, head, index] for index, name in enumerate(PRODUCTS)}
-    shares = {name: float(each[0]) for name, each in samples.items()}
-    merged = {SAME: torch.zeros_like(layer.shares[:, head, 0])}
-    for name, each in samples.items():
-        if PRODUCTS[name][0] == "mean":
-            merged[SAME] = merged[SAME] + each
-        else:
-            merged[name] = each
-    best, other = sorted(merged, key=lambda name: -float(merged[name][0]))[:2]
-    value = float(merged[best][0])
-    below = float(merged[other][0])
-    half = half_width(merged[best])
-    of_margin = half_width(merged[best] - merged[other])
-    spread = float(layer.spread[head])
-    if spread < UNIFORM:
-        word = EVENLY
-    elif value >= THRESHOLD and value - below >= MARGIN and not value - below <= of_margin:
-        word = best
-    else:
-        word = MIXED if value + below >= THRESHOLD and below >= MARGIN else UNLABELLED
-    if math.isnan(half):
-        share = Estimate(value, n=images)
-    else:
-        # between 0 and 1, or at the share itself: of products that cancel each other it may lie
-        # outside
-        low = max(value - half, min(value, 0.0))
-        high = min(value + half, max(value, 1.0))
-        share = Estimate(value, low, high, images)
-    of_sides = {}
+    samples = {name: parts.shares[:, head.head, index] for index, name in enumerate(PRODUCTS)}
+    shares = {name: float(share[0]) for name, share in samples.items()}
+    merged = _with_same_keys(samples)
+    best, second = sorted(merged, key=lambda name: -float(merged[name][0]))[:2]
+    spread = float(parts.spread[head.head])
+    word = _label(best, merged[best], merged[second], spread)
+    margins: dict[str, Estimate] = {}
     p = None
     if sides is not None and word in merged:
-        for side, part in _predicted(word, shares).items():
-            over = (3, 2)[["query", "key"].index(side)]  # the axis of the other side
-            stays, moves = sides[:, head].double().mean(over - 1).unbind(1)
-            margins = stays - moves if part == "position" else moves - stays
-            of_sides[side] = student_mean(margins, groups=groups, unit="")
-            sums, counts = by_group(margins.numpy(), groups)
-            found = student_test(sums / counts)
-            worse = found / 2 if of_sides[side].value > 0 else 1 - found / 2
-            p = worse if p is None else max(p, worse)
-    return AttendsBy(word, best, share, other, below, shares, spread, of_sides, p)
+        margins, p = _test_sides(word, shares, sides[:, head.head], groups)
+    return AttendsBy(
+        model=head.model,
+        layer=head.layer,
+        head=head.head,
+        word=word,
+        best=best,
+        share=_share(merged[best], images),
+        next=second,
+        next_share=float(merged[second][0]),
+        spread=spread,
+        stays=min(margins.values(), key=lambda margin: margin.value, default=None),
+        shares=shares,
+        sides=margins,
+        p=p,
+    )
+
+
+def _with_same_keys(samples: Mapping[str, Samples]) -> dict[str, Samples]:
+    """Return the shares with the two products of the mean query taken together as SAME."""
+    merged = {SAME: samples[SAME_BY_POSITION] + samples[SAME_BY_CONTENT]}
+    for name, share in samples.items():
+        if name not in (SAME_BY_POSITION, SAME_BY_CONTENT):
+            merged[name] = share
+    return merged
+
+
+def _label(best: str, share: Samples, second_share: Samples, spread: float) -> str:
+    """Return the label by the rule for patterns, from the two largest shares."""
+    value = float(share[0])
+    second_value = float(second_share[0])
+    margin = value - second_value
+    half_margin = half_width(share - second_share)
+    if spread < UNIFORM:
+        return EVENLY
+    # without an interval, which is NaN, MARGIN decides
+    if value >= THRESHOLD and margin >= MARGIN and not margin <= half_margin:
+        return best
+    if value + second_value >= THRESHOLD and second_value >= MARGIN:
+        return MIXED
+    return UNLABELLED
+
+
+def _share(samples: Samples, images: int) -> Estimate:
+    """Return a share with its interval over images, which a single group of images lacks."""
+    value = float(samples[0])
+    half = half_width(samples)
+    if math.isnan(half):
+        return Estimate(value, n=images)
+    # between 0 and 1, or at the share: that of products that cancel each other may lie outside
+    low = max(value - half, min(value, 0.0))
+    high = min(value + half, max(value, 1.0))
+    return Estimate(value, low, high, images)
+
+
+def _test_sides(
+    word: str,
+    shares: Mapping[str, float],
+    sides: Float[Tensor, "images 2 2"],
+    groups: Tensor | None,
+) -> tuple[dict[str, Estimate], float | None]:
+    """Return the margin of each side that a label names, and the largest one-sided p."""
+    margins: dict[str, Estimate] = {}
+    p_values = []
+    for side, component in _predicted(word, shares).items():
+        stays, moves = sides.double().mean(_OTHER_AXIS[side]).unbind(1)
+        margin = stays - moves if component == "position" else moves - stays
+        margins[side] = student_mean(margin, groups=groups, unit="")
+        sums, counts = by_group(margin.numpy(), groups)
+        two_sided = student_test(sums / counts)
+        p_values.append(two_sided / 2 if margins[side].value > 0 else 1 - two_sided / 2)
+    return margins, max(p_values, default=None)
 
 
 def _predicted(word: str, shares: Mapping[str, float]) -> dict[str, str]:
-    """Return what each side that a word names follows; of the same keys, the larger of the two
-    products.
+    """Return the component of each side that a label names.
+
+    The same keys for every query name the component of the key with the larger share.
     """
-    if word != SAME:
-        return dict(zip(("query", "key"), PRODUCTS[word]))
-    largest = max(
-        (name for name in PRODUCTS if PRODUCTS[name][0] == "mean"), key=lambda name: shares[name]
-    )
-    return {"key": PRODUCTS[largest][1]}
+    if word == SAME:
+        largest = max((SAME_BY_POSITION, SAME_BY_CONTENT), key=lambda name: shares[name])
+        return {"key": PRODUCTS[largest][1]}
+    query, key = PRODUCTS[word]
+    return {"query": query, "key": key}
 
 
 def orders(layout: TokenLayout, count: int, *, seed: int = 0) -> Int[Tensor, "count patches"]:
-    """Return an order of the patches of each image: which one is at each place when they are
-    shuffled.
-    """
+    """Return a random order of the patches for each image: the patch at each place."""
     return uniform(keys(seed, torch.arange(count)), layout.patches, stream=3).argsort(1)
 
 
@@ -135,24 +172,20 @@ def shuffled(
     layout: TokenLayout,
     order: Int[Tensor, "batch patches"],
 ) -> Float[Tensor, "batch channels _ _"]:
-    """Images, resized as the model would, whose patches are put in this order."""
+    """Return the images, resized as the model would, with their patches in this order."""
     if tuple(images.shape[-2:]) != tuple(layout.image_size):
         images = F.interpolate(
             images, size=layout.image_size, mode="bilinear", antialias=True, align_corners=False
         )
-    (down, across), (tall, wide) = layout.grid, layout.patch_size
-    order = order.to(images.device)
-    cut = (
-        images.unflatten(2, (down, tall))
-        .unflatten(4, (across, wide))
-        .permute(0, 2, 4, 1, 3, 5)
-        .flatten(1, 2)
-    )
-    moved = cut[torch.arange(len(images), device=images.device)[:, None], order]
-    laid: Tensor = (
-        moved.unflatten(1, (down, across)).permute(0, 3, 1, 4, 2, 5).reshape(images.shape)
-    )
-    return laid
+    rows, columns = layout.grid
+    height, width = layout.patch_size
+    on_grid = images.unflatten(2, (rows, height)).unflatten(4, (columns, width))
+    patches = on_grid.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+    numbers = torch.arange(len(images), device=images.device)
+    moved = patches[numbers[:, None], order.to(images.device)]
+    on_grid = moved.unflatten(1, (rows, columns)).permute(0, 3, 1, 4, 2, 5)
+    result: Tensor = on_grid.reshape(images.shape)
+    return result
 
 
 def agreement(
@@ -162,52 +195,61 @@ def agreement(
     order: Int[Tensor, "some patches"],
     size: int,
 ) -> dict[int, Sides]:
-    """Return how the attention logits of the first images, shuffled in this order, agree with those
-    of the images, by layer: correlations over all pairs of patches, without the mean over the keys.
-    size: images at a time, at most.
+    """Return how the logits of the first images agree with those after shuffling, by layer.
+
+    Correlations are over all pairs of patches, without the mean over the keys. order: of the
+    patches of these images; size: images at a time, at most.
     """
     if not layers:
         return {}
     layout = model.layout
-    found: dict[int, list[Tensor]] = {layer: [] for layer in layers}
+    parts: dict[int, list[Tensor]] = {layer: [] for layer in layers}
     size = min(size, max(1, _AT_ONCE // (len(layers) * 16 * layout.patches**2)))
-    for start, own in zip(range(0, len(order), size), order.split(size)):
-        batch = images[start : start + len(own)].to(model.device)
-        known, again = (
-            _logits(model, each, layers) for each in (batch, shuffled(batch, layout, own))
-        )
+    for start in range(0, len(order), size):
+        batch_order = order[start : start + size]
+        batch = images[start : start + len(batch_order)].to(model.device)
+        before = _logits(model, batch, layers)
+        after = _logits(model, shuffled(batch, layout, batch_order), layers)
+        batch_order = batch_order.to(batch.device)
         for layer in layers:
-            found[layer].append(_correlations(known[layer], again[layer], own.to(batch.device)))
-    return {layer: torch.cat(parts) for layer, parts in found.items()}
+            parts[layer].append(_correlations(before[layer], after[layer], batch_order))
+    return {layer: torch.cat(batches) for layer, batches in parts.items()}
 
 
 def _logits(model: Model, images: Images, layers: Sequence[int]) -> dict[int, Tensor]:
-    """Return the attention logits between patches (images, heads, query, key) of some layers,
-    without their mean over keys, each head's of one length.
+    """Return the attention logits between patches (images, heads, query, key) of some layers.
+
+    The mean over keys is subtracted, and the logits of each head are scaled to length 1.
     """
-    found: dict[int, Tensor] = {}
+    by_layer: dict[int, Tensor] = {}
 
     def take(call: AttentionCall) -> None:
-        if call.site.layer in layers:
-            place = geometry_of(call.site, model)
-            assert place is not None  # as the layer has parts
-            scores = call.precise().at("scores")
-            assert scores is not None
-            logits = scores[..., place.prefix :, place.prefix :]
-            logits = logits - logits.mean(-1, keepdim=True)
-            found[call.site.layer] = logits / logits.square().sum(
-                (-1, -2), keepdim=True
-            ).sqrt().clamp_min(1e-12)
+        if call.site.layer not in layers:
+            return
+        geometry = geometry_of(call.site, model)
+        assert geometry is not None  # as the layer has parts
+        scores = call.precise().at("scores")
+        assert scores is not None
+        logits = scores[..., geometry.prefix :, geometry.prefix :]
+        logits = logits - logits.mean(-1, keepdim=True)
+        length = logits.square().sum((-1, -2), keepdim=True).sqrt()
+        by_layer[call.site.layer] = logits / length.clamp_min(1e-12)
 
     observe(model, images, take)
-    return found
+    return by_layer
 
 
-def _correlations(known: Tensor, again: Tensor, order: Int[Tensor, "images patches"]) -> Sides:
-    rows = order[:, None, :, None].expand_as(known)
-    moved = known.gather(2, rows)
-    columns = order[:, None, None, :].expand_as(known)
-    pairs = [[each, each.gather(3, columns)] for each in (known, moved)]
-    return torch.stack(
-        [torch.stack([(each * again).sum((-1, -2)) for each in row], -1) for row in pairs], -2
-    ).cpu()
+def _correlations(before: Tensor, after: Tensor, order: Int[Tensor, "images patches"]) -> Sides:
+    """Return the correlations of shuffled logits with their predictions.
+
+    Predictions are the logits with rows, and with columns, that stay or move with the patches.
+    """
+    by_row = order[:, None, :, None].expand_as(before)
+    by_column = order[:, None, None, :].expand_as(before)
+    by_query = []
+    for rows in (before, before.gather(2, by_row)):
+        by_key = []
+        for predicted in (rows, rows.gather(3, by_column)):
+            by_key.append((predicted * after).sum((-1, -2)))
+        by_query.append(torch.stack(by_key, -1))
+    return torch.stack(by_query, -2).cpu()

@@ -1,10 +1,8 @@
-"""Three words for every head: by what it attends, what it looks at, what it writes, each with its
-test.
-"""
+"""Three labels for every head: what determines its attention, its pattern, and what it writes."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeAlias
 
 import torch
@@ -12,23 +10,26 @@ from torch import Tensor
 
 from vitlens.analysis.ablation.bench import Bench, Unit, require_heads, silent, units_of
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
+from vitlens.analysis.heads.batch import layers_of
+from vitlens.analysis.heads.evidence import half_width
 from vitlens.analysis.heads.registry import THRESHOLD
-from vitlens.analysis.heads.specialisation import HeadLabel, Specialisation, half_width, specialise
-from vitlens.analysis.heads.statistics import Statistics, Stream, layers_of, require_statistics
+from vitlens.analysis.heads.specialisation import HeadLabel, Specialisation, specialise
+from vitlens.analysis.heads.statistics import Statistics, Stream, require_statistics
 from vitlens.analysis.naming.attends import AttendsBy, agreement, attends_by, orders, shuffled
 from vitlens.analysis.naming.logits import LayerParts, logit_parts
-from vitlens.analysis.naming.words import STATES, names_one, three_words
-from vitlens.analysis.naming.writes import FEWEST as FEWEST_OF_ONE
+from vitlens.analysis.naming.rows import LooksRow, OfHead
+from vitlens.analysis.naming.words import STATES, describe_labels, names_one
+from vitlens.analysis.naming.writes import FEWEST as FEWEST_OF_CONCEPT
 from vitlens.analysis.naming.writes import (
     LEVEL,
-    Things,
     Writes,
     at_random,
     of_halves,
-    things_of,
+    tested_concepts,
     writes,
 )
-from vitlens.analysis.patching.contribution import blocks_of, head_contributions
+from vitlens.analysis.patching.contribution import head_contributions
+from vitlens.analysis.patching.stream import blocks_of
 from vitlens.classes import required_labels
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.inputs import takes_images
@@ -38,56 +39,46 @@ from vitlens.pixels import AnyImages, Parts, as_parts, groups_of
 from vitlens.summary import Line, Table
 from vitlens.uncertainty import Estimate, holm
 
-FEWEST: Final = 50  # images with labels: of fewer, no word is tested for what a head writes
-Progress: TypeAlias = Callable[..., AbstractContextManager[Callable[[int], object]]]
+FEWEST: Final = 50  # images with class labels: of fewer, no label for what heads write is tested
 SHUFFLED: Final = 64  # images, the first ones
-
-
-@dataclass(frozen=True)
-class LooksAt:
-    """What one head looks at: its label, by the information in its attention that the pattern
-    explains.
-
-    score: of the label; moved: its score on images whose patches are shuffled, masks with them;
-    holds: whether the pattern still explains most there, None without a test or for a head without
-    one pattern.
-    """
-
-    word: str
-    score: Estimate
-    moved: Estimate | None
-    holds: bool | None
+HeadNumber: TypeAlias = tuple[int, int]  # layer and head
+Progress: TypeAlias = Callable[..., AbstractContextManager[Callable[[int], object]]]
 
 
 @dataclass(frozen=True)
 class HeadName:
-    """One head, its words; None where it has no such word. holds: whether the sides that `attends`
-    names hold on shuffled images, after Holm's correction over heads; None without a test.
-    """
+    """One head with its labels; None where it has no such label."""
 
     layer: int
     head: int
     attends: AttendsBy | None
-    holds: bool | None
-    looks: LooksAt | None
+    looks: LooksRow | None
     writes: Writes | None
 
     @property
+    def holds(self) -> bool | None:
+        """Return True if the test confirms `attends`, None without a test."""
+        return self.attends.holds if self.attends else None
+
+    @property
     def words(self) -> str:
-        """Return all three in one line, with what their tests said."""
-        return three_words(
-            self.attends.word if self.attends else None,
-            self.holds,
-            *((self.looks.word, self.looks.holds) if self.looks else (None, None)),
-            *((self.writes.word, self.writes.state) if self.writes else (None, None)),
+        """Return all three labels in one line, with the results of their tests."""
+        return describe_labels(
+            attends=self.attends.word if self.attends else None,
+            holds=self.holds,
+            looks=self.looks.word if self.looks else None,
+            looks_hold=self.looks.holds if self.looks else None,
+            writes=self.writes.word if self.writes else None,
+            state=self.writes.state if self.writes else None,
         )
 
 
 @dataclass(frozen=True, repr=False)
 class HeadNames(Table):
-    """Words for every head of a model. images: their number; shuffled: those that were also
-    shuffled; notes: one line for each word that could not be given, or not be tested, to the
-    model's heads.
+    """Labels of every head of a model.
+
+    images: their number; shuffled: those that were also shuffled; notes: one line for each label
+    that could not be given, or not be tested, to the model's heads.
     """
 
     heads: tuple[HeadName, ...]
@@ -96,28 +87,21 @@ class HeadNames(Table):
     notes: tuple[str, ...] = ()
 
     def summary(self) -> Iterator[Line]:
-        """Yield how many heads have each word, and how many of those that were tested hold."""
-        yield Line("heads", len(self.heads))
-        tested = [head for head in self.heads if head.holds is not None]
-        yield Line(
-            "attends by: tested, holds", (len(tested), sum(bool(head.holds) for head in tested))
-        )
-        seen = [
-            head.looks.holds
-            for head in self.heads
-            if head.looks is not None and head.looks.holds is not None
-        ]
-        yield Line("looks at: tested, holds", (len(seen), sum(seen)))
+        """Yield how many heads have each label, and how many of those that were tested hold."""
+        attends = [head.holds for head in self.heads if head.holds is not None]
+        looks = [head.looks.holds for head in self.heads if head.looks is not None]
+        tested_looks = [holds for holds in looks if holds is not None]
         states = [head.writes.state for head in self.heads if head.writes is not None]
+        yield Line("heads", len(self.heads))
+        yield Line("attends by: tested, holds", (len(attends), sum(attends)))
+        yield Line("looks at: tested, holds", (len(tested_looks), sum(tested_looks)))
         for state in STATES:
             yield Line(f"writes: {state}", states.count(state))
         for note in self.notes:
             yield Line("note", note)
 
     def records(self) -> Iterator[dict[str, object]]:
-        """Return a row for each head: its three words and what their tests said, None where there
-        is none.
-        """
+        """Yield a row for each head: its labels and their tests, None without one."""
         for head in self.heads:
             yield {
                 "layer": head.layer,
@@ -142,18 +126,19 @@ def name_heads(
     batch_size: int | None = None,
     seed: int = 0,
 ) -> HeadNames:
-    """Return three words for every head, each tested by an intervention: by what it attends, what
-    it looks at, what it writes.
+    """Return three labels for every head: its components, its pattern, and what it writes.
+
+    The components are those of query and key that determine its attention.
 
     images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; labels: class
     indices (n,), or "predicted" (None: those of the Split or the class folders); attributes: of the
     images, by name (n,), True or False each, that a head may write as it may write a class; masks:
-    (n, height, width) True on the object. The first two words are tested on images whose patches
-    are shuffled: what is by position stays, what is by content moves. The third is tested by
-    ablating the head; it names up to three classes where no test separates them. Outputs of heads
-    of all images are kept in memory: a few hundred images are enough. Raises UnsupportedError for a
-    model without attention between tokens, InputError for masks or attributes of another number
-    than images.
+    (n, height, width) True on the object. Each label is tested by an intervention. The first two
+    are tested on images with shuffled patches: what depends on position stays, what depends on
+    content moves. The third is tested by ablating the head; it names up to three classes where no
+    test separates them. Outputs of heads of all images are kept in memory: a few hundred images are
+    enough. Raises UnsupportedError for a model without attention between tokens, InputError for
+    masks or attributes of another number than images.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -164,211 +149,265 @@ def name_heads(
     require_statistics(model)
     size = batch_size or fitting_batch_size(model)
     pixels = as_parts(images)
-    known = None if labels is None else required_labels(model, pixels, labels, size)
-    return named(model, pixels, known, attributes or {}, masks, size, seed)
+    classes = None if labels is None else required_labels(model, pixels, labels, size)
+    sample = Sample(pixels, classes, attributes or {}, masks)
+    return label_heads(model, sample, size, seed)
 
 
-def named(
+@dataclass(frozen=True)
+class Sample:
+    """The images on which heads are labelled.
+
+    labels (n,): columns of the model's logits, None if unknown; attributes: by name (n,), True or
+    False each; masks: (n, height, width) True on the object. Raises InputError for masks or
+    attributes of another number than images.
+    """
+
+    images: Parts
+    labels: Tensor | None = None
+    attributes: Mapping[str, Tensor] = field(default_factory=dict)
+    masks: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for name, values in {"masks": self.masks, **self.attributes}.items():
+            if values is not None and len(values) != len(self.images):
+                raise InputError(
+                    f"expected {name} of {len(self.images)} images, found {len(values)}"
+                )
+
+    @property
+    def groups(self) -> Tensor | None:
+        """Return the source of each image, None where images are independent."""
+        return groups_of(self.images)
+
+
+def label_heads(
     model: Model,
-    images: Parts,
-    labels: Tensor | None,
-    attributes: Mapping[str, Tensor],
-    masks: Tensor | None,
+    sample: Sample,
     size: int,
     seed: int,
     progress: Progress = silent,
     *,
     remove: bool = True,
-    known: Statistics | None = None,
+    statistics: Statistics | None = None,
 ) -> HeadNames:
-    """`name_heads` of images that are read `size` at a time; progress: of its loops (words, total);
-    remove: also say what heads write, for which every head is removed; known: the statistics from
-    which heads are labelled, of more images than these (None: of these).
+    """Return the labels of `name_heads`, from images that are read `size` at a time.
+
+    progress: of its loops (words, total); remove: also label what heads write, for which every head
+    is removed; statistics: from which heads are labelled, of more images than these (None: of
+    these).
     """
-    for name, value in {"masks": masks, **attributes}.items():
-        if value is not None and len(value) != len(images):
-            raise InputError(f"expected {name} of {len(images)} images, found {len(value)}")
-    groups = groups_of(images)
+    count = len(sample.images)
     notes = list[str]()
-    count = len(images)
-    if known is None:
+    if statistics is None:
         with progress("Statistics of heads", count) as advance:
-            known = _statistics(model, images, masks, groups, size, advance)
-    roles = specialise(known)
+            statistics = _statistics(model, sample, size, advance)
+    roles = specialise(statistics)
     parts: Mapping[int, LayerParts] = {}
     try:
         with progress("Queries and keys", 2 * count) as advance:
-            parts = logit_parts(model, images, size, advance)
+            parts = logit_parts(model, sample.images, size, advance)
     except InputError as error:
         notes.append(f"by what heads attend: {error}")
-    some = min(SHUFFLED, count)
+    test = _Shuffling()
     layout = model.anatomy.layout
-    few = None if groups is None else groups[:some]
-    sides = dict[int, Tensor]()
-    moved = None
     if layout is None or tuple(layout.image_size) != tuple(model.input_size):
         notes.append(
             "attention is not tested on shuffled patches: the tokens are not patches of the image"
         )
     else:
-        order = orders(layout, some, seed=seed)
-        with progress("Shuffled patches", 2 * some) as advance:
-            sides = agreement(model, images, list(parts), order, size)
-            advance(some)
-            moved = specialise(_statistics(model, images, masks, few, size, advance, order))
-    written: Mapping[tuple[int, int], Writes] = {}
-    try:
-        if remove:
-            written, rare = _writes(model, images, labels, attributes, size, seed, progress)
+        test = _shuffling(model, sample, list(parts), size, seed, progress)
+    written: Mapping[HeadNumber, Writes] = {}
+    if remove:
+        try:
+            written, rare = _writes(model, sample, size, seed, progress)
             if rare:
-                notes.append(_note_on(rare, groups))
-    except (InputError, UnsupportedError) as error:
-        notes.append(f"what heads write: {error}")
-    attends = {
-        (layer, head): attends_by(part, head, count, sides.get(layer), few)
-        for layer, part in parts.items()
-        for head in range(part.shares.shape[1])
-    }
-    tested = {at: each.p for at, each in attends.items() if each.p is not None}
-    adjusted = dict(zip(tested, holm(list(tested.values())) if tested else ()))
+                notes.append(_note_on(rare, sample.groups))
+        except (InputError, UnsupportedError) as error:
+            notes.append(f"what heads write: {error}")
+    attends = _attends(model, sample, parts, test)
     heads = []
     for site in layers_of(model):
-        labelled = roles.given[site.layer]
+        labels = roles.head_labels[site.layer]
         for head in range(site.heads):
-            at = (site.layer, head)
-            holds = adjusted[at] <= LEVEL if at in adjusted else None
-            looks = (
-                _looks(labelled[head], *at, moved, known.images, some)
-                if head < len(labelled)
-                else None
-            )
-            heads.append(HeadName(*at, attends.get(at), holds, looks, written.get(at)))
-    return HeadNames(tuple(heads), count, 0 if moved is None else some, tuple(notes))
+            looks = None
+            if head < len(labels):
+                of = OfHead(model=model.alias, layer=site.layer, head=head)
+                looks = _looks(of, labels[head], statistics.images, test)
+            number = (site.layer, head)
+            heads.append(HeadName(*number, attends.get(number), looks, written.get(number)))
+    return HeadNames(tuple(heads), count, test.images, tuple(notes))
 
 
 def _statistics(
     model: Model,
-    images: Parts,
-    masks: Tensor | None,
-    groups: Tensor | None,
+    sample: Sample,
     size: int,
     advance: Callable[[int], object],
     order: Tensor | None = None,
 ) -> Statistics:
-    """Return the statistics of heads on the images, or on the first ones with their patches, and
-    masks, in this order.
+    """Return the statistics of heads on the images.
+
+    order (some, patches): of the patches of the first images, the only measured ones, and of
+    their masks; None for all images as they are.
     """
+    groups = sample.groups
+    if groups is not None and order is not None:
+        groups = groups[: len(order)]
     stream = Stream(model, groups=groups)
-    count = len(images if order is None else order)
+    count = len(sample.images) if order is None else len(order)
     for start in range(0, count, size):
         rows = slice(start, min(start + size, count))
-        batch = images[rows].to(model.device)
-        own = None if masks is None else masks[rows]
+        images = sample.images[rows].to(model.device)
+        masks = None if sample.masks is None else sample.masks[rows]
         if order is not None:
-            batch = shuffled(batch, model.layout, order[rows])
-            own = (
-                None
-                if own is None
-                else shuffled(own[:, None].float(), model.layout, order[rows])[:, 0] > 0.5
-            )
-        stream.add(batch, masks=own)
-        advance(len(batch))
+            images = shuffled(images, model.layout, order[rows])
+        if order is not None and masks is not None:
+            masks = shuffled(masks[:, None].float(), model.layout, order[rows])[:, 0] > 0.5
+        stream.add(images, masks=masks)
+        advance(len(images))
     return stream.result()
 
 
-def _looks(
-    given: HeadLabel,
-    layer: int,
-    head: int,
-    moved: Specialisation | None,
-    images: int,
-    shuffled: int,
-) -> LooksAt:
-    known = given.low == given.low  # else NaN: one image
-    score = Estimate(
-        given.score, given.low if known else None, given.high if known else None, images, ""
+@dataclass(frozen=True)
+class _Shuffling:
+    """Measurements on the first images with shuffled patches; none by default.
+
+    images: their number; sides: agreement of the logits by layer; roles: labels of heads on the
+    shuffled images.
+    """
+
+    images: int = 0
+    sides: Mapping[int, Tensor] = field(default_factory=dict)
+    roles: Specialisation | None = None
+
+
+def _shuffling(
+    model: Model,
+    sample: Sample,
+    layers: Sequence[int],
+    size: int,
+    seed: int,
+    progress: Progress,
+) -> _Shuffling:
+    """Return the measurements on shuffled patches; layers: those with parts of their logits."""
+    images = min(SHUFFLED, len(sample.images))
+    order = orders(model.layout, images, seed=seed)
+    with progress("Shuffled patches", 2 * images) as advance:
+        sides = agreement(model, sample.images, layers, order, size)
+        advance(images)
+        roles = specialise(_statistics(model, sample, size, advance, order))
+    return _Shuffling(images, sides, roles)
+
+
+def _attends(
+    model: Model, sample: Sample, parts: Mapping[int, LayerParts], test: _Shuffling
+) -> dict[HeadNumber, AttendsBy]:
+    """Return the components that determine each head's attention, tests corrected over heads."""
+    groups = None if sample.groups is None else sample.groups[: test.images]
+    labels = {}
+    for layer, layer_parts in parts.items():
+        sides = test.sides.get(layer)
+        for head in range(layer_parts.shares.shape[1]):
+            of = OfHead(model=model.alias, layer=layer, head=head)
+            label = attends_by(of, layer_parts, len(sample.images), sides, groups)
+            labels[layer, head] = label
+    p_values = {number: label.p for number, label in labels.items() if label.p is not None}
+    p_holm = holm(list(p_values.values())) if p_values else []
+    for number, p in zip(p_values, p_holm):
+        labels[number] = replace(labels[number], holds=p <= LEVEL)
+    return labels
+
+
+def _looks(head: OfHead, label: HeadLabel, images: int, test: _Shuffling) -> LooksRow:
+    """Return the pattern of a head's attention, tested on shuffled patches.
+
+    images: from which the label is.
+    """
+    score = Estimate(label.score, n=images, unit="")
+    if label.low == label.low:  # else NaN: one image
+        score = Estimate(label.score, label.low, label.high, images, "")
+    row = LooksRow(
+        model=head.model, layer=head.layer, head=head.head, word=label.label, score=score
     )
-    if moved is None or not names_one(given.label):
-        return LooksAt(given.label, score, None, None)
-    samples = moved.samples[layer][given.label][:, head]
+    if test.roles is None or not names_one(label.label):
+        return row
+    samples = test.roles.samples[head.layer][label.label][:, head.head]
     value = float(samples[0])
     half = half_width(samples)
-    if half != half:
-        return LooksAt(given.label, score, Estimate(value, n=shuffled, unit=""), None)
+    if half != half:  # NaN: one image
+        return replace(row, moved=Estimate(value, n=test.images, unit=""))
     low = max(value - half, 0.0)
     high = min(value + half, 1.0)
-    return LooksAt(given.label, score, Estimate(value, low, high, shuffled, ""), value >= THRESHOLD)
+    moved = Estimate(value, low, high, test.images, "")
+    return replace(row, moved=moved, holds=value >= THRESHOLD)
 
 
 def _note_on(rare: Sequence[str], groups: Tensor | None) -> str:
     """Return the note on attributes that are not tested."""
     images = "images" if groups is None else "sources of images"
     return (
-        f"what heads write: fewer than {FEWEST_OF_ONE} {images} have, or lack, "
+        f"what heads write: fewer than {FEWEST_OF_CONCEPT} {images} have, or lack, "
         f"{', '.join(rare)}: not tested"
     )
 
 
 class _Scores(NamedTuple):
-    """scores (images, heads, things): of each head for each class or attribute; truth (images,
-    things).
-    """
+    """Scores (images, heads, concepts) of heads for concepts; truth (images, concepts)."""
 
     scores: Tensor
     truth: Tensor
 
 
 def _writes(
-    model: Model,
-    images: Parts,
-    labels: Tensor | None,
-    attributes: Mapping[str, Tensor],
-    size: int,
-    seed: int,
-    progress: Progress,
-) -> tuple[dict[tuple[int, int], Writes], list[str]]:
-    """Return what each head writes, by layer and head, and the attributes that are too rare to be
-    tested.
-    """
+    model: Model, sample: Sample, size: int, seed: int, progress: Progress
+) -> tuple[dict[HeadNumber, Writes], list[str]]:
+    """Return what each head writes, and the attributes that are too rare to be tested."""
     model.require_classifier()
     require_heads(model)
+    images = sample.images
+    labels = sample.labels
+    groups = sample.groups
     if labels is None:
         raise InputError(
             "expected labels, found none; give labels=, or data with a folder for each class"
         )
     if len(images) < FEWEST:
         raise InputError(f"expected at least {FEWEST} images with labels, found {len(images)}")
-    groups = groups_of(images)
-    tested = things_of(labels, model.classes, attributes, groups)
-    if not tested.classes and not tested.attributes:
+    concepts = tested_concepts(labels, model.classes, sample.attributes, groups)
+    if not concepts.classes and not concepts.attributes:
         kind = "images" if groups is None else "sources of images"
         raise InputError(
-            f"expected a class or an attribute that {FEWEST_OF_ONE} {kind} have and "
-            f"{FEWEST_OF_ONE} lack, found none"
+            f"expected a class or an attribute that {FEWEST_OF_CONCEPT} {kind} have and "
+            f"{FEWEST_OF_CONCEPT} lack, found none"
         )
     blocks_of(model)  # or what the classifier reads of a head is not known
     units = units_of(model, kinds=["head"])
     parts = []
-    if tested.classes:
+    if concepts.classes:
         parts.append(
-            _scores_of_classes(model, images, labels, tested.classes, units, size, progress)
+            _scores_of_classes(model, images, labels, concepts.classes, units, size, progress)
         )
-    if tested.attributes:
-        held = torch.stack([attributes[name].bool() for name in tested.attributes], 1)
-        parts.append(_Scores(of_halves(_outputs(model, images, units, size), held, groups), held))
+    if concepts.attributes:
+        truth = torch.stack([sample.attributes[name].bool() for name in concepts.attributes], 1)
+        outputs = _outputs(model, images, units, size)
+        parts.append(_Scores(of_halves(outputs, truth, groups), truth))
     scores = torch.cat([part.scores for part in parts], -1)
     truth = torch.cat([part.truth for part in parts], -1)
     bench = Bench(model, images, labels, "mean", groups, seed, size, progress=progress)
     outcomes = bench.without([(unit,) for unit in units])
-    control = at_random(scores, truth, groups, seed=seed)
-    words = writes(
-        scores, truth, _names_of(tested, model), outcomes, control=control, groups=groups
+    heads = [OfHead(model=model.alias, layer=unit.layer, head=unit.head or 0) for unit in units]
+    class_names = [model.classes[number] for number in concepts.classes]
+    results = writes(
+        heads,
+        scores,
+        truth,
+        [*class_names, *concepts.attributes],
+        outcomes,
+        control=at_random(scores, truth, groups, seed=seed),
+        groups=groups,
     )
-    return {(unit.layer, unit.head or 0): word for unit, word in zip(units, words)}, tested.rare
-
-
-def _names_of(tested: Things, model: Model) -> list[str]:
-    return [*(model.classes[number] for number in tested.classes), *tested.attributes]
+    return {(result.layer, result.head): result for result in results}, concepts.rare
 
 
 def _scores_of_classes(
@@ -376,7 +415,7 @@ def _scores_of_classes(
     images: Parts,
     labels: Tensor,
     classes: Sequence[int],
-    units: tuple[Unit, ...],
+    units: Sequence[Unit],
     size: int,
     progress: Progress,
 ) -> _Scores:
@@ -392,19 +431,21 @@ def _scores_of_classes(
     return _Scores(torch.cat(scores), labels[:, None] == numbers)
 
 
-def _outputs(model: Model, images: Parts, units: tuple[Unit, ...], size: int) -> Tensor:
-    """Return the output of every head (images, heads, width), the mean over the tokens that the
-    classifier reads.
+def _outputs(model: Model, images: Parts, units: Sequence[Unit], size: int) -> Tensor:
+    """Return the output of every head (images, heads, width).
+
+    It is the mean over the tokens that the classifier reads.
     """
-    cls = model.anatomy.layout.positions("cls") if model.anatomy.layout is not None else ()
-    where = f"[{cls[0]}]" if cls and model.anatomy.readout != "mean" else ""
-    by_layer = sorted({unit.layer for unit in units})
-    found = []
+    layout = model.anatomy.layout
+    cls = () if layout is None else layout.positions("cls")
+    tokens = f"[{cls[0]}]" if cls and model.anatomy.readout != "mean" else ""
+    layers = sorted({unit.layer for unit in units})
+    places = [f"blocks.{layer}.heads{tokens}" for layer in layers]
+    parts = []
     for start in range(0, len(images), size):
-        places = [f"blocks.{layer}.heads{where}" for layer in by_layer]
         captured = capture(model, images[start : start + size].to(model.device), places)
-        rows = {
-            layer: captured[place].float().mean(-2).cpu() for layer, place in zip(by_layer, places)
-        }
-        found.append(torch.stack([rows[unit.layer][:, unit.head or 0] for unit in units], 1))
-    return torch.cat(found)
+        by_layer = {}
+        for layer, place in zip(layers, places):
+            by_layer[layer] = captured[place].float().mean(-2).cpu()
+        parts.append(torch.stack([by_layer[unit.layer][:, unit.head or 0] for unit in units], 1))
+    return torch.cat(parts)

@@ -1,19 +1,19 @@
-"""The three words for a head as one line, with what their tests said; free of torch."""
+"""The three labels of a head in one line, with the results of their tests; free of torch."""
 
 from collections.abc import Sequence
 from typing import Final
 
 from vitlens.analysis.heads.registry import FAULTY, MIXED, UNLABELLED
 
-SAME: Final = "same keys"  # whichever patch asks
+SAME: Final = "same keys"  # whichever patch is the query
 EVENLY: Final = "uniform"
 DEAD: Final = "dead"
-MATTERS, CORRELATES, NOTHING, SEVERAL = STATES = (
-    "shown to matter",
-    "correlates",
-    "nothing",
-    "several",
-)
+# results of removing a head
+MATTERS: Final = "shown to matter"
+CORRELATES: Final = "correlates"
+NOTHING: Final = "nothing"
+SEVERAL: Final = "several"
+STATES: Final = (MATTERS, CORRELATES, NOTHING, SEVERAL)
 
 _PLAIN: Final = {MIXED: "several"}
 _EARLIER: Final = ("unlabelled", "none")  # for UNLABELLED in folders of earlier versions
@@ -26,57 +26,69 @@ _ATTENDS: Final = {
 
 
 def names_one(word: str | None) -> bool:
-    """Return True if a word for what a head attends by, or looks at, names one thing.
+    """Return True if a label of a head's attention names one component or one pattern.
 
     Uniform and dead heads attend to nothing in particular, so shuffled patches do not test these
-    words.
+    labels.
     """
     return word not in (None, *FAULTY, *_SEVERAL_OR_NONE)
 
 
 def any_of(names: Sequence[str]) -> str:
     """Return names as one text: "3", "3 or 5", "3, 5 or 8"."""
-    *others, last = names
-    return f"{', '.join(others)} or {last}" if others else last
+    *first, last = names
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def plain(word: str | None) -> str | None:
-    """Return the word as tables have it."""
-    return word if word is None else _PLAIN.get(word, word)
+    """Return a label as it is written in tables."""
+    return None if word is None else _PLAIN.get(word, word)
 
 
-def three_words(
+def describe_labels(
     attends: str | None,
     holds: bool | None,
     looks: str | None,
-    stays: bool | None,
+    looks_hold: bool | None,
     writes: str | None,
     state: str | None,
 ) -> str:
-    """Return one line for a head; holds, stays: whether the first two words hold on shuffled
-    patches, None without a test; state: of STATES, what removing the head said, None where nothing
-    was removed.
+    """Return the three labels of a head in one line.
+
+    holds, looks_hold: True if the first and the second label hold on shuffled patches, None without
+    a test; state: one of STATES, None where no head was removed.
     """
-    said = []
+    clauses = []
     if attends is not None:
-        said.append(_ATTENDS.get(attends, f"attends by {attends}") + _tested(holds))
-    if looks == DEAD:
-        said.append("adds next to nothing")
-    elif looks == EVENLY != attends:
-        said.append("looks everywhere alike")
-    elif names_one(looks):
-        said.append(f"looks at: {looks}" + _tested(stays))
-    elif looks is not None and looks != EVENLY:
-        said.append(f"looks at: {UNLABELLED}")
+        clauses.append(_ATTENDS.get(attends, f"attends by {attends}") + _test_result(holds))
+    if looks is not None:
+        clauses += _looks_clauses(looks, looks_hold, attends)
     if state is not None:
-        written = {
-            MATTERS: f"writes {writes} (tested)",
-            CORRELATES: f"correlates with {writes}",
-            SEVERAL: "writes no single class",
-        }
-        said.append(written.get(state, "tells no class"))
-    return "; ".join(said)
+        clauses.append(_writes_clause(writes, state))
+    return "; ".join(clauses)
 
 
-def _tested(holds: bool | None) -> str:
-    return {True: " (tested)", False: " (fails its test)", None: ""}[holds]
+def _looks_clauses(looks: str, holds: bool | None, attends: str | None) -> list[str]:
+    if looks == DEAD:
+        return ["adds next to nothing"]
+    if looks == EVENLY:
+        return [] if attends == EVENLY else ["looks everywhere alike"]
+    if names_one(looks):
+        return [f"looks at: {looks}{_test_result(holds)}"]
+    return [f"looks at: {UNLABELLED}"]
+
+
+def _writes_clause(writes: str | None, state: str) -> str:
+    if state == MATTERS:
+        return f"writes {writes} (tested)"
+    if state == CORRELATES:
+        return f"correlates with {writes}"
+    if state == SEVERAL:
+        return "writes no single class"
+    return "tells no class"
+
+
+def _test_result(holds: bool | None) -> str:
+    if holds is None:
+        return ""
+    return " (tested)" if holds else " (fails its test)"

@@ -1,21 +1,21 @@
-"""What each head writes: the classes, or attributes of the images, that it separates best, and
-whether they need it.
+"""What each head writes: the classes or attributes that it separates best, tested by ablation.
 
-The score of a class is what the head adds to its logit directly, above the mean over all classes of
-the model. That of an attribute is the projection of the head's output on the difference of means of
-the images with and without it, taken from the other half of the images. The area under the ROC
-curve (AUC) of the score says how well the head separates the images of the class from all others
-(INVERT, Bykov 2023). The word names the class of the highest AUC together with those whose AUC is
-not significantly lower; more than MOST such classes are no word. The word holds where, without the
-head, the log-odds of the label fall more in images of these classes than in the others.
+Classes and attributes of the images are concepts in short. The score of a class is what the head
+adds to its logit directly, above the mean over all classes of the model. That of an attribute is
+the projection of the head's output on the difference of means of the images with and without it,
+taken from the other half of the images. The area under the ROC curve (AUC) of the score measures
+how well the head separates the images with the concept from all others (INVERT, Bykov 2023). The
+label names the concept of the highest AUC, and those with AUCs that are not significantly lower;
+more than MOST such concepts are no label. The label holds where, without the head, the log-odds of
+the class label fall more in images with these concepts than in the others.
 
 Images that share a source (a group) are not independent. Variances of AUCs sum over sources
 (Obuchowski 1997), tests against chance use the mean score of each source, and a permutation moves
-whole sources.
+all images of a source.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -25,60 +25,45 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.ablation.bench import Outcomes
+from vitlens.analysis.naming.rows import OfHead, WritesRow
 from vitlens.analysis.naming.words import CORRELATES, MATTERS, NOTHING, SEVERAL, any_of
 from vitlens.uncertainty import Estimate, by_group, holm, mean_points, welch, wilson
 
 LEVEL: Final = 0.05  # of a test, after Holm's correction
-FEWEST: Final = 5  # sources of images with a thing, and without it
-# things in a word: a head that separates more of them equally well writes none in particular
+FEWEST: Final = 5  # sources of images with a concept, and without it
+# concepts in a label: a head that separates more of them equally well writes none in particular
 MOST: Final = 3
-PERMUTATIONS: Final = 20  # of what is true of the images: the control
-LEAST: Final = 0.1  # nats of log-odds: a head of which a thing loses less does not matter to it
+PERMUTATIONS: Final = 20  # of the concepts of the images: the control
+LEAST: Final = 0.1  # nats of log-odds: a head does not matter to a concept that loses less
 
-Scores = Float[Tensor, "images heads things"]
-Truth = Bool[Tensor, "images things"]
+Scores = Float[Tensor, "images heads concepts"]
+Truth = Bool[Tensor, "images concepts"]  # True for images with the concept
 Groups = Int[Tensor, " images"]
 Table = NDArray[np.float64]
+Members = NDArray[np.bool_]  # (images,): True for images with one concept
 
 
-@dataclass(frozen=True, eq=False)
-class Writes:
-    """What one head writes.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Writes(WritesRow):
+    """What one head writes, with the numbers of each image.
 
-    word: the things in `alike`, None where there are none or too many; best: the thing of the
-    highest AUC that is above chance, else of the highest; auc: of the best thing, with DeLong's
-    interval; control: the largest AUC of a head with as many things that are assigned to the images
-    at random; state: one of words.STATES; lost, others_lost: points of accuracy that the images
-    with and without the word's things lose without the head; margin: by how much the log-odds of
-    the label fall more in the former, nats; p: of that, after Holm's correction over heads; these
-    four are None without a word; alike: the best thing and those whose AUC is not significantly
-    lower, empty where no AUC is above chance. scores, falls, points (n,): of each image, what the
-    head adds to the best thing, and what it loses without the head, nats of log-odds and points.
+    scores, falls, points (n,): what the head adds to the best concept; what the image loses without
+    the head, nats of log-odds; the same in points of accuracy.
     """
 
-    word: str | None
-    best: str
-    auc: Estimate
-    control: float
-    state: str
     scores: Tensor = field(repr=False)
     falls: Tensor = field(repr=False)
     points: Tensor = field(repr=False)
-    lost: Estimate | None = None
-    others_lost: Estimate | None = None
-    margin: Estimate | None = None
-    p: float | None = None
-    alike: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Separation:
-    """How well every head separates the images with each thing from the others.
+    """How well every head separates the images with each concept from the others.
 
-    area (heads, things): the AUC; influences (sources, heads, things): the part of each source of
-    images in its error, whose sum of squares is the variance; freedom (things,): degrees of freedom
-    of the standard error; p (heads, things): of an AUC of at most 0.5, one-sided, before any
-    correction.
+    area (heads, concepts): the AUC; influences (sources, heads, concepts): the part of each source
+    of images in its error, with the variance as the sum of squares; freedom (concepts,): degrees of
+    freedom of the standard error; p (heads, concepts): of an AUC of at most 0.5, one-sided, before
+    any correction.
     """
 
     area: Table
@@ -86,300 +71,353 @@ class Separation:
     freedom: Table
     p: Table
 
-    def interval(self, head: int, thing: int, images: int) -> Estimate:
-        """Return an AUC with its 95 % interval, DeLong's on the logit scale, which keeps it within
-        0 and 1.
+    def interval(self, head: int, concept: int, images: int) -> Estimate:
+        """Return an AUC with its 95 % interval, DeLong's on the logit scale.
 
-        Where all images are on the right side the variance is 0; the interval is then Wilson's, as
-        if each source of the rarer side were one success.
+        The logit scale keeps it within 0 and 1. Where all images are on the right side the variance
+        is 0; the interval is then Wilson's, as if each source of the rarer side were one success.
         """
         from scipy import stats
         from scipy.special import expit, logit
 
-        value = float(self.area[head, thing])
-        error = float(np.linalg.norm(self.influences[:, head, thing]))
-        sources = int(self.freedom[thing]) + 1
+        value = float(self.area[head, concept])
+        error = float(np.linalg.norm(self.influences[:, head, concept]))
+        sources = int(self.freedom[concept]) + 1
         if value in (0.0, 1.0):
             bounds = wilson(round(value) * sources, sources)
             return Estimate(value, bounds.low, bounds.high, images, "")
-        half = float(stats.t.ppf(0.975, self.freedom[thing])) * error / (value * (1 - value))
+        half = float(stats.t.ppf(0.975, self.freedom[concept])) * error / (value * (1 - value))
         middle = float(logit(value))
         return Estimate(value, float(expit(middle - half)), float(expit(middle + half)), images, "")
 
-    def p_lower(self, head: int, thing: int, best: int) -> float:
-        """Return the p that a head's AUC for a thing is not lower than for another (DeLong 1988,
-        paired).
+    def p_lower(self, head: int, concept: int, best: int) -> float:
+        """Return the p of equal AUCs of a head for two concepts (DeLong 1988, paired).
 
-        Two-sided, as the other thing was chosen for its AUC.
+        Two-sided, as the best concept was chosen for its AUC; 1 where its AUC is not higher.
         """
         from scipy import stats
 
-        gap = float(self.area[head, best] - self.area[head, thing])
+        gap = float(self.area[head, best] - self.area[head, concept])
         if gap <= 0:
             return 1.0
-        error = float(
-            np.linalg.norm(self.influences[:, head, best] - self.influences[:, head, thing])
-        )
-        freedom = min(self.freedom[best], self.freedom[thing])
+        influences = self.influences[:, head, best] - self.influences[:, head, concept]
+        error = float(np.linalg.norm(influences))
+        freedom = min(self.freedom[best], self.freedom[concept])
         return 2 * float(stats.t.sf(gap / max(error, np.finfo(float).tiny), freedom))
 
-    def alike(self, head: int, clear: NDArray[np.bool_]) -> list[int]:
-        """Return the thing of a head's highest AUC among clear ones, then those whose AUC is not
-        significantly lower.
+    def alike(self, head: int, is_clear: NDArray[np.bool_]) -> list[int]:
+        """Return a head's best clear concept, and the concepts that it separates as well.
 
-        clear (things,): True where the AUC is above chance after correction. The others are
-        compared where they are above chance before it, so that a thing of few images, which no test
-        excludes, does not join every word.
+        The AUCs of the latter are not significantly lower. is_clear (concepts,): True where the AUC
+        is above chance after correction. The others are compared where they are above chance before
+        it, so that a concept of few images, which no test excludes, does not join every label.
         """
         order = np.argsort(-self.area[head], kind="stable").tolist()
-        best = next((thing for thing in order if clear[thing]), None)
-        if best is None:
+        clear = [concept for concept in order if is_clear[concept]]
+        if not clear:
             return []
-        rivals = [thing for thing in order if thing != best and self.p[head, thing] <= LEVEL]
-        return [best, *(thing for thing in rivals if self.p_lower(head, thing, best) > LEVEL)]
+        best = clear[0]
+        concepts = [best]
+        for rival in order:
+            is_above_chance = self.p[head, rival] <= LEVEL
+            if rival != best and is_above_chance and self.p_lower(head, rival, best) > LEVEL:
+                concepts.append(rival)
+        return concepts
 
 
 def separation(scores: Scores, truth: Truth, groups: Groups | None) -> Separation:
-    """Return how well heads separate the images with each thing, by sources of images; groups: the
-    source of each.
+    """Return how well heads separate the images with each concept from the others.
+
+    groups: the source of each image.
     """
     areas = []
     influences = []
     freedom = []
     p_values = []
-    for thing in range(truth.shape[1]):
-        values = scores[..., thing].double().numpy()
-        held = truth[:, thing].numpy()
-        sources = [source_count(truth[:, thing], groups), source_count(~truth[:, thing], groups)]
-        area, above, below = placements(values, held)
+    for concept in range(truth.shape[1]):
+        values = scores[..., concept].double().numpy()
+        has = truth[:, concept].numpy()
+        sources_with = source_count(truth[:, concept], groups)
+        sources_without = source_count(~truth[:, concept], groups)
+        area, above, below = placements(values, has)
         influence = np.empty_like(values)
-        influence[held] = (above - area) / len(above) * np.sqrt(sources[0] / (sources[0] - 1))
-        influence[~held] = (below - area) / len(below) * np.sqrt(sources[1] / (sources[1] - 1))
+        influence[has] = (above - area) / len(above) * _sample_factor(sources_with)
+        influence[~has] = (below - area) / len(below) * _sample_factor(sources_without)
         areas.append(area)
         influences.append(by_group(influence, groups)[0])
-        freedom.append(min(sources) - 1)
-        p_values.append(_p_of_chance(values, held, groups))
+        freedom.append(min(sources_with, sources_without) - 1)
+        p_values.append(_p_of_chance(values, has, groups))
     return Separation(
-        np.stack(areas, -1), np.stack(influences, -1), np.asarray(freedom), np.stack(p_values, -1)
+        area=np.stack(areas, -1),
+        influences=np.stack(influences, -1),
+        freedom=np.asarray(freedom),
+        p=np.stack(p_values, -1),
     )
 
 
-def placements(values: Table, held: NDArray[np.bool_]) -> tuple[Table, Table, Table]:
-    """Return the AUC of each column of values (images, heads), and DeLong's placements of the
-    images on both sides.
+def _sample_factor(count: int) -> float:
+    """Return the factor from deviations of a mean to those of an unbiased variance (Bessel)."""
+    return float(np.sqrt(count / (count - 1)))
 
-    The placement of an image with the thing is the share of the others that it is above; of one
-    without, the share of those with the thing that are above it. Ties count half.
+
+def placements(values: Table, has: Members) -> tuple[Table, Table, Table]:
+    """Return the AUC of each column of values (images, heads), and DeLong's placements.
+
+    The placements are of the images on both sides. The placement of an image with the concept is
+    the share of the others that it is above; of one without, the share of those with the concept
+    that are above it. Ties count half.
     """
     from scipy.stats import rankdata
 
-    with_it = values[held]
-    without = values[~held]
+    values_with = values[has]
+    values_without = values[~has]
     ranks = rankdata(values, axis=0)
-    above = (ranks[held] - rankdata(with_it, axis=0)) / len(without)
-    below = 1 - (ranks[~held] - rankdata(without, axis=0)) / len(with_it)
+    above = (ranks[has] - rankdata(values_with, axis=0)) / len(values_without)
+    below = 1 - (ranks[~has] - rankdata(values_without, axis=0)) / len(values_with)
     return above.mean(0), above, below
 
 
-def _p_of_chance(values: Table, held: NDArray[np.bool_], groups: Groups | None) -> Table:
-    """Return the one-sided p of an AUC of at most 0.5 by Mann and Whitney's test of the mean scores
-    of sources.
+def _p_of_chance(values: Table, has: Members, groups: Groups | None) -> Table:
+    """Return the one-sided p of an AUC of at most 0.5, by Mann and Whitney's test.
+
+    It compares the mean scores of sources.
     """
     from scipy import stats
 
     if groups is not None:
-        parts = 2 * _members(len(values), groups) + held  # a source may have images on both sides
+        # a source may have images on both sides
+        parts = 2 * _source_numbers(len(values), groups) + has
         sums, counts = by_group(values, parts)
         values = sums / counts[:, None]
-        held = np.unique(parts) % 2 == 1
-    n = len(held)
-    with_it = int(held.sum())
-    spread = np.sqrt((n + 1) / (12 * with_it * (n - with_it)))
-    p: Table = stats.norm.sf((placements(values, held)[0] - 0.5) / spread)
+        has = np.unique(parts) % 2 == 1
+    count = len(has)
+    count_with = int(has.sum())
+    spread = np.sqrt((count + 1) / (12 * count_with * (count - count_with)))
+    area, _, _ = placements(values, has)
+    p: Table = stats.norm.sf((area - 0.5) / spread)
     return p
 
 
 def of_halves(
     outputs: Float[Tensor, "images heads width"], truth: Truth, groups: Groups | None
 ) -> Scores:
-    """Return the projection of every output on the difference of means of the other half, centred
-    in its half.
+    """Return the projection of every output on a difference of means.
+
+    The means are over the images of the other half with the concept, and without it. Outputs are
+    centred in their half.
     """
     scores = outputs.new_zeros(*outputs.shape[:2], truth.shape[1])
-    for thing in range(truth.shape[1]):
-        held = truth[:, thing]
-        half = balanced_half(held, groups)
-        for part in (half, ~half):
-            others = outputs[~part]
-            has = held[~part]
-            direction = others[has].mean(0) - others[~has].mean(0)
-            centred = outputs[part] - outputs[part].mean(0)
-            scores[part, :, thing] = (centred * direction).sum(-1)
+    for concept in range(truth.shape[1]):
+        has = truth[:, concept]
+        first_half = balanced_half(has, groups)
+        for half in (first_half, ~first_half):
+            other_outputs = outputs[~half]
+            other_has = has[~half]
+            direction = other_outputs[other_has].mean(0) - other_outputs[~other_has].mean(0)
+            centred = outputs[half] - outputs[half].mean(0)
+            scores[half, :, concept] = (centred * direction).sum(-1)
     return scores
 
 
-def balanced_half(held: Bool[Tensor, " images"], groups: Groups | None) -> Bool[Tensor, " images"]:
-    """Return the images of every other source, in the order of the share of a source's images that
-    have the thing.
+def balanced_half(has: Bool[Tensor, " images"], groups: Groups | None) -> Bool[Tensor, " images"]:
+    """Return the images of every other source, ordered by the share of images with the concept.
 
-    Of a thing with FEWEST sources on either side both halves then have images with it and without
+    Of a concept with FEWEST sources on either side both halves then have images with it and without
     it.
     """
-    members = _members(len(held), groups)
-    sums, counts = by_group(held.double().numpy(), members)
+    sources = _source_numbers(len(has), groups)
+    sums, counts = by_group(has.double().numpy(), sources)
     order = np.argsort(-sums / counts, kind="stable")
-    chosen = np.zeros(len(order), dtype=bool)
-    chosen[order[::2]] = True
-    return torch.from_numpy(chosen[members])
+    is_chosen = np.zeros(len(order), dtype=bool)
+    is_chosen[order[::2]] = True
+    return torch.from_numpy(is_chosen[sources])
 
 
 def at_random(
     scores: Scores, truth: Truth, groups: Groups | None, *, seed: int, draws: int = PERMUTATIONS
 ) -> float:
-    """Return the largest AUC of any head for any thing when what is true of the sources is
-    permuted, over draws.
+    """Return the largest AUC of any head for any concept when the concepts of sources are permuted.
+
+    It is the largest over all draws.
     """
     from scipy.stats import rankdata
 
     generator = np.random.default_rng(seed)
-    members = _members(len(truth), groups)
+    sources = _source_numbers(len(truth), groups)
     ranks = rankdata(scores.double().numpy(), axis=0)
     largest = 0.5
     for _ in range(draws):
         order = generator.permutation(len(truth))
-        sources, places = np.unique(members[order], return_index=True)
-        drawn = order[places]  # an image of each source
-        moved = generator.permutation(len(sources))
-        held = truth.numpy()[drawn[moved[members]]]
-        with_it = held.sum(0)
-        without = len(held) - with_it
-        used = (with_it > 0) & (without > 0)
-        rank_sums = np.einsum("nt,nht->ht", held, ranks)[:, used]
-        area = (rank_sums - (with_it * (with_it + 1) / 2)[used]) / (with_it * without)[used]
+        numbers, places = np.unique(sources[order], return_index=True)
+        image_of_source = order[places]
+        permuted = generator.permutation(len(numbers))
+        has = truth.numpy()[image_of_source[permuted[sources]]]
+        with_concept = has.sum(0)
+        without = len(has) - with_concept
+        is_used = (with_concept > 0) & (without > 0)
+        rank_sums = np.einsum("nt,nht->ht", has, ranks)[:, is_used]
+        smallest_sums = (with_concept * (with_concept + 1) / 2)[is_used]
+        area = (rank_sums - smallest_sums) / (with_concept * without)[is_used]
         largest = max(largest, float(area.max(initial=0)))
     return largest
 
 
-def balanced_means(scores: Scores, truth: Truth) -> Float[Tensor, "heads things"]:
-    """Return the mean score of every head for each thing, images with it and without it weighing
-    half each.
-    """
+def balanced_means(scores: Scores, truth: Truth) -> Float[Tensor, "heads concepts"]:
+    """Return the mean score of every head for each concept, half the weight on images with it."""
     exact = scores.double()
-    held = truth.double()
-    with_it = torch.einsum("nht,nt->ht", exact, held) / held.sum(0)
-    without = torch.einsum("nht,nt->ht", exact, 1 - held) / (1 - held).sum(0)
-    return (with_it + without) / 2
+    has = truth.double()
+    mean_with = torch.einsum("nht,nt->ht", exact, has) / has.sum(0)
+    mean_without = torch.einsum("nht,nt->ht", exact, 1 - has) / (1 - has).sum(0)
+    return (mean_with + mean_without) / 2
 
 
 def without_opposites(
-    members: Sequence[int], truth: Truth, pushes: Float[Tensor, " things"]
+    concepts: Sequence[int], truth: Truth, pushes: Float[Tensor, " concepts"]
 ) -> list[int]:
-    """Return a head's things without those that are true where another one is false.
+    """Return a head's concepts without those that are the negation of another one.
 
-    Two such things are one contrast: of two classes the AUCs are equal. The one that the head
+    Two such concepts are one contrast: of two classes the AUCs are equal. The one that the head
     pushes up more stays, by `balanced_means`.
     """
-    kept: list[int] = []
-    for thing in sorted(members, key=lambda thing: -float(pushes[thing])):
-        if not any(bool((truth[:, thing] != truth[:, other]).all()) for other in kept):
-            kept.append(thing)
-    return [thing for thing in members if thing in kept]
+    remaining: list[int] = []
+    for concept in sorted(concepts, key=lambda concept: -float(pushes[concept])):
+        is_negation = [bool((truth[:, concept] != truth[:, other]).all()) for other in remaining]
+        if not any(is_negation):
+            remaining.append(concept)
+    return [concept for concept in concepts if concept in remaining]
 
 
 def writes(
+    heads: Sequence[OfHead],
     scores: Scores,
     truth: Truth,
-    things: Sequence[str],
+    concepts: Sequence[str],
     outcomes: Outcomes,
     *,
     control: float,
     groups: Groups | None = None,
 ) -> list[Writes]:
-    """Return the word for every head.
+    """Return what every head writes.
 
-    outcomes: without each of the same heads, in their order; control: see at_random; groups (n,):
-    of images that share a source, which count as one in every test and interval.
+    outcomes: without each of the heads, in their order; control: see at_random; groups (n,): of
+    images that share a source, which count as one in every test and interval.
     """
-    found = separation(scores, truth, groups)
-    clear = np.reshape(holm(found.p.ravel().tolist()), found.p.shape) <= LEVEL
+    separated = separation(scores, truth, groups)
+    alike = _best_concepts(separated, scores, truth)
+    losses = _losses(alike, truth, outcomes, groups)
+    p_values = [loss.p for loss in losses.values()]
+    p_holm = dict(zip(losses, holm(p_values) if p_values else ()))
+    results = []
+    for index, head in enumerate(heads):
+        concept_numbers = alike[index]
+        best = int(separated.area[index].argmax())
+        if concept_numbers:
+            best = concept_numbers[0]
+        names = tuple(concepts[number] for number in concept_numbers)
+        result = Writes(
+            model=head.model,
+            layer=head.layer,
+            head=head.head,
+            word=None,
+            best=concepts[best],
+            auc=separated.interval(index, best, len(truth)),
+            control=control,
+            state=SEVERAL if names else NOTHING,
+            alike=names,
+            scores=scores[:, index, best],
+            falls=outcomes.delta_log_odds[index],
+            points=outcomes.delta_accuracy[index],
+        )
+        if index in losses:
+            loss = losses[index]
+            matters = p_holm[index] <= LEVEL and loss.margin.value >= LEAST
+            result = replace(
+                result,
+                word=any_of(names),
+                state=MATTERS if matters else CORRELATES,
+                lost=loss.lost,
+                others_lost=loss.others_lost,
+                margin=loss.margin,
+                p=p_holm[index],
+            )
+        results.append(result)
+    return results
+
+
+def _best_concepts(separated: Separation, scores: Scores, truth: Truth) -> list[list[int]]:
+    """Return the concepts that each head separates best, none without an AUC above chance."""
+    p_holm = np.reshape(holm(separated.p.ravel().tolist()), separated.p.shape)
+    is_clear = p_holm <= LEVEL
     pushes = balanced_means(scores, truth)
-    alike = []
-    for head in range(len(clear)):
-        members = found.alike(head, clear[head])
-        alike.append(without_opposites(members, truth, pushes[head]))
+    by_head = []
+    for head in range(len(is_clear)):
+        concepts = separated.alike(head, is_clear[head])
+        by_head.append(without_opposites(concepts, truth, pushes[head]))
+    return by_head
+
+
+class _Loss(NamedTuple):
+    """The losses without one head; see WritesRow. p: one-sided, before Holm's correction."""
+
+    lost: Estimate
+    others_lost: Estimate
+    margin: Estimate
+    p: float
+
+
+def _losses(
+    alike: Sequence[Sequence[int]], truth: Truth, outcomes: Outcomes, groups: Groups | None
+) -> dict[int, _Loss]:
+    """Return the losses of images with and without a head's concepts, by the index of the head.
+
+    Heads with no concept or too many are left out, and concepts that too few sources lack.
+    """
     falls = outcomes.delta_log_odds
     points = outcomes.delta_accuracy
-    held: dict[int, Tensor] = {}  # the images with a word's things, by head
-    margins: dict[int, Estimate] = {}
-    p_values: dict[int, float] = {}
-    for head, members in enumerate(alike):
-        images = truth[:, members].any(-1)
-        if 0 < len(members) <= MOST and source_count(~images, groups) >= FEWEST:
-            held[head] = images
-            margins[head], p = welch(
-                *(_means(falls[head][rows], groups, rows) for rows in (images, ~images)),
-                unit="nats",
-            )
-            p_values[head] = p / 2 if margins[head].value > 0 else 1 - p / 2  # one-sided
-    adjusted = dict(zip(p_values, holm(list(p_values.values())) if p_values else ()))
-    words = []
-    for head, members in enumerate(alike):
-        best = members[0] if members else int(found.area[head].argmax())
-        names = tuple(things[thing] for thing in members)
-        named = head in held
-        state = SEVERAL if members else NOTHING
-        lost = others_lost = None
-        if named:
-            matters = adjusted[head] <= LEVEL and margins[head].value >= LEAST
-            state = MATTERS if matters else CORRELATES
-            lost = _mean_of(points[head], held[head], groups)
-            others_lost = _mean_of(points[head], ~held[head], groups)
-        words.append(
-            Writes(
-                word=any_of(names) if named else None,
-                best=things[best],
-                auc=found.interval(head, best, len(truth)),
-                control=control,
-                state=state,
-                scores=scores[:, head, best],
-                falls=falls[head],
-                points=points[head],
-                lost=lost,
-                others_lost=others_lost,
-                margin=margins.get(head),
-                p=adjusted.get(head),
-                alike=names,
-            )
+    losses = {}
+    for head, concepts in enumerate(alike):
+        has = truth[:, concepts].any(-1)
+        if not 0 < len(concepts) <= MOST or source_count(~has, groups) < FEWEST:
+            continue
+        margin, two_sided = welch(
+            _means(falls[head], has, groups), _means(falls[head], ~has, groups), unit="nats"
         )
-    return words
+        losses[head] = _Loss(
+            lost=_mean_of(points[head], has, groups),
+            others_lost=_mean_of(points[head], ~has, groups),
+            margin=margin,
+            p=two_sided / 2 if margin.value > 0 else 1 - two_sided / 2,
+        )
+    return losses
 
 
 def _mean_of(points: Tensor, rows: Bool[Tensor, " images"], groups: Groups | None) -> Estimate:
     return mean_points(points[rows], groups=None if groups is None else groups[rows])
 
 
-def _means(values: Tensor, groups: Groups | None, rows: Bool[Tensor, " images"]) -> Table:
-    sums, counts = by_group(values.numpy(), None if groups is None else groups[rows])
+def _means(values: Tensor, rows: Bool[Tensor, " images"], groups: Groups | None) -> Table:
+    """Return the mean value of each source, over these images of it."""
+    sums, counts = by_group(values[rows].numpy(), None if groups is None else groups[rows])
     return sums / counts
 
 
-def _members(images: int, groups: Groups | None) -> NDArray[np.intp]:
+def _source_numbers(images: int, groups: Groups | None) -> NDArray[np.intp]:
     """Return the number of each image's source, from 0."""
     if groups is None:
         return np.arange(images)
     return np.unique(groups.cpu().numpy(), return_inverse=True)[1].ravel()
 
 
-def source_count(held: Bool[Tensor, " images"], groups: Groups | None) -> int:
-    """Return the number of sources with an image that has the thing."""
-    return int(held.sum()) if groups is None else len(groups[held].unique())
+def source_count(rows: Bool[Tensor, " images"], groups: Groups | None) -> int:
+    """Return the number of sources of these images."""
+    return int(rows.sum()) if groups is None else len(groups[rows].unique())
 
 
-class Things(NamedTuple):
-    """What is tested.
+class Concepts(NamedTuple):
+    """The classes and attributes that are tested.
 
-    classes: by number, and attributes: by name, of which FEWEST sources of images have an image
-    with, and FEWEST one without; rare: the other attributes.
+    classes: by number; attributes: by name; of each, FEWEST sources have an image with it, and
+    FEWEST one without; rare: the other attributes.
     """
 
     classes: list[int]
@@ -387,18 +425,24 @@ class Things(NamedTuple):
     rare: list[str]
 
 
-def things_of(
+def tested_concepts(
     labels: Int[Tensor, " images"],
     classes: Sequence[str],
     attributes: Mapping[str, Tensor],
     groups: Groups | None,
-) -> Things:
+) -> Concepts:
     """Return the classes and attributes that enough sources of images have, and lack."""
-    present = [number for number in labels.unique().tolist() if 0 <= number < len(classes)]
-    numbers = [number for number in present if _is_frequent(labels == number, groups)]
-    names = [name for name, held in attributes.items() if _is_frequent(held.bool(), groups)]
-    return Things(numbers, names, [name for name in attributes if name not in names])
+    numbers = []
+    for number in labels.unique().tolist():
+        if 0 <= number < len(classes) and _is_frequent(labels == number, groups):
+            numbers.append(number)
+    frequent: list[str] = []
+    rare: list[str] = []
+    for name, has in attributes.items():
+        names = frequent if _is_frequent(has.bool(), groups) else rare
+        names.append(name)
+    return Concepts(numbers, frequent, rare)
 
 
-def _is_frequent(held: Bool[Tensor, " images"], groups: Groups | None) -> bool:
-    return min(source_count(held, groups), source_count(~held, groups)) >= FEWEST
+def _is_frequent(has: Bool[Tensor, " images"], groups: Groups | None) -> bool:
+    return min(source_count(has, groups), source_count(~has, groups)) >= FEWEST

@@ -1,17 +1,12 @@
-"""Direct logit attribution and the logit lens: each head's direct contribution to a logit, and
-logits by layer.
+"""Direct logit attribution: the direct contribution of each head and MLP to a logit.
 
 The residual stream is the sum of the embedding and the outputs of all heads and MLPs. With the
-final norm's scale fixed, a logit is linear in it (Elhage 2021; nostalgebraist 2020): the model's
-own final norm, pooling and classifier are run without its blocks, which give the logits of any
-stream and, by their gradient, the weights of its numbers.
+final norm's scale fixed, a logit is linear in it (Elhage 2021; nostalgebraist 2020).
 """
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -20,8 +15,17 @@ from torch.nn import functional as F
 
 from vitlens.analysis.attention.chain import check_targets
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
+from vitlens.analysis.patching.stream import (
+    TOLERANCE,
+    FixedScale,
+    blocks_of,
+    logits_from,
+    require_batch_first,
+    stream_weights,
+    watching_residuals,
+)
 from vitlens.devices import evaluating
-from vitlens.errors import UnsupportedError, first_line
+from vitlens.errors import UnsupportedError
 from vitlens.inputs import takes_images
 from vitlens.lens.attention import projection_of
 from vitlens.lens.call import AttentionCall, precise
@@ -29,47 +33,26 @@ from vitlens.lens.capture import Captured, capture
 from vitlens.lens.differentiable import needs_gradients
 from vitlens.lens.observe import observe
 from vitlens.lens.places import accesses
-from vitlens.lens.stages import stages
-from vitlens.lens.trace import block_at, depth, layer_at, layers
+from vitlens.lens.trace import Layer, block_at, depth, layer_at, layers
 from vitlens.lens.trace import blocks as numbered_blocks
 from vitlens.models.anatomy import require_pre_norm
-from vitlens.models.hooks import Arguments, ScopedMode, overridden, watching
 from vitlens.models.model import Model
 from vitlens.pixels import AnyImages, Targets, as_parts, as_targets
 from vitlens.shapes import Images, Labels, Logits, Tokens
 from vitlens.summary import Summary
 
-TOLERANCE = 1e-3  # fp32, of the largest logit: the greatest error of the sum of the contributions
-# of what a head adds to the logits: what it adds to one of them beyond that is real
+# of the largest contribution of a head to a logit: smaller differences between classes are rounding
 ROUNDING = 1e-5
 
 
 @dataclass(frozen=True, repr=False)
-class LogitLens(Summary):
-    """The logits that the final norm and the classifier give at each depth of the residual stream.
-
-    logits: the last depth is the model's own; places: the name of the residual stream at each
-    depth.
-    """
-
-    logits: Float[Tensor, "batch depths classes"]
-    places: tuple[str, ...]
-
-    @property
-    def predictions(self) -> Int[Tensor, "batch depths"]:
-        """Return the class with the highest logit at each depth."""
-        return self.logits.argmax(-1)
-
-
-@dataclass(frozen=True, repr=False)
 class Contributions(Summary):
-    """The direct contribution of each part of a model to one logit of each image, in logits; they
-    sum to the logit.
+    """The direct contributions of the parts of a model to one logit of each image; they sum to it.
 
     heads: by the number of the layer, NaN where it has fewer heads than the widest; mlps: 0 where a
     block has none; embedding: of patches, positions and prefix tokens; bias: of the output
     projections, the final norm and the classifier; rest: of blocks without heads, beyond their
-    MLPs; logit: the model's own, of the classes in targets. All on the CPU, in fp32 at least.
+    MLPs; logit: the model's, of the classes in targets. All on the CPU, in fp32 at least.
     """
 
     heads: Float[Tensor, "batch layers heads"]
@@ -86,42 +69,18 @@ class Contributions(Summary):
 
 
 @takes_images
-def logit_lens(model: Model, images: AnyImages) -> LogitLens:
-    """Return the final norm and classifier applied to the residual stream before the first block
-    and after every block.
-
-    The last depth is the model's own logits (nostalgebraist 2020). Earlier depths are read with a
-    norm and a classifier that were trained on the last one. Raises UnsupportedError where the
-    classifier reads more than one residual stream, or reads it through attention (SigLIP, CaiT,
-    Swin, a CNN).
-
-    >>> import torch, vitlens
-    >>> lens = vitlens.logit_lens(vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32))
-    >>> lens.logits.shape, lens.places[0], lens.places[-1]
-    (torch.Size([2, 7, 10]), 'blocks.0.input', 'blocks.5.residual')
-    """
-    batches = as_parts(images).split(fitting_batch_size(model))
-    logits = torch.cat([logits_by_depth(model, batch.to(model.device)) for batch in batches])
-    indices = {block.unit: block.index for block in numbered_blocks(model)}
-    names = blocks_of(model)
-    after = (f"blocks.{indices[name]}.residual" if name in indices else name for name in names)
-    return LogitLens(logits, (f"blocks.{indices.get(names[0], 0)}.input", *after))
-
-
-@takes_images
 def direct_logit_attribution(
     model: Model, images: AnyImages, targets: Targets = "predicted"
 ) -> Contributions:
-    """Return the direct contribution of every head and MLP to a logit, with the final norm's scale
-    fixed at each image's own.
+    """Return the direct contribution of every head and MLP to a logit.
 
-    targets: "predicted", "label", a class by name or index, or one for each image. `heads[:, 3, 7]`
-    is what blocks.3.head.7 writes into the residual stream, as the classifier reads it; all parts
-    sum to the logit (`total()`). Effects through later layers are not included: for these, see
-    `patch`. Raises UnsupportedError where the classifier does not read the residual stream through
-    a norm and a linear map (attention pooling, CaiT), or where a block adds something other than
-    its heads and its MLP (windows, norms after the branches); InputError for a class that does not
-    exist.
+    The final norm's scale is fixed at that of the image. targets: "predicted", "label", a class by
+    name or index, or one for each image. `heads[:, 3, 7]` is what blocks.3.head.7 writes into the
+    residual stream, as the classifier reads it; all parts sum to the logit (`total()`). Effects
+    through later layers are not included: for these, see `patch`. Raises UnsupportedError where the
+    classifier does not read the residual stream through a norm and a linear map (attention pooling,
+    CaiT), or where a block adds something other than its heads and its MLP (windows, norms after
+    the branches); InputError for a class that does not exist.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -132,248 +91,252 @@ def direct_logit_attribution(
     parts = as_parts(images)
     classes = as_targets(targets)
     size = fitting_batch_size(model)
-    of_batches = []
+    batches = []
     for start in range(0, len(parts), size):
-        own = None if classes is None else classes[start : start + size].to(model.device)
-        of_batches.append(_contributions(model, parts[start : start + size].to(model.device), own))
-    fields = zip(*(vars(each).values() for each in of_batches), strict=True)
-    return Contributions(*(torch.cat(field) for field in fields))
+        rows = slice(start, start + size)
+        batch_classes = None if classes is None else classes[rows].to(model.device)
+        batches.append(_contributions(model, parts[rows].to(model.device), batch_classes))
+    tensors = {}
+    for field in fields(Contributions):
+        tensors[field.name] = torch.cat([getattr(batch, field.name) for batch in batches])
+    return Contributions(**tensors)
 
 
 def head_contributions(
     model: Model, images: Images, classes: Labels
 ) -> Float[Tensor, "batch layers heads classes"]:
-    """Return what every head adds to the logit of each of these classes, above the mean over all
-    classes of the model.
+    """Return the contribution of every head to the logit of each of these classes.
 
-    As `direct_logit_attribution` says it; exactly 0 for a head that adds the same to all classes up
-    to rounding, NaN where a layer has fewer heads than the widest. images: of one batch, on the
-    model's device. On the CPU.
+    The contribution is that of `direct_logit_attribution` minus its mean over all classes of the
+    model. It is exactly 0 for a head that adds the same to all classes up to rounding, NaN where a
+    layer has fewer heads than the widest. images: of one batch, on the model's device. On the CPU.
     """
     with torch.no_grad(), torch.autocast(model.device.type, enabled=False):
-        seen = _seen(model, images, mlps=False)
-
-        def added_to(targets: Labels | Logits) -> Float[Tensor, "batch layers heads"]:
-            with evaluating(model):
-                weights = precise(_stream_weights(model, seen.streams[-1], targets))
-            return stacked(_of_heads(model, seen, weights), depth(model)).cpu()
-
-        added = torch.stack(
-            [added_to(each.expand(len(images))) for each in classes.to(model.device)], -1
-        )
-        logits = seen.captured.logits
-        mean = added_to(torch.full_like(logits, 1 / logits.shape[1], dtype=torch.float32))
-    above = added - mean[..., None]
-    largest = above.abs().amax(-1, keepdim=True)
+        activations = _activations(model, images, mlps=False)
+        added = []
+        for number in classes.to(model.device):
+            added.append(_added_to(model, activations, number.expand(len(images))))
+        to_classes = torch.stack(added, -1)
+        logits = activations.captured.logits
+        equal = torch.full_like(logits, 1 / logits.shape[1], dtype=torch.float32)
+        to_mean = _added_to(model, activations, equal)
+    above = to_classes - to_mean[..., None]
     precision = max(ROUNDING, torch.finfo(model.mean.dtype).eps)
-    rounded = largest <= precision * added.abs().amax(-1, keepdim=True)
-    return above.masked_fill(rounded, 0.0)
+    largest = to_classes.abs().amax(-1, keepdim=True)
+    is_rounding = above.abs().amax(-1, keepdim=True) <= precision * largest
+    return above.masked_fill(is_rounding, 0.0)
 
 
 def label_contributions(
     model: Model, images: Images, labels: Labels
 ) -> Float[Tensor, "batch layers heads"]:
-    """Return what every head adds to the logit of each image's own label, above the mean over all
-    classes.
+    """Return the contribution of every head to the logit of each image's label.
 
-    As `head_contributions`, of one class for each image. images: of one batch, on the model's
-    device. On the CPU.
+    As `head_contributions`, of one class for each image: minus the mean over all classes. images:
+    of one batch, on the model's device. On the CPU.
     """
     with torch.no_grad(), torch.autocast(model.device.type, enabled=False):
-        seen = _seen(model, images, mlps=False)
-        wanted = above_mean(labels.to(model.device), seen.captured.logits.shape[1])
-        with evaluating(model):
-            weights = precise(_stream_weights(model, seen.streams[-1], wanted))
-        return stacked(_of_heads(model, seen, weights), depth(model)).cpu()
+        activations = _activations(model, images, mlps=False)
+        classes = activations.captured.logits.shape[1]
+        return _added_to(model, activations, above_mean(labels.to(model.device), classes))
+
+
+def _added_to(
+    model: Model, activations: "_Activations", targets: Labels | Logits
+) -> Float[Tensor, "batch layers heads"]:
+    """Return what every head adds to a logit, or to a weighted sum of logits; on the CPU."""
+    with evaluating(model):
+        weights = precise(stream_weights(model, activations.streams[-1], targets))
+    return stacked(_of_heads(model, activations, weights), depth(model)).cpu()
 
 
 def above_mean(labels: Labels, classes: int) -> Logits:
-    """Return the weights of logits (batch, classes) whose sum is the label's logit minus the mean
-    of all classes.
-    """
-    wanted = torch.full((len(labels), classes), -1 / classes, device=labels.device)
-    wanted[torch.arange(len(labels)), labels] += 1
-    return wanted
+    """Return the weights (batch, classes) of the label's logit minus the mean of all logits."""
+    weights = torch.full((len(labels), classes), -1 / classes, device=labels.device)
+    weights[torch.arange(len(labels)), labels] += 1
+    return weights
 
 
 def key_contributions(
-    model: Model, images: Images, wanted: Logits, layer: int, head: int
+    model: Model, images: Images, logit_weights: Logits, layer: int, head: int
 ) -> Float[Tensor, "batch keys"]:
-    """Return what one head contributes to a sum of logits through each token that it attends to:
-    the weight of the token times the part of its value in that sum. wanted: the weight of each
-    logit; images: of one batch, on the model's device.
+    """Return the contribution of one head to a sum of logits, through each key.
 
-    On the CPU; NaN where the sum over tokens is not the head's contribution (a model that changes
-    the outputs of heads before it joins them). Raises UnsupportedError as
-    `direct_logit_attribution`.
+    It is the weight of the token times the part of its value in that sum. logit_weights: of each
+    logit in the sum; images: of one batch, on the model's device. On the CPU; NaN where the sum
+    over tokens is not the head's contribution (a model that changes the outputs of heads before it
+    joins them). Raises UnsupportedError as `direct_logit_attribution`.
     """
     calls: list[AttentionCall] = []
+
+    def take(call: AttentionCall) -> None:
+        if call.site.layer == layer:
+            calls.append(call.precise())
+
     with torch.no_grad(), torch.autocast(model.device.type, enabled=False):
-        seen = _seen(model, images, mlps=False)
-        observe(
-            model,
-            images,
-            lambda call: calls.append(call.precise()) if call.site.layer == layer else None,
-        )
+        activations = _activations(model, images, mlps=False)
+        observe(model, images, take)
         with evaluating(model):
-            weights = precise(_stream_weights(model, seen.streams[-1], wanted.to(model.device)))
-        whole = _of_heads(model, seen, weights)[layer][:, head].cpu()
-        value = calls[0].at("values")
-        read = _read_by(model, seen, weights, layer, head)
-        if len(calls) > 1 or value is None or value.shape[-1] != read.shape[-1]:
+            last = activations.streams[-1]
+            weights = precise(stream_weights(model, last, logit_weights.to(model.device)))
+        total = _of_heads(model, activations, weights)[layer][:, head].cpu()
+        values = calls[0].at("values")
+        of_output = _weights_of_head(model, activations, weights, layer, head)
+        if len(calls) > 1 or values is None or values.shape[-1] != of_output.shape[-1]:
             return torch.full((len(images), calls[0].site.keys), torch.nan)
-        rows = calls[0].weights()[:, head]
-        found = (seen.read(rows) * (read @ precise(value[:, head]).transpose(-1, -2))).sum(1).cpu()
-    exact = (found.sum(1) - whole).abs() <= TOLERANCE * whole.abs().amax().clamp_min(1)
-    return found.masked_fill(~exact[:, None], torch.nan)
+        attention = activations.at_read_tokens(calls[0].weights()[:, head])
+        of_values = of_output @ precise(values[:, head]).transpose(-1, -2)
+        by_key = (attention * of_values).sum(1).cpu()
+    is_exact = (by_key.sum(1) - total).abs() <= TOLERANCE * total.abs().amax().clamp_min(1)
+    return by_key.masked_fill(~is_exact[:, None], torch.nan)
 
 
 @needs_gradients
 def class_contributions(
     model: Model, images: Images, layer: int, head: int
 ) -> Float[Tensor, "batch classes"]:
-    """Return what one head contributes to the logit of every class, as `head_contributions` for all
-    of them at once. images: of one batch, on the model's device.
+    """Return the contribution of one head to the logit of every class.
 
-    On the CPU.
+    As `head_contributions` for all classes at once, without their mean. images: of one batch, on
+    the model's device. On the CPU.
     """
     with torch.no_grad(), torch.autocast(model.device.type, enabled=False), evaluating(model):
-        seen = _seen(model, images, mlps=False)
-        of = layer_at(model, layer)
-        projection = projection_of(model, of.attention)
-        assert projection is not None  # as the layer has heads
-        output = precise(seen.captured[f"blocks.{layer}.heads{seen.tokens}"])[:, head]
-        columns = precise(projection.weight).unflatten(1, (of.heads, -1))[:, head]
-        added = output @ columns.T * branch_scale(model.module.get_submodule(of.unit), 1)
-        with torch.enable_grad(), _FixedScale():
-            leaf = seen.streams[-1].detach().requires_grad_()
+        activations = _activations(model, images, mlps=False)
+        of_layer = layer_at(model, layer)
+        output = activations.heads(layer)[:, head]
+        weight = precise(_projection(model, of_layer).weight)
+        columns = weight.unflatten(1, (of_layer.heads, -1))[:, head]
+        added = output @ columns.T * branch_scale(model.module.get_submodule(of_layer.unit), 1)
+        with torch.enable_grad(), FixedScale():
+            leaf = activations.streams[-1].detach().requires_grad_()
             logits = logits_from(model, leaf)
+            # the derivative of the slope by these weights is the slope of each logit
             weights = torch.zeros_like(logits, requires_grad=True)
             (slope,) = torch.autograd.grad(logits, leaf, weights, create_graph=True)
-            (found,) = torch.autograd.grad(precise(seen.read(slope)), weights, added)
-    return precise(found).cpu()
+            slope_at_read_tokens = precise(activations.at_read_tokens(slope))
+            (by_class,) = torch.autograd.grad(slope_at_read_tokens, weights, added)
+    return precise(by_class).cpu()
 
 
-class _Seen(NamedTuple):
-    """What one pass over a batch tells: the streams after the blocks, the outputs of heads and
-    MLPs, the logits; reads, tokens: those that the classifier reads, and their suffix of a place.
+class _Activations(NamedTuple):
+    """The activations of one pass over a batch.
+
+    streams: before the first block and after each block; captured: the outputs of heads and MLPs,
+    and the logits; reads: the tokens that the classifier reads (None: all); suffix: of the places
+    of these tokens.
     """
 
     streams: list[Tokens]
     captured: Captured
     reads: list[int] | None
-    tokens: str
+    suffix: str
 
-    def read(self, weights: Tokens) -> Tokens:
-        """Of the tokens that the classifier reads."""
-        return weights if self.reads is None else weights[:, self.reads]
+    def at_read_tokens(self, values: Tokens) -> Tokens:
+        """Return the values of the tokens that the classifier reads."""
+        return values if self.reads is None else values[:, self.reads]
+
+    def heads(self, layer: int) -> Float[Tensor, "batch heads read width"]:
+        """Return the outputs of the heads of a layer at these tokens."""
+        return precise(self.captured[f"blocks.{layer}.heads{self.suffix}"])
+
+    def mlp(self, block: int) -> Float[Tensor, "batch read dim"]:
+        """Return the output of the MLP of a block at these tokens."""
+        return precise(self.captured[f"blocks.{block}.mlp{self.suffix}"])
 
 
-def _seen(model: Model, images: Images, *, mlps: bool = True) -> _Seen:
+def _activations(model: Model, images: Images, *, mlps: bool = True) -> _Activations:
     blocks = blocks_of(model)
-    known = layers(model)
+    layer_numbers = [layer.index for layer in layers(model)]
     reads = _reads(model)
-    tokens = "" if reads is None else f"[{','.join(map(str, reads))}]"
-    places = [f"blocks.{layer.index}.heads{tokens}" for layer in known]
-    places += [f"blocks.{number}.mlp{tokens}" for number in _mlps(model) if mlps]
-    with _watching_stream(model, blocks) as streams:
+    suffix = "" if reads is None else f"[{','.join(map(str, reads))}]"
+    places = [f"blocks.{number}.heads{suffix}" for number in layer_numbers]
+    if mlps:
+        places += [f"blocks.{number}.mlp{suffix}" for number in _mlps(model)]
+    with watching_residuals(model, blocks) as streams:
         captured = capture(model, images, places)
-    return _Seen(streams, captured, reads, tokens)
+    return _Activations(streams, captured, reads, suffix)
 
 
 def _mlps(model: Model) -> list[int]:
-    """Return the numbers of the blocks with an MLP whose output is a place."""
+    """Return the numbers of the blocks with an MLP that has a place."""
     places = accesses(model)
     numbers = []
     for block in numbered_blocks(model):
-        # that of a layer is known to be one place
+        # the MLP of a layer with attention always is one place
         if block.mlp is not None and (block.attention or f"blocks.{block.index}.mlp" in places):
             numbers.append(block.index)
     return numbers
 
 
-def _of_heads(
-    model: Model, seen: _Seen, weights: Tokens
-) -> dict[int, Float[Tensor, "batch heads"]]:
-    """Return what the heads add to a logit, by the number of the layer; weights: of the stream in
-    the logit.
-    """
-    read = seen.read(weights)
-    heads = {}
-    for layer in layers(model):
-        projection = projection_of(model, layer.attention)
-        assert projection is not None  # as the layer has heads
-        scaled = read * branch_scale(model.module.get_submodule(layer.unit), 1)
-        joined = (
-            precise(seen.captured[f"blocks.{layer.index}.heads{seen.tokens}"])
-            .transpose(1, 2)
-            .flatten(2)
-        )
-        by_head = (scaled @ precise(projection.weight) * joined).unflatten(-1, (layer.heads, -1))
-        heads[layer.index] = by_head.sum((1, 3))
-    return heads
-
-
-def _read_by(
-    model: Model, seen: _Seen, weights: Tokens, layer: int, head: int
-) -> Float[Tensor, "batch read width"]:
-    """Return the weight of each number of a head's output at each token that the classifier
-    reads."""
-    of = layer_at(model, layer)
-    projection = projection_of(model, of.attention)
+def _projection(model: Model, layer: Layer) -> nn.Linear:
+    """Return the output projection of a layer with heads."""
+    projection = projection_of(model, layer.attention)
     assert projection is not None  # as the layer has heads
-    scaled = seen.read(weights) * branch_scale(model.module.get_submodule(of.unit), 1)
-    found: Tensor = (scaled @ precise(projection.weight)).unflatten(-1, (of.heads, -1))[:, :, head]
-    return found
+    return projection
+
+
+def _of_heads(
+    model: Model, activations: _Activations, weights: Tokens
+) -> dict[int, Float[Tensor, "batch heads"]]:
+    """Return what the heads add to a logit, by the number of the layer.
+
+    weights: of the residual stream in the logit.
+    """
+    at_read_tokens = activations.at_read_tokens(weights)
+    by_layer = {}
+    for layer in layers(model):
+        scaled = at_read_tokens * branch_scale(model.module.get_submodule(layer.unit), 1)
+        joined = activations.heads(layer.index).transpose(1, 2).flatten(2)
+        products = scaled @ precise(_projection(model, layer).weight) * joined
+        by_layer[layer.index] = products.unflatten(-1, (layer.heads, -1)).sum((1, 3))
+    return by_layer
+
+
+def _weights_of_head(
+    model: Model, activations: _Activations, weights: Tokens, layer: int, head: int
+) -> Float[Tensor, "batch read width"]:
+    """Return the weight of each number of a head's output in a logit.
+
+    Outputs are those at the tokens that the classifier reads.
+    """
+    of_layer = layer_at(model, layer)
+    scale = branch_scale(model.module.get_submodule(of_layer.unit), 1)
+    scaled = activations.at_read_tokens(weights) * scale
+    of_outputs = scaled @ precise(_projection(model, of_layer).weight)
+    of_head: Tensor = of_outputs.unflatten(-1, (of_layer.heads, -1))[:, :, head]
+    return of_head
 
 
 def _contributions(model: Model, images: Images, targets: Labels | None) -> Contributions:
-    blocks = blocks_of(model)
-    known = layers(model)
+    """Return the contributions of one batch; see direct_logit_attribution."""
     with torch.no_grad(), torch.autocast(model.device.type, enabled=False):
-        seen = _seen(model, images)
-        streams = seen.streams
-        captured = seen.captured
-        targets = check_targets(targets, captured.logits)
+        activations = _activations(model, images)
+        streams = activations.streams
+        logits = activations.captured.logits
+        targets = check_targets(targets, logits)
         with evaluating(model):
-            weights = precise(_stream_weights(model, streams[-1], targets))  # (batch, tokens, dim)
-            constant = precise(logits_from(model, torch.zeros_like(streams[-1][:1]))[0, targets])
-        read = seen.read(weights)
-        heads = _of_heads(model, seen, weights)
+            weights = precise(stream_weights(model, streams[-1], targets))  # (batch, tokens, dim)
+            zero = torch.zeros_like(streams[-1][:1])
+            constant = precise(logits_from(model, zero)[0, targets])
+        at_read_tokens = activations.at_read_tokens(weights)
         mlps = weights.new_zeros(len(weights), depth(model))
-        biases = [torch.zeros_like(constant)]
-        for layer in known:
-            unit = model.module.get_submodule(layer.unit)
-            projection = projection_of(model, layer.attention)
-            assert projection is not None  # as the layer has heads
-            if projection.bias is not None:
-                biases.append((read * branch_scale(unit, 1) @ precise(projection.bias)).sum(1))
         for number in _mlps(model):
-            unit = model.module.get_submodule(block_at(model, number).unit)
-            mlp = captured[f"blocks.{number}.mlp{seen.tokens}"]
-            mlps[:, number] = (read * (precise(mlp) * branch_scale(unit, 2))).sum((1, 2))
-        rest = weights.new_zeros(len(weights))
-        units = {layer.unit for layer in known}
-        for name, before, after in zip(blocks, streams, streams[1:]):
-            if name not in units:
-                rest = rest + (weights * (precise(after) - precise(before))).sum((1, 2))
-        for block in numbered_blocks(model):
-            if not block.attention and block.unit in blocks:
-                rest = rest - mlps[:, block.index]
-        parts = (
-            stacked(heads, depth(model)),
-            mlps,
-            (weights * streams[0]).sum((1, 2)),
-            torch.stack(biases).sum(0) + constant,
-            rest,
-            precise(captured.logits.gather(1, targets.unsqueeze(1))[:, 0]),
-            targets,
+            scale = branch_scale(model.module.get_submodule(block_at(model, number).unit), 2)
+            output = activations.mlp(number) * scale
+            mlps[:, number] = (at_read_tokens * output).sum((1, 2))
+        result = Contributions(
+            heads=stacked(_of_heads(model, activations, weights), depth(model)).cpu(),
+            mlps=mlps.cpu(),
+            embedding=(weights * streams[0]).sum((1, 2)).cpu(),
+            bias=(_of_biases(model, at_read_tokens, constant) + constant).cpu(),
+            rest=_of_rest(model, weights, streams, mlps).cpu(),
+            logit=precise(logits.gather(1, targets.unsqueeze(1))[:, 0]).cpu(),
+            targets=targets.cpu(),
         )
-        allowed = _tolerance(model, weights, streams, captured.logits).cpu()
-    result = Contributions(*(part.cpu() for part in parts))
-    missed = (result.total() - result.logit).abs()
-    if not bool((missed <= allowed).all()):
-        worst = int((missed - allowed).argmax())
+        tolerance = _tolerance(model, weights, streams, logits).cpu()
+    error = (result.total() - result.logit).abs()
+    if not bool((error <= tolerance).all()):
+        worst = int((error - tolerance).argmax())
         raise UnsupportedError(
             "expected blocks that add heads and an MLP to one residual stream, found others in "
             f"{model.alias}: the parts of image {worst} sum to {result.total()[worst]:.4f}, its "
@@ -382,17 +345,46 @@ def _contributions(model: Model, images: Images, targets: Labels | None) -> Cont
     return result
 
 
+def _of_biases(model: Model, weights: Tokens, like: Tensor) -> Float[Tensor, " batch"]:
+    """Return what the biases of the output projections add to a logit.
+
+    weights: of the tokens that the classifier reads; like: a tensor of the result's shape.
+    """
+    biases = [torch.zeros_like(like)]
+    for layer in layers(model):
+        bias = _projection(model, layer).bias
+        if bias is not None:
+            scale = branch_scale(model.module.get_submodule(layer.unit), 1)
+            biases.append((weights * scale @ precise(bias)).sum(1))
+    return torch.stack(biases).sum(0)
+
+
+def _of_rest(
+    model: Model, weights: Tokens, streams: Sequence[Tokens], mlps: Float[Tensor, "batch layers"]
+) -> Float[Tensor, " batch"]:
+    """Return what blocks without heads add to a logit beyond their MLPs."""
+    blocks = blocks_of(model)
+    with_heads = {layer.unit for layer in layers(model)}
+    rest = weights.new_zeros(len(weights))
+    for name, before, after in zip(blocks, streams, streams[1:]):
+        if name not in with_heads:
+            rest = rest + (weights * (precise(after) - precise(before))).sum((1, 2))
+    for block in numbered_blocks(model):
+        if not block.attention and block.unit in blocks:
+            rest = rest - mlps[:, block.index]
+    return rest
+
+
 def _tolerance(
     model: Model, weights: Tokens, streams: Sequence[Tokens], logits: Logits
 ) -> Float[Tensor, " batch"]:
-    """Return how far the sum of the contributions may be from the logit: in fp32 TOLERANCE of the
-    largest logit.
+    """Return the allowed distance of the sum of the contributions from the logit.
 
-    A module in 16 bits rounds the two branches and the two sums of a block, each number of the
-    stream s by up to u = eps / 2 of it, up or down. Of such independent errors a logit with the
-    weights w has a standard deviation of at most 2u |w s| a block; the norm and the weights are
-    rounded about as one more block is. Allowed are four of these deviations, and u of the largest
-    logit for the logit and for the constant.
+    In fp32 it is TOLERANCE of the largest logit. A module in 16 bits rounds the two branches and
+    the two sums of a block, each number of the stream s by up to u = eps / 2 of it, up or down. Of
+    such independent errors a logit with the weights w has a standard deviation of at most 2u |w s|
+    a block; the norm and the weights are rounded about as one more block is. Allowed are four of
+    these deviations, and u of the largest logit for the logit and for the constant.
     """
     eps = torch.finfo(model.mean.dtype).eps
     largest = max(1.0, logits.abs().max().item())
@@ -403,66 +395,27 @@ def _tolerance(
     return allowed + 4 * eps * torch.stack(variances).sum(0).sqrt()
 
 
-def logits_by_depth(
-    model: Model, images: Images, blocks: Sequence[str] | None = None
-) -> Float[Tensor, "batch depths classes"]:
-    """As logit_lens, of one batch; blocks: their names (None: all). The last of blocks + 1 depths
-    is the model's own.
-
-    Raises UnsupportedError where it is not.
-    """
-    blocks = blocks_of(model) if blocks is None else blocks
-    if model.anatomy.attention:
-        _require_batch_first(model)
-    with evaluating(model), torch.no_grad():
-        with _watching_stream(model, blocks) as streams:
-            logits = model(images)
-        lens = torch.stack([logits_from(model, stream, blocks=blocks) for stream in streams], dim=1)
-    difference = (lens[:, -1] - logits).abs().max().item()
-    scale = logits.abs().max().item()
-    # the same norm and classifier on the same stream: in 16 bits a few roundings of the logits
-    if not difference <= max(TOLERANCE, 4 * torch.finfo(model.mean.dtype).eps) * scale:
-        raise UnsupportedError(
-            f"expected a classifier that reads the output of the last block, {blocks[-1]}, found "
-            "logits of "
-            f"{model.alias} that differ by {difference:.1e}; try vitlens ablate, which needs none"
-        )
-    return lens
-
-
-@contextmanager
-def _watching_stream(model: Model, blocks: Sequence[str]) -> Iterator[list[Tokens]]:
-    """Inside, a forward pass fills the list with the residual stream before the first block and
-    after each one.
-    """
-    found: list[Tokens] = []
-
-    def after(name: str, arguments: Arguments, output: Any) -> None:
-        if not isinstance(output, Tensor):
-            raise UnsupportedError(
-                f"expected blocks of {model.alias} that return the residual stream, found "
-                f"{type(output).__name__} of {name}; return the tensor alone"
-            )
-        found.extend((arguments[0], output) if name == blocks[0] else (output,))
-
-    with watching(model.module, blocks, after):
-        yield found
-
-
 def branch_scale(block: nn.Module, branch: int) -> Tensor | float:
-    """LayerScale of a block's first (attention) or second (MLP) branch, (dim,), under timm's names;
-    1 where none is.
+    """Return LayerScale (dim,) of a block's branch, 1 without one.
+
+    branch: 1 for attention, 2 for the MLP. It has one of timm's names.
     """
-    inside = getattr(getattr(block, f"ls{branch}", None), "gamma", None)
-    scale = inside if isinstance(inside, Tensor) else getattr(block, f"gamma_{branch}", None)
-    return scale if isinstance(scale, Tensor) else 1.0
+    layer_scale = getattr(block, f"ls{branch}", None)
+    for scale in (
+        getattr(layer_scale, "gamma", None),
+        getattr(block, f"gamma_{branch}", None),
+    ):
+        if isinstance(scale, Tensor):
+            return scale
+    return 1.0
 
 
 def stacked(
     by_layer: Mapping[int, Float[Tensor, "batch _"]], rows: int
 ) -> Float[Tensor, "batch layers widest"]:
-    """Return one table by the number of the layer, NaN where one has fewer numbers than the widest,
-    or none.
+    """Return one table by the number of the layer.
+
+    It is NaN where a layer has fewer numbers than the widest, or none.
     """
     widest = max(values.shape[1] for values in by_layer.values())
     first = next(iter(by_layer.values()))
@@ -484,7 +437,7 @@ def _reads(model: Model) -> list[int] | None:
         instead="vitlens ablate and vitlens.patch measure effects, vitlens.logit_lens reads each "
         "depth",
     )
-    _require_batch_first(model)
+    require_batch_first(model)
     for layer in layers(model):
         if not layer.head_dim:
             raise UnsupportedError(
@@ -494,120 +447,3 @@ def _reads(model: Model) -> list[int] | None:
     if model.anatomy.readout == "mean":
         return None
     return [*model.layout.positions("cls"), *model.layout.positions("distillation")]
-
-
-def _require_batch_first(model: Model) -> None:
-    if any(layer.tokens_first for layer in layers(model)):
-        raise UnsupportedError(
-            "expected blocks of (batch, tokens, width), found (tokens, batch, width) in "
-            f"{model.alias}; say "
-            "batch_first=True where it is built"
-        )
-
-
-def blocks_of(model: Model, *, pooled: bool = False) -> tuple[str, ...]:
-    """Names of all blocks in forward order, including pruned ones without heads.
-
-    pooled: also where the classifier reads the stream of the patches by attention (SigLIP, CaiT),
-    without the blocks of that pooling. Raises UnsupportedError unless they are one sequence,
-    otherwise read through norms and pooling alone.
-    """
-    anatomy = model.anatomy
-    if anatomy.family == "vit" and not anatomy.blocks:
-        raise UnsupportedError(
-            f"expected blocks that add to one residual stream, found none in {model.alias}; put "
-            "each block in a module of its own, or name them with blocks="
-        )
-    pooled = pooled and anatomy.family == "vit" and anatomy.readout == "pool"
-    names = tuple(stage.module for stage in stages(model)) if pooled else anatomy.blocks
-    parents = {name.rpartition(".")[0] for name in names}
-    if (
-        anatomy.family != "vit"
-        or anatomy.readout is None
-        or (anatomy.readout == "pool") != pooled
-        or len(parents) != 1
-    ):
-        reader = f"blocks in {len(parents)} places"
-        if anatomy.family != "vit":
-            reader = f"{'an' if anatomy.family == 'other' else 'a'} {anatomy.family} model"
-        elif anatomy.readout == "pool" and not pooled:
-            reader = "attention pooling"
-        raise UnsupportedError(
-            "expected a vision transformer whose classifier reads one residual stream (CLS or "
-            f"mean), found {reader} in {model.alias}; try vitlens ablate, which needs none"
-        )
-    parent = parents.pop()
-    # not a stem or head in the same list
-    with_attention = [name for name in names if name not in anatomy.without_attention]
-    kinds = {type(model.module.get_submodule(name)) for name in with_attention}
-    blocks = []
-    for child_name, child in model.module.get_submodule(parent).named_children():
-        name = f"{parent}.{child_name}" if parent else child_name
-        if name in names or type(child) in kinds:
-            blocks.append(name)
-    return tuple(blocks)
-
-
-def logits_from(model: Model, stream: Tokens, *, blocks: Sequence[str] | None = None) -> Logits:
-    """Return the logits of a residual stream after the last block; the model's own blocks do not
-    run.
-
-    blocks: their names in forward order (None: blocks_of).
-    """
-    names = blocks_of(model) if blocks is None else blocks
-    blank = stream.new_zeros(1, 3, 1, 1).expand(len(stream), 3, *model.input_size)
-    with ExitStack() as stack:
-        for name in names:
-            block = model.module.get_submodule(name)
-            stack.enter_context(
-                overridden(block, lambda _forward: lambda tokens, *_args, **_kwargs: tokens)
-            )
-        stack.enter_context(overridden(block, lambda _forward: lambda *_args, **_kwargs: stream))
-        try:
-            return model.run(blank)
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            # of the user's own code, which may need what its blocks compute
-            raise UnsupportedError(
-                "expected a classifier that reads the last residual stream alone in "
-                f"{model.alias}, found a forward that fails without its blocks "
-                f"({type(error).__name__}: {first_line(error)}); try "
-                "vitlens ablate, which needs none"
-            ) from error
-
-
-@needs_gradients
-def _stream_weights(model: Model, stream: Tokens, targets: Labels | Logits) -> Tokens:
-    """Return the weight of each number of the last residual stream in a logit, with the final
-    norm's scale fixed.
-
-    targets: a class for each image, or the weights of a sum of logits. The logit is then the sum of
-    weights times stream plus a constant.
-    """
-    with torch.enable_grad(), _FixedScale():
-        leaf = stream.detach().requires_grad_()
-        logits = logits_from(model, leaf)
-        logit = (
-            logits.gather(1, targets.unsqueeze(1)) if targets.ndim == 1 else logits * targets
-        ).sum()
-        (weights,) = torch.autograd.grad(logit, leaf)
-    return weights
-
-
-class _FixedScale(ScopedMode):
-    """Makes the scale of norms a constant for autograd; their outputs are unchanged."""
-
-    def intercept(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Compute norms by their formula; pass every other call on."""
-        if func not in (F.layer_norm, F.rms_norm):
-            return func(*args, **kwargs)
-        given = inspect.signature(func).bind(*args, **kwargs)
-        given.apply_defaults()
-        tokens, shape, weight, *bias, eps = given.arguments.values()
-        axes = tuple(range(-len(shape), 0))
-        centred = tokens - tokens.mean(axes, keepdim=True) if func is F.layer_norm else tokens
-        eps = torch.finfo(tokens.dtype).eps if eps is None else eps
-        result = centred * (centred.detach().square().mean(axes, keepdim=True) + eps).rsqrt()
-        result = result if weight is None else result * weight
-        return result if bias in ([], [None]) else result + bias[0]

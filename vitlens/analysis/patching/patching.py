@@ -1,7 +1,6 @@
-"""Activation patching: which activations of a clean run, put into a corrupted one, restore the
-logit difference.
+"""Activation patching: the logit difference that activations of a clean run restore.
 
-Heads and single tokens are patched from the clean run into the corrupted one, one at a time; the
+Heads and single tokens are patched from the clean run into a corrupted one, one at a time; the
 metric is the difference of two logits (Wang 2023; Heimersheim and Nanda 2024).
 """
 
@@ -25,7 +24,7 @@ from vitlens.shapes import Images, Labels
 
 transforms = import_without_compiler("torchvision.transforms.v2.functional")
 
-# logits: a smaller gap would be dominated by rounding, which is about a hundredth of this
+# logits: a smaller gap would be mostly rounding, which is about a hundredth of this
 SMALLEST_GAP = 1e-3
 NOISE = 0.5  # standard deviation, pixels in [0, 1]
 
@@ -64,53 +63,59 @@ def patch_parts(
     targets: Labels | None = None,
     others: Labels | None = None,
 ) -> Patching:
-    """Patch every head and token of each clean image's run into its corrupted partner's, one at a
-    time.
+    """Patch every head and token of each clean image's run into its corrupted partner's.
 
-    clean, corrupted: pairs, in the same order (`corrupt` makes corrupted images). targets, others:
-    the classes whose logits are compared, by default the clean image's prediction and the corrupted
-    one's. Raises InputError where both runs have the same logit difference, for images that are not
-    pairs and classes that do not exist; UnsupportedError for a model without attention.
+    They are patched one at a time. clean, corrupted: pairs, in the same order (see `corrupt`).
+    targets, others: the classes of the logit difference, by default the clean image's prediction
+    and the corrupted one's. Raises InputError where both runs have the same logit difference, for
+    images that are not pairs and classes that do not exist; UnsupportedError for a model without
+    attention.
     """
-    sizes = [tuple(each.shape[2:]) for each in (clean, corrupted)]
-    if sizes[0] != sizes[1]:
-        raise InputError(
-            f"expected pairs of images of one size, found {sizes[0]} and {sizes[1]} px"
-        )
-    known = blocks(model)
-    heads = [f"blocks.{layer.index}.head.{head}" for layer in known for head in range(layer.heads)]
-    patched = patch(
-        model, corrupted, clean, [*heads, *(f"blocks.{layer.index}.tokens[*]" for layer in known)]
-    )
-    chosen = check_targets(targets, patched.other), check_targets(others, patched.clean)
+    size = tuple(clean.shape[2:])
+    other_size = tuple(corrupted.shape[2:])
+    if size != other_size:
+        raise InputError(f"expected pairs of images of one size, found {size} and {other_size} px")
+    layers = blocks(model)
+    head_places = []
+    for layer in layers:
+        head_places += [f"blocks.{layer.index}.head.{head}" for head in range(layer.heads)]
+    token_places = [f"blocks.{layer.index}.tokens[*]" for layer in layers]
+    patched = patch(model, corrupted, clean, head_places + token_places)
+    target_classes = check_targets(targets, patched.other)
+    other_classes = check_targets(others, patched.clean)
     pairs = torch.arange(len(clean), device=model.device)
+    # `patch` calls the run that it changes clean; here this is the corrupted one
     logits = torch.cat((patched.other[None], patched.clean[None], patched.logits))
-    differences = (logits[:, pairs, chosen[0]] - logits[:, pairs, chosen[1]]).T
-    whole = differences[:, 0]
-    gone = differences[:, 1]
-    changed = differences[:, 2:] - differences[:, 1:2]
-    small = ((whole - gone).abs() < SMALLEST_GAP).nonzero()
+    differences = (logits[:, pairs, target_classes] - logits[:, pairs, other_classes]).T
+    of_clean = differences[:, 0]
+    of_corrupted = differences[:, 1]
+    small = ((of_clean - of_corrupted).abs() < SMALLEST_GAP).nonzero()
     if len(small):
         pair = int(small[0])
-        names = [model.classes[int(each[pair])] for each in chosen]
+        target = model.classes[int(target_classes[pair])]
+        other = model.classes[int(other_classes[pair])]
         raise InputError(
             "expected clean and corrupted runs that differ, found the same logit difference "
-            f"({names[0]} - {names[1]}) in both runs of pair {pair}; choose other images or "
-            "classes, or a "
-            "stronger corruption"
+            f"({target} - {other}) in both runs of pair {pair}; choose other images or classes, "
+            "or a stronger corruption"
         )
-    by_layer = changed.cpu().split(
-        [*(layer.heads for layer in known), *(layer.tokens for layer in known)], dim=1
+    changes = (differences[:, 2:] - differences[:, 1:2]).cpu()
+    of_heads, of_tokens = changes.split([len(head_places), changes.shape[1] - len(head_places)], 1)
+    numbers = [layer.index for layer in layers]
+    heads = of_heads.split([layer.heads for layer in layers], 1)
+    tokens = of_tokens.split([layer.tokens for layer in layers], 1)
+    return Patching(
+        heads=stacked(dict(zip(numbers, heads)), depth(model)),
+        positions=stacked(dict(zip(numbers, tokens)), depth(model)),
+        clean=of_clean.cpu(),
+        corrupted=of_corrupted.cpu(),
+        targets=target_classes.cpu(),
+        others=other_classes.cpu(),
     )
-    numbers = [layer.index for layer in known]
-    of_heads = dict(zip(numbers, by_layer[: len(known)]))
-    of_tokens = dict(zip(numbers, by_layer[len(known) :]))
-    tables = stacked(of_heads, depth(model)), stacked(of_tokens, depth(model))
-    return Patching(*tables, *(each.cpu() for each in (whole, gone, *chosen)))
 
 
 def corrupt(images: Images, how: str = "noise", *, seed: int = 0) -> Images:
-    """Images with their content removed, in [0, 1].
+    """Return images with their content removed, in [0, 1].
 
     noise: Gaussian noise of standard deviation 0.5 added; blur: a Gaussian of an eighth of the
     shorter side; shuffle: 4 x 4 tiles (more where 4 does not divide the sides) in random order.
@@ -129,24 +134,24 @@ def _noise(image: Tensor, generator: Generator) -> Tensor:
 
 def _blur(image: Tensor, _generator: Generator) -> Tensor:
     side = min(image.shape[-2:])
-    size = min(
-        2 * (side // 4) + 1, 2 * ((side - 1) // 2) + 1
-    )  # odd; the padding must be smaller than the image
+    preferred_size = 2 * (side // 4) + 1
+    largest_size = 2 * ((side - 1) // 2) + 1  # the padding must be smaller than the image
+    size = min(preferred_size, largest_size)  # of the kernel, odd
     blurred: Tensor = transforms.gaussian_blur(image, [size, size], [side / 8, side / 8])
     return blurred
 
 
 def _shuffle(image: Tensor, generator: Generator) -> Tensor:
     height, width = image.shape[-2:]
-    common = math.gcd(height, width)
-    parts = next((count for count in range(4, common + 1) if common % count == 0), common)
-    split = image.unflatten(1, (parts, height // parts)).unflatten(3, (parts, width // parts))
-    tiles = split.permute(1, 3, 0, 2, 4).flatten(0, 1)
+    divisor = math.gcd(height, width)
+    counts = [count for count in range(4, divisor + 1) if divisor % count == 0]
+    parts = counts[0] if counts else divisor  # of each side
+    on_grid = image.unflatten(1, (parts, height // parts)).unflatten(3, (parts, width // parts))
+    tiles = on_grid.permute(1, 3, 0, 2, 4).flatten(0, 1)
     order = torch.randperm(len(tiles), generator=generator).to(image.device)
-    laid = (
-        tiles[order].unflatten(0, (parts, parts)).permute(2, 0, 3, 1, 4)
-    )  # (3, parts, rows, parts, columns)
-    shuffled: Tensor = laid.reshape(image.shape)
+    # (3, parts, rows of a tile, parts, columns of a tile)
+    moved = tiles[order].unflatten(0, (parts, parts)).permute(2, 0, 3, 1, 4)
+    shuffled: Tensor = moved.reshape(image.shape)
     return shuffled
 
 

@@ -1,3 +1,1 @@
-"""One head's attention step by step, with the numbers of a model and an image, each step checked
-against the model.
-"""
+"""One head's attention step by step, each step checked against the model."""

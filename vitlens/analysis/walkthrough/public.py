@@ -1,5 +1,6 @@
-"""`vitlens.walkthrough`: one head of one layer, step by step, on one image; and what happens
-without scaling, positions and CLS, measured on the model itself.
+"""`vitlens.walkthrough`: one head of one layer on one image, step by step.
+
+Effects of scaling, positions and CLS are measured by running the model without them.
 """
 
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ from vitlens.models.model import Model
 from vitlens.models.numbering import numbers_text
 from vitlens.models.requirement import requirement
 from vitlens.pixels import AnyImages, as_parts
-from vitlens.shapes import Images, Logits
+from vitlens.shapes import Images, Logits, TokenLayout, Weights
 from vitlens.summary import Line, Summary
 
 Change = Literal[
@@ -52,13 +53,26 @@ CHANGES: Final[dict[Change, str]] = {
 }
 
 
+# fields of a walkthrough in its summary
+_LISTED: Final = (
+    "queries",
+    "keys",
+    "values",
+    "scores",
+    "weights",
+    "outputs",
+    "projected",
+    "after",
+)
+
+
 @dataclass(frozen=True)
 class Permutation:
-    """The patches in another order, with or without positions, which stay where they are.
+    """The patches in another order, with or without positions, which stay in place.
 
     difference: the largest between the permuted run's patches, after the last block, and the same
-    permutation of the plain run's; logits: the largest between both runs' logits; largest: the
-    largest value of the patches; permuted: the permuted run's logits.
+    permutation of the plain run's; logits: the largest difference between both runs' logits;
+    largest: the largest value of the patches; permuted: the permuted run's logits.
     """
 
     positions: bool
@@ -70,9 +84,7 @@ class Permutation:
 
 @dataclass(frozen=True)
 class Changed:
-    """The model with one change; logits: (batch, classes); difference: from the model's own, at
-    most.
-    """
+    """The model with one change; difference: the largest from the logits of the unchanged model."""
 
     change: Change
     logits: Logits
@@ -81,8 +93,9 @@ class Changed:
 
 @dataclass(frozen=True)
 class Entropies:
-    """Entropy of the attention weights in nats, mean over queries and images, of every head
-    (layers, heads); NaN where there is none. unscaled: without the division by sqrt(head_dim).
+    """Entropy of every head's attention weights in nats, mean over queries and images.
+
+    NaN where there is no head. unscaled: without the division by sqrt(head_dim).
     """
 
     scaled: Float[Tensor, "layers heads"]
@@ -94,17 +107,21 @@ class Walkthrough(Summary):
     """One head of one layer on one image, step by step; tensors on the CPU, without a batch axis.
 
     layer, head: counted from 0; layers: of the model, blocks without attention included; heads: of
-    the layer; scale: what scores are multiplied by, 1/sqrt(head_dim); query: the position of the
-    token that is followed, the one that the classifier reads, or the patch in the middle; key: the
-    patch to which it attends most. embedding: the patch embedding, None for a model whose patches
-    are not cut by one convolution; positions: what is added to it, None where that is no fixed
-    vector a patch. input: the residual stream that enters the block; normed: what enters its
-    attention; queries, keys, values: of the head; products: q kᵀ; scores: scaled; weights: after
-    the softmax; unscaled: the weights without scaling; outputs: of the head; projected: its part of
-    the output projection; head_norms: the norm of each head's part, by token; attention, mlp,
-    after: outputs of the attention, the MLP and the block. checks: each step against the model's
-    own; entropies: of all heads; permutations, changed: what happens without; order: of the
-    permuted patches; logits: the model's own.
+    the layer; scale: the factor of the scores, 1/sqrt(head_dim); query: the position of the
+    followed token, the one that the classifier reads, or the patch in the middle; key: the patch to
+    which it attends most.
+
+    embedding: the patch embedding, None for a model that cuts patches without one convolution;
+    positions: added to it, None where they are not one fixed vector for each patch; input: the
+    residual stream that enters the block; normed: the input of its attention; queries, keys,
+    values: of the head; products: q kᵀ; scores: scaled; weights: after the softmax; unscaled: the
+    weights without scaling; outputs: of the head; projected: its part of the output projection;
+    head_norms: the norm of each head's part, by token; attention, mlp, after: outputs of the
+    attention, the MLP and the block.
+
+    checks: each step against the model's; entropies: of all heads; permutations: with patches
+    in another order; changed: the model with one change each; order: of the permuted patches;
+    logits: of the unchanged model.
     """
 
     layer: int
@@ -139,18 +156,9 @@ class Walkthrough(Summary):
     logits: Float[Tensor, " classes"]
 
     def summary(self) -> Iterator[Line]:
-        """Yield the shapes of the steps, and how closely each equals the model's own."""
+        """Yield the shapes of the steps, and their largest differences from the model's."""
         yield Line("head", f"L{self.layer}.H{self.head}")
-        for name in (
-            "queries",
-            "keys",
-            "values",
-            "scores",
-            "weights",
-            "outputs",
-            "projected",
-            "after",
-        ):
+        for name in _LISTED:
             yield Line(name, getattr(self, name))
         for check in self.checks:
             if check.difference is not None:
@@ -166,16 +174,15 @@ def walkthrough(
     head: int | None = None,
     seed: int = 0,
 ) -> Walkthrough:
-    """Return one head's attention on one image, from patches to the residual stream, every step
-    computed again by hand.
+    """Compute one head's attention on one image step by step, from patches to the residual stream.
 
     images: one image (1, 3, height, width) in [0, 1], or any form of one that `vitlens.images`
-    takes; layer, head: from 0 (None: the middle layer, the head whose weights have the least
-    entropy); seed: of the permutation. Each of `.checks` holds the largest difference of a step
-    from what the model itself computed; `.permutations` and `.changed` tell what happens without
-    positions, scaling and CLS. Raises UnsupportedError for a model in which not all tokens attend
-    to all tokens (a CNN, Swin), InputError for another number of images and for a layer or head
-    that is not there.
+    takes; layer, head: from 0 (None: the middle layer, the head with the least entropy of its
+    weights); seed: of the permutation. Each of `.checks` holds the largest difference of a step
+    from the model's; `.permutations` and `.changed` are results of the model without positions,
+    scaling and CLS. Raises UnsupportedError for a model in which not all tokens attend to all
+    tokens (a CNN, Swin), InputError for another number of images and for a layer or head that is
+    not there.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -190,137 +197,164 @@ def walkthrough(
     if len(parts) != 1:
         raise InputError(f"expected one image, found {len(parts)}; give images[:1]")
     image = parts[:1].to(model.device)
-    chosen = _chosen_layer(model, layer)
-    if head is not None and not 0 <= head < chosen.heads:
+    followed = _find_layer(model, layer)
+    if head is not None and not 0 <= head < followed.heads:
         raise InputError(
-            f"expected a head from 0 to {chosen.heads - 1} in layer {chosen.index}, found {head}"
+            f"expected a head from 0 to {followed.heads - 1} in layer {followed.index}, found "
+            f"{head}"
         )
     with evaluating(model), torch.no_grad(), without_autocast(image.device):
-        return _walked(model, image, chosen, head, seed)
+        return _walk(model, image, followed, head, seed)
 
 
 @requirement("walkthrough")
 def require_walkthrough(model: Model) -> None:
-    """Raise UnsupportedError unless the tokens of one sequence attend to each other; of windows,
-    say what applies.
-    """
+    """Raise UnsupportedError unless the tokens of one sequence attend to each other."""
     if any(site.kind == "window" for site in survey_weights(model, probe_images(model, 1))):
         raise UnsupportedError(
             "expected layers in which every token attends to every token, found windows in "
-            f"{model.alias}: there the "
-            "same steps hold within each window, with a position bias on the scores and no CLS; "
-            "vitlens attention shows what a patch attends to in its window"
+            f"{model.alias}: there the same steps hold within each window, with a position bias on "
+            "the scores and no CLS; vitlens attention shows what a patch attends to in its window"
         )
     require_token_attention(model)
     require_pre_norm(model, instead="vitlens attention shows its queries, keys, scores and weights")
-    require_steps(model, _chosen_layer(model, None))
+    require_steps(model, _find_layer(model, None))
 
 
-def _chosen_layer(model: Model, layer: int | None) -> Layer:
-    """Return the layer of that number, by default the one in the middle. Raises InputError where
-    there is none.
+def _find_layer(model: Model, number: int | None) -> Layer:
+    """Return the layer of that number, by default the one in the middle.
+
+    Raises InputError where there is none.
     """
     tokens = model.layout.tokens
-    known = [each for each in layers(model) if each.queries == each.keys == tokens]
-    numbers = [each.index for each in known]
-    if layer is not None and layer not in numbers:
+    possible = {}
+    for layer in layers(model):
+        if layer.queries == layer.keys == tokens:
+            possible[layer.index] = layer
+    numbers = list(possible)
+    if number is None:
+        number = numbers[len(numbers) // 2]
+    if number not in possible:
         raise InputError(
             f"expected a layer {numbers_text(numbers)} of {model.alias}, in which tokens attend to "
-            "tokens, "
-            f"found {layer}"
+            f"tokens, found {number}"
         )
-    return known[len(known) // 2 if layer is None else numbers.index(layer)]
+    return possible[number]
 
 
-def _walked(model: Model, image: Images, layer: Layer, head: int | None, seed: int) -> Walkthrough:
-    (heads, whole, scale, checks), logits = layer_steps(model, image, layer), model(image)
+def _walk(model: Model, image: Images, layer: Layer, head: int | None, seed: int) -> Walkthrough:
+    steps = layer_steps(model, image, layer)
+    logits = model(image)
     embedding = patch_embedding(model, image)
-    layout = model.layout
-    prefix = len(model.layout.prefix)
-    positions, before = before_blocks(model, image, embedding)
+    positions, checks_before = before_blocks(model, image, embedding)
     if head is None:
-        head = int(entropy(heads["weights"]).mean((0, 2)).argmin())
-    order = torch.randperm(layout.patches, generator=torch.Generator().manual_seed(seed)).to(
-        image.device
-    )
+        head = int(entropy(steps.heads["weights"]).mean((0, 2)).argmin())
+    layout = model.layout
+    order = torch.randperm(layout.patches, generator=torch.Generator().manual_seed(seed))
+    order = order.to(image.device)
     last = _last_residual(model)
-    permuted: tuple[Permutation, ...] = ()
+    permutations: tuple[Permutation, ...] = ()
+    patches = None  # without positions
     if embedding is not None and positions is not None:
-        permuted = tuple(_permutations(model, image, last, embedding.convolved, positions, order))
-    of_heads, scales = _entropies(model, image)
-    changes = _changes(
-        model, last, embedding.convolved if embedding is not None and permuted else None, scales
-    )
-    tensors = {name: values[:, head] for name, values in heads.items()} | whole
-    tensors["head_norms"] = heads["projected"].norm(dim=-1)
-    parts = {name: values[0].float().cpu() for name, values in tensors.items()}
-    middle = prefix + layout.grid[0] // 2 * layout.grid[1] + layout.grid[1] // 2
-    query = next(iter(layout.positions("cls")), middle)
+        patches = embedding.convolved
+        permutations = tuple(_permutations(model, image, last, patches, positions, order))
+    entropies, scales = _entropies(model, image)
+    changes = _changes(model, last, patches, scales)
+    tensors = {name: of_heads[:, head] for name, of_heads in steps.heads.items()}
+    tensors |= steps.tokens
+    tensors["head_norms"] = steps.heads["projected"].norm(dim=-1)
+    fields = {name: tensor[0].float().cpu() for name, tensor in tensors.items()}
+    query = _followed_token(layout)
+    prefix = len(layout.prefix)
     return Walkthrough(
         layer=layer.index,
         head=head,
         layers=depth(model),
         heads=layer.heads,
-        scale=scale,
+        scale=steps.scale,
         query=query,
-        key=prefix + int(parts["weights"][query, prefix:].argmax()),
+        key=prefix + int(fields["weights"][query, prefix:].argmax()),
         embedding=embedding,
         positions=None if positions is None else positions.cpu(),
-        checks=(*before, *checks),
-        entropies=of_heads,
+        checks=(*checks_before, *steps.checks),
+        entropies=entropies,
         order=order.cpu(),
-        permutations=permuted,
+        permutations=permutations,
         changed=tuple(_changed(model, image, logits, changes)),
         logits=logits[0].cpu(),
-        **parts,
+        **fields,
     )
 
 
+def _followed_token(layout: TokenLayout) -> int:
+    """Return the position of CLS, or of the patch in the middle."""
+    cls = layout.positions("cls")
+    if cls:
+        return cls[0]
+    rows, columns = layout.grid
+    return len(layout.prefix) + rows // 2 * columns + columns // 2
+
+
 def entropy(weights: Float[Tensor, "*leading key"]) -> Float[Tensor, "*leading"]:
-    """Entropy of each row of weights, in nats."""
-    summed: Tensor = torch.special.entr(weights).sum(-1)
-    return summed
+    """Return the entropy of each row of weights, in nats."""
+    entropies: Tensor = torch.special.entr(weights).sum(-1)
+    return entropies
 
 
 def _entropies(model: Model, images: Images) -> tuple[Entropies, dict[str, float]]:
-    """Return the entropy of every head that attends from all tokens to all tokens, with and without
-    scaling; and the scale of each such layer, by the place of its scores.
+    """Return the entropies of every head, and the scale of each layer by the place of its scores.
+
+    Heads and layers are those that attend from all tokens to all tokens.
     """
-    rows: dict[int, tuple[Tensor, Tensor]] = {}
+    scaled: dict[int, Tensor] = {}
+    unscaled: dict[int, Tensor] = {}
     scales: dict[str, float] = {}
 
-    def reducer(call: AttentionCall) -> None:
+    def take(call: AttentionCall) -> None:
         if call.site.kind != "patch" or call.inputs is None:
             return
-        scales[f"blocks.{call.site.layer}.attention.scores"] = call.inputs.scale
-        pairs = []
+        layer = call.site.layer
+        scales[f"blocks.{layer}.attention.scores"] = call.inputs.scale
+        of_scaled = []
+        of_unscaled = []
         for _, part in call.parts():
-            assert part.inputs is not None  # as the call has them
-            bias = part.inputs.bias
-            added: Tensor | float = 0.0 if bias is None or bias.dtype == torch.bool else bias
-            raw = softmax_or_zero(
-                (part.inputs.scores(slice(None)) - added) / part.inputs.scale + added
-            )
-            pairs.append((entropy(part.weights()).mean(-1), entropy(raw).mean(-1)))
-        scaled, unscaled = (torch.cat(each).mean(0).float().cpu() for each in zip(*pairs))
-        rows[call.site.layer] = (scaled, unscaled)
+            of_scaled.append(entropy(part.weights()).mean(-1))
+            of_unscaled.append(entropy(_unscaled_weights(part)).mean(-1))
+        scaled[layer] = torch.cat(of_scaled).mean(0).float().cpu()
+        unscaled[layer] = torch.cat(of_unscaled).mean(0).float().cpu()
 
-    observe(model, images, reducer)
-    widest = max((len(scaled) for scaled, _ in rows.values()), default=0)
-    table = torch.full((2, 1 + max(rows, default=-1), widest), torch.nan)
-    for layer, row in rows.items():
-        table[:, layer, : len(row[0])] = torch.stack(row)
-    return Entropies(*table), scales
+    observe(model, images, take)
+    return Entropies(_entropy_table(scaled), _entropy_table(unscaled)), scales
+
+
+def _unscaled_weights(call: AttentionCall) -> Weights:
+    """Return the weights of a call without the scaling of its scores."""
+    inputs = call.inputs
+    assert inputs is not None  # other calls are left out
+    bias: Tensor | float = 0.0
+    if inputs.bias is not None and inputs.bias.dtype != torch.bool:
+        bias = inputs.bias
+    products = (inputs.scores(slice(None)) - bias) / inputs.scale
+    return softmax_or_zero(products + bias)
+
+
+def _entropy_table(by_layer: dict[int, Tensor]) -> Float[Tensor, "layers heads"]:
+    """Return one table, NaN where a layer has fewer heads than the widest, or none."""
+    widest = max(map(len, by_layer.values()), default=0)
+    table = torch.full((1 + max(by_layer, default=-1), widest), torch.nan)
+    for layer, entropies in by_layer.items():
+        table[layer, : len(entropies)] = entropies
+    return table
 
 
 def _last_residual(model: Model) -> str:
     """Return the place of the residual stream after the last block of all tokens."""
     tokens = (model.layout.tokens,)
-    return [
-        place.name
-        for place in model.places()
-        if place.kind == "residual" and place.shape[:1] == tokens
-    ][-1]
+    places = []
+    for place in model.places():
+        if place.kind == "residual" and place.shape[:1] == tokens:
+            places.append(place.name)
+    return places[-1]
 
 
 def _permutations(
@@ -331,19 +365,24 @@ def _permutations(
     added: Float[Tensor, "patches dim"],
     order: Int[Tensor, " patches"],
 ) -> Iterator[Permutation]:
-    """Embedded patches in another order, with what is added to them and without it."""
+    """Yield the results of embedded patches in another order, with positions and without.
+
+    added: to the patches, their positions.
+    """
     prefix = len(model.layout.prefix)
-    for positions in (True, False):
-        runs = []
-        for each in (patches, patches[:, order]):
-            with intervene(model, {"patches": each + added if positions else each}):
-                runs.append(capture(model, images, last))
-        plain, permuted = runs
+    for with_positions in (True, False):
+        offset = added if with_positions else torch.zeros_like(added)
+        with intervene(model, {"patches": patches + offset}):
+            plain = capture(model, images, last)
+        with intervene(model, {"patches": patches[:, order] + offset}):
+            permuted = capture(model, images, last)
         expected = plain[last][:, prefix:][:, order]
-        difference = float((permuted[last][:, prefix:] - expected).abs().max())
-        logits = float((permuted.logits - plain.logits).abs().max())
         yield Permutation(
-            positions, difference, logits, float(expected.abs().max()), permuted.logits.cpu()
+            positions=with_positions,
+            difference=float((permuted[last][:, prefix:] - expected).abs().max()),
+            logits=float((permuted.logits - plain.logits).abs().max()),
+            largest=float(expected.abs().max()),
+            permuted=permuted.logits.cpu(),
         )
 
 
@@ -353,27 +392,29 @@ def _changes(
     patches: Float[Tensor, "batch patches dim"] | None,
     scales: dict[str, float],
 ) -> dict[Change, Changes]:
-    """Return each change that the model has the parts for; patches: without positions; scales: by
-    the place of the scores.
+    """Return the changes for which the model has the parts.
+
+    patches: without positions, None where these are not known; scales: by the place of the scores.
     """
     layout = model.layout
-    prefix = len(model.layout.prefix)
-    found: dict[Change, Changes] = {} if patches is None else {"no-positions": {"patches": patches}}
+    prefix = len(layout.prefix)
+    changes: dict[Change, Changes] = {}
+    if patches is not None:
+        changes["no-positions"] = {"patches": patches}
     if scales:
-        found["unscaled"] = {
-            place: partial(torch.div, other=scale) for place, scale in scales.items()
-        }
-    found["patches-zero"] = {f"{last}[patch]": "zero"}
+        divisions = {place: partial(torch.div, other=scale) for place, scale in scales.items()}
+        changes["unscaled"] = divisions
+    changes["patches-zero"] = {f"{last}[patch]": "zero"}
     if prefix:
-        found["prefix-zero"] = {f"{last}[{','.join(map(str, range(prefix)))}]": "zero"}
+        positions = ",".join(map(str, range(prefix)))
+        changes["prefix-zero"] = {f"{last}[{positions}]": "zero"}
         unread = KnockOut(keys=range(prefix), queries=range(prefix, layout.tokens))
-        whole = (layout.tokens,) * 2
-        places = [
-            place
-            for place in model.places()
-            if place.kind == "weights" and place.shape[-2:] == whole
-        ]
-        found["prefix-unread"] = {place.name: unread for place in places}
+        all_pairs = (layout.tokens, layout.tokens)
+        without_prefix: dict[str, KnockOut] = {}
+        for place in model.places():
+            if place.kind == "weights" and place.shape[-2:] == all_pairs:
+                without_prefix[place.name] = unread
+        changes["prefix-unread"] = without_prefix
     if layout.positions("cls") and model.anatomy.readout in ("cls", "cls+distillation"):
 
         def mean_read(tokens: Tensor) -> Tensor:
@@ -381,8 +422,8 @@ def _changes(
             changed[:, layout.positions("cls")[0]] = tokens[:, prefix:].mean(1)
             return changed
 
-        found["mean-read"] = {last: mean_read}
-    return found
+        changes["mean-read"] = {last: mean_read}
+    return changes
 
 
 def _changed(
@@ -391,5 +432,5 @@ def _changed(
     yield Changed("none", logits.cpu(), 0.0)
     for change, places in changes.items():
         with intervene(model, places):
-            answer = model(images)
-        yield Changed(change, answer.cpu(), float((answer - logits).abs().max()))
+            changed = model(images)
+        yield Changed(change, changed.cpu(), float((changed - logits).abs().max()))

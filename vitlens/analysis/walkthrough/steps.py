@@ -1,13 +1,12 @@
-"""The steps of a walkthrough, from pixels to the residual stream after a block, each computed again
-by hand.
+"""The steps of a walkthrough, from pixels to the residual stream after a block, computed by hand.
 
-Every step starts from what the model itself computed before it, so that a difference belongs to
-that step alone.
+Every step starts from the model's result of the step before, so that a difference belongs to
+that step only.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -28,8 +27,10 @@ from vitlens.shapes import Heads, Images, Tokens
 
 
 class Step(NamedTuple):
-    """One step that is computed again by hand. compared: with what of the model's own forward
-    pass."""
+    """One step that is computed again by hand.
+
+    compared: its counterpart in the model's forward pass.
+    """
 
     title: str
     formula: str
@@ -61,6 +62,8 @@ STEPS: Final[dict[StepName, Step]] = {
 }
 TOLERANCE: Final = 1e-4  # of the largest value of a step: greater differences are not rounding
 _PARTS: Final = ("input", "heads", "attention", "mlp", "residual")  # places of a block
+QueriesKeysValues: TypeAlias = tuple[Heads, Heads, Heads]
+# names of separate projections in libraries
 _SEPARATE: Final = (
     ("q_proj", "k_proj", "v_proj"),
     ("query", "key", "value"),
@@ -70,8 +73,10 @@ _SEPARATE: Final = (
 
 @dataclass(frozen=True)
 class StepCheck:
-    """One step against the model's own: the largest difference, None where it was not computed
-    again (note: why), and the largest value of the model's own.
+    """The comparison of one step with the model's.
+
+    difference: the largest, None where the step was not computed again; largest: the largest value
+    of the model's; note: a remark, or the reason why the step was not computed.
     """
 
     step: StepName
@@ -82,18 +87,18 @@ class StepCheck:
     @property
     def equal(self) -> bool:
         """Return True if the difference is rounding."""
-        return self.difference is not None and self.difference <= TOLERANCE * max(
-            self.largest, 1e-12
-        )
+        if self.difference is None:
+            return False
+        return self.difference <= TOLERANCE * max(self.largest, 1e-12)
 
 
 @dataclass(frozen=True)
 class Embedding:
-    """The patch embedding of some images. values: 3 x patch height x patch width, channel by
-    channel, normalised.
+    """The patch embedding of some images.
 
     patches: the pixels of each patch, row by row; filters: the convolution's weights; embedded:
-    patches · filters + bias, by hand; convolved: the convolution's own output.
+    patches · filters + bias, by hand; convolved: the convolution's output. The axis of values
+    is 3 x patch height x patch width, channel by channel, normalised.
     """
 
     patches: Float[Tensor, "batch patches values"]
@@ -103,46 +108,52 @@ class Embedding:
 
 
 def patch_embedding(model: Model, images: Images) -> Embedding | None:
-    """Return the patch embedding as unfold and a linear map; None for a model whose patches are not
-    cut by one convolution: one whose stride is its kernel, the size of a patch, and which reads
-    three channels.
+    """Return the patch embedding as unfold and a linear map.
+
+    None for a model that cuts patches without one convolution. The stride of that convolution is
+    its kernel, the size of a patch, and it reads three channels.
     """
-    size = model.layout.patch_size
-    found = [
-        (name, module)
-        for name, module in model.module.named_modules()
-        if isinstance(module, nn.Conv2d)
-        and module.kernel_size == module.stride == size
-        and (module.in_channels, module.groups, module.dilation) == (3, 1, (1, 1))
-        and module.padding in (0, (0, 0), "valid")
-    ]
-    seen: list[tuple[Tensor, Tensor]] = []
-    for name, _ in found[:1]:
-        with watching(
-            model.module,
-            [name],
-            lambda _name, arguments, output: seen.append((arguments[0], output)),
-        ):
-            model(images)
-    if len(seen) != 1:
+    convolutions = {}
+    for name, module in model.module.named_modules():
+        if isinstance(module, nn.Conv2d) and _cuts_patches(module, model.layout.patch_size):
+            convolutions[name] = module
+    if not convolutions:
         return None
-    ((pixels, output),), convolution = seen, found[0][1]
-    patches = F.unfold(pixels, size, stride=size).transpose(
-        1, 2
-    )  # (batch, patches, 3 x height x width)
+    name, convolution = next(iter(convolutions.items()))
+    calls: list[tuple[Tensor, Tensor]] = []
+
+    def take(_name: str, arguments: Arguments, output: Any) -> None:
+        calls.append((arguments[0], output))
+
+    with watching(model.module, [name], take):
+        model(images)
+    if len(calls) != 1:
+        return None
+    pixels, output = calls[0]
+    size = model.layout.patch_size
+    patches = F.unfold(pixels, size, stride=size).transpose(1, 2)
     filters = convolution.weight.flatten(1)
     embedded = patches @ filters.T
-    embedded = embedded if convolution.bias is None else embedded + convolution.bias
+    if convolution.bias is not None:
+        embedded = embedded + convolution.bias
     return Embedding(patches, filters, embedded, output.flatten(2).transpose(1, 2))
+
+
+def _cuts_patches(convolution: nn.Conv2d, patch_size: tuple[int, int]) -> bool:
+    """Return True for a plain convolution of three channels that moves from patch to patch."""
+    is_plain = convolution.groups == 1 and convolution.dilation == (1, 1)
+    has_padding = convolution.padding not in (0, (0, 0), "valid")
+    moves_by_patches = convolution.kernel_size == convolution.stride == patch_size
+    return convolution.in_channels == 3 and is_plain and moves_by_patches and not has_padding
 
 
 def before_blocks(
     model: Model, images: Images, embedding: Embedding | None
 ) -> tuple[Float[Tensor, "patches dim"] | None, list[StepCheck]]:
-    """Return what is added to the embeddings of the patches, and the checks of embedding and
-    positions; None where it is no fixed vector a patch.
+    """Return the vectors that are added to the patches, and the checks of embedding and positions.
 
-    Position embeddings do not depend on the image, so another image's differ by rounding.
+    The vectors are None where they are not fixed. Position embeddings do not depend on the image,
+    so another image's differ by rounding.
     """
     if embedding is None:
         note = "patches are not cut by one convolution"
@@ -150,82 +161,94 @@ def before_blocks(
             StepCheck("embedding", None, 0.0, note),
             StepCheck("positions", None, 0.0, note),
         ]
-    first = _check("embedding", embedding.embedded, embedding.convolved)
+    embedding_check = _check("embedding", embedding.embedded, embedding.convolved)
     if "patches" not in model.places().names:
-        return None, [
-            first,
-            StepCheck("positions", None, 0.0, "the patches cannot be read before the first block"),
-        ]
+        note = "the patches cannot be read before the first block"
+        return None, [embedding_check, StepCheck("positions", None, 0.0, note)]
     tokens = capture(model, images, "patches")["patches"]
-    other = torch.zeros_like(images)
     added = (tokens - embedding.convolved)[0]
-    again = patch_embedding(model, other)
-    assert again is not None  # as the model has one
-    differs = float(
-        (capture(model, other, "patches")["patches"] - again.convolved - added).abs().max()
-    )
+    blank = torch.zeros_like(images)
+    blank_embedding = patch_embedding(model, blank)
+    assert blank_embedding is not None  # as the model has one
+    blank_added = capture(model, blank, "patches")["patches"] - blank_embedding.convolved
+    difference = float((blank_added - added).abs().max())
     largest = float(tokens.abs().max())
-    if differs > 1e-3 * largest:
+    if difference > 1e-3 * largest:
         note = "more than a fixed vector is added to a patch (a norm before the first block)"
-        return None, [first, StepCheck("positions", None, largest, note)]
-    rotary = "nothing is added: positions enter in the attention, or nowhere"
-    note = rotary if float(added.abs().max()) <= 1e-5 * largest else ""
-    return added, [first, StepCheck("positions", differs, largest, note)]
+        return None, [embedding_check, StepCheck("positions", None, largest, note)]
+    note = ""
+    if float(added.abs().max()) <= 1e-5 * largest:
+        note = "nothing is added: positions enter in the attention, or nowhere"
+    return added, [embedding_check, StepCheck("positions", difference, largest, note)]
 
 
-def layer_steps(
-    model: Model, images: Images, layer: Layer
-) -> tuple[dict[str, Tensor], dict[str, Tensor], float, tuple[StepCheck, ...]]:
-    """Return one layer step by step, under the names of a Walkthrough's fields: tensors of its
-    heads (batch, heads,
-    ...), others (batch, tokens, dim), the scale of the scores, and the check of each step against
-      the model's own.
+class LayerSteps(NamedTuple):
+    """One layer step by step, under the names of a Walkthrough's fields.
 
-    Raises UnsupportedError where queries or keys are not seen.
+    heads: tensors of its heads (batch, heads, ...); tokens: others (batch, tokens, dim); scale: of
+    the scores; checks: of each step against the model's.
+    """
+
+    heads: dict[str, Tensor]
+    tokens: dict[str, Tensor]
+    scale: float
+    checks: tuple[StepCheck, ...]
+
+
+def layer_steps(model: Model, images: Images, layer: Layer) -> LayerSteps:
+    """Return one layer step by step.
+
+    Raises UnsupportedError where queries or keys are not observed.
     """
     require_steps(model, layer)
     name = f"blocks.{layer.index}"
     attention = model.module.get_submodule(layer.attention)
     parts = ("attention.scores", "attention.weights", *_PARTS)
     captured = capture(model, images, [f"{name}.{part}" for part in parts])
-    own = {part: captured[f"{name}.{part}"] for part in parts}
-    call, normed = _seen(model, images, layer)
-    by_hand = _projected(attention, normed, layer.heads)
-    read = call.inputs
-    inputs = by_hand if read is None else (read.query, read.key, read.value)
-    assert inputs is not None  # see require_steps
-    queries, keys, values = inputs
-    scale, bias = (queries.shape[-1] ** -0.5, None) if read is None else (read.scale, read.bias)
+    of_model = {part: captured[f"{name}.{part}"] for part in parts}
+    call, normed = _attention_call(model, images, layer)
+    by_hand = _project_by_hand(attention, normed, layer.heads)
+    inputs = call.inputs
+    observed: QueriesKeysValues | None = None
+    bias: Tensor | None = None
+    if inputs is None:
+        assert by_hand is not None  # see require_steps
+        queries, keys, values = by_hand
+        scale = queries.shape[-1] ** -0.5
+    else:
+        observed = (inputs.query, inputs.key, inputs.value)
+        queries, keys, values = observed
+        scale = inputs.scale
+        bias = inputs.bias
     products = queries @ keys.transpose(-2, -1)
-
-    def biased(scores: Tensor) -> Tensor:
-        if bias is None:
-            return scores
-        return scores.masked_fill(~bias, -torch.inf) if bias.dtype == torch.bool else scores + bias
-
-    scores = biased(products * scale)
+    scores = _biased(products * scale, bias)
     note = "" if bias is None else "a bias or a mask is added to the scores"
-    of_scores = _check("scores", scores, own["attention.scores"], note)
-    if read is None and not of_scores.equal:
+    scores_check = _check("scores", scores, of_model["attention.scores"], note)
+    if inputs is None and not scores_check.equal:
         raise UnsupportedError(_changed_scores(model, layer))
     weights = softmax_or_zero(scores)
     projection = projection_of(model, layer.attention)
     assert projection is not None  # as there is a place of its heads
     columns = projection.weight.unflatten(1, (layer.heads, -1))  # (dim, heads, head_dim)
-    projected = torch.einsum("bhtd,ehd->bhte", own["heads"], columns)
+    projected = torch.einsum("bhtd,ehd->bhte", of_model["heads"], columns)
     summed = projected.sum(1) + (0 if projection.bias is None else projection.bias)
     unit = model.module.get_submodule(layer.unit)
-    scales = [branch_scale(unit, branch) for branch in (1, 2)]
-    total = own["input"] + own["attention"] * scales[0] + own["mlp"] * scales[1]
-    scaled = "each branch is multiplied by LayerScale" if isinstance(scales[0], Tensor) else ""
+    attention_scale = branch_scale(unit, 1)
+    mlp_scale = branch_scale(unit, 2)
+    total = (
+        of_model["input"] + of_model["attention"] * attention_scale + of_model["mlp"] * mlp_scale
+    )
+    note = ""
+    if isinstance(attention_scale, Tensor):
+        note = "each branch is multiplied by LayerScale"
     checks = (
-        _norm_check(unit, own["input"], normed),
-        _projection_check(by_hand, None if read is None else inputs),
-        of_scores,
-        _check("softmax", weights, own["attention.weights"]),
-        _check("values", own["attention.weights"] @ values, own["heads"]),
-        _check("projection", summed, own["attention"]),
-        _check("residual", total, own["residual"], scaled),
+        _check_norm(unit, of_model["input"], normed),
+        _check_projection(by_hand, observed),
+        scores_check,
+        _check("softmax", weights, of_model["attention.weights"]),
+        _check("values", of_model["attention.weights"] @ values, of_model["heads"]),
+        _check("projection", summed, of_model["attention"]),
+        _check("residual", total, of_model["residual"], note),
     )
     heads = {
         "queries": queries,
@@ -234,25 +257,38 @@ def layer_steps(
         "products": products,
         "scores": scores,
         "weights": weights,
-        "unscaled": softmax_or_zero(biased(products)),
-        "outputs": own["heads"],
+        "unscaled": softmax_or_zero(_biased(products, bias)),
+        "outputs": of_model["heads"],
         "projected": projected,
     }
-    whole = {
+    tokens = {
         "normed": normed,
-        "after": own["residual"],
-        **{part: own[part] for part in ("input", "attention", "mlp")},
+        "after": of_model["residual"],
+        "input": of_model["input"],
+        "attention": of_model["attention"],
+        "mlp": of_model["mlp"],
     }
-    return heads, whole, scale, checks
+    return LayerSteps(heads, tokens, scale, checks)
+
+
+def _biased(scores: Tensor, bias: Tensor | None) -> Tensor:
+    """Return scores with a bias added, or a mask applied."""
+    if bias is None:
+        return scores
+    if bias.dtype == torch.bool:
+        return scores.masked_fill(~bias, -torch.inf)
+    return scores + bias
 
 
 def require_steps(model: Model, layer: Layer) -> None:
-    """Raise UnsupportedError for a block that does not add attention and an MLP to the residual
-    stream, and where queries and keys of a layer are seen neither by the lens nor in its weights.
+    """Raise UnsupportedError for a layer that cannot be computed again by hand.
+
+    Its block adds attention and an MLP to the residual stream, and its queries and keys are
+    observed by the lens, or computed by weights of a known name.
     """
-    known = model.places().names
+    places = model.places().names
     name = f"blocks.{layer.index}"
-    missing = [part for part in _PARTS if f"{name}.{part}" not in known]
+    missing = [part for part in _PARTS if f"{name}.{part}" not in places]
     if missing:
         raise UnsupportedError(
             "expected a block that adds attention and an MLP to the residual stream at layer "
@@ -260,13 +296,12 @@ def require_steps(model: Model, layer: Layer) -> None:
             f"{argument('layer')}, or see vitlens attention"
         )
     attention = model.module.get_submodule(layer.attention)
-    if f"{name}.attention.queries" in known:
+    if f"{name}.attention.queries" in places:
         return
-    if isinstance(
-        getattr(attention, "proj_l", None), nn.Module
-    ):  # timm's name of what mixes the heads' scores
+    # timm's name of the module that mixes the heads' scores
+    if isinstance(getattr(attention, "proj_l", None), nn.Module):
         raise UnsupportedError(_changed_scores(model, layer))
-    if _three(attention, layer.heads) is None:
+    if _three_projections(attention, layer.heads) is None:
         raise UnsupportedError(
             f"expected queries and keys of layer {layer.index} of {model.alias}, found only their "
             "softmax, computed by hand from projections of unknown names; call "
@@ -281,123 +316,152 @@ def _changed_scores(model: Model, layer: Layer) -> str:
     )
 
 
-def _seen(model: Model, images: Images, layer: Layer) -> tuple[AttentionCall, Tokens]:
-    """Return the layer's attention call, and what entered its attention module."""
+def _attention_call(model: Model, images: Images, layer: Layer) -> tuple[AttentionCall, Tokens]:
+    """Return the layer's attention call, and the tokens that enter its attention module."""
     calls: list[AttentionCall] = []
-    entered: list[Tensor] = []
+    inputs: list[Tensor] = []
 
-    def reducer(call: AttentionCall) -> None:
+    def take(call: AttentionCall) -> None:
         if call.site.layer == layer.index:
             calls.append(call.detach())
 
     def enter(_name: str, arguments: Arguments) -> None:
-        entered.extend(value for value in list(arguments.values())[:1] if isinstance(value, Tensor))
+        first = next(iter(arguments.values()), None)
+        if isinstance(first, Tensor) and first.dim() == 3 and len(first) == len(images):
+            inputs.append(first)
 
     with watching(model.module, [layer.attention], before=enter):
-        observe(model, images, reducer)
-    tokens = next((each for each in entered if each.dim() == 3 and len(each) == len(images)), None)
-    if len(calls) != 1 or tokens is None:
+        observe(model, images, take)
+    if len(calls) != 1 or not inputs:
         raise UnsupportedError(
             f"expected one attention call on tokens (batch, tokens, dim) in layer {layer.index} "
             f"of {model.alias}, found {len(calls)} calls; choose another {argument('layer')}"
         )
-    return calls[0], tokens
+    return calls[0], inputs[0]
 
 
-def _projected(
-    attention: nn.Module, tokens: Tokens, heads: int
-) -> tuple[Heads, Heads, Heads] | None:
-    """Return queries, keys and values of the tokens by the module's own weights, under the names
-    that libraries use.
+def _project_by_hand(attention: nn.Module, tokens: Tokens, heads: int) -> QueriesKeysValues | None:
+    """Return queries, keys and values of the tokens, computed with the weights of the module.
 
-    Of each (batch, heads, tokens, head_dim); None where no such weights are known, or they fit no
-    heads.
+    Of each (batch, heads, tokens, head_dim); None where no weights of a known name are there, or
+    they fit no heads.
     """
-    parts = _three(attention, heads)
-    if parts is None:
+    projections = _three_projections(attention, heads)
+    if projections is None:
         return None
-    query, key, value = (
-        F.linear(tokens, *part).unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts
-    )
-    norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
-    query, key = (
-        norm(each) if isinstance(norm, nn.Module) else each
-        for norm, each in zip(norms, (query, key))
-    )
-    return query, key, value
+    by_head = []
+    for weight, bias in projections:
+        projected = F.linear(tokens, weight, bias)
+        by_head.append(projected.unflatten(-1, (heads, -1)).transpose(1, 2))
+    queries, keys, values = by_head
+    query_norm = getattr(attention, "q_norm", None)
+    key_norm = getattr(attention, "k_norm", None)
+    if isinstance(query_norm, nn.Module):
+        queries = query_norm(queries)
+    if isinstance(key_norm, nn.Module):
+        keys = key_norm(keys)
+    return queries, keys, values
 
 
-def _three(attention: nn.Module, heads: int) -> Sequence[tuple[Tensor, Tensor | None]] | None:
-    """Weight and bias of the projections to queries, keys and values."""
+def _three_projections(
+    attention: nn.Module, heads: int
+) -> Sequence[tuple[Tensor, Tensor | None]] | None:
+    """Return weight and bias of the projections to queries, keys and values.
+
+    They are found by names that libraries use.
+    """
+    weight, bias = _joint_projection(attention)
+    if weight is not None:
+        if weight.shape[0] % (3 * heads):
+            return None
+        biases = (None, None, None) if bias is None else bias.chunk(3)
+        return list(zip(weight.chunk(3), biases))
+    for names in _SEPARATE:
+        projections: list[Any] = [getattr(attention, name, None) for name in names]
+        if all(_fits_heads(projection, heads) for projection in projections):
+            return [(projection.weight, projection.bias) for projection in projections]
+    return None
+
+
+def _fits_heads(projection: object, heads: int) -> bool:
+    return isinstance(projection, nn.Linear) and projection.out_features % heads == 0
+
+
+def _joint_projection(attention: nn.Module) -> tuple[Tensor | None, Tensor | None]:
+    """Return weight and bias of one projection to queries, keys and values together."""
     weight: Any
     bias: Any
     if isinstance(attention, nn.MultiheadAttention):
         weight = attention.in_proj_weight
         bias = attention.in_proj_bias
     else:
-        linear = [
-            module for module in attention.children() if isinstance(module, nn.Linear)
-        ]  # of a user's own
-        wide = (module for module in linear if module.out_features == 3 * module.in_features)
-        joint: Any = getattr(attention, "qkv", None) or next(wide, None)
+        joint: Any = getattr(attention, "qkv", None) or _wide_linear(attention)
         weight = getattr(joint, "weight", None)
         bias = getattr(joint, "bias", None)
-    if isinstance(weight, Tensor):
-        own: list[Any] = [getattr(attention, name, None) for name in ("q_bias", "v_bias")]
-        if bias is None and all(
-            isinstance(each, Tensor) for each in own
-        ):  # BEiT: keys have no bias
-            bias = torch.cat([own[0], torch.zeros_like(own[0]), own[1]])
-        biases = (None, None, None) if bias is None else bias.chunk(3)
-        return None if weight.shape[0] % (3 * heads) else list(zip(weight.chunk(3), biases))
-    for names in _SEPARATE:
-        known: list[Any] = [getattr(attention, name, None) for name in names]
-        if all(isinstance(each, nn.Linear) and not each.out_features % heads for each in known):
-            return [(each.weight, each.bias) for each in known]
+    if not isinstance(weight, Tensor):
+        return None, None
+    query_bias: Any = getattr(attention, "q_bias", None)
+    value_bias: Any = getattr(attention, "v_bias", None)
+    if bias is None and isinstance(query_bias, Tensor) and isinstance(value_bias, Tensor):
+        # BEiT: keys have no bias
+        bias = torch.cat([query_bias, torch.zeros_like(query_bias), value_bias])
+    return weight, bias
+
+
+def _wide_linear(attention: nn.Module) -> nn.Linear | None:
+    """Return a linear layer of any name with three times as many outputs as inputs."""
+    for module in attention.children():
+        if isinstance(module, nn.Linear) and module.out_features == 3 * module.in_features:
+            return module
     return None
 
 
-def _check(step: StepName, ours: Tensor, own: Tensor, note: str = "") -> StepCheck:
-    finite = own.isfinite()
-    difference = float((ours - own).abs()[finite].max())
-    return StepCheck(step, difference, float(own[finite].abs().max()), note)
+def _check(step: StepName, by_hand: Tensor, of_model: Tensor, note: str = "") -> StepCheck:
+    is_finite = of_model.isfinite()
+    difference = float((by_hand - of_model).abs()[is_finite].max())
+    return StepCheck(step, difference, float(of_model[is_finite].abs().max()), note)
 
 
-def _norm_check(unit: nn.Module, tokens: Tokens, normed: Tokens) -> StepCheck:
-    """Layer norm by its formula."""
+def _check_norm(unit: nn.Module, tokens: Tokens, normed: Tokens) -> StepCheck:
+    """Return the check of the norm before the attention, by the formula of layer norm."""
     mean = tokens.mean(-1, keepdim=True)
     variance = tokens.var(-1, keepdim=True, unbiased=False)
     for norm in unit.children():
         if isinstance(norm, nn.LayerNorm):
-            ours = (tokens - mean) / (variance + norm.eps).sqrt()
-            ours = ours if norm.weight is None else ours * norm.weight
-            check = _check("norm", ours if norm.bias is None else ours + norm.bias, normed)
+            by_hand = (tokens - mean) / (variance + norm.eps).sqrt()
+            if norm.weight is not None:
+                by_hand = by_hand * norm.weight
+            if norm.bias is not None:
+                by_hand = by_hand + norm.bias
+            check = _check("norm", by_hand, normed)
             if check.equal:
                 return check
-    return StepCheck(
-        "norm", None, float(normed.abs().max()), "no layer norm of the block before its attention"
-    )
+    note = "no layer norm of the block before its attention"
+    return StepCheck("norm", None, float(normed.abs().max()), note)
 
 
-def _projection_check(
-    by_hand: tuple[Heads, Heads, Heads] | None, own: tuple[Heads, Heads, Heads] | None
+def _check_projection(
+    by_hand: QueriesKeysValues | None, observed: QueriesKeysValues | None
 ) -> StepCheck:
-    if own is None:
-        return StepCheck(
-            "queries", None, 0.0, "the model computes attention by hand; its scores check them"
-        )
-    if by_hand is None or any(ours.shape != each.shape for ours, each in zip(by_hand, own)):
-        largest = max(float(each.abs().max()) for each in own)
-        return StepCheck(
-            "queries", None, largest, "no projections to queries, keys and values of a known name"
-        )
-    found = [_check("queries", ours, each) for ours, each in zip(by_hand, own)]
+    """Return the check of queries, keys and values."""
+    if observed is None:
+        note = "the model computes attention by hand; its scores check them"
+        return StepCheck("queries", None, 0.0, note)
+    shapes = [tensor.shape for tensor in observed]
+    if by_hand is None or [tensor.shape for tensor in by_hand] != shapes:
+        largest = max(float(tensor.abs().max()) for tensor in observed)
+        note = "no projections to queries, keys and values of a known name"
+        return StepCheck("queries", None, largest, note)
+    pairs = zip(by_hand, observed)
+    checks = [_check("queries", computed, of_model) for computed, of_model in pairs]
+    queries, keys, values = checks
     note = ""
-    if not all(check.equal for check in found[:2]) and found[2].equal:
+    if not (queries.equal and keys.equal) and values.equal:
         note = (
             "queries and keys are rotated or normalised after their projection; compared: the "
             "values"
         )
-        found = found[2:]
-    worst = max(found, key=lambda check: check.difference or 0.0)
-    return StepCheck("queries", worst.difference, max(check.largest for check in found), note)
+        checks = [values]
+    worst = max(checks, key=lambda check: check.difference or 0.0)
+    largest = max(check.largest for check in checks)
+    return StepCheck("queries", worst.difference, largest, note)

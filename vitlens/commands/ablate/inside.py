@@ -21,8 +21,8 @@ from vitlens.analysis.patching.contribution import (
     direct_logit_attribution,
     key_contributions,
     label_contributions,
-    logits_by_depth,
 )
+from vitlens.analysis.patching.logit_lens import logits_by_depth
 from vitlens.analysis.patching.patching import corrupt, patch_parts
 from vitlens.commands.ablate.bench import Bench
 from vitlens.commands.ablate.record import (
@@ -70,7 +70,7 @@ def label_heads(bench: Bench) -> dict[tuple[int, int], str]:
     except UnsupportedError:  # attention between channels, or heads of several shapes in one layer
         return {}
     labels = {}
-    for layer, heads in enumerate(specialise(stream.result()).given):
+    for layer, heads in enumerate(specialise(stream.result()).head_labels):
         for head, label in enumerate(heads):
             labels[layer, head] = _label_words(label)
     return labels

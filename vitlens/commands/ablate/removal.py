@@ -150,14 +150,14 @@ def measure_pairs(bench: Bench, importance: Importance, similarity: Tensor) -> H
         return HeadPairs()
     units = _units_of(pairs)
     images = bench.first_images(REMOVAL_IMAGES)
-    synergy, both, alone, remark = pairwise(
+    effects = pairwise(
         bench.for_replacement(bench.replacement),
         units,
         [(units.index(first), units.index(second)) for first, second in pairs],
         images,
         what="Removing pairs of heads",
     )
-    loss_without = dict(zip(units, alone.tolist()))
+    loss_without = dict(zip(units, effects.single.tolist()))
     rows = []
     for index, (first, second) in enumerate(pairs):
         is_important = first in important and second in important
@@ -168,13 +168,13 @@ def measure_pairs(bench: Bench, importance: Importance, similarity: Tensor) -> H
             chosen="importance" if is_important else "similarity",
             first_alone=loss_without[first],
             second_alone=loss_without[second],
-            both=float(both[index]),
-            synergy=synergy.estimate(index, len(images), "nats"),
-            p=finite(synergy.p_holm[index]),
+            both=float(effects.both[index]),
+            synergy=effects.synergy.estimate(index, len(images), "nats"),
+            p=finite(effects.synergy.p_holm[index]),
             similarity=finite(similarity[bench.heads.index(first), bench.heads.index(second)]),
         )
         rows.append(row)
-    return HeadPairs(tuple(rows), remark)
+    return HeadPairs(tuple(rows), effects.note)
 
 
 def _pairs_to_remove(

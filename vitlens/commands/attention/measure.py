@@ -277,7 +277,7 @@ def _layout(model: Model, similarity: Tensor | None) -> Iterator[rows.LayoutRow]
         return
     distance = distance_correlation(similarity, layout)
     ranks: dict[str, Any] = {}
-    for pairs, rank in zip(("all", "rows", "columns"), rank_correlation(similarity, layout)):
+    for pairs, rank in rank_correlation(similarity, layout)._asdict().items():
         if rank is not None:
             ranks[pairs] = Estimate(rank, n=layout.patches, unit="")
     yield replace(

@@ -8,14 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlens.analysis.attention.weights import (
-    LayerMaps,
-    Side,
-    WindowLayer,
-    patch_views,
-    reached,
-    window_layers,
-)
+from vitlens.analysis.attention.weights import LayerMaps, Side, patch_views
+from vitlens.analysis.attention.windows import WindowLayer, reached, window_layers
 from vitlens.analysis.features.receptive_field import receptive_field
 from vitlens.commands.attention.options import AttentionOptions
 from vitlens.commands.attention.record import PatchRow, ViewArrays, WindowArrays, WindowRow

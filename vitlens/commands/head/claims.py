@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from vitlens.analysis.heads.registry import LABELS, MIXED, UNLABELLED
+from vitlens.analysis.naming.rows import AttendsRow, LooksRow, WritesRow
 from vitlens.analysis.naming.words import MATTERS
-from vitlens.commands.head.record import AttendsRow, HeadRecord, LooksRow, WritesRow
+from vitlens.commands.head.record import HeadRecord
 from vitlens.commands.shared.names import noted
 from vitlens.report.claims import Claim, found
 from vitlens.report.prose import say

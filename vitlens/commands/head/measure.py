@@ -13,8 +13,9 @@ from vitlens.analysis.ablation.several import pairwise
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.naming.logits import PRODUCTS
 from vitlens.analysis.naming.names import HeadName, HeadNames
+from vitlens.analysis.naming.rows import AttendsRow, WritesRow
 from vitlens.analysis.naming.words import CORRELATES, MATTERS, NOTHING, SEVERAL
-from vitlens.analysis.naming.writes import things_of
+from vitlens.analysis.naming.writes import tested_concepts
 from vitlens.commands.head import record as rows
 from vitlens.commands.head.maps import (
     choose_exemplars,
@@ -32,6 +33,7 @@ from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.models.numbering import is_sparse, no_layer
 from vitlens.pixels import Streamed
+from vitlens.record import as_row
 from vitlens.uncertainty import Estimate, mean_points, student_mean
 
 IMAGES: Final = 300  # at most, without --limit
@@ -62,11 +64,11 @@ def measure(options: HeadOptions) -> Path | None:
             if drawn.of_contributions:
                 exemplars = list(map(with_largest_patch, exemplars, drawn.arrays.maps))
             return rows.HeadRecord(
-                attends=tuple(_attends(alias, head)),
+                attends=(as_row(AttendsRow, head.attends),) if head.attends else (),
                 parts=tuple(_parts(head)),
-                looks=tuple(_looks(alias, head)),
+                looks=(head.looks,) if head.looks else (),
                 placed=placed,
-                writes=tuple(_writes(alias, head)),
+                writes=(as_row(WritesRow, head.writes),) if head.writes else (),
                 classes=tuple(_classes(run, head, labels, attributes)),
                 partners=partners,
                 heads=(_counts(alias, names),),
@@ -102,66 +104,11 @@ def head_of(text: str, model: Model) -> tuple[int, int]:
     return layer, head
 
 
-def _attends(alias: str, head: HeadName) -> Iterator[rows.AttendsRow]:
-    label = head.attends
-    if label is None:
-        return
-    yield rows.AttendsRow(
-        model=alias,
-        layer=head.layer,
-        head=head.head,
-        word=label.word,
-        best=label.best,
-        share=label.share,
-        next=label.other,
-        next_share=label.other_share,
-        spread=label.spread,
-        stays=min(label.sides.values(), key=lambda side: side.value, default=None),
-        holds=head.holds,
-    )
-
-
 def _parts(head: HeadName) -> Iterator[rows.PartRow]:
     if head.attends is not None:
         for product in PRODUCTS:
             share = Estimate(head.attends.shares[product], n=head.attends.share.n)
             yield rows.PartRow(product, share)
-
-
-def _looks(alias: str, head: HeadName) -> Iterator[rows.LooksRow]:
-    label = head.looks
-    if label is None:
-        return
-    yield rows.LooksRow(
-        model=alias,
-        layer=head.layer,
-        head=head.head,
-        word=label.word,
-        score=label.score,
-        moved=label.moved,
-        holds=label.holds,
-    )
-
-
-def _writes(alias: str, head: HeadName) -> Iterator[rows.WritesRow]:
-    label = head.writes
-    if label is None:
-        return
-    yield rows.WritesRow(
-        model=alias,
-        layer=head.layer,
-        head=head.head,
-        word=label.word,
-        best=label.best,
-        auc=label.auc,
-        control=label.control,
-        state=label.state,
-        lost=label.lost,
-        others_lost=label.others_lost,
-        margin=label.margin,
-        p=label.p,
-        alike=label.alike,
-    )
 
 
 def _classes(
@@ -177,7 +124,7 @@ def _classes(
         return
     classes = run.model.classes
     groups = run.split.groups
-    tested = things_of(labels, classes, attributes, groups)
+    tested = tested_concepts(labels, classes, attributes, groups)
     members = {classes[number]: labels == number for number in tested.classes}
     for name in tested.attributes:
         members[name] = attributes[name]
@@ -214,14 +161,14 @@ def _partners(
     )
     images = torch.arange(min(PAIRED, len(labels)))
     pairs = [(0, index) for index in range(1, len(other_heads) + 1)]
-    change, _, _, note = pairwise(bench, [unit, *other_heads], pairs, images, what="Removing pairs")
+    effects = pairwise(bench, [unit, *other_heads], pairs, images, what="Removing pairs")
     partners = []
     for index, other in enumerate(other_heads):
-        synergy = change.estimate(index, len(images), "nats")
-        partners.append(
-            rows.PartnerRow(f"L{other.layer}.H{other.head}", synergy, float(change.p_holm[index]))
-        )
-    return tuple(sorted(partners, key=lambda row: -abs(row.synergy.value))), note
+        name = f"L{other.layer}.H{other.head}"
+        synergy = effects.synergy.estimate(index, len(images), "nats")
+        p = float(effects.synergy.p_holm[index])
+        partners.append(rows.PartnerRow(name, synergy, p))
+    return tuple(sorted(partners, key=lambda row: -abs(row.synergy.value))), effects.note
 
 
 def _counts(alias: str, names: HeadNames) -> rows.ModelRow:

@@ -5,46 +5,11 @@ head.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from vitlens.analysis.naming.rows import AttendsRow, LooksRow, OfHead, WritesRow
 from vitlens.arrays import Pixels, Stack
 from vitlens.commands.shared.names import NoteRow
-from vitlens.record import OfModel, Record, arrays, col, head_name, table
+from vitlens.record import OfModel, Record, arrays, col, table
 from vitlens.uncertainty import LEVEL, Estimate
-
-
-@dataclass(frozen=True, kw_only=True)
-class OfHead(OfModel):
-    """A row about one head."""
-
-    layer: int = col("layer")
-    head: int = col("head")
-
-    name = head_name
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttendsRow(OfHead):
-    """The query and key components that determine the head's attention."""
-
-    word: str = col("attends by")  # the label; "mixed" if no product has most of the logits
-    best: str = col("largest part")
-    share: Estimate = col(  # of the largest part
-        "share of the logits",
-        term="share of the variance of the attention logits over the keys of a row",
-        metric="attends/{model}/L{layer}.H{head}",
-    )
-    next: str = col("next part")
-    next_share: float = col("next share", unit="fraction")
-    spread: float = col("spread of the logits", unit="nats")  # within a row
-    stays: Estimate | None = col(  # on the least certain side of the label
-        "on shuffled patches",
-        term="correlation of the logits of shuffled images with those that the label predicts, "
-        "minus the correlation "
-        "with those that it excludes",
-        default=None,
-    )
-    holds: bool | None = col(
-        "holds", default=None
-    )  # True if the test confirms the label, after Holm's correction
 
 
 @dataclass(frozen=True)
@@ -53,20 +18,6 @@ class PartRow:
 
     part: str = col("query to key")
     share: Estimate = col("share of the logits")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LooksRow(OfHead):
-    """The pattern of the head's attention."""
-
-    word: str = col("looks at")
-    score: Estimate = col(
-        "score", term="share of the information in a head's attention that the pattern explains"
-    )
-    moved: Estimate | None = col(
-        "on shuffled patches", default=None
-    )  # the score, with masks shuffled alike
-    holds: bool | None = col("holds", default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,32 +35,6 @@ class PlacedRow(OfHead):
     def clear(self) -> bool:
         """Return True if the difference is significant."""
         return self.p <= LEVEL
-
-
-@dataclass(frozen=True, kw_only=True)
-class WritesRow(OfHead):
-    """The classes or attributes that the head writes."""
-
-    word: str | None = col("writes")  # None if no AUC is above chance, or too many are equally high
-    best: str = col("best separated")
-    auc: Estimate = col(
-        "AUC",
-        term="probability that the head adds more to the class in an image of the class than in "
-        "another image",
-        metric="writes/{model}/L{layer}.H{head}",
-    )
-    control: float = col("AUC with permuted labels", unit="")  # the largest of any head
-    state: str = col("without the head")  # the result of the ablation test
-    lost: Estimate | None = col("its images lose", default=None)
-    others_lost: Estimate | None = col("others lose", default=None)
-    margin: Estimate | None = col(
-        "more log-odds lost",
-        term="fall of the log-odds of the label in images of the class, minus the fall in other "
-        "images",
-        default=None,
-    )
-    p: float | None = col("p", default=None)
-    alike: tuple[str, ...] = col("AUC not significantly below the best", default=())
 
 
 @dataclass(frozen=True)

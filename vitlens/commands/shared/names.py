@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from vitlens.analysis.naming.words import CORRELATES, MATTERS, names_one, plain, three_words
+from vitlens.analysis.naming.words import CORRELATES, MATTERS, describe_labels, names_one, plain
 from vitlens.record import OfModel, col, head_name
 from vitlens.uncertainty import Estimate
 
@@ -44,7 +44,7 @@ class NameRow(OfModel):
     @property
     def words(self) -> str:
         """Return all three labels in one line."""
-        return three_words(
+        return describe_labels(
             self.attends, self.holds, self.looks, self.looks_hold, self.writes, self.state
         )
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.heads.statistics import Statistics
-from vitlens.analysis.naming.names import HeadNames, named
+from vitlens.analysis.naming.names import HeadNames, Sample, label_heads
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import labels_of
 from vitlens.data.split import Split
@@ -49,7 +49,7 @@ def heads_named(
     """Label every head on these images; a note explains missing labels of what heads write.
 
     attributes: as returned by `attributes_of`; slow: the reason for which no head is removed, "" if
-    each is; known: as for `named`.
+    each is; known: the statistics from which heads are labelled, None to measure them.
     """
     model = run.model
     labels = None
@@ -67,17 +67,14 @@ def heads_named(
     images = Streamed(split, model.pixel_dtype)
     size = run.run.batch_size or fitting_batch_size(model)
     with autocast(model.device, run.run.precision):
-        names = named(
+        names = label_heads(
             model,
-            images,
-            labels,
-            attributes,
-            split.masks,
+            Sample(images, labels, attributes, split.masks),
             size,
             run.run.seed,
             run.progress,
             remove=labels is not None,
-            known=known,
+            statistics=known,
         )
     if why:
         names = replace(names, notes=(*names.notes, f"what heads write: {why}"))

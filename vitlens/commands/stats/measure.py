@@ -162,7 +162,7 @@ def head_rows(alias: str, statistics: Statistics, roles: Specialisation) -> Iter
         for head in range(site.heads):
             numbers = numbers_of(statistics.moments, site.layer, head, names, site.keys)
             row = rows.HeadRow(alias, site.layer, head, numbers)
-            if geometry is not None and head < len(roles.given[site.layer]):
+            if geometry is not None and head < len(roles.head_labels[site.layer]):
                 row = _labelled(row, roles, geometry.map_grid, statistics.images)
             yield row
 
@@ -173,8 +173,8 @@ def _labelled(
     """Return the row of a head with its label. grid: rows and columns of patches; images: number of
     images.
     """
-    role = roles.given[row.layer][row.head]
-    evidence = roles.marks[row.layer][row.head]
+    role = roles.head_labels[row.layer][row.head]
+    evidence = roles.evidence[row.layer][row.head]
     score = None
     if finite(role.score) is not None:
         score = Estimate(float(role.score), finite(role.low), finite(role.high), images, "")

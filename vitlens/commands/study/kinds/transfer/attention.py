@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.attention.weights import Moved, attention_moved
+from vitlens.analysis.heads.batch import measure as measure_heads
 from vitlens.analysis.heads.registry import STATISTICS
-from vitlens.analysis.heads.statistics import measure as measure_heads
 from vitlens.commands.study.kinds.record import VariantRow
 from vitlens.commands.study.kinds.setup import Setup
 from vitlens.commands.study.kinds.transfer.record import HeadMovedRow, MovedRow, ShiftRow

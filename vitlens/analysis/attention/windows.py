@@ -1,0 +1,153 @@
+"""Windows of a windowed model, read from its weights.
+
+They give the patches that meet, and the connections that shifting adds.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import Final
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from vitlens.errors import UnsupportedError
+from vitlens.lens.call import MASKED, AttentionCall, window_index
+from vitlens.lens.observe import observe
+from vitlens.lens.site import Site, Windows
+from vitlens.models.model import Model
+from vitlens.shapes import Images
+
+_FOLLOWED: Final = 64  # patches of the mean reach, evenly spaced over the map
+
+
+@dataclass(frozen=True, eq=False)
+class WindowLayer:
+    """One layer in windows.
+
+    places: the patch (row by row) at each place of each window, -1 for padding; allowed: True where
+    a place has any weight on another, in any head; part: of patches that attend to the same
+    patches, counted from 0; pairs: ordered pairs of patches that meet; new: those of them that do
+    not meet in the layer before on the same map (None: there is none); reach: patches of the
+    stage's first map on which a patch depends through the attention of the stage's layers up to
+    this one, mean over up to 64 patches.
+    """
+
+    site: Site
+    windows: Windows
+    places: Int[Tensor, "count inside"]
+    allowed: Bool[Tensor, "count inside inside"]
+    part: Int[Tensor, "rows columns"]
+    pairs: int
+    new: int | None
+    reach: float
+
+    @property
+    def shift(self) -> tuple[int, int]:
+        """Return the shift, 0 on an axis where one window holds the complete map."""
+        windows = self.windows
+        axes = zip(windows.resolution, windows.window, windows.shift)
+        down, across = (0 if size <= window else shift for size, window, shift in axes)
+        return down, across
+
+    @property
+    def padding(self) -> int:
+        """Return the number of places of all windows without a patch."""
+        return int((self.places < 0).sum())
+
+
+def window_layers(model: Model, images: Images) -> tuple[WindowLayer, ...]:
+    """Return every layer with windows that have a place in the image.
+
+    They are read from the weights on the first image. Raises UnsupportedError for a model without
+    such a layer.
+    """
+    layers: list[WindowLayer] = []
+
+    def take(call: AttentionCall) -> None:
+        if call.site.windows is not None:
+            layers.append(_window_layer(call, call.site.windows, layers))
+
+    observe(model, images[:1], take)
+    if not layers:
+        raise UnsupportedError(
+            f"expected attention in windows, found none in {model.alias}; try swin-micro"
+        )
+    return tuple(layers)
+
+
+def _window_layer(
+    call: AttentionCall, windows: Windows, earlier: Sequence[WindowLayer]
+) -> WindowLayer:
+    """Return the windows of one call; earlier: the layers before it, in forward order."""
+    patches = windows.resolution[0] * windows.resolution[1]
+    places = window_index(windows)
+    allowed = (call.placed() > MASKED).any(1).cpu()
+    pairs = _pairs(places, allowed, patches)
+    # with the layers just before, as far back as their maps have this layer's size
+    same_map = takewhile(
+        lambda layer: layer.windows.resolution == windows.resolution, reversed(earlier)
+    )
+    stage = [*same_map][::-1]
+    new = None
+    if stage:
+        before = _pairs(stage[-1].places, stage[-1].allowed, patches)
+        new = int((~torch.isin(pairs, before)).sum())
+    layer = WindowLayer(
+        site=call.site,
+        windows=windows,
+        places=places,
+        allowed=allowed,
+        part=_part(places, allowed, windows.resolution),
+        pairs=len(pairs),
+        new=new,
+        reach=0.0,
+    )
+    followed = torch.arange(0, patches, max(1, math.ceil(patches / _FOLLOWED)))
+    reach = reached([*stage, layer], followed).sum(1).double().mean()
+    return replace(layer, reach=float(reach))
+
+
+def _part(places: Tensor, allowed: Tensor, resolution: tuple[int, int]) -> Tensor:
+    """Return the part of each patch of the map: patches of one part attend to the same patches."""
+    patches = resolution[0] * resolution[1]
+    is_patch = places >= 0
+    meets = _meets(places, allowed)
+    # the first patch that it meets names the part
+    first_met = places[:, None].expand_as(meets).masked_fill(~meets, patches).amin(-1)
+    part = torch.zeros(patches, dtype=torch.long)
+    part[places[is_patch]] = first_met[is_patch]
+    numbered: Tensor = part.unique(return_inverse=True)[1].view(resolution)
+    return numbered
+
+
+def reached(
+    layers: Sequence[WindowLayer], patches: Int[Tensor, " some"]
+) -> Bool[Tensor, "some patches"]:
+    """Return the patches on which each of some patches depends, through these layers on one map."""
+    rows, columns = layers[0].windows.resolution
+    padding = rows * columns  # the last row is padding
+    depends = torch.zeros(padding + 1, len(patches), dtype=torch.bool)
+    depends[patches, torch.arange(len(patches))] = True
+    for layer in reversed(layers):
+        places = layer.places.masked_fill(layer.places < 0, padding)
+        queries = depends[places].float()  # (count, inside, some)
+        keys = (layer.allowed.transpose(1, 2).float() @ queries) > 0
+        # a patch also depends on itself, by the residual stream
+        depends[places.flatten()] |= keys.flatten(0, 1)
+        depends[padding] = False
+    return depends[:padding].T
+
+
+def _pairs(places: Tensor, allowed: Tensor, patches: int) -> Int[Tensor, " pairs"]:
+    """Return the ordered pairs of patches that meet, each as one number."""
+    window, query, key = _meets(places, allowed).nonzero(as_tuple=True)
+    return places[window, query] * patches + places[window, key]
+
+
+def _meets(places: Tensor, allowed: Tensor) -> Bool[Tensor, "count inside inside"]:
+    """Return True for places of a window that have weight on each other and hold patches."""
+    is_patch = places >= 0
+    return allowed & is_patch[:, :, None] & is_patch[:, None]

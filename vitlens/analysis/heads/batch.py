@@ -1,0 +1,303 @@
+"""Statistics of every head on one batch, image by image, from one forward pass.
+
+Attention matrices are computed for a few images at a time and not stored.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from vitlens.analysis.evaluation.intervals import Key
+from vitlens.analysis.heads.evidence import (
+    OF_LAYERS,
+    HeadEvidence,
+    add_all,
+    by_group,
+    evidence_of,
+    head_norms,
+    on_grid,
+    similar_pairs,
+)
+from vitlens.analysis.heads.geometry import Geometry, geometry_of
+from vitlens.analysis.heads.registry import token_statistics
+from vitlens.analysis.heads.rows import (
+    FUNCTIONS,
+    PatchRows,
+    PerImage,
+    TokenNorms,
+    row_statistics,
+)
+from vitlens.errors import InputError, NonFiniteError, UnsupportedError
+from vitlens.lens.attention import Tap, projection_of, tapped
+from vitlens.lens.call import MASKED, MASKED_SCORE, AttentionCall, precise, row_by_row
+from vitlens.lens.observe import observe, require_special_first, survey_weights
+from vitlens.lens.places import Access, accesses
+from vitlens.lens.site import Site
+from vitlens.lens.stages import watching_stream
+from vitlens.lens.trace import probe_images
+from vitlens.models.model import Model
+from vitlens.shapes import Images, Tokens
+
+
+def layers_of(model: Model) -> tuple[Site, ...]:
+    """Return one site for each layer, with the heads of all of its calls.
+
+    Raises UnsupportedError where the numbers of tokens of these differ, special tokens stand behind
+    patches, or there is no attention.
+    """
+    require_special_first(model)
+    by_layer: dict[int, Site] = {}
+    for site in survey_weights(model, probe_images(model, 1)):
+        if site.part == 0:
+            by_layer[site.layer] = site
+            continue
+        first = by_layer[site.layer]
+        if replace(first, part=site.part, heads=site.heads) != site:
+            raise UnsupportedError(
+                f"expected attention calls of one shape in layer {site.layer} ({site.module}), "
+                f"found {first.queries} queries and {first.keys} keys, then {site.queries} and "
+                f"{site.keys}"
+            )
+        by_layer[site.layer] = replace(first, heads=first.heads + site.heads)
+    return tuple(by_layer.values())
+
+
+def allowed_keys(
+    call: AttentionCall, geometry: Geometry | None
+) -> Bool[Tensor, "calls _ _ key"] | None:
+    """Return the keys that each query of an image may attend to, or None.
+
+    The shape is (calls of an image, heads or 1, query or 1, key). None means that all keys are
+    allowed, or that it is not known. The mask of the first image is read. Where a model in windows
+    adds its mask itself, the keys follow from the geometry, and from the weights for padding and
+    the seams that it does not mask.
+    """
+    windows = call.site.windows
+    first = call.pick(0)
+    if first.inputs is not None:
+        bias = first.inputs.bias
+        if bias is None:
+            return None
+        allowed = bias if bias.dtype == torch.bool else bias > MASKED_SCORE
+        allowed = allowed[(None,) * (4 - allowed.dim())]
+        allowed = allowed.expand(len(first.inputs.query), -1, -1, -1)
+        if windows is not None:
+            allowed = row_by_row(allowed.expand(-1, -1, first.site.queries, -1), windows)
+    elif windows is not None and geometry is not None:
+        pairs = geometry.pairs().to(first.placed().device)
+        allowed = ((first.placed() > MASKED).any(1) | pairs)[:, None]
+    else:
+        return None
+    return None if bool(allowed.all()) else allowed
+
+
+class BatchStatistics:
+    """Statistics of heads from one forward pass, gathered call by call, a few images at a time.
+
+    values (images, heads): by statistic and layer, those of several calls of a layer one after
+    another; evidence: the mass by offset, and all other evidence for labels where groups are given.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        images: Images,
+        groups: Tensor | None,
+        masks: Tensor | None,
+        *,
+        renormalise: bool,
+    ) -> None:
+        self.model = model
+        self.images = images
+        self.masks = masks
+        self.renormalise = renormalise
+        self.for_labels = groups is not None
+        self.groups = torch.zeros(len(images), dtype=torch.long) if groups is None else groups
+        self.values: dict[Key, PerImage] = {}
+        self.evidence = HeadEvidence(by_group(torch.ones(len(images)), self.groups))
+        # by geometry: similar pairs, and the share of each patch on the object
+        self._pictures: dict[Geometry, tuple[Tensor, Tensor | None]] = {}
+        self._high: Tensor | None = None  # (images, patches) of the stream after the last block
+        places = accesses(model).values() if self.for_labels else ()
+        self._awaited: set[str] = set()  # modules with heads that `take_heads` reads
+        self._heads = {access.module: access for access in places if access.place.kind == "heads"}
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Add the stream after each block and the outputs of heads of a forward pass inside.
+
+        The outputs are those that the projection reads, after changes of heads by `intervene`.
+        """
+        taps = []
+        for module, access in self._heads.items():
+            taps.append(Tap((module,), joined=partial(self.take_heads, access)))
+        with watching_stream(self.model, self.take_norms), tapped(self.model, *taps):
+            yield
+
+    def take_heads(self, access: Access, joined: Tensor) -> Tensor:
+        """Add the joined outputs of a layer's heads, which pass on."""
+        layer = access.layer
+        if layer is not None and access.module in self._awaited:
+            outputs = joined.unflatten(-1, (access.heads, -1)).transpose(1, 2)
+            with torch.autocast(self.images.device.type, enabled=False):
+                self.evidence.sums["output", layer] = self._norms_of_heads(access.module, outputs)
+        return joined
+
+    def _norms_of_heads(self, module: str, outputs: Tensor) -> Tensor:
+        """Return the norms of what each head adds to the residual stream, (groups, heads).
+
+        outputs: (calls, heads, ..).
+        """
+        norms = head_norms(precise(outputs), projection_of(self.model, module))
+        return by_group(norms.unflatten(0, (len(self.images), -1)).mean(1), self.groups)
+
+    def take_norms(self, block: int, tokens: Tokens) -> None:
+        """Add the residual stream after a block."""
+        layout = self.model.anatomy.layout
+        prefix = 0
+        if layout is not None and tokens.shape[1] == layout.tokens:
+            prefix = len(layout.prefix)
+        self._high = None
+        is_windowed = len(tokens) != len(self.images)
+        if is_windowed or tokens.shape[1] <= max(prefix, 1):  # the latter holds CLS only
+            return
+        norms = TokenNorms(tokens.float().norm(dim=-1), prefix)
+        for name in token_statistics():
+            self.values[name, block] = FUNCTIONS[name](norms)[:, None]
+        self._high = norms.high[:, prefix:]
+
+    def take(self, call: AttentionCall) -> None:
+        """Add an attention call. Raises NonFiniteError naming the layer."""
+        site = call.site
+        if site.kind == "channel":  # rows of channels have no place in the image
+            return
+        geometry = geometry_of(site, self.model)
+        sums: dict[Key, Tensor] = {}
+        with torch.autocast(self.images.device.type, enabled=False):
+            allowed = allowed_keys(call, geometry)
+            if geometry is None:
+                parts = self._parts_of_rows(call, allowed)
+            else:
+                parts = self._parts_of_patches(call, geometry, allowed, sums)
+            if self.for_labels and geometry is not None and call.output is not None:
+                if site.module in self._heads:
+                    self._awaited.add(site.module)
+                else:
+                    sums["output", site.layer] = self._norms_of_heads(site.module, call.output)
+        values = {}
+        for name in parts[0]:
+            values[name, site.layer] = torch.cat([part[name] for part in parts])
+        if not all(value.isfinite().all() for value in values.values()):
+            raise NonFiniteError(
+                f"expected finite attention weights, found NaN or infinity in layer {site.layer} "
+                f"({site.module}); "
+                "check the weights of the model and the images, or compute in fp32"
+            )
+        _append_heads(self.values, values)
+        _append_heads(self.evidence.sums, sums)
+
+    def _parts_of_rows(
+        self, call: AttentionCall, allowed: Tensor | None
+    ) -> list[dict[str, PerImage]]:
+        """Return the statistics of a pooling or CLS query's row, or of rows over pooled keys.
+
+        There is one dict by statistic for each part of the images.
+        """
+        kind: Literal["patches", "CLS"] = "CLS" if call.site.kind == "class" else "patches"
+        parts = []
+        for _, part in call.parts():
+            weights = precise(part.precise().placed())
+            keys = None if allowed is None else allowed.repeat(part.images, 1, 1, 1)
+            values = {}
+            for name, by_row in row_statistics(weights, kind, keys).items():
+                by_window = by_row.mean(-1).unflatten(0, (part.images, -1))
+                values[name] = by_window.mean(1)
+            parts.append(values)
+        return parts
+
+    def _parts_of_patches(
+        self,
+        call: AttentionCall,
+        geometry: Geometry,
+        allowed: Tensor | None,
+        sums: dict[Key, Tensor],
+    ) -> list[dict[str, PerImage]]:
+        """Return the statistics of attention between patches, and add the evidence to `sums`.
+
+        There is one dict by statistic for each part of the images.
+        """
+        parts = []
+        for images, part in call.parts():
+            weights = precise(part.precise().placed())
+            layer = PatchRows(
+                weights, part.images, geometry, renormalise=self.renormalise, allowed=allowed
+            )
+            values = layer.statistics()
+            parts.append(values)
+            evidence = self._evidence(layer, values["entropy"], images)
+            by_key = {}
+            for name, of_images in evidence.items():
+                by_key[name, call.site.layer] = by_group(of_images, self.groups[images])
+            add_all(sums, by_key)
+        return parts
+
+    def _evidence(self, layer: PatchRows, entropy: PerImage, images: slice) -> dict[str, Tensor]:
+        """Return the evidence of some images of one layer, by name (images, ..)."""
+        offsets = {"offsets": layer.offsets}
+        if not self.for_labels:
+            return offsets
+        geometry = layer.geometry
+        similar, mask = self._pictures_on(geometry)
+        high = None
+        if self._high is not None and self._high.shape[1] == geometry.patches:
+            high = self._high[images]
+        mask = None if mask is None else mask[images]
+        return offsets | evidence_of(layer, entropy, similar[images], mask, high)
+
+    def _pictures_on(self, geometry: Geometry) -> tuple[Tensor, Tensor | None]:
+        """Return pairs of patches of similar colour, and the share of each patch on the object."""
+        if geometry not in self._pictures:
+            mask = None
+            if self.masks is not None:
+                mask = on_grid(self.masks[:, None].to(self.images.device), geometry)[..., 0]
+            self._pictures[geometry] = similar_pairs(self.images, geometry), mask
+        return self._pictures[geometry]
+
+
+def _append_heads(values: dict[Key, Tensor], more: Mapping[Key, Tensor]) -> None:
+    """Append the values of further heads to those of the layer's earlier calls."""
+    for key, value in more.items():
+        if key not in values:
+            values[key] = value
+        elif key[0] not in OF_LAYERS:
+            values[key] = torch.cat((values[key], value), 1)
+
+
+def measure(
+    model: Model,
+    images: Images,
+    *,
+    renormalise: bool = True,
+    groups: Tensor | None = None,
+    masks: Tensor | None = None,
+) -> BatchStatistics:
+    """Return every statistic of every head on these images, from one forward pass.
+
+    Numbers are in fp32 at least. renormalise: distances are of the attention on patches, scaled to
+    sum to 1; otherwise the mass on CLS and other prefix tokens counts as 0 px. groups: (images,)
+    the group of each, to gather the evidence for labels as well; masks: (images, height, width)
+    True on the object, where they are known.
+    """
+    if not len(images):
+        raise InputError("expected at least one image, found none")
+    layers_of(model)  # the passes that survey the layers are not part of the batch
+    batch = BatchStatistics(model, images, groups, masks, renormalise=renormalise)
+    with batch.reading():
+        observe(model, images, batch.take)
+    return batch

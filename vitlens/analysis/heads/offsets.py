@@ -1,0 +1,110 @@
+"""Patterns of offsets from query to key, and the information that they explain."""
+
+import math
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitlens.analysis.heads.geometry import Geometry
+
+DISCS: Final = (2, 5, 8, 13)  # squared radii of neighbourhoods
+_STEPS: Final = 50  # of bisection: more than the precision of float64
+_STRONGEST: Final = 40.0  # nats, of a key in the pattern over one outside it
+_TINY: Final = 1e-30
+
+
+def _is_within(down: Tensor, across: Tensor, *, square: int) -> Tensor:
+    """Return True for offsets in a disc. square: its squared radius, in patches."""
+    return down**2 + across**2 <= square
+
+
+# by name: True for the offsets (down, across) of the pattern, key minus query, in patches
+OFFSETS: Final[Mapping[str, Callable[[Tensor, Tensor], Tensor]]] = {
+    "self": lambda down, across: (down == 0) & (across == 0),
+    "previous": lambda down, across: (down == 0) & (across == -1),
+    "next": lambda down, across: (down == 0) & (across == 1),
+    "above": lambda down, across: (down == -1) & (across == 0),
+    "below": lambda down, across: (down == 1) & (across == 0),
+    "same row": lambda down, _across: down == 0,
+    "same column": lambda _down, across: across == 0,
+    "left": lambda _down, across: across < 0,
+    "right": lambda _down, across: across > 0,
+    "up": lambda down, _across: down < 0,
+    "down": lambda down, _across: down > 0,
+    **{f"within {square}": partial(_is_within, square=square) for square in DISCS},
+}
+
+
+@lru_cache(maxsize=256)
+def key_counts(geometry: Geometry, name: str) -> tuple[Tensor, Tensor]:
+    """Return the numbers of keys of each query patch: at offsets of this name, and all."""
+    pairs = geometry.pairs()
+    columns = geometry.grid[1]
+    row_step, column_step = geometry.spacing
+    patches = torch.arange(geometry.patches)
+    rows = patches // columns
+    down = (rows - rows[:, None]) * row_step
+    across = (patches % columns - (patches % columns)[:, None]) * column_step
+    inside = (pairs & OFFSETS[name](down, across)).sum(-1)
+    is_query = pairs.any(-1)
+    keys = pairs.sum(-1) + geometry.prefix
+    return inside[is_query].double(), keys[is_query].double()
+
+
+def offset_bits(
+    mass: Float[Tensor, "*heads down across"], geometry: Geometry, name: str
+) -> Float[Tensor, "*heads"]:
+    """Return the bits that a pattern of offsets explains.
+
+    All keys in the pattern have one weight, those outside another one. The strength, the logarithm
+    t of the ratio of both weights, is the most likely one: that at which the pattern gives its
+    keys, on average over queries, the mass that they have.
+    """
+    rows, columns = geometry.span
+    down = torch.arange(1 - rows, rows)[:, None]
+    across = torch.arange(1 - columns, columns)
+    mass_inside = (mass * OFFSETS[name](down, across)).sum((-2, -1)).double()
+    # queries with the same numbers of keys are taken together, with their share of all queries
+    by_query = torch.stack(key_counts(geometry, name), 1)
+    different, queries = by_query.unique(dim=0, return_counts=True)
+    inside, keys = different.unbind(1)
+    share = queries / queries.sum()
+    if not (inside > 0).any():
+        return torch.zeros_like(mass_inside)
+    low = torch.zeros_like(mass_inside)
+    high = torch.full_like(mass_inside, _STRONGEST)
+    for _ in range(_STEPS):
+        strength = (low + high) / 2
+        weight_inside = inside * strength[..., None].exp()
+        predicted = (share * weight_inside / (weight_inside + keys - inside)).sum(-1)
+        is_too_weak = predicted < mass_inside
+        low = torch.where(is_too_weak, strength, low)
+        high = torch.where(is_too_weak, high, strength)
+    normalisers = (inside * low[..., None].exp() + keys - inside) / keys
+    nats = mass_inside * low - (share * normalisers.log()).sum(-1)
+    bits: Tensor = (nats / math.log(2)).clamp_min(0)
+    return bits
+
+
+def explained_by_offset(
+    mass: Float[Tensor, "heads down across"], energy: Float[Tensor, " heads"], geometry: Geometry
+) -> Float[Tensor, " heads"]:
+    """Return the share of the weights' variance that the offset from query to key explains (R²).
+
+    mass: mean attention by offset; energy: the mean over queries of the sum of squared weights on
+    patches. The variance is around uniform attention, which in incomplete windows differs between
+    queries. The share is 1 where attention is uniform.
+    """
+    uniform = geometry.uniform()
+    total_mass = mass.sum((1, 2))
+    deviations = mass - total_mass[:, None, None] * uniform.offsets
+    explained_variance = (deviations.square() / uniform.pairs.clamp_min(_TINY)).sum((1, 2))
+    variance = energy - total_mass.square() * uniform.energy
+    share = (explained_variance / variance).clamp_max(1.0)
+    is_uniform = variance <= 1e-6 * energy
+    explained: Tensor = torch.where(is_uniform, 1.0, share)
+    return explained

@@ -1,0 +1,179 @@
+"""The residual stream that a classifier reads: its blocks, and the logits of any stream.
+
+The model's final norm, pooling and classifier are run without its blocks. They give the logits
+of any stream and, by their gradient with the final norm's scale fixed, the weights of its numbers.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitlens.errors import UnsupportedError, first_line
+from vitlens.lens.differentiable import needs_gradients
+from vitlens.lens.stages import stages
+from vitlens.lens.trace import layers
+from vitlens.models.anatomy import Anatomy
+from vitlens.models.hooks import Arguments, ScopedMode, overridden, watching
+from vitlens.models.model import Model
+from vitlens.shapes import Labels, Logits, Tokens
+
+TOLERANCE = 1e-3  # fp32, of the largest logit: the greatest error of logits that are computed again
+
+
+def blocks_of(model: Model, *, pooled: bool = False) -> tuple[str, ...]:
+    """Return the names of all blocks in forward order, including pruned ones without heads.
+
+    pooled: also where the classifier reads the stream of the patches by attention (SigLIP, CaiT),
+    without the blocks of that pooling. Raises UnsupportedError unless they are one sequence,
+    otherwise read through norms and pooling only.
+    """
+    anatomy = model.anatomy
+    if anatomy.family == "vit" and not anatomy.blocks:
+        raise UnsupportedError(
+            f"expected blocks that add to one residual stream, found none in {model.alias}; put "
+            "each block in a module of its own, or name them with blocks="
+        )
+    is_pooled = pooled and anatomy.family == "vit" and anatomy.readout == "pool"
+    names = anatomy.blocks
+    if is_pooled:
+        names = tuple(stage.module for stage in stages(model))
+    parents = {name.rpartition(".")[0] for name in names}
+    has_readout = anatomy.readout is not None and (anatomy.readout == "pool") == is_pooled
+    if anatomy.family != "vit" or not has_readout or len(parents) != 1:
+        raise UnsupportedError(
+            "expected a vision transformer whose classifier reads one residual stream (CLS or "
+            f"mean), found {_reader(anatomy, len(parents), is_pooled=is_pooled)} in "
+            f"{model.alias}; try vitlens ablate, which needs none"
+        )
+    parent = parents.pop()
+    # not a stem or head in the same list
+    with_attention = [name for name in names if name not in anatomy.without_attention]
+    kinds = {type(model.module.get_submodule(name)) for name in with_attention}
+    blocks = []
+    for child_name, child in model.module.get_submodule(parent).named_children():
+        name = f"{parent}.{child_name}" if parent else child_name
+        if name in names or type(child) in kinds:
+            blocks.append(name)
+    return tuple(blocks)
+
+
+def _reader(anatomy: Anatomy, parents: int, *, is_pooled: bool) -> str:
+    """Describe what is read instead of one residual stream."""
+    if anatomy.family != "vit":
+        article = "an" if anatomy.family == "other" else "a"
+        return f"{article} {anatomy.family} model"
+    if anatomy.readout == "pool" and not is_pooled:
+        return "attention pooling"
+    return f"blocks in {parents} places"
+
+
+def require_batch_first(model: Model) -> None:
+    """Raise UnsupportedError for blocks of (tokens, batch, width)."""
+    if any(layer.tokens_first for layer in layers(model)):
+        raise UnsupportedError(
+            "expected blocks of (batch, tokens, width), found (tokens, batch, width) in "
+            f"{model.alias}; say batch_first=True where it is built"
+        )
+
+
+@contextmanager
+def watching_residuals(model: Model, blocks: Sequence[str]) -> Iterator[list[Tokens]]:
+    """Fill a list with the residual stream of a forward pass inside.
+
+    It has the stream before the first block and after each block.
+    """
+    streams: list[Tokens] = []
+
+    def after(name: str, arguments: Arguments, output: Any) -> None:
+        if not isinstance(output, Tensor):
+            raise UnsupportedError(
+                f"expected blocks of {model.alias} that return the residual stream, found "
+                f"{type(output).__name__} of {name}; return the tensor alone"
+            )
+        if name == blocks[0]:
+            streams.append(arguments[0])
+        streams.append(output)
+
+    with watching(model.module, blocks, after):
+        yield streams
+
+
+def logits_from(model: Model, stream: Tokens, *, blocks: Sequence[str] | None = None) -> Logits:
+    """Return the logits of a residual stream after the last block; the model's blocks do not run.
+
+    blocks: their names in forward order (None: blocks_of). Raises UnsupportedError for a model that
+    does not run without its blocks.
+    """
+    names = blocks_of(model) if blocks is None else blocks
+    blank = stream.new_zeros(1, 3, 1, 1).expand(len(stream), 3, *model.input_size)
+    with ExitStack() as stack:
+        for name in names:
+            block = model.module.get_submodule(name)
+            stack.enter_context(overridden(block, _identity))
+        last = model.module.get_submodule(names[-1])
+        stack.enter_context(overridden(last, lambda _forward: lambda *_args, **_kwargs: stream))
+        try:
+            return model.run(blank)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            # of the user's code, which may need results of its blocks
+            raise UnsupportedError(
+                "expected a classifier that reads the last residual stream alone in "
+                f"{model.alias}, found a forward that fails without its blocks "
+                f"({type(error).__name__}: {first_line(error)}); try "
+                "vitlens ablate, which needs none"
+            ) from error
+
+
+def _identity(_forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a block that passes its tokens on."""
+    return lambda tokens, *_args, **_kwargs: tokens
+
+
+@needs_gradients
+def stream_weights(model: Model, stream: Tokens, targets: Labels | Logits) -> Tokens:
+    """Return the weight of each number of the last residual stream in a logit.
+
+    The final norm's scale is fixed. targets: a class for each image, or the weights of a sum of
+    logits. The logit is then the sum of weights times stream plus a constant.
+    """
+    with torch.enable_grad(), FixedScale():
+        leaf = stream.detach().requires_grad_()
+        logits = logits_from(model, leaf)
+        if targets.ndim == 1:
+            total = logits.gather(1, targets.unsqueeze(1)).sum()
+        else:
+            total = (logits * targets).sum()
+        (weights,) = torch.autograd.grad(total, leaf)
+    return weights
+
+
+class FixedScale(ScopedMode):
+    """Mode in which the scale of norms is a constant for autograd; their outputs are unchanged."""
+
+    def intercept(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Compute norms by their formula; pass every other call on."""
+        if func not in (F.layer_norm, F.rms_norm):
+            return func(*args, **kwargs)
+        bound = inspect.signature(func).bind(*args, **kwargs)
+        bound.apply_defaults()
+        tokens, shape, weight, *bias, eps = bound.arguments.values()
+        axes = tuple(range(-len(shape), 0))
+        centred = tokens
+        if func is F.layer_norm:
+            centred = tokens - tokens.mean(axes, keepdim=True)
+        if eps is None:
+            eps = torch.finfo(tokens.dtype).eps
+        variance = centred.detach().square().mean(axes, keepdim=True)
+        result = centred * (variance + eps).rsqrt()
+        if weight is not None:
+            result = result * weight
+        if bias and bias[0] is not None:
+            result = result + bias[0]
+        return result
