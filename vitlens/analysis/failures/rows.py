@@ -18,9 +18,9 @@ class CovariateRow(OfModel):
 
     likelihood_ratio: of the logistic regression of errors on all properties that are not outcomes
     without this one, None where it is not in it; slope: of the standardised property in it; p_holm,
-    p_joint_holm: over both tests of all rows of the run; inseparable: the properties in which
-    errors differ, too, and in addition to any of which this one explains nothing; detail, place: of
-    what was sought: the two classes, or how the marked images differ, and where.
+    p_joint_holm: over both tests of all rows of the run; inseparable: other properties in which
+    errors differ, where this one adds nothing to them; detail, place: of what was sought: the two
+    classes, or how the marked images differ, and where.
     """
 
     covariate: str = col("property")
@@ -157,12 +157,12 @@ class QuarterRow(OfModel):
 class InterventionRow(OfModel):
     """The effect of a change of one property, and of its control, on one model.
 
-    Of the images that the change alters; the change is towards the values of correct predictions.
-    errors: among these images; mended, control_mended: errors that are then classified correctly;
-    broken, control_broken: correct predictions that then are wrong; gain: accuracy after the change
-    minus that after the control; p: McNemar's exact test of these two, p_change: of before and
-    after the change, both on all these images; p_holm: of the larger of the two, over all rows;
-    size, control_size: the mean absolute distance of the pixels.
+    Only images that the change alters count. The change is towards the values of correct
+    predictions. errors: among these images; mended, control_mended: errors that are then classified
+    correctly; broken, control_broken: correct predictions that then are wrong; gain: accuracy after
+    the change minus that after the control; p: McNemar's exact test of these two, p_change: of
+    before and after the change, both on all these images; p_holm: of the larger of the two, over
+    all rows; size, control_size: the mean absolute distance of the pixels.
     """
 
     covariate: str = col("property")
