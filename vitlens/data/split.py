@@ -269,13 +269,13 @@ class Split(Summary):
             index_of_stem.setdefault(PurePath(name).stem, index)
         first: dict[int, None] = {}  # in order, without repetition
         for name in files:
-            index = index_of_name.get(name, index_of_stem.get(name))
-            if index is None:
+            chosen = index_of_name.get(name, index_of_stem.get(name))
+            if chosen is None:
                 raise DataError(
                     f"expected names of images in {self.name}, such as {self.files[0]}, found "
                     f"{name!r}"
                 )
-            first[index] = None
+            first[chosen] = None
         limit = len(self) if count is None else count
         drawn = balanced(len(self), self.labels, limit, seed).tolist()
         rest = [index for index in drawn if index not in first]
