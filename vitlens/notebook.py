@@ -174,7 +174,7 @@ def show_heads(
         # layers without a map are left out
         numbers = [layer_maps.site.layer for layer_maps in attention]
     if not isinstance(attention, Sequence | Tensor):
-        raise InputError(  # type: ignore[unreachable]  # an untyped call
+        raise InputError(
             f"expected the attention of layers, found {_kind(attention)}; give "
             "vitlens.attention(model, images)"
         )

@@ -46,7 +46,7 @@ def test_the_bootstrap_of_the_mean_is_close_to_the_normal_interval_and_chunks_do
     assert (interval.n, interval.unit) == (400, "nats")
     assert interval != ours.bootstrap_mean(values, seed=4, unit="nats")
     expected = ours.bootstrap_mean(np.arange(50.0), seed=3)
-    monkeypatch.setattr("vitlens.uncertainty._AT_ONCE", 50 * 7)
+    monkeypatch.setattr("vitlens.resampling._AT_ONCE", 50 * 7)
     assert ours.bootstrap_mean(np.arange(50.0), seed=3) == expected
     assert list(ours.steps(10, 100)) == [(0, 3), (3, 3), (6, 3), (9, 1)]
 

@@ -21,12 +21,13 @@ from torch import nn
 
 from vitlens.errors import ModelError, UnknownNameError, argument, in_one_line
 from vitlens.models.anatomy import Anatomy, read_anatomy, read_layout
+from vitlens.models.fitting import fit_names
 from vitlens.models.language_image import LanguageImage, TextTower, Tokenizer
 from vitlens.models.model import Model
 from vitlens.models.rebuild import count_classes, provenance_of, seeded
 from vitlens.models.sources.hub import pretrained_download
 from vitlens.models.sources.registry import ModelRequest
-from vitlens.models.weights import fit_names, read_weights, require_finite, to_save
+from vitlens.models.weights import read_weights, require_finite, to_save
 from vitlens.preprocessing import Interpolation, Preprocessing
 from vitlens.shapes import TokenLayout
 from vitlens.signatures import is_safetensors

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from vitlens.errors import InputError, ModelError
 from vitlens.models.configs import SWIN_PRESETS, VIT_PRESETS, SwinConfig, ViTConfig
 from vitlens.models.cutting import UNCUT
+from vitlens.models.fitting import load_strictly
 from vitlens.models.rebuild import Architecture
 from vitlens.models.resnet import build_resnet
 from vitlens.models.swin import SwinTransformer, from_timm
 from vitlens.models.vit import VisionTransformer
-from vitlens.models.weights import load_strictly
 from vitlens.names import PRESETS
 from vitlens.preprocessing import Preprocessing
 from vitlens.typed import read_as

@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitlens.errors import ModelError, UnknownNameError, VitlensError, first_line
+from vitlens.models.fitting import require_fitting
 from vitlens.models.rebuild import Architecture
 from vitlens.models.sources.hub import endpoint, pretrained_download
-from vitlens.models.weights import require_fitting
 from vitlens.preprocessing import Preprocessing
 from vitlens.references import import_without_compiler
 

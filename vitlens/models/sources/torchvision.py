@@ -10,9 +10,9 @@ from huggingface_hub import constants
 from torch import Tensor, nn
 
 from vitlens.errors import UnknownNameError
+from vitlens.models.fitting import load_strictly
 from vitlens.models.rebuild import Architecture
 from vitlens.models.sources.hub import pretrained_download
-from vitlens.models.weights import load_strictly
 from vitlens.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Interpolation, Preprocessing
 from vitlens.references import import_without_compiler
 

@@ -24,10 +24,11 @@ from vitlens.data.captions import PROMPTS, with_name
 from vitlens.errors import InputError
 from vitlens.files import write_bytes
 from vitlens.models.configs import ViTConfig
+from vitlens.models.fitting import load_strictly
 from vitlens.models.model import Model
 from vitlens.models.rebuild import for_classes
 from vitlens.models.vit import NORM_EPSILON, TransformerBlock, initialise
-from vitlens.models.weights import load_strictly, read_weights, to_save
+from vitlens.models.weights import read_weights, to_save
 from vitlens.processes import Processes
 from vitlens.shapes import Images
 from vitlens.typed import between, length, parse_json, read_as
