@@ -280,19 +280,19 @@ def described(fields: object, name: str, *, texts: bool = False) -> Described:
 
 def _require_fields(fields: object, name: str) -> dict[str, Any]:
     """Return the fields of a configuration. Raises ModelError for one of timm or another form."""
-    kind = fields.get("model_type") if isinstance(fields, dict) else None
-    if isinstance(fields, dict) and kind is None:
-        if {"architecture", "pretrained_cfg"} <= fields.keys():
-            folder = Path(name.removeprefix("hf:"))
-            weights = folder / (weights_inside(folder) or "model.safetensors")
-            raise ModelError(
-                f"expected {CONFIG} of transformers in {name}, found one of timm; write "
-                f"timm:{str(fields['architecture'])[:200]}@{weights}"
-            )
-    if not isinstance(kind, str) or not isinstance(fields, dict):
+    without_type = f"expected {CONFIG} of transformers in {name}, found one without a model_type"
+    if not isinstance(fields, dict):
+        raise ModelError(without_type)
+    kind = fields.get("model_type")
+    if kind is None and {"architecture", "pretrained_cfg"} <= fields.keys():
+        folder = Path(name.removeprefix("hf:"))
+        weights = folder / (weights_inside(folder) or "model.safetensors")
         raise ModelError(
-            f"expected {CONFIG} of transformers in {name}, found one without a model_type"
+            f"expected {CONFIG} of transformers in {name}, found one of timm; write "
+            f"timm:{str(fields['architecture'])[:200]}@{weights}"
         )
+    if not isinstance(kind, str):
+        raise ModelError(without_type)
     for key, form in (("architectures", list), ("vision_config", dict)):
         if not isinstance(fields.get(key) or form(), form):
             raise ModelError(
