@@ -71,7 +71,7 @@ class AttackResult(Table):
         names = ("tried", "success", "reached", "distance", "forwards", "backwards")
         columns = {name: getattr(self, name).tolist() for name in names}
         for image in range(len(self.tried)):
-            row = {"image": image}
+            row: dict[str, object] = {"image": image}
             for name, values in columns.items():
                 row[name] = values[image]
             yield row

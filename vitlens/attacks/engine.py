@@ -243,7 +243,7 @@ class Engine:
         """Run all jobs of all images. Raises NonFiniteError naming model and image."""
         level = self.outcome.level
         # number of levels to be tried, from the smallest
-        self.limits = torch.where(level < 0, len(self.plan.levels), level).tolist()
+        self.limits: list[int] = torch.where(level < 0, len(self.plan.levels), level).tolist()
         attacked_rows = [
             row
             for row, is_correct in enumerate(self.clean.correct.tolist())

@@ -79,7 +79,7 @@ def _change_config(
     Raises InputError for settings that the preset lacks, ModelError for a Swin with removed heads.
     """
     name = architecture.name
-    changes = dict(architecture.overrides)
+    changes: dict[str, object] = dict(architecture.overrides)
     if isinstance(config, SwinConfig):
         if architecture.pruned:
             raise ModelError(f"expected all heads of {name}, found some removed; {UNCUT}")
