@@ -30,8 +30,7 @@ def provided(name: str) -> str:
 
 
 def import_without_compiler(name: str) -> ModuleType:
-    """Import a library that uses torch's compiler only to mark functions, without importing the
-    compiler.
+    """Import a library without the compiler of torch, which it uses only to mark functions.
 
     torchvision and timm import torch._dynamo (a second, half of the time of loading a small model)
     only to exclude a few functions from compilation. During their import a placeholder records

@@ -75,10 +75,10 @@ class Place:
 
 
 class Places(tuple[Place, ...]):
-    """The places of a model, in forward order; printed as a table in which equal places of several
-    blocks are one line.
+    """The places of a model, in forward order.
 
-    A name in the table is a pattern that `capture`, `intervene` and `patch` take.
+    In the printed table, equal places of several blocks are one line. A name in the table is a
+    pattern that `capture`, `intervene` and `patch` take.
     """
 
     __slots__ = ()
@@ -112,8 +112,7 @@ class Places(tuple[Place, ...]):
 
 
 def _merge_lines(lines: list[tuple[str, str, str]], pattern: str) -> list[tuple[str, str, str]]:
-    """Merge the lines that differ only in the number that the second group of the pattern
-    matches."""
+    """Merge the lines that differ only in the number matched by the second group of the pattern."""
     numbers_by_line: dict[tuple[str, str, str, str], list[str]] = {}
     for name, shape, words in lines:
         match = re.fullmatch(pattern, name)
@@ -190,8 +189,9 @@ class Access:
         return replace(self, place=place, tokens=tokens)
 
     def whole(self, raw: Tensor) -> Tensor:
-        """Return the module's tensor with the batch of images as first axis, windows and heads as
-        axes of their own.
+        """Return the tensor of the module with the batch of images as first axis.
+
+        Windows and heads are separate axes.
         """
         tensor = raw.transpose(0, 1) if self.tokens_first else raw
         if self.part == "joined":  # (calls, tokens, heads x head_dim)
@@ -227,14 +227,13 @@ class Access:
 
 
 def places(model: Model) -> Places:
-    """Return every place whose tensor `capture` gives: names, axes and sizes for one image, in
-    forward order.
+    """Return every place whose tensor `capture` gives, in forward order.
 
-    Blocks and heads count from 0, in the order of the forward pass, as the layers of `attention`;
-    an attention pooling at the end is the last of them. A block without attention has a number and
-    no heads. A place that a model does not have is not listed: windows have weights of every window
-    (an axis `windows`), attention that is computed by hand has no queries, a CNN has blocks and
-    stages.
+    A place has a name, axes, and sizes for one image. Blocks and heads count from 0, in the order
+    of the forward pass, as the layers of `attention`; an attention pooling at the end is the last
+    of them. A block without attention has a number and no heads. A place that a model does not have
+    is not listed: windows have weights of every window (an axis `windows`), attention that is
+    computed by hand has no queries, a CNN has blocks and stages.
 
     >>> import vitlens
     >>> places = vitlens.places(vitlens.load("vit-digits"))
@@ -327,8 +326,10 @@ def _shapes(
 
 
 def _batch_axis(single: Shape, double: Shape | None) -> int | None:
-    """Return the axis that is twice as long with two images, the first or, of tokens, the
-    second."""
+    """Return the axis that is twice as long with two images.
+
+    It is the first axis, or the second one of tokens.
+    """
     if double is None or len(single) != len(double):
         return None
     longer = [axis for axis in range(len(single)) if single[axis] != double[axis]]

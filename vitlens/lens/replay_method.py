@@ -50,8 +50,9 @@ from vitlens.shapes import Images, Logits, Tokens
 
 
 def _start(model: Model, layer: Layer, single: Trace, double: Trace) -> ReplayStart:
-    """Return how to start at a layer, from the traces of one image and of two: the axis that
-    doubles is the batch.
+    """Return how to start at a layer, from the traces of one image and of two.
+
+    The axis that doubles is the batch.
     """
     heads_single = traced_heads(model, 1)[layer.attention] if layer.attention else TracedHeads()
     heads_double = traced_heads(model, 2)[layer.attention] if layer.attention else TracedHeads()
@@ -79,8 +80,9 @@ def _start(model: Model, layer: Layer, single: Trace, double: Trace) -> ReplaySt
 def _skippable(
     module: nn.Module, name: str, begin: int, single: Trace, double: Trace
 ) -> Iterator[tuple[str, Shape]]:
-    """Yield the outermost modules whose calls end before `begin` and whose outputs have the batch
-    axis first.
+    """Yield the outermost modules that need not run because their calls end before `begin`.
+
+    Their outputs have the batch axis first.
     """
     for child_name, child in module.named_children():
         full = f"{name}.{child_name}" if name else child_name
@@ -127,8 +129,9 @@ def rows_read(model: Model) -> int | None:
 
 @once_per_model
 def method_of(model: Model) -> ReplayMethod:
-    """Return how a model is replayed: with the shortest last block that gives its logits, or by
-    full forwards.
+    """Return how a model is replayed.
+
+    It is replayed with the shortest last block that gives its logits, or by full forwards.
     """
     single = trace(model, 1)
     double = trace(model, 2)
@@ -175,10 +178,10 @@ def method_of(model: Model) -> ReplayMethod:
 
 
 def _largest_difference(model: Model, method: ReplayMethod) -> tuple[float, float]:
-    """Return the largest difference from the model's logits, and the largest difference that
-    rounding explains.
+    """Return the largest difference from the logits of the model, and the largest by rounding.
 
-    The model is started at every layer, and with a head set to zero in the first and the last.
+    The second is the largest difference that rounding explains. The model is started at every
+    layer, and with a head set to zero in the first and the last.
     """
     images = probe_images(model, 2)
     with evaluating(model), torch.no_grad(), torch.autocast(model.device.type, enabled=False):
@@ -269,8 +272,9 @@ def entry_of(model: Model) -> Entry | None:
 
 
 def _is_exact(model: Model, entry: Entry) -> bool:
-    """Return True if mixing the tokens of two images gives the logits of the images mixed patch by
-    patch.
+    """Return True if mixing tokens is the same as mixing images patch by patch.
+
+    Both must give the same logits for two images.
     """
     first, second = probe_images(model, 2).split(1)
     rows, columns = model.layout.grid

@@ -97,8 +97,9 @@ def _noting(*notes: Callable[[Arguments, Any], None]) -> Callable[[Forward], For
 def recording(
     model: Model, indices: Sequence[int], *, stop: bool = False
 ) -> Iterator[dict[int, ReplayRecord]]:
-    """Fill the records of some layers in a forward pass; stop: raise StopForward after the first of
-    them.
+    """Fill the records of some layers in a forward pass.
+
+    stop: raise StopForward after the first of them.
     """
     records = {index: ReplayRecord() for index in indices}
     with ExitStack() as stack:
@@ -191,9 +192,7 @@ class PassKind:
 
 
 def _fits_first_rows(change: PlaceChange) -> bool:
-    """Return True if a change of the last block is the same where only the first tokens are
-    computed.
-    """
+    """Return True if a change of the last block needs only the first tokens."""
     if change.removes or change.knocked is not None or change.access.part == "input":
         return True
     replaced = change.data is not None and change.access.tokens is None
@@ -209,8 +208,9 @@ def replay_pass(
     part: slice,
     images: int,
 ) -> Float[Tensor, "sets part classes"]:
-    """Return the logits of some of the images under each set of changes; images: the number of all,
-    in the record.
+    """Return the logits of some of the images under each set of changes.
+
+    images: the number of all images in the record.
     """
     layer = block_at(model, kind.start)
     last = blocks(model)[-1]
@@ -254,8 +254,9 @@ def replay_pass(
 def _changes_of_part(
     sets: Sequence[Set], part: slice, images: int, last: int, rows: int | None
 ) -> list[Set]:
-    """Return the sets of changes on some of the images; rows: tokens computed in layer `last`
-    (None: all).
+    """Return the sets of changes on some of the images.
+
+    rows: tokens computed in layer `last` (None: all).
     """
     sets_of_part: list[Set] = []
     for changes in sets:
@@ -281,8 +282,9 @@ def _split_heads(sets: Sequence[Set], start: int) -> tuple[list[Set], list[Set]]
 def _arguments_of_part(
     record: ReplayRecord, start: ReplayStart, part: slice, images: int, copies: int
 ) -> Arguments:
-    """Return the recorded arguments of the first layer's unit for some of the images, one copy for
-    each set.
+    """Return the recorded arguments of the unit of the first layer, one copy for each set.
+
+    The arguments are those for some of the images.
     """
     stored = dict(record.arguments)
     for key in start.batched:
@@ -295,8 +297,9 @@ def _arguments_of_part(
 
 
 def _within_changes(model: Model, kind: PassKind) -> PassKind:
-    """Return the kind of pass that the changes and hooks around it need: changed modules run
-    themselves.
+    """Return the kind of pass that the changes and hooks around it need.
+
+    Changed modules must run themselves.
     """
     first = model.module.get_submodule(block_at(model, kind.start).attention)
     last_block = blocks(model)[-1]
@@ -331,8 +334,9 @@ def _branch(
     part: slice,
     rows: int | None,
 ) -> Any:
-    """Return the output of the first layer's attention: the clean one plus the contribution of the
-    replaced heads.
+    """Return the output of the attention of the first layer.
+
+    It is the clean output plus the contribution of the replaced heads.
     """
     projection = projection_of(model, layer.attention)
     assert record.branch is not None  # attention is run again unless all three are known

@@ -69,13 +69,12 @@ _CAUSES = (  # of names that a model does not have
 def fit_names(
     state: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, heads: Sequence[str] = ()
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Return the state dict by the names of a model, without a prefix that most of them share; and
-    notes of changes.
+    """Return the state dict by the names of a model, and notes of changes.
 
-    Names without that prefix are not the model's (a loss, a second network) and are left out.
-    Tensors that only pretraining needs are left out where all other names fit. heads: modules of
-    the classifier, which may be missing, or have another name. Raises ModelError for whole numbers
-    in place of weights.
+    A prefix that most names share is removed. Names without that prefix do not belong to the model
+    (a loss, a second network) and are left out. Tensors that only pretraining needs are left out
+    where all other names fit. heads: modules of the classifier, which may be missing, or have
+    another name. Raises ModelError for whole numbers in place of weights.
     """
     notes: list[str] = []
     prefix = _network_prefix(state, expected)
@@ -108,8 +107,9 @@ def fit_names(
 
 
 def _network_prefix(names: Iterable[str], expected: Mapping[str, Tensor]) -> str:
-    """Return the prefix with which most names are the model's; "" where it gives less than half of
-    the model.
+    """Return the prefix whose removal leaves most names of the model.
+
+    "" where that gives less than half of the model.
     """
     counts: dict[str, int] = {}
     for name in names:
@@ -127,8 +127,9 @@ def _network_prefix(names: Iterable[str], expected: Mapping[str, Tensor]) -> str
 
 
 def _require_one_network(prefix: str, counts: Mapping[str, int]) -> None:
-    """Raise ModelError where as many names have another prefix, and nothing shows which network is
-    the model.
+    """Raise ModelError where nothing shows which of two networks is the model.
+
+    As many names then have another prefix.
     """
     equals = []
     for other, count in counts.items():

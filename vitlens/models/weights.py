@@ -68,8 +68,9 @@ _SLACK = 1 << 20  # bytes
 
 
 class Weights(NamedTuple):
-    """Weights of a file: tensors by name, the metadata of safetensors, and notes of removed
-    wrappers and prefixes.
+    """Weights of a file: tensors by name, and the metadata of safetensors.
+
+    The notes name the wrappers and prefixes that were removed.
     """
 
     state: dict[str, Tensor]
@@ -78,11 +79,10 @@ class Weights(NamedTuple):
 
 
 def read_weights(path: Path) -> Weights:
-    """Return the state dict in a file of safetensors or of torch.save, whatever its suffix, without
-    the usual wrappers.
+    """Return the state dict in a file of safetensors or of torch.save, without the usual wrappers.
 
-    Raises ModelError when the file is missing, unreadable, or holds anything but finite tensors of
-    real numbers.
+    The suffix of the file does not matter. Raises ModelError when the file is missing, unreadable,
+    or holds anything but finite tensors of real numbers.
     """
     _require_file(path)
     stored: object
@@ -107,10 +107,9 @@ def read_weights(path: Path) -> Weights:
 
 
 def _require_plain(state: Mapping[str, Tensor], path: Path) -> None:
-    """Raise ModelError for tensors that are not plain ones of real numbers, or that need far more
-    memory than a file.
+    """Raise ModelError for tensors that are not plain ones of floating-point numbers.
 
-    Weights must be floating-point numbers.
+    Also for tensors that need far more memory than a file.
     """
     room = _SPREAD * path.stat().st_size + _SLACK
     for name, value in state.items():
@@ -164,8 +163,9 @@ def _require_file(path: Path) -> None:
 
 
 def _load_plainly(path: Path) -> object:
-    """Return the object that torch.save stored, without running code; a few types of training files
-    become empty.
+    """Return the object that torch.save stored, without running code.
+
+    Objects of a few types that training files contain become empty.
     """
     kind = described(path)
     if kind:
@@ -230,8 +230,9 @@ def _advice(kind: str, path: Path) -> str:
 
 
 class Ignored:
-    """An empty instance in place of an object that a training file stores with its weights, such as
-    its options.
+    """An empty instance in place of an object that is not needed.
+
+    Training files store such objects with their weights, the options for example.
     """
 
     def __new__(cls, *_args: object, **_options: object) -> "Ignored":
@@ -295,8 +296,9 @@ def _common_prefix(names: Iterable[str]) -> str:
 
 
 def _chosen(keys: Sequence[str]) -> str | None:
-    """Return the key of the weights to take: an average first, as in timm, then the usual keys,
-    then the only one.
+    """Return the key of the weights to take.
+
+    An average comes first, as in timm, then the usual keys, then the only key.
     """
     averages = [key for key in keys if _AVERAGE.search(key)]
     usual = [key for key in _WRAPPERS if key in keys]
@@ -310,8 +312,9 @@ def _chosen(keys: Sequence[str]) -> str | None:
 
 
 def _state_keys(stored: Mapping[object, object]) -> list[str]:
-    """Return the keys of state dicts, and of mappings that hold some, without those of an
-    optimiser's.
+    """Return the keys of state dicts, and of mappings that hold some.
+
+    The state of an optimiser is left out.
     """
     keys = []
     for key, value in stored.items():
@@ -414,8 +417,9 @@ def listed(names: Sequence[str]) -> str:
 
 
 def to_save(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors on the CPU, with separate memory: safetensors refuses shared memory, such
-    as tied weights.
+    """Return the tensors on the CPU, with separate memory.
+
+    safetensors refuses shared memory, such as tied weights.
     """
     tensors: dict[str, Tensor] = {}
     addresses: set[int] = set()

@@ -38,8 +38,10 @@ _CHANGE: Final = (  # the beginning of a sentence about images that an attack ch
 
 
 def claims(record: AttackRecord) -> Iterator[Claim]:
-    """Yield masked gradients, which model is more robust, how robust each is, and what corruptions
-    cost.
+    """Yield the claims of an attack report.
+
+    They are on masked gradients, on which model is more robust, on the robustness of each model,
+    and on the accuracy lost to corruptions.
     """
     enough_images = record.images >= FEWEST
     if record.images == 1:
@@ -174,8 +176,9 @@ def _fault(row: AttackCheckRow, share: Estimate) -> Claim:
 
 
 def _difference(record: AttackRecord, first: str, second: str) -> Claim:
-    """Return which of two models keeps more accuracy, in the informative test with the largest
-    difference.
+    """Return which of two models keeps more accuracy.
+
+    The informative test with the largest difference decides.
     """
     tests = []
     telling = []
@@ -207,8 +210,9 @@ def _difference(record: AttackRecord, first: str, second: str) -> Claim:
 
 
 def _under_attack(first: str, second: str) -> Callable[..., Claim]:
-    """Return a function that makes claims on two models under attack; these rest on the verdicts on
-    both.
+    """Return a function that makes claims on two models under attack.
+
+    These claims rest on the verdicts on both models.
     """
     verdicts = []
     for question in ("robustness", "self-checks"):
@@ -302,8 +306,9 @@ def informative(record: AttackRecord, row: RobustPairRow) -> bool:
 def _robustness(
     record: AttackRecord, row: AttackedModelRow, curves: Sequence[AttackCurveRow]
 ) -> Claim:
-    """Return the accuracy under the strongest attack at 1/255, or else at the smallest epsilon;
-    1/255 is judged.
+    """Return the accuracy under the strongest attack at 1/255, or else at the smallest epsilon.
+
+    Only the one at 1/255 is judged.
     """
     judged = strongest(curves, JUDGED)
     at = judged or _weakest_attack(curves)
@@ -400,8 +405,9 @@ def _by_epsilon(curve: AttackCurveRow) -> tuple[float, float]:
 
 
 def _soundness(record: AttackRecord, row: AttackedModelRow) -> Claim:
-    """Return the self-checks of the attacks on one model; a check that could not have failed is not
-    passed.
+    """Return the self-checks of the attacks on one model.
+
+    A check that could not have failed does not count as passed.
     """
     checks = [check for check in record.checks if check.model == row.model]
     failed = [check for check in checks if check.state == "failed"]
@@ -434,8 +440,9 @@ def _soundness(record: AttackRecord, row: AttackedModelRow) -> Claim:
 
 
 def effects(record: AttackRecord) -> Iterator[Claim]:
-    """Yield every informative difference under attack and under corruptions, with p before any
-    correction.
+    """Yield every informative difference under attack and under corruptions.
+
+    The p-values are those before any correction.
     """
     for row in record.pairs:
         if row.attack != "clean" and informative(record, row):
@@ -492,9 +499,7 @@ def unknown(record: AttackRecord) -> Iterator[str]:
 
 
 def sampled(record: AttackRecord) -> dict[str, list[Any]]:
-    """Return the rows of transfer and blocks that rest on enough images that fool a model, by
-    table.
-    """
+    """Return the rows of transfer and blocks that rest on enough fooling images, by table."""
     transfer = []
     for row in record.transfer:
         if row.made_for != row.shown_to and enough(row.rate):
