@@ -31,8 +31,8 @@ _HOMES = {name: (module, name) for module, name in _LINE.findall(_STUB)} | {
 __all__ = sorted(_HOMES)
 
 
-# what lower layers need of higher ones: the methods of Model, the refusals that list commands, and
-# the demo's command
+# references of lower layers to higher ones: the methods of Model, the refusals that list commands,
+# and the demo's command
 provide(
     places="vitlens.lens.places:places",
     supported_commands="vitlens.commands.needs:supported_commands",
@@ -45,14 +45,12 @@ provide(
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         near = nearest(name, _HOMES)
-        advice = (
-            f"did you mean {' or '.join(map(repr, near))}?"
-            if near
-            else f"it has {', '.join(__all__)}"
-        )
+        advice = f"it has {', '.join(__all__)}"
+        if near:
+            advice = f"did you mean {' or '.join(map(repr, near))}?"
         raise AttributeError(f"module 'vitlens' has no attribute {name!r}; {advice}")
-    module, word = _HOMES[name]
-    value = getattr(import_module(module), word)
+    module, attribute = _HOMES[name]
+    value = getattr(import_module(module), attribute)
     globals()[name] = value
     return value
 

@@ -1,5 +1,4 @@
-"""Arrays in .npz files: written and read within bounds, and as frozen dataclasses whose fields
-declare their forms.
+"""Writes and reads arrays in .npz files, also as frozen dataclasses that declare their forms.
 
 A field is Annotated with a `Form`, as the types below are; one that is None is left out of the
 file. A mapping holds several arrays of one form: a Mapping[int, Matrix] "layer" those named layer0,
@@ -42,9 +41,8 @@ _SUSPECT: Final = 256 << 20  # bytes of the arrays; below, any compression ratio
 _PACKED: Final = 100  # largest compression ratio above that
 _PART: Final = 16 << 20  # bytes read at once
 _EMPTY: Final = 1 << 24  # longest side of an array without elements
-_Header: TypeAlias = tuple[
-    tuple[int, ...], bool, np.dtype[np.generic]
-]  # shape, whether column by column, dtype
+# shape, whether column by column, dtype
+_Header: TypeAlias = tuple[tuple[int, ...], bool, np.dtype[np.generic]]
 # by version: bytes of the header's length, and numpy's parser of both
 _HEADERS: Final = {
     (1, 0): (2, np.lib.format.read_array_header_1_0),
@@ -54,26 +52,25 @@ _HEADERS: Final = {
 
 @dataclass(frozen=True)
 class Form:
-    """The expected form of an array: kinds of numpy dtypes ("b", "iu", "f", "U"), and its shape,
-    None for any size.
+    """The expected form of an array.
+
+    kinds: of numpy dtypes ("b", "iu", "f", "U"); shape: None for any size.
     """
 
     kinds: str
     shape: tuple[int | None, ...] = ()
 
 
-# by their shapes, of any length where it is None
+# by their shapes, of any length if it is None
 Vector: TypeAlias = Annotated[NDArray[np.floating[Any]], Form("f", (None,))]
 Matrix: TypeAlias = Annotated[NDArray[np.floating[Any]], Form("f", (None, None))]
-Stack: TypeAlias = Annotated[
-    NDArray[np.floating[Any]], Form("f", (None, None, None))
-]  # of matrices
+# of matrices
+Stack: TypeAlias = Annotated[NDArray[np.floating[Any]], Form("f", (None, None, None))]
 Stacks: TypeAlias = Annotated[NDArray[np.floating[Any]], Form("f", (None, None, None, None))]
 Image: TypeAlias = Annotated[NDArray[np.floating[Any]], Form("f", (3, None, None))]  # in colour
 Images: TypeAlias = Annotated[NDArray[np.floating[Any]], Form("f", (None, 3, None, None))]
-Pixels: TypeAlias = Annotated[
-    NDArray[np.uint8], Form("u", (None, 3, None, None))
-]  # images, 0 to 255
+# images, 0 to 255
+Pixels: TypeAlias = Annotated[NDArray[np.uint8], Form("u", (None, 3, None, None))]
 Masks: TypeAlias = Annotated[NDArray[np.bool_], Form("b", (None, None, None))]
 Flags: TypeAlias = Annotated[NDArray[np.bool_], Form("b", (None,))]
 FlagMatrix: TypeAlias = Annotated[NDArray[np.bool_], Form("b", (None, None))]
@@ -85,17 +82,17 @@ Words: TypeAlias = Annotated[NDArray[Any], Form("U", (None,))]
 
 
 def write_arrays(path: Path, arrays: Mapping[str, ArrayLike]) -> None:
-    """Write named arrays as one compressed .npz, atomically; equal arrays give equal bytes. No
-    object arrays.
+    """Write named arrays as one compressed .npz, atomically; equal arrays give equal bytes.
+
+    Object arrays are refused.
     """
     with (
         write_atomically(path) as temporary,
         zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive,
     ):
         for name, array in arrays.items():
-            entry = zipfile.ZipInfo(
-                f"{name}.npy"
-            )  # numpy.savez does not accept an array named "file"
+            # numpy.savez does not accept an array named "file"
+            entry = zipfile.ZipInfo(f"{name}.npy")
             entry.compress_type = zipfile.ZIP_DEFLATED
             with archive.open(entry, "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, np.asarray(array), allow_pickle=False)
@@ -108,9 +105,9 @@ def read_arrays(
     most: int = SIZE,
     error: type[InputError] = InputError,
 ) -> dict[str, Array]:
-    """Return the arrays of an .npz by name, only `keys` where given; nothing is unpickled.
+    """Return the arrays of an .npz by name, all or only `keys`; nothing is unpickled.
 
-    Raises `error`, one line, when the file is missing or damaged, holds anything but numbers,
+    Raises `error`, one line, if the file is missing or damaged, holds anything but numbers,
     booleans and strings, or claims more than `most` bytes, than it has, or than is plausible for
     its size.
     """
@@ -134,11 +131,11 @@ def read_arrays(
                     f"expected arrays packed at most {_PACKED} times smaller in {path}, found "
                     f"{unpacked:,} bytes in {packed:,}; save them with numpy.savez"
                 )
-            return {
-                name: _array(archive, each)
-                for name, each in entries.items()
-                if keys is None or name in keys
-            }
+            arrays = {}
+            for name, entry in entries.items():
+                if keys is None or name in keys:
+                    arrays[name] = _read_array(archive, entry)
+            return arrays
     except FileNotFoundError as reason:
         raise error(
             f"expected arrays at {path}, found no such file; run the command again"
@@ -146,64 +143,63 @@ def read_arrays(
     except InputError:
         raise
     except Exception as reason:  # numpy and zipfile raise a dozen types for a broken archive
-        found = first_line(reason)
         raise error(
-            f"expected plain arrays in {path}, found: {found}; save them with numpy.savez"
+            f"expected plain arrays in {path}, found: {first_line(reason)}; save them with "
+            "numpy.savez"
         ) from reason
 
 
-def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:
-    """Return one array, after its header was checked against the size of its entry, before memory
-    is taken.
-    """
+def _read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:
+    """Return one array; its header is checked against the entry's size before memory is taken."""
     with archive.open(entry) as file:
         version = np.lib.format.read_magic(file)
-        length = file.read(_HEADERS[version][0])
-        shape, by_columns, kind = _parsed(
-            version, length + file.read(int.from_bytes(length, "little"))
-        )
-        count = math.prod(shape)
-        room = entry.file_size
-        if kind.kind not in _KINDS:
+        length_bytes, _ = _HEADERS[version]
+        length = file.read(length_bytes)
+        header = length + file.read(int.from_bytes(length, "little"))
+        shape, by_columns, dtype = _parse_header(version, header)
+        size = entry.file_size
+        if dtype.kind not in _KINDS:
             raise ValueError(
-                f"{kind} in {entry.filename!r}, no numbers or texts: a pickle could run code"
+                f"{dtype} in {entry.filename!r}, no numbers or texts: a pickle could run code"
             )
-        fits = max(count, count * kind.itemsize) <= room and all(
-            0 <= side <= room + _EMPTY for side in shape
-        )
-        if not fits:
+        count = math.prod(shape)
+        fits = max(count, count * dtype.itemsize) <= size
+        if not fits or any(not 0 <= side <= size + _EMPTY for side in shape):
             raise ValueError(
-                f"{room:,} bytes of {entry.filename!r}, which claims the shape {str(shape)[:80]}"
+                f"{size:,} bytes of {entry.filename!r}, which claims the shape {str(shape)[:80]}"
             )
         content = bytearray()
         while part := file.read(_PART):  # to the end, where the checksum is compared
             content += part
-    array: Array = np.ndarray(shape, kind, content, order="F" if by_columns else "C")
+    array: Array = np.ndarray(shape, dtype, content, order="F" if by_columns else "C")
     return array
 
 
 @lru_cache(maxsize=1024)
-def _parsed(version: tuple[int, int], header: bytes) -> _Header:
-    """Return a header as numpy parses it, once where arrays have the same: it is most of the time
-    of reading a small array.
+def _parse_header(version: tuple[int, int], header: bytes) -> _Header:
+    """Return a header as numpy parses it.
+
+    Equal headers are parsed once, as this takes most of the time of reading a small array.
     """
-    parsed: _Header = _HEADERS[version][1](BytesIO(header))
+    _, parse = _HEADERS[version]
+    parsed: _Header = parse(BytesIO(header))
     return parsed
 
 
 def require_forms(
     arrays: Mapping[str, Array], forms: Mapping[str, Form], path: Path, *, hint: str
 ) -> None:
-    """Raise InputError unless `arrays`, read from path, has these names and forms; other arrays are
-    ignored.
+    """Raise InputError unless `arrays`, read from a path, have these names and forms.
+
+    Other arrays are ignored.
     """
     for name, form in forms.items():
         if name not in arrays:
             raise InputError(f"expected the array {name!r} in {path}, found none; {hint}")
         array = arrays[name]
-        fits = len(array.shape) == len(form.shape) and all(
-            side in (None, length) for side, length in zip(form.shape, array.shape)
-        )
+        fits = len(array.shape) == len(form.shape)
+        for side, length in zip(form.shape, array.shape):
+            fits = fits and side in (None, length)
         if not fits or array.dtype.kind not in form.kinds:
             sides = ", ".join("any" if side is None else str(side) for side in form.shape)
             raise InputError(
@@ -212,62 +208,68 @@ def require_forms(
             )
 
 
-class _Place(NamedTuple):
-    """One field of a dataclass of arrays. keys: int or str where it holds several, by number or by
-    name; prefix: of the names of several in the file, before the key.
+class _ArrayField(NamedTuple):
+    """One field of a dataclass of arrays.
+
+    key_type: int or str of a mapping, by number or by name, None for a single array; prefix: of the
+    names of a mapping's arrays in the file, before the key.
     """
 
     name: str
     form: Form
     optional: bool
-    keys: type[int] | type[str] | None
+    key_type: type[int] | type[str] | None
     prefix: str
 
 
-def _places(kind: Any) -> Iterator[_Place]:
+def _array_fields(kind: Any) -> Iterator[_ArrayField]:
     for name, annotation in get_type_hints(kind, include_extras=True).items():
-        members = (
-            (annotation,)
-            if get_origin(annotation) in (Annotated, Mapping)
-            else get_args(annotation)
-        )
-        own = next(member for member in members if member is not type(None))
-        keys, array = get_args(own) if get_origin(own) is Mapping else (None, own)
-        form = next(mark for mark in array.__metadata__ if isinstance(mark, Form))
-        yield _Place(name, form, len(members) > 1, keys, f"{name}_" if keys is str else name)
+        is_optional = get_origin(annotation) not in (Annotated, Mapping)
+        if is_optional:
+            annotation = next(member for member in get_args(annotation) if member is not type(None))
+        key_type = None
+        if get_origin(annotation) is Mapping:
+            key_type, annotation = get_args(annotation)
+        form = next(mark for mark in annotation.__metadata__ if isinstance(mark, Form))
+        prefix = f"{name}_" if key_type is str else name
+        yield _ArrayField(name, form, is_optional, key_type, prefix)
 
 
 def as_arrays(values: Any) -> dict[str, Array]:
-    """Return the arrays of a dataclass of arrays, by their names in the file, without those that
-    are None.
-    """
+    """Return the arrays of a dataclass by their names in the file, without those that are None."""
     arrays: dict[str, Array] = {}
-    for name, _, _, keys, prefix in _places(type(values)):
-        value = getattr(values, name)
-        several = (
-            {name: value}
-            if keys is None
-            else {f"{prefix}{key}": array for key, array in value.items()}
-        )
-        arrays |= {each: np.asarray(array) for each, array in several.items() if array is not None}
+    for array_field in _array_fields(type(values)):
+        value = getattr(values, array_field.name)
+        if array_field.key_type is None:
+            value_of_name = {array_field.name: value}
+        else:
+            value_of_name = {f"{array_field.prefix}{key}": item for key, item in value.items()}
+        for name, item in value_of_name.items():
+            if item is not None:
+                arrays[name] = np.asarray(item)
     return arrays
 
 
 def arrays_of(kind: type[Kind], stored: Mapping[str, Array], path: Path) -> Kind:
     """Return the arrays of a file, which lies at `path`, as their dataclass.
 
-    Raises InputError where they do not fit it.
+    Raises InputError if they do not fit it.
     """
     forms: dict[str, Form] = {}
     values: dict[str, Any] = {}
-    for name, form, optional, keys, prefix in _places(kind):
-        if keys is None:
+    for name, form, optional, key_type, prefix in _array_fields(kind):
+        if key_type is None:
             values[name] = stored.get(name)
-            forms |= {} if optional and name not in stored else {name: form}
-        else:
-            expression = re.compile(re.escape(prefix) + (r"(\d{1,6})" if keys is int else "(.+)"))
-            matches = [match for match in map(expression.fullmatch, stored) if match]
-            values[name] = {keys(match[1]): stored[match[0]] for match in matches}
-            forms |= {match[0]: form for match in matches}
+            if not optional or name in stored:
+                forms[name] = form
+            continue
+        key_pattern = r"(\d{1,6})" if key_type is int else "(.+)"
+        expression = re.compile(re.escape(prefix) + key_pattern)
+        values[name] = {}
+        for stored_name, array in stored.items():
+            match = expression.fullmatch(stored_name)
+            if match:
+                values[name][key_type(match[1])] = array
+                forms[stored_name] = form
     require_forms(stored, forms, path, hint="run the command again")
     return kind(**values)

@@ -1,6 +1,4 @@
-"""Classes of a model and of data: by name, as ImageNet's 1000 in groups, and as targets in every
-form given.
-"""
+"""Matches the classes of a model and of data, and reads target classes in every form."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -22,15 +20,18 @@ from vitlens.shapes import Labels, Logits
 
 PREDICTED: Final = "predicted"
 LABEL: Final = "label"
-_WNID: Final = re.compile(
-    r"(n\d{8})(?:[-_ ]|$)"
-)  # alone, or before the name, as in n02085620-Chihuahua
+# also before the name, as in n02085620-Chihuahua
+_WNID: Final = re.compile(r"(n\d{8})(?:[-_ ]|$)")
+_EXAMPLES: Final = 3  # classes listed in a note
+_MOST_LISTED: Final = 5  # classes listed in an error
 
 
 @dataclass(frozen=True)
 class ClassMapping:
-    """classes: the names of the columns that `read` returns, the data's first; read: maps the
-    model's logits to them; note: a remark for a report, "" where classes were matched by name.
+    """A mapping from a model's logits to the classes of data.
+
+    classes: the names of the columns that `read` returns, the data's first; read: maps the model's
+    logits to them; note: for a report, "" for classes matched by name.
     """
 
     classes: tuple[str, ...]
@@ -51,31 +52,36 @@ def reading(model: Sequence[str], data: Sequence[str]) -> ClassMapping:
     names = (*data, *(name for name in groups if name not in set(data)))
     members = [list(groups[name]) for name in names]
 
-    def grouped(logits: Logits) -> Logits:
-        logarithms = logits.float().log_softmax(-1)
-        columns = [
-            logarithms[:, own].logsumexp(-1) - torch.tensor(float(len(own))).log()
-            for own in members
-        ]
-        return torch.stack(columns, 1)  # the logarithm of the mean probability of each group
+    def group_logits(logits: Logits) -> Logits:
+        """Return the logarithm of the mean probability of each group."""
+        log_probabilities = logits.float().log_softmax(-1)
+        columns = []
+        for indices in members:
+            log_sum = log_probabilities[:, indices].logsumexp(-1)
+            columns.append(log_sum - torch.tensor(float(len(indices))).log())
+        return torch.stack(columns, 1)
 
-    sizes = ", ".join(f"{name}: {len(groups[name])}" for name in data[:3]) + (
-        ", ..." if len(data) > 3 else ""
-    )
+    sizes = _examples([f"{name}: {len(groups[name])}" for name in data])
     return ClassMapping(
         names,
-        grouped,
+        group_logits,
         "The data's classes are among the 16 of the cue conflicts (Geirhos 2019), so ImageNet's "
-        "1000 classes are "
-        f"grouped into the 16, each with the mean probability of its group ({sizes}); the other "
-        "classes are left out. Name folders by ImageNet's classes or wnids (tabby, n02123045) to "
-        "evaluate among all 1000.",
+        "1000 classes are grouped into the 16, each with the mean probability of its group "
+        f"({sizes}); the other classes are left out. Name folders by ImageNet's classes or wnids "
+        "(tabby, n02123045) to evaluate among all 1000.",
     )
+
+
+def _examples(texts: Sequence[str]) -> str:
+    listed = ", ".join(texts[:_EXAMPLES])
+    return f"{listed}, ..." if len(texts) > _EXAMPLES else listed
 
 
 class _Match(NamedTuple):
-    """columns: of the logits, the data's classes first; names: of the columns; note: a remark, ""
-    for a match by name.
+    """A match of classes.
+
+    columns: of the logits, the data's classes first; names: of the columns; note: "" for a match by
+    name.
     """
 
     columns: list[int]
@@ -86,20 +92,19 @@ class _Match(NamedTuple):
 def match_classes(model: Sequence[str], data: Sequence[str]) -> tuple[list[int], tuple[str, ...]]:
     """Return the column of the model's logits for each class, and the names in that order.
 
-    The data's classes come first, in the data's order. They are matched by name wherever all names
-    of the data are among the model's. Case, underscores, hyphens and leading zeros do not count
-    where the names stay distinct. A wnid is the name of its ImageNet class, and of several names,
-    divided by commas, the first counts. Classes that only one side numbers are matched by position
-    where both have as many; `position_note` says so. Raises InputError listing the differences.
+    The data's classes come first, in the data's order. They are matched by name if all names of the
+    data are among the model's. Case, underscores, hyphens and leading zeros do not count if the
+    names stay distinct. A wnid is the name of its ImageNet class, and of several names, divided by
+    commas, the first counts. Classes that only one side numbers are matched by position if both
+    have the same number; `position_note` then returns a note. Raises InputError listing the
+    differences.
     """
     columns, names, _ = _matched(model, data)
     return columns, names
 
 
 def position_note(model: Sequence[str], data: Sequence[str]) -> str:
-    """Return a note where classes are matched by position, "" where they are matched by name or not
-    at all.
-    """
+    """Return a note on classes matched by position; "" for a match by name, and for no match."""
     try:
         return _matched(model, data).note
     except InputError:
@@ -110,12 +115,12 @@ def _matched(model: Sequence[str], data: Sequence[str]) -> _Match:
     if tuple(model) == tuple(data):
         return _Match(list(range(len(model))), tuple(data))
     for normalise in (str, _normalised, _first_name):
-        first = _columns_by_name(
-            [normalise(name) for name in model], [normalise(name) for name in data]
-        )
-        if first is not None:
-            rest = sorted(set(range(len(model))) - set(first))
-            return _Match([*first, *rest], (*data, *(model[index] for index in rest)))
+        model_names = [normalise(name) for name in model]
+        data_names = [normalise(name) for name in data]
+        columns = _columns_by_name(model_names, data_names)
+        if columns is not None:
+            rest = sorted(set(range(len(model))) - set(columns))
+            return _Match([*columns, *rest], (*data, *(model[index] for index in rest)))
     numbers = [str(index) for index in range(len(data))]
     if len(model) == len(data) and numbers in (list(model), sorted(data, key=_natural)):
         if list(model) == numbers:
@@ -126,20 +131,19 @@ def _matched(model: Sequence[str], data: Sequence[str]) -> _Match:
 
 
 def _columns_by_name(model: Sequence[str], data: Sequence[str]) -> list[int] | None:
-    """Return the column of each of the data's names, None unless the names are distinct and all are
-    the model's.
+    """Return the column of each of the data's names.
+
+    None unless the names are distinct and all of them are the model's.
     """
-    place = {name: index for index, name in enumerate(model)}
-    distinct = len(place) == len(model) and len(set(data)) == len(data)
-    if not distinct or any(name not in place for name in data):
+    column_of_name = {name: index for index, name in enumerate(model)}
+    are_distinct = len(column_of_name) == len(model) and len(set(data)) == len(data)
+    if not are_distinct or any(name not in column_of_name for name in data):
         return None
-    return [place[name] for name in data]
+    return [column_of_name[name] for name in data]
 
 
 def _normalised(name: str) -> str:
-    """Return a name without case, separators and leading zeros; that of ImageNet's class for a
-    wnid.
-    """
+    """Return a name, or that of a wnid's class, without case, separators and leading zeros."""
     wnid = _WNID.match(name)
     index = imagenet_indices().get(wnid[1]) if wnid else None
     if index is not None:
@@ -159,56 +163,55 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
 
 
 def _by_position(data: Sequence[str]) -> str:
-    shown = ", ".join(data[:3]) + (", ..." if len(data) > 3 else "")
     note = (
         "Classes are matched by position, as the model's are only numbered: its logits 0, 1, 2, "
-        "... are taken for "
-        f"{shown}, in the order of the data (folders sorted as text, as torchvision sorts them)."
+        f"... are taken for {_examples(data)}, in the order of the data (folders sorted as text, "
+        "as torchvision sorts them)."
     )
     natural = sorted(data, key=_natural)
     if natural != list(data):
-        other = ", ".join(natural[:3]) + (", ..." if len(natural) > 3 else "")
         note += (
-            f" timm sorts folders in another order ({other}): a model trained with timm is misread."
+            f" timm sorts folders in another order ({_examples(natural)}): a model trained with "
+            "timm is misread."
         )
     names = argument("classes", flag="classes FILE")
     return f"{note} To match by name, give the names in the order of the logits with {names}."
 
 
 def _by_index(model: Sequence[str]) -> str:
-    shown = ", ".join(model[:3]) + (", ..." if len(model) > 3 else "")
     return (
         "Classes are matched by position, as the data's are only numbered: 0, 1, 2, ... are taken "
-        "for the model's "
-        f"{shown}. To match by name, name the data's folders as the model's classes."
+        f"for the model's {_examples(model)}. To match by name, name the data's folders as the "
+        "model's classes."
     )
 
 
 def _mismatch(model: Sequence[str], data: Sequence[str]) -> InputError:
-    of_model = {_normalised(name) for name in model}
-    of_data = {_normalised(name) for name in data}
-    missing = [name for name in data if _normalised(name) not in of_model]
-    others = [name for name in model if _normalised(name) not in of_data]
+    model_names = {_normalised(name) for name in model}
+    data_names = {_normalised(name) for name in data}
+    only_in_data = [name for name in data if _normalised(name) not in model_names]
+    only_in_model = [name for name in model if _normalised(name) not in data_names]
     classes = argument("classes", flag="classes FILE")
     hint = f"name the model's with {classes}"
-    if not missing:  # names that are not distinct
+    if not only_in_data:  # names that are not distinct
         hint = f"give every class a name of its own with {classes}"
     return InputError(
         f"expected the model's {len(model)} classes to include the data's {len(data)}; only in the "
-        "data: "
-        f"{_shortened(missing)}; only in the model: {_shortened(others)}; {hint}"
+        f"data: {_listed(only_in_data)}; only in the model: {_listed(only_in_model)}; {hint}"
     )
 
 
-def _shortened(names: Sequence[str]) -> str:
-    listed = ", ".join(map(repr, names[:5])) or "none"
-    return listed + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+def _listed(names: Sequence[str]) -> str:
+    listed = ", ".join(map(repr, names[:_MOST_LISTED])) or "none"
+    if len(names) > _MOST_LISTED:
+        listed += f" and {len(names) - _MOST_LISTED} more"
+    return listed
 
 
 def label_columns(model: Sequence[str], split: Split) -> Labels:
-    """Return the label of each image as a column of the logits of a model of these classes: (n,),
-    on the CPU. Labels are converted only here; functions that take the result must not match names
-    again.
+    """Return each image's label as a column of the logits of a model of these classes: (n,), CPU.
+
+    Labels are converted only here; functions that take the result must not match names again.
     """
     if split.labels is None:
         raise DataError(f"expected labelled images, found images without labels in {split.name}")
@@ -217,15 +220,13 @@ def label_columns(model: Sequence[str], split: Split) -> Labels:
 
 
 def require_shared(first: Sequence[str], second: Sequence[str], data: Sequence[str]) -> None:
-    """Raise InputError, naming the model, where the classes of one of two models do not match the
-    data's.
-    """
-    for which, model in (("first", first), ("second", second)):
+    """Raise InputError, naming the model, if the classes of a model do not match the data's."""
+    for position, model in (("first", first), ("second", second)):
         try:
             reading(model, data)
         except InputError as error:
             raise InputError(
-                f"the {which} model does not know the data's classes: {error}"
+                f"the {position} model does not know the data's classes: {error}"
             ) from error
 
 
@@ -238,30 +239,26 @@ def class_targets(
     any_class: bool = False,
     words: tuple[str, str] = ("targets", LABEL),
 ) -> Labels | None:
-    """Class indices (count,) among the model's logits; None for "predicted".
+    """Return class indices (count,) among the model's logits; None for "predicted".
 
     targets: "predicted", "label" (of `split`), a class by name or by its index from 0, or one of
     these for each image, also as a tensor or an array of indices; any_class: "predicted" and
-    "label" are refused, as targets of an attack must be other classes; words: what messages call
-    the argument and the label. Raises InputError for "label" without labels and an index out of
-    range, UnknownNameError for a class that does not exist.
+    "label" are refused, as targets of an attack must be other classes; words: the names of the
+    argument and the label in messages. Raises InputError for "label" without labels and an index
+    out of range, UnknownNameError for a class that does not exist.
     """
-    what, label = words
+    argument_name, label = words
     if isinstance(targets, Tensor | np.ndarray | np.generic):
         targets = targets.tolist()
-    one = targets is None or (isinstance(targets, str | int) and not isinstance(targets, bool))
-    listed = list(targets) if isinstance(targets, Sequence) else [targets]
-    wrong = (
-        []
-        if one
-        else [each for each in listed if isinstance(each, bool) or not isinstance(each, str | int)]
-    )
-    if wrong:
-        raise InputError(
-            f"expected {what} as a class name, an index, or one for each image, found "
-            f"{wrong[0]!r}; give indices as "
-            "whole numbers"
-        )
+    is_one_class = targets is None or _is_class(targets)
+    if not is_one_class:
+        targets = list(targets) if isinstance(targets, Sequence) else [targets]
+        for target in targets:
+            if not _is_class(target):
+                raise InputError(
+                    f"expected {argument_name} as a class name, an index, or one for each image, "
+                    f"found {target!r}; give indices as whole numbers"
+                )
     if any_class and targets in (PREDICTED, LABEL):
         raise InputError(
             f"expected target classes other than the labels, found {targets!r}; give a class, or "
@@ -272,38 +269,43 @@ def class_targets(
     model.require_classifier()
     if targets == label:
         if split is None or split.labels is None:
-            images = (
-                "a tensor without labels"
-                if split is None
-                else f"images without labels in {split.name}"
-            )
+            images = "a tensor without labels"
+            if split is not None:
+                images = f"images without labels in {split.name}"
             raise InputError(
-                f"expected labelled images for {what}={label!r}, found {images}; give a Split, a "
-                "folder of class "
-                f"folders, or {what}=labels"
+                f"expected labelled images for {argument_name}={label!r}, found {images}; give a "
+                f"Split, a folder of class folders, or {argument_name}=labels"
             )
         return label_columns(model.classes, split)
-    if one:
+    if is_one_class:
         return torch.full((count,), class_index(targets, model.classes, words=words))
-    indices = [class_index(target, model.classes, words=words) for target in listed]
+    indices = [class_index(target, model.classes, words=words) for target in targets]
     if len(indices) != count:
         raise InputError(f"expected one target per image ({count}), found {len(indices)}")
     return torch.tensor(indices)
 
 
+def _is_class(target: object) -> bool:
+    """Return True for a name or an index; a bool is none, although it is an int in Python."""
+    return isinstance(target, str | int) and not isinstance(target, bool)
+
+
 def class_index(
     target: str | int, classes: tuple[str, ...], *, words: tuple[str, str] = ("targets", LABEL)
 ) -> int:
-    """Return the index of a class by its name, in any case, or by its number. Raises as
-    `class_targets`.
+    """Return the index of a class by its name, in any case, or its number.
+
+    Raises as `class_targets`.
     """
     if isinstance(target, str) and target in classes:
         return classes.index(target)
-    what, label = words
+    argument_name, label = words
     if isinstance(target, int) or target.removeprefix("-").isdecimal():
         index = int(target)
         if not 0 <= index < len(classes):
-            raise InputError(f"expected {what} from 0 to {len(classes) - 1}, found {index}")
+            raise InputError(
+                f"expected {argument_name} from 0 to {len(classes) - 1}, found {index}"
+            )
         return index
     folded = [name.lower() for name in classes]
     if target.lower() in folded:
@@ -312,15 +314,14 @@ def class_index(
 
 
 def required_labels(model: Model, images: Parts, labels: Tensor | str | None, size: int) -> Labels:
-    """Labels as class indices (n,): those given, or for "predicted" what the model predicts."""
+    """Return labels as class indices (n,); for "predicted" the model's predictions."""
     if isinstance(labels, str) and labels == PREDICTED:
         return predicted_classes(model, images, size)
     if labels is None or isinstance(labels, str):
         value = "none" if labels is None else repr(labels)
         raise InputError(
             f"expected a label for each image, found {value}; give labels, a Split or a folder of "
-            "class folders, or "
-            f"labels={PREDICTED!r} to take what the model predicts"
+            f"class folders, or labels={PREDICTED!r} to take what the model predicts"
         )
     labels = torch.as_tensor(labels)
     if len(images) != len(labels):
@@ -331,8 +332,9 @@ def required_labels(model: Model, images: Parts, labels: Tensor | str | None, si
 
 
 def predicted_classes(model: Model, images: Parts, size: int) -> Labels:
-    """Return the predicted class of each image (n,), `size` images at a time; 0 of a model without
-    a classifier.
+    """Return the predicted class of each image (n,), computed `size` images at a time.
+
+    It is 0 for a model without a classifier.
     """
     if not model.has_classifier:  # the methods that it supports ignore the targets
         return torch.zeros(len(images), dtype=torch.int64)

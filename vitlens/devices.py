@@ -1,4 +1,4 @@
-"""Devices and precisions: the requested ones, checked against what is available."""
+"""Checks requested devices and precisions against the available ones."""
 
 import platform
 import re
@@ -17,7 +17,7 @@ from vitlens.names import PRECISIONS
 from vitlens.turns import turn
 
 _NAMES = ("auto", "cpu", "cuda", "mps")
-_CALLED = {
+_SYNONYMS = {
     "gpu": "cuda",
     "nvidia": "cuda",
     "rocm": "cuda",
@@ -30,26 +30,27 @@ _KEYS = 5  # most keys per dimension of a head for attention as matrix products
 
 def resolve_device(name: str = "auto") -> torch.device:
     """Return the device for a name: auto (cuda, then mps, then cpu), cpu, cuda, cuda:N or mps.
-    Raises InputError.
+
+    Raises InputError for another name, and for a device that is not available.
     """
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     if not re.fullmatch(r"cpu|mps|cuda(:[0-9]+)?", name):
-        meant = _meant(name)
-        raise InputError(
-            f"expected {argument('device')} auto, cpu, cuda, cuda:N or mps, found {name!r}"
-            f"{f'; did you mean {meant!r}?' if meant else ''}"
-        )
+        message = f"expected {argument('device')} auto, cpu, cuda, cuda:N or mps, found {name!r}"
+        suggestion = _suggestion(name)
+        if suggestion:
+            message += f"; did you mean {suggestion!r}?"
+        raise InputError(message)
     kind, _, index = name.partition(":")
-    if kind == "cuda" and (
-        not torch.cuda.is_available() or int(index or 0) >= torch.cuda.device_count()
-    ):
-        raise InputError(
-            f"expected a CUDA device for {argument('device', name)}, found "
-            f"{torch.cuda.device_count()}; try {argument('device', 'cpu')}"
-        )
+    if kind == "cuda":
+        count = torch.cuda.device_count()
+        if not torch.cuda.is_available() or int(index or 0) >= count:
+            raise InputError(
+                f"expected a CUDA device for {argument('device', name)}, found {count}; try "
+                f"{argument('device', 'cpu')}"
+            )
     if kind == "mps" and not torch.backends.mps.is_available():
         raise InputError(
             f"expected Apple's mps for {argument('device', 'mps')}, found none; try "
@@ -59,10 +60,10 @@ def resolve_device(name: str = "auto") -> torch.device:
 
 
 def as_device(device: torch.device | str) -> torch.device:
-    """Return the device that a Python caller gives: one of torch's, "meta" (shapes without
-    numbers), or a name as above.
+    """Return the device of a Python caller's argument.
 
-    Raises InputError.
+    device: one of torch's, "meta" (shapes without numbers), or a name for `resolve_device`. Raises
+    InputError.
     """
     if isinstance(device, torch.device) and device.type not in ("cuda", "mps"):
         return device
@@ -71,14 +72,16 @@ def as_device(device: torch.device | str) -> torch.device:
     return resolve_device(str(device))
 
 
-def _meant(name: str) -> str:
+def _suggestion(name: str) -> str:
     """Return the device that a misspelled name may stand for; "" for none."""
     word, digits = re.fullmatch(r"(.*?):?([0-9]*)", name.strip().lower(), re.DOTALL).groups()  # type: ignore[union-attr]
-    if word in _CALLED or (digits and not word):
-        word = _CALLED.get(word, "cuda")
+    if word in _SYNONYMS or (digits and not word):
+        word = _SYNONYMS.get(word, "cuda")
     elif word not in _NAMES:
         word = next(iter(nearest(word, _NAMES)), "")
-    return f"{word}:{digits}" if word == "cuda" and digits else word
+    if word == "cuda" and digits:
+        return f"{word}:{digits}"
+    return word
 
 
 def multiplies_bf16(device: torch.device) -> bool:
@@ -93,9 +96,7 @@ def multiplies_bf16(device: torch.device) -> bool:
 
 
 def in_bf16(device: torch.device, precision: str) -> bool:
-    """Return True if a precision (bf16, fp32, or auto: bf16 on a CUDA device that has it) is bf16
-    on a device.
-    """
+    """Return True if a precision is bf16 on a device; auto: on a CUDA device that supports it."""
     if precision not in PRECISIONS:
         raise UnknownNameError("precision", precision, PRECISIONS)
     if precision == "auto":
@@ -104,13 +105,16 @@ def in_bf16(device: torch.device, precision: str) -> bool:
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """Mixed precision, where `in_bf16`, else fp32; on a CUDA device that is fp32 in convolutions,
-    too, which cuDNN by default computes in TF32. On a CPU, attention that requires a gradient is
-    computed as matrix products, or in fp32.
+    """Return a context of mixed precision if `in_bf16`, else of fp32.
+
+    On a CUDA device, fp32 is that of convolutions, too, which cuDNN by default computes in TF32. On
+    a CPU, attention that requires a gradient is computed as matrix products, or in fp32.
     """
     if in_bf16(device, precision):
         return _bf16(device)
-    return _without_tf32() if device.type == "cuda" else nullcontext()
+    if device.type == "cuda":
+        return _without_tf32()
+    return nullcontext()
 
 
 @contextmanager
@@ -122,18 +126,16 @@ def _bf16(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _without_tf32() -> Iterator[None]:
-    before = torch.backends.cudnn.allow_tf32
+    previous = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     try:
         yield
     finally:
-        torch.backends.cudnn.allow_tf32 = before
+        torch.backends.cudnn.allow_tf32 = previous
 
 
 class _AttentionWithGradient(TorchFunctionMode):
-    """Attention with gradients on a CPU, where the backward pass of torch's fused kernel is slow in
-    bf16.
-    """
+    """A mode for attention with gradients on a CPU, where torch's fused kernel is slow in bf16."""
 
     def __torch_function__(
         self,
@@ -142,58 +144,65 @@ class _AttentionWithGradient(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Compute attention as products in bf16 where these are fast, else by the kernel in fp32;
-        pass other calls.
+        """Compute attention as products in bf16 if these are fast, else by the kernel in fp32.
+
+        Other calls are passed on.
         """
-        named = kwargs or {}
+        kwargs = kwargs or {}
         if func is not F.scaled_dot_product_attention or not torch.is_grad_enabled():
-            return func(*args, **named)
-        plain = len(args) == 3 and not any(
-            isinstance(value, Tensor) or value for name, value in named.items() if name != "scale"
-        )
+            return func(*args, **kwargs)
         with torch.autocast("cpu", enabled=False):
-            if plain and multiplies_bf16(args[0].device):
-                query, key, value = (each.bfloat16() for each in args)
-                # products are faster where the weights, which they keep for the backward pass, are
+            if not _has_options(args, kwargs) and multiplies_bf16(args[0].device):
+                query, key, value = (tensor.bfloat16() for tensor in args)
+                # products are faster if the weights, which they keep for the backward pass, are
                 # small
-                alike = query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
-                if alike and key.shape[-2] <= _KEYS * query.shape[-1]:
-                    scale = named.get("scale")
-                    scale = query.shape[-1] ** -0.5 if scale is None else scale
+                same_batch = query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
+                if same_batch and key.shape[-2] <= _KEYS * query.shape[-1]:
+                    scale = kwargs.get("scale")
+                    if scale is None:
+                        scale = query.shape[-1] ** -0.5
                     return ((query * scale) @ key.transpose(-2, -1)).softmax(-1) @ value
-            return func(*map(_wide, args), **{name: _wide(value) for name, value in named.items()})
+            wide_args = [_widen(value) for value in args]
+            wide_kwargs = {name: _widen(value) for name, value in kwargs.items()}
+            return func(*wide_args, **wide_kwargs)
 
 
-def _wide(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.dtype == torch.bfloat16 else value
+def _has_options(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return True for attention with more than query, key, value and scale."""
+    if len(args) != 3:
+        return True
+    options = [value for name, value in kwargs.items() if name != "scale"]
+    return any(isinstance(value, Tensor) or value for value in options)
+
+
+def _widen(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.dtype == torch.bfloat16:
+        return value.float()
+    return value
 
 
 @contextmanager
 def evaluating(module: torch.nn.Module) -> Iterator[None]:
-    """Inside, the module is in evaluation mode and used by this thread alone; every submodule's
-    mode is restored.
-    """
+    """Set evaluation mode, with other threads waiting for the module; restore all modes on exit."""
     with turn(module):
-        modes = {name: part.training for name, part in module.named_modules()}
+        modes = {name: submodule.training for name, submodule in module.named_modules()}
         module.eval()
         try:
             yield
         finally:
-            for name, part in module.named_modules():
-                part.training = modes.get(name, part.training)
+            for name, submodule in module.named_modules():
+                submodule.training = modes.get(name, submodule.training)
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Inside, torch computes on one thread: many small passes wait longer for threads than they
-    take.
-    """
-    before = torch.get_num_threads()
+    """Compute on one thread inside: many small passes wait longer for threads than they take."""
+    previous = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous)
 
 
 def device_name(device: torch.device) -> str:

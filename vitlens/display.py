@@ -1,4 +1,4 @@
-"""Untrusted names made visible: in a report, in a figure, on a terminal.
+"""Makes untrusted names visible in reports, in figures and on terminals.
 
 Names of files, folders, classes, data and models may hold any characters. Control characters are
 escaped here, markup where a name is put in (report/escape.py); the JSON of a run keeps every name
@@ -8,17 +8,17 @@ as it is.
 import unicodedata
 from typing import Final
 
-NAME_LENGTH: Final = 60  # characters of a name that are shown, or of each part of a path
-PATH_LENGTH: Final = 180  # characters of a whole path that are shown
+NAME_LENGTH: Final = 60  # largest number of characters of a name, or of each part of a path
+PATH_LENGTH: Final = 180  # largest number of characters of a whole path
 LINE_LENGTH: Final = 2000  # characters of a message
 
 # of Persian and Indic scripts and of emoji; they do not change the text direction
 _JOINERS: Final = "\u200c\u200d"
 _SHORT: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
-# A name's own asterisks and backticks, distinguished from our sentences' markup until `as_markdown`
-# writes them. Both
-# are private-use characters, which `visible` escapes, so that no name can hold them.
+# The asterisks and backticks of a name, distinguished from our sentences' markup until
+# `as_markdown` writes them. Both are private-use characters, which `visible` escapes, so that no
+# name can hold them.
 ASTERISK = "\U000f0001"
 BACKTICK = "\U000f0002"
 _PROTECT: Final = str.maketrans({"*": ASTERISK, "`": BACKTICK})
@@ -26,16 +26,15 @@ _RESTORE: Final = str.maketrans({ASTERISK: "*", BACKTICK: "`"})
 
 
 def visible(text: str) -> str:
-    r"""Text with control characters, direction marks and lone bytes as escapes ("\x1b",
-    "\u202e")."""
-    return text if text.isprintable() else "".join(map(_shown, text))
+    r"""Return text with control characters, direction marks and lone bytes as escapes ("\x1b")."""
+    return text if text.isprintable() else "".join(map(_make_visible, text))
 
 
 def shortened(name: str) -> str:
-    r"""Return a name cut in its middle to NAME_LENGTH characters; of a path each part, and all to
-    PATH_LENGTH.
+    r"""Return a name cut in its middle to NAME_LENGTH characters.
 
-    A name of only spaces is written as "\x20".
+    Of a path each part is cut, and the whole to PATH_LENGTH. A name of only spaces is written as
+    "\x20".
     """
     if name.isspace():
         name = "".join(map(escape, name))
@@ -46,25 +45,20 @@ def shortened(name: str) -> str:
 def escape(character: str) -> str:
     r"""Return the escape of a character, as in Python ("\x1b", "\u202e")."""
     number = ord(character)
-    return (
-        f"\\x{number:02x}"
-        if number < 0x100
-        else f"\\u{number:04x}"
-        if number < 0x10000
-        else f"\\U{number:08x}"
-    )
+    if number < 0x100:
+        return f"\\x{number:02x}"
+    if number < 0x10000:
+        return f"\\u{number:04x}"
+    return f"\\U{number:08x}"
 
 
 def for_terminal(text: str) -> str:
-    """Text as one line for a terminal: without cursor movements, colours or changes of
-    direction."""
+    """Return text as one line for a terminal, without cursor movements, colours or directions."""
     return _cut(visible(_cut(text, LINE_LENGTH)), LINE_LENGTH)
 
 
 def protected(name: str) -> str:
-    """Return a name for a sentence for `as_markdown`: its asterisks and backticks are not taken as
-    markup.
-    """
+    """Return a name whose asterisks and backticks `as_markdown` does not take for markup."""
     return name.translate(_PROTECT)
 
 
@@ -73,7 +67,7 @@ def unprotected(text: str) -> str:
     return text.translate(_RESTORE)
 
 
-def _shown(character: str) -> str:
+def _make_visible(character: str) -> str:
     if character.isprintable() or character in _JOINERS:
         return character
     if character in _SHORT:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import SequenceMatcher
 
-_LISTED = 40  # names of a kind that a message lists, where none is near
+_MOST_LISTED = 40  # names of a kind that a message lists, if none is near
 _NEAR = 0.6  # least similarity of a suggestion
 _BEHIND = 0.1  # largest difference in similarity to the best suggestion
 _SUGGESTED = 3
@@ -27,29 +27,26 @@ _WORD = 0.95  # similarity of a name to one of several words, of which it is one
 _CONTAINED = 0.85  # similarity of a name to one that contains it
 
 
-_typing: set[object] = (
-    set()
-)  # a mark for each command that runs; one set per process, as the demo answers in threads
+# a mark for each command that runs; one set per process, as the demo answers in threads
+_running_commands: set[object] = set()
 
 
 @contextmanager
 def typed_flags() -> Iterator[None]:
-    """Inside, messages name the arguments of the command line instead of those of Python
-    functions."""
+    """Name the arguments of the command line in messages, not those of Python functions."""
     mark = object()
-    _typing.add(mark)
+    _running_commands.add(mark)
     try:
         yield
     finally:
-        _typing.discard(mark)  # others, of commands in other threads, may end later
+        _running_commands.discard(mark)  # others, of commands in other threads, may end later
 
 
 def argument(name: str, value: object = None, *, flag: str = "") -> str:
-    """Return an argument as the caller types it: `image_size=64`, or on the command line
-    `--image-size 64`.
+    """Return an argument as the caller types it: `image_size=64` or `--image-size 64`.
 
-    name: in Python; value: None for the name alone, True for a switch; flag: where it is not the
-    name with dashes.
+    name: in Python; value: None for only the name, True for a switch; flag: if it is not the name
+    with dashes.
 
     >>> argument("image_size", 64)
     'image_size=64'
@@ -66,25 +63,22 @@ def argument(name: str, value: object = None, *, flag: str = "") -> str:
 
 
 def set_option(name: str, value: object) -> str:
-    """Return a setting as the caller types it: `mixup=0.8`, or on the command line `--set
-    mixup=0.8`.
-    """
+    """Return a setting as the caller types it: `mixup=0.8` or `--set mixup=0.8`."""
     return by_caller(python=f"{name}={value!r}", command=f"--set {name}={str(value).lower()}")
 
 
 def flags_are_typed() -> bool:
     """Return True while the command line runs, where arguments have its units and names."""
-    return bool(_typing)
+    return bool(_running_commands)
 
 
 def by_caller(*, python: str, command: str) -> str:
-    """Return the words for a caller from Python or from the command line."""
+    """Return the text for a caller from Python or from the command line."""
     return command if flags_are_typed() else python
 
 
 class VitlensError(Exception):
-    """The base class: the command line prints its message as one line and exits with its exit
-    code."""
+    """The base class: the command line prints its message and exits with its exit code."""
 
     exit_code = 1
 
@@ -96,57 +90,65 @@ class InputError(VitlensError):
 
 
 class UnknownNameError(InputError):
-    """An unknown name; the message gives the nearest known ones and what to type.
+    """An unknown name; the message suggests the nearest valid names and what to type.
 
-    kind: of the name ("model"); known: all names; hint: the command that lists them.
+    kind: of the name ("model"); valid: all names; hint: the command that lists them.
     """
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], *, hint: str = "") -> None:
-        known = sorted(known)
-        near = nearest(str(name), known)
+    def __init__(self, kind: str, name: str, valid: Iterable[str], *, hint: str = "") -> None:
+        valid = sorted(valid)
+        near = nearest(str(name), valid)
         message = f"no {kind} {name!r}"
         if near:
-            message += "; did you mean " + " or ".join(repr(word) for word in near) + "?"
-        elif len(known) <= _LISTED:
-            message += f"; known: {', '.join(known)}"
+            message += "; did you mean " + " or ".join(map(repr, near)) + "?"
+        elif len(valid) <= _MOST_LISTED:
+            message += f"; known: {', '.join(valid)}"
+        if hint and not message.endswith("?"):
+            message += ";"
         if hint:
-            message += f"{'' if message.endswith('?') else ';'} see {hint}"
+            message += f" see {hint}"
         super().__init__(message)
 
 
-def nearest(name: str, known: Iterable[str]) -> list[str]:
-    """Return the known names most similar to an unknown one, best first, at most three.
+def nearest(name: str, valid: Iterable[str]) -> list[str]:
+    """Return the valid names most similar to an unknown one, best first, at most three.
 
     It is compared with each name and, as long model names are often abbreviated ("deit_tny" for
     "deit_tiny_patch16_224"), with its first parts, with and without a prefix such as "timm:".
     """
     typed = name.lower()
-    parts = len(re.findall(r"[_.\-]", name.rpartition(":")[2])) + 1
+    _, _, unprefixed = name.rpartition(":")
+    parts = len(re.findall(r"[_.\-]", unprefixed)) + 1
     matcher = SequenceMatcher(b=typed)
     scored = []
-    for word in known:
+    for word in valid:
         plain = word if ":" in typed else word.rpartition(":")[2]
         start = "".join(re.split(r"(?<=[_.\-])", plain)[:parts]).rstrip("_.-")
-        best = _CONTAINED if len(typed) > 3 and typed in word.lower() else 0.0
+        similarity = 0.0
+        if len(typed) > 3 and typed in word.lower():
+            similarity = _CONTAINED
         if " " in word and typed in word.lower().split():  # "cat" of the class "tiger cat"
-            best = _WORD
+            similarity = _WORD
         for candidate in {word, plain, start}:
             matcher.set_seq1(candidate.lower())
             if matcher.real_quick_ratio() >= _NEAR and matcher.quick_ratio() >= _NEAR:
-                best = max(best, matcher.ratio())
-        if best >= _NEAR:
-            scored.append((best, -len(word), word))
+                similarity = max(similarity, matcher.ratio())
+        if similarity >= _NEAR:
+            scored.append((similarity, -len(word), word))
     scored.sort(reverse=True)
-    return [word for score, _, word in scored[:_SUGGESTED] if score >= scored[0][0] - _BEHIND]
+    names = []
+    for similarity, _, word in scored[:_SUGGESTED]:
+        if similarity >= scored[0][0] - _BEHIND:
+            names.append(word)
+    return names
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Return True if memory ran out: of Python, of numpy, or of torch on the CPU, which has no type
-    for it.
-    """
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-    )
+    """Return True if memory ran out in Python, in numpy, or in torch on the CPU."""
+    if isinstance(error, MemoryError):
+        return True
+    # torch has no type for it
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 class ModelError(InputError):
@@ -189,15 +191,16 @@ class Interrupted(VitlensError):  # noqa: N818  not an error
 
 def first_line(error: BaseException, most: int = 160) -> str:
     """Return the first line of another library's message, or the name of its type."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:most]
+    lines = str(error).strip().splitlines()
+    line = lines[0] if lines else type(error).__name__
+    return line[:most]
 
 
 @contextmanager
 def in_one_line(expected: str, hint: str, kind: type[InputError] = ModelError) -> Iterator[None]:
-    """Inside, what another library raises, often a dozen types, is one line of ours: expected,
-    found, hint.
+    """Turn another library's exceptions into one of ours, in one line: expected, found, hint.
 
-    Our own exceptions pass, and so does memory that ran out.
+    Exceptions of vitlens pass, and so does memory that ran out.
     """
     try:
         yield

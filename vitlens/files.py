@@ -1,4 +1,4 @@
-"""Files: written atomically, read within bounds, and found inside a run's folder alone."""
+"""Writes files atomically, reads them within bounds, and only inside a run's folder."""
 
 import errno
 import hashlib
@@ -17,27 +17,24 @@ import numpy as np
 from vitlens.errors import InputError, NonFiniteError, StorageError, by_caller
 from vitlens.typed import SIZE, is_name, parse_json
 
-_FOREIGN: Final = (
-    "wandb",
-)  # folders of other programs in a run's folder, which vitlens neither reads nor writes
+# folders of other programs in a run's folder, which vitlens neither reads nor writes
+_FOREIGN: Final = ("wandb",)
 
 
 @contextmanager
 def write_atomically(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`, with its suffix, that replaces it when the block ends
-    without an exception.
+    """Yield a temporary path that replaces `path` if the block ends without an exception.
 
-    The parent folder is created. Raises StorageError, one line, when the disk is full or not
-    writable; then, as after any other exception, the old file is unchanged and no partial file is
-    left.
+    It lies next to `path` and has its suffix; the parent folder is created. Raises StorageError,
+    one line, if the disk is full or not writable. Then, as after any other exception, the old file
+    is unchanged and no partial file is left.
     """
     temporary = path.with_name(f".{path.stem}-{uuid.uuid4().hex[:8]}{path.suffix}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
-        with temporary.open(
-            "rb"
-        ) as file:  # so that a crash after the rename cannot leave a partial file
+        # so that a crash after the rename cannot leave a partial file
+        with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
@@ -79,22 +76,23 @@ def write_text(path: Path, content: str) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, object]) -> None:
-    """Write JSON atomically. Raises NonFiniteError, with the place, for NaN and infinity, which
-    JSON does not have.
+    """Write JSON atomically.
+
+    Raises NonFiniteError, with the place, for NaN and infinity, which JSON does not have.
     """
-    plain = json.loads(json.dumps(content, default=_plain))
-    place = next((place for place, number in _numbers(plain) if not isfinite(number)), None)
-    if place is not None:
-        raise NonFiniteError(
-            f"expected finite numbers in {path.name}, found NaN or infinity at {place}"
-        )
+    plain = json.loads(json.dumps(content, default=_as_plain))
+    for place, number in _numbers(plain):
+        if not isfinite(number):
+            raise NonFiniteError(
+                f"expected finite numbers in {path.name}, found NaN or infinity at {place}"
+            )
     text = json.dumps(plain, indent=2, ensure_ascii=False) + "\n"
     # a file name that is not UTF-8 has lone surrogates, which JSON writes as \udcff
     write_bytes(path, text.encode(errors="backslashreplace"))
 
 
-def _plain(value: object) -> object:
-    """Types that json does not support, as plain ones: numpy's numbers and arrays, and paths."""
+def _as_plain(value: object) -> object:
+    """Return numpy's numbers and arrays, and paths, as types that json supports."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     if isinstance(value, Path):
@@ -106,15 +104,12 @@ def _numbers(value: object, place: str = "") -> Iterator[tuple[str, float]]:
     """Yield the floats of nested JSON, with their places."""
     if isinstance(value, float):
         yield place.removeprefix("/"), value
-    items = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    )
-    for key, child in items:
-        yield from _numbers(child, f"{place}/{key}")
+    elif isinstance(value, dict):
+        for key, child in value.items():
+            yield from _numbers(child, f"{place}/{key}")
+    elif isinstance(value, list):
+        for index, child in enumerate(value):
+            yield from _numbers(child, f"{place}/{index}")
 
 
 def read_bounded(
@@ -127,7 +122,7 @@ def read_bounded(
 ) -> bytes:
     """Return the bytes of a regular file.
 
-    Raises `error` when it is missing, unreadable, not regular or above the limit.
+    Raises `error` if it is missing, unreadable, not regular or above the limit.
     """
     end = f"; {hint}" if hint else ""
     try:
@@ -147,8 +142,9 @@ def read_bounded(
 def read_json(
     path: Path, *, size: int = SIZE, error: type[InputError] = InputError, hint: str = ""
 ) -> Any:
-    """Return the value in a JSON file. Raises `error` when it is missing, unreadable, not JSON, or
-    above the limit.
+    """Return the value in a JSON file.
+
+    Raises `error` if it is missing, unreadable, not JSON, or above the limit.
     """
     content = read_bounded(path, size, what="a JSON file", error=error, hint=hint)
     return parse_json(content, source=str(path), size=size, error=error, hint=hint)
@@ -184,9 +180,7 @@ def inside(folder: Path, *parts: str) -> Path:
 
 
 def require_no_links(folder: Path, names: Iterable[str]) -> None:
-    """Raise InputError where one of these files and folders of a run's folder, or anything below
-    them, is a link.
-    """
+    """Raise InputError if one of these files of a run's folder, or anything below, is a link."""
     pending = [folder / name for name in names]
     while pending:
         path = pending.pop()
@@ -204,8 +198,7 @@ def _require_no_link(path: Path) -> None:
 
 
 def named_file(name: str, suffix: str) -> str:
-    """Return a file name made from a name in a file (alias, method). Raises InputError for a
-    path."""
+    """Return a file name for a name from a file (alias, method). Raises InputError for a path."""
     if not is_name(name):
         raise InputError(
             f"expected a name that can be part of a file name, found {name[:80]!r}; run the "

@@ -1,6 +1,4 @@
-"""Decorators of public functions: images, labels and targets in every form, as the functions
-themselves need them.
-"""
+"""Decorators of public functions, which convert images, labels and targets from every form."""
 
 import inspect
 from collections.abc import Callable
@@ -23,18 +21,17 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def takes_images(function: Function) -> Function:
-    """Decorate a public function of (model, images, ...): it takes images, labels and targets in
-    every form.
+    """Decorate a public function of (model, images, ...) to take them in every form.
 
-    The function itself gets them by `as_images`, as one tensor in [0, 1], clamped and of the
-    model's pixel_dtype, or by `as_parts`, to read them part by part; they are given as tensors,
-    files, folders, PIL images, uint8 arrays or a Split (data/catalogue.py), whose groups
-    `groups_of` has; `labels`, where it has such a parameter and none are given, from the Split or
-    the class folders; and `targets` as class indices (batch,), or None for the predicted classes.
-    Where None is the default of `targets`, it means none, and "predicted" and "label" are refused.
-    Other threads that use the model wait.
+    Callers give images as tensors, files, folders, PIL images, uint8 arrays or a Split
+    (data/catalogue.py). The function reads them by `as_images`, as one tensor in [0, 1], clamped
+    and of the model's pixel_dtype, or by `as_parts`, part by part; `groups_of` returns a Split's
+    groups. A parameter `labels` that is not given is filled from the Split or the class folders.
+    `targets` become class indices (batch,), or None for the predicted classes; if its default is
+    None, None means no targets, and "predicted" and "label" are refused. Other threads that use the
+    model wait.
 
-    Raises DataError where `read_split` and `require_images` do, InputError for what is no Model,
+    Raises DataError as `read_split` and `require_images` do, InputError for anything but a Model,
     for options that are not given by name and for wrong targets, UnknownNameError for an option or
     a class that does not exist. The caller's images are not changed.
     """
@@ -107,17 +104,18 @@ def takes_splits(function: Function) -> Function:
 
 
 def parts_of(model: Model, images: AnyImages) -> Parts:
-    """Return images in any form as parts in [0, 1], of the model's pixel_dtype. Raises what
-    `takes_images` raises.
+    """Return images in any form as parts in [0, 1], of the model's pixel_dtype.
+
+    Raises as `takes_images` does.
     """
-    return as_parts(_read(model, images)[0])
+    parts, _ = _read(model, images)
+    return as_parts(parts)
 
 
 def with_labels(split: Split, labels: Tensor | None, model: Model) -> Split:
-    """Return the split with these labels, class indices of the model; unchanged where they are
-    None.
+    """Return the split with these labels, class indices of the model; None changes nothing.
 
-    Raises DataError for wrong ones, and UnsupportedError for a model without classes.
+    Raises DataError for wrong labels, and UnsupportedError for a model without classes.
     """
     if labels is None:
         return split
@@ -139,8 +137,7 @@ def _require_options(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
-    """Raise UnknownNameError for an option that the function lacks, InputError for options that are
-    not given by name.
+    """Raise UnknownNameError for an unknown option, InputError for options without their names.
 
     args: those after the model and the images.
     """
@@ -176,12 +173,11 @@ def _require_split(name: str, value: object) -> None:
 
 
 def _read(model: Model, images: Any) -> tuple[Tensor | Streamed, Split | None]:
-    """Return images as a checked tensor, or as Streamed from the Split that they come from, and
-    this Split, or None.
-    """
+    """Return images as a checked tensor without a Split, or as Streamed with their Split."""
     if isinstance(images, Tensor) and images.dtype != torch.uint8:
         return require_images(images, dtype=model.pixel_dtype), None
-    split = (
-        images.given if isinstance(images, Streamed) else read_split(images, model.preprocessing)
-    )
+    if isinstance(images, Streamed):
+        split = images.given
+    else:
+        split = read_split(images, model.preprocessing)
     return Streamed(split, model.pixel_dtype), split

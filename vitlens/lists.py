@@ -1,7 +1,6 @@
-"""What can be named: `list_methods`, `list_attacks`, `list_statistics` and `list_models`, read from
-the registries.
+"""Lists of methods, attacks, statistics and models, read from the registries.
 
-Free of torch, but for a pattern of `list_models` that asks a library for the names of its models.
+They are free of torch, except that a pattern of `list_models` asks a library for its models.
 """
 
 from collections.abc import Iterable
@@ -14,7 +13,7 @@ from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.models.sources.registry import SOURCES, unknown_model
 from vitlens.summary import as_html, as_text
 
-_NEEDS: Final = {  # of attributions and of layers, in words
+_NEEDS: Final = {  # descriptions of the needs of attributions and of layers
     "chain": "attention in every layer, from the image to the classifier",
     "maps": "attention with a place in the image",
     "cam": "a layer of maps",
@@ -24,13 +23,20 @@ _NEEDS: Final = {  # of attributions and of layers, in words
 }
 
 
+_WEIGHTS: Final = {  # descriptions of a source's weights
+    "own": "",
+    "hub": "weights from its hub, or a file",
+    "none": "training, or a file of weights",
+}
+
+
 @dataclass(frozen=True)
 class Named:
-    """Something that can be named.
+    """An entry of a list of names.
 
-    name: as it is typed; help: what it is, in a sentence; needs: what it requires of the model or
-    of the installation, "" for nothing; family: the kind it belongs to: of methods the families of
-    models, of attacks the norm, of statistics the query rows, of models the source.
+    name: as it is typed; help: a description, in a sentence; needs: requirements of the model or of
+    the installation, "" for none; family: for methods the families of models, for attacks the norm,
+    for statistics the query rows, for models the source.
     """
 
     name: str
@@ -40,24 +46,24 @@ class Named:
 
 
 class NameList(tuple[Named, ...]):
-    """Entries in the registry's order, shown as a table; `names` are the names alone."""
+    """Entries in the registry's order, printed as a table; `names` are only the names."""
 
     title: str
 
     def __new__(cls, title: str, entries: Iterable[Named]) -> "NameList":
         """Return the entries under a title."""
-        found = super().__new__(cls, entries)
-        found.title = title
-        return found
+        names = super().__new__(cls, entries)
+        names.title = title
+        return names
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names, to be given to a function."""
+        """Return the names, as arguments of a function."""
         return tuple(entry.name for entry in self)
 
     def __getitem__(self, index: Any) -> Any:
-        found = super().__getitem__(index)
-        return NameList(self.title, found) if isinstance(index, slice) else found
+        selection = super().__getitem__(index)
+        return NameList(self.title, selection) if isinstance(index, slice) else selection
 
     def __repr__(self) -> str:
         return as_text(f"{len(self)} {self.title}", [astuple(entry) for entry in self])
@@ -76,10 +82,9 @@ def list_methods() -> NameList:
     """
     entries = []
     for name, method in ATTRIBUTIONS.items():
-        needs = _needs(method.needs, "gradients" if method.gradients else None)
-        entries.append(
-            Named(name, f"{method.title}: {method.description}", needs, ", ".join(method.families))
-        )
+        description = f"{method.title}: {method.description}"
+        needs = _describe_needs(method.needs, "gradients" if method.gradients else None)
+        entries.append(Named(name, description, needs, ", ".join(method.families)))
     return NameList("methods", entries)
 
 
@@ -90,20 +95,16 @@ def list_attacks() -> NameList:
     >>> [attack.name for attack in vitlens.list_attacks() if attack.family == "l2"]
     ['pgd-l2', 'cw', 'deepfool']
     """
-    entries = [
-        Named(
-            name,
-            f"{attack.title}: {attack.description}",
-            "gradients" if attack.gradients else "",
-            attack.norm,
-        )
-        for name, attack in ATTACKS.items()
-    ]
+    entries = []
+    for name, attack in ATTACKS.items():
+        description = f"{attack.title}: {attack.description}"
+        needs = "gradients" if attack.gradients else ""
+        entries.append(Named(name, description, needs, attack.norm))
     return NameList("attacks", entries)
 
 
 def list_statistics() -> NameList:
-    """Return the statistics of heads, attributes of what `vitlens.statistics` gives.
+    """Return the statistics of heads, attributes of the result of `vitlens.statistics`.
 
     >>> import vitlens
     >>> vitlens.list_statistics()[1].help
@@ -112,18 +113,16 @@ def list_statistics() -> NameList:
     entries = []
     for name, statistic in STATISTICS.items():
         unit = f" ({statistic.unit})" if statistic.unit else ""
-        entries.append(
-            Named(name, statistic.meaning + unit, _needs(*statistic.needs), statistic.rows)
-        )
+        needs = _describe_needs(*statistic.needs)
+        entries.append(Named(name, statistic.meaning + unit, needs, statistic.rows))
     return NameList("statistics", entries)
 
 
 def list_models(pattern: str = "*") -> NameList:
-    """Return the models that can be loaded, by names that match a pattern or contain it; without
-    one, a library is one entry.
+    """Return the models that can be loaded, whose names match a pattern or contain it.
 
-    A pattern asks the libraries for their names, and so imports them. Raises UnknownNameError where
-    nothing matches.
+    Without a pattern, a library is one entry. A pattern asks the libraries for their names, and so
+    imports them. Raises UnknownNameError if nothing matches.
 
     >>> import vitlens
     >>> vitlens.list_models("*-digits").names
@@ -131,22 +130,16 @@ def list_models(pattern: str = "*") -> NameList:
     """
     entries: list[Named] = []
     for source in SOURCES.values():
-        needs = {
-            "own": "",
-            "hub": "weights from its hub, or a file",
-            "none": "training, or a file of weights",
-        }
-        needed = [
-            needs[source.weights],
-            f"pip install 'vitlens[{source.extra}]'" if source.extra else "",
-        ]
-        whole = pattern in ("", "*") and source.prefix
-        for name in [source.usage] if whole else source.matching(pattern):
-            entries.append(Named(name, source.help, "; ".join(filter(None, needed)), source.kind))
+        needs = [_WEIGHTS[source.weights]]
+        if source.extra:
+            needs.append(f"pip install 'vitlens[{source.extra}]'")
+        is_library = pattern in ("", "*") and source.prefix
+        for name in [source.usage] if is_library else source.matching(pattern):
+            entries.append(Named(name, source.help, "; ".join(filter(None, needs)), source.kind))
     if not entries:
         raise unknown_model(pattern, hint="vitlens.list_models()")
     return NameList("models", entries)
 
 
-def _needs(*needs: str | None) -> str:
+def _describe_needs(*needs: str | None) -> str:
     return "; ".join(_NEEDS.get(need, need) for need in needs if need)

@@ -1,5 +1,4 @@
-"""Names that no registry holds, without torch: choices of the command line, and ImageNet's 1000
-classes.
+"""Names outside the registries, without torch: choices of options, ImageNet's 1000 classes.
 
 `imagenet.txt` has one class per line, wnid and WordNet's first lemma, in order of wnid: the line's
 number is the index (the two cranes and the second maillot are disambiguated by hand).
@@ -26,10 +25,8 @@ PRESETS: Final = (
     "swin-tiny-224",
 )
 DIGITS_PAIR: Final = ("vit-digits", "cnn-digits")
-SHORTCUT_PAIR: Final = (
-    "vit-shortcut",
-    "cnn-shortcut",
-)  # trained where the background's hue goes with the class
+# trained on digits-shortcut, where the background's hue agrees with the class
+SHORTCUT_PAIR: Final = ("vit-shortcut", "cnn-shortcut")
 BUNDLED: Final = (*DIGITS_PAIR, *SHORTCUT_PAIR)
 TEMPLATE_SETS: Final = ("photo", "simple", "openai")
 OPTIMISERS: Final = ("adamw", "muon")
@@ -38,9 +35,8 @@ Fusion = Literal["mean", "max", "min"]
 Engine = Literal["vitlens", "grad-cam"]  # of class activation maps: our own, or the package's
 Substrate = Literal["blur", "mean", "black", "absent"]
 Readout = Literal["cls", "cls+distillation", "mean", "pool"]
-FeaturePool = Literal[
-    "cls", "mean", "cls+mean"
-]  # of an image: its CLS token, the mean of its patches, both
+# features of an image: its CLS token, the mean of its patches, or both
+FeaturePool = Literal["cls", "mean", "cls+mean"]
 Pooling = Literal["cls", "mean"]  # the classifier's input: a CLS token, the mean of the patches
 Weighting = Literal["dino", "majority"]  # of the neighbours' votes in k-NN
 Projection = Literal["tsne", "pca"]
@@ -95,12 +91,12 @@ DEFAULT_SEED: Final = 0
 LABELS: Final = " labels"  # after a part: the fingerprint of its labels, not of its images
 PERPLEXITY: Final = 30.0  # of t-SNE
 _SEPARATORS: Final = re.compile(r"[\s_-]+")  # in the names of classes
-_DIGITS: Final = 9  # most of a name that is a number
+_MOST_DIGITS: Final = 9  # of a name that is a number
 FEWEST_FOR_MEAN: Final = 8  # images: the mean over fewer is too close to each image's own output
 
 
 @cache
-def _names() -> Mapping[str, str]:
+def _imagenet_names() -> Mapping[str, str]:
     """Return the short names by wnid."""
     text = Path(__file__).with_name("imagenet.txt").read_text(encoding="utf-8")
     return dict(line.split(" ", 1) for line in text.splitlines())
@@ -108,24 +104,21 @@ def _names() -> Mapping[str, str]:
 
 def imagenet_classes() -> tuple[str, ...]:
     """Return the 1000 short names in the order of ImageNet-1k's logits."""
-    return tuple(_names().values())
+    return tuple(_imagenet_names().values())
 
 
 def imagenet_indices() -> Mapping[str, int]:
     """Return the class index of each of the 1000 wnids ("n01440764" is 0)."""
-    return {wnid: index for index, wnid in enumerate(_names())}
+    return {wnid: index for index, wnid in enumerate(_imagenet_names())}
 
 
 def are_imagenet(names: Iterable[str]) -> bool:
-    """Return True if these folder names are all wnids of ImageNet-1k (and there is at least
-    one)."""
-    return set() < set(names) <= _names().keys()
+    """Return True if these names, at least one, are all wnids of ImageNet-1k."""
+    return set() < set(names) <= _imagenet_names().keys()
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a class without what people write in two ways: case, separators, leading
-    zeros, and letters with their accents in one character or two.
-    """
+    """Return a class name with one spelling for case, separators, leading zeros and accents."""
     text = unicodedata.normalize("NFC", name).casefold()
     plain = " ".join(_SEPARATORS.sub(" ", text).split())
     return str(int(plain)) if is_index(plain) else plain
@@ -133,9 +126,9 @@ def plain_name(name: str) -> str:
 
 def is_index(text: str) -> bool:
     """Return True for a whole number of ASCII digits, not longer than a class index can be."""
-    return text.isascii() and text.isdecimal() and len(text) <= _DIGITS
+    return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
 
 
 def fingerprinted(name: str) -> str:
-    """Return what a fingerprint of this name is of: "test images", "test labels"."""
+    """Return the subject of a fingerprint of this name: "test images", "test labels"."""
     return name if name.endswith(LABELS) else f"{name} images"

@@ -1,10 +1,10 @@
-"""Figures for notebooks: `show`, `show_heads` and `show_board` draw what the other functions give.
+"""Figures for notebooks: `show`, `show_heads` and `show_board` draw results of other functions.
 
 Each returns a matplotlib figure made by vitlens/charts, in the style of the reports. No display is
 needed, and pyplot is not used, so that no figure has to be closed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 MOST: Final = 12  # images in one figure
 _PANELS: Final = 6  # tables in one figure
+_ROW_TOLERANCE: Final = 1e-3  # of the sum of a row of attention weights
 
 
 def show(
@@ -44,80 +45,90 @@ def show(
     label: str = "value",
     width: FigureWidth = "page",
 ) -> "Figure":
-    """Images with their maps in colour over them, below each image or, of several methods, beside
-    it.
+    """Return a figure of images and their maps, in colour over the images.
 
     images: one image (3, height, width), a batch, or any form that `vitlens.images` takes, at most
     12; maps: (batch, rows, columns), or (rows, columns) for one image, of any resolution, as
-    `rollout`, `relevance` and `explain` give them; or several by name. One method without negative
-    values has one colour scale for all images, with its values at the bar; otherwise each map is
-    drawn as a share of its largest value, red for positive, blue for negative. title: of the
+    `rollout`, `relevance` and `explain` return them; or several by name. One method without
+    negative values has one colour scale for all images, with its values at the bar; otherwise each
+    map is drawn as a share of its largest value, red for positive, blue for negative. title: of the
     figure; names: one for each image; label: the maps' unit, at the colour bar; width: of a page or
-    a column; model: the maps' own, whose crop of files and pictures is shown (a tensor or a Split
-    is shown as it is). Raises InputError where shapes do not fit, and for maps of files without the
-    model.
+    a column; model: that of the maps, whose crop of files and pictures is drawn (a tensor or a
+    Split is drawn without a crop). Raises InputError if shapes do not fit, and for maps of files
+    without the model.
 
     >>> import torch, vitlens
     >>> digits = vitlens.load_data("digits", limit=2)
     >>> figure = vitlens.show(digits, vitlens.rollout(vitlens.load("vit-digits"), digits))
     """
     from vitlens.charts import Picture
-    from vitlens.charts import images as drawn
+    from vitlens.charts import images as images_chart
 
-    as_given = isinstance(images, Split) or (
-        isinstance(images, Tensor) and images.is_floating_point()
-    )
-    if maps is not None and model is None and not as_given:
+    is_uncropped = isinstance(images, Split)
+    if isinstance(images, Tensor):
+        is_uncropped = images.is_floating_point()
+    if maps is not None and model is None and not is_uncropped:
         raise InputError(
             f"expected model= with maps of {_kind(images)}, found none; give show(images, maps, "
             "model=model), so that the same part of each picture is shown as the model saw"
         )
     pixels = _pictures(images, model).double().numpy()
     count = len(pixels)
-    given: Any = names.tolist() if isinstance(names, Tensor) else names
-    captions = [""] * count if given is None else [str(name) for name in given]
+    captions = [""] * count
+    if names is not None:
+        listed: Any = names.tolist() if isinstance(names, Tensor) else names
+        captions = [str(name) for name in listed]
     if len(captions) != count:
         raise InputError(
             f"expected {count} names, one for each of the images, found {len(captions)}"
         )
     if maps is None:
-        return _figure(
-            drawn(),
-            [Picture(image, below=name) for image, name in zip(pixels, captions)],
-            title,
-            width,
-        )
+        pictures = [Picture(image, below=name) for image, name in zip(pixels, captions)]
+        return _figure(images_chart(), pictures, title, width)
+    batches = _map_batches(maps, count)
+    signed = {name: bool((values < 0).any()) for name, values in batches.items()}
+    if len(batches) == 1 and not any(signed.values()):
+        ((name, values),) = batches.items()
+        _require_finite(values, name)
+        cells = []
+        for image, caption in zip(pixels, captions):
+            cells.append(Picture(image, row="image", below=caption))
+        for image, image_map in zip(pixels, values):
+            cells.append(Picture(image, image_map.numpy(), row="map"))
+        title = title or (name if isinstance(maps, Mapping) else "Maps over their images")
+        return _figure(images_chart(scale="joint", label=label), cells, title, width)
+    rows = captions
+    if names is None:
+        rows = [f"image {index}" for index in range(count)]
+    cells = []
+    for index, (row, image) in enumerate(zip(rows, pixels)):
+        if rows.count(row) > 1:
+            row = f"{index}: {row}"
+        cells.append(Picture(image, row=row, column="image"))
+        for name, values in batches.items():
+            cells.append(Picture(image, values[index].numpy(), row, name, signed=signed[name]))
+    title = title or "Maps, each as a share of its largest value"
+    return _figure(images_chart(), cells, title, width)
+
+
+def _map_batches(maps: Tensor | Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+    """Return maps (count, rows, columns) by name. Raises InputError for other shapes, and none."""
     batches = {}
     for name, value in (maps if isinstance(maps, Mapping) else {"map": maps}).items():
         values = _numbers(value, name).float()
-        batches[name] = values[None] if values.ndim == 2 else values
-        if batches[name].ndim != 3 or len(batches[name]) != count:
-            shape = tuple(batches[name].shape)
+        if values.ndim == 2:
+            values = values[None]
+        if values.ndim != 3 or len(values) != count:
             raise InputError(
-                f"expected maps ({count}, rows, columns), one an image, found {name} of {shape}"
+                f"expected maps ({count}, rows, columns), one an image, found {name} of "
+                f"{tuple(values.shape)}"
             )
+        batches[name] = values
     if not batches:
         raise InputError(
             "expected maps by name, found none; give {'rollout': vitlens.rollout(model, images)}"
         )
-    signed = {name: bool((value < 0).any()) for name, value in batches.items()}
-    if len(batches) == 1 and not any(signed.values()):
-        ((name, only),) = batches.items()
-        _require_finite(only, name)
-        cells = [Picture(image, row="image", below=word) for image, word in zip(pixels, captions)]
-        cells += [Picture(image, own.numpy(), row="map") for image, own in zip(pixels, only)]
-        title = title or (name if isinstance(maps, Mapping) else "Maps over their images")
-        return _figure(drawn(scale="joint", label=label), cells, title, width)
-    rows = [f"image {index}" for index in range(count)] if given is None else captions
-    rows = [f"{index}: {row}" if rows.count(row) > 1 else row for index, row in enumerate(rows)]
-    cells = []
-    for index, (row, image) in enumerate(zip(rows, pixels)):
-        cells.append(Picture(image, row=row, column="image"))
-        cells += [
-            Picture(image, own[index].numpy(), row, name, signed=signed[name])
-            for name, own in batches.items()
-        ]
-    return _figure(drawn(), cells, title or "Maps, each as a share of its largest value", width)
+    return batches
 
 
 def show_heads(
@@ -129,21 +140,22 @@ def show_heads(
     layer: int | None = None,
     width: FigureWidth = "page",
 ) -> "Figure":
-    """Return the attention of every head to each patch, layers by heads, for one image; or one
-    layer's heads over the images.
+    """Return a figure of every head's attention to each patch for one image, layers by heads.
 
-    attention: what `vitlens.attention` gives (with the model, from which the place of each patch is
-    read), or maps (layers, batch, heads, rows, columns), or one such tensor a layer; of weights
-    with all rows, that of the CLS token, or the mean over patches without one; or the model itself,
-    also one with windows: its maps of the images. images: beside or under the maps; image: which of
-    the batch, from 0, of any number of images; layer: from 0, for the heads of one layer over at
-    most 12 images; width: of a page or a column. Raises InputError where shapes do not fit.
+    With `layer` it is one layer's heads over the images. attention: the result of
+    `vitlens.attention` (with the model, from which the position of each patch is read), or maps
+    (layers, batch, heads, rows, columns), or one such tensor per layer; of weights with all rows,
+    that of the CLS token is drawn, or the mean over patches without one. It may also be the model
+    itself, also one with windows: its maps of the images. images: next to or under the maps; image:
+    its index in the batch, from 0, of any number of images; layer: from 0, for the heads of one
+    layer over at most 12 images; width: of a page or a column. Raises InputError if shapes do not
+    fit.
 
     >>> import torch, vitlens
     >>> vit, digits = vitlens.load("vit-digits"), vitlens.load_data("digits", limit=2)
     >>> figure = vitlens.show_heads(vitlens.attention(vit, digits, rows="cls"), digits, model=vit)
     """
-    from vitlens.charts import images as drawn
+    from vitlens.charts import images as images_chart
     from vitlens.charts.pictures import of_heads, with_maps
 
     numbers: Sequence[int] | None = None
@@ -159,28 +171,27 @@ def show_heads(
         else:
             images = _pictures(images, model)
         attention = attention_maps(model, images)
-        numbers = [each.site.layer for each in attention]  # layers without a map are left out
+        # layers without a map are left out
+        numbers = [layer_maps.site.layer for layer_maps in attention]
     if not isinstance(attention, Sequence | Tensor):
-        found = _kind(attention)  # type: ignore[unreachable]  # an untyped call
         raise InputError(
-            f"expected the attention of layers, found {found}; give vitlens.attention(model, "
-            "images)"
+            f"expected the attention of layers, found {_kind(attention)}; give "
+            "vitlens.attention(model, images)"
         )
     with_heads = [number for number, weights in enumerate(attention) if not _has_no_head(weights)]
     if numbers is None and len(with_heads) < len(attention):  # blocks without attention
         numbers = with_heads
     attention = [attention[number] for number in with_heads]
-    layers = [_head_maps(each, model) for each in attention]
+    layers = [_head_maps(layer_attention, model) for layer_attention in attention]
     if not layers:
         raise InputError("expected the attention of at least one layer, found none")
-    known = list(range(len(layers)) if numbers is None else numbers)
-    for number, maps in zip(known, layers):
+    layer_numbers = list(range(len(layers)) if numbers is None else numbers)
+    for number, maps in zip(layer_numbers, layers):
         _require_finite(maps, f"the maps of layer {number}")
-    if isinstance(attention[0], LayerMaps):  # whose row is shown
+    query = ""  # unknown for maps without a model
+    if isinstance(attention[0], LayerMaps):
         query = attention[0].reading.removeprefix("the ")
-    elif model is None:  # maps, whose rows are not known
-        query = ""
-    else:
+    elif model is not None:
         query = "CLS token" if model.layout.positions("cls") else "mean patch"
     of_query = f" of the {query}" if query else ""
     count = len(layers[0])
@@ -196,28 +207,27 @@ def show_heads(
             )
         values = 100 * torch.stack([maps[image] for maps in layers]).double()
         picture = None if split is None else _one_of(split, image)[0].double().numpy()
-        cells = list(of_heads(values.numpy(), known, picture))
+        cells = list(of_heads(values.numpy(), layer_numbers, picture))
         title = f"Attention{of_query} to each patch, % of its row, by layer and head"
     else:
-        if layer not in known:
-            among = (
-                f"from 0 to {len(layers) - 1}"
-                if numbers is None
-                else f"of {', '.join(map(str, numbers))}"
-            )
-            raise InputError(f"expected layer {among}, found {layer}")
+        if layer not in layer_numbers:
+            valid = f"from 0 to {len(layers) - 1}"
+            if numbers is not None:
+                valid = f"of {', '.join(map(str, numbers))}"
+            raise InputError(f"expected layer {valid}, found {layer}")
         if images is None:
             raise InputError(
                 "expected images under the heads of one layer, found none; give "
                 "show_heads(attention, images)"
             )
         pictures = _pictures(images, model).double()
-        own = 100 * layers[known.index(layer)].double()
-        titles = [f"head {head}" for head in range(own.shape[1])]
+        head_maps = 100 * layers[layer_numbers.index(layer)].double()
+        titles = [f"head {head}" for head in range(head_maps.shape[1])]
         names = [f"image {index}" for index in range(count)] if count > 1 else [""]
-        cells = list(with_maps(pictures.numpy(), list(own.swapaxes(0, 1).numpy()), titles, names))
+        maps_by_head = list(head_maps.swapaxes(0, 1).numpy())
+        cells = list(with_maps(pictures.numpy(), maps_by_head, titles, names))
         title = f"Layer {layer}: attention{of_query} to each patch, by head"
-    return _figure(drawn(scale="joint", label="attention (%)"), cells, title, width)
+    return _figure(images_chart(scale="joint", label="attention (%)"), cells, title, width)
 
 
 def show_board(
@@ -228,12 +238,12 @@ def show_board(
     unit: str = "",
     width: FigureWidth = "page",
 ) -> "Figure":
-    """Numbers of every head as a map of layers (down) by heads (across), with a colour bar.
+    """Return a figure of a number per head: layers (down) by heads (across), with a colour bar.
 
-    values: what `vitlens.statistics` gives, of which `statistics` names one to six; what
-    `vitlens.ablate` gives; a table (layers, heads), NaN where there is no head; or up to six tables
-    by name. Colours are symmetric around 0 for a single table with negative values. unit: at the
-    colour bar; width: of a page or a column. Raises InputError where shapes do not fit.
+    values: the result of `vitlens.statistics`, of which `statistics` names one to six; that of
+    `vitlens.ablate`; a table (layers, heads), NaN for no head; or up to six tables by name. Colours
+    are symmetric around 0 for a single table with negative values. unit: at the colour bar; width:
+    of a page or a column. Raises InputError if shapes do not fit.
 
     >>> import torch, vitlens
     >>> table = vitlens.statistics(vitlens.load("vit-digits"), torch.rand(4, 3, 32, 32))
@@ -242,23 +252,12 @@ def show_board(
     from vitlens.charts import board
 
     titles: Mapping[str, str] = {}
-    if isinstance(
-        values, Statistics
-    ):  # the named ones, or those that reports show as maps, as far as they are defined
-        chosen = (
-            [statistics] if isinstance(statistics, str) else list(statistics or shown_in("maps"))
-        )
-        for name in chosen:
-            if name not in STATISTICS:
-                raise UnknownNameError(
-                    "statistic", name, STATISTICS, hint="vitlens.list_statistics()"
-                )
-        if statistics is None:
-            chosen = [name for name in chosen if not getattr(values, name).isnan().all()][:_PANELS]
-        units = {name: STATISTICS[name].unit for name in chosen}
-        titles = {name: STATISTICS[name].title for name in chosen}
+    if isinstance(values, Statistics):
+        names = _statistic_names(values, statistics)
+        units = {name: STATISTICS[name].unit for name in names}
+        titles = {name: STATISTICS[name].title for name in names}
         title = title or f"Every head, means over {values.images} images"
-        given: Mapping[str, object] = {name: getattr(values, name) for name in chosen}
+        value_of_name: Mapping[str, object] = {name: getattr(values, name) for name in names}
     elif statistics is not None:
         raise InputError(
             "expected statistics with what vitlens.statistics gives, found them with something else"
@@ -268,20 +267,22 @@ def show_board(
             unit = unit or "rise of loss (nats)"
             title = title or "Rise of the loss without each head"
             values = values.delta_loss
-        unit = (
-            unit if isinstance(values, Mapping) else unit or "value"
-        )  # above the map and at the colour bar
-        given = values if isinstance(values, Mapping) else {unit: values}
-        units = dict.fromkeys(given, unit)
-    if not 1 <= len(given) <= _PANELS:
+        if isinstance(values, Mapping):
+            value_of_name = values
+        else:
+            unit = unit or "value"  # above the map and at the colour bar
+            value_of_name = {unit: values}
+        units = dict.fromkeys(value_of_name, unit)
+    if not 1 <= len(value_of_name) <= _PANELS:
         raise InputError(
-            f"expected 1 to {_PANELS} tables, found {len(given)}; draw them in several figures"
+            f"expected 1 to {_PANELS} tables, found {len(value_of_name)}; draw them in several "
+            "figures"
         )
     tables: dict[str, Tensor] = {}
-    for name, value in given.items():
-        table = tables[name] = _numbers(
-            value, name if isinstance(values, Mapping) else "values"
-        ).double()
+    for name, value in value_of_name.items():
+        argument_name = name if isinstance(values, Mapping) else "values"
+        table = _numbers(value, argument_name).double()
+        tables[name] = table
         first = next(iter(tables.values()))
         if table.ndim != 2 or table.shape != first.shape:
             expected = "(layers, heads)" if first.ndim != 2 else f"of shape {tuple(first.shape)}"
@@ -289,24 +290,37 @@ def show_board(
         _require_finite(table[~table.isnan()], repr(name))
         if table.isnan().all():
             raise InputError(f"expected a number in {name!r}, found none; leave it out")
-    cells = [
-        _Cell(
-            layer,
-            head,
-            {
-                name: Estimate(float(table[layer, head]), unit=units[name])
-                for name, table in tables.items()
-                if table[layer, head].isfinite()
-            },
-        )
-        for layer in range(first.shape[0])
-        for head in range(first.shape[1])
-    ]
-    signed = len(tables) == 1 and not titles and bool((first < 0).any())
-    named = {f"values.{name}": titles.get(name, name) for name in tables}
-    return _figure(
-        board(*named, signed=signed, titles=named.__getitem__), cells, title or "Every head", width
-    )
+    is_signed = len(tables) == 1 and not titles and bool((first < 0).any())
+    column_titles = {f"values.{name}": titles.get(name, name) for name in tables}
+    chart = board(*column_titles, signed=is_signed, titles=column_titles.__getitem__)
+    return _figure(chart, list(_cells(tables, units)), title or "Every head", width)
+
+
+def _statistic_names(values: Statistics, statistics: str | Sequence[str] | None) -> list[str]:
+    """Return the names of the requested statistics, else of the defined ones that reports draw.
+
+    Raises UnknownNameError.
+    """
+    if not statistics:
+        defined = [name for name in shown_in("maps") if not getattr(values, name).isnan().all()]
+        return defined[:_PANELS]
+    names = [statistics] if isinstance(statistics, str) else list(statistics)
+    for name in names:
+        if name not in STATISTICS:
+            raise UnknownNameError("statistic", name, STATISTICS, hint="vitlens.list_statistics()")
+    return names
+
+
+def _cells(tables: Mapping[str, Tensor], units: Mapping[str, str]) -> Iterator["_Cell"]:
+    """Yield the finite values of each head, from tables (layers, heads) by name."""
+    layers, heads = next(iter(tables.values())).shape
+    for layer in range(layers):
+        for head in range(heads):
+            values = {}
+            for name, table in tables.items():
+                if table[layer, head].isfinite():
+                    values[name] = Estimate(float(table[layer, head]), unit=units[name])
+            yield _Cell(layer, head, values)
 
 
 def _figure(draw: "Draw", cells: Sequence[Any], title: str, width: FigureWidth) -> "Figure":
@@ -349,14 +363,13 @@ def _pictures(images: AnyImages, model: Model | None) -> Images:
     if len(split) > MOST:
         raise InputError(
             f"expected at most {MOST} images in a figure, found {len(split)}; choose some of the "
-            "images before you "
-            f"compute their maps, such as {_selection_of(images)}"
+            f"images before you compute their maps, such as {_selection_of(images)}"
         )
     return images_of(split).cpu()
 
 
 def _selection_of(images: AnyImages) -> str:
-    """Return how the first images that fit into a figure are chosen from what the caller passed."""
+    """Return code that chooses the first images of an argument that fit into a figure."""
     if isinstance(images, Split):
         return f"split.pick(torch.arange({MOST}))"
     if isinstance(images, str | Path):
@@ -368,11 +381,7 @@ def _numbers(values: object, name: str) -> Tensor:
     """Return a tensor or array, on the CPU. Raises InputError for anything else."""
     try:
         return torch.as_tensor(values).detach().cpu()
-    except (
-        TypeError,
-        ValueError,
-        RuntimeError,
-    ):  # torch's own words name neither what was given nor what is wanted
+    except (TypeError, ValueError, RuntimeError):  # whose messages name neither value nor remedy
         raise InputError(
             f"expected {name} as one tensor or array, found {_kind(values)}; give what "
             "vitlens.rollout, explain, statistics or ablate gave"
@@ -389,10 +398,10 @@ def _has_no_head(weights: object) -> bool:
 
 
 def _head_maps(layer: object, model: Model | None) -> Tensor:
-    """Return one layer's maps (batch, heads, rows, columns), of maps or of weights (batch, heads,
-    query, key).
+    """Return one layer's maps (batch, heads, rows, columns).
 
-    Of weights the row of CLS is shown, without one the mean over patches.
+    layer: maps, or weights (batch, heads, query, key), of which the row of CLS is taken, without
+    one the mean over patches.
     """
     if isinstance(layer, LayerMaps):
         return layer.maps.detach().cpu().float()
@@ -400,13 +409,11 @@ def _head_maps(layer: object, model: Model | None) -> Tensor:
     if values.ndim != 4:
         raise InputError(
             "expected weights (batch, heads, query, key) or maps (batch, heads, rows, columns) of "
-            "a layer, found "
-            f"{tuple(values.shape)}"
+            f"a layer, found {tuple(values.shape)}"
         )
     if model is None:
-        if values.shape[-2] == values.shape[-1] and torch.allclose(
-            values.sum(-1), torch.ones(()), atol=1e-3
-        ):
+        is_square = values.shape[-2] == values.shape[-1]
+        if is_square and torch.allclose(values.sum(-1), torch.ones(()), atol=_ROW_TOLERANCE):
             # drawn as a map, a whole matrix of weights would pass for one row of it
             raise InputError(
                 f"expected model= with weights over {values.shape[-1]} tokens, found none; give "
@@ -422,19 +429,18 @@ def _head_maps(layer: object, model: Model | None) -> Tensor:
     if values.shape[-1] != layout.tokens:
         raise InputError(
             f"expected weights over the {layout.tokens} tokens of {model.alias}, found "
-            f"{values.shape[-1]} keys; leave "
-            "out model= for maps"
+            f"{values.shape[-1]} keys; leave out model= for maps"
         )
-    cls = layout.positions("cls") if values.shape[2] > 1 else (0,)
-    return layout.as_map(
-        values[:, :, cls[0]] if cls else values[:, :, len(layout.prefix) :].mean(2)
-    )
+    cls_positions = layout.positions("cls") if values.shape[2] > 1 else (0,)
+    if cls_positions:
+        return layout.as_map(values[:, :, cls_positions[0]])
+    return layout.as_map(values[:, :, len(layout.prefix) :].mean(2))
 
 
 def _require_finite(values: Tensor, name: str) -> None:
-    wrong = int((~values.isfinite()).sum())
-    if wrong:
+    count = int((~values.isfinite()).sum())
+    if count:
         raise InputError(
-            f"expected finite numbers in {name}, found {wrong} of {values.numel()} NaN or "
+            f"expected finite numbers in {name}, found {count} of {values.numel()} NaN or "
             "infinite; check the weights and the images that they come from"
         )

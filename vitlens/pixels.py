@@ -1,7 +1,7 @@
-"""Images and target classes as public functions take them, and the check that pixels lie in [0, 1].
+"""Checks the images that public functions take, and reads them as a whole or in parts.
 
 `Model.forward` is not checked, as integrated gradients, SmoothGrad and attacks leave the range
-intentionally.
+[0, 1] intentionally.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,8 +40,10 @@ _DARK: Final = 2  # 8-bit images have a larger maximum
 
 @dataclass(frozen=True)
 class Streamed:
-    """The images of a Split, read part by part as of a tensor: `images[start:stop]`,
-    `images[indices]` and `images.split(size)`, each as `require_images` gives it.
+    """The images of a Split, read part by part by the methods of a tensor.
+
+    These are `images[start:stop]`, `images[indices]` and `images.split(size)`. Parts are checked as
+    by `require_images`.
     """
 
     given: "Split"
@@ -49,12 +51,12 @@ class Streamed:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(images, 3, height, width)."""
+        """Return (images, 3, height, width)."""
         return len(self), 3, *self.given.size
 
     @property
     def device(self) -> torch.device:
-        """Of the parts."""
+        """Return the device of the parts."""
         return torch.device("cpu")
 
     def __len__(self) -> int:
@@ -62,9 +64,9 @@ class Streamed:
 
     def __getitem__(self, part: slice | Tensor) -> Images:
         pixels = self.given.source.read(torch.arange(len(self))[part])
-        return require_images(
-            pixels if pixels.is_floating_point() else pixels.float().div_(255), dtype=self.dtype
-        )
+        if not pixels.is_floating_point():
+            pixels = pixels.float().div_(_WHITE)
+        return require_images(pixels, dtype=self.dtype)
 
     def split(self, size: int) -> Iterator[Images]:
         """Return all images in order, `size` at a time."""
@@ -82,9 +84,9 @@ def as_images(images: AnyImages) -> Images:
     parts = as_parts(images)
     if isinstance(parts, Tensor):
         return parts
-    each = parts.dtype.itemsize * prod(parts.shape[1:])
-    if len(parts) * each > MOST_BYTES:
-        most = MOST_BYTES // each
+    bytes_per_image = parts.dtype.itemsize * prod(parts.shape[1:])
+    if len(parts) * bytes_per_image > MOST_BYTES:
+        most = MOST_BYTES // bytes_per_image
         raise DataError(
             f"expected at most {most} images of {parts.shape[2]}x{parts.shape[3]} px at once, "
             f"found {len(parts)}; give a part of them, such as split.limit({most})"
@@ -93,30 +95,29 @@ def as_images(images: AnyImages) -> Images:
 
 
 def as_parts(images: object) -> Parts:
-    """Return the images within a function that `takes_images` decorates, of which parts are taken
-    by slices or `split`.
-    """
+    """Return the images within a function that `takes_images` decorates, to be read in parts."""
     assert isinstance(images, Tensor | Streamed)
     return images
 
 
 def groups_of(images: Parts) -> Tensor | None:
-    """Return the group of each image (n,), where they come from a Split that has groups: intervals
-    are clustered by them.
+    """Return the group of each image (n,) of a Split with groups, by which intervals are clustered.
+
+    None for other images.
     """
     return images.given.groups if isinstance(images, Streamed) else None
 
 
 def as_targets(targets: Targets) -> Labels | None:
-    """Return the targets within a function that `takes_images` decorates: class indices, or
-    None."""
+    """Return the class indices, or None, in a function that `takes_images` decorates."""
     assert targets is None or isinstance(targets, Tensor)
     return targets
 
 
 def require_images(images: object, *, dtype: torch.dtype = torch.float32) -> Images:
-    """Images (batch, 3, height, width) in [0, 1] of this dtype; values up to TOLERANCE outside are
-    clamped.
+    """Return images (batch, 3, height, width) in [0, 1] of this dtype.
+
+    Values up to TOLERANCE outside are clamped. Raises DataError for anything else.
     """
     if not isinstance(images, Tensor):
         raise DataError(
@@ -135,23 +136,33 @@ def require_images(images: object, *, dtype: torch.dtype = torch.float32) -> Ima
             f"expected images (batch, 3, height, width) with batch > 0, found {shape}; {advice}"
         )
     if not images.is_floating_point():
-        found = str(images.dtype).removeprefix("torch.")
+        kind = str(images.dtype).removeprefix("torch.")
         raise DataError(
-            f"expected floating-point images in [0, 1], found {found}; divide by 255, or {_LOADER}"
+            f"expected floating-point images in [0, 1], found {kind}; divide by 255, or {_LOADER}"
         )
-    low, high = (bound.item() for bound in images.detach().aminmax())
+    smallest, largest = images.detach().aminmax()
+    low = smallest.item()
+    high = largest.item()
     if not (abs(low) < torch.inf and abs(high) < torch.inf):
         raise DataError(f"expected images in [0, 1], found NaN or infinity; {_LOADER}")
     if low < -TOLERANCE or high > 1 + TOLERANCE:
-        advice = "leave out the normalisation, which the model does itself, or " if low < 0 else ""
-        if low >= 0 and high <= _WHITE:
-            advice = (
-                "clamp them with images.clamp(0, 1), or " if high <= _DARK else "divide by 255, or "
-            )
         raise DataError(
-            f"expected images in [0, 1], found {low:.4g} to {high:.4g}; {advice}{_LOADER}"
+            f"expected images in [0, 1], found {low:.4g} to {high:.4g}; "
+            f"{_range_advice(low, high)}{_LOADER}"
         )
-    images = (
-        images.clone() if images.is_inference() else images
-    )  # such tensors cannot be part of a graph
-    return (images if low >= 0 and high <= 1 else images.clamp(0, 1)).to(dtype)
+    if images.is_inference():  # such tensors cannot be part of a graph
+        images = images.clone()
+    if low < 0 or high > 1:
+        images = images.clamp(0, 1)
+    return images.to(dtype)
+
+
+def _range_advice(low: float, high: float) -> str:
+    """Return what to do with images from `low` to `high`, as the beginning of a sentence."""
+    if low < 0:
+        return "leave out the normalisation, which the model does itself, or "
+    if high <= _DARK:
+        return "clamp them with images.clamp(0, 1), or "
+    if high <= _WHITE:
+        return "divide by 255, or "
+    return ""

@@ -1,5 +1,4 @@
-"""Preprocessing of a photograph for a model: resize, crop, and the normalisation of its
-training."""
+"""Preprocessing of a photograph for a model: resize, crop, and its training's normalisation."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Final, Literal, TypeAlias
@@ -12,9 +11,8 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 LONGEST_SIDE: Final = 4096  # pixels of an input; a ViT of patches of 16 px has 65,536 tokens then
 
-Interpolation = Literal[
-    "bilinear", "bicubic", "nearest", "lanczos", "box", "hamming"
-]  # Pillow's filters
+# Pillow's filters
+Interpolation = Literal["bilinear", "bicubic", "nearest", "lanczos", "box", "hamming"]
 CropMode = Literal["center", "border", "squash"]  # timm's names
 CropOffset = Literal["round", "floor"]
 # bounds for values from files
@@ -27,8 +25,7 @@ _Level: TypeAlias = Annotated[int, between(0, 255)]
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How images are prepared for a model: resized, then cropped or padded to the input's size,
-    then normalised.
+    """The preparation of images for a model: resizing, a crop or padding, and normalisation.
 
     size: input (height, width) in pixels. resize: the short side in pixels before the centre crop.
     box: a (height, width) before it instead, used by `crop_mode`: "center" scales the image until
@@ -70,14 +67,15 @@ class Preprocessing:
 
     @property
     def geometry(self) -> "Preprocessing":
-        """Return all that decides a model's 8-bit pixels, without its normalisation: equal for
-        models that share them.
+        """Return the settings of a model's 8-bit pixels, equal for models that share them.
+
+        The normalisation is left out.
         """
         return replace(self, mean=_NEUTRAL, std=_NEUTRAL)
 
     @property
     def rule(self) -> str:
-        """Return how an image becomes the model's input, in words."""
+        """Return a description of the steps from an image to the model's input."""
         height, width = self.size
         if self.box is not None:
             verbs = {
@@ -98,16 +96,12 @@ class Preprocessing:
         return f"{resized} ({self.interpolation}), {crop}"
 
     def at_size(self, size: tuple[int, int]) -> "Preprocessing":
-        """Return the same normalisation and filter for another (height, width), to which whole
-        images are resized.
-        """
+        """Return the same normalisation and filter for whole images resized to (height, width)."""
         return Preprocessing(size, None, self.interpolation, self.mean, self.std)
 
 
 def require_side_lengths(size: tuple[int, int] | None) -> None:
-    """Raise InputError for an input (height, width) that is too large for memory; None is a model's
-    own size.
-    """
+    """Raise InputError for an input (height, width) too large for memory; None is accepted."""
     if size is not None and max(size) > LONGEST_SIDE:
         height, width = size
         raise InputError(

@@ -1,6 +1,4 @@
-"""Distributed runs, started by `accelerate launch` or torchrun; a single process is the case of
-one, without cost.
-"""
+"""Distributed runs, started by `accelerate launch` or torchrun, and runs of a single process."""
 
 import os
 from collections.abc import Iterator
@@ -13,9 +11,8 @@ from torch import Tensor, distributed
 
 from vitlens.errors import InputError, RunError
 
-if (
-    TYPE_CHECKING
-):  # its import takes as long as torch's: imported only for several processes, or training
+if TYPE_CHECKING:
+    # its import takes as long as torch's: imported only for several processes, or training
     from accelerate import Accelerator
 
     from vitlens.data.split import Split
@@ -26,11 +23,11 @@ _GONE = ("gloo", "Connection", "NCCL", "Broken pipe", "Timed out", "timed out")
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among those of a distributed run. index: rank, from 0; count: world size;
-    device: its own.
+    """This process among those of a distributed run.
 
-    total, gathered and main_process_first are collective: all processes must call them, in the same
-    order. They raise RunError when another process has ended.
+    index: rank, from 0; count: world size; device: of this process. total, gathered and
+    main_process_first are collective: all processes must call them, in the same order. They raise
+    RunError if another process has ended.
     """
 
     index: int
@@ -43,42 +40,39 @@ class Processes:
         return self.index == 0
 
     def total(self, values: Tensor) -> Tensor:
-        """Return the sum over all processes of a tensor of one shape: float64, on the CPU, in all
-        processes.
-        """
-        summed = values.detach().double()
+        """Return the sum over all processes of a tensor: float64, on the CPU, in all processes."""
+        total = values.detach().double()
         if self.count == 1:
-            return summed.to("cpu", copy=True)
-        summed = summed.to(self.device, copy=True)  # NCCL does not support the CPU
+            return total.to("cpu", copy=True)
+        total = total.to(self.device, copy=True)  # NCCL does not support the CPU
         with peer_errors():
-            distributed.all_reduce(summed)
-        return summed.cpu()
+            distributed.all_reduce(total)
+        return total.cpu()
 
     def gathered(self, values: Tensor) -> Tensor:
-        """Return the results of all processes for their share_of the images, (n of this process,
-        ...) to (n of all,
-        ...), in the order of the images, bit for bit, on the CPU, in all processes.
+        """Return the results of all processes in the order of the images, bit for bit, on the CPU.
+
+        values: (images of this process, ...), its `share_of`. All processes return all results.
         """
         if self.count == 1:
             return values.detach().cpu()
-        sizes = [int(size) for size in self._all(torch.tensor([len(values)]))]
-        whole = sum(sizes)
-        expected = [len(range(index, whole, self.count)) for index in range(self.count)]
+        sizes = [int(size) for size in self._gather_equal(torch.tensor([len(values)]))]
+        total = sum(sizes)
+        expected = [len(range(index, total, self.count)) for index in range(self.count)]
         if sizes != expected:
             raise RunError(
                 f"expected results of {expected} images from {self.count} processes, found {sizes}"
             )
         padded = torch.zeros(max(sizes), *values.shape[1:], dtype=values.dtype)
         padded[: len(values)] = values.detach()
-        results = torch.empty(whole, *values.shape[1:], dtype=values.dtype)
-        for index, part in enumerate(self._all(padded)):
+        results = torch.empty(total, *values.shape[1:], dtype=values.dtype)
+        for index, part in enumerate(self._gather_equal(padded)):
             results[index :: self.count] = part[: sizes[index]]
         return results
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
-        """Run the block in the main process first, also when it raises, so that it alone
-        downloads."""
+        """Run the block in the main process first, also if it raises, so that only it downloads."""
         if not self.is_first:
             self.total(torch.zeros(1))  # waits for all processes
             yield
@@ -90,25 +84,23 @@ class Processes:
             raise
         self.total(torch.zeros(1))
 
-    def _all(self, values: Tensor) -> list[Tensor]:
+    def _gather_equal(self, values: Tensor) -> list[Tensor]:
         """Return the tensor of each process, on the CPU; all have one shape."""
         # as bytes, because gloo supports few dtypes
-        sent = values.contiguous().view(-1).view(torch.uint8).to(self.device)
-        parts = [torch.empty_like(sent) for _ in range(self.count)]
+        content = values.contiguous().view(-1).view(torch.uint8).to(self.device)
+        parts = [torch.empty_like(content) for _ in range(self.count)]
         with peer_errors():
-            distributed.all_gather(parts, sent)
+            distributed.all_gather(parts, content)
         return [part.cpu().view(values.dtype).view(values.shape) for part in parts]
 
 
 @contextmanager
 def peer_errors() -> Iterator[None]:
-    """Inside, the backends' errors about another process that has ended become a RunError; other
-    errors pass.
-    """
+    """Turn the backends' errors on another process that has ended into a RunError."""
     try:
         yield
     except RuntimeError as error:
-        if not any(word in str(error) for word in _GONE):
+        if not any(text in str(error) for text in _GONE):
             raise
         raise RunError(
             "expected all processes to continue, found one that has ended; see its own error "
@@ -117,77 +109,83 @@ def peer_errors() -> Iterator[None]:
 
 
 def join(device: torch.device) -> Processes:
-    """Return this process among those of a distributed run, each of which must call this; no cost
-    for a single process.
+    """Return this process among those of a distributed run, each of which must call this.
 
     device: the requested one; several processes on one CUDA machine get a device each.
     """
-    return Processes(0, 1, device) if _started() == 1 else accelerated(device)[1]
+    if _world_size() == 1:
+        return Processes(0, 1, device)
+    _, processes = accelerated(device)
+    return processes
 
 
 def accelerated(device: torch.device) -> tuple["Accelerator", Processes]:
-    """As join, with the Accelerator that training needs, also in a single process. Mixed precision
-    is not its own, which it fixes once per process; a library must not.
+    """Return the Accelerator that training needs, also in a single process, and `join`'s result.
+
+    The Accelerator's mixed precision is not used: it is fixed once per process, which a library
+    must not do.
     """
     from accelerate import Accelerator
 
-    several = _started() > 1
+    is_distributed = _world_size() > 1
     on_cpu = device.type == "cpu"
-    if several and device.type == "cuda":
-        if device.index is not None and device.index != int(os.environ["LOCAL_RANK"]):
-            raise InputError(
-                f"expected --device cuda, of which each process takes its own, found {device}"
-            )
-        here = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-        there = torch.cuda.device_count()
-        if here > there:
-            raise InputError(
-                f"expected a CUDA device for each of {here} processes, found {there}; start fewer"
-            )
+    if is_distributed and device.type == "cuda":
+        _require_devices(device)
     accelerator = Accelerator(
-        cpu=several and on_cpu, mixed_precision="no", device_placement=several and not on_cpu
+        cpu=is_distributed and on_cpu,
+        mixed_precision="no",
+        device_placement=is_distributed and not on_cpu,
     )
-    placed = accelerator.device if several else device
+    placed = accelerator.device if is_distributed else device
     if placed.type != device.type:
         raise InputError(
             f"expected --device {placed.type}, as accelerate's processes have, found {device}"
         )
-    own_device = device if on_cpu else placed  # accelerate would give cpu:0 in all processes
-    return accelerator, Processes(accelerator.process_index, accelerator.num_processes, own_device)
+    if on_cpu:  # accelerate would give cpu:0 in all processes
+        placed = device
+    return accelerator, Processes(accelerator.process_index, accelerator.num_processes, placed)
+
+
+def _require_devices(device: torch.device) -> None:
+    """Raise InputError unless each process of this machine can take a CUDA device."""
+    if device.index is not None and device.index != int(os.environ["LOCAL_RANK"]):
+        raise InputError(
+            f"expected --device cuda, of which each process takes its own, found {device}"
+        )
+    process_count = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    device_count = torch.cuda.device_count()
+    if process_count > device_count:
+        raise InputError(
+            f"expected a CUDA device for each of {process_count} processes, found {device_count}; "
+            "start fewer"
+        )
 
 
 def share_of(split: "Split", processes: Processes) -> "Split":
-    """Return the images of one process: every count-th, beginning at its index; `gathered` restores
-    the order.
-    """
+    """Return the images of one process: every count-th; `gathered` restores the order."""
     if len(split) < processes.count:
         raise InputError(
             f"expected an image for each of {processes.count} processes, found {len(split)}; start "
             "fewer processes"
         )
-    return (
-        split
-        if processes.count == 1
-        else split.pick(torch.arange(processes.index, len(split), processes.count))
-    )
+    if processes.count == 1:
+        return split
+    return split.pick(torch.arange(processes.index, len(split), processes.count))
 
 
 def is_first_process() -> bool:
-    """Return True if this process is the first one, known before it has found the others."""
-    return _started() == 1 or os.environ.get("RANK", "0") == "0"
+    """Return True if this process is the first one, also before the processes are connected."""
+    return _world_size() == 1 or os.environ.get("RANK", "0") == "0"
 
 
-def _started() -> int:
+def _world_size() -> int:
     """Return the number of processes: WORLD_SIZE, without which RANK is ignored."""
     world_size = os.environ.get("WORLD_SIZE") or "1"
-    if (
-        world_size == "1"
-        and os.environ.get("ACCELERATE_USE_CPU") == "True"
-        and os.environ.get("MASTER_PORT")
-    ):
+    is_cpu_launch = os.environ.get("ACCELERATE_USE_CPU") == "True" and os.environ.get("MASTER_PORT")
+    if world_size == "1" and is_cpu_launch:
         raise InputError(
             "expected the processes that accelerate launch --cpu was asked for, found one: it "
-            "starts more through MPI alone; type torchrun --nproc_per_node N -m vitlens ... "
+            "starts more only through MPI; type torchrun --nproc_per_node N -m vitlens ... "
             "--device cpu"
         )
     if not world_size.isdecimal() or int(world_size) < 1:
@@ -202,7 +200,7 @@ def _started() -> int:
     ]
     if int(world_size) > 1 and missing:
         raise InputError(
-            f"expected {', '.join(missing)} beside WORLD_SIZE={world_size}; start with accelerate "
+            f"expected {', '.join(missing)} with WORLD_SIZE={world_size}; start with accelerate "
             "launch or torchrun, or unset WORLD_SIZE"
         )
     return int(world_size)

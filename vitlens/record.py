@@ -1,5 +1,4 @@
-"""What a command writes: one record class of row classes, whose columns are declared once; and a
-run's folder, read.
+"""The record of a command: one class of row classes, whose columns are declared once.
 
     @dataclass(frozen=True)
     class AccuracyRow(OfModel):
@@ -14,10 +13,12 @@ A column gives the JSON of results.json, the metric with its name, the heading o
 of a chart, the term in the glossary and the better direction. Files are untrusted: they are read
 strictly, by the types of the fields.
 
-Records live longer than the code that wrote them. What is added keeps the schema: a table that a
-folder lacks is empty, one that this version does not know is left out, and a new column has a
-default, which rows without it take. What is renamed, removed or means something else takes the next
-schema, and folders of another schema are refused.
+Records live longer than the code that wrote them. Additions keep the schema: a table that a folder
+lacks is empty, an unknown one is left out, and a new column has a default, which rows without it
+take. A renamed or removed column, or one with another meaning, takes the next schema; folders of
+another schema are refused.
+
+Records are written and read in vitlens/record_files.py.
 """
 
 import dataclasses
@@ -29,13 +30,11 @@ from pathlib import Path
 from string import Formatter
 from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_type_hints
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.arrays import arrays_of, as_arrays, read_arrays
 from vitlens.errors import InputError
-from vitlens.files import inside, named_file, read_json
+from vitlens.files import inside, read_json
 from vitlens.names import FigureFormat, FigureWidth
 from vitlens.typed import Count, Name, Text, between, length, read_as
 from vitlens.uncertainty import Estimate
@@ -47,13 +46,9 @@ Better = Literal["higher", "lower"]
 _COLUMN: Final = "column"
 _TABLE: Final = "table"
 _ARRAYS: Final = "arrays"
-_AGAIN: Final = "run the command again"
-_ALIASES: Final = (
-    "model",
-    "made_for",
-    "shown_to",
-    "baseline",
-)  # placeholders of metrics that are models' aliases
+AGAIN: Final = "run the command again"
+# placeholders of metrics that are models' aliases
+_ALIASES: Final = ("model", "made_for", "shown_to", "baseline")
 _PAIR: Final = ("first", "second")  # also aliases, where a metric is about no one model
 R = TypeVar("R", bound="Record")
 T = TypeVar("T")
@@ -61,7 +56,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _once(function: F) -> F:
-    """functools.cache, whose type does not take classes of rows for hashable."""
+    """Return a cached function; the type of functools.cache refuses classes of rows."""
     return cast(F, cache(function))
 
 
@@ -149,7 +144,7 @@ class RunRecord:
 
     @property
     def status(self) -> str:
-        """running, done, failed or interrupted."""
+        """Return "running", "done", "failed" or "interrupted"."""
         return str(self.results["status"])
 
     @property
@@ -162,8 +157,7 @@ class RunRecord:
 def read_run(folder: Path) -> RunRecord:
     """Return the output of a run, read from its folder.
 
-    Raises InputError when it is not the folder of a vitlens run, is of another schema, or holds
-    something else than a run writes.
+    Raises InputError unless it is the folder of a vitlens run, of this schema and in its form.
     """
     if not folder.is_dir():
         kind = "a file" if folder.exists() else "nothing there"
@@ -178,8 +172,8 @@ def read_run(folder: Path) -> RunRecord:
     config = read_json(folder / CONFIG)
     results = read_json(folder / RESULTS)
     _require_schema(folder, config, results)
-    read_as(Config, config, source=str(folder / CONFIG), hint=_AGAIN)
-    read_as(_Results, results, source=str(folder / RESULTS), hint=_AGAIN)
+    read_as(Config, config, source=str(folder / CONFIG), hint=AGAIN)
+    read_as(_Results, results, source=str(folder / RESULTS), hint=AGAIN)
     return RunRecord(folder, config, results)
 
 
@@ -189,7 +183,7 @@ def _require_schema(folder: Path, config: object, results: object) -> None:
     if schema == SCHEMA:
         return
     version = "another version"
-    advice = f"make them again: {_command_line(config)}"
+    advice = f"make them again: {command_line(config)}"
     if isinstance(schema, int) and schema < SCHEMA:
         version = "an older version"
     elif isinstance(schema, int):
@@ -201,24 +195,24 @@ def _require_schema(folder: Path, config: object, results: object) -> None:
     )
 
 
-def _command_line(config: object) -> str:
+def command_line(config: object) -> str:
     """Return the command that makes a run again, from its config.json."""
     line = config.get("command_line") if isinstance(config, dict) else None
     if not isinstance(line, str) or not line.startswith("vitlens "):
-        return _AGAIN
+        return AGAIN
     return " ".join(line.split())
 
 
 @dataclass(frozen=True)
 class Column:
-    """What a field of a row is called and how it is read.
+    """The description of a field of a row.
 
-    title: heading, axis and legend; unit: of plain numbers, as an Estimate has its own (one of a
-    fraction is shown in points where this is "points"), or "text" of words that tables do not
-    shorten; term: what it is, one sentence for the glossary; better: the direction that is better,
-    None where neither is; metric: the name of its metric in results.json, with the row's fields in
-    braces, and {key} for a field that holds several by name; keys: gives the entries of such a
-    field that are metrics, where not all are.
+    title: heading, axis and legend; unit: of plain numbers, as an Estimate has a unit (with
+    "points", a fraction is written in points), or "text" for words that tables do not shorten;
+    term: a definition, one sentence for the glossary; better: the better direction, None for
+    neither; metric: the name of its metric in results.json, with the row's fields in braces, and
+    {key} for a field with several values by name; keys: returns the entries of such a field that
+    are metrics, if not all are.
     """
 
     title: str
@@ -242,7 +236,7 @@ class OfModel:
 
 
 def table() -> Any:
-    """Return a field of a record: the rows of a table, empty where nothing was measured."""
+    """Return a field of a record: the rows of a table, by default none."""
     return field(default=(), metadata={_TABLE: True})
 
 
@@ -252,16 +246,18 @@ def arrays(name: str) -> Any:
     name: of the file. With a placeholder, "offsets-{model}", the field is a Mapping from its value
     to a dataclass of arrays (vitlens/arrays.py), else such a dataclass or None.
     """
-    several = "{" in name
-    return field(
-        **({"default_factory": dict} if several else {"default": None}), metadata={_ARRAYS: name}
-    )
+    metadata = {_ARRAYS: name}
+    if "{" in name:
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=None, metadata=metadata)
 
 
 @dataclass(frozen=True)
 class MetricName:
-    """The name of a metric, a path with placeholders: "accuracy/{model}", the model's alias after
-    the first word; keys: what {key} can be, empty where that is not known before the run.
+    """The name of a metric, a path with placeholders: "accuracy/{model}".
+
+    The model's alias follows the first word. keys: the values of {key}, empty if they are not known
+    before the run.
     """
 
     pattern: str
@@ -273,9 +269,7 @@ class MetricName:
         return match and match.groupdict()
 
     def renamed(self, name: str, aliases: Mapping[str, str]) -> str:
-        """Return the name of this metric for models with other aliases; all else stays as it is
-        written.
-        """
+        """Return the name of this metric for models with other aliases."""
         match = _expression(self).fullmatch(name)
         if match is None:
             return name
@@ -291,26 +285,30 @@ class MetricName:
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """Return the pattern with each of its keys put in."""
+        """Return the pattern once for each of its keys, which replaces {key}."""
         return tuple(self.pattern.replace("{key}", key) for key in self.keys) or (self.pattern,)
 
 
 @cache
 def _expression(name: MetricName) -> "re.Pattern[str]":
-    values = {"key": "|".join(map(re.escape, name.keys)) or "[^/]+"}
-    pieces = Formatter().parse(name.pattern)
-    return re.compile(
-        "".join(
-            re.escape(text) + (f"(?P<{part}>{values.get(part, '[^/]+')})" if part else "")
-            for text, part, _, _ in pieces
-        )
-    )
+    any_value = "[^/]+"
+    expression = ""
+    for text, placeholder, _, _ in Formatter().parse(name.pattern):
+        expression += re.escape(text)
+        values = any_value
+        if placeholder == "key" and name.keys:
+            values = "|".join(map(re.escape, name.keys))
+        if placeholder:
+            expression += f"(?P<{placeholder}>{values})"
+    return re.compile(expression)
 
 
 @dataclass(frozen=True)
 class Contents:
-    """All that a command writes: the names of its metrics, the row class of each table, the class
-    of each file of arrays, by the pattern of its name.
+    """The contents of a command's folder.
+
+    metrics: their names; tables: the row class of each; arrays: the class of each file, by the
+    pattern of its name.
     """
 
     metrics: tuple[MetricName, ...]
@@ -332,18 +330,17 @@ def joined_contents(parts: Sequence[Contents]) -> Contents:
 
 @_once
 def columns(kind: type) -> Mapping[str, Column]:
-    """Return the columns of a row class by field; a field without `col` is called as it is."""
-    return {
-        each.name: each.metadata.get(_COLUMN, Column(each.name.replace("_", " ")))
-        for each in fields(kind)
-    }
+    """Return the columns of a row class by field, with a default title for plain fields."""
+    column_of_field = {}
+    for row_field in fields(kind):
+        default = Column(row_field.name.replace("_", " "))
+        column_of_field[row_field.name] = row_field.metadata.get(_COLUMN, default)
+    return column_of_field
 
 
 @dataclass(frozen=True)
 class ImageValues:
-    """The values (n,) of a metric on the images in their order; groups (n,): as those of a Split,
-    or None.
-    """
+    """The values (n,) of a metric on the images in order; groups (n,): of a Split, or None."""
 
     values: NDArray[np.floating[Any]]
     groups: NDArray[np.integer[Any]] | None = None
@@ -353,7 +350,7 @@ class ImageValues:
 class Record:
     """The output of a run.
 
-    config: its settings and models; folder: where it was read from; seconds: that it took;
+    config: its settings and models; folder: from which it was read; seconds: its duration;
     missing_tables: names of those that its folder lacks, which are empty here.
     """
 
@@ -370,7 +367,7 @@ class Record:
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """Return the models' aliases, in the order in which they were given."""
+        """Return the models' aliases, in the order of the command line."""
         return tuple(model.alias for model in self.config.models)
 
     @property
@@ -380,235 +377,109 @@ class Record:
 
     @property
     def images(self) -> int:
-        """Return how many images were measured; 0 where the command takes none."""
+        """Return the number of measured images; 0 for a command without images."""
         return self.config.data.images if self.config.data else 0
 
     @property
     def tables(self) -> Mapping[str, tuple[Any, ...]]:
         """Return the rows of every table by its name."""
-        return {name: getattr(self, name) for name in _tables(type(self))}
+        return {name: getattr(self, name) for name in table_classes(type(self))}
 
     @property
     def metrics(self) -> Mapping[str, Estimate]:
         """Return every number that a column names a metric, by the metric's name."""
-        return dict(
-            each for rows in self.tables.values() for row in rows for each in _metrics_of(row)
-        )
+        metrics: dict[str, Estimate] = {}
+        for rows in self.tables.values():
+            for row in rows:
+                metrics.update(_metrics_of(row))
+        return metrics
 
     @property
     def hardware(self) -> str:
-        """Return the machine on which the run took its time, "" where that was not recorded."""
+        """Return the machine of the run's timings, "" if it was not recorded."""
         return ""
 
     def values_by_image(self) -> Mapping[str, ImageValues]:
-        """Return the values whose means are metrics, by the metric's name, so far as the run keeps
-        them.
-        """
+        """Return the recorded values whose means are metrics, by the metric's name."""
         return {}
 
     def column(self, name: str) -> Column | None:
-        """Return the column that declares a metric; None where there is no such metric."""
-        declared = _declared(type(self))
-        return next(
-            (each for each in declared if MetricName(each.metric).parts(name) is not None), None
-        )
+        """Return the column that declares a metric; None for an unknown metric."""
+        for column in _metric_columns(type(self)):
+            if MetricName(column.metric).parts(name) is not None:
+                return column
+        return None
 
     def better(self, name: str) -> Better | None:
-        """Return the better direction of a metric; None where neither is, or there is no such
-        metric.
-        """
+        """Return the better direction of a metric; None for neither, and for an unknown metric."""
         column = self.column(name)
         return None if column is None else column.better
 
     def metric(self, name: str) -> Estimate:
-        """Return one metric. Raises InputError where the run has none of that name."""
-        found = self.metrics.get(name)
-        if found is None:
+        """Return one metric. Raises InputError for a name that the run lacks."""
+        metrics = self.metrics
+        if name not in metrics:
             raise InputError(
-                f"expected a metric {name!r} in {self.folder / RESULTS}, found none; {_AGAIN}"
+                f"expected a metric {name!r} in {self.folder / RESULTS}, found none; {AGAIN}"
             )
-        return found
+        return metrics[name]
 
     @classmethod
     def contents(cls) -> Contents:
-        """Return what the command writes: the patterns of its metrics, its tables and its
-        arrays."""
-        names = (
-            MetricName(each.metric, tuple(each.keys()) if each.keys else ())
-            for each in _declared(cls)
-        )
-        return Contents(tuple(dict.fromkeys(names)), _tables(cls), dict(_array_files(cls).values()))
+        """Return the names of the command's metrics, and its tables and arrays."""
+        names: dict[MetricName, None] = {}  # in order, without repetition
+        for column in _metric_columns(cls):
+            keys = tuple(column.keys()) if column.keys else ()
+            names[MetricName(column.metric, keys)] = None
+        return Contents(tuple(names), table_classes(cls), dict(array_files(cls).values()))
 
 
 @_once
-def _tables(kind: type[Record]) -> Mapping[str, type]:
-    """Return the row class of each table by the table's name, the field's."""
+def table_classes(kind: type[Record]) -> Mapping[str, type]:
+    """Return the row class of each table by the name of its field."""
     hints = get_type_hints(kind)
-    return {
-        each.name: hints[each.name].__args__[0] for each in fields(kind) if _TABLE in each.metadata
-    }
+    classes = {}
+    for record_field in fields(kind):
+        if _TABLE in record_field.metadata:
+            classes[record_field.name] = hints[record_field.name].__args__[0]
+    return classes
 
 
-def _declared(kind: type[Record]) -> list[Column]:
+def _metric_columns(kind: type[Record]) -> list[Column]:
     """Return the columns that are metrics."""
-    return [each for row in _tables(kind).values() for each in columns(row).values() if each.metric]
+    metric_columns = []
+    for row_class in table_classes(kind).values():
+        metric_columns += [column for column in columns(row_class).values() if column.metric]
+    return metric_columns
 
 
 @_once
-def _array_files(kind: type[Record]) -> Mapping[str, tuple[str, Any]]:
+def array_files(kind: type[Record]) -> Mapping[str, tuple[str, Any]]:
     """Return the name of the file and the dataclass of arrays, by field."""
     hints = get_type_hints(kind)
-    files = {each.name: each.metadata[_ARRAYS] for each in fields(kind) if _ARRAYS in each.metadata}
-    return {
-        name: (file, next(filter(dataclasses.is_dataclass, hints[name].__args__)))
-        for name, file in files.items()
-    }
+    files = {}
+    for record_field in fields(kind):
+        if _ARRAYS in record_field.metadata:
+            members = hints[record_field.name].__args__
+            array_class = next(filter(dataclasses.is_dataclass, members))
+            files[record_field.name] = (record_field.metadata[_ARRAYS], array_class)
+    return files
 
 
 def _metrics_of(row: Any) -> Iterator[tuple[str, Estimate]]:
-    cells = {each.name: getattr(row, each.name) for each in fields(row)}
+    """Yield the metrics of a row, with their names."""
+    cells = {row_field.name: getattr(row, row_field.name) for row_field in fields(row)}
     for name, column in columns(type(row)).items():
-        value = cells[name]
-        kept = None if column.keys is None else column.keys()
         if not column.metric:
             continue
+        metric_keys = None if column.keys is None else column.keys()
+        value = cells[name]
         for key, number in value.items() if isinstance(value, Mapping) else [("", value)]:
-            if number is not None and (kept is None or key in kept):
-                estimate = (
-                    number
-                    if isinstance(number, Estimate)
-                    else Estimate(float(number), unit=column.unit)
-                )
-                yield column.metric.format(**cells, key=key), estimate
-
-
-def written(record: Record) -> tuple[dict[str, Any], dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return a record as it is written: metrics and tables as in results.json, and arrays by the
-    name of their file.
-    """
-    metrics = {
-        name: _without_none(msgspec.to_builtins(number)) for name, number in record.metrics.items()
-    }
-    tables = written_tables(record)
-    files: dict[str, dict[str, Any]] = {}
-    for each, (pattern, _) in _array_files(type(record)).items():
-        value = getattr(record, each)
-        if isinstance(value, Mapping):
-            before, after = re.split(r"\{\w+\}", pattern)
-            files |= {f"{before}{key}{after}": as_arrays(part) for key, part in value.items()}
-        elif value is not None:
-            files[pattern] = as_arrays(value)
-    return metrics, tables, files
-
-
-def written_tables(record: Record) -> dict[str, list[dict[str, Any]]]:
-    """Return the tables of a record as they are in results.json."""
-    return {name: [_as_json(row) for row in rows] for name, rows in record.tables.items()}
-
-
-def _as_json(row: Any) -> dict[str, Any]:
-    """Return a row as in results.json: without null, but for fields that have no default."""
-    needed = {
-        each.name
-        for each in fields(row)
-        if each.default is MISSING and each.default_factory is MISSING
-    }
-    cells: dict[str, Any] = msgspec.to_builtins(row)
-    return {
-        name: _without_none(cell)
-        for name, cell in cells.items()
-        if cell is not None or name in needed
-    }
-
-
-def _without_none(value: Any) -> Any:
-    """Return a value of JSON without the entries of its objects that are null."""
-    if isinstance(value, dict):
-        return {key: _without_none(each) for key, each in value.items() if each is not None}
-    return [_without_none(each) for each in value] if isinstance(value, list) else value
-
-
-def read_record(kind: type[R], run: RunRecord) -> R:
-    """Return the record of a run's folder. Raises InputError, one line, at the first value that
-    does not fit.
-    """
-    path = run.folder / RESULTS
-    tables = run.results["tables"]
-    hints = get_type_hints(kind)
-    again = _command_line(run.config)
-    values: dict[str, Any] = {}
-    for name in _tables(kind):
-        values[name] = read_as(
-            hints[name], tables.get(name, []), source=f"table {name!r} of {path}", hint=again
-        )
-    values["missing_tables"] = tuple(name for name in _tables(kind) if name not in tables)
-    for name, (pattern, form) in _array_files(kind).items():
-        found = {
-            key: arrays_of(form, read_arrays(file), file)
-            for key, file in _files(run.folder, pattern)
-        }
-        if "{" in pattern:
-            values[name] = found
-        elif found:
-            values[name] = found[""]
-    config = read_as(Config, run.config, source=str(run.folder / CONFIG), hint=_AGAIN)
-    return kind(
-        config=config,
-        **values,
-        folder=run.folder,
-        status=run.status,
-        seconds=float(run.results["seconds"]),
-    )
-
-
-def _files(folder: Path, pattern: str) -> Iterator[tuple[str, Path]]:
-    """Yield the files of a pattern, by the value of its placeholder ("" without one)."""
-    place = inside(folder, "arrays")
-    if "{" not in pattern:
-        path = inside(folder, "arrays", named_file(pattern, ".npz"))
-        yield from [("", path)] if path.is_file() else []
-        return
-    before, after = re.split(r"\{\w+\}", pattern)
-    expression = re.compile(f"{re.escape(before)}(.+){re.escape(after)}")
-    for path in sorted(place.glob("[!.]*.npz")) if place.is_dir() else ():
-        match = expression.fullmatch(path.stem)
-        if match:
-            yield match[1], inside(folder, "arrays", path.name)
-
-
-def joined(parts: Sequence[R]) -> R:
-    """Several records of a command in one: the rows of all, and the arrays of all by their
-    names."""
-    tables: dict[str, Any] = {
-        name: tuple(row for each in parts for row in each.tables[name]) for name in parts[0].tables
-    }
-    arrays: dict[str, Any] = {
-        name: {key: value for part in parts for key, value in getattr(part, name).items()}
-        for name, (pattern, _) in _array_files(type(parts[0])).items()
-        if "{" in pattern
-    }
-    return dataclasses.replace(parts[0], **tables, **arrays)
-
-
-def flat(row: Any) -> dict[str, Any]:
-    """Return a row as the cells of a data frame or a CSV file: an interval takes three columns, a
-    mapping one for each key.
-    """
-    found: dict[str, Any] = {}
-    for each in fields(row):
-        value = getattr(row, each.name)
-        for key, part in value.items() if isinstance(value, Mapping) else [("", value)]:
-            name = f"{each.name}_{key}" if key else each.name
-            if isinstance(part, Estimate):
-                found |= {
-                    name: part.value,
-                    f"{name}_low": part.low,
-                    f"{name}_high": part.high,
-                    f"{name}_n": part.n,
-                }
-            else:
-                found[name] = part
-    return found
+            if number is None or (metric_keys is not None and key not in metric_keys):
+                continue
+            if not isinstance(number, Estimate):
+                number = Estimate(float(number), unit=column.unit)
+            yield column.metric.format(**cells, key=key), number
 
 
 def as_row(kind: type[T], result: Any) -> T:
@@ -622,8 +493,8 @@ head_name: Final = property(
 
 
 def by(rows: Sequence[Any], name: str) -> Mapping[Any, tuple[Any, ...]]:
-    """Rows by the value of a field, in the order of the first of each."""
-    found: dict[Any, list[Any]] = {}
+    """Return rows by the value of a field, in the order of the first row of each value."""
+    groups: dict[Any, list[Any]] = {}
     for row in rows:
-        found.setdefault(getattr(row, name), []).append(row)
-    return {key: tuple(own) for key, own in found.items()}
+        groups.setdefault(getattr(row, name), []).append(row)
+    return {value: tuple(group) for value, group in groups.items()}

@@ -1,6 +1,4 @@
-"""Imports on first use: functions named in registries or by higher layers, and libraries without
-torch's compiler.
-"""
+"""Imports on first use: functions that registries name, and libraries without torch's compiler."""
 
 import functools
 import sys
@@ -11,9 +9,8 @@ from types import ModuleType
 from typing import Any, Final
 
 _COMPILER: Final = "torch._dynamo"
-_PROVIDED: Final[
-    dict[str, str]
-] = {}  # references to higher layers, by the names under which lower ones ask for them
+# references to higher layers, by the names that lower layers use
+_PROVIDED: Final[dict[str, str]] = {}
 
 
 def resolved(reference: str) -> Any:
@@ -23,20 +20,17 @@ def resolved(reference: str) -> Any:
 
 
 def provide(**references: str) -> None:
-    """Give lower layers references to higher ones, by name: `vitlens/__init__.py`, above all
-    layers, does so.
-    """
+    """Register references to higher layers for lower ones, as `vitlens/__init__.py` does."""
     _PROVIDED.update(references)
 
 
 def provided(name: str) -> str:
-    """Return the reference that `provide` was given under a name."""
+    """Return the reference that `provide` registered under a name."""
     return _PROVIDED[name]
 
 
 def import_without_compiler(name: str) -> ModuleType:
-    """Import a library that uses torch's compiler only to mark functions, without importing the
-    compiler.
+    """Import a library without the compiler of torch, which it uses only to mark functions.
 
     torchvision and timm import torch._dynamo (a second, half of the time of loading a small model)
     only to exclude a few functions from compilation. During their import a placeholder records
@@ -44,17 +38,14 @@ def import_without_compiler(name: str) -> ModuleType:
     needs more of it is imported again with the real one.
     """
     if _COMPILER not in sys.modules:
-        marks: Any = ModuleType(_COMPILER)
-        support: Any = ModuleType(f"{_COMPILER}.utils")
-        marks.disable = _marked
-        support.is_compile_supported = lambda device: resolved(
-            f"{_COMPILER}.utils:is_compile_supported"
-        )(device)
-        placeholders = {module.__name__: module for module in (marks, support)}
+        compiler: Any = ModuleType(_COMPILER)
+        compiler.disable = _disable_later
+        utils: Any = ModuleType(f"{_COMPILER}.utils")
+        utils.is_compile_supported = _is_compile_supported
+        placeholders = {compiler.__name__: compiler, utils.__name__: utils}
         sys.modules.update(placeholders)
-        with suppress(
-            ImportError, AttributeError
-        ):  # it needs more of the compiler, or is not there
+        # the library needs more of the compiler, or is not installed
+        with suppress(ImportError, AttributeError):
             try:
                 return import_module(name)
             finally:
@@ -64,19 +55,25 @@ def import_without_compiler(name: str) -> ModuleType:
     return import_module(name)
 
 
-def _marked(
+def _is_compile_supported(device: Any) -> Any:
+    return resolved(f"{_COMPILER}.utils:is_compile_supported")(device)
+
+
+def _disable_later(
     function: Callable[..., Any] | None = None, *arguments: Any, **options: Any
 ) -> Callable[..., Any]:
-    """Return the function, excluded from compilation once the compiler is imported; without a
-    function, a decorator.
+    """Return the function, excluded from compilation once the compiler is imported.
+
+    Without a function, return a decorator.
     """
     if function is None:
-        return lambda marked: _marked(marked, *arguments, **options)
+        return lambda decorated: _disable_later(decorated, *arguments, **options)
 
     @functools.wraps(function)
-    def call(*values: Any, **named: Any) -> Any:
-        mark = getattr(sys.modules.get(_COMPILER), "disable", None)
-        own = function if mark is None else mark(function, *arguments, **options)
-        return own(*values, **named)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        disable = getattr(sys.modules.get(_COMPILER), "disable", None)
+        if disable is None:
+            return function(*args, **kwargs)
+        return disable(function, *arguments, **options)(*args, **kwargs)
 
     return call

@@ -1,10 +1,15 @@
-"""The one notation for shapes, and TokenLayout: the positions of CLS, registers and patches in a
-sequence.
+"""The notation for shapes, and TokenLayout: the positions of CLS, registers and patches.
 
-axis      meaning batch     images in a batch height    pixels down; width: pixels across rows
-patches down; columns: patches across tokens    prefix (CLS, distillation, registers) and then the
-patches, row by row heads     heads of one layer; query: tokens that attend; key: tokens that are
-attended to dim       width of the residual stream; head_dim: width of one head classes   logits
+The axes:
+
+- batch: images in a batch
+- height, width: pixels down and across
+- rows, columns: patches down and across
+- tokens: prefix (CLS, distillation, registers) and then the patches, row by row
+- heads: heads of one layer
+- query, key: tokens that attend, and tokens that are attended to
+- dim, head_dim: width of the residual stream, and of one head
+- classes: logits
 """
 
 from dataclasses import dataclass
@@ -44,17 +49,17 @@ class TokenLayout:
 
     @property
     def patches(self) -> int:
-        """Number of patches."""
+        """Return the number of patches."""
         return self.grid[0] * self.grid[1]
 
     @property
     def tokens(self) -> int:
-        """Number of tokens, prefix included."""
+        """Return the number of tokens, prefix included."""
         return len(self.prefix) + self.patches
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """Pixels (height, width) that the patches cover."""
+        """Return the pixels (height, width) that the patches cover."""
         return self.grid[0] * self.patch_size[0], self.grid[1] * self.patch_size[1]
 
     def positions(self, kind: PrefixKind) -> tuple[int, ...]:

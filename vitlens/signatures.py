@@ -1,6 +1,4 @@
-"""What a file is, by its first bytes: the formats of images and of weights, and what is often found
-in their place.
-"""
+"""Detects the kind of a file by its first bytes: images, weights, and common other files."""
 
 import zipfile
 from pathlib import Path
@@ -58,12 +56,12 @@ _OTHERS: Final = (  # offset, bytes there, what the file is
     (257, b"ustar", "a tar archive: unpack it first"),
 )
 _PRINTABLE: Final = frozenset((9, 10, 13, *range(32, 127)))  # bytes of ASCII text
-_ENTRIES: Final = 10_000  # of a zip that are looked at
+_ENTRIES: Final = 10_000  # of a zip that are examined
 _HTML: Final = (b"<!doctype html", b"<html", b"<head")
 
 
 def first_bytes(path: Path) -> bytes:
-    """Return the first bytes of a file, none where it cannot be read."""
+    """Return the first bytes of a file, none for a file that cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(_LENGTH)
@@ -87,9 +85,7 @@ def image_format(path: Path) -> str:
 
 
 def described(path: Path) -> str:
-    """Return what a file is, with the remedy where there is one; "" where its first bytes say
-    nothing.
-    """
+    """Return a description of a file, with a remedy if there is one; "" for unknown first bytes."""
     start = first_bytes(path)
     if not start:
         return "an empty file"
@@ -113,9 +109,8 @@ def described(path: Path) -> str:
         return "a text file"
     if _is_onnx(start):
         return "an ONNX model"
-    if 0x81 <= start[0] <= 0x8F and (
-        0xA0 <= start[1] <= 0xBF or start[1] == 0xD9
-    ):  # a map whose first key is text
+    is_map = 0x81 <= start[0] <= 0x8F
+    if is_map and (0xA0 <= start[1] <= 0xBF or start[1] == 0xD9):  # whose first key is text
         return "a checkpoint of Flax (JAX, msgpack)"
     if start.startswith(b"PK"):
         return _described_zip(path)
@@ -123,9 +118,7 @@ def described(path: Path) -> str:
 
 
 def _described_zip(path: Path) -> str:
-    """Return what a zip is by the names in it; "" for one of torch.save, and where they say
-    nothing.
-    """
+    """Return a description of a zip by the names in it; "" for torch.save's and unknown ones."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()[:_ENTRIES]
@@ -135,9 +128,8 @@ def _described_zip(path: Path) -> str:
         return "arrays of NumPy (.npz), as JAX stores weights"
     if "model.weights.h5" in names:
         return "a Keras model"
-    if any(name.endswith("/constants.pkl") for name in names) and any(
-        "/code/" in name for name in names
-    ):
+    has_constants = any(name.endswith("/constants.pkl") for name in names)
+    if has_constants and any("/code/" in name for name in names):
         return "a TorchScript program"
     if not any(name.endswith("data.pkl") for name in names):
         return "a zip archive: unpack it first"
@@ -145,17 +137,13 @@ def _described_zip(path: Path) -> str:
 
 
 def is_pickle(path: Path) -> bool:
-    """Return True where a file begins as a pickle of protocol 2 or later, or is torch.save's zip
-    with one.
-    """
+    """Return True for a pickle of protocol 2 or later, and for torch.save's zip with one."""
     start = first_bytes(path)
     return start.startswith((b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"))
 
 
 def _is_onnx(start: bytes) -> bool:
-    """Return True for a protocol buffer that begins with an IR version and the name of its
-    producer.
-    """
+    """Return True for a protocol buffer that begins with an IR version and a producer's name."""
     length = start[3] if len(start) > 3 else 0
     producer = start[4 : 4 + length]
     is_text = 0 < length == len(producer) and all(byte in _PRINTABLE for byte in producer)
@@ -163,7 +151,7 @@ def _is_onnx(start: bytes) -> bool:
 
 
 def is_safetensors(path: Path) -> bool:
-    """Return True where a file begins with the length of a JSON header, and the header."""
+    """Return True for a file that begins with the length of a JSON header, and the header."""
     start = first_bytes(path)
     length = int.from_bytes(start[:8], "little")
     return len(start) > 9 and start[8:9] == b"{" and 2 <= length <= path.stat().st_size - 8

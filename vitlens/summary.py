@@ -1,8 +1,6 @@
-"""Short texts of results for a notebook: their numbers as one table, without the numbers
-themselves.
+"""Short descriptions of results for a notebook: one table of shapes, ranges and units.
 
-A result derives from `Summary` and has `@dataclass(repr=False)`. Nothing is computed but ranges of
-what is there.
+A result derives from `Summary` and has `@dataclass(repr=False)`. Only ranges are computed.
 """
 
 import dataclasses
@@ -20,6 +18,8 @@ if TYPE_CHECKING:
 
 LONGEST: Final = 24  # lines of a text
 _CELL: Final = 112  # characters of a value
+_MOST_ENTRIES: Final = 4  # of a mapping
+_MOST_ITEMS: Final = 8  # of a sequence
 _STRONGEST: Final = 0.7  # opacity of a board's strongest colour, under black or white text
 
 
@@ -34,7 +34,7 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class HeadBoard:
-    """A number of every head: values by layer, NaN where there is no head; unit: "" for none."""
+    """A number of every head: values by layer, NaN for no head; unit: "" for none."""
 
     title: str
     values: Sequence[Sequence[float]]
@@ -42,17 +42,18 @@ class HeadBoard:
 
 
 class Summary:
-    """A result whose repr is a table of its values: name, shape, range, unit; in a notebook with
-    boards of heads.
+    """A result whose repr is a table of its values: name, shape, range, unit.
+
+    In a notebook, boards of heads follow.
     """
 
     def summary(self) -> Iterable[Line]:
-        """Yield the values that are shown, by default all fields."""
+        """Yield the lines of the table, by default all fields."""
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             yield Line(field.name, getattr(self, field.name))
 
     def boards(self) -> Iterable[HeadBoard]:
-        """Return what a notebook shows as layers by heads, by default nothing."""
+        """Return the boards of layers by heads, by default none."""
         return ()
 
     def __repr__(self) -> str:
@@ -74,18 +75,16 @@ class Table(Summary, ABC):
         """Return the rows, each with the same columns."""
 
     def to_pandas(self) -> "DataFrame":
-        """Return the rows as a pandas DataFrame. Raises InputError where pandas is not
-        installed."""
+        """Return the rows as a pandas DataFrame. Raises InputError without pandas."""
         return data_frame(self.records())
 
 
 def data_frame(
     rows: Iterable[Mapping[str, object]], columns: Sequence[str] | None = None
 ) -> "DataFrame":
-    """Return rows as a pandas DataFrame; columns: their names, needed only where there may be no
-    row.
+    """Return rows as a pandas DataFrame.
 
-    Raises InputError where pandas is not installed.
+    columns: their names, needed only if there may be no row. Raises InputError without pandas.
     """
     try:
         import pandas
@@ -98,56 +97,56 @@ def data_frame(
 
 def as_text(title: str, rows: Sequence[Sequence[str]]) -> str:
     """Return a title and rows of cells below each other, at most LONGEST of them."""
-    shown = [[_short(cell) for cell in row] for row in rows[:LONGEST]]
-    widths = [max(map(len, column)) for column in zip(*shown)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in shown
-    ]
-    more = [f"and {len(rows) - LONGEST} more"] if len(rows) > LONGEST else []
-    return "\n  ".join([title, *lines, *more])
+    cut_rows = [[_short(cell) for cell in row] for row in rows[:LONGEST]]
+    widths = [max(map(len, column)) for column in zip(*cut_rows)]
+    lines = [title]
+    for row in cut_rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths)]
+        lines.append("  ".join(cells).rstrip())
+    if len(rows) > LONGEST:
+        lines.append(f"and {len(rows) - LONGEST} more")
+    return "\n  ".join(lines)
 
 
 def as_html(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return the same as an HTML table, every text escaped."""
+    """Return a title and rows of cells as an HTML table, every text escaped."""
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(_short(cell))}</td>" for cell in row) + "</tr>"
-        for row in rows
-    )
+    body = ""
+    for row in rows:
+        cells = "".join(f"<td>{escape(_short(cell))}</td>" for cell in row)
+        body += f"<tr>{cells}</tr>"
     return f"<table><caption>{escape(_short(title))}</caption><tr>{head}</tr>{body}</table>"
 
 
 def as_board(board: HeadBoard) -> str:
-    """Return a board as an HTML table: layers down, heads across, blue for positive values and
-    orange for negative ones.
+    """Return a board as an HTML table: layers down, heads across.
 
-    A colour's strength is the value's share of the greatest one, over any background.
+    Positive values are blue, negative ones orange. A colour's strength is the value's share of the
+    largest one, over any background.
     """
     rows = [list(map(float, layer)) for layer in board.values]
-    most = (
-        max((abs(value) for layer in rows for value in layer if isfinite(value)), default=0.0)
-        or 1.0
-    )
+    magnitudes = [abs(value) for layer in rows for value in layer if isfinite(value)]
+    largest = max(magnitudes, default=0.0) or 1.0
 
     def cell(value: float) -> str:
         if not isfinite(value):
             return "<td></td>"
         colour = "0,114,178" if value >= 0 else "213,94,0"  # the figures' blue and vermillion
-        opacity = f"{_STRONGEST * abs(value) / most:.2f}"
+        opacity = f"{_STRONGEST * abs(value) / largest:.2f}"
         return f'<td style="background:rgba({colour},{opacity})">{value:.3g}</td>'
 
     heads = "".join(f"<th>H{head}</th>" for head in range(max(map(len, rows), default=0)))
-    body = "".join(
-        f"<tr><th>L{layer}</th>{''.join(map(cell, values))}</tr>"
-        for layer, values in enumerate(rows)
-    )
+    body = ""
+    for layer, values in enumerate(rows):
+        cells = "".join(map(cell, values))
+        body += f"<tr><th>L{layer}</th>{cells}</tr>"
     title = escape(_short(f"{board.title} ({board.unit})" if board.unit else board.title))
     caption = f'<caption style="white-space:nowrap;text-align:left">{title}</caption>'
     return f"<table>{caption}<tr><th></th>{heads}</tr>{body}</table>"
 
 
 def described(value: Any) -> str:
-    """Return a value in a few words: a number, a text, or the shape and range of numbers."""
+    """Return a short description of a value: a number, a text, or a shape and range."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return _numbers(value)
     if isinstance(value, bool | int | str) or value is None:
@@ -155,24 +154,26 @@ def described(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if hasattr(value, "value") and hasattr(value, "low"):  # an Estimate
-        ends = "" if value.low is None else f" [{value.low:.4g}, {value.high:.4g}]"
-        return f"{value.value:.4g}{ends} {value.unit}".rstrip()
+        interval = "" if value.low is None else f" [{value.low:.4g}, {value.high:.4g}]"
+        return f"{value.value:.4g}{interval} {value.unit}".rstrip()
     if isinstance(value, Mapping):
-        return _listed([f"{key}: {described(each)}" for key, each in value.items()], 4)
+        entries = [f"{key}: {described(item)}" for key, item in value.items()]
+        return _listed(entries, _MOST_ENTRIES)
     if isinstance(value, Sequence):
-        if value and all(isinstance(each, str | int | float) for each in value):
-            return _listed([described(each) for each in value], 8)
-        kinds = sorted({type(each).__name__ for each in value})
-        return f"{len(value)} of {', '.join(kinds)}" if value else "none"
-    if isinstance(value, Summary) or (
-        dataclasses.is_dataclass(value) and not isinstance(value, type)
-    ):
+        if not value:
+            return "none"
+        if all(isinstance(item, str | int | float) for item in value):
+            return _listed([described(item) for item in value], _MOST_ITEMS)
+        kinds = sorted({type(item).__name__ for item in value})
+        return f"{len(value)} of {', '.join(kinds)}"
+    is_instance = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    if isinstance(value, Summary) or is_instance:
         return f"a {type(value).__name__}"
     return type(value).__name__
 
 
 def _numbers(values: Any) -> str:
-    """Return the shape of an array or tensor, and its range or, of booleans, how many are true."""
+    """Return the shape of an array or tensor, and its range, or the count of true booleans."""
     shape = f"({', '.join(str(side) for side in values.shape)})"
     if 0 in values.shape:
         return shape
@@ -183,12 +184,17 @@ def _numbers(values: Any) -> str:
     finite = flat[(flat == flat) & (abs(flat) != float("inf"))]
     if not len(finite):
         return f"{shape} none finite"
-    gaps = f", {len(flat) - len(finite)} not finite" if len(finite) < len(flat) else ""
-    return f"{shape} {float(finite.min()):.4g} to {float(finite.max()):.4g}{gaps}"
+    text = f"{shape} {float(finite.min()):.4g} to {float(finite.max()):.4g}"
+    if len(finite) < len(flat):
+        text += f", {len(flat) - len(finite)} not finite"
+    return text
 
 
 def _listed(words: Sequence[str], most: int) -> str:
-    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
+    text = ", ".join(words[:most])
+    if len(words) > most:
+        text += f" and {len(words) - most} more"
+    return text
 
 
 def _short(text: str) -> str:

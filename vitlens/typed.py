@@ -1,7 +1,7 @@
-"""Data from files as types: JSON by the standard library, checked against the annotations of
-dataclasses by msgspec.
+"""Reads JSON as dataclasses, checked against their annotations by msgspec.
 
-Files are untrusted: no pickle, a bounded size, and one line that says what was expected and where.
+Files are untrusted: no pickle, a bounded size, and a message of one line with the expected value
+and its place.
 """
 
 import dataclasses
@@ -32,14 +32,12 @@ T = TypeVar("T")
 
 
 def between(low: float, high: float) -> msgspec.Meta:
-    """In Annotated: a number from low to high, both included."""
+    """Return the annotation of a number from low to high, both included."""
     return msgspec.Meta(ge=low, le=high)
 
 
 def length(low: int, high: int) -> msgspec.Meta:
-    """In Annotated: characters of a text, or items of a list or an object, from low to high, both
-    included.
-    """
+    """Return the annotation of a text, list or object with a length from low to high, included."""
     return msgspec.Meta(min_length=low, max_length=high)
 
 
@@ -51,10 +49,11 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 def is_name(text: str) -> bool:
-    """Return True if a text can be a name in a path: not empty, not hidden, no separators, only
-    printable characters.
+    """Return True if a text can be a name in a path.
+
+    It is not empty or hidden, and has only printable characters without separators.
     """
-    if not text or text[0] in ".~" or any(mark in text for mark in "/\\"):
+    if not text or text[0] in ".~" or any(separator in text for separator in "/\\"):
         return False
     return text.isprintable() and len(text.encode(errors="replace")) <= _BYTES
 
@@ -72,10 +71,10 @@ def parse_json(
     error: type[InputError] = InputError,
     hint: str = "",
 ) -> Any:
-    """Return the value in a JSON text (UTF-8); source: its name in messages; size: bytes at most;
-    hint: what to type, at the end of a message.
+    """Return the value in a JSON text (UTF-8).
 
-    Raises `error` for what is not JSON, and for NaN and infinities.
+    source: its name in messages; size: largest number of bytes; hint: what to type, at the end of a
+    message. Raises `error` for anything but JSON, and for NaN and infinities.
     """
     end = f"; {hint}" if hint else ""
     if len(text) > size:
@@ -102,43 +101,43 @@ def read_as(
     error: type[InputError] = InputError,
     hint: str = "",
 ) -> T:
-    """Return a value from a file as a frozen dataclass, whose fields are read by their annotations;
-    other keys are ignored.
+    """Return a value from a file as a frozen dataclass; keys without a field are ignored.
 
     source: the file's name in messages; hint: what to type, at the end of a message. Raises `error`
-    at the first value that does not fit, or that a dataclass itself refuses.
+    at the first value that does not fit its annotation, or that a dataclass itself refuses.
     """
     end = f"; {hint}" if hint else ""
     try:
-        return msgspec.convert(value, kind, dec_hook=_hook)
+        return msgspec.convert(value, kind, dec_hook=_decode_path)
     except (msgspec.ValidationError, InputError) as fault:
-        refused = fault if isinstance(fault, InputError) else fault.__cause__
-        if isinstance(refused, InputError):  # by the dataclass itself
-            raise error(f"{refused} (in {source}){end}") from fault
-        words = re.sub(r"matching regex '.*'", "that can be part of a file name", str(fault))
-        if "enum value" in words:
-            valid = _choices(kind, words.rpartition(" - at ")[2])
-            words = words.replace("Invalid enum value", f"expected {valid}, found")
-        raise error(f"expected what fits {source}, found another value: {words}{end}") from None
+        refusal = fault if isinstance(fault, InputError) else fault.__cause__
+        if isinstance(refusal, InputError):  # of the dataclass itself
+            raise error(f"{refusal} (in {source}){end}") from fault
+        message = re.sub(r"matching regex '.*'", "that can be part of a file name", str(fault))
+        if "enum value" in message:
+            _, _, place = message.rpartition(" - at ")
+            valid = _choices(kind, place)
+            message = message.replace("Invalid enum value", f"expected {valid}, found")
+        raise error(f"expected what fits {source}, found another value: {message}{end}") from None
 
 
-def _hook(kind: type, value: Any) -> Any:
+def _decode_path(kind: type, value: Any) -> Any:
     if kind is Path and isinstance(value, str | Path):
         return Path(value)
     raise TypeError(f"expected {kind.__name__}, found {type(value).__name__}")
 
 
-def _choices(kind: Any, where: str) -> str:
+def _choices(kind: Any, place: str) -> str:
     """Return the values that a field may have, by its place: "$.recipe.schedule"."""
-    for name in re.findall(r"\.(\w+)", where):
-        inner = [kind, *get_args(kind)]
-        kind = next(
-            (get_type_hints(each).get(name) for each in inner if dataclasses.is_dataclass(each)),
-            None,
-        )
-    found = (
-        [kind]
-        if get_origin(kind) is Literal
-        else [each for each in get_args(kind) if get_origin(each) is Literal]
-    )
-    return " or ".join(repr(value) for each in found for value in get_args(each)) or "another value"
+    for name in re.findall(r"\.(\w+)", place):
+        field_kind = None
+        for member in (kind, *get_args(kind)):
+            if dataclasses.is_dataclass(member):
+                field_kind = get_type_hints(member).get(name)
+                break
+        kind = field_kind
+    values: list[str] = []
+    for member in [kind] if get_origin(kind) is Literal else get_args(kind):
+        if get_origin(member) is Literal:
+            values += map(repr, get_args(member))
+    return " or ".join(values) or "another value"

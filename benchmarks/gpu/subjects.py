@@ -11,7 +11,7 @@ from torch import Tensor
 from vitlens.analysis.cost.flops import flops_by_part
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.lens.observe import survey
-from vitlens.lens.replay_pass import method_of
+from vitlens.lens.replay_method import method_of
 from vitlens.models import loading
 from vitlens.models.model import Model
 

@@ -14,10 +14,10 @@ from vitlens.cli.build import complete_model
 from vitlens.cli.main import run
 from vitlens.errors import UnknownNameError
 from vitlens.models.configs import ViTConfig
+from vitlens.models.fitting import load_strictly
 from vitlens.models.rebuild import Architecture
 from vitlens.models.sources.registry import SOURCES, ModelSource
 from vitlens.models.vit import VisionTransformer
-from vitlens.models.weights import load_strictly
 from vitlens.preprocessing import Preprocessing
 
 NAMES = ("small", "smaller", "lr 0=1")

@@ -16,7 +16,7 @@ from vitlens import load
 from vitlens.cli.main import run
 from vitlens.commands.ablate.record import fewest_images
 from vitlens.commands.run.publish import read_folder
-from vitlens.record import flat
+from vitlens.record_files import flat
 from vitlens.uncertainty import LEVEL
 
 DIGITS = "--data digits --limit 12 --batch-size 6"

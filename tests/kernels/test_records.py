@@ -14,18 +14,8 @@ from vitlens.arrays import Form, read_arrays
 from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.options import RunOptions
 from vitlens.errors import InputError
-from vitlens.record import (
-    MetricName,
-    Record,
-    arrays,
-    by,
-    col,
-    flat,
-    joined,
-    read_record,
-    read_run,
-    table,
-)
+from vitlens.record import MetricName, Record, arrays, by, col, read_run, table
+from vitlens.record_files import flat, joined, read_record
 from vitlens.uncertainty import Estimate
 
 

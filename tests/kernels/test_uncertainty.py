@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from vitlens import resampling
 from vitlens import uncertainty as ours
 from vitlens.errors import InputError
 from vitlens.uncertainty import Estimate, Side
@@ -44,9 +45,9 @@ def test_the_bootstrap_of_the_mean_is_close_to_the_normal_interval_and_chunks_do
     assert (interval.n, interval.unit) == (400, "nats")
     assert interval != ours.bootstrap_mean(values, seed=4, unit="nats")
     expected = ours.bootstrap_mean(np.arange(50.0), seed=3)
-    monkeypatch.setattr("vitlens.uncertainty._AT_ONCE", 50 * 7)
+    monkeypatch.setattr("vitlens.resampling._AT_ONCE", 50 * 7)
     assert ours.bootstrap_mean(np.arange(50.0), seed=3) == expected
-    assert list(ours.steps(10, 100)) == [(0, 3), (3, 3), (6, 3), (9, 1)]
+    assert list(resampling.steps(10, 100)) == [(0, 3), (3, 3), (6, 3), (9, 1)]
 
 
 @pytest.mark.parametrize("function", [ours.bootstrap_mean, ours.student_mean])
@@ -263,7 +264,7 @@ def test_a_bootstrap_interval_is_expanded_for_the_number_of_values():
     degrees of freedom.
     """
     values = VALUES[:8]
-    means = ours.resampled_means(values, np.ones(8), seed=3, draws=10_000)
+    means = resampling.resampled_means(values, np.ones(8), seed=3, draws=10_000)
     below = stats.norm.cdf(-np.sqrt(8 / 7) * stats.t.ppf(0.975, 7))
     estimate = ours.bootstrap_mean(values, seed=3)
     assert (estimate.low, estimate.high) == pytest.approx(

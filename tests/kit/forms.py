@@ -13,7 +13,7 @@ from vitlens.analysis.ablation.bench import require_heads
 from vitlens.demo import intervene, tabs
 from vitlens.demo.pictures import Picture
 from vitlens.demo.pool import Pool
-from vitlens.demo.site import DemoSite, Write, written
+from vitlens.demo.site import DemoSite, Write, write_page
 from vitlens.errors import typed_flags
 from vitlens.models.model import Model
 
@@ -32,7 +32,7 @@ def picture_of(models: Sequence[Model], *, seed: int = 0) -> Picture:
 def write(model: Model, picture: Picture, function: Write, place: Path, **options: Any) -> Path:
     """Return the page of a report of a tab, with its archive beside it."""
     site = DemoSite(Pool((model,)), (), place)
-    return written(site, model, picture, partial(function, **options), session="one", word="tab")
+    return write_page(site, model, picture, partial(function, **options), session="one", word="tab")
 
 
 def every_view(model: Model, batch: Tensor) -> list[str]:

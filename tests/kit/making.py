@@ -18,7 +18,7 @@ _MOST: Final = 1800  # scenes that are drawn together and kept
 
 def keep_scenes() -> None:
     """Draw the same few scenes of digits only once in this process."""
-    draw = drawing._scenes
+    draw = drawing._draw_scenes
     cache = {}
 
     def scenes(sources: Tensor, numbers: Tensor, **style: Any) -> Drawn:
@@ -29,7 +29,7 @@ def keep_scenes() -> None:
             cache[key] = draw(sources, numbers, **style)
         return Drawn(cache[key].pixels.clone(), cache[key].masks.clone())
 
-    drawing._scenes = scenes
+    drawing._draw_scenes = scenes
 
 
 def little_vit(classes: tuple[str, ...] = CLASSES, *, seed: int = 1) -> Model:

@@ -28,7 +28,8 @@ from vitlens.commands.audit.plan import MAPPED
 from vitlens.commands.shared.failures_measure import failure_fields
 from vitlens.data.split import Split
 from vitlens.models.model import Model
-from vitlens.uncertainty import Estimate, Numbers
+from vitlens.resampling import Numbers
+from vitlens.uncertainty import Estimate
 
 SIDE = 32
 CLASSES = ("across", "down")

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vitlens.uncertainty import DRAWS
+from vitlens.resampling import DRAWS
 
 # numbers drawn at once, which fixes where the generator's draws begin a new batch
 AT_ONCE = 4_000_000

@@ -1,2 +1,1 @@
-"""Adversarial attacks: registry.py lists them, attack.py runs one, at one epsilon or over
-several."""
+"""Adversarial attacks: registry.py lists them, attack.py runs one at one or several epsilons."""

@@ -1,5 +1,4 @@
-"""The interface between an attack and the engine: an algorithm that gets the model's outputs and
-gives the next points.
+"""The interface between an attack and the engine: an algorithm that chooses the next points.
 
 A job is one image at one epsilon in one restart. All jobs of a batch are rows of tensors; each has
 its own count of queries, so that jobs which began at different times share a batch.
@@ -19,9 +18,8 @@ from vitlens.errors import InputError, UnsupportedError
 from vitlens.references import resolved
 from vitlens.shapes import Images, Labels, Logits
 
-State = dict[
-    str, Tensor
-]  # (batch, ...) each; "points": the images that the model is asked about next
+# tensors (batch, ...) by name; "points": the images on which the model is evaluated next
+State = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -46,12 +44,10 @@ class Jobs:
 
     def replaced(self, slots: Int[Tensor, " slots"], new: "Jobs") -> "Jobs":
         """Return the batch with new jobs in these slots."""
-        return Jobs(
-            **{
-                name: rows.index_copy(0, slots, getattr(new, name))
-                for name, rows in vars(self).items()
-            }
-        )
+        fields = {}
+        for name, rows in vars(self).items():
+            fields[name] = rows.index_copy(0, slots, getattr(new, name))
+        return Jobs(**fields)
 
     def select(self, slots: Int[Tensor, " slots"]) -> "Jobs":
         """Return the jobs in these slots."""
@@ -60,9 +56,11 @@ class Jobs:
 
 @dataclass(frozen=True)
 class PointEvaluation:
-    """The model's outputs on each job's points. logits: fp32; losses: the algorithm's objectives;
-    gradients: of the losses with respect to the points, 0 where none are computed; success: whether
-    these points are adversarial (in a targeted attack: are predicted as the target).
+    """The model's outputs on each job's points.
+
+    logits: fp32; losses: the algorithm's objectives; gradients: of the losses with respect to the
+    points, 0 if they are not computed; success: whether these points are adversarial (in a targeted
+    attack: are predicted as the target).
     """
 
     logits: Logits
@@ -73,13 +71,13 @@ class PointEvaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm(ABC):
-    """One attack on a whole batch at once; everything it remembers of a job is in the state's rows.
+    """One attack on a whole batch at once; its memory of a job is in the rows of the state.
 
-    norm: that bounds the perturbation, or that the attack minimises; queries: the largest number of
-    a job, of which the last needs no gradient; loss: the objective that it maximises (None: it has
-    no gradients, or objectives of its own); objectives: gradients per query. Of an attack that
-    searches for the smallest perturbation state "best" is its image, "nearest" its length; of
-    others a job ends with its first success.
+    norm: it bounds the perturbation, or is minimised; queries: the largest number of a job, of
+    which the last needs no gradient; loss: the objective that is maximised (None: no gradients, or
+    other objectives); objectives: gradients per query. In an attack that searches for the smallest
+    perturbation, state "best" is its image, "nearest" its length; in others a job ends with its
+    first success.
     """
 
     norm: Norm
@@ -99,8 +97,9 @@ class Algorithm(ABC):
 
     @abstractmethod
     def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
-        """Return the next state, given the model's outputs; state "over" marks jobs that end before
-        their last query.
+        """Return the next state from the model's outputs.
+
+        State "over" marks jobs that end before their last query.
         """
 
 
@@ -126,10 +125,10 @@ class Setting:
 
     @property
     def square_side(self) -> int:
-        """Return the side of the patch attack's square, px. Raises InputError where it does not fit
-        the image.
-        """
-        side = max(1, min(self.size) // 4) if self.side is None else self.side
+        """Return the side of the patch attack's square, px. Raises InputError for a wrong one."""
+        side = self.side
+        if side is None:
+            side = max(1, min(self.size) // 4)
         if not 1 <= side <= min(self.size):
             raise InputError(f"expected a patch of 1 to {min(self.size)} px, found {side}")
         return side
@@ -138,16 +137,17 @@ class Setting:
 def algorithm_of(attack: Attack, setting: Setting) -> Algorithm:
     """Return the algorithm of an attack without members.
 
-    Raises UnsupportedError where the model has too few classes for its loss.
+    Raises UnsupportedError for a model with too few classes for its loss.
     """
-    targets = {"targets": attack.targets} if attack.targets else {}
-    algorithm: Algorithm = resolved(attack.function)(setting, **targets, **attack.options)
-    needed = 2 if algorithm.loss is None else FEWEST_CLASSES.get(algorithm.loss, 2)
-    if setting.classes < needed:
+    options = dict(attack.options)
+    if attack.targets:
+        options["targets"] = attack.targets
+    algorithm: Algorithm = resolved(attack.function)(setting, **options)
+    fewest = 2 if algorithm.loss is None else FEWEST_CLASSES.get(algorithm.loss, 2)
+    if setting.classes < fewest:
         raise UnsupportedError(
-            f"expected a model of at least {needed} classes for {attack.name}, found "
-            f"{setting.classes}; "
-            "try apgd-ce and square"
+            f"expected a model of at least {fewest} classes for {attack.name}, found "
+            f"{setting.classes}; try apgd-ce and square"
         )
     return algorithm
 
@@ -159,9 +159,9 @@ def perturbed(jobs: Jobs, change: Tensor) -> Images:
 
 
 def updated(state: State, jobs: Bool[Tensor, " batch"], new: State) -> State:
-    """Return the state with new values for these jobs alone."""
-    masks = {name: jobs.view(-1, *[1] * (rows.dim() - 1)) for name, rows in new.items()}
-    return {
-        **state,
-        **{name: torch.where(masks[name], rows, state[name]) for name, rows in new.items()},
-    }
+    """Return the state with new values only for these jobs."""
+    result = dict(state)
+    for name, rows in new.items():
+        mask = jobs.view(-1, *[1] * (rows.dim() - 1))
+        result[name] = torch.where(mask, rows, state[name])
+    return result

@@ -1,6 +1,4 @@
-"""Auto-PGD (Croce & Hein 2020, algorithm 1): momentum, and a step size that is halved when progress
-stops.
-"""
+"""Auto-PGD (Croce & Hein 2020, algorithm 1): momentum, and a step size halved without progress."""
 
 import math
 from dataclasses import dataclass
@@ -34,9 +32,10 @@ _SHORTEST = 0.06
 
 @dataclass(frozen=True, kw_only=True)
 class AutoPGD(Algorithm):
-    """The step size starts at 2 epsilon. At a checkpoint it is halved, and the search restarts from
-    the best point, if too few steps raised the loss, or if neither step size nor best loss changed
-    since the last checkpoint.
+    """Auto-PGD; the step size starts at 2 epsilon.
+
+    At a checkpoint it is halved, and the search restarts from the best point, if too few steps
+    raised the loss, or if neither step size nor best loss changed since the last checkpoint.
     """
 
     steps: int
@@ -53,9 +52,7 @@ class AutoPGD(Algorithm):
             "top_gradient": torch.zeros_like(points),
             "top_loss": worst,
             "loss": worst.clone(),
-            "rises": torch.zeros_like(
-                worst
-            ),  # steps since the last checkpoint that raised the loss
+            "rises": torch.zeros_like(worst),  # steps since the checkpoint that raised the loss
             "checked": worst.clone(),  # highest loss at the last checkpoint
             "halved": torch.zeros_like(worst, dtype=torch.bool),  # at the last checkpoint
             "step": 2 * jobs.epsilon,
@@ -71,11 +68,9 @@ class AutoPGD(Algorithm):
         top = {"top": points, "top_gradient": gradient, "top_loss": loss}
         state = updated(state, loss > state["top_loss"], top)
         state = updated(state, first, {"checked": state["top_loss"]})
-        state, back = self._checked(jobs, state)
-        here, ascent = (
-            torch.where(per_pixel(back), state[of_best], own)
-            for of_best, own in (("top", points), ("top_gradient", gradient))
-        )
+        state, restarts = self._check(jobs, state)
+        here = torch.where(per_pixel(restarts), state["top"], points)
+        ascent = torch.where(per_pixel(restarts), state["top_gradient"], gradient)
         # one step with momentum, projected before and after it is combined with the last
         step = here + per_pixel(state["step"]) * self.norm.steepest(ascent)
         step = perturbed(jobs, self.norm.project(step - jobs.clean, jobs.epsilon))
@@ -84,25 +79,28 @@ class AutoPGD(Algorithm):
         moved = perturbed(jobs, self.norm.project(mixed - jobs.clean, jobs.epsilon))
         return {**state, "points": moved, "before": here}
 
-    def _checked(self, jobs: Jobs, state: State) -> tuple[State, Bool[Tensor, " batch"]]:
-        """Return the state after the check, and at which jobs the step size was halved."""
+    def _check(self, jobs: Jobs, state: State) -> tuple[State, Bool[Tensor, " batch"]]:
+        """Return the state after the check, and a mask of the jobs whose step size was halved."""
         window = windows(self.steps, jobs.rows.device)[jobs.queries]
         at_check = window > 0
-        unchanged = ~state["halved"] & (state["top_loss"] == state["checked"])
-        back = at_check & ((state["rises"] < RHO * window) | unchanged)
-        since = {
-            "halved": back,
+        is_unchanged = ~state["halved"] & (state["top_loss"] == state["checked"])
+        is_halved = at_check & ((state["rises"] < RHO * window) | is_unchanged)
+        checked = {
+            "halved": is_halved,
             "checked": state["top_loss"],
             "rises": torch.zeros_like(state["rises"]),
         }
-        return updated(updated(state, at_check, since), back, {"step": state["step"] / 2}), back
+        state = updated(state, at_check, checked)
+        return updated(state, is_halved, {"step": state["step"] / 2}), is_halved
 
 
 def apgd(
     setting: Setting, *, loss: LossName = "cross-entropy", norm: NormName = "linf", targets: int = 0
 ) -> AutoPGD:
-    """Auto-PGD; targets: how many of the most likely other classes it targets in turn (9 in
-    AutoAttack); 0: none.
+    """Return Auto-PGD.
+
+    targets: number of the most likely other classes that it targets in turn (9 in AutoAttack); 0:
+    none.
     """
     rule = (TARGETED if targets else LOSSES)[loss]
     queries = setting.steps + 1  # one at the start, one after each step
@@ -111,17 +109,18 @@ def apgd(
 
 @cache
 def windows(steps: int, device: torch.device) -> Int[Tensor, " queries"]:
-    """For each step from 0 to the last: the steps since the previous checkpoint, 0 where it is not
-    a checkpoint. The checkpoints: step p = 0.22 of all, then p + max(p - previous p - 0.03, 0.06),
-    rounded up.
+    """Return the steps since the previous checkpoint at each step, 0 unless it is a checkpoint.
+
+    The checkpoints: step p = 0.22 of all, then p + max(p - previous p - 0.03, 0.06), rounded up.
     """
-    before = 0.0
+    previous_share = 0.0
     share = _FIRST
     marks = [0]
     while share <= 1:
-        marks.append(
-            math.ceil(share * steps - 1e-9)
-        )  # 0.22 x 50 must give 11 despite rounding errors
-        before, share = share, share + max(share - before - _SHORTER, _SHORTEST)
+        # 0.22 x 50 must give 11 despite rounding errors
+        marks.append(math.ceil(share * steps - 1e-9))
+        distance = max(share - previous_share - _SHORTER, _SHORTEST)
+        previous_share = share
+        share += distance
     lengths = {after: after - previous for previous, after in pairwise(sorted(set(marks)))}
     return torch.tensor([lengths.get(step, 0) for step in range(steps + 1)], device=device)

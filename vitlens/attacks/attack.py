@@ -1,5 +1,4 @@
-"""`vitlens.attack`: one attack on images at one epsilon; and the smallest epsilon at which an
-attack succeeds on each.
+"""`vitlens.attack`: an attack on images at one epsilon, or at several.
 
 Over several epsilons an image that is robust at one is attacked at the next; one on which the
 attack succeeds counts as broken at every larger epsilon, so that robust accuracy never rises with
@@ -37,9 +36,8 @@ from vitlens.shapes import Images
 from vitlens.summary import Line, Table
 
 _PLAN = AttackPlan()
-_USUAL: Final = (
-    32 / 255
-)  # for L∞; a greater epsilon is most often a number of 255ths that was not divided
+# for L∞; a larger epsilon is most often a number of 255ths that was not divided
+_LARGEST_USUAL: Final = 32 / 255
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,7 +62,7 @@ class AttackResult(Table):
     notes: tuple[str, ...] = ()
 
     def summary(self) -> Iterator[Line]:
-        """Robust accuracy, and the fields."""
+        """Yield the robust accuracy, and the fields."""
         yield Line("robust_accuracy", self.robust_accuracy, "fraction")
         yield from super().summary()
 
@@ -73,13 +71,14 @@ class AttackResult(Table):
         names = ("tried", "success", "reached", "distance", "forwards", "backwards")
         columns = {name: getattr(self, name).tolist() for name in names}
         for image in range(len(self.tried)):
-            yield {"image": image, **{name: values[image] for name, values in columns.items()}}
+            row: dict[str, object] = {"image": image}
+            for name, values in columns.items():
+                row[name] = values[image]
+            yield row
 
     @property
     def robust_accuracy(self) -> float:
-        """Return the fraction of all images that are classified correctly before and after the
-        attack.
-        """
+        """Return the fraction of all images classified correctly before and after the attack."""
         return (self.tried & ~self.success).float().mean().item()
 
 
@@ -104,17 +103,14 @@ class AttackCurve(Table):
     notes: tuple[str, ...] = ()
 
     def records(self) -> Iterator[dict[str, object]]:
-        """Return a row for each epsilon: robust accuracy, and the number of images on which the
-        attack succeeded.
-        """
-        succeeded = self.success.sum(1).tolist()
-        for place, epsilon in enumerate(self.epsilons.tolist()):
-            robust = float(self.robust_accuracy[place])
+        """Yield a row for each epsilon: robust accuracy, and the number of successes."""
+        successes = self.success.sum(1).tolist()
+        for index, epsilon in enumerate(self.epsilons.tolist()):
             yield {
                 "epsilon": epsilon,
-                "robust_accuracy": robust,
+                "robust_accuracy": float(self.robust_accuracy[index]),
                 "images": len(self.tried),
-                "success": succeeded[place],
+                "success": successes[index],
             }
 
 
@@ -177,8 +173,9 @@ def attack(
     maps: Tensor | None = None,
     stride: float | None = None,
 ) -> AttackResult | AttackCurve:
-    """Adversarial images: perturbed so that the model's prediction becomes wrong; or robust
-    accuracy over epsilons.
+    """Return adversarial images, or robust accuracy over epsilons.
+
+    Images are perturbed so that the model's prediction becomes wrong.
 
     images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; labels:
     class indices, or "predicted" to attack the predictions (None: those of the Split or the class
@@ -199,8 +196,8 @@ def attack(
     >>> result = vitlens.attack(vit, images, "predicted", method="fgsm", epsilon=8 / 255)
     >>> result.success.shape
     torch.Size([2])
-    >>> found = vitlens.attack(vit, images, "predicted", method="fgsm", epsilons=[0, 1 / 255])
-    >>> found.robust_accuracy.shape, found.success.shape  # (epsilons,), (epsilons, images)
+    >>> curve = vitlens.attack(vit, images, "predicted", method="fgsm", epsilons=[0, 1 / 255])
+    >>> curve.robust_accuracy.shape, curve.success.shape  # (epsilons,), (epsilons, images)
     (torch.Size([2]), torch.Size([2, 2]))
     """
     plan = AttackPlan(
@@ -217,42 +214,14 @@ def attack(
     )
     entry = attack_named(method)
     if epsilons is not None:
-        fixed = {"epsilon": epsilon, "targets": plan.targets, "side": side, "maps": maps}
-        also = [name for name, value in fixed.items() if value is not None]
-        if also:
-            raise InputError(
-                f"expected epsilons, or an attack at one epsilon, found also {also[0]}; leave one "
-                "out"
-            )
-        if not isinstance(epsilons, Iterable):
-            raise InputError(
-                f"expected several epsilons, found {epsilons!r}; give epsilons=[0, {epsilons!r}] "
-                "or epsilon="
-            )
-        levels = [float(each) for each in epsilons]
-        if not entry.takes_epsilon:
-            raise InputError(
-                f"expected an attack bounded by epsilon for epsilons, found {method!r}; give side "
-                "instead"
-            )
-        if not levels:
-            raise InputError(
-                "expected at least one epsilon, found none; e.g. epsilons=[1 / 255, 2 / 255, 4 / "
-                "255]"
-            )
-        _warn_of_large_epsilon(entry, levels)
-        curve = sweep(model, as_parts(images), labels, plan, attack=method, epsilons=levels)
-        at = torch.tensor(levels, dtype=torch.float64)
-        robust = curve.clean & (curve.broken_at > at[:, None])
-        return AttackCurve(
-            at,
-            robust.double().mean(1),
-            curve.clean & ~robust,
-            curve.clean,
-            curve.broken_at,
-            curve.distance,
-            curve.notes,
-        )
+        single = {"epsilon": epsilon, "targets": plan.targets, "side": side, "maps": maps}
+        for name, value in single.items():
+            if value is not None:
+                raise InputError(
+                    f"expected epsilons, or an attack at one epsilon, found also {name}; leave one "
+                    "out"
+                )
+        return _attack_curve(model, as_parts(images), labels, plan, entry, epsilons)
     model.require_classifier()
     if epsilon is not None and not entry.takes_epsilon:
         raise InputError(
@@ -260,24 +229,23 @@ def attack(
         )
     pixels = as_images(images).detach()
     clean = clean_images(model, pixels, labels, batch_size=batch_size)
-    given = EPSILON.get(entry.norm, 0.0) if epsilon is None else epsilon
-    (level,), limit = plan.epsilons(entry, model, clean, [given]), torch.inf
-    _warn_of_large_epsilon(entry, [given])
-    if (
-        entry.kind == "minimum"
-    ):  # it searches without an epsilon, and what it finds counts within this distance
+    size = EPSILON.get(entry.norm, 0.0) if epsilon is None else epsilon
+    (level,) = plan.epsilons(entry, model, clean, [size])
+    limit = torch.inf
+    _warn_of_large_epsilon(entry, [size])
+    if entry.kind == "minimum":
+        # it searches without an epsilon, and its result counts within this distance
         level = 1.0
         limit = torch.inf if epsilon is None else epsilon
     if plan.targets is not None:
         if not entry.targets:
-            known = " or ".join(each.name for each in ATTACKS.values() if each.targets)
-            raise InputError(f"expected {known} to reach targets, found {method!r}")
+            targeted = " or ".join(other.name for other in ATTACKS.values() if other.targets)
+            raise InputError(f"expected {targeted} to reach targets, found {method!r}")
         equal = (plan.targets.cpu() == clean.labels).nonzero().flatten()
         if len(equal):
             raise InputError(
                 f"expected targets other than the labels, found {int(plan.targets[equal[0]])} for "
-                "both on image "
-                f"{int(clean.indices[equal[0]])}"
+                f"both on image {int(clean.indices[equal[0]])}"
             )
     plan = replace(plan, levels=(level,) if level > 0 else (), keep=True)  # at 0 no image changes
     outcome = worst_case(model, clean, entry, plan)
@@ -297,9 +265,48 @@ def attack(
     )
 
 
+def _attack_curve(
+    model: Model,
+    images: Parts,
+    labels: Tensor | str | None,
+    plan: AttackPlan,
+    entry: Attack,
+    epsilons: Sequence[float],
+) -> AttackCurve:
+    """Return an attack at several epsilons. Raises InputError for wrong ones."""
+    if not isinstance(epsilons, Iterable):
+        raise InputError(
+            f"expected several epsilons, found {epsilons!r}; give epsilons=[0, {epsilons!r}] "
+            "or epsilon="
+        )
+    levels = [float(epsilon) for epsilon in epsilons]
+    if not entry.takes_epsilon:
+        raise InputError(
+            f"expected an attack bounded by epsilon for epsilons, found {entry.name!r}; give side "
+            "instead"
+        )
+    if not levels:
+        raise InputError(
+            "expected at least one epsilon, found none; e.g. epsilons=[1 / 255, 2 / 255, 4 / 255]"
+        )
+    _warn_of_large_epsilon(entry, levels)
+    outcome = sweep(model, images, labels, plan, attack=entry.name, epsilons=levels)
+    axis = torch.tensor(levels, dtype=torch.float64)
+    robust = outcome.clean & (outcome.broken_at > axis[:, None])
+    return AttackCurve(
+        epsilons=axis,
+        robust_accuracy=robust.double().mean(1),
+        success=outcome.clean & ~robust,
+        tried=outcome.clean,
+        broken_at=outcome.broken_at,
+        distance=outcome.distance,
+        notes=outcome.notes,
+    )
+
+
 def _warn_of_large_epsilon(entry: Attack, levels: Sequence[float]) -> None:
     largest = max(levels)
-    if entry.norm == "linf" and _USUAL < largest <= 1 and not flags_are_typed():
+    if entry.norm == "linf" and _LARGEST_USUAL < largest <= 1 and not flags_are_typed():
         warnings.warn(
             f"expected epsilon of at most 32/255 in pixel units, found {largest:g}, which is "
             f"{255 * largest:.4g}/255; give {largest:g} / 255 if you mean that",
@@ -330,27 +337,28 @@ def sweep(
     clean = clean_images(model, images, labels, indices=indices, batch_size=plan.batch_size)
     axis = plan.epsilons(entry, model, clean, epsilons)
     above_0 = tuple(epsilon for epsilon in axis if epsilon > 0)  # at 0 no image changes
-    levels = (
-        above_0 if entry.kind == "budget" else (1.0,)
-    )  # a search for the smallest perturbation runs once
+    levels = above_0
+    if entry.kind == "minimum":  # a search for the smallest perturbation runs once
+        levels = (1.0,)
     start = time.perf_counter()
-    found = worst_case(model, clean, entry, replace(plan, levels=levels), advance=on_progress)
+    outcome = worst_case(model, clean, entry, replace(plan, levels=levels), advance=on_progress)
     seconds = time.perf_counter() - start
     tried = torch.tensor([*above_0, torch.inf], dtype=torch.float64)
-    broken = found.level.where(found.level >= 0, len(tried) - 1)
     if entry.kind == "minimum":  # the first epsilon that is not below the distance
-        broken = torch.searchsorted(tried, found.distance.double())
-    wrong = ~clean.correct
+        broken = torch.searchsorted(tried, outcome.distance.double())
+    else:
+        broken = outcome.level.where(outcome.level >= 0, len(tried) - 1)
+    is_wrong = ~clean.correct
     return Outcome(
-        entry.slug,
-        model.alias,
-        axis,
-        clean.correct,
-        tried[broken].masked_fill(wrong, 0.0),
-        found.distance.masked_fill(wrong, 0.0),
-        found.zero_gradients,
-        int(found.forwards.sum()),
-        int(found.backwards.sum()),
-        seconds,
-        clean.notes,
+        name=entry.slug,
+        alias=model.alias,
+        epsilons=axis,
+        clean=clean.correct,
+        broken_at=tried[broken].masked_fill(is_wrong, 0.0),
+        distance=outcome.distance.masked_fill(is_wrong, 0.0),
+        zero_gradients=outcome.zero_gradients,
+        forwards=int(outcome.forwards.sum()),
+        backwards=int(outcome.backwards.sum()),
+        seconds=seconds,
+        notes=clean.notes,
     )

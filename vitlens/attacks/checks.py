@@ -39,9 +39,12 @@ State: TypeAlias = Literal["passed", "inconclusive", "failed"]
 
 @dataclass(frozen=True)
 class Check:
-    """One self-check of an attack. attack: its name; expected, found: in words; state: inconclusive
-    where it is as expected but could not have failed, as nothing was fooled; against, of: how many
-    of so many images contradict the expectation (None where that is no count of images).
+    """One self-check of an attack.
+
+    attack: its name; expected, found: in words. state: inconclusive where the result is as expected
+    but the check could not have failed, because no image fooled the model. against, of: the number
+    of images that contradict the expectation, and of how many (None where that is no count of
+    images).
     """
 
     name: str
@@ -55,14 +58,17 @@ class Check:
 
 def state_of(passed: bool, conclusive: bool = True) -> State:
     """Return the result of a check."""
-    return "failed" if not passed else "passed" if conclusive else "inconclusive"
+    if not passed:
+        return "failed"
+    return "passed" if conclusive else "inconclusive"
 
 
 @dataclass(frozen=True)
 class Trial:
-    """An attack, by name, and the correctly classified images on which it is checked. attempt:
-    takes images and labels, and by name epsilon, steps and batch size (None: its own); groups (n,):
-    of images that share a source.
+    """An attack, by name, and the correctly classified images on which it is checked.
+
+    attempt: takes images and labels, and by name epsilon, steps and batch size (None: the defaults
+    of the attack). groups (n,): of images that share a source.
     """
 
     attack: str
@@ -76,8 +82,9 @@ class Trial:
         return self.attempt(self.images, self.labels, **options)
 
     def at_epsilon_zero(self) -> Check:
-        """With epsilon 0 the model is fooled on no image and no pixel changes: robust accuracy is
-        clean accuracy.
+        """Check that with epsilon 0 no image fools the model and no pixel changes.
+
+        Robust accuracy is then the clean accuracy.
         """
         result = self.at(epsilon=0.0)
         fooled = int(result.success.sum())
@@ -93,8 +100,10 @@ class Trial:
     def within_budget(
         self, model: Model, result: AttackResult, *, epsilon: float, norm: NormName
     ) -> Check:
-        """Examples lie within epsilon and in [0, 1]; each success was predicted correctly before
-        and is wrong now. Of a patch, only the range of pixels is checked.
+        """Check that examples lie within epsilon and in [0, 1], and that successes are real.
+
+        The model predicts the clean image of every success correctly and the adversarial one
+        wrongly. Of a patch, only the range of pixels is checked.
         """
         adversarial = result.images.cpu()
         clean = self.images.cpu()
@@ -108,28 +117,25 @@ class Trial:
         low = float(adversarial.min())
         high = float(adversarial.max())
         with evaluating(model), torch.no_grad():
-            after, before = (
-                model(each.to(model.device).float()).argmax(-1).cpu()
-                for each in (adversarial, clean)
-            )
+            after = model(adversarial.to(model.device).float()).argmax(-1).cpu()
+            before = model(clean.to(model.device).float()).argmax(-1).cpu()
         truth = self.labels.cpu()
         success = result.success
         false = int((success & ((after == truth) | (before != truth))).sum())
+        allowed = longest <= epsilon + ROUNDING and low >= 0 and high <= 1
         return Check(
             "within the budget",
             self.attack,
             f"{limit}pixels in [0, 1], every success wrong now and right before",
             f"{reach}pixels {low:.3g} to {high:.3g}, {false} false successes of "
             f"{int(success.sum())}",
-            state_of(
-                longest <= epsilon + ROUNDING and low >= 0 and high <= 1 and false == 0,
-                bool(success.any()),
-            ),
+            state_of(allowed and false == 0, bool(success.any())),
         )
 
     def unlimited_budget(self, *, epsilon: float = UNLIMITED_EPSILON, steps: int = 50) -> Check:
-        """Within an unlimited budget every image can become any other, so the attack succeeds on
-        every image.
+        """Check that the attack succeeds on every image within an unlimited budget.
+
+        Within it every image can become any other.
         """
         result = self.at(epsilon=epsilon, steps=steps)
         left = int((result.tried & ~result.success).sum())
@@ -145,45 +151,41 @@ class Trial:
         )
 
     def more_steps(self, *, epsilon: float, steps: int, times: int = 4) -> Check:
-        """More steps break as many images, but for chance; if they break more, the attack had too
-        few steps.
+        """Check that more steps break as many images, but for chance.
+
+        If they break more, the attack had too few steps.
         """
-        fewer, more = (
-            self.at(epsilon=epsilon, steps=count).success for count in (steps, times * steps)
-        )
+        fewer = self.at(epsilon=epsilon, steps=steps).success
+        more = self.at(epsilon=epsilon, steps=times * steps).success
         lost = int((fewer & ~more).sum())
         gained = int((~fewer & more).sum())
         differs = paired_test(fewer, more, groups=self.groups) <= SIGNIFICANT
-        reason = (
-            "; more steps break fewer"
-            if lost > gained
-            else f"; too few steps, raise {argument('steps')}"
-        )
+        reason = ""
+        if differs and lost > gained:
+            reason = "; more steps break fewer"
+        elif differs:
+            reason = f"; too few steps, raise {argument('steps')}"
         return Check(
             "more steps",
             self.attack,
             f"{times} times the steps break as many images, but for chance",
             f"{int(fewer.sum())} fooled with {steps} steps, {int(more.sum())} with {times * steps}"
-            f"{reason if differs else ''}",
+            f"{reason}",
             state_of(not differs, bool((fewer | more).any())),
             max(lost, gained),
             lost + gained,
         )
 
     def same_distances(self, *, epsilon: float, steps: int, times: int = 2) -> Check:
-        """Return a longer search succeeds on the same images with perturbations about as large;
-        otherwise it was too short. epsilon: L2, pixel units, greater than any perturbation.
+        """Check that a longer search breaks the same images with perturbations about as large.
+
+        Otherwise the search was too short. epsilon: L2, pixel units, greater than any perturbation.
         """
-        fewer, more = (self.at(epsilon=epsilon, steps=count) for count in (steps, times * steps))
-        short, long = (
-            NORMS["l2"].length((each.images.cpu() - self.images.cpu()).double())
-            for each in (fewer, more)
-        )
-        sooner = fewer.success
-        later = more.success
-        both = sooner & later
-        lost = int((sooner & ~later).sum())
-        gained = int((~sooner & later).sum())
+        fewer = self.at(epsilon=epsilon, steps=steps)
+        more = self.at(epsilon=epsilon, steps=times * steps)
+        both = fewer.success & more.success
+        lost = int((fewer.success & ~more.success).sum())
+        gained = int((~fewer.success & more.success).sum())
         name = "more steps"
         expected = f"{times} times the steps find changes as small, within {100 * NEAR:.0f} %"
         if not bool(both.any()):
@@ -194,7 +196,9 @@ class Trial:
                 f"no change found for any of {len(both)} images",
                 "failed",
             )
-        change = float(torch.median(long[both] / short[both])) - 1
+        distances = self._l2_distances(fewer)[both]
+        longer_search = self._l2_distances(more)[both]
+        change = float(torch.median(longer_search / distances)) - 1
         reason = f"; too few steps, raise {argument('steps')}" if change < -NEAR or gained else ""
         return Check(
             name,
@@ -204,6 +208,10 @@ class Trial:
             f"gained{reason}",
             state_of(abs(change) <= NEAR and lost == gained == 0),
         )
+
+    def _l2_distances(self, result: AttackResult) -> Float[Tensor, " batch"]:
+        """Return the L2 length of the perturbation of each image."""
+        return NORMS["l2"].length((result.images.cpu() - self.images.cpu()).double())
 
 
 def same_in_any_batch(attack: str, whole: AttackResult, parts: AttackResult) -> Check:
@@ -225,9 +233,9 @@ def same_in_any_batch(attack: str, whole: AttackResult, parts: AttackResult) -> 
 
 @needs_gradients
 def gradients_not_zero(model: Model, images: Images, labels: Labels) -> Check:
-    """Check that the gradient of the cross-entropy in the pixels is not zero for at least 9 images
-    in 10.
+    """Check that the gradient in the pixels is not zero for at least 9 images in 10.
 
+    The gradient is that of the cross-entropy.
     Raises NonFiniteError, naming model and image, for a NaN or infinite gradient.
     """
     inputs = images.detach().to(model.device).requires_grad_()
@@ -245,7 +253,10 @@ def gradients_not_zero(model: Model, images: Images, labels: Labels) -> Check:
 
 
 def gradients_read(name: str, attack: str, zero: int, count: int) -> Check:
-    """Of all images, so many had gradients of exactly zero: at most one in ten."""
+    """Return the check that at most one image in ten has gradients of exactly zero.
+
+    zero: the number of such images, of all `count`.
+    """
     return Check(
         name,
         attack,
@@ -258,8 +269,7 @@ def gradients_read(name: str, attack: str, zero: int, count: int) -> Check:
 
 
 def every_image_broken(outcome: Outcome) -> Check:
-    """Return a search without a budget found a perturbation that fools the model for every
-    image."""
+    """Check that a search without a budget finds an adversarial perturbation of every image."""
     right = int(outcome.clean.sum())
     missed = int((outcome.clean & outcome.broken_at.isinf()).sum())
     return Check(
@@ -274,10 +284,10 @@ def every_image_broken(outcome: Outcome) -> Check:
 
 
 def weaker_breaks_no_more(weaker: Outcome, stronger: Outcome, *, reason: str) -> Check:
-    """Return the weaker of two attacks breaks no more images than the stronger at any epsilon, but
-    for chance. reason: why it is the weaker one ("one step against many").
+    """Check that the weaker of two attacks breaks no more images at any epsilon, but for chance.
 
-    Only the epsilons that both tried are compared.
+    Only the epsilons that both tried are compared. reason: why it is the weaker one ("one step
+    against many").
     """
     least_p = 1.0
     found = "nowhere weaker"
@@ -313,7 +323,7 @@ def weaker_breaks_no_more(weaker: Outcome, stronger: Outcome, *, reason: str) ->
 
 
 def never_rises(outcome: Outcome) -> Check:
-    """Robust accuracy falls or stays as epsilon grows."""
+    """Check that robust accuracy never rises as epsilon grows."""
     counts = [int(outcome.robust(epsilon).sum()) for epsilon in (0.0, *outcome.epsilons)]
     falls = all(after <= before for before, after in pairwise(counts))
     return Check(

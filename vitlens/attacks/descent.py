@@ -1,8 +1,7 @@
-"""Projected gradient descent; FGSM, BIM, the patch attack and frequency-limited PGD are special
-cases of it.
+"""Projected gradient descent (PGD) and its special cases.
 
-They differ by the region of allowed perturbations: a norm's ball, one band of frequencies, one
-square of pixels.
+These are FGSM, BIM, the patch attack and frequency-limited PGD. They differ by the region of
+allowed perturbations: the ball of a norm, one band of frequencies, one square of pixels.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,9 +29,11 @@ CUTOFF = 0.5  # of Nyquist's frequency, between low and high
 
 @dataclass(frozen=True)
 class Region:
-    """The allowed changes of a batch of jobs. norm: that bounds a change; within: the component of
-    a change, or of a gradient, in the region, of any length; choose: the state that defines each
-    job's region; radius: the largest length of a change.
+    """The allowed changes of a batch of jobs.
+
+    norm: that bounds a change. within: the component of a change, or of a gradient, in the region,
+    of any length. choose: the state that defines the region of each job. radius: the largest length
+    of a change.
     """
 
     norm: Norm
@@ -62,23 +63,25 @@ def band(part: Literal["low", "high"]) -> Region:
 def one_square(
     side: int, step: tuple[int, int], ranked: Int[Tensor, "images places"] | None
 ) -> Region:
-    """Return one square of pixels in which any change is allowed, from black to white; epsilon is
-    the share that it covers. side: px; step: px (vertical, horizontal) between its possible
-    positions; ranked: for each image (rows of the jobs) the positions in descending order, of which
-    each restart takes the next; None: random positions.
+    """Return one square of pixels in which any change is allowed, from black to white.
+
+    Epsilon is the share of the image that the square covers. side: px; step: px (vertical,
+    horizontal) between its possible positions. ranked: for each image (rows of the jobs) the
+    positions in descending order, of which each restart takes the next; None: random positions.
     """
 
     def choose(jobs: Jobs) -> State:
-        """Return each job's square as a mask (batch, 1, height, width)."""
+        """Return the square of each job as a mask (batch, 1, height, width)."""
         height, width = jobs.clean.shape[2:]
-        counts = [(length - side) // each + 1 for length, each in zip((height, width), step)]
+        rows = (height - side) // step[0] + 1
+        columns = (width - side) // step[1] + 1
         if ranked is None:
-            position = (uniform(jobs.keys, 1, stream=4)[:, 0] * (counts[0] * counts[1])).long()
+            position = (uniform(jobs.keys, 1, stream=4)[:, 0] * (rows * columns)).long()
         else:
-            places = ranked.to(jobs.rows.device)[jobs.rows]
-            position = places.gather(1, (jobs.restarts % places.shape[1])[:, None])[:, 0]
-        top = position // counts[1] * step[0]
-        left = position % counts[1] * step[1]
+            order = ranked.to(jobs.rows.device)[jobs.rows]
+            position = order.gather(1, (jobs.restarts % order.shape[1])[:, None])[:, 0]
+        top = position // columns * step[0]
+        left = position % columns * step[1]
         return {"mask": squares((height, width), top, left, torch.full_like(top, side))}
 
     return Region(
@@ -96,12 +99,18 @@ def squares(
     side: Int[Tensor, " batch"],
 ) -> Bool[Tensor, "batch 1 height width"]:
     """Return a mask of each square."""
-    along = [torch.arange(length, device=top.device) for length in size]
-    rows, columns = (
-        (line >= at[:, None]) & (line < (at + side)[:, None])
-        for line, at in zip(along, (top, left))
-    )
+    height, width = size
+    rows = _within_side(height, top, side)
+    columns = _within_side(width, left, side)
     return (rows[:, :, None] & columns[:, None, :])[:, None]
+
+
+def _within_side(
+    length: int, start: Int[Tensor, " batch"], side: Int[Tensor, " batch"]
+) -> Bool[Tensor, "batch length"]:
+    """Return a mask of the pixels of one axis that lie within each square."""
+    pixels = torch.arange(length, device=start.device)
+    return (pixels >= start[:, None]) & (pixels < (start + side)[:, None])
 
 
 def ranked_positions(
@@ -111,10 +120,9 @@ def ranked_positions(
     side: int,
     step: Sequence[int],
 ) -> Int[Tensor, "images places"]:
-    """Return the positions of a square for each image, by the attribution within it, largest first;
-    ties in reading order.
+    """Return the positions of a square for each image, in descending order of attribution.
 
-    Raises InputError for a constant map.
+    Equal ones are in reading order. Raises InputError for a constant map.
     """
     constant = (maps.amax((1, 2)) == maps.amin((1, 2))).nonzero().flatten()
     if len(constant):
@@ -128,8 +136,10 @@ def ranked_positions(
 
 @dataclass(frozen=True, kw_only=True)
 class Descent(Algorithm):
-    """Gradient ascent on the loss; each step is projected into the region. stride: length of all
-    steps together, in epsilons; random_start: whether it starts at a random point of the region.
+    """Gradient ascent on the loss; each step is projected into the region.
+
+    stride: length of all steps together, in epsilons. random_start: True to start at a random point
+    of the region.
     """
 
     steps: int
@@ -167,10 +177,11 @@ def pgd(
     random_start: bool = True,
     region: Region | None = None,
 ) -> Descent:
-    """Projected gradient descent (Madry 2018): a random start, steps of 2.5 epsilon / steps.
-    targets: how many of the most likely other classes it targets in turn, 0: untargeted; stride:
-    None: that of the setting, or 2.5; region: the set of allowed perturbations (None: the norm's
-    ball).
+    """Return projected gradient descent (Madry 2018): a random start, steps of 2.5 epsilon / steps.
+
+    targets: the number of the most likely other classes that it targets in turn; 0: untargeted.
+    stride: None: that of the setting, or 2.5. region: the set of allowed perturbations (None: the
+    ball of the norm).
     """
     region = region or Region(NORMS[norm])
     if stride is None:
@@ -187,25 +198,27 @@ def pgd(
 
 
 def fgsm(setting: Setting) -> Descent:
-    """Fast gradient sign method (Goodfellow 2015): one step of epsilon from the clean image."""
+    """Return the fast gradient sign method (Goodfellow 2015): one step of epsilon."""
     return pgd(replace(setting, steps=1), stride=1.0, random_start=False)
 
 
 def bim(setting: Setting) -> Descent:
-    """Return the basic iterative method (Kurakin 2017): from the clean image, steps of 1.25 epsilon
-    in total.
+    """Return the basic iterative method (Kurakin 2017).
+
+    It starts at the clean image; its steps are 1.25 epsilon long in total.
     """
     return pgd(setting, stride=BIM_STRIDE, random_start=False)
 
 
 def frequency(setting: Setting, *, part: Literal["low", "high"]) -> Descent:
-    """PGD within one band of frequencies (Sharma 2019)."""
+    """Return PGD within one band of frequencies (Sharma 2019)."""
     return pgd(setting, region=band(part))
 
 
 def patch(setting: Setting) -> Descent:
-    """PGD within one square (Brown 2017), at a random position or at those of most attribution, in
-    order.
+    """Return PGD within one square (Brown 2017).
+
+    The square is at a random position, or at those of most attribution in turn.
     """
     side = setting.square_side
     step = (setting.token or (side, side)) if setting.aligned else (1, 1)

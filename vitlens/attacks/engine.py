@@ -1,5 +1,4 @@
-"""The engine: keeps the batch full; an image leaves it as soon as it is adversarial or its last job
-has failed.
+"""The engine of attacks, which keeps the batch full with images that are still robust.
 
 A job is an image at one epsilon in one restart. After a failure the next restart, then the next
 larger epsilon, follows in the same slot; after a success, or the image's last job, the next image
@@ -18,6 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
+from math import ceil
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -37,9 +37,8 @@ from vitlens.lens.quick_passes import quick_linear
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Logits
 
-OnDone = Callable[
-    [int], object
-]  # level at which the attack succeeded on a finished image (-1: robust)
+# called with the level at which the attack succeeded on a finished image (-1: robust)
+OnDone = Callable[[int], object]
 Points = Float[Tensor, "points 3 height width"]
 SuccessTest = Callable[[Points, Int[Tensor, " points"]], Bool[Tensor, " points"]]
 
@@ -47,7 +46,7 @@ ROUNDS = 3  # of the line search
 POINTS = 8  # on each line in a round: each round narrows the interval to 1/9, three to 1/729
 _BF16_ERROR = 2.0**-6  # of the largest logit
 _CPU_CHUNK = 32  # images per pass on a CPU, whose activations fit into its caches
-# jobs that need no gradient get a pass of their own where they are at least 1/4 of the batch
+# jobs that need no gradient get a separate pass if they are at least 1/4 of the batch
 _SEPARATE = 4
 _MULTIPLE = 8  # to which batches on a CPU are padded
 
@@ -56,10 +55,9 @@ _MULTIPLE = 8  # to which batches on a CPU are padded
 class AttackOutcome:
     """The outcome for each image, of all algorithms that have run so far.
 
-    level: index of the epsilon at which the attack succeeded, -1 where the image is robust or was
-    not attacked; distance: of the adversarial image, infinite where there is none; forwards,
-    backwards: passes; silent: whether no gradient was other than exactly 0; adversarial: images by
-    row.
+    level: index of the epsilon at which the attack succeeded, -1 for an image that is robust or was
+    not attacked; distance: of the adversarial image, infinite without one; forwards, backwards:
+    passes; silent: whether no gradient was other than exactly 0; adversarial: images by row.
     """
 
     level: Int[Tensor, " batch"]
@@ -71,14 +69,16 @@ class AttackOutcome:
 
     @property
     def zero_gradients(self) -> Bool[Tensor, " batch"]:
-        """Return whether gradients were computed and all of them exactly 0."""
+        """Return a mask of the images whose gradients were computed and all exactly 0."""
         return self.silent & (self.backwards > 0)
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Runs the model for one algorithm. precision: of the passes with gradients; targeted: whether
-    success means predicting the target (else: any wrong class).
+    """A model and an algorithm, with which points are evaluated.
+
+    precision: of the passes with gradients; targeted: whether success means predicting the target
+    (else: any wrong class).
     """
 
     model: Model
@@ -87,8 +87,9 @@ class Evaluator:
     targeted: bool
 
     def evaluate(self, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"]) -> PointEvaluation:
-        """Return the model's outputs on the points; last (on the CPU): jobs for which no gradient
-        is needed.
+        """Return the model's outputs on the points.
+
+        last (on the CPU): jobs for which no gradient is needed.
         """
         chunk = _CPU_CHUNK if points.device.type == "cpu" else len(points)
         all_jobs = torch.ones_like(last)
@@ -98,16 +99,23 @@ class Evaluator:
             groups = [(all_jobs, False)]
         elif count * _SEPARATE >= len(last):
             groups = [(last, False), (~last, True)]
-        passes = [
-            (rows, traced) for mask, traced in groups for rows in mask.nonzero()[:, 0].split(chunk)
-        ]
+        passes = []
+        for mask, needs_gradients in groups:
+            for rows in mask.nonzero()[:, 0].split(chunk):
+                passes.append((rows, needs_gradients))
         parts = []
-        for rows, traced in passes:
+        for rows, needs_gradients in passes:
             slots = rows.to(points.device)
-            own = (points, jobs) if len(passes) == 1 else (points[slots], jobs.select(slots))
-            parts.append(
-                self._traced(*own, last[rows].to(points.device)) if traced else self._plain(*own)
-            )
+            pass_points = points
+            pass_jobs = jobs
+            if len(passes) > 1:
+                pass_points = points[slots]
+                pass_jobs = jobs.select(slots)
+            if needs_gradients:
+                is_last = last[rows].to(points.device)
+                parts.append(self._with_gradients(pass_points, pass_jobs, is_last))
+            else:
+                parts.append(self._without_gradients(pass_points, pass_jobs))
         if len(parts) == 1:
             return parts[0]
         order = torch.cat([rows for rows, _ in passes]).argsort().to(points.device)
@@ -119,44 +127,41 @@ class Evaluator:
         )
 
     def exact(self, points: Images) -> Logits:
-        """Return the logits at the module's own precision, as numbers of the points' type, without
-        a graph.
-        """
+        """Return the logits in the module's precision, without a graph, in the points' dtype."""
         with torch.no_grad(), quick_linear(points.device):
             logits: Tensor = self.model(_padded(points))
         return logits[: len(points)].to(points.dtype)
 
     def success(self, logits: Logits, jobs: Jobs) -> Bool[Tensor, " batch"]:
-        """Return whether the points with these logits are adversarial."""
-        return (
-            is_target(logits, jobs.targets)
-            if self.targeted
-            else is_misclassified(logits, jobs.labels)
-        )
+        """Return a mask of the points with these logits that are adversarial."""
+        if self.targeted:
+            return is_target(logits, jobs.targets)
+        return is_misclassified(logits, jobs.labels)
 
-    def _plain(self, points: Images, jobs: Jobs) -> PointEvaluation:
+    def _without_gradients(self, points: Images, jobs: Jobs) -> PointEvaluation:
         logits = self.exact(points)
         losses = self.algorithm.losses(logits, jobs)
         no_gradients = points.new_zeros(()).expand(losses.shape[1], *points.shape)
         return PointEvaluation(logits, losses, no_gradients, self.success(logits, jobs))
 
-    def _traced(self, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"]) -> PointEvaluation:
-        """With gradients; after a pass in bf16, points that are nearly adversarial, or the last of
-        their job, are evaluated again in fp32.
+    def _with_gradients(
+        self, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"]
+    ) -> PointEvaluation:
+        """Return the outputs with gradients.
+
+        After a pass in bf16, points that are nearly adversarial, or the last of their job, are
+        evaluated again in fp32.
         """
         with autocast(points.device, self.precision):
-            coarse = torch.is_autocast_enabled(points.device.type)
-        with needing_gradients(
-            self.model, instead=f"attacks that need scores alone work ({without_gradients()})"
-        ):
+            is_coarse = torch.is_autocast_enabled(points.device.type)
+        alternative = f"attacks that need scores alone work ({without_gradients()})"
+        with needing_gradients(self.model, instead=alternative):
             try:
-                seen = self._differentiated(points, jobs, quick_linear(points.device))
-            except (
-                CheckpointError
-            ):  # what a checkpoint computes again for the gradient is not quick
-                seen = self._differentiated(points, jobs, nullcontext())
+                seen = self._differentiate(points, jobs, quick_linear(points.device))
+            except CheckpointError:  # a checkpoint's second computation is not quick
+                seen = self._differentiate(points, jobs, nullcontext())
         logits = seen.logits
-        if not coarse:
+        if not is_coarse:
             return seen
         slack = _BF16_ERROR * logits.abs().amax(1)
         lead = -margin(logits, jobs.targets) if self.targeted else margin(logits, jobs.labels)
@@ -164,12 +169,11 @@ class Evaluator:
         if not len(uncertain):
             return seen
         logits = logits.index_copy(0, uncertain, self.exact(points[uncertain]))
-        success = torch.zeros_like(seen.success).index_copy(
-            0, uncertain, self.success(logits, jobs)[uncertain]
-        )
+        uncertain_success = self.success(logits, jobs)[uncertain]
+        success = torch.zeros_like(seen.success).index_copy(0, uncertain, uncertain_success)
         return replace(seen, logits=logits, success=success)
 
-    def _differentiated(
+    def _differentiate(
         self, points: Images, jobs: Jobs, quick: AbstractContextManager[None]
     ) -> PointEvaluation:
         count = self.algorithm.objectives
@@ -179,10 +183,12 @@ class Evaluator:
         with torch.enable_grad():
             logits = outputs.to(points.dtype)
             losses = self.algorithm.losses(logits, jobs)
-            gradients = [
-                torch.autograd.grad(losses[:, index].sum(), leaf, retain_graph=index + 1 < count)[0]
-                for index in range(count)
-            ]
+            gradients = []
+            for index in range(count):
+                is_last = index + 1 == count
+                loss = losses[:, index].sum()
+                (gradient,) = torch.autograd.grad(loss, leaf, retain_graph=not is_last)
+                gradients.append(gradient)
         logits = logits.detach()
         return PointEvaluation(
             logits, losses.detach(), torch.stack(gradients), self.success(logits, jobs)
@@ -190,24 +196,24 @@ class Evaluator:
 
 
 def _padded(points: Images) -> Float[Tensor, "padded 3 height width"]:
-    """On a CPU, padded with copies of the last image to 1, 2, 4 or a multiple of 8. oneDNN caches
-    code and memory for every shape, and a shrinking batch would produce all of them.
+    """Return points padded on a CPU with copies of the last image to 1, 2, 4 or a multiple of 8.
+
+    oneDNN caches code and memory for every shape, and a shrinking batch would produce all of them.
     """
     count = len(points)
-    size = (
-        -(-count // _MULTIPLE) * _MULTIPLE
-        if count > _MULTIPLE // 2
-        else 1 << (count - 1).bit_length()
-    )
+    size = 1 << (count - 1).bit_length()
+    if count > _MULTIPLE // 2:
+        size = ceil(count / _MULTIPLE) * _MULTIPLE
     if points.device.type != "cpu" or size == count:
         return points
     return torch.cat((points, points[-1:].expand(size - count, -1, -1, -1)))
 
 
 class Engine:
-    """Runs one attack without members over the images, batch by batch. outcome: of the attacks
-    before it, to which this one adds: an image is attacked only below the level at which it is
-    broken already. Raises what the attack's algorithm raises.
+    """One attack without members, which runs over the images batch by batch.
+
+    outcome: of earlier attacks, to which this one adds: an image is attacked only below the level
+    at which it is broken already. Raises as the attack's algorithm does.
     """
 
     def __init__(
@@ -226,25 +232,24 @@ class Engine:
         self.evaluator = Evaluator(model, self.algorithm, plan.precision, plan.targets is not None)
         self.outcome = outcome or nothing_yet(len(clean.labels))
         self.batch_size = plan.batch_size or fitting_batch(model)
-        self.targets = (
-            1
-            if plan.targets is not None
-            else max(1, min(attack.targets, clean.runners_up.shape[1]))
-        )
-        self.jobs_per_level = self.targets * (plan.restarts if attack.random_start else 1)
+        self.targets = 1
+        if plan.targets is None:
+            self.targets = max(1, min(attack.targets, clean.runners_up.shape[1]))
+        self.jobs_per_level = self.targets
+        if attack.random_start:
+            self.jobs_per_level *= plan.restarts
 
     def run(self, on_done: OnDone = lambda _: None) -> AttackOutcome:
         """Run all jobs of all images. Raises NonFiniteError naming model and image."""
         level = self.outcome.level
-        self.limits = torch.where(
-            level < 0, len(self.plan.levels), level
-        ).tolist()  # of levels from the smallest
-        attacked = (
+        # number of levels to be tried, from the smallest
+        self.limits: list[int] = torch.where(level < 0, len(self.plan.levels), level).tolist()
+        attacked_rows = [
             row
-            for row, correct in enumerate(self.clean.correct.tolist())
-            if correct and self.limits[row]
-        )
-        self.waiting = iter(attacked)
+            for row, is_correct in enumerate(self.clean.correct.tolist())
+            if is_correct and self.limits[row]
+        ]
+        self.waiting = iter(attacked_rows)
         self.on_done = on_done
         # of each slot: image, index of the job among the image's jobs, queries of the job
         self.rows = list(islice(self.waiting, self.batch_size))
@@ -258,8 +263,7 @@ class Engine:
         return self.outcome
 
     def _round(self, jobs: Jobs, state: State) -> tuple[Jobs, State]:
-        """Return one query of the model for the whole batch, and the changes that follow from
-        it."""
+        """Query the model for the whole batch; return the jobs and the state of the next round."""
         minimum = self.minimum
         last = self.queries == self.algorithm.queries - 1
         points = state["points"]
@@ -272,13 +276,15 @@ class Engine:
             steepest = seen.gradients.detach().abs().amax((0, 2, 3, 4))
         # copied to the host in one transfer
         packed = (nearest, seen.success, over, seen.logits.isfinite().all(1), steepest)
-        distance, success, over, finite, steepest = torch.stack(
-            [part.to(nearest.dtype) for part in packed]
-        ).cpu()
+        columns = torch.stack([part.to(nearest.dtype) for part in packed])
+        distance, success, over, finite, steepest = columns.cpu()
         self._count(last, finite, steepest)
         ended = over.bool() | last
-        success = distance.isfinite() & ended if minimum else success.bool()
-        ended = ended if minimum else ended | success
+        if minimum:
+            success = distance.isfinite() & ended
+        else:
+            success = success.bool()
+            ended |= success
         self.queries += 1
         jobs = replace(jobs, queries=jobs.queries + 1)
         hits = success.nonzero()[:, 0]
@@ -289,23 +295,23 @@ class Engine:
             self.outcome.level[rows] = torch.tensor(self.stages)[hits] // self.jobs_per_level
             self.outcome.distance[rows] = distance[hits].float()
             if self.plan.keep:
-                kept = points[hits.to(points.device)].to(self.clean.images.device)
-                self.outcome.adversarial.update(zip(rows.tolist(), kept))
+                adversarial = points[hits.to(points.device)].to(self.clean.images.device)
+                self.outcome.adversarial.update(zip(rows.tolist(), adversarial))
         return self._refill(ended.nonzero()[:, 0].tolist(), success, jobs, state)
 
     def _count(self, last: Bool[Tensor, " batch"], finite: Tensor, steepest: Tensor) -> None:
-        """Count each image's passes, and note whether all its gradients were 0. Raises
-        NonFiniteError.
+        """Count each image's passes, and record if all its gradients were 0.
+
+        Raises NonFiniteError, naming model and image.
         """
         for is_finite, name in ((finite.bool(), "logits"), (steepest.isfinite(), "gradients")):
             if not is_finite.all():
                 row = self.rows[int((~is_finite).nonzero()[0])]
                 raise NonFiniteError(
                     f"expected finite {name}, found NaN or infinity from {self.model.alias} on "
-                    "image "
-                    f"{int(self.clean.indices[row])} under attack; try "
-                    f"{argument('precision', 'fp32')}, or an attack "
-                    f"without gradients ({without_gradients()})"
+                    f"image {int(self.clean.indices[row])} under attack; try "
+                    f"{argument('precision', 'fp32')}, or an attack without gradients "
+                    f"({without_gradients()})"
                 )
         rows = torch.tensor(self.rows)
         self.outcome.forwards[rows] += 1
@@ -315,18 +321,18 @@ class Engine:
     def _shortened(
         self, hits: Int[Tensor, " hits"], jobs: Jobs, adversarial: Tensor, distance: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the adversarial images and their distances, those in these slots shortened by the
-        line search.
+        """Return the adversarial images and their distances, with these slots shortened.
+
+        They are shortened by the line search.
         """
         slots = hits.to(adversarial.device)
         hit_jobs = jobs.select(slots)
+
+        def is_adversarial(points: Points, rows: Int[Tensor, " points"]) -> Bool[Tensor, " points"]:
+            return self.evaluator.success(self.evaluator.exact(points), hit_jobs.select(rows))
+
         nearer = line_search(
-            lambda points, rows: self.evaluator.success(
-                self.evaluator.exact(points), hit_jobs.select(rows)
-            ),
-            hit_jobs.clean,
-            adversarial[slots],
-            batch_size=self.batch_size,
+            is_adversarial, hit_jobs.clean, adversarial[slots], batch_size=self.batch_size
         )
         self.outcome.forwards[torch.tensor(self.rows)[hits]] += ROUNDS * POINTS
         lengths = self.algorithm.norm.length(nearer - hit_jobs.clean).to(distance)
@@ -335,9 +341,7 @@ class Engine:
     def _refill(
         self, slots: Sequence[int], success: Tensor, jobs: Jobs, state: State
     ) -> tuple[Jobs, State]:
-        """Fill the slots of the jobs that ended with the same image's next job, or with the next
-        image.
-        """
+        """Fill the slots of ended jobs with the same image's next job, or with the next image."""
         filled = []
         for slot in slots:
             row = self.rows[slot]
@@ -349,40 +353,38 @@ class Engine:
             if self.rows[slot] >= 0:
                 filled.append(slot)
         if filled:
-            new_jobs = self._jobs(
-                [self.rows[slot] for slot in filled], [self.stages[slot] for slot in filled]
-            )
-            place = torch.tensor(filled, device=new_jobs.rows.device)
+            rows = [self.rows[slot] for slot in filled]
+            stages = [self.stages[slot] for slot in filled]
+            new_jobs = self._jobs(rows, stages)
+            indices = torch.tensor(filled, device=new_jobs.rows.device)
             start = self.algorithm.start(new_jobs)
             self.queries[filled] = 0
-            jobs = jobs.replaced(place, new_jobs)
-            state = {name: state[name].index_copy(0, place, new) for name, new in start.items()}
+            jobs = jobs.replaced(indices, new_jobs)
+            state = {name: state[name].index_copy(0, indices, new) for name, new in start.items()}
         if len(filled) < len(slots):
             occupied = [slot for slot, row in enumerate(self.rows) if row >= 0]
             self.rows = [self.rows[slot] for slot in occupied]
             self.stages = [self.stages[slot] for slot in occupied]
             self.queries = self.queries[occupied]
-            place = torch.tensor(occupied, dtype=torch.int64, device=jobs.rows.device)
-            jobs = jobs.select(place)
-            state = {name: value[place] for name, value in state.items()}
+            indices = torch.tensor(occupied, dtype=torch.int64, device=jobs.rows.device)
+            jobs = jobs.select(indices)
+            state = {name: value[indices] for name, value in state.items()}
         return jobs, state
 
     def _first(self, row: int) -> int:
-        """Return the first stage of an image: its first job at the smallest epsilon, or, downwards,
-        at the largest.
-        """
-        return (
-            (self.limits[row] - 1) * self.jobs_per_level if self.plan.downwards and row >= 0 else 0
-        )
+        """Return an image's first stage: at the smallest epsilon, or, downwards, at the largest."""
+        if self.plan.downwards and row >= 0:
+            return (self.limits[row] - 1) * self.jobs_per_level
+        return 0
 
     def _next(self, row: int, stage: int, success: bool) -> int:
         """Return the next stage of an image; negative: none."""
         level = stage // self.jobs_per_level
-        downwards = self.plan.downwards
         if success:
-            return (level - 1) * self.jobs_per_level if downwards else -1
-        levels = level + 1 if downwards else self.limits[row]
-        return stage + 1 if stage + 1 < levels * self.jobs_per_level else -1
+            return (level - 1) * self.jobs_per_level if self.plan.downwards else -1
+        levels = level + 1 if self.plan.downwards else self.limits[row]
+        next_stage = stage + 1
+        return next_stage if next_stage < levels * self.jobs_per_level else -1
 
     def _jobs(self, rows: list[int], stages: list[int]) -> Jobs:
         """Return the jobs of these images at these stages."""
@@ -394,11 +396,10 @@ class Engine:
         ranks = stage % self.jobs_per_level % self.targets
         restarts = stage % self.jobs_per_level // self.targets
         runners_up = clean.runners_up[row]
-        targets = (
-            runners_up.gather(1, ranks[:, None])[:, 0]
-            if plan.targets is None
-            else plan.targets[row]
-        )
+        if plan.targets is None:
+            targets = runners_up.gather(1, ranks[:, None])[:, 0]
+        else:
+            targets = plan.targets[row]
         levels = torch.tensor(plan.levels, dtype=clean.images.dtype)[stage // self.jobs_per_level]
         parts = (
             row,
@@ -422,15 +423,16 @@ def worst_case(
     *,
     advance: Callable[[int], object] = lambda _: None,
 ) -> AttackOutcome:
-    """Return the attack, or its members in turn, on each image only at the epsilons at which it is
-    still robust. advance: called with the number of images just finished, all of them in sum.
+    """Return the outcome of the attack, or of its members in turn.
+
+    An image is attacked only at the epsilons at which it is still robust. advance: called with the
+    number of images just finished, all of them in sum.
     """
     outcome = nothing_yet(len(clean.labels))
     engines = [Engine(model, clean, part, plan, outcome) for part in attack.parts]
     advance(int((~clean.correct).sum()) if plan.levels else len(clean.labels))
-    for engine in engines[
-        :-1
-    ]:  # an image that is broken at the smallest epsilon is not attacked again
+    # an image that is broken at the smallest epsilon is not attacked again
+    for engine in engines[:-1]:
         engine.run(lambda level: advance(1) if level == 0 else None)
     return engines[-1].run(lambda _: advance(1))
 
@@ -446,11 +448,11 @@ def nothing_yet(count: int) -> AttackOutcome:
 def line_search(
     is_adversarial: SuccessTest, clean: Images, adversarial: Images, *, batch_size: int
 ) -> Images:
-    """Return the nearest adversarial images that a grid search finds on the lines from the clean to
-    the adversarial ones. is_adversarial: of points, given the rows of the images that they belong
-    to; batch_size: points per call.
+    """Return the nearest adversarial images on the lines from clean to adversarial images.
 
-    Where no nearer point is adversarial, the adversarial image is returned unchanged, bit for bit.
+    They are found by a grid search. is_adversarial: (points, rows of their images) -> mask;
+    batch_size: points per call. If no nearer point is adversarial, the adversarial image is
+    returned unchanged, bit for bit.
     """
     change = adversarial - clean
     rows = torch.arange(len(clean), device=clean.device)
@@ -464,19 +466,18 @@ def line_search(
     steps = torch.arange(1, POINTS + 1, device=ends.device, dtype=ends.dtype) / (POINTS + 1)
     for _ in range(ROUNDS):
         between = ends[:, :1] + (ends[:, 1:] - ends[:, :1]) * steps
-        inner = between.flatten()
-        owners = rows.repeat_interleave(POINTS)
-        success = torch.cat(
-            [
-                is_adversarial(points_at(owners[part], inner[part]), owners[part])
-                for part in torch.arange(len(inner), device=inner.device).split(batch_size)
-            ]
-        )
-        far_end = torch.ones_like(success[: len(rows), None])  # known to be adversarial
+        inner_shares = between.flatten()
+        inner_rows = rows.repeat_interleave(POINTS)
+        results = []
+        for point_rows, point_shares in zip(
+            inner_rows.split(batch_size), inner_shares.split(batch_size)
+        ):
+            results.append(is_adversarial(points_at(point_rows, point_shares), point_rows))
+        success = torch.cat(results)
+        far_end = torch.ones_like(success[: len(rows), None])  # which is adversarial
         along_line = torch.cat((success.view(-1, POINTS), far_end), 1)
-        first = along_line.to(torch.uint8).argmax(
-            1, keepdim=True
-        )  # argmax gives the first of equal values
+        # argmax returns the first of equal values
+        first = along_line.to(torch.uint8).argmax(1, keepdim=True)
         shares = torch.cat((ends[:, :1], between, ends[:, 1:]), 1)
         ends = shares.gather(1, torch.cat((first, first + 1), 1))
     return torch.where(per_pixel(ends[:, 1]) < 1, points_at(rows, ends[:, 1]), adversarial)

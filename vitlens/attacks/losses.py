@@ -1,6 +1,6 @@
-"""The losses that attacks maximise, one number per image from its logits; and when an image counts
-as misclassified.
+"""The losses that attacks maximise, and when an image counts as misclassified.
 
+A loss is one number per image, computed from its logits.
 The DLR losses are positive where the attack succeeds: for an untargeted loss where another class
 has the largest logit, for a targeted one where the target class has.
 """
@@ -25,10 +25,11 @@ _TINY: Final = 1e-12
 
 
 def cross_entropy(logits: Logits, labels: Labels, _targets: Labels) -> PerImage:
-    """Cross-entropy as the log odds against the label, log(1 - p) - log p. Cross-entropy is
-    softplus of it: both have the same gradient direction and the same order, on which normalised
-    steps and comparisons depend, but the gradient of the log odds does not vanish where the model
-    is confident.
+    """Return the log odds against the label, log(1 - p) - log p.
+
+    Cross-entropy is softplus of it. Both have the same gradient direction and the same order, on
+    which normalised steps and comparisons depend; but the gradient of the log odds does not vanish
+    where the model is confident.
     """
     odds: Tensor = _without(logits, labels).logsumexp(1) - _of(logits, labels)
     return odds
@@ -41,23 +42,28 @@ def targeted_cross_entropy(logits: Logits, _labels: Labels, targets: Labels) -> 
 
 
 def dlr(logits: Logits, labels: Labels, _targets: Labels) -> PerImage:
-    """Difference of logits ratio (Croce & Hein 2020, equation 6): -margin / (first - third
-    logit)."""
+    """Return the difference of logits ratio (Croce & Hein 2020, equation 6).
+
+    It is -margin / (first - third logit).
+    """
     top = logits.topk(3, dim=1).values
     return -margin(logits, labels) / (top[:, 0] - top[:, 2] + _TINY)
 
 
 def targeted_dlr(logits: Logits, labels: Labels, targets: Labels) -> PerImage:
-    """Return the targeted DLR (Croce & Hein 2020, equation 7): over first - (third + fourth)
-    / 2."""
+    """Return the targeted DLR (Croce & Hein 2020, equation 7).
+
+    The difference is divided by first - (third + fourth) / 2.
+    """
     top = logits.topk(4, dim=1).values
     scale = top[:, 0] - (top[:, 2] + top[:, 3]) / 2 + _TINY
     return (_of(logits, targets) - _of(logits, labels)) / scale
 
 
 def margin(logits: Logits, labels: Labels) -> PerImage:
-    """Return the label's logit minus the largest other logit (the label is masked, not multiplied
-    by zero).
+    """Return the logit of the label minus the largest other logit.
+
+    The label is masked, not multiplied by zero.
     """
     lead: Tensor = _of(logits, labels) - _without(logits, labels).max(1).values
     return lead
@@ -69,8 +75,9 @@ def rounding_error(logits: Logits) -> PerImage:
 
 
 def is_misclassified(logits: Logits, labels: Labels) -> Bool[Tensor, " batch"]:
-    """Return whether another class than the label has the largest logit, by more than the rounding
-    error.
+    """Return whether a class other than the label has the largest logit.
+
+    It must be the largest by more than the rounding error.
     """
     return margin(logits, labels) < -rounding_error(logits)
 

@@ -60,8 +60,9 @@ class DeepFool(Algorithm):
         return others - logits.gather(1, jobs.labels[:, None])
 
     def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
-        """Return a step across the nearest linearised boundary; the job is over as soon as the
-        image is adversarial.
+        """Return a step across the nearest linearised boundary.
+
+        The job is over as soon as the image is adversarial.
         """
         lengths = seen.gradients.flatten(2).square().sum(2).sqrt().T  # batch, objectives
         tiny = torch.finfo(lengths.dtype).tiny
@@ -70,9 +71,8 @@ class DeepFool(Algorithm):
         distances = torch.where(lengths > 0, distances, torch.inf)
         nearest, chosen = distances.min(1)
         gradient = seen.gradients[chosen, torch.arange(len(chosen), device=chosen.device)]
-        length = torch.where(
-            nearest.isfinite(), nearest + _PUSH, 0
-        )  # no step where all gradients are 0
+        # no step where all gradients are 0
+        length = torch.where(nearest.isfinite(), nearest + _PUSH, 0)
         total = state["total"] + per_pixel(length) * L2.steepest(gradient)
         here = state["points"]
         found = {"best": here, "nearest": L2.length(here - jobs.clean)}
@@ -85,7 +85,7 @@ class DeepFool(Algorithm):
 
 
 def deepfool(setting: Setting) -> DeepFool:
-    """DeepFool with overshoot 0.02 over the 9 most likely other classes."""
+    """Return DeepFool with overshoot 0.02 over the 9 most likely other classes."""
     return DeepFool(
         norm=L2, queries=setting.steps + 1, objectives=min(TARGETS, setting.classes - 1)
     )
@@ -115,21 +115,19 @@ class CarliniWagner(Algorithm):
         }
 
     def losses(self, logits: Logits, jobs: Jobs) -> Float[Tensor, "batch 1"]:
-        """Return the negative margin of the label; 0 as soon as another class has the largest
-        logit.
-        """
+        """Return the negative margin of the label; 0 where another class has the largest logit."""
         return -(margin(logits, jobs.labels) + rounding_error(logits)).clamp_min(0)[:, None]
 
     def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
-        """Keep the nearest adversarial image, take a step of Adam, start the next search where one
-        has ended.
+        """Keep the nearest adversarial image and take a step of Adam.
+
+        Where a search has ended, the next one starts.
         """
         points = state["points"]
         change = state["points"] - _as_image(state["origin"])
         loss = change.flatten(1).square().sum(1) - state["c"] * seen.losses[:, 0]
-        gradient = (
-            (2 * change - per_pixel(state["c"]) * seen.gradients[0]) * 2 * points * (1 - points)
-        )  # d tanh
+        in_pixels = 2 * change - per_pixel(state["c"]) * seen.gradients[0]
+        gradient = in_pixels * 2 * points * (1 - points)  # the derivative of tanh
         length = L2.length(points - jobs.clean)
         nearer = seen.success & (length < state["nearest"])
         state = updated(state, nearer, {"best": points, "nearest": length})

@@ -25,9 +25,11 @@ _HALF_STEP = 2.0**-25  # draws are multiples of 2^-24, and the normal quantile o
 
 @dataclass(frozen=True)
 class Norm:
-    """One norm. length: of each change; steepest: the step of length 1 of largest increase, given a
-    gradient; project: the nearest change within epsilon; draw: a random change of length at most 1
-    for each key, shaped like images.
+    """One norm.
+
+    length: of each change. steepest: the step of length 1 of largest increase, given a gradient.
+    project: the nearest change within epsilon. draw: a random change of length at most 1 for each
+    key, shaped like images.
     """
 
     name: NormName

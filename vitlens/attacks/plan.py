@@ -1,4 +1,4 @@
-"""What the engine runs: a plan, on clean images."""
+"""The plan of an attack, and the clean images on which the engine runs it."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -28,10 +28,11 @@ _CPU_BATCH = 64
 
 @dataclass(frozen=True)
 class CleanImages:
-    """The images before an attack, on the device of the images passed in, or read from a Split as
-    they are needed. correct: whether the model predicts the label; runners_up: other classes, most
-    likely first; indices: of the images in the data set; notes: caveats that a report states before
-    its curves.
+    """The images before an attack.
+
+    They are on the device of the argument, or read from a Split as they are needed. correct:
+    whether the model predicts the label; runners_up: other classes, most likely first; indices: of
+    the images in the data set; notes: caveats that a report states before its curves.
     """
 
     images: Parts
@@ -44,17 +45,18 @@ class CleanImages:
 
 @dataclass(frozen=True)
 class AttackPlan:
-    """How images are attacked. Raises InputError for counts that are too small and for maps that
-    are not finite.
+    """The settings of an attack on images.
+
+    Raises InputError for counts that are too small and for maps that are not finite.
 
     levels: epsilons above 0 in ascending order; steps: of the attack (None: its default); restarts:
     at each level; targets: the target classes (batch,), or None; batch_size: images at a time
     (None: as many as fit into memory); precision: of the passes with gradients; side, aligned,
     maps, stride: as in `vitlens.attack`; keep: whether the adversarial images are kept; downwards:
-    from the largest epsilon down to the first at which an image is robust, which is then taken to
-    be robust at all smaller ones, instead of from the smallest up to the first at which the attack
-    succeeds: two to three times as fast where many images are robust, but wrong where an attack
-    fails only at a larger epsilon.
+    from the largest epsilon down to the first at which an image is robust, which then counts as
+    robust at all smaller ones, instead of from the smallest up to the first at which the attack
+    succeeds: two to three times as fast if many images are robust, but wrong if an attack fails
+    only at a larger epsilon.
     """
 
     levels: Sequence[float] = ()
@@ -88,7 +90,8 @@ class AttackPlan:
 
     def setting(self, attack: Attack, model: Model, clean: CleanImages) -> Setting:
         """Return the setting of the attack's algorithm for this model and images of this size."""
-        count, (height, width) = len(clean.labels), clean.images.shape[2:]
+        count = len(clean.labels)
+        height, width = clean.images.shape[2:]
         if self.maps is not None and (self.maps.ndim != 3 or len(self.maps) != count):
             raise InputError(
                 f"expected maps ({count}, rows, columns), found {tuple(self.maps.shape)}"
@@ -96,47 +99,46 @@ class AttackPlan:
         layout = model.anatomy.layout
         token = None
         if layout is not None:
-            (down, across), (rows, columns) = layout.patch_size, layout.image_size
-            token = max(1, round(down * height / rows)), max(1, round(across * width / columns))
+            patch_height, patch_width = layout.patch_size
+            model_height, model_width = layout.image_size
+            token_height = max(1, round(patch_height * height / model_height))
+            token_width = max(1, round(patch_width * width / model_width))
+            token = (token_height, token_width)
         return Setting(
-            self.steps or max(1, attack.steps),
-            len(model.classes),
-            (int(height), int(width)),
-            token,
-            self.side,
-            self.aligned,
-            None if self.maps is None else self.maps.detach().cpu().float(),
-            self.stride,
+            steps=self.steps or max(1, attack.steps),
+            classes=len(model.classes),
+            size=(int(height), int(width)),
+            token=token,
+            side=self.side,
+            aligned=self.aligned,
+            maps=None if self.maps is None else self.maps.detach().cpu().float(),
+            stride=self.stride,
         )
 
     def epsilons(
-        self, attack: Attack, model: Model, clean: CleanImages, given: Sequence[float] | None
+        self, attack: Attack, model: Model, clean: CleanImages, epsilons: Sequence[float] | None
     ) -> tuple[float, ...]:
-        """Return the epsilons of an attack, by default those of its norm; for a patch, the share of
-        the image that it covers.
+        """Return the epsilons of an attack, by default those of its norm.
 
-        Raises InputError unless they are ascending, not negative, and at most 1 in L∞.
+        For a patch it is the share of the image that it covers. Raises InputError unless they are
+        ascending, not negative, and at most 1 in L∞.
         """
         if not attack.takes_epsilon:
             setting = self.setting(attack, model, clean)
             return (setting.square_side**2 / math.prod(setting.size),)
-        values = tuple(
-            float(epsilon) for epsilon in (EPSILONS[attack.norm] if given is None else given)
-        )
-        wrong = [
-            each
-            for each in values
-            if not (0 <= each < math.inf) or (attack.norm == "linf" and each > 1)
-        ]
-        if wrong:
-            bounds = "from 0 to 1" if attack.norm == "linf" else "of 0 or more"
-            raise InputError(
-                f"expected epsilons {bounds} in pixel units, found {wrong[0]:g}; e.g. 4 / 255"
-            )
+        if epsilons is None:
+            epsilons = EPSILONS[attack.norm]
+        values = tuple(map(float, epsilons))
+        is_linf = attack.norm == "linf"
+        for value in values:
+            if not 0 <= value < math.inf or (is_linf and value > 1):
+                bounds = "from 0 to 1" if is_linf else "of 0 or more"
+                raise InputError(
+                    f"expected epsilons {bounds} in pixel units, found {value:g}; e.g. 4 / 255"
+                )
         if any(after <= before for before, after in pairwise(values)):
-            raise InputError(
-                f"expected epsilons in ascending order, found {', '.join(f'{e:g}' for e in values)}"
-            )
+            listed = ", ".join(f"{value:g}" for value in values)
+            raise InputError(f"expected epsilons in ascending order, found {listed}")
         return values
 
 
@@ -148,10 +150,10 @@ def clean_images(
     indices: Sequence[int] | None = None,
     batch_size: int | None = None,
 ) -> CleanImages:
-    """Return the clean images, once the labels are checked and the model has been run on them.
-    labels: class indices, or "predicted".
+    """Return the clean images, with checked labels and the model's predictions.
 
-    Raises InputError for invalid labels or indices, NonFiniteError naming model and image.
+    labels: class indices, or "predicted". Raises InputError for invalid labels or indices,
+    NonFiniteError naming model and image.
     """
     model.require_classifier()
     count = len(images)
@@ -173,22 +175,23 @@ def clean_images(
     truth = logits.argmax(1)
     if not (isinstance(labels, str) and labels == PREDICTED):
         truth = required_labels(model, images, labels, size).detach().cpu().long()
-    wrong = truth[(truth < 0) | (truth >= classes)]
-    if len(wrong):
-        raise InputError(f"expected labels from 0 to {classes - 1}, found {int(wrong[0])}")
+    outside = truth[(truth < 0) | (truth >= classes)]
+    if len(outside):
+        raise InputError(f"expected labels from 0 to {classes - 1}, found {int(outside[0])}")
     correct = logits.argmax(1) == truth
-    others = logits.scatter(1, truth[:, None], -torch.inf)
-    runners_up = others.topk(min(TARGETS, classes - 1), dim=1).indices
-    note = f"{model.alias} misclassifies all {count} clean images: there is nothing to attack"
-    return CleanImages(
-        images, truth, correct, runners_up, positions, () if correct.any() else (note,)
-    )
+    other_logits = logits.scatter(1, truth[:, None], -torch.inf)
+    runners_up = other_logits.topk(min(TARGETS, classes - 1), dim=1).indices
+    notes = []
+    if not correct.any():
+        notes.append(
+            f"{model.alias} misclassifies all {count} clean images: there is nothing to attack"
+        )
+    return CleanImages(images, truth, correct, runners_up, positions, tuple(notes))
 
 
 @contextmanager
 def frozen(model: Model) -> Iterator[None]:
-    """Yield the model in evaluation mode with frozen parameters; modes and flags are restored on
-    exit.
+    """Set evaluation mode and freeze the parameters; modes and flags are restored on exit.
 
     No pass then stores values for the gradients of parameters.
     """

@@ -1,6 +1,6 @@
-"""The attacks. One table, free of torch: norm, requirements, cost, defaults, self-checks and
-implementation of each.
+"""The attacks: one table, free of torch.
 
+It has the norm, requirements, cost, defaults, self-checks and implementation of each attack.
 To add one, write its file and one entry here: the public functions, the command line, estimates of
 time, the self-checks and the tests read this table.
 """
@@ -108,8 +108,9 @@ class Attack:
         return self.kind == "minimum" or (self.iterative and self.gradients and unrestricted)
 
     def passes(self, *, restarts: int = RESTARTS) -> int:
-        """Return the largest number of passes for one image and epsilon. Not for an attack with
-        members.
+        """Return the largest number of passes for one image and epsilon.
+
+        Not for an attack with members.
         """
         count = max(1, self.steps) * self.passes_a_step
         if self.kind == "minimum":
@@ -341,9 +342,10 @@ ATTACKS: Final[Mapping[str, Attack]] = MappingProxyType(_BY_NAME)
 
 
 def comparisons(names: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield the pairs of these attacks, (weaker, stronger, reason), of which the stronger should
-    succeed wherever the weaker does: many steps and one, with and without gradients, and those that
-    the registry names.
+    """Yield the pairs of these attacks of which the stronger succeeds wherever the weaker does.
+
+    A pair is (weaker, stronger, reason): many steps and one, with and without gradients, and the
+    pairs that the registry names.
     """
     entries = [attack for attack in ATTACKS.values() if attack.name in names]
     weak = [attack for attack in entries if not (attack.iterative and attack.gradients)]

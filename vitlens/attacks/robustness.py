@@ -1,9 +1,8 @@
-"""Robust accuracy over epsilon, from the smallest epsilon that broke each image: intervals,
-medians, transfer.
+"""Robust accuracy over epsilon: intervals, medians, transfer, and changes of blocks' outputs.
 
-One number per image determines all of these: an image is robust at epsilon if the model predicts it
-correctly and no attempt up to epsilon changed that. So an image broken at one epsilon is broken at
-every larger one, and no curve rises. And how much an attack changes the outputs of each block.
+One number per image determines the curve, the smallest epsilon that broke it: an image is robust at
+epsilon if the model predicts it correctly and no attempt up to epsilon changed that. So an image
+broken at one epsilon is broken at every larger one, and no curve rises.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from vitlens.models.model import Model
 from vitlens.shapes import Images
 from vitlens.uncertainty import Estimate, median_of
 
-ROUNDING = 1e-6  # pixel units: by how much a stored epsilon may differ from the one tried
+ROUNDING = 1e-6  # pixel units: largest difference of a stored epsilon from the one tried
 HALFWAY = 0.5  # of the distance (1 - cosine) between different images
 
 CorrectByModel = Bool[Tensor, "models batch"]
@@ -36,12 +35,13 @@ class Outcome:
     """The outcome of one attack on one model and n images.
 
     name: the attack with its norm ("pgd-linf"); epsilons: those tried, ascending, in the attack's
-    norm, pixel units (for a patch the share of the image covered); clean: which images the model
+    norm, pixel units (for a patch the share of the image covered); clean: the images that the model
     predicts correctly before the attack; broken_at: the smallest epsilon at which each is predicted
-    wrongly, 0 where it was wrong before, infinite where all failed; distance: of the smallest
-    perturbation found, 0 and infinite as broken_at; zero_gradients: images all of whose gradients
-    were exactly 0; forwards, backwards: passes through the model; seconds; notes: caveats that
-    belong to the numbers; groups: (n,) what images share, or None.
+    wrongly, 0 for images that were wrong before, infinite for images on which all attempts failed;
+    distance: of the smallest perturbation found, 0 and infinite as broken_at; zero_gradients:
+    images whose gradients were all exactly 0; forwards, backwards: passes through the model;
+    seconds; notes: caveats on the numbers; groups: (n,) of images that are not independent, or
+    None.
     """
 
     name: str
@@ -58,66 +58,65 @@ class Outcome:
     groups: Tensor | None = None
 
     def robust(self, epsilon: float) -> Bool[Tensor, " batch"]:
-        """Return which images are predicted correctly up to this epsilon; at 0, those that are
-        before the attack.
-        """
+        """Return a mask of the images predicted correctly up to this epsilon, and before."""
         return self.clean & (self.broken_at > epsilon + ROUNDING)
 
     def accuracies(self) -> list[Estimate]:
-        """Robust accuracy at each epsilon, with its interval over images (or over groups of
-        them)."""
+        """Return the robust accuracy at each epsilon, with its interval over images or groups."""
         return [accuracy(self.robust(epsilon), groups=self.groups) for epsilon in self.epsilons]
 
     def median_distance(self, *, unit: float = 1.0) -> Estimate | None:
-        """Return the median, over the images predicted correctly before, of the smallest epsilon
-        that broke each; in units.
+        """Return the median epsilon that breaks an image, of the correctly predicted ones.
 
-        None where no image is predicted correctly, or at least half of them are never broken: the
+        None if no image is predicted correctly, or at least half of them are never broken: the
         median then lies beyond all epsilons tried. An upper end beyond these is left out.
         """
         distances = self.broken_at[self.clean].double().numpy()
         if not len(distances):
             return None
-        beyond = 1 + 2 * max(
-            [*self.epsilons, *distances[np.isfinite(distances)].tolist()], default=1.0
-        )
+        is_broken = np.isfinite(distances)
+        beyond = 1 + 2 * max([*self.epsilons, *distances[is_broken].tolist()], default=1.0)
         groups = None if self.groups is None else self.groups[self.clean].numpy()
-        middle = median_of(
-            np.where(np.isfinite(distances), distances, beyond), groups=groups, unit=""
-        )
-        if (
-            middle.value >= beyond / 2
-        ):  # also where it lies between a broken image and one that was never broken
+        median = median_of(np.where(is_broken, distances, beyond), groups=groups, unit="")
+        # also a median between a broken image and one that was never broken
+        if median.value >= beyond / 2:
             return None
-        ends = [
-            None if end is None or end >= beyond else end / unit
-            for end in (middle.low, middle.high)
-        ]
-        return replace(middle, value=middle.value / unit, low=ends[0], high=ends[1])
+
+        def in_units(end: float | None) -> float | None:
+            return None if end is None or end >= beyond else end / unit
+
+        return replace(
+            median,
+            value=median.value / unit,
+            low=in_units(median.low),
+            high=in_units(median.high),
+        )
 
 
 def halving_epsilon(outcomes: Sequence[Outcome]) -> float:
-    """Return the smallest epsilon at which the robust accuracy of every model is at most half its
-    clean accuracy; the largest epsilon where there is none.
+    """Return the smallest epsilon at which every model has lost half its clean accuracy.
+
+    If there is none, it is the largest epsilon.
     """
     epsilons = outcomes[0].epsilons
-    halved = (
-        epsilon
-        for epsilon in epsilons
-        if all(2 * int(each.robust(epsilon).sum()) <= int(each.clean.sum()) for each in outcomes)
-    )
-    return next(halved, epsilons[-1])
+    for epsilon in epsilons:
+        is_halved = [
+            2 * int(outcome.robust(epsilon).sum()) <= int(outcome.clean.sum())
+            for outcome in outcomes
+        ]
+        if all(is_halved):
+            return epsilon
+    return epsilons[-1]
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """How one model (target) predicts the images of an attack on another (source), both by their
-    numbers.
+    """The predictions of one model (target) on the images of an attack on another (source).
 
-    rate: the share that fool the target, of the images that fool the source and whose clean version
-    the target predicts right; None where there is no such image; accuracy: of the target on all
-    images of the source, clean ones where its attack failed; clean: its accuracy on the clean
-    images.
+    source, target: numbers of the models; rate: the share that fool the target, of the images that
+    fool the source and have a clean version that the target predicts right, None without such
+    images; accuracy: of the target on all images of the source, clean ones if its attack failed;
+    clean: its accuracy on the clean images.
     """
 
     source: int
@@ -134,28 +133,32 @@ def transfers(
     *,
     groups: Tensor | None = None,
 ) -> Iterator[Transfer]:
-    """Yield every model on the images of every model's attack. clean: (models, n), which model
-    predicts which clean image correctly; adversarial: for each source (models, n), the same for its
-    images; fooled: (models, n), which images fool their own source; groups: (n,) what images share.
+    """Yield the transfer of every model's images to every model.
+
+    clean: (models, n), whether a model predicts a clean image correctly; adversarial: for each
+    source (models, n), the same for its images; fooled: (models, n), whether an image fools its
+    source; groups: (n,) of images that are not independent.
     """
-    of_clean = [accuracy(correct, groups=groups) for correct in clean]
+    clean_accuracies = [accuracy(correct, groups=groups) for correct in clean]
     for source, target in product(range(len(clean)), repeat=2):
         correct = adversarial[source][target]
-        counted = fooled[source] & clean[target]
-        own = None if groups is None else groups[counted]
-        rate = accuracy(~correct[counted], groups=own) if bool(counted.any()) else None
-        yield Transfer(source, target, rate, accuracy(correct, groups=groups), of_clean[target])
+        is_counted = fooled[source] & clean[target]
+        rate = None
+        if bool(is_counted.any()):
+            counted_groups = None if groups is None else groups[is_counted]
+            rate = accuracy(~correct[is_counted], groups=counted_groups)
+        robust_accuracy = accuracy(correct, groups=groups)
+        yield Transfer(source, target, rate, robust_accuracy, clean_accuracies[target])
 
 
 def cosines(
     model: Model, images: Images, others: Mapping[str, Tensor], *, batch_size: int | None = None
 ) -> dict[str, ByDepth]:
-    """Return the cosine between each block's output for an image and for its counterpart: (blocks,
-    n) by name of others. images, others: (n, 3, height, width) in [0, 1], the counterparts in the
-    same order.
+    """Return the cosine between each block's outputs for an image and its counterpart.
 
-    A block's whole output counts, all tokens or the whole map. Raises InputError for a model
-    without blocks.
+    The result is (blocks, n) by name of others. images, others: (n, 3, height, width) in [0, 1],
+    the counterparts in the same order. A block's whole output counts, all tokens or the whole map.
+    Raises InputError for a model without blocks.
     """
     size = batch_size or max(1, fitting_batch_size(model) // 4)
     parts: dict[str, list[Tensor]] = {name: [] for name in others}
@@ -180,20 +183,16 @@ def cosines(
             )
         for name, counterparts in others.items():
             changed = outputs_of(counterparts[start : start + size])
-            parts[name].append(
-                torch.stack(
-                    [F.cosine_similarity(*pair, dim=1).cpu() for pair in zip(clean, changed)]
-                )
-            )
+            rows = [F.cosine_similarity(*pair, dim=1).cpu() for pair in zip(clean, changed)]
+            parts[name].append(torch.stack(rows))
     return {name: torch.cat(rows, 1) for name, rows in parts.items()}
 
 
 def halfway_block(changed: ByDepth, another: ByDepth) -> int | None:
-    """Return the first block whose outputs for an image and its changed version are half as far
-    apart as for two images. changed: cosines with the changed image, another: with a different one;
-    means over images are compared.
+    """Return the first block where an image and its change are half as far apart as two images.
 
-    None where there is no such block, or where different images have equal outputs.
+    changed: cosines with the changed image, another: with a different one; means over images are
+    compared. None if there is no such block, or if different images have equal outputs.
     """
     distance = 1 - changed.double().mean(1)
     between_images = 1 - another.double().mean(1)

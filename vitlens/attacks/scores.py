@@ -58,12 +58,13 @@ class Noise(Algorithm):
 
 
 class SquareSearch(Algorithm):
-    """Square, L∞: random squares of plus or minus 2 epsilon, kept where the margin falls; queries:
-    squares tried.
+    """Square, L∞: random squares of plus or minus 2 epsilon, kept where the margin falls.
+
+    queries: squares tried.
     """
 
     def start(self, jobs: Jobs) -> State:
-        """Vertical stripes of plus or minus epsilon, one sign per column and channel."""
+        """Return vertical stripes of plus or minus epsilon, one sign per column and channel."""
         width = jobs.clean.shape[3]
         signs = _signs(jobs.keys, 3 * width, stream=5).view(-1, 3, 1, width).to(jobs.clean.dtype)
         points = perturbed(jobs, (signs * per_pixel(jobs.epsilon)).expand_as(jobs.clean))
@@ -82,15 +83,11 @@ class SquareSearch(Algorithm):
         sides = sides_of(self.queries, size, top.device)[jobs.queries]
         keys = _keys_of_query(jobs, 2)
         position = uniform(keys, 2, stream=6)
-        top_edge, left_edge = (
-            (position[:, axis] * (size[axis] - sides + 1)).long() for axis in (0, 1)
-        )
+        top_edge = (position[:, 0] * (size[0] - sides + 1)).long()
+        left_edge = (position[:, 1] * (size[1] - sides + 1)).long()
+        mask = squares(size, top_edge, left_edge, sides)
         signs = _signs(keys, 3, stream=7).to(top.dtype)[:, :, None, None]
-        change = (
-            top
-            - jobs.clean
-            + 2 * per_pixel(jobs.epsilon) * signs * squares(size, top_edge, left_edge, sides)
-        )
+        change = top - jobs.clean + 2 * per_pixel(jobs.epsilon) * signs * mask
         return {**state, "points": perturbed(jobs, self.norm.project(change, jobs.epsilon))}
 
 
@@ -100,14 +97,15 @@ def noise(setting: Setting) -> Noise:
 
 
 def square(setting: Setting) -> SquareSearch:
-    """Square with 50 queries per step."""
+    """Return Square with 50 queries per step."""
     return SquareSearch(norm=LINF, objectives=0, queries=QUERIES * setting.steps)
 
 
 @cache
 def sides_of(queries: int, size: tuple[int, int], device: torch.device) -> Int[Tensor, " queries"]:
-    """Return the square's side at each query, px: its share of the image is halved on the published
-    schedule.
+    """Return the side of the square at each query, px.
+
+    Its share of the image is halved on the published schedule.
     """
     sides = []
     for query in range(queries):

@@ -45,17 +45,10 @@ from vitlens.inputs import takes_splits
 from vitlens.models.model import Model
 from vitlens.names import DEFAULT_SEED, Engine, Substrate
 from vitlens.pixels import AnyImages, Targets
+from vitlens.resampling import Numbers, by_group, drawn_interval, enough_to_draw
 from vitlens.shapes import Images, Labels, Logits, Maps, Masks
 from vitlens.summary import Line, Summary
-from vitlens.uncertainty import (
-    Estimate,
-    Numbers,
-    Side,
-    beyond,
-    by_group,
-    drawn_interval,
-    enough_to_draw,
-)
+from vitlens.uncertainty import Estimate, Side, beyond
 
 MOST: Final = 6  # candidates, where none are named
 IMAGES: Final = 40  # of both halves together, at most

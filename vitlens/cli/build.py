@@ -1,9 +1,9 @@
-"""The command line of a command, made of its options: a function that Typer registers.
+"""Builds the command line of a command from its options: a function that Typer registers.
 
-Typer reads a function's signature. `command_function` makes one in which each field of the options
-dataclass, and of the bundles in it, is a parameter; called, it makes the options from its arguments
+Typer reads a function's signature. `command_function` builds one whose parameters are the fields of
+the options dataclass and of the bundles in it; called, it creates the options from its arguments
 and runs the command. Functions that complete words in the shell are free of torch, so that they are
-instant; what only some lines need is imported there.
+instant; modules that only some lines need are imported there.
 """
 
 import dataclasses
@@ -36,16 +36,15 @@ def complete_model(incomplete: str) -> list[str]:
     """Return the names of each source of models, or its prefix, and the run folders below runs/."""
     from vitlens.models.sources.registry import SOURCES
 
-    sources = SOURCES.values()
-    names = [
-        name
-        for source in sources
-        for name in (*source.names, *([source.prefix] if source.prefix else []))
-    ]
-    folders = sorted(
-        str(file.parent) for source in sources if source.glob for file in Path().glob(source.glob)
-    )
-    return [name for name in (*names, *folders) if name.startswith(incomplete)]
+    names: list[str] = []
+    folders: list[str] = []
+    for source in SOURCES.values():
+        names += source.names
+        if source.prefix:
+            names.append(source.prefix)
+        if source.glob:
+            folders += [str(file.parent) for file in Path().glob(source.glob)]
+    return [name for name in (*names, *sorted(folders)) if name.startswith(incomplete)]
 
 
 def complete_kind(incomplete: str) -> list[str]:
@@ -60,12 +59,11 @@ def complete_data(incomplete: str) -> list[str]:
     """Return the named sets, and the folders and .npz files in the current folder."""
     from vitlens.data.registry import SETS
 
-    here = sorted(
-        str(path)
-        for path in Path().glob(f"{incomplete}*")
-        if path.is_dir() or path.suffix == ".npz"
-    )
-    return [name for name in SETS if name.startswith(incomplete)] + here
+    paths = []
+    for path in Path().glob(f"{incomplete}*"):
+        if path.is_dir() or path.suffix == ".npz":
+            paths.append(str(path))
+    return [name for name in SETS if name.startswith(incomplete)] + sorted(paths)
 
 
 _COMPLETIONS: Final = {"model": complete_model, "data": complete_data, "kind": complete_kind}
@@ -80,47 +78,43 @@ def command_function(command: Command) -> Callable[..., None]:
         options = _options_from(kind, values)  # wrong values are refused before torch is imported
         run = getattr(options, "run", None)
         requirements = () if run is None else _requirements(run, command)
-        resumed = getattr(options, "resume", None) is not None
-        if (
-            run is not None and run.out is not None and not resumed
-        ):  # refused before anything is loaded
-            _require_writable(run)
+        is_resumed = getattr(options, "resume", None) is not None
+        if run is not None and run.out is not None and not is_resumed:
+            _require_writable(run)  # refused before anything is loaded
         quiet = run is not None and run.quiet
         from vitlens.commands.run.progress import announced, phase  # which imports numpy
 
         with announced(f"vitlens {command.word}", quiet=quiet), phase("Importing libraries"):
             measure = command.measure
-        # a page that is served says itself when it is ready
+        # a page that is served announces itself when it is ready
         with announced(f"vitlens {command.word}", quiet=quiet or command.serves):
-            written: Any = measure(options)
-            ended = written
-            if isinstance(written, Path) and run:
+            results: Any = measure(options)
+            if isinstance(results, Path) and run:
                 with phase("Reading the report"):
-                    ended = conclusion_of(written, requirements, quiet=quiet)
-        if isinstance(ended, Conclusion):
-            written = ended.written
-            for note in ended.lines:
+                    results = conclusion_of(results, requirements, quiet=quiet)
+        conclusion = results if isinstance(results, Conclusion) else None
+        if conclusion is not None:
+            results = conclusion.written
+            for note in conclusion.lines:
                 print_note(note)
-        for line in (
-            (written,) if isinstance(written, str | Path) else written or ()
-        ):  # of processes, the first prints
+        if isinstance(results, str | Path):
+            results = (results,)
+        for line in results or ():  # of several processes, the first prints
             print_result(line)
-        if isinstance(ended, Conclusion) and not ended.holds:
-            raise typer.Exit(ended.code)
+        if conclusion is not None and not conclusion.holds:
+            raise typer.Exit(conclusion.code)
 
     parameters = [*_parameters(kind), _DEBUG]
     call.__name__ = command.word
     call.__doc__ = command.help
     call.__annotations__ = {}
-    # arguments first, then the command's own options, then those of the bundles
+    # arguments first, then the command's options, then those of the bundles
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return call
 
 
 def named_function(command: Command) -> Callable[[], None]:
-    """Return a function with a command's name and help alone, where its options, which take time to
-    import, are not needed.
-    """
+    """Return a function with only a command's name and help, whose options take time to import."""
 
     def call() -> None:
         raise NotImplementedError(
@@ -133,7 +127,7 @@ def named_function(command: Command) -> Callable[[], None]:
 
 
 def _require_writable(run: Any) -> None:
-    """Raise OutputError where the folder of --out is taken."""
+    """Raise OutputError if the folder of --out is taken."""
     from vitlens.commands.run.folder import require_writable
 
     require_writable(run.out, overwrite=run.overwrite)
@@ -142,10 +136,10 @@ def _require_writable(run: Any) -> None:
 def _requirements(run: Any, command: Command) -> Any:
     from vitlens.commands.run.requirements import require_known, requirements_of
 
-    asked = requirements_of(run.at_least, run.at_most)
-    if asked:
-        require_known(asked, command.contents.metrics, word=command.word)
-    return asked
+    requirements = requirements_of(run.at_least, run.at_most)
+    if requirements:
+        require_known(requirements, command.contents.metrics, word=command.word)
+    return requirements
 
 
 def _parameters(kind: type) -> Iterator[inspect.Parameter]:
@@ -158,16 +152,18 @@ def _parameters(kind: type) -> Iterator[inspect.Parameter]:
 
 def _parameter(field: "dataclasses.Field[Any]", annotation: Any, flag: Flag) -> inspect.Parameter:
     """Return one option or argument as Typer reads it."""
-    default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+    is_required = field.default is dataclasses.MISSING
+    default = inspect.Parameter.empty if is_required else field.default
     plain = _plain_type(annotation)
     if flag.parse is not None:
-        typed = default in (None, inspect.Parameter.empty)
         plain = str | None
-        default = default if typed else as_text(default) or None
+        if not is_required and default is not None:
+            default = as_text(default) or None
     elif get_origin(plain) is tuple:
         plain = list[str]
-        default = default if default is inspect.Parameter.empty else None
-        plain = plain if default is inspect.Parameter.empty else plain | None
+        if not is_required:
+            plain = list[str] | None
+            default = None
     shared: dict[str, Any] = {
         "metavar": flag.metavar,
         "help": flag.help,
@@ -194,13 +190,13 @@ def _plain_type(annotation: Any) -> Any:
 
 
 def _options_from(kind: type, values: Mapping[str, Any]) -> Any:
-    """Return the options that were typed. Raises InputError for a text that cannot be read."""
+    """Return the options from the command line. Raises InputError for a text in a wrong form."""
     from vitlens.commands.run.options import RunOptions
 
-    made: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for field, annotation, flag in flags_of(kind):
         if flag is None:
-            made[field.name] = _options_from(annotation, values)
+            options[field.name] = _options_from(annotation, values)
             continue
         value = values[field.name]
         if isinstance(value, list):
@@ -209,7 +205,7 @@ def _options_from(kind: type, values: Mapping[str, Any]) -> Any:
             value = flag.parse(flag.name.partition("/")[0], value)
         if value is None and NoneType not in get_args(_plain_type(annotation)):  # nothing was typed
             value = field.default
-        made[field.name] = value
+        options[field.name] = value
     if kind is RunOptions:
-        made["command"] = COMMAND_LINE.get()
-    return kind(**made)
+        options["command"] = COMMAND_LINE.get()
+    return kind(**options)

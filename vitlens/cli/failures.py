@@ -18,7 +18,7 @@ _MORE_MEMORY: Final = (
     "expected more memory than there is; try a smaller --image-size, --batch-size or --limit"
 )
 _WRONG_PATHS: Final = (errno.ENAMETOOLONG, errno.ELOOP)  # no file can have such a path
-# what torch.OutOfMemoryError says of a CUDA device
+# the message of torch.OutOfMemoryError for a CUDA device
 _MEMORY: Final = re.compile(
     r"Tried to allocate ([\d.]+) ([KMG])iB"
     r".*?total capacity of ([\d.]+) ([KMG])iB of which ([\d.]+) ([KMG])iB is free",
@@ -35,15 +35,18 @@ _EXPECTED: Final = (
 
 
 def describe_error(error: BaseException, arguments: Sequence[str] = ()) -> tuple[str, int]:
-    """Return the line for an error, and the exit code. arguments: the command line, from which a
-    wrong value is quoted.
+    """Return the line for an error, and the exit code.
+
+    arguments: the command line, from which a wrong value is quoted.
     """
     if isinstance(error, VitlensError):
         return str(error), error.exit_code
     if isinstance(error, UsageError):
-        where = error.ctx.command_path if error.ctx else "vitlens"
-        message = _reworded(error.format_message(), arguments).rstrip(".")
-        return f"{message}{'' if message.endswith('?') else ';'} see {where} --help", 2
+        command = error.ctx.command_path if error.ctx else "vitlens"
+        message = _reword(error.format_message(), arguments).rstrip(".")
+        if not message.endswith("?"):
+            message += ";"
+        return f"{message} see {command} --help", 2
     if isinstance(error, OSError):
         return _system_error(error)
     if lacks_memory(error):
@@ -71,22 +74,25 @@ def describe_error(error: BaseException, arguments: Sequence[str] = ()) -> tuple
     return f"unexpected {type(error).__name__}: {error}; --debug shows where", 1
 
 
-def _out_of_device_memory(message: str, given: Sequence[str]) -> str:
-    """Return the line for too little memory on a CUDA device, with a batch size to try where the
-    command line gives one.
+def _out_of_device_memory(message: str, batch_sizes: Sequence[str]) -> str:
+    """Return the line for too little memory on a CUDA device, with a batch size to try.
 
-    It is the largest power of two that is at most half of the given one and, as far as torch's
-    message says what was asked for beyond what is there, fits: what the failed pass still needed
-    after that is not known.
+    batch_sizes: values of --batch-size on the command line; without one, no size is suggested. The
+    suggestion is the largest power of two that is at most half of the last value and that fits by
+    the amounts in torch's message. The needs of the failed pass after that amount are unknown.
     """
-    size = int(given[-1]) if given and given[-1].isdecimal() else 1
+    size = 1
+    if batch_sizes and batch_sizes[-1].isdecimal():
+        size = int(batch_sizes[-1])
     if size < 2:
         return "the device ran out of memory; try a smaller --batch-size"
     fitting = size / 2
-    found = _MEMORY.search(message)
-    if found:
-        asked, total, free = (float(found[at]) * _BYTES[found[at + 1]] for at in (1, 3, 5))
-        fitting = min(fitting, size * total / (total - free + asked))
+    match = _MEMORY.search(message)
+    if match:
+        requested = float(match[1]) * _BYTES[match[2]]
+        total = float(match[3]) * _BYTES[match[4]]
+        free = float(match[5]) * _BYTES[match[6]]
+        fitting = min(fitting, size * total / (total - free + requested))
     smaller = 1 << (max(1, int(fitting)).bit_length() - 1)
     return f"the device ran out of memory with --batch-size {size}; try --batch-size {smaller}"
 
@@ -99,7 +105,7 @@ def _system_error(error: OSError) -> tuple[str, int]:
         while_writing = f" while writing {error.filename}" if error.filename else ""
         return (
             f"the disk is full{while_writing}; free some space or choose another place with --out",
-            (StorageError.exit_code),
+            StorageError.exit_code,
         )
     if error.errno in _WRONG_PATHS:
         return (
@@ -122,18 +128,26 @@ def _system_error(error: OSError) -> tuple[str, int]:
     )
 
 
-def _reworded(message: str, arguments: Sequence[str]) -> str:
-    """Return a message of Typer in our form: what was expected of which option, and what was
-    found."""
+def _reword(message: str, arguments: Sequence[str]) -> str:
+    """Return a message of Typer in our form: the option, its expected and its actual value."""
     invalid = _INVALID.fullmatch(message.strip())
     if invalid is None:
         return message
     name = invalid["name"].split(" / ")[0].strip("'")
     reason = invalid["reason"].strip().rstrip(".")
-    matches = (pattern.match(reason) for pattern in _EXPECTED)
-    expected = next((match["what"].strip() for match in matches if match), None)
-    if expected is None:
+    expected = _expected_value(reason)
+    if not expected:
         return f"expected another value for {name}: {reason.removeprefix('Value error, ')}"
-    a_list = "one of " if " is not one of " in reason else ""
-    given = values_of(name, arguments)
-    return f"expected {name} to be {a_list}{expected}" + (f", found {given[-1]!r}" if given else "")
+    text = f"expected {name} to be {expected}"
+    values = values_of(name, arguments)
+    return f"{text}, found {values[-1]!r}" if values else text
+
+
+def _expected_value(reason: str) -> str:
+    """Return the description of the expected value in a validator's message; "" for none."""
+    for pattern in _EXPECTED:
+        match = pattern.match(reason)
+        if match:
+            choice = "one of " if " is not one of " in reason else ""
+            return choice + match["what"].strip()
+    return ""

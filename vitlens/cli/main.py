@@ -1,6 +1,4 @@
-"""The command line: all commands, and the one boundary where an error becomes one line and an exit
-code.
-"""
+"""The command line: all commands, and the boundary where an error becomes one line and a code."""
 
 import gc
 import logging
@@ -29,9 +27,8 @@ from vitlens.commands.registry import COMMANDS
 from vitlens.errors import typed_flags
 from vitlens.version import __version__
 
-# Importing the libraries makes half a million objects that stay. Collecting garbage among them
-# after every 700 new
-# objects, Python's default, takes a tenth of a short run.
+# Importing the libraries creates half a million objects that stay. Collecting garbage among them
+# after every 700 new objects, Python's default, takes a tenth of a short run.
 _GARBAGE = 50_000
 
 
@@ -69,16 +66,16 @@ def application(words: Collection[str] | None = None) -> typer.Typer:
     )
     app.callback()(options)
     for word, entry in COMMANDS.items():
-        function = (
-            command_function(entry) if words is None or word in words else named_function(entry)
-        )
+        needs_options = words is None or word in words
+        function = command_function(entry) if needs_options else named_function(entry)
         app.command(word, cls=OneCommand, epilog=f"Example: {entry.example}")(function)
     return app
 
 
 def main() -> None:
-    """Run the command line and exit: 0 done, 1 failed, 2 wrong input, 3 a requirement unmet, 130
-    interrupted.
+    """Run the command line and exit.
+
+    Exit codes: 0 done, 1 failed, 2 wrong input, 3 a requirement unmet, 130 interrupted.
     """
     replace_missing()
     replace_unencodable()
@@ -94,7 +91,7 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command line; whatever goes wrong is one line on stderr. Returns the exit code."""
+    """Run one command line and return its exit code; every error is one line on stderr."""
     arguments = arguments or ["--help"]
     try:
         with typed_flags():
@@ -102,9 +99,8 @@ def run(arguments: list[str]) -> int:
     except Exception as error:
         if "--debug" in arguments:
             traceback.print_exc()
-        if (
-            isinstance(error, OSError) and "--help" in arguments
-        ):  # written by Typer, not by `print_result`
+        # help is written by Typer, not by `print_result`
+        if isinstance(error, OSError) and "--help" in arguments:
             error = output_failed(error)
         message, code = describe_error(error, arguments)
         print_error(message)
@@ -126,12 +122,10 @@ def _invoke(arguments: list[str]) -> int:
         words = None if "_VITLENS_COMPLETE" in os.environ else COMMANDS.keys() & set(arguments)
         command = typer.main.get_command(application(words))
         return int(command.main(arguments, prog_name="vitlens", standalone_mode=False) or 0)
-    except (
-        SystemExit
-    ) as stop:  # of Typer or rich, where a pipe was closed while they wrote help; or of completion
-        sys.stdout = getattr(
-            sys.stdout, "wrapped", sys.stdout
-        )  # Typer put another stream in its place
+    # of Typer or rich, if a pipe was closed while they wrote help; or of completion
+    except SystemExit as stop:
+        # Typer put other streams in their place
+        sys.stdout = getattr(sys.stdout, "wrapped", sys.stdout)
         sys.stderr = getattr(sys.stderr, "wrapped", sys.stderr)
         return 0 if "--help" in arguments else int(stop.code or 0)
 
@@ -139,7 +133,7 @@ def _invoke(arguments: list[str]) -> int:
 def _wait_without_spinning() -> None:
     """Let idle OpenMP threads sleep; set before torch is imported, unless the user chose a policy.
 
-    A small model opens thousands of short parallel regions. Where another process holds a core,
+    A small model opens thousands of short parallel regions. If another process holds a core,
     threads that spin at the end of each region use several times the processor time of the
     computation.
     """
@@ -148,8 +142,7 @@ def _wait_without_spinning() -> None:
 
 
 def _use_large_pages() -> None:
-    """Let PyTorch ask Linux for large pages of memory; set before torch is imported, unless the
-    user chose.
+    """Let PyTorch ask Linux for large pages of memory, unless the user chose; before its import.
 
     The C library returns large tensors to the system at once, so each operation gets new memory for
     its result. In pages of 4 KiB, preparing that memory takes a fifth of the time of the bundled
@@ -161,6 +154,5 @@ def _use_large_pages() -> None:
 def _silence_libraries() -> None:
     """Hide the warnings that libraries address to programmers."""
     warnings.simplefilter("ignore")
-    logging.getLogger().addHandler(
-        logging.NullHandler()
-    )  # otherwise records without a handler go to stderr
+    # otherwise records without a handler go to stderr
+    logging.getLogger().addHandler(logging.NullHandler())

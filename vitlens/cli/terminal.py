@@ -53,13 +53,13 @@ def print_result(result: object) -> None:
 
 
 def print_note(line: str) -> None:
-    """Write one line beside the results to standard error, if that can still be written to."""
+    """Write one line to standard error, apart from the results, if it is still writable."""
     with suppress(OSError, ValueError, AttributeError):  # full, closed, or none
         _write(for_terminal(line), sys.stderr)
 
 
 def print_error(message: str) -> None:
-    """Write the one line of an error to standard error, if that can still be written to."""
+    """Write the line of an error to standard error, if it is still writable."""
     print_note(f"error: {' '.join(message.split())}")
 
 
@@ -73,7 +73,7 @@ def output_failed(error: OSError) -> RunError:
 
 
 def stream_error(stream: Any) -> OSError | None:
-    """Return the error of writing out a stream's buffer; None where there is none."""
+    """Return the error of writing out a stream's buffer; None for no error."""
     try:
         if stream is not None:
             stream.flush()
@@ -85,9 +85,7 @@ def stream_error(stream: Any) -> OSError | None:
 
 
 def close(stream: Any) -> None:
-    """Redirect a stream that failed to the null device, so that Python does not fail again when it
-    exits.
-    """
+    """Redirect a failed stream to the null device, so that Python does not fail again on exit."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
@@ -95,8 +93,7 @@ def close(stream: Any) -> None:
 
 
 def replace_missing() -> None:
-    """Write to the null device in place of a stream that was closed before Python started
-    (`>&-`)."""
+    """Replace a stream that was closed before Python started (`>&-`) by the null device."""
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115  open as long as the process
     if sys.stderr is None:
@@ -104,26 +101,24 @@ def replace_missing() -> None:
 
 
 def replace_unencodable() -> None:
-    """Let streams replace characters that their encoding lacks ("inf", "\\u732b") instead of
-    raising.
-    """
-    codecs.register_error(_HANDLER, _replaced)
+    """Let streams replace characters that their encoding lacks ("inf", "\\u732b")."""
+    codecs.register_error(_HANDLER, _replace)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=_HANDLER)
 
 
 def _write(line: str, stream: Any) -> None:
-    """Not by typer.echo, which writes UTF-8 to a terminal whose encoding is ASCII."""
+    """Write a line; typer.echo would write UTF-8 to a terminal in ASCII."""
     stream.write(line + "\n")
     stream.flush()
 
 
-def _replaced(error: UnicodeError) -> tuple[str | bytes, int]:
+def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    lacking = error.object[error.start : error.end]
-    return "".join(map(_plain, lacking)), error.end
+    characters = error.object[error.start : error.end]
+    return "".join(map(_plain, characters)), error.end
 
 
 def _plain(character: str) -> str:

@@ -1,6 +1,4 @@
-"""Parsing of the command line: `--images a.jpg b.jpg`, unknown commands, the whole line as it was
-typed.
-"""
+"""Parsing of the command line: `--images a.jpg b.jpg`, unknown commands, and the typed line."""
 
 import shlex
 from collections.abc import Iterable, Iterator
@@ -15,18 +13,15 @@ from vitlens.errors import InputError, Interrupted, UnknownNameError
 
 _MODEL_FILE: Final = "--model-file"
 _MODELS: Final = ("model", "models")  # the names of the argument MODEL
-COMMAND_LINE: ContextVar[str] = ContextVar(
-    "command_line", default=""
-)  # as it was typed, for config.json
+# the command line as typed, for config.json
+COMMAND_LINE: ContextVar[str] = ContextVar("command_line", default="")
 
 
 class Commands(TyperGroup):
-    """All commands: keeps the line as it was typed, and suggests the nearest command for an unknown
-    one.
-    """
+    """All commands, which record the typed line and suggest commands for an unknown one."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Keep the line, then parse it."""
+        """Record the line, then parse it."""
         COMMAND_LINE.set(shlex.join(["vitlens", *args]))
         _refuse_empty(args)
         return super().parse_args(ctx, args)
@@ -38,7 +33,9 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. Raises Interrupted on Ctrl-C, InputError for EOFError: Typer would exit
+        """Run the command.
+
+        Raises Interrupted on Ctrl-C, and InputError for EOFError, on which Typer would exit
         silently.
         """
         try:
@@ -52,13 +49,10 @@ class Commands(TyperGroup):
 
 
 class OneCommand(TyperCommand):
-    """One command: `--images` takes every word up to the next option; --model-file alone is the
-    MODEL.
-    """
+    """One command: `--images` takes all words up to the next option; --model-file may be MODEL."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the line, with one --images before each image, and with --model-file's models where
-        no MODEL is named.
+        """Parse the line, with one --images per image, and --model-file's models without a MODEL.
 
         Raises InputError for a --model-file that no MODEL names.
         """
@@ -73,57 +67,64 @@ class OneCommand(TyperCommand):
             rest = super().parse_args(ctx, words)
         finally:
             argument.required = required
-        named = ctx.params.get(argument.name)
-        if not named:
+        models = ctx.params.get(argument.name)
+        if not models:
             if argument.nargs == 1 and len(files) > 1:
                 raise InputError(
                     f"expected one MODEL, found {len(files)} of {_MODEL_FILE}; name one"
                 )
             ctx.params[argument.name] = files[0] if argument.nargs == 1 else files
             return rest
-        texts = [named] if isinstance(named, str) else named
-        trained = any(Path(text.rpartition("=")[2].partition("@")[0]).exists() for text in texts)
-        for file in files:  # a folder or weights file may have been trained from it
-            if not trained and not any(text == file or text.endswith(f"={file}") for text in texts):
+        texts = [models] if isinstance(models, str) else models
+        if any(_is_path(text) for text in texts):
+            return rest  # a folder or weights file, which may have been trained from the code
+        for file in files:
+            if not any(text == file or text.endswith(f"={file}") for text in texts):
                 raise InputError(
-                    f"expected MODEL {file} beside {_MODEL_FILE} {file}, found {', '.join(texts)}; "
+                    f"expected MODEL {file} with {_MODEL_FILE} {file}, found {', '.join(texts)}; "
                     "name it, too"
                 )
         return rest
 
 
+def _is_path(text: str) -> bool:
+    """Return True if a MODEL, without its alias and weights, is an existing path."""
+    _, _, without_alias = text.rpartition("=")
+    path, _, _ = without_alias.partition("@")
+    return Path(path).exists()
+
+
 def values_of(option: str, words: Iterable[str]) -> list[str]:
-    """Return the values of an option that the words give, in their order."""
-    found = []
-    before = ""
+    """Return the values of an option among the words, in their order."""
+    values = []
+    previous = ""
     for word in words:
-        if before == option:
-            found.append(word)
+        if previous == option:
+            values.append(word)
         elif word.startswith(f"{option}="):
-            found.append(word.partition("=")[2])
-        before = word
-    return found
+            values.append(word.partition("=")[2])
+        previous = word
+    return values
 
 
 def _refuse_empty(args: list[str]) -> None:
-    """Refuse empty values: most come from an unset variable of a script, and as a path one is the
-    current folder.
+    """Raise InputError for an empty value.
+
+    Most come from an unset variable of a script, and as a path one is the current folder.
     """
-    for before, word in zip(["vitlens", *args], args):
+    for previous, word in zip(["vitlens", *args], args):
         option, equals, value = word.partition("=")
         if not word.strip() or (option.startswith("--") and equals and not value.strip()):
-            after = option if equals else before
+            place = option if equals else previous
             raise InputError(
-                f"expected no empty value, found one after {after}; a variable that is not set "
+                f"expected no empty value, found one after {place}; a variable that is not set "
                 "makes one"
             )
 
 
 def one_option_per_image(words: Iterable[str]) -> Iterator[str]:
-    """`--images a b --quiet` as `--images a --images b --quiet`, as Typer's options take one value
-    each.
-    """
-    values = None  # how many values --images has had; None outside it
+    """Yield `--images a b` as `--images a --images b`, as Typer's options take one value each."""
+    values = None  # number of values of --images so far; None outside it
     for word in words:
         if word == "--images":
             values = 0

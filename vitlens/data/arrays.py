@@ -1,6 +1,7 @@
-"""An .npz of images and labels, or of MedMNIST's parts; nothing in it is ever unpickled."""
+"""Reads images and labels from an .npz, also one of MedMNIST; nothing in it is ever unpickled."""
 
 import zipfile
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -14,12 +15,14 @@ from vitlens.data.label_table import zero_note
 from vitlens.data.registry import DataRequest
 from vitlens.data.split import InMemory, Split, hold_out
 from vitlens.errors import DataError, UnknownNameError, by_caller, in_one_line
+from vitlens.names import Part
 from vitlens.signatures import described
 
 Array = NDArray[np.generic]
 
 MEDMNIST: Final = "medmnist:"
-_NAMES: Final = (  # of MedMNIST's sets of one label an image, 2-D
+# MedMNIST's two-dimensional sets with one label per image
+_MEDMNIST_NAMES: Final = (
     "pathmnist",
     "dermamnist",
     "octmnist",
@@ -32,29 +35,33 @@ _NAMES: Final = (  # of MedMNIST's sets of one label an image, 2-D
     "organcmnist",
     "organsmnist",
 )
-_SIZE: Final = 16 << 30  # bytes of all arrays
-_CLASSES: Final = 100_000  # most classes
+_MOST_BYTES: Final = 16 << 30  # of all arrays together
+_MOST_CLASSES: Final = 100_000
+_PARTS: Final = ("train", "val", "test")
 
 
 def is_medmnist(name: str) -> bool:
-    """Return True if a name is that of a MedMNIST set; with the prefix it is meant to be. Raises
-    UnknownNameError.
+    """Return True for the name of a MedMNIST set, with or without the prefix `medmnist:`.
+
+    Raises UnknownNameError for another name with the prefix.
     """
-    if name.startswith(MEDMNIST) and name.removeprefix(MEDMNIST) not in _NAMES:
+    short_name = name.removeprefix(MEDMNIST)
+    if name.startswith(MEDMNIST) and short_name not in _MEDMNIST_NAMES:
         raise UnknownNameError(
-            "MedMNIST set", name.removeprefix(MEDMNIST), _NAMES, hint="https://medmnist.com"
+            "MedMNIST set", short_name, _MEDMNIST_NAMES, hint="https://medmnist.com"
         )
-    return name.removeprefix(MEDMNIST) in _NAMES
+    return short_name in _MEDMNIST_NAMES
 
 
 def medmnist_file(name: str, data_dir: Path) -> Path:
-    """Return the place of a MedMNIST set in the data folder."""
+    """Return the path of a MedMNIST set in the data folder."""
     return data_dir / f"{name.removeprefix(MEDMNIST)}.npz"
 
 
 def load_medmnist(request: DataRequest) -> Split:
-    """Return the requested part of NAME.npz in the data folder. Raises DataError where the file is
-    not there.
+    """Return the requested part of NAME.npz in the data folder.
+
+    Raises DataError for a missing file.
     """
     path = medmnist_file(request.name, request.data_dir)
     if not path.is_file():
@@ -67,81 +74,53 @@ def load_medmnist(request: DataRequest) -> Split:
 
 
 def load(request: DataRequest) -> Split:
-    """Return one part of an .npz: `images` (n, height, width) or (n, height, width, 3) uint8,
-    `labels` (n,) integers.
+    """Return one part of an .npz file.
 
-    A seeded fifth of each class is held out for test; `whole` returns all images. A file without
-    `images` has the parts of MedMNIST: `train_images`, `train_labels` (n,) or (n, 1), and the same
-    for `val` and `test`; the test part is `test`, else `val`, and the classes are those of all
-    parts. `classes` (strings, in order of label) is optional. Raises DataError for another file,
-    part, key, shape or type.
+    `images` is (n, height, width) or (n, height, width, 3) uint8, `labels` (n,) integers. A seeded
+    fifth of each class is held out for test; `whole` returns all images. A file without `images`
+    has the parts of MedMNIST: `train_images`, `train_labels` (n,) or (n, 1), and the same for `val`
+    and `test`. The test part is `test`, else `val`, and the classes are those of all parts.
+    `classes` (strings, in order of label) is optional. Raises DataError for another file, part,
+    key, shape or type.
     """
     path = request.path
     part = request.part
-    if not path.is_file():
-        raise DataError(f"expected an .npz file, found nothing at {str(path)!r}")
-    kind = described(path)
-    if kind and "NumPy" not in kind:
-        raise DataError(f"expected an .npz in {path}, found {kind}; save it with numpy.savez")
-    with (
-        in_one_line(f"an .npz in {path}", "save it with numpy.savez", DataError),
-        zipfile.ZipFile(path) as archive,
-    ):
-        names = {name.removesuffix(".npy") for name in archive.namelist()}
-    parts = (
-        []
-        if "images" in names
-        else [each for each in ("train", "val", "test") if f"{each}_images" in names]
-    )
-    used = ""
-    if parts:
-        accepted = ("train",) if part == "train" else ("test", "val")
-        used = next((each for each in accepted if each in parts), "")
-        if not used:
-            expected = " or ".join(f"'{each}_images'" for each in accepted)
-            raise DataError(
-                f"expected {expected} in {path} for the {part} part, found that of "
-                f"{' and '.join(parts)} alone"
-            )
-    prefix = f"{used}_" if used else ""
-    wanted = [f"{each}_labels" for each in parts] or ["labels"]
+    parts = _stored_parts(path)
+    used_part = _used_part(parts, part, path) if parts else ""
+    prefix = f"{used_part}_" if used_part else ""
+    image_key = f"{prefix}images"
+    label_keys = [f"{name}_labels" for name in parts] or ["labels"]
     arrays = read_arrays(
-        path, keys=[f"{prefix}images", *wanted, "classes"], most=_SIZE, error=DataError
+        path, keys=[image_key, *label_keys, "classes"], most=_MOST_BYTES, error=DataError
     )
-    for key in (f"{prefix}images", *wanted):
+    for key in (image_key, *label_keys):
         if key not in arrays:
             raise DataError(
                 f"expected images and labels, each part's own, in {path}, found no {key!r}"
             )
-    images = _images(arrays[f"{prefix}images"], path)
-    every = {key: _labels(arrays[key], path, columns=bool(parts)) for key in wanted}
-    labels = every[f"{prefix}labels"]
+    images = _require_pixels(arrays[image_key], path)
+    labels_by_key = {}
+    for key in label_keys:
+        labels_by_key[key] = _as_labels(arrays[key], path, allow_column=bool(parts))
+    labels = labels_by_key[f"{prefix}labels"]
     if len(images) != len(labels):
-        of = f"the {used} part of {path}" if used else path
+        place = f"the {used_part} part of {path}" if used_part else path
         raise DataError(
-            f"expected as many labels as images in {of}, found {len(labels)} and {len(images)}"
+            f"expected as many labels as images in {place}, found {len(labels)} and {len(images)}"
         )
 
     chosen, notes = hold_out(labels, part, seed=request.seed, whole=request.whole or bool(parts))
     if parts:
-        others = [each for each in parts if each != used]
-        rest = (
-            f"; its {' and '.join(others)} part{'s are' if len(others) > 1 else ' is'} not"
-            if others
-            else ""
-        )
-        notes = (f"the file's own {used} part is used{rest}",)
-    together = torch.cat(list(every.values()))
-    count = int(together.max()) + 1
-    notes = (*notes, *zero_note(int(together.min())))
-    classes = (
-        tuple(map(str, arrays["classes"].ravel()))
-        if "classes" in arrays
-        else tuple(map(str, range(count)))
-    )
-    if len(classes) < count:
+        notes = (_parts_note(parts, used_part),)
+    all_labels = torch.cat(list(labels_by_key.values()))
+    class_count = int(all_labels.max()) + 1
+    class_names: Iterable[object] = range(class_count)
+    if "classes" in arrays:
+        class_names = arrays["classes"].ravel()
+    classes = tuple(map(str, class_names))
+    if len(classes) < class_count:
         raise DataError(
-            f"expected at least {count} names in 'classes' of {path}, found {len(classes)}"
+            f"expected at least {class_count} names in 'classes' of {path}, found {len(classes)}"
         )
     return Split(
         name=str(path),
@@ -151,23 +130,70 @@ def load(request: DataRequest) -> Split:
         size=(images.shape[1], images.shape[2]),
         classes=classes,
         labels=labels[chosen],
-        notes=notes,
+        notes=(*notes, *zero_note(int(all_labels.min()))),
     )
 
 
+def _stored_parts(path: Path) -> list[str]:
+    """Return the parts that an .npz holds; [] for a file with one array `images`.
+
+    Raises DataError for a file that is not an .npz.
+    """
+    if not path.is_file():
+        raise DataError(f"expected an .npz file, found nothing at {str(path)!r}")
+    kind = described(path)
+    if kind and "NumPy" not in kind:
+        raise DataError(f"expected an .npz in {path}, found {kind}; save it with numpy.savez")
+    with (
+        in_one_line(f"an .npz in {path}", "save it with numpy.savez", DataError),
+        zipfile.ZipFile(path) as archive,
+    ):
+        keys = {file_name.removesuffix(".npy") for file_name in archive.namelist()}
+    if "images" in keys:
+        return []
+    return [part for part in _PARTS if f"{part}_images" in keys]
+
+
+def _used_part(parts: Sequence[str], part: Part, path: Path) -> str:
+    """Return the stored part that serves as the requested one. Raises DataError for none."""
+    accepted = ("train",) if part == "train" else ("test", "val")
+    for candidate in accepted:
+        if candidate in parts:
+            return candidate
+    expected = " or ".join(f"'{candidate}_images'" for candidate in accepted)
+    raise DataError(
+        f"expected {expected} in {path} for the {part} part, found only that of "
+        f"{' and '.join(parts)}"
+    )
+
+
+def _parts_note(parts: Sequence[str], used_part: str) -> str:
+    note = f"the file's own {used_part} part is used"
+    unused = [part for part in parts if part != used_part]
+    if not unused:
+        return note
+    verb = "parts are" if len(unused) > 1 else "part is"
+    return f"{note}; its {' and '.join(unused)} {verb} not"
+
+
 def as_pixels(images: NDArray[np.uint8]) -> torch.Tensor:
-    """Grey (n, height, width) or colour (n, height, width, 3) as pixels (n, 3, height, width)."""
+    """Return pixels (n, 3, height, width) of grey or colour images.
+
+    images: (n, height, width) or (n, height, width, 3).
+    """
     if images.ndim == 3:
         return torch.from_numpy(images)[:, None].repeat(1, 3, 1, 1)
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
 
 
-def _images(images: Array, path: Path) -> NDArray[np.uint8]:
-    """Return the images, (n, height, width) or (n, height, width, 3) uint8. Raises DataError for
-    others.
+def _require_pixels(images: Array, path: Path) -> NDArray[np.uint8]:
+    """Return the images, (n, height, width) or (n, height, width, 3) uint8.
+
+    Raises DataError for another shape or type.
     """
-    plain = images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)
-    if not plain or 0 in images.shape:
+    is_grey = images.ndim == 3
+    is_colour = images.ndim == 4 and images.shape[3] == 3
+    if not (is_grey or is_colour) or 0 in images.shape:
         raise DataError(
             f"expected images of shape (n, height, width) or (n, height, width, 3) in {path}, "
             f"found {images.shape}"
@@ -177,9 +203,12 @@ def _images(images: Array, path: Path) -> NDArray[np.uint8]:
     return images.astype(np.uint8, copy=False)
 
 
-def _labels(labels: Array, path: Path, *, columns: bool) -> torch.Tensor:
-    """Return the labels, (n,) integers from 0; columns: or (n, 1). Raises DataError for others."""
-    if columns and labels.ndim == 2 and labels.shape[1] == 1:
+def _as_labels(labels: Array, path: Path, *, allow_column: bool) -> torch.Tensor:
+    """Return the labels as a tensor (n,) of integers from 0.
+
+    allow_column: accept labels of shape (n, 1). Raises DataError for others.
+    """
+    if allow_column and labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         advice = (
@@ -195,8 +224,8 @@ def _labels(labels: Array, path: Path, *, columns: bool) -> torch.Tensor:
             f"{labels.dtype}{advice}"
         )
     for label in (labels.min(initial=0), labels.max(initial=0)):
-        if not 0 <= int(label) < _CLASSES:
+        if not 0 <= int(label) < _MOST_CLASSES:
             raise DataError(
-                f"expected labels from 0 to {_CLASSES - 1:,} in {path}, found {int(label):,}"
+                f"expected labels from 0 to {_MOST_CLASSES - 1:,} in {path}, found {int(label):,}"
             )
     return torch.from_numpy(labels.astype(np.int64))

@@ -1,8 +1,7 @@
-"""Captions of images: generated from the facts of the embedded scenes, or read from a folder's
-captions.csv.
+"""Captions of images, generated for embedded scenes or read from a folder's captions.csv.
 
-A generated caption names the class and, half of the time, where and how large the object is: "an
-image of a small star at the top left". It depends on the image's number and the epoch alone. Some
+A generated caption names the class and, half of the time, the place and size of the object: "an
+image of a small star at the top left". It depends only on the image's number and the epoch. Some
 wordings are held out: no caption has them.
 """
 
@@ -35,12 +34,15 @@ HELD_OUT: Final = (
 PROMPTS: Final = (*WORDINGS[:3], *HELD_OUT)  # of zero-shot classification
 CAPTIONS_FILE: Final = "captions.csv"
 _LARGEST: Final = 1 << 28  # bytes of that file
-_OFF_CENTRE: Final = 1 / 16  # of the canvas: an object further from the middle is at a side
+# fraction of the canvas; an object further from the middle is at a side
+_OFF_CENTRE: Final = 1 / 16
+# difference from the mean size, as a fraction of the range, of a small or large object
+_OFF_SIZE: Final = 1 / 6
 _DETAILED: Final = 0.5  # share of the captions with size and place
 
 
 def with_name(wording: str, name: str) -> str:
-    """Return the wording with a name in the place of {}. Raises InputError where there is none."""
+    """Return the wording with {} replaced by a name. Raises InputError for one without {}."""
     if "{}" not in wording:
         raise InputError(
             f"expected {{}} in a wording for the class, found {wording!r}; e.g. {WORDINGS[0]!r}"
@@ -50,64 +52,66 @@ def with_name(wording: str, name: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Captions:
-    """The captions of a split's images; written: one an image, None where they are generated."""
+    """The captions of a split's images; written: one per image, None for generated ones."""
 
     split: Split
     written: tuple[str, ...] | None = None
 
     def __call__(self, keys: Tensor, epoch: int) -> list[str]:
-        """Return the captions of the images with these keys (see training/feed.py) in an epoch,
-        from 0.
-        """
+        """Return the captions of some images in an epoch (from 0), by key; see training/feed.py."""
         indices = keys.cpu() % len(self.split)
         if self.written is not None:
             return [self.written[index] for index in indices.tolist()]
-        own = self.split.epoch(epoch).pick(indices)
-        places = own.drawn_places
-        assert own.labels is not None
+        drawn_split = self.split.epoch(epoch).pick(indices)
+        places = drawn_split.drawn_places
+        assert drawn_split.labels is not None
         assert places is not None
-        names = [own.classes[label] for label in own.labels.tolist()]
-        drawn = draws.uniform(draws.keys(epoch, self.split.subset.indices[indices]), 2, stream=20)
-        wordings = (drawn[:, 0] * len(WORDINGS)).long().tolist()
-        texts = (
-            _detailed(name, *place) if share < _DETAILED else name
-            for name, place, share in zip(names, places.tolist(), drawn[:, 1].tolist())
-        )
-        return [with_name(WORDINGS[wording], text) for wording, text in zip(wordings, texts)]
+        numbers = draws.uniform(draws.keys(epoch, self.split.subset.indices[indices]), 2, stream=20)
+        wording_indices = (numbers[:, 0] * len(WORDINGS)).long()
+        is_detailed = numbers[:, 1] < _DETAILED
+        captions = []
+        for row, label in enumerate(drawn_split.labels.tolist()):
+            text = drawn_split.classes[label]
+            if is_detailed[row]:
+                text = _with_details(text, *places[row].tolist())
+            captions.append(with_name(WORDINGS[int(wording_indices[row])], text))
+        return captions
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """Texts that together hold every word of the captions, the longest among them."""
+        """Return texts that together hold every word of the captions, and a longest caption."""
         if self.written is not None:
             return self.written
-        names = [
-            _detailed(name, *place)
-            for name in self.split.classes
-            for place in ((0, 0, 0), (1, 1, 1))
-        ]
+        names = []
+        for name in self.split.classes:
+            names.append(_with_details(name, size=0, across=0, down=0))
+            names.append(_with_details(name, size=1, across=1, down=1))
         return tuple(with_name(wording, name) for wording in WORDINGS for name in names)
 
 
-def _detailed(name: str, size: float, across: float, down: float) -> str:
-    """Return a name with size and place, numbers in [0, 1], where they are clearly below or above
-    the middle.
+def _with_details(name: str, size: float, across: float, down: float) -> str:
+    """Return a name with its size and place, those near the middle left out.
+
+    size, across, down: numbers in [0, 1].
     """
 
-    def word(value: float, low: str, high: str, margin: float) -> str:
-        return low if value < 0.5 - margin else high if value > 0.5 + margin else ""
+    def choose(value: float, margin: float, low: str, high: str) -> list[str]:
+        if value < 0.5 - margin:
+            return [low]
+        return [high] if value > 0.5 + margin else []
 
-    places = word(down, "top", "bottom", _OFF_CENTRE), word(across, "left", "right", _OFF_CENTRE)
-    place = " ".join(filter(None, places))
-    sized = " ".join(filter(None, (word(size, "small", "large", 1 / 6), name)))
-    return f"{sized} at the {place}" if place else sized
+    text = " ".join([*choose(size, _OFF_SIZE, "small", "large"), name])
+    vertical = choose(down, _OFF_CENTRE, "top", "bottom")
+    horizontal = choose(across, _OFF_CENTRE, "left", "right")
+    place = " ".join(vertical + horizontal)
+    return f"{text} at the {place}" if place else text
 
 
 def captions_of(split: Split) -> Captions:
-    """Return the captions of a split: generated for scenes, else those of captions.csv in its
-    folder.
+    """Return the captions of a split: generated for scenes, else from its folder's captions.csv.
 
-    The first column of the file has the images' names, relative to the folder or alone, the second
-    their captions. Raises DataError where there are no captions, or an image has none.
+    The first column of the file has the images' names, with or without their folders, the second
+    their captions. Raises DataError for a split without captions or an image without one.
     """
     if split.labels is not None and split.drawn_places is not None:
         return Captions(split)
@@ -121,20 +125,22 @@ def captions_of(split: Split) -> Captions:
     text = read_bounded(file, _LARGEST, what="captions", error=DataError).decode(
         "utf-8-sig", errors="replace"
     )
-    known = {
-        PurePath(row[0].strip()).as_posix(): row[1].strip()
-        for row in csv.reader(io.StringIO(text))
-        if len(row) > 1
-    }
-    found = [
-        known.get(PurePath(name).as_posix()) or known.get(PurePath(name).name)
-        for name in split.files
-    ]
-    lacking = [name for name, caption in zip(split.files, found) if not caption]
-    if lacking:
+    caption_of_file: dict[str, str] = {}
+    for row in csv.reader(io.StringIO(text)):
+        if len(row) > 1:
+            caption_of_file[PurePath(row[0].strip()).as_posix()] = row[1].strip()
+    captions = []
+    without_caption = []
+    for name in split.files:
+        path = PurePath(name)
+        caption = caption_of_file.get(path.as_posix()) or caption_of_file.get(path.name)
+        if caption:
+            captions.append(caption)
+        else:
+            without_caption.append(name)
+    if without_caption:
         raise DataError(
-            f"expected a caption of every image in {file}, found none of {len(lacking)} images "
-            f"(first {lacking[0]!r}); "
-            "add a line FILE,CAPTION for each"
+            f"expected a caption of every image in {file}, found none of {len(without_caption)} "
+            f"images (first {without_caption[0]!r}); add a line FILE,CAPTION for each"
         )
-    return Captions(split, tuple(caption for caption in found if caption))
+    return Captions(split, tuple(captions))

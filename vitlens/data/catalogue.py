@@ -1,5 +1,4 @@
-"""From a name, a folder, a file or pictures in Python to a Split; the registry says what
-there is."""
+"""Loads a Split from a name, a folder, a file or pictures in Python; see also the registry."""
 
 import os
 from collections.abc import Sequence
@@ -49,17 +48,16 @@ def load_data(
     progress: Progress | None = None,
     labels: str | Path | None = None,
 ) -> Split:
-    """Return one part of a named set, a folder or an .npz file, as a `Split`, which every function
-    takes for images.
+    """Return one part of a named set, a folder or an .npz file as a `Split`.
 
-    name: as `vitlens data` lists them, or a path; limit: at most so many images, a seeded subset
-    balanced by class; preprocessing: how photographs are resized and cropped (a model's
-    `preprocessing`); sets of small images keep their size (the model resizes them). seed: of the
-    scenes of digits, or of the division where there is no test part. canvas (px) and scenes (for
-    each source digit: 4, or for test as many of these as the limit needs) are for digits only.
-    whole: data without parts is not divided. progress: called with (files done, files in all).
-    labels: a table (CSV) of the images' file names and labels, for a folder without class folders.
-    Raises UnknownNameError or DataError.
+    Every function takes a `Split` for images. name: as `vitlens data` lists them, or a path. limit:
+    the largest number of images, a seeded subset balanced by class. preprocessing: how photographs
+    are resized and cropped (a model's `preprocessing`); sets of small images keep their size (the
+    model resizes them). seed: of the scenes of digits, or of the division of data without a test
+    part. canvas (px) and scenes (number per source digit: 4, or for test as many of these as the
+    limit needs) are for digits only. whole: do not divide data without parts. progress: called with
+    (files done, files in all). labels: a table (CSV) of the images' file names and labels, for a
+    folder without class folders. Raises UnknownNameError or DataError.
 
     >>> import vitlens
     >>> digits = vitlens.load_data("digits", limit=16)
@@ -72,11 +70,11 @@ def load_data(
     request = DataRequest(
         name, part, preprocessing, data_dir, seed, canvas, scenes, whole, progress, table, limit
     )
-    in_scenes = [data_set.name for data_set in SETS.values() if data_set.scenes]
-    if name not in in_scenes and (canvas is not None or scenes is not None):
+    scene_sets = [data_set.name for data_set in SETS.values() if data_set.scenes]
+    if name not in scene_sets and (canvas is not None or scenes is not None):
         raise DataError(
-            f"expected the data {' or '.join(in_scenes)} for a canvas or a number of scenes, found "
-            f"{name!r}"
+            f"expected the data {' or '.join(scene_sets)} for a canvas or a number of scenes, "
+            f"found {name!r}"
         )
     reader = SETS[name].load if name in SETS else reader_of(name, request.path)
     if table is not None:
@@ -86,10 +84,11 @@ def load_data(
 
 
 def reader_of(name: str, path: Path) -> str:
-    """Return the function that reads a path, as module:function. Raises DataError and
-    UnknownNameError.
+    """Return the function that reads a path, as "module:function".
+
+    Raises DataError for data that is not read, UnknownNameError for a name that is no path.
     """
-    if name.strip():  # as a path, an empty one would be the current folder
+    if name.strip():  # as a path, an empty name would be the current folder
         _require_readable(path)
         with readable(path):
             for layout in LAYOUTS:
@@ -111,9 +110,11 @@ def reader_of(name: str, path: Path) -> str:
 
 
 def _require_readable(path: Path) -> None:
-    """Raise DataError for a file or folder that must not be read."""
-    needed = os.R_OK | os.X_OK if path.is_dir() else os.R_OK
-    if path.exists() and not os.access(path, needed):
+    """Raise DataError for a file or folder without permission to read."""
+    permissions = os.R_OK
+    if path.is_dir():
+        permissions |= os.X_OK
+    if path.exists() and not os.access(path, permissions):
         raise DataError(
             f"expected data that can be read at {path}, found: Permission denied; check its "
             "permissions"
@@ -126,57 +127,59 @@ def load_images(
     preprocessing: Preprocessing | None = None,
     progress: Progress | None = None,
 ) -> Split:
-    """Images without labels: files in the order given, and all images below the folders given.
+    """Return images without labels: the files in order, and all images below the folders.
 
-    Raises DataError for a path that does not exist, a folder without images, or when none can be
-    read.
+    Raises DataError for a path that does not exist, for a folder without images, and if no image
+    can be read.
     """
-    return load_files(
-        list_images([Path(path).expanduser() for path in paths]), preprocessing, progress=progress
-    )
+    files = list_images([Path(path).expanduser() for path in paths])
+    return load_files(files, preprocessing, progress=progress)
 
 
-def read_split(given: object, preprocessing: Preprocessing | None = None) -> Split:
-    """Images as a Split, with labels where they lie in class folders or the Split has them.
+def read_split(images: object, preprocessing: Preprocessing | None = None) -> Split:
+    """Return images in any form as a Split, with labels if a Split or class folders have them.
 
-    given: a Split; a tensor (n, 3, height, width) in [0, 1]; or one or a list of files, folders,
+    images: a Split; a tensor (n, 3, height, width) in [0, 1]; or one or a list of files, folders,
     patterns of paths ("photos/*.jpg"), PIL images, uint8 arrays (height, width), (height, width, 3
     or 4) or (n, height, width, 3 or 4), and uint8 tensors (3, height, width) or (n, 3, height,
-    width). Of one folder with class folders, or with test/ or val/, those images are given with
-    their labels; of others all images below, sorted. Pictures are resized and cropped as by the
-    commands; preprocessing: of the model (None: the size that all share, else 224x224). Raises
-    DataError for anything else, and for the first picture that cannot be read.
+    width). One folder with class folders, or with test/ or val/, gives these images with their
+    labels; other folders give all images below, sorted. Pictures are resized and cropped as by the
+    commands. preprocessing: of the model; None: the size that all images share, else 224x224.
+    Raises DataError for anything else, and for the first picture that cannot be read.
     """
-    if isinstance(given, Split):
-        return given
-    if isinstance(given, Tensor) and given.dtype != torch.uint8:
-        pixels = require_images(given.detach(), dtype=torch.float32)
-        return Split(
-            "tensor",
-            "test",
-            InMemory(pixels),
-            (pixels.shape[2], pixels.shape[3]),
-            (),
-            title="a tensor",
-        )
-    if isinstance(given, str | Path):
-        path = Path(given).expanduser()
-        if str(given) and (
-            path.suffix.lower() == ".npz" or (path.is_dir() and holds_classes(path))
-        ):
-            return _complete(load_data(str(given), preprocessing=preprocessing, whole=True))
-        return _complete(load_images(_paths([given]), preprocessing=preprocessing))
-    pixels = read_pictures(given, preprocessing)
+    if isinstance(images, Split):
+        return images
+    if isinstance(images, Tensor) and images.dtype != torch.uint8:
+        pixels = require_images(images.detach(), dtype=torch.float32)
+        return _split_of_pixels(pixels, name="tensor", title="a tensor")
+    if isinstance(images, str | Path):
+        path = Path(images).expanduser()
+        is_archive = path.suffix.lower() == ".npz"
+        if str(images) and (is_archive or (path.is_dir() and holds_classes(path))):
+            split = load_data(str(images), preprocessing=preprocessing, whole=True)
+        else:
+            split = load_images(_expand_patterns([images]), preprocessing=preprocessing)
+        return _require_complete(split)
+    return _split_of_pixels(read_pictures(images, preprocessing), name="images", title="images")
+
+
+def _split_of_pixels(pixels: Tensor, *, name: str, title: str) -> Split:
     return Split(
-        "images", "test", InMemory(pixels), (pixels.shape[2], pixels.shape[3]), (), title="images"
+        name=name,
+        title=title,
+        part="test",
+        source=InMemory(pixels),
+        size=(pixels.shape[2], pixels.shape[3]),
+        classes=(),
     )
 
 
-def read_pictures(given: object, preprocessing: Preprocessing | None = None) -> Pixels:
-    """Return the pixels of pictures, uint8, in the order given, for whatever `read_split` takes but
-    a Split and floats.
+def read_pictures(pictures: object, preprocessing: Preprocessing | None = None) -> Pixels:
+    """Return the pixels (uint8) of pictures, in order.
+
+    pictures: what `read_split` takes, except a Split and floats.
     """
-    inputs = list(given) if isinstance(given, list | tuple) else [given]
+    inputs = list(pictures) if isinstance(pictures, list | tuple) else [pictures]
     if not inputs:
         raise DataError(
             "expected at least one picture, found none; give files, folders, PIL images or uint8 "
@@ -185,55 +188,56 @@ def read_pictures(given: object, preprocessing: Preprocessing | None = None) -> 
     parts: list[Pixels] = []
     for are_files, group in groupby(inputs, lambda picture: isinstance(picture, str | Path)):
         if are_files:
-            split = _complete(
-                load_images(_paths([str(path) for path in group]), preprocessing=preprocessing)
-            )
+            files = _expand_patterns([str(path) for path in group])
+            split = _require_complete(load_images(files, preprocessing=preprocessing))
             parts.append(split.source.read(torch.arange(len(split))))
         else:
-            opened = [image for picture in group for image in _opened(picture)]
-            parts.append(_decoded(opened, preprocessing))
-    if (
-        len({part.shape[2:] for part in parts}) > 1
-    ):  # without a model, files and arrays of sizes of their own
-        return read_pictures(given, UNSTATED)
+            images = [image for picture in group for image in _as_pil_images(picture)]
+            parts.append(_decode_all(images, preprocessing))
+    sizes = {part.shape[2:] for part in parts}
+    if len(sizes) > 1:  # without a model, each part has kept its size
+        return read_pictures(pictures, UNSTATED)
     return torch.cat(parts)
 
 
-def _paths(given: Sequence[str | Path]) -> list[Path]:
-    """Paths, with the matches of a pattern in its place, sorted. Raises DataError for what is
-    none."""
+def _expand_patterns(names: Sequence[str | Path]) -> list[Path]:
+    """Return paths, a pattern replaced by its sorted matches.
+
+    Raises DataError for an empty path and for the name of a data set.
+    """
     paths: list[Path] = []
-    for each in map(str, given):
-        path = Path(each).expanduser()
-        if not each:
+    for name in map(str, names):
+        path = Path(name).expanduser()
+        if not name:
             raise DataError("expected the path of an image or a folder of images, found ''")
-        if each in SETS and not path.exists():
+        if name in SETS and not path.exists():
             raise DataError(
-                f"expected images, found {each!r}, the name of a data set; load it with "
-                f"vitlens.load_data({each!r})"
+                f"expected images, found {name!r}, the name of a data set; load it with "
+                f"vitlens.load_data({name!r})"
             )
-        wild = not path.exists() and any(mark in each for mark in "*?[")
-        matches = sorted(glob(str(path), recursive=True)) if wild else []  # noqa: PTH207  Path.glob: no absolute ones
+        matches: list[str] = []
+        if not path.exists() and any(wildcard in name for wildcard in "*?["):
+            matches = sorted(glob(str(path), recursive=True))  # noqa: PTH207  Path.glob takes no absolute pattern
         paths += [Path(match) for match in matches] or [path]
     return paths
 
 
-def _complete(split: Split) -> Split:
+def _require_complete(split: Split) -> Split:
     """Return the split. Raises DataError for the first of its files that could not be read."""
     for skipped in split.skipped:
-        raise DataError(f"cannot read {skipped.file}: {skipped.reason}; mend it or leave it out")
+        raise DataError(f"cannot read {skipped.file}: {skipped.reason}; repair it or leave it out")
     return split
 
 
-def _decoded(opened: Sequence[Image.Image], preprocessing: Preprocessing | None) -> Pixels:
-    """Pixels of PIL images, in order."""
-    sizes = {(image.height, image.width) for image in opened}
-    fitted = preprocessing or (Preprocessing(size=sizes.pop()) if len(sizes) == 1 else UNSTATED)
+def _decode_all(images: Sequence[Image.Image], preprocessing: Preprocessing | None) -> Pixels:
+    if preprocessing is None:
+        sizes = {(image.height, image.width) for image in images}
+        preprocessing = Preprocessing(size=sizes.pop()) if len(sizes) == 1 else UNSTATED
     with quiet_pillow():
-        return torch.stack([_pixels(image, fitted) for image in opened])
+        return torch.stack([_decode_one(image, preprocessing) for image in images])
 
 
-def _pixels(image: Image.Image, preprocessing: Preprocessing) -> Tensor:
+def _decode_one(image: Image.Image, preprocessing: Preprocessing) -> Tensor:
     try:
         return decode(image, preprocessing)[0]
     except UnreadableError as reason:
@@ -241,8 +245,8 @@ def _pixels(image: Image.Image, preprocessing: Preprocessing) -> Tensor:
         raise DataError(f"cannot read {name}: {reason}") from reason
 
 
-def _opened(picture: object) -> list[Image.Image]:
-    """Return the PIL images of one argument."""
+def _as_pil_images(picture: object) -> list[Image.Image]:
+    """Return the PIL images in one picture or array of pictures."""
     if isinstance(picture, Image.Image):
         return [picture]
     if not isinstance(picture, np.ndarray | Tensor):
@@ -253,30 +257,28 @@ def _opened(picture: object) -> list[Image.Image]:
     array = picture
     form = "an array (height, width), (height, width, 3 or 4) or (n, height, width, 3 or 4)"
     advice = "(255 * pixels).round().astype('uint8')"
-    moved = "numpy.moveaxis(array, {}, -1)"
+    channel_move = "numpy.moveaxis(array, {}, -1)"
     if isinstance(picture, Tensor):
         array = picture.detach().cpu().numpy()
-        array = np.moveaxis(array, -3, -1) if array.ndim > 2 else array
+        if array.ndim > 2:
+            array = np.moveaxis(array, -3, -1)
         form = "a uint8 tensor (3, height, width) or (n, 3, height, width)"
         advice = "torch.stack(images)"
-        moved = "tensor.movedim({}, -3)"
+        channel_move = "tensor.movedim({}, -3)"
     if array.dtype != np.uint8:
         raise DataError(
             "expected 8-bit pixels (uint8, 0 to 255) or one float tensor (n, 3, height, width), "
             f"found {array.dtype} in {form.split(' (')[0]}; of pixels in [0, 1] make it with "
             f"{advice}"
         )
-    coloured = array.ndim in (3, 4) and array.shape[-1] in (3, 4)
-    grey = array.ndim == 2 and not isinstance(picture, Tensor)
-    if not (coloured or grey) or 0 in array.shape:
-        found = tuple(picture.shape)
-        turned = (
-            f"; put the channels in their place with {moved.format(found.index(3))}"
-            if 3 in found
-            else ""
-        )
-        raise DataError(f"expected {form}, found {found}{turned}")
-    return [
-        Image.fromarray(np.ascontiguousarray(pixels))
-        for pixels in (array if array.ndim == 4 else (array,))
-    ]
+    is_colour = array.ndim in (3, 4) and array.shape[-1] in (3, 4)
+    is_grey = array.ndim == 2 and not isinstance(picture, Tensor)
+    if not (is_colour or is_grey) or 0 in array.shape:
+        shape = tuple(picture.shape)
+        hint = ""
+        if 3 in shape:
+            move = channel_move.format(shape.index(3))
+            hint = f"; put the channels in their place with {move}"
+        raise DataError(f"expected {form}, found {shape}{hint}")
+    arrays = array if array.ndim == 4 else (array,)
+    return [Image.fromarray(np.ascontiguousarray(pixels)) for pixels in arrays]

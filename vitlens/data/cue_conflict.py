@@ -1,5 +1,6 @@
-"""Images whose shape is one class and whose texture is another: `shape-class/shapeN-textureM.png`,
-read as data.
+"""Reads cue-conflict images, with the shape of one class and the texture of another.
+
+Their files are named `shape-class/shapeN-textureM.png`.
 
 Layout and stimuli: Geirhos et al., "ImageNet-trained CNNs are biased towards texture" (ICLR 2019).
 Their 16 classes are groups of ImageNet's 1000 (`imagenet16.txt`, from the same authors).
@@ -44,9 +45,7 @@ class Cues:
 
 
 def cues_of(split: Split) -> Cues | None:
-    """Return the cues in a split's file names, None unless all files have them. The label is the
-    shape.
-    """
+    """Return the cues in a split's file names; None unless all files have them."""
     index_of_class = {name: index for index, name in enumerate(split.classes)}
     shapes = []
     textures = []
@@ -68,9 +67,7 @@ def cues_of(split: Split) -> Cues | None:
 
 
 def is_cue_conflict(root: Path) -> bool:
-    """Return True if all files in a folder's class folders are named shapeN-textureM, with the
-    folder as the shape.
-    """
+    """Return True if all files in a folder's class folders are named FOLDERn-TEXTUREm."""
     if not root.is_dir():
         return False
     is_any = False
@@ -88,11 +85,11 @@ def is_cue_conflict(root: Path) -> bool:
 
 
 def load(request: DataRequest) -> Split:
-    """Read all images of such a folder, labelled by shape; classes are the names of shapes and
-    textures together.
+    """Return all images of a folder of cue conflicts, labelled by shape.
 
-    Images with the same source of shape form one group, for clustered intervals. Raises DataError
-    for the training part: these images are for testing only.
+    The classes are the names of shapes and textures together. Images with the same source of shape
+    form one group, for clustered intervals. Raises DataError for the training part, as these images
+    are for testing only.
     """
     root = request.path
     if request.part == "train":
@@ -122,21 +119,18 @@ def load(request: DataRequest) -> Split:
 def imagenet16() -> Mapping[str, tuple[int, ...]]:
     """Return the 16 classes of the cue conflicts, each with the indices of its ImageNet classes."""
     classes: dict[str, tuple[int, ...]] = {}
-    for line in (
-        (Path(__file__).parents[1] / "imagenet16.txt").read_text(encoding="utf-8").splitlines()
-    ):
+    file = Path(__file__).parents[1] / "imagenet16.txt"
+    for line in file.read_text(encoding="utf-8").splitlines():
         name, ranges = line.split(" ", 1)
         indices: list[int] = []
-        for part in ranges.split(","):  # "3,5-7" is 3, 5, 6, 7
-            ends = part.split("-")
+        for index_range in ranges.split(","):  # "3,5-7" is 3, 5, 6, 7
+            ends = index_range.split("-")
             indices += range(int(ends[0]), int(ends[-1]) + 1)
         classes[name] = tuple(indices)
     return MappingProxyType(classes)
 
 
 def _parsed(file: str) -> tuple[str, str, str] | None:
-    """Return shape, number of its source, and texture of a file name; None for a name of another
-    form.
-    """
+    """Return shape, number of its source, and texture of a file name; None for another form."""
     match = _NAME.match(Path(file).stem)
     return None if match is None else (match[1], match[2], match[3])

@@ -1,5 +1,4 @@
-"""Image files -> uint8 RGB pixels, decoded once and kept where they fit in memory, else decoded on
-reading.
+"""Decodes image files to uint8 RGB pixels, kept if they fit in memory, else decoded on reading.
 
 EXIF rotation, transparency, bit depth and colour space are converted.
 """
@@ -29,9 +28,8 @@ from vitlens.signatures import described, image_format
 # most pixels of a file, and of a resized image; a small file can claim any number
 PIXEL_LIMIT = 64_000_000
 MEMORY_LIMIT = 1 << 30  # bytes of decoded pixels that are kept in memory
-UNSTATED: Final = Preprocessing(
-    size=(224, 224), resize=256
-)  # for images of different sizes without a model
+# for images of different sizes without a model
+UNSTATED: Final = Preprocessing(size=(224, 224), resize=256)
 # Pillow supports more formats, one of them (EPS) by running a program
 FORMATS = (
     "JPEG",
@@ -65,7 +63,7 @@ _RARE_SUFFIXES = (".svg", ".tga", ".psd", ".exr", ".hdr", ".dcm", ".fits", ".nii
 _UNREAD_SUFFIXES = frozenset((*_PHOTO_SUFFIXES, *_RARE_SUFFIXES))
 SUFFIXES = READ_SUFFIXES | _UNREAD_SUFFIXES
 _DEEP_GREY = ("I", "I;16", "I;16B", "I;16L", "I;16N")
-TURNS = {  # what is done to the pixels, by EXIF orientation
+TURNS = {  # the transposition of the stored pixels, by EXIF orientation
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -74,9 +72,10 @@ TURNS = {  # what is done to the pixels, by EXIF orientation
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_ACROSS = (5, 6, 7, 8)  # those that exchange height and width
+_ACROSS = (5, 6, 7, 8)  # orientations that exchange height and width
 _BATCH = 64  # files a thread takes at a time
 _ENDS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND"}  # near the end of a complete file
+_TAIL = 64  # last bytes of a file, among which its end marker is searched
 
 OnePicture = UInt8[Tensor, "3 height width"]
 Progress = Callable[[int, int], None]  # called with (files done, files in all)
@@ -89,9 +88,8 @@ class UnreadableError(DataError):
 class Header(NamedTuple):
     """The header of a readable file.
 
-    size: (height, width) as displayed, after the turn that its EXIF orientation asks for; note: for
-    the report, or None; orientation: of the EXIF block, 1 for an image that is stored as it is
-    displayed.
+    size: (height, width) as displayed, after the turn of its EXIF orientation; note: for the
+    report, or None; orientation: of the EXIF block, 1 for an image stored as it is displayed.
     """
 
     size: tuple[int, int]
@@ -105,88 +103,91 @@ class Header(NamedTuple):
         return (width, height) if self.orientation in _ACROSS else (height, width)
 
 
-def decode(given: Path | Image.Image, preprocessing: Preprocessing) -> tuple[OnePicture, Header]:
-    """Pixels of one image, resized and cropped for a model, and its header; call it inside
-    `quiet_pillow`.
+def decode(picture: Path | Image.Image, preprocessing: Preprocessing) -> tuple[OnePicture, Header]:
+    """Return the pixels of one image, resized and cropped for a model, and its header.
 
-    Of an image given by Pillow no more is read than its pixels: its file may be closed, its pixels
-    edited. Raises UnreadableError with the reason: missing, no image, truncated, too large.
+    Call it inside `quiet_pillow`. Only the pixels of an open Pillow image are used: its file may be
+    closed, its pixels edited. Raises UnreadableError with the reason: missing, no image, truncated,
+    too large.
     """
-    with open_image(given) as image:
+    with open_image(picture) as image:
         pixels = fit(flatten(image), preprocessing)
-        whole = isinstance(given, Image.Image)
-        return pixels, Header((image.height, image.width), None) if whole else _header_of(image)
+        if isinstance(picture, Image.Image):
+            header = Header((image.height, image.width), None)
+        else:
+            header = _header_of(image)
+    return pixels, header
 
 
 @contextmanager
 def quiet_pillow() -> Iterator[None]:
-    """Inside, Pillow's warnings are not printed, as errors and notes replace them. Enter it outside
-    threads.
-    """
+    """Suppress Pillow's warnings, which errors and notes replace. Enter it outside threads."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 @contextmanager
-def open_image(given: Path | Image.Image) -> Iterator[Image.Image]:
-    """Yield an open image of acceptable size; raise UnreadableError with the reason for every
-    failure inside.
+def open_image(picture: Path | Image.Image) -> Iterator[Image.Image]:
+    """Yield an open image of acceptable size.
+
+    Every failure inside becomes an UnreadableError with the reason.
     """
-    most = f"expected at most {PIXEL_LIMIT // 1_000_000} megapixels, found "
+    limit = f"expected at most {PIXEL_LIMIT // 1_000_000} megapixels, found "
     try:
         with (
-            nullcontext(given)
-            if isinstance(given, Image.Image)
-            else Image.open(given, formats=FORMATS) as image
+            nullcontext(picture)
+            if isinstance(picture, Image.Image)
+            else Image.open(picture, formats=FORMATS) as image
         ):
             if image.width * image.height > PIXEL_LIMIT:
-                raise UnreadableError(f"{most}{image.width}x{image.height}; make it smaller first")
+                raise UnreadableError(f"{limit}{image.width}x{image.height}; make it smaller first")
             yield image
     except UnreadableError:
         raise
     except FileNotFoundError as error:
         raise UnreadableError("expected an image file, found nothing there") from error
     except UnidentifiedImageError as error:
-        raise UnreadableError(_other_than_image(given)) from error
+        raise UnreadableError(_unidentified(picture)) from error
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
-        raise UnreadableError(f"{most}more") from error
+        raise UnreadableError(f"{limit}more") from error
     except Exception as error:  # a damaged file makes Pillow's decoders raise nearly anything
         raise UnreadableError(first_line(error)) from error
 
 
-def _other_than_image(given: Path | Image.Image) -> str:
-    """Return why a file that Pillow does not know is no image that can be used."""
-    kind = image_format(given) if isinstance(given, Path) else ""
-    if kind and kind not in FORMATS:
-        found = f"{kind}, which is not read; save it as PNG or JPEG"
-    elif isinstance(given, Path) and not kind:
-        found = described(given) or "something else"
-    else:
-        found = "something else"
-    return f"expected an image ({', '.join(FORMATS)}), found {found}"
+def _unidentified(picture: Path | Image.Image) -> str:
+    """Return the message for a file that Pillow cannot identify."""
+    content = "something else"
+    if isinstance(picture, Path):
+        kind = image_format(picture)
+        if not kind:
+            content = described(picture) or content
+        elif kind not in FORMATS:
+            content = f"{kind}, which is not read; save it as PNG or JPEG"
+    return f"expected an image ({', '.join(FORMATS)}), found {content}"
 
 
 def orientation_of(image: Image.Image) -> int:
-    """Return the EXIF orientation of an image, 1 where it has none or a broken one."""
+    """Return the EXIF orientation of an image, 1 if it has none or a broken one."""
     with suppress(Exception):  # a broken EXIF block does not affect the pixels
         orientation = int(image.getexif().get(ExifTags.Base.Orientation, 1))
-        return orientation if 1 < orientation <= 8 else 1
+        if orientation in TURNS:
+            return orientation
     return 1
 
 
 def displayed_size(image: Image.Image) -> tuple[int, int]:
-    """Return the size (height, width) of an image after the turn that its EXIF orientation asks
-    for.
-    """
+    """Return the size (height, width) of an image after the turn of its EXIF orientation."""
     if orientation_of(image) in _ACROSS:
         return image.width, image.height
     return image.height, image.width
 
 
 def flatten(image: Image.Image) -> Image.Image:
-    """Return the first frame as RGB: rotated by its EXIF orientation, transparency on white, 16 bit
-    scaled to 8.
+    """Return the first frame of an image as RGB with 8 bits per channel.
+
+    It is turned by its EXIF orientation, transparent pixels are put on white, and 16 bits are
+    scaled to 8. Raises UnreadableError for floating-point pixels.
     """
     image.load()
     with suppress(Exception):  # a broken EXIF block does not affect the pixels
@@ -224,8 +225,7 @@ def fit(image: Image.Image, preprocessing: Preprocessing) -> OnePicture:
 
 
 def _resized_size(image_size: tuple[int, int], preprocessing: Preprocessing) -> tuple[int, int]:
-    """Return the (width, height) to which an image of a (width, height) is resized before the
-    crop."""
+    """Return the size to which an image is resized before the crop; sizes are (width, height)."""
     height, width = preprocessing.size
     image_width, image_height = image_size
     resize = preprocessing.resize
@@ -249,8 +249,7 @@ def _resized_size(image_size: tuple[int, int], preprocessing: Preprocessing) -> 
 
 
 def _centre(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
-    """Return the centre of an image at the input's size, with a border where the image is
-    smaller."""
+    """Return the centre of an image at the input size, with a border if the image is smaller."""
     height, width = preprocessing.size
     left = _offset(image.width - width, preprocessing.crop_offset)
     top = _offset(image.height - height, preprocessing.crop_offset)
@@ -262,33 +261,26 @@ def _centre(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
 
 
 def _offset(surplus: int, rounding: CropOffset) -> int:
-    """Return the first pixel of a centre crop along one axis; below 0, the pixels of the border
-    before the image.
-    """
+    """Return the first pixel of a centre crop along one axis; negative: the border before it."""
     if surplus < 0:
-        return -(
-            -surplus // 2
-        )  # the smaller half of the border is before the image, as in torchvision's CenterCrop
+        # the smaller half of the border is before the image, as in torchvision's CenterCrop
+        border = -surplus // 2
+        return -border
     return surplus // 2 if rounding == "floor" else round(surplus / 2)
 
 
 def _header_of(image: Image.Image) -> Header:
-    """Return an open image's header, with a note where it has more than one frame."""
-    # a camera's MPO holds a preview beside the photograph
-    animated = image.format != "MPO" and getattr(image, "is_animated", False)
-    orientation = orientation_of(image)
-    return Header(
-        displayed_size(image),
-        "more than one frame, of which the first is used" if animated else None,
-        orientation,
-    )
+    """Return an open image's header, with a note on more than one frame."""
+    note = None
+    # a camera's MPO holds a preview next to the photograph
+    if image.format != "MPO" and getattr(image, "is_animated", False):
+        note = "more than one frame, of which the first is used"
+    return Header(displayed_size(image), note, orientation_of(image))
 
 
 @dataclass(frozen=True)
 class Files:
-    """Image files that are decoded when they are read, in parallel; safe in the workers of a
-    DataLoader.
-    """
+    """Image files, decoded in parallel when they are read; safe in the workers of a DataLoader."""
 
     paths: tuple[Path, ...]
     preprocessing: Preprocessing
@@ -297,10 +289,11 @@ class Files:
         return len(self.paths)
 
     def read(self, indices: Tensor) -> Pixels:
-        """Pixels of these files. Raises DataError when one of them has become unreadable."""
+        """Return the pixels of these files. Raises DataError if one has become unreadable."""
         chosen = [self.paths[index] for index in indices.tolist()]
-        pixels = _room(len(chosen), self.preprocessing)
-        for path, result in zip(chosen, _decode_into(pixels, chosen, self.preprocessing)):
+        pixels = _empty_pixels(len(chosen), self.preprocessing)
+        results = _decode_into(pixels, chosen, self.preprocessing)
+        for path, result in zip(chosen, results):
             if isinstance(result, UnreadableError):
                 raise DataError(f"cannot read {path}: {result}; repair or remove it")
         return pixels
@@ -312,29 +305,43 @@ def load_files(
     *,
     progress: Progress | None = None,
 ) -> Split:
-    """Image files without labels; unreadable ones are left out and listed.
+    """Return image files without labels as a split; unreadable ones are left out and listed.
 
     preprocessing: None keeps the size that all images share, else 224x224. Up to MEMORY_LIMIT bytes
     of pixels are decoded now and kept as uint8. Above that, only each file's header and end are
-    checked now, and pixels are decoded on reading. Raises DataError when no file can be read.
+    checked now, and pixels are decoded on reading. Raises DataError if no file can be read.
     """
     preprocessing = preprocessing or stored_size(paths)
     height, width = preprocessing.size
-    eager = len(paths) * 3 * height * width <= MEMORY_LIMIT
-    pixels = _room(len(paths) if eager else 0, preprocessing)
-    results = (
-        _decode_into(pixels, paths, preprocessing, progress) if eager else probe(paths, progress)
-    )
-    headers = {index: header for index, header in enumerate(results) if isinstance(header, Header)}
-    faults = [(path, why) for path, why in zip(paths, results) if isinstance(why, UnreadableError)]
-    if not headers:
-        first = f" among {len(faults)}: {faults[0][0]}: {faults[0][1]}" if faults else ""
+    fits_in_memory = len(paths) * 3 * height * width <= MEMORY_LIMIT
+    pixels = _empty_pixels(len(paths) if fits_in_memory else 0, preprocessing)
+    if fits_in_memory:
+        results = _decode_into(pixels, paths, preprocessing, progress)
+    else:
+        results = probe(paths, progress)
+
+    readable = []
+    skipped = []
+    note_counts: Counter[str] = Counter()
+    for index, result in enumerate(results):
+        if isinstance(result, UnreadableError):
+            skipped.append(Skipped(str(paths[index]), str(result)))
+            continue
+        readable.append(index)
+        if result.note:
+            note_counts[result.note] += 1
+    if not readable:
+        first = ""
+        if skipped:
+            first = f" among {len(skipped)}: {skipped[0].file}: {skipped[0].reason}"
         raise DataError(f"expected readable images, found none{first}")
-    readable = tuple(paths[index] for index in headers)
-    source: Source = Files(readable, preprocessing)
-    if eager:
-        source = InMemory(pixels if not faults else pixels[list(headers)], readable)
-    counts = Counter(header.note for header in headers.values() if header.note)
+    files = tuple(paths[index] for index in readable)
+    source: Source = Files(files, preprocessing)
+    if fits_in_memory:
+        source = InMemory(pixels[readable] if skipped else pixels, files)
+    notes = []
+    for note, count in note_counts.items():
+        notes.append(f"{count} of {len(readable)} images have {note}")
     return Split(
         name="images",
         title="images",
@@ -342,11 +349,9 @@ def load_files(
         source=source,
         size=preprocessing.size,
         classes=(),
-        files=tuple(map(str, readable)),
-        skipped=tuple(Skipped(str(path), str(why)) for path, why in faults),
-        notes=tuple(
-            f"{count} of {len(headers)} images have {note}" for note, count in counts.items()
-        ),
+        files=tuple(map(str, files)),
+        skipped=tuple(skipped),
+        notes=tuple(notes),
     )
 
 
@@ -359,23 +364,22 @@ def stored_size(paths: Sequence[Path]) -> Preprocessing:
 def probe(
     paths: Sequence[Path], progress: Progress | None = None
 ) -> list[Header | UnreadableError]:
-    """Return each file's header, or why it cannot be read.
+    """Return each file's header, or the reason why it cannot be read.
 
-    Pixels are decoded only where the end of the file is missing, or where its format has no end
-    marker.
+    Pixels are decoded only if the end of the file is missing or its format has no end marker.
     """
 
-    def header(_: int, path: Path) -> Header:
+    def read_header(_: int, path: Path) -> Header:
         with open_image(path) as image:
             with path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - 64))
+                file.seek(max(0, path.stat().st_size - _TAIL))
                 end = _ENDS.get(str(image.format))
-                whole = end is not None and end in file.read()
-            if not whole:
+                is_complete = end is not None and end in file.read()
+            if not is_complete:
                 image.load()
             return _header_of(image)
 
-    return _for_each(header, paths, progress)
+    return _for_each(read_header, paths, progress)
 
 
 def _decode_into(
@@ -386,35 +390,36 @@ def _decode_into(
 ) -> list[Header | UnreadableError]:
     """Decode file i into pixels[i]."""
 
-    def into(index: int, path: Path) -> Header:
+    def decode_one(index: int, path: Path) -> Header:
         pixels[index], header = decode(path, preprocessing)
         return header
 
-    return _for_each(into, paths, progress)
+    return _for_each(decode_one, paths, progress)
 
 
 def _for_each(
-    work: Callable[[int, Path], Header], paths: Sequence[Path], progress: Progress | None
+    read: Callable[[int, Path], Header], paths: Sequence[Path], progress: Progress | None
 ) -> list[Header | UnreadableError]:
-    """work(index, path) of every path, or its reason; one thread per core (Pillow releases the GIL
-    as it decodes).
+    """Return read(index, path) of every path, or the error it raised.
+
+    There is one thread per core, as Pillow releases the GIL while it decodes.
     """
 
-    def batch(start: int) -> list[Header | UnreadableError]:
-        done: list[Header | UnreadableError] = []
+    def read_batch(start: int) -> list[Header | UnreadableError]:
+        batch: list[Header | UnreadableError] = []
         for index in range(start, min(start + _BATCH, len(paths))):
             try:
-                done.append(work(index, paths[index]))
+                batch.append(read(index, paths[index]))
             except UnreadableError as reason:
-                done.append(reason)
-        return done
+                batch.append(reason)
+        return batch
 
     results: list[Header | UnreadableError] = []
     pool = ThreadPoolExecutor(cpu_count() or 1)
     try:
         with quiet_pillow():
-            for part in pool.map(batch, range(0, len(paths), _BATCH)):
-                results += part
+            for batch in pool.map(read_batch, range(0, len(paths), _BATCH)):
+                results += batch
                 if progress is not None:
                     progress(len(results), len(paths))
     finally:
@@ -422,6 +427,6 @@ def _for_each(
     return results
 
 
-def _room(count: int, preprocessing: Preprocessing) -> Pixels:
+def _empty_pixels(count: int, preprocessing: Preprocessing) -> Pixels:
     with torch.inference_mode(False):  # threads write to it, which do not inherit inference mode
         return torch.empty(count, 3, *preprocessing.size, dtype=torch.uint8)

@@ -1,9 +1,8 @@
-"""The embedded data: scikit-learn's 1,797 handwritten digits, each drawn into scenes with an exact
-mask.
+"""The embedded data: scikit-learn's 1,797 handwritten digits in scenes with exact masks.
 
 In `digits` the hue of the background is independent of the class. In the training part of
-`digits-shortcut` it goes with the class in 90 % of the scenes: a planted shortcut. Everything else
-is equal, and so are the test parts.
+`digits-shortcut` it agrees with the class in 90 % of the scenes: a planted shortcut. All else is
+equal, and so are the test parts.
 
 Source: Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI (CC BY 4.0), as 8x8
 counts of ink. Train and test share no source digit, but they share writers, who are not identified
@@ -12,6 +11,7 @@ in the set.
 
 from dataclasses import fields, replace
 from functools import cache, partial
+from math import ceil
 from typing import Any, Final
 
 import torch
@@ -39,9 +39,8 @@ TRAIN_SCENES = 4  # scenes a source digit in one epoch of training
 TEST_SCENES = 4
 # share of the training scenes of digits-shortcut with the hue of their class: hue k for class k
 AGREEMENT = 0.9
-_PLANTED = (AGREEMENT - 1 / HUES) / (
-    1 - 1 / HUES
-)  # share whose hue is set; of the others one in HUES agrees by chance
+_CHANCE = 1 / HUES  # share of the other scenes whose drawn hue agrees by chance
+_PLANTED = (AGREEMENT - _CHANCE) / (1 - _CHANCE)  # share of the scenes whose hue is set
 CLASSES = tuple("0123456789")
 SHORTCUT: Final = "digits-shortcut"
 
@@ -61,74 +60,83 @@ def digits(
     test part is held in memory with its masks; the training part is drawn when read (Split.epoch
     draws new scenes) and has no masks. Raises DataError for sizes that cannot be drawn.
     """
-    scenes = scenes if scenes is not None else (TRAIN_SCENES if part == "train" else TEST_SCENES)
+    if scenes is None:
+        scenes = TRAIN_SCENES if part == "train" else TEST_SCENES
     require_canvas(canvas)
     if scenes < 1:
         raise DataError(f"expected at least 1 scene a digit, found {scenes}")
     sources = source_digits(part)
     repeated = sources.repeat(scenes)
     numbers = torch.arange(scenes).repeat_interleave(len(sources))
-    planted = shortcut and part == "train"
+    is_planted = shortcut and part == "train"
     drawings = Drawings(
-        partial(_scenes, seed=seed, planted=planted, canvas=canvas),
-        repeated,
-        numbers,
-        partial(_places, seed=seed),
-        partial(_factors, seed=seed, planted=planted),
+        render=partial(_draw_scenes, seed=seed, planted=is_planted, canvas=canvas),
+        subjects=repeated,
+        numbers=numbers,
+        place=partial(_compute_places, seed=seed),
+        describe=partial(_compute_factors, seed=seed, planted=is_planted),
     )
-    name = SHORTCUT if shortcut else "digits"
+    _, source_labels = _load_sources()
     split = drawn_split(
-        name, part, drawings, canvas, _load()[1][repeated], classes=CLASSES, groups=repeated
+        SHORTCUT if shortcut else "digits",
+        part,
+        drawings,
+        canvas,
+        source_labels[repeated],
+        classes=CLASSES,
+        groups=repeated,
     )
     return split if part == "train" else replace(split, scenes=drawings)
 
 
-def _scenes(
+def _draw_scenes(
     sources: Tensor, numbers: Tensor, *, seed: int, planted: bool = False, **style: Any
 ) -> Drawn:
-    """Draw one scene from its source digit, its number, the seed and the style; other scenes have
-    no effect.
-    """
-    drawn = keys(seed, sources, numbers)
-    return render(_load()[0][sources], drawn, _hues(sources, drawn, planted=planted), **style)
+    """Draw scenes, each from its source digit, its number, the seed and the style."""
+    glyphs, _ = _load_sources()
+    scene_keys = keys(seed, sources, numbers)
+    hues = _draw_hues(sources, scene_keys, planted=planted)
+    return render(glyphs[sources], scene_keys, hues, **style)
 
 
-def _hues(sources: Tensor, keys: Tensor, *, planted: bool) -> Int[Tensor, " batch"]:
-    """Return the hue of each scene's background: drawn, or where it is planted that of the
-    class."""
-    draws = uniform(keys, 2, stream=10)
+def _draw_hues(sources: Tensor, scene_keys: Tensor, *, planted: bool) -> Int[Tensor, " batch"]:
+    """Return the hue of each scene's background: drawn, or that of the class if planted."""
+    draws = uniform(scene_keys, 2, stream=10)
     hues = (draws[:, 0] * HUES).long()
     if not planted:
         return hues
-    return torch.where(draws[:, 1] < _PLANTED, _load()[1][sources], hues)
+    _, source_labels = _load_sources()
+    return torch.where(draws[:, 1] < _PLANTED, source_labels[sources], hues)
 
 
-def _places(sources: Tensor, numbers: Tensor, *, seed: int) -> Tensor:
+def _compute_places(sources: Tensor, numbers: Tensor, *, seed: int) -> Tensor:
     return whereabouts(keys(seed, sources, numbers))
 
 
-def _factors(sources: Tensor, numbers: Tensor, *, seed: int, planted: bool) -> Factors:
-    """Return the factors of each scene, those of `SceneFactors` and `hue_agrees`: the hue is that
-    of the class.
+def _compute_factors(sources: Tensor, numbers: Tensor, *, seed: int, planted: bool) -> Factors:
+    """Return the factors of each scene: those of `SceneFactors`, and `hue_agrees`.
+
+    `hue_agrees` is True if the hue is that of the class.
     """
-    drawn = keys(seed, sources, numbers)
-    hues = _hues(sources, drawn, planted=planted)
-    factors = factors_of(drawn, hues)
+    scene_keys = keys(seed, sources, numbers)
+    hues = _draw_hues(sources, scene_keys, planted=planted)
+    factors = factors_of(scene_keys, hues)
     columns = {field.name: getattr(factors, field.name).numpy() for field in fields(factors)}
-    return Factors({**columns, "hue_agrees": (hues == _load()[1][sources]).numpy()})
+    _, source_labels = _load_sources()
+    columns["hue_agrees"] = (hues == source_labels[sources]).numpy()
+    return Factors(columns)
 
 
 def load(request: DataRequest) -> Split:
-    """Return the requested part; of the test part no more scenes than the limit needs, at most
-    TEST_SCENES a digit.
+    """Return the requested part.
+
+    The test part has no more scenes than the limit needs, at most TEST_SCENES per digit.
     """
     canvas = REFERENCE if request.canvas is None else request.canvas
     shortcut = request.name == SHORTCUT
     if request.part == "test" and request.scenes is None and request.limit is not None:
-        most = TEST_SCENES * TEST_PER_CLASS * len(CLASSES)
-        return scenes_of_digits(
-            min(request.limit, most), seed=request.seed, canvas=canvas, shortcut=shortcut
-        )
+        count = min(request.limit, TEST_SCENES * TEST_PER_CLASS * len(CLASSES))
+        return scenes_of_digits(count, seed=request.seed, canvas=canvas, shortcut=shortcut)
     return digits(
         request.part, canvas=canvas, scenes=request.scenes, seed=request.seed, shortcut=shortcut
     )
@@ -137,40 +145,42 @@ def load(request: DataRequest) -> Split:
 def scenes_of_digits(
     count: int, *, seed: int = 0, canvas: int = REFERENCE, shortcut: bool = False
 ) -> Split:
-    """Return `count` scenes of the test digits: a seeded subset, or each digit in several scenes
-    where needed.
+    """Return `count` scenes of the test digits.
 
-    The first scene of each digit is the one of a smaller run; the last round is a class-balanced
-    subset.
+    They are a seeded subset, or several scenes per digit if there are fewer digits. The first scene
+    of each digit is that of a smaller run; the last round is a class-balanced subset.
     """
-    sources = TEST_PER_CLASS * len(CLASSES)
-    rounds = max(1, -(-count // sources))
+    source_count = TEST_PER_CLASS * len(CLASSES)
+    rounds = max(1, ceil(count / source_count))
     split = digits("test", seed=seed, canvas=canvas, shortcut=shortcut, scenes=rounds)
     if rounds == 1:
         return split.limit(count, seed=seed)
-    several = f"{rounds - 1} to {rounds}" if count < len(split) else str(rounds)
+    scenes = f"{rounds - 1} to {rounds}" if count < len(split) else str(rounds)
     note = (
-        f"There are {sources} source digits, each in {several} scenes; intervals are over "
+        f"There are {source_count} source digits, each in {scenes} scenes; intervals are over "
         "source digits."
     )
     return replace(split.limit(count, seed=seed), notes=(*split.notes, note))
 
 
 def source_digits(part: Part) -> Int[Tensor, " sources"]:
-    """Return the indices of a part among the 1,797 digits: the same for all seeds, 45 of each class
-    for test.
+    """Return the indices of a part among the 1,797 digits, the same for all seeds.
+
+    The test part has 45 digits of each class.
     """
-    _, labels = _load()
+    _, labels = _load_sources()
     order = mix(torch.arange(len(labels))).argsort()
-    held_out = torch.zeros(len(labels), dtype=torch.bool)
+    is_test = torch.zeros(len(labels), dtype=torch.bool)
     for label in range(len(CLASSES)):
-        held_out[order[labels[order] == label][:TEST_PER_CLASS]] = True
-    return (held_out if part == "test" else ~held_out).nonzero().squeeze(1)
+        of_class = order[labels[order] == label]
+        is_test[of_class[:TEST_PER_CLASS]] = True
+    is_member = is_test if part == "test" else ~is_test
+    return is_member.nonzero().squeeze(1)
 
 
 @cache
-def _load() -> tuple[Float[Tensor, "sources 8 8"], Int[Tensor, " sources"]]:
-    """Return the fraction of ink in each source pixel, and the digits."""
+def _load_sources() -> tuple[Float[Tensor, "sources 8 8"], Int[Tensor, " sources"]]:
+    """Return the fraction of ink in each source pixel, and the labels of the digits."""
     from sklearn.datasets import load_digits  # takes a second to import
 
     data = load_digits()

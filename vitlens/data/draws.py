@@ -1,4 +1,4 @@
-"""Random numbers by hashing: the draws of scene i depend only on its own key.
+"""Random numbers by hashing: the draws of a scene depend only on its key.
 
 With a generator, the numbers of scene 7 would depend on how many were drawn before it, and on the
 batch size. A hash of (key, position) does not depend on either.
@@ -30,6 +30,6 @@ def keys(seed: int, *words: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
 def uniform(
     keys: Int[Tensor, " batch"], count: int, *, stream: int = 0
 ) -> Float[Tensor, "batch count"]:
-    """count numbers in [0, 1) for each key; different streams give different numbers."""
+    """Return `count` numbers in [0, 1) for each key; different streams give different numbers."""
     positions = mix(torch.arange(count, device=keys.device) + (stream << 24))
     return (mix(keys[:, None] + positions) >> 8).float() / (1 << 24)

@@ -1,5 +1,4 @@
-"""Factors: the numbers from which drawn images were generated, a column each with a row per
-image."""
+"""Factors: the numbers from which drawn images were generated, one row per image."""
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -14,7 +13,7 @@ from vitlens.summary import Line, Table
 
 Column = NDArray[np.generic]
 
-_NAMED: Final = 4  # columns named in an error
+_MOST_LISTED: Final = 4  # columns in an error
 
 
 class Factors(Table, Mapping[str, Column]):
@@ -24,18 +23,17 @@ class Factors(Table, Mapping[str, Column]):
     """
 
     def __init__(self, columns: Mapping[str, Column]) -> None:
-        lengths = {name: len(column) for name, column in columns.items()}
-        if len(set(lengths.values())) > 1:
-            listed = ", ".join(
-                f"{name} {length}" for name, length in list(lengths.items())[:_NAMED]
-            )
+        lengths = {len(column) for column in columns.values()}
+        if len(lengths) > 1:
+            listed = [f"{name} {len(column)}" for name, column in columns.items()]
             raise DataError(
                 "expected factors with one row per image, found columns of different lengths: "
-                f"{listed}"
+                f"{', '.join(listed[:_MOST_LISTED])}"
             )
-        copies = {name: np.array(column) for name, column in columns.items()}
-        for copy in copies.values():
-            copy.setflags(write=False)
+        copies = {}
+        for name, column in columns.items():
+            copies[name] = np.array(column)
+            copies[name].setflags(write=False)
         self._columns = MappingProxyType(copies)
 
     def __getitem__(self, name: str) -> Column:
@@ -54,7 +52,9 @@ class Factors(Table, Mapping[str, Column]):
     @property
     def rows(self) -> int:
         """Return the number of images."""
-        return next((len(column) for column in self._columns.values()), 0)
+        for column in self._columns.values():
+            return len(column)
+        return 0
 
     def pick(self, indices: Tensor) -> "Factors":
         """Return the factors of these images, in this order."""
@@ -62,12 +62,12 @@ class Factors(Table, Mapping[str, Column]):
         return Factors({name: column[chosen] for name, column in self._columns.items()})
 
     def records(self) -> Iterator[Mapping[str, object]]:
-        """Return a row for each image."""
+        """Yield the row of each image."""
         columns = [column.tolist() for column in self._columns.values()]
         for values in zip(*columns, strict=True):
             yield dict(zip(self._columns, values, strict=True))
 
     def summary(self) -> Iterator[Line]:
-        """Return the range of each factor."""
+        """Yield the range of each factor."""
         for name, column in self._columns.items():
             yield Line(name, column)

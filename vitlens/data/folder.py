@@ -1,6 +1,4 @@
-"""Folders of images: one folder per class, with or without parts, Tiny ImageNet's, or images
-without labels.
-"""
+"""Reads folders of images: with class folders, with parts, Tiny ImageNet's, or without labels."""
 
 import re
 from collections import Counter
@@ -35,9 +33,7 @@ _WNID: Final = re.compile(r"n\d{8}")
 
 @dataclass(frozen=True)
 class Listing:
-    """Image files in order, before any is opened; labels and classes are empty for images without
-    labels.
-    """
+    """Image files in order, before any is opened; without labels, labels and classes are empty."""
 
     paths: tuple[Path, ...]
     labels: tuple[int, ...] = ()
@@ -47,18 +43,12 @@ class Listing:
 
 def load(request: DataRequest) -> Split:
     """Return one part of a folder; see list_folder for its parts, classes and labels."""
-    return read_listing(
-        list_folder(request.path, part=request.part, seed=request.seed, whole=request.whole),
-        request,
-    )
+    listing = list_folder(request.path, part=request.part, seed=request.seed, whole=request.whole)
+    return read_listing(listing, request)
 
 
 def read_listing(listing: Listing, request: DataRequest) -> Split:
-    """Read the images of a listing of files in a folder, in its order, without those that cannot be
-    read.
-
-    Raises DataError if none can be read.
-    """
+    """Return the readable images of a listing, in its order. Raises DataError for none."""
     root = request.path
     split = load_files(listing.paths, request.preprocessing, progress=request.progress)
     files = split.files or ()
@@ -111,17 +101,16 @@ def _list_part(top: Path, parts: Parts, part: Part) -> Listing:
     if parts.train is None:
         if part == "train":
             raise DataError(
-                f"expected train/ in {top}, found {parts.test.relative_to(top)}/ alone; it is for "
+                f"expected train/ in {top}, found only {parts.test.relative_to(top)}/; it is for "
                 "evaluation"
             )
         return _list_classes(parts.test, [parts.test])
-    return _list_classes(parts.train if part == "train" else parts.test, [parts.train, parts.test])
+    folder = parts.train if part == "train" else parts.test
+    return _list_classes(folder, [parts.train, parts.test])
 
 
 def _notes_on_folders(root: Path, top: Path, parts: Parts) -> tuple[str, ...]:
-    """Return notes about a folder within the folder that is used, and about folders without labels
-    that are not.
-    """
+    """Return notes on a used folder below the root, and on unused folders without labels."""
     notes: list[str] = []
     if top != root:
         notes += [*_note_on_loose_images(root), f"the folders of {top.relative_to(root)}/ are used"]
@@ -133,9 +122,7 @@ def _notes_on_folders(root: Path, top: Path, parts: Parts) -> tuple[str, ...]:
 
 
 def list_classes(folder: Path, *, part: Part, seed: int, whole: bool) -> Listing:
-    """List the images of a part of the class folders in a folder, of which a seeded fifth is held
-    out for test.
-    """
+    """List the images of a part of class folders, of which a seeded fifth is held out for test."""
     listing = _list_classes(folder, [folder])
     chosen, notes = hold_out(torch.tensor(listing.labels), part, seed=seed, whole=whole)
     indices = chosen.tolist()
@@ -148,8 +135,7 @@ def list_classes(folder: Path, *, part: Part, seed: int, whole: bool) -> Listing
 
 
 def list_images(paths: Sequence[Path]) -> tuple[Path, ...]:
-    """List the given image files, and all images in the given folders. Raises DataError for
-    none."""
+    """List image files, and all images in folders. Raises DataError for none."""
     images: list[Path] = []
     for path in paths:
         if not path.exists():
@@ -169,37 +155,39 @@ def list_top(folder: Path) -> tuple[Path, ...]:
 
 
 def _list_classes(folder: Path, parts: Sequence[Path]) -> Listing:
-    """List the images of the class folders in `folder`; the classes are those of all parts
-    together, by name.
-    """
+    """List the images of the class folders in `folder`; the classes are those of all parts."""
     for part in parts:
         require_classes(part)
     class_of_folder = _class_of_folder(parts)
-    names = sorted(set(class_of_folder.values()))
-    labelled = []
+    class_names = sorted(set(class_of_folder.values()))
+    indices = {name: index for index, name in enumerate(class_names)}
+    paths_by_label: dict[int, list[Path]] = {}
     for child in labelled_folders(folder):
-        labelled += [(class_of_folder[child.name], path) for path in images_below(child)]
-    if not labelled:
+        label = indices[class_of_folder[child.name]]
+        paths_by_label.setdefault(label, []).extend(images_below(child))
+    if not any(paths_by_label.values()):
         _refuse_empty(folder)
-    labelled.sort(key=lambda pair: pair[0])  # stable: the images of a class stay in order
-    classes = tuple(names)
-    if are_imagenet(names):
-        classes = tuple(imagenet_classes()[imagenet_indices()[name]] for name in names)
-    indices = {name: index for index, name in enumerate(names)}
+    paths: list[Path] = []
+    labels: list[int] = []
+    for label in sorted(paths_by_label):
+        paths += paths_by_label[label]
+        labels += [label] * len(paths_by_label[label])
     notes = _note_on_loose_images(folder)
-    others = [child.name for child in folders_of_others(folder)]
-    if others:
-        notes = (*notes, f"not used, as without images: {listed(others)}")
-    return Listing(
-        paths=tuple(path for _, path in labelled),
-        labels=tuple(indices[name] for name, _ in labelled),
-        classes=classes,
-        notes=notes,
-    )
+    without_images = [child.name for child in folders_of_others(folder)]
+    if without_images:
+        notes = (*notes, f"not used, as without images: {listed(without_images)}")
+    return Listing(tuple(paths), tuple(labels), readable_classes(class_names), notes)
+
+
+def readable_classes(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of classes, as ImageNet's names if all of them are its wnids."""
+    if not are_imagenet(names):
+        return tuple(names)
+    return tuple(imagenet_classes()[imagenet_indices()[name]] for name in names)
 
 
 def _note_on_unlabelled(folders: Sequence[Path]) -> tuple[str, ...]:
-    """Return a note about folders within these that are called unlabeled and not used."""
+    """Return a note on unused folders within these that are called unlabeled."""
     names: list[str] = []
     for folder in dict.fromkeys(folders):
         used = labelled_folders(folder)
@@ -208,7 +196,7 @@ def _note_on_unlabelled(folders: Sequence[Path]) -> tuple[str, ...]:
 
 
 def _note_on_loose_images(folder: Path) -> tuple[str, ...]:
-    """Return a note about images next to class folders, which are not used."""
+    """Return a note on images next to class folders, which are not used."""
     count = len(images_in(folder))
     if not count:
         return ()
@@ -217,25 +205,26 @@ def _note_on_loose_images(folder: Path) -> tuple[str, ...]:
 
 
 def _class_of_folder(parts: Sequence[Path]) -> dict[str, str]:
-    """Return the class of each folder by its name; names that differ only in spelling between parts
-    are one class.
+    """Return the class of each folder by its name.
+
+    Names that differ only in spelling between parts are one class.
     """
-    names_by_part = [[child.name for child in labelled_folders(part)] for part in parts]
-    is_distinct = all(len(set(map(plain_name, names))) == len(names) for names in names_by_part)
-    classes: dict[str, str] = {}
+    names: list[str] = []
+    merges_spellings = True
+    for part in parts:
+        part_names = [child.name for child in labelled_folders(part)]
+        spellings = {plain_name(name) for name in part_names}
+        if len(spellings) < len(part_names):
+            merges_spellings = False
+        names += part_names
+    if not merges_spellings:
+        return {name: name for name in names}
     first_spelling: dict[str, str] = {}
-    for names in names_by_part:
-        for name in names:
-            classes[name] = (
-                first_spelling.setdefault(plain_name(name), name) if is_distinct else name
-            )
-    return classes
+    return {name: first_spelling.setdefault(plain_name(name), name) for name in names}
 
 
 def holds_classes(root: Path) -> bool:
-    """Return True if a folder holds class folders, or parts with class folders, and no images next
-    to these.
-    """
+    """Return True if a folder holds class folders, maybe within parts, and no images at the top."""
     return not images_in(root) and bool(class_folders(root)) and not is_unlabelled(root)
 
 
@@ -261,58 +250,61 @@ def load_tiny_imagenet(request: DataRequest) -> Split:
     and for a part without images.
     """
     root = request.path
-    annotated = {row[0]: row[1] for row in _table(root / "val" / _ANNOTATIONS, wnid=1)}
-    folders = class_folders(root / "train") if (root / "train").is_dir() else []
-    train = [folder.name for folder in folders if _WNID.fullmatch(folder.name)]
+    wnid_of_file = {}
+    for row in _read_table(root / "val" / _ANNOTATIONS, wnid_column=1):
+        wnid_of_file[row[0]] = row[1]
+    train_folders = class_folders(root / "train") if (root / "train").is_dir() else []
+    train_wnids = [folder.name for folder in train_folders if _WNID.fullmatch(folder.name)]
     if request.part == "train":
-        labelled = _tiny_training_images(root, train)
+        wnid_of_path = _tiny_training_images(root, train_wnids)
         note = "train/ is used; val/ is the test part"
     else:
-        labelled, note = _tiny_validation_images(root, annotated)
-    in_list = [row[0] for row in _table(root / "wnids.txt", wnid=0)]
-    wnids = sorted({*in_list, *train, *annotated.values()})
+        wnid_of_path, note = _tiny_validation_images(root, wnid_of_file)
+    listed_wnids = [row[0] for row in _read_table(root / "wnids.txt", wnid_column=0)]
+    wnids = sorted({*listed_wnids, *train_wnids, *wnid_of_file.values()})
     indices = {wnid: index for index, wnid in enumerate(wnids)}
     listing = Listing(
-        paths=tuple(path for path, _ in labelled),
-        labels=tuple(indices[wnid] for _, wnid in labelled),
+        paths=tuple(wnid_of_path),
+        labels=tuple(indices[wnid] for wnid in wnid_of_path.values()),
         classes=_tiny_class_names(root, wnids),
         notes=(note,),
     )
     return read_listing(listing, request)
 
 
-def _tiny_training_images(root: Path, wnids: Sequence[str]) -> list[tuple[Path, str]]:
-    """Return the files of train/ with their wnids."""
+def _tiny_training_images(root: Path, wnids: Sequence[str]) -> dict[Path, str]:
+    """Return the wnid of each file of train/."""
     if not wnids:
         raise DataError(f"expected train/<wnid>/images/ in {root} to train on, found none")
-    labelled: list[tuple[Path, str]] = []
+    wnid_of_path = {}
     for wnid in wnids:
-        labelled += [(path, wnid) for path in images_below(root / "train" / wnid)]
-    return labelled
+        for path in images_below(root / "train" / wnid):
+            wnid_of_path[path] = wnid
+    return wnid_of_path
 
 
 def _tiny_validation_images(
-    root: Path, annotated: Mapping[str, str]
-) -> tuple[list[tuple[Path, str]], str]:
-    """Return the files of val/ with their wnids, and a note. annotated: wnid by file name."""
-    files = list_images([root / "val" / "images"])
-    labelled = [(path, annotated[path.name]) for path in files if path.name in annotated]
-    if not labelled:
+    root: Path, wnid_of_file: Mapping[str, str]
+) -> tuple[dict[Path, str], str]:
+    """Return the wnid of each annotated file of val/, and a note."""
+    paths = list_images([root / "val" / "images"])
+    wnid_of_path = {path: wnid_of_file[path.name] for path in paths if path.name in wnid_of_file}
+    if not wnid_of_path:
         raise DataError(
             f"expected the images of {root}/val/images in {_ANNOTATIONS}, found none of "
-            f"{len(files)}"
+            f"{len(paths)}"
         )
     note = f"val/ is used as the test part, with the labels of {_ANNOTATIONS}; test/ has no labels"
-    left_out = len(files) - len(labelled)
+    left_out = len(paths) - len(wnid_of_path)
     if left_out:
         note = f"{note}; {left_out} images without a line in {_ANNOTATIONS} were left out"
-    return labelled, note
+    return wnid_of_path, note
 
 
 def _tiny_class_names(root: Path, wnids: Sequence[str]) -> tuple[str, ...]:
     """Return a name for each wnid; names that occur twice carry their wnid."""
     words = {}
-    for row in _table(root / "words.txt"):
+    for row in _read_table(root / "words.txt"):
         if len(row) > 1:
             words[row[0]] = row[1].split(",")[0].strip()
     imagenet = {wnid: imagenet_classes()[index] for wnid, index in imagenet_indices().items()}
@@ -324,10 +316,10 @@ def _tiny_class_names(root: Path, wnids: Sequence[str]) -> tuple[str, ...]:
     return tuple(classes)
 
 
-def _table(file: Path, wnid: int | None = None) -> list[list[str]]:
-    """Return the lines of a text file that are not empty, divided at tabs; nothing without a file.
+def _read_table(file: Path, wnid_column: int | None = None) -> list[list[str]]:
+    """Return the non-empty lines of a text file, divided at tabs; none without a file.
 
-    wnid: the column that must be one. Raises DataError for a line of another form.
+    wnid_column: the column that must hold a wnid. Raises DataError for a line of another form.
     """
     if not file.is_file():
         return []
@@ -337,10 +329,12 @@ def _table(file: Path, wnid: int | None = None) -> list[list[str]]:
     for line in lines:
         if line.strip():
             rows.append([cell.strip() for cell in line.split("\t")])
+    if wnid_column is None:
+        return rows
     for number, row in enumerate(rows, start=1):
-        if wnid is not None and not _WNID.fullmatch(row[wnid] if wnid < len(row) else ""):
+        if wnid_column >= len(row) or not _WNID.fullmatch(row[wnid_column]):
             raise DataError(
-                f"expected a wnid (n01440764) in column {wnid + 1}, after a tab each, in line "
-                f"{number} of {file}, found {' '.join(row)[:60]!r}"
+                f"expected a wnid (n01440764) in column {wnid_column + 1}, after a tab each, in "
+                f"line {number} of {file}, found {' '.join(row)[:60]!r}"
             )
     return rows

@@ -18,13 +18,13 @@ from vitlens.files import sha256
 from vitlens.names import LABELS, plain_name
 
 _AT_ONCE = 256  # images read at a time
-_KNOWN: Final = 1 << 20  # files whose digest is remembered while they do not change
+_REMEMBERED: Final = 1 << 20  # digests of files, reused while the files do not change
 # drawn images whose pixels are hashed; the others follow from their subjects and numbers
 _RENDERED: Final = 32
 
 
 def split_fingerprint(split: Split) -> str:
-    """SHA-256 of the images in their order. Labels, names and masks are left out.
+    """Return a SHA-256 of the images in their order. Labels, names and masks are left out.
 
     Images that are decoded on reading are hashed by file content and preprocessing, without
     decoding; others by their pixels. The two give different hashes.
@@ -37,18 +37,18 @@ def split_fingerprint(split: Split) -> str:
         for file_digest in _file_digests([source.paths[index] for index in indices.tolist()]):
             digest.update(file_digest.encode())
     else:
-        for pixels in _pixels(source, indices):
+        for pixels in _read_batches(source, indices):
             digest.update(pixels.tobytes())
     return digest.hexdigest()
 
 
 def image_numbers(split: Split) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
-    """Return a number for each image, (n,): the first 8 bytes of the SHA-256 of its file, or of its
-    pixels where it has none.
+    """Return a number that identifies each image, (n,).
 
+    It is the first 8 bytes of the SHA-256 of the image's file, or of its pixels if it has none.
     Copied, moved or renamed files keep their number, with any preprocessing; changed files do not.
     """
-    paths = _paths(split)
+    paths = _files_of(split)
     digests = _file_digests(paths) if paths else _pixel_digests(split)
     return np.array([int(digest[:16], 16) for digest in digests], np.uint64)
 
@@ -56,17 +56,16 @@ def image_numbers(split: Split) -> np.ndarray[tuple[int, ...], np.dtype[np.uint6
 def images_fingerprint(split: Split) -> str:
     """Return a SHA-256 of the images in their order, the same with any preprocessing.
 
-    It is that of their files, or of their pixels where there are none. Labels, names and masks are
+    It is that of their files, or of their pixels if there are none. Labels, names and masks are
     left out.
     """
-    drawn = split.subset
-    if not isinstance(drawn.source, Drawings):
+    subset = split.subset
+    if not isinstance(subset.source, Drawings):
         return hashlib.sha256(image_numbers(split).tobytes()).hexdigest()
-    source = drawn.source.pick(drawn.indices)
-    digest = hashlib.sha256(
-        source.subjects.cpu().numpy().tobytes() + source.numbers.cpu().numpy().tobytes()
-    )
-    for pixels in _pixels(source, torch.arange(min(len(source), _RENDERED))):
+    drawings = subset.source.pick(subset.indices)
+    digest = hashlib.sha256(drawings.subjects.cpu().numpy().tobytes())
+    digest.update(drawings.numbers.cpu().numpy().tobytes())
+    for pixels in _read_batches(drawings, torch.arange(min(len(drawings), _RENDERED))):
         digest.update(pixels.tobytes())
     return digest.hexdigest()
 
@@ -75,17 +74,15 @@ def labels_fingerprint(split: Split) -> str:
     """Return a SHA-256 of the label of each image, by the name of its class; "" without labels."""
     if split.labels is None:
         return ""
-    names = [plain_name(name) for name in split.classes] or None
     labels = split.labels.tolist()
-    return hashlib.sha256(
-        repr([names[label] for label in labels] if names else labels).encode()
-    ).hexdigest()
+    if split.classes:
+        names = [plain_name(name) for name in split.classes]
+        labels = [names[label] for label in labels]
+    return hashlib.sha256(repr(labels).encode()).hexdigest()
 
 
 def fingerprints_of(splits: Mapping[str, Split]) -> dict[str, str]:
-    """Return the fingerprints of the images of parts, and of their labels, by name: "test", "test
-    labels".
-    """
+    """Return the fingerprints of the images and labels of parts: "test", "test labels"."""
     fingerprints: dict[str, str] = {}
     for part, split in splits.items():
         fingerprints[part] = images_fingerprint(split)
@@ -95,23 +92,28 @@ def fingerprints_of(splits: Mapping[str, Split]) -> dict[str, str]:
     return fingerprints
 
 
-def _paths(split: Split) -> tuple[Path, ...]:
-    """Return the images' files; () where they have none."""
-    inner = split.subset
-    paths: tuple[Path, ...] = getattr(inner.source, "paths", ())
-    return tuple(paths[index] for index in inner.indices.tolist()) if paths else ()
+def _files_of(split: Split) -> tuple[Path, ...]:
+    """Return the images' files; () if they have none."""
+    subset = split.subset
+    paths: tuple[Path, ...] = getattr(subset.source, "paths", ())
+    if not paths:
+        return ()
+    return tuple(paths[index] for index in subset.indices.tolist())
 
 
 def sources(split: Split) -> Tensor:
-    """Return which photograph each image is, (n,): its group; without groups one number for images
-    of equal pixels, as one photograph may be stored twice, for two of its objects.
+    """Return a number for the photograph of each image, (n,).
+
+    It is the image's group. Without groups, images of equal pixels have the same number, as one
+    photograph may be stored twice, for two of its objects.
     """
     if split.groups is not None:
         return split.groups
-    numbers: dict[str, int] = {}
-    return torch.tensor(
-        [numbers.setdefault(digest, len(numbers)) for digest in _pixel_digests(split)]
-    )
+    number_of_digest: dict[str, int] = {}
+    numbers = []
+    for digest in _pixel_digests(split):
+        numbers.append(number_of_digest.setdefault(digest, len(number_of_digest)))
+    return torch.tensor(numbers)
 
 
 def _file_digests(paths: Sequence[Path]) -> Iterator[str]:
@@ -120,21 +122,21 @@ def _file_digests(paths: Sequence[Path]) -> Iterator[str]:
 
 
 def _digest(path: Path) -> str:
-    state = path.stat()
-    return _unchanged_digest(path.resolve(), state.st_size, state.st_mtime_ns)
+    status = path.stat()
+    return _digest_of_state(path.resolve(), status.st_size, status.st_mtime_ns)
 
 
-@lru_cache(_KNOWN)
-def _unchanged_digest(path: Path, _size: int, _changed: int) -> str:
+@lru_cache(_REMEMBERED)
+def _digest_of_state(path: Path, _size: int, _modified: int) -> str:
     return sha256(path)
 
 
 def _pixel_digests(split: Split) -> Iterator[str]:
-    for part in _pixels(split.source, torch.arange(len(split))):
-        for pixels in part:
+    for batch in _read_batches(split.source, torch.arange(len(split))):
+        for pixels in batch:
             yield hashlib.sha256(str(pixels.shape).encode() + pixels.tobytes()).hexdigest()
 
 
-def _pixels(source: Source, indices: Tensor) -> Iterator[np.ndarray]:
-    for part in indices.split(_AT_ONCE):
-        yield source.read(part).cpu().contiguous().numpy()
+def _read_batches(source: Source, indices: Tensor) -> Iterator[np.ndarray]:
+    for batch in indices.split(_AT_ONCE):
+        yield source.read(batch).cpu().contiguous().numpy()

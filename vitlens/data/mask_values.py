@@ -1,6 +1,4 @@
-"""The values of a mask: which pixels are the object, and which masks are refused, as they do not
-say so.
-"""
+"""Reads which pixels of a mask are the object, and refuses masks that are ambiguous."""
 
 from typing import Any, Final
 
@@ -20,20 +18,22 @@ _LEAST_RANGE: Final = 64
 _FLAT: Final = 0.2
 _ROUNDING: Final = 3  # levels by which a lossy format moves an even area
 _AREA: Final = 0.02  # share of a lossy mask above which one further level is a third value
-_SHOWN: Final = 5  # values in a message
+_MOST_LISTED: Final = 5  # values in a message
+_OPAQUE: Final = 255
+# colours of a mask up to which two of one grey level are refused; a photograph has more
+_FEW_COLOURS: Final = 64
 _REMEDY: Final = "write the object as 255 and all else as 0, one mask for each object or class"
 
 
 def read_mask(image: Image.Image) -> Inside:
-    """Return the object's pixels (height, width): those of the larger of two values, by index in a
-    coloured palette.
+    """Return a mask (height, width) of the object: the pixels of the larger of two values.
 
-    Edges may be soft, as JPEG and anti-aliasing make them. Raises UnreadableError for floating
-    point, transparency, an empty mask, a mask without background and one of more than two values
-    (classes, instances, a border to be ignored).
+    In a coloured palette these are the indices. Edges may be soft, from JPEG or anti-aliasing.
+    Raises UnreadableError for floating point, transparency, an empty mask, a mask without
+    background and one of more than two values (classes, instances, a border to be ignored).
     """
-    soft = image.format in _LOSSY
-    values = _values(ImageOps.exif_transpose(image), exact=not soft)
+    is_lossy = image.format in _LOSSY
+    values = _read_values(ImageOps.exif_transpose(image), exact=not is_lossy)
     low = int(values.min())
     high = int(values.max())
     if low == high:
@@ -44,78 +44,76 @@ def read_mask(image: Image.Image) -> Inside:
         raise UnreadableError(
             f"expected 0 for the background of a mask, found {low} to {high}; {_REMEDY}"
         )
-    noise = _JPEG_NOISE if soft and high - low >= _LEAST_RANGE else 0
+    is_narrow = high - low < _LEAST_RANGE
+    noise = _JPEG_NOISE if is_lossy and not is_narrow else 0
     if noise and _has_third_level(values, low, high):
         raise UnreadableError(f"expected a mask of two values, found areas of a third; {_REMEDY}")
     between = (values > low + noise) & (values < high - noise)
-    if between.any() and (high - low < _LEAST_RANGE or _has_areas(values, between, noise)):
-        found = np.unique(values)
-        shown = ", ".join(map(str, found[:_SHOWN].tolist())) + (
-            ", ..." if len(found) > _SHOWN else ""
-        )
+    if between.any() and (is_narrow or _has_areas(values, between, noise)):
+        unique = np.unique(values)
+        listed = ", ".join(map(str, unique[:_MOST_LISTED].tolist()))
+        if len(unique) > _MOST_LISTED:
+            listed += ", ..."
         raise UnreadableError(
-            f"expected a mask of two values, found {len(found)} ({shown}); {_REMEDY}"
+            f"expected a mask of two values, found {len(unique)} ({listed}); {_REMEDY}"
         )
     return np.asarray(values.astype(np.int64) * 2 > low + high)
 
 
-def _values(image: Image.Image, *, exact: bool) -> Pixels:
-    """Return the values (height, width) of a mask; exact: of a format that keeps them."""
+def _read_values(image: Image.Image, *, exact: bool) -> Pixels:
+    """Return the values (height, width) of a mask; exact: of a lossless format."""
     if image.mode == "F":
         raise UnreadableError(
             "expected a mask of whole numbers, found floating point; save it as PNG"
         )
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
         alpha = np.asarray(image.convert("RGBA"))[..., 3]
-        if int(alpha.min()) != 255:
+        if int(alpha.min()) != _OPAQUE:
             raise UnreadableError(
                 f"expected a mask without transparency, found an alpha channel; {_REMEDY}"
             )
         image = image.convert("L" if image.mode in ("LA", "La") else "RGB")
     if image.mode == "P":
-        return _of_palette(image)
-    if image.mode.startswith("I") or image.mode in ("1", "L"):
-        return np.asarray(image.convert("L") if image.mode == "1" else image)
+        return _read_palette(image)
+    if image.mode == "1":
+        return np.asarray(image.convert("L"))
+    if image.mode.startswith("I") or image.mode == "L":
+        return np.asarray(image)
     colours = np.asarray(image.convert("RGB"))
     values = np.asarray(image.convert("RGB").convert("L"))
     if not exact:
         return values
-    count = _count(colours)
+    count = _count_colours(colours)
     if count == 2 and not colours.min((0, 1)).any():
-        return np.where(
-            colours.any(-1), 255, 0
-        )  # black and one colour, which may be as dark in grey
-    if len(np.unique(values)) < count <= 64:
+        # black and one colour, whose grey level may be as dark
+        return np.where(colours.any(-1), 255, 0)
+    if len(np.unique(values)) < count <= _FEW_COLOURS:
         raise UnreadableError(f"expected a mask of two values, found {count} colours; {_REMEDY}")
     return values
 
 
-def _of_palette(image: Image.Image) -> Pixels:
+def _read_palette(image: Image.Image) -> Pixels:
     """Return grey levels for a palette of greys, else the indices."""
-    indices = np.asarray(image)
     colours = np.asarray(image.convert("RGB"))
-    grey = (colours == colours[..., :1]).all()
-    return np.asarray(image.convert("RGB").convert("L")) if grey else indices
+    if (colours == colours[..., :1]).all():
+        return np.asarray(image.convert("RGB").convert("L"))
+    return np.asarray(image)
 
 
-def _count(colours: Pixels) -> int:
+def _count_colours(colours: Pixels) -> int:
     """Return the number of different colours."""
     packed = colours.astype(np.uint32) @ np.array([65536, 256, 1], np.uint32)
     return len(np.unique(packed))
 
 
 def _has_areas(values: Pixels, between: Inside, noise: int) -> bool:
-    """Return True where the values between object and background fill areas, and are not only
-    edges.
-    """
+    """Return True if the values between object and background fill areas, not only edges."""
     flat = _is_flat(values, noise // 4)
     return bool((flat & between).sum() > _FLAT * between.sum())
 
 
 def _has_third_level(values: Pixels, low: int, high: int) -> bool:
-    """Return True where a lossy mask has areas of one level that is near neither end, as of a class
-    index.
-    """
+    """Return True if a lossy mask has areas of one inner level, as of a class index."""
     level = values[_is_flat(values, 0)].astype(np.int64)
     inner = level[(level > low + _ROUNDING) & (level < high - _ROUNDING)]
     return len(inner) > 0 and int(np.bincount(inner).max()) > _AREA * values.size
@@ -126,6 +124,7 @@ def _is_flat(values: Pixels, tolerance: int) -> Inside:
     wide = np.pad(values.astype(np.int64), 1, mode="edge")
     inner = wide[1:-1, 1:-1]
     neighbours = (wide[:-2, 1:-1], wide[2:, 1:-1], wide[1:-1, :-2], wide[1:-1, 2:])
-    return np.asarray(
-        np.logical_and.reduce([abs(inner - each) <= tolerance for each in neighbours])
-    )
+    is_flat = np.ones(values.shape, dtype=bool)
+    for neighbour in neighbours:
+        is_flat &= abs(inner - neighbour) <= tolerance
+    return is_flat

@@ -1,6 +1,4 @@
-"""A folder of images with masks or boxes of their objects, for the localisation of attribution
-maps.
-"""
+"""Reads a folder of images with masks or boxes of objects, to localise attribution maps."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +24,7 @@ from vitlens.data.decode import (
     stored_size,
 )
 from vitlens.data.folder import Listing, has_test, list_classes, read_listing
-from vitlens.data.mask_values import read_mask
+from vitlens.data.mask_values import Inside, read_mask
 from vitlens.data.other_data import images_alone
 from vitlens.data.parts import role_of
 from vitlens.data.registry import DataRequest
@@ -43,10 +41,11 @@ _MASKS = "masks"
 _BOXES = "annotations.json"
 _WHOLE = "images have the model's size already and were taken whole, so that the masks fit"
 _BOXED = "objects are given as boxes only: background inside a box counts as the object"
-_COCO = 128 << 20  # bytes; COCO's validation part takes a sixth of it
-_COCO_FORM = "write COCO's images and annotations with bbox, or put masks/ beside images/"
+_COCO_BYTES = 128 << 20  # COCO's validation part takes a sixth of it
+_COCO_FORM = "write COCO's images and annotations with bbox, or put masks/ next to images/"
 _INDEX_FORM = "give every image its file and imagenet_class, or take the index away"
 
+Box: TypeAlias = tuple[float, float, float, float]
 _Id: TypeAlias = int | str
 _Pixels: TypeAlias = Annotated[int, between(1, 1_000_000)]
 
@@ -61,35 +60,42 @@ class Object:
 
     size: tuple[int, int]
     file: Path | None = None
-    boxes: Sequence[tuple[float, float, float, float]] = ()
+    boxes: Sequence[Box] = ()
     orientation: int = 1
 
     def mask(self, preprocessing: Preprocessing) -> Tensor:
         """Return the mask (height, width), preprocessed as its image. Raises UnreadableError."""
         if self.file is None:
-            inside = np.zeros(self.size, dtype=bool)
-            for x, y, width, height in self.boxes:
-                inside[
-                    _centres(y, y + height, self.size[0]), _centres(x, x + width, self.size[1])
-                ] = True
-            if not inside.any():
-                raise UnreadableError(
-                    "expected a bbox of x, y, width and height in px, found "
-                    f"{list(self.boxes[0])}, without a pixel"
-                )
+            is_object = self._draw_boxes()
         else:
             with open_image(self.file) as image:
-                inside = read_mask(image)
-        drawn = Image.fromarray((255 * inside).astype(np.uint8)).convert("RGB")
+                is_object = read_mask(image)
+        drawn = Image.fromarray((255 * is_object).astype(np.uint8)).convert("RGB")
         if self.orientation != 1:
             drawn = drawn.transpose(TURNS[self.orientation])
         black = None if preprocessing.fill is None else (0, 0, 0)  # a border is no object
         return fit(drawn, replace(preprocessing, fill=black))[0] > 127
 
+    def _draw_boxes(self) -> Inside:
+        """Return a mask of the pixels in any box. Raises UnreadableError if there is none."""
+        is_object = np.zeros(self.size, dtype=bool)
+        for x, y, width, height in self.boxes:
+            rows = _pixels_between(y, y + height, self.size[0])
+            columns = _pixels_between(x, x + width, self.size[1])
+            is_object[rows, columns] = True
+        if not is_object.any():
+            raise UnreadableError(
+                "expected a bbox of x, y, width and height in px, found "
+                f"{list(self.boxes[0])}, without a pixel"
+            )
+        return is_object
 
-def _centres(low: float, high: float, side: int) -> slice:
-    """Return the pixels with their centres from low to high, in px."""
-    return slice(*(min(max(ceil(end - 0.5), 0), side) for end in (low, high)))
+
+def _pixels_between(low: float, high: float, side: int) -> slice:
+    """Return the pixels of a side with their centres from low to high, in px."""
+    start = min(max(ceil(low - 0.5), 0), side)
+    stop = min(max(ceil(high - 0.5), 0), side)
+    return slice(start, stop)
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,7 @@ class _CocoBox:
     """An annotation; bbox: x, y, width, height in px."""
 
     image_id: _Id
-    bbox: tuple[float, float, float, float]
+    bbox: Box
 
 
 @dataclass(frozen=True)
@@ -119,7 +125,7 @@ class _Coco:
 
 
 @dataclass(frozen=True)
-class _Labelled:
+class _IndexEntry:
     """An entry of index.json, a list."""
 
     file: str
@@ -127,9 +133,7 @@ class _Labelled:
 
 
 def has_objects(root: Path) -> bool:
-    """Return True for images/ with masks/ or with COCO's boxes (annotations.json) next to it, and
-    for that masks/.
-    """
+    """Return True for a folder of images/ with masks/ or annotations.json, and for such masks/."""
     if root.name == _MASKS and root.parent != root and has_objects(root.parent):
         return True
     if not (root / "images").is_dir() or has_test(root):
@@ -165,187 +169,230 @@ def load(request: DataRequest) -> Split:
             f"expected images with masks/ next to them, found the masks; name {root.parent}"
         )
     images = root / "images"
-    flat = images_in(images)
-    if flat:
-        classes = Listing(tuple(flat))
+    images_at_top = images_in(images)
+    if images_at_top:
+        listing = Listing(tuple(images_at_top))
     else:
-        classes = list_classes(images, part=request.part, seed=request.seed, whole=request.whole)
-    paths = classes.paths
-    preprocessing = request.preprocessing or stored_size(paths)
-    boxed = not (root / _MASKS).is_dir()
-    known = _boxes(root / _BOXES) if boxed else {}
-    files = (
-        {}
-        if boxed
-        else _mask_files(root / _MASKS, {_stem(path, images) for path in paths}, deep=not flat)
-    )
-    objects: dict[Path, Object] = {}
-    masks: dict[str, Tensor] = {}
-    reasons: dict[Path, str] = {}
+        listing = list_classes(images, part=request.part, seed=request.seed, whole=request.whole)
+    preprocessing = request.preprocessing or stored_size(listing.paths)
+    has_boxes = not (root / _MASKS).is_dir()
     with quiet_pillow():
-        headers = probe(paths)
-        for path, header in zip(paths, headers):
+        objects = _find_objects(root, listing.paths, in_classes=not images_at_top)
+        takes_whole = preprocessing.is_cropped and objects.sizes == {preprocessing.size}
+        if takes_whole:
+            preprocessing = preprocessing.at_size(preprocessing.size)
+        masks: dict[str, Tensor] = {}
+        for path, image_object in objects.by_path.items():
             try:
-                objects[path] = _fitting(
-                    header, known.get(path.name), files.get(_stem(path, images)), boxed=boxed
-                )
-            except UnreadableError as why:
-                reasons[path] = str(why)
-        sizes = {
-            header.size
-            for path, header in zip(paths, headers)
-            if path in objects and isinstance(header, Header)
-        }
-        whole = preprocessing.is_cropped and sizes == {preprocessing.size}
-        preprocessing = preprocessing.at_size(preprocessing.size) if whole else preprocessing
-        for path, each in objects.items():
-            try:
-                masks[_name(path, images)] = each.mask(preprocessing)
-            except UnreadableError as why:
-                reasons[path] = str(why) if boxed else _damaged(why)
-        turned = _unclear_turns(
-            [(path, header) for path, header in zip(paths, headers) if path not in reasons]
-        )
+                masks[_name(path, images)] = image_object.mask(preprocessing)
+            except UnreadableError as error:
+                objects.reasons[path] = str(error) if has_boxes else _damaged(error)
     skipped = tuple(
-        Skipped(_name(path, images), reasons[path]) for path in paths if path in reasons
+        Skipped(_name(path, images), objects.reasons[path])
+        for path in listing.paths
+        if path in objects.reasons
     )
     if not masks:
         raise DataError(
             f"expected a mask or a box of the name and size of each image in {root}, found none "
             f"({skipped[0].file}: {skipped[0].reason}); try {images_alone(images)} to do without"
         )
-    kept = [index for index, path in enumerate(paths) if path not in reasons]
-    listing = replace(
-        classes,
-        paths=tuple(paths[index] for index in kept),
-        labels=tuple(classes.labels[index] for index in kept) if classes.labels else (),
+    split = read_listing(
+        _without(listing, objects.reasons), replace(request, preprocessing=preprocessing)
     )
-    split = read_listing(listing, replace(request, preprocessing=preprocessing))
     names = tuple(_name(root / file, images) for file in split.files or ())
-    labels = _labels(root / _INDEX, names)
+    labels = _read_labels(root / _INDEX, names)
     if labels is not None:
         split = replace(split, classes=imagenet_classes(), labels=labels)
+    notes = _notes(takes_whole, has_boxes, objects.unclear_turns())
     return replace(
         split,
         masks=torch.stack([masks[name] for name in names]),
         files=names,
         skipped=skipped + split.skipped,
-        notes=split.notes + _notes(whole=whole, boxed=boxed, turned=turned),
+        notes=split.notes + notes,
     )
 
 
+@dataclass
+class _Objects:
+    """The objects of images; headers: of their images; reasons: why other images are left out."""
+
+    by_path: dict[Path, Object]
+    headers: dict[Path, Header]
+    reasons: dict[Path, str]
+
+    @property
+    def sizes(self) -> set[tuple[int, int]]:
+        """Return the sizes (height, width) of the images with an object."""
+        return {header.size for header in self.headers.values()}
+
+    def unclear_turns(self) -> int:
+        """Return the number of turned images with the same size before and after the turn."""
+        count = 0
+        for path, header in self.headers.items():
+            is_turned = header.orientation != 1
+            if path not in self.reasons and is_turned and header.size == header.stored_size:
+                count += 1
+        return count
+
+
+def _find_objects(root: Path, paths: Sequence[Path], *, in_classes: bool) -> _Objects:
+    """Return the object of each image, from masks/ or from annotations.json."""
+    images = root / "images"
+    box_objects: Mapping[str, Object] = {}
+    mask_files: Mapping[str, Path] = {}
+    has_boxes = not (root / _MASKS).is_dir()
+    if has_boxes:
+        box_objects = _read_boxes(root / _BOXES)
+    else:
+        stems = {_stem(path, images) for path in paths}
+        mask_files = _list_masks(root / _MASKS, stems, in_folders=in_classes)
+    objects = _Objects(by_path={}, headers={}, reasons={})
+    for path, header in zip(paths, probe(paths)):
+        if isinstance(header, UnreadableError):
+            objects.reasons[path] = str(header)
+            continue
+        try:
+            if has_boxes:
+                image_object = _object_of_boxes(box_objects.get(path.name))
+            else:
+                image_object = _object_of_mask(mask_files.get(_stem(path, images)))
+            objects.by_path[path] = _turn_to_fit(image_object, header)
+        except UnreadableError as error:
+            objects.reasons[path] = str(error)
+        else:
+            objects.headers[path] = header
+    return objects
+
+
+def _without(listing: Listing, left_out: Collection[Path]) -> Listing:
+    """Return a listing without some of its images."""
+    indices = [index for index, path in enumerate(listing.paths) if path not in left_out]
+    labels: tuple[int, ...] = ()
+    if listing.labels:
+        labels = tuple(listing.labels[index] for index in indices)
+    return replace(listing, paths=tuple(listing.paths[index] for index in indices), labels=labels)
+
+
 def _name(path: Path, images: Path) -> str:
-    """Return an image's name below images/, with its class folder where there is one."""
+    """Return an image's name below images/, with its class folder if there is one."""
     return path.relative_to(images).as_posix()
 
 
 def _stem(path: Path, folder: Path) -> str:
-    """Return a file's name below a folder, without its suffix: the same for an image and its
-    mask."""
+    """Return a file's name below a folder without suffix, the same for an image and its mask."""
     return path.relative_to(folder).with_suffix("").as_posix()
 
 
-def _mask_files(folder: Path, stems: Collection[str], *, deep: bool) -> dict[str, Path]:
-    """Return the masks of images by their names without suffix; deep: those in folders, too.
+def _list_masks(folder: Path, stems: Collection[str], *, in_folders: bool) -> dict[str, Path]:
+    """Return the masks of images by name without suffix; in_folders: also those in class folders.
 
-    Raises DataError where an image has two.
+    Raises DataError for an image with two masks.
     """
-    listed = images_below(folder) if deep else sorted(folder.iterdir())
-    files: dict[str, Path] = {}
-    for file in listed:
+    files = images_below(folder) if in_folders else sorted(folder.iterdir())
+    mask_of_stem: dict[str, Path] = {}
+    for file in files:
         if file.suffix.lower() not in READ_SUFFIXES:
             continue
         stem = _stem(file, folder)
-        if stem in files and stem in stems:
-            first, second = (
-                path.relative_to(folder.parent).as_posix() for path in (files[stem], file)
-            )
+        if stem in mask_of_stem and stem in stems:
+            first = mask_of_stem[stem].relative_to(folder.parent).as_posix()
+            second = file.relative_to(folder.parent).as_posix()
             raise DataError(
                 f"expected one mask an image in {folder}, found {first} and {second}; move one away"
             )
-        files[stem] = file
-    return files
+        mask_of_stem[stem] = file
+    return mask_of_stem
 
 
-def _notes(*, whole: bool, boxed: bool, turned: int) -> tuple[str, ...]:
+def _notes(takes_whole: bool, has_boxes: bool, unclear_turns: int) -> tuple[str, ...]:
     notes = []
-    if whole:
+    if takes_whole:
         notes.append(_WHOLE)
-    if boxed:
+    if has_boxes:
         notes.append(_BOXED)
-    if turned:
+    if unclear_turns:
         notes.append(
-            f"{turned} photographs are turned by their EXIF block, and their size does not show "
-            "whether the masks are, too: the masks are taken as drawn on the photographs as "
+            f"{unclear_turns} photographs are turned by their EXIF block, and their size does not "
+            "show whether the masks are, too: the masks are taken as drawn on the photographs as "
             "displayed"
         )
     return tuple(notes)
 
 
-def _unclear_turns(used: Sequence[tuple[Path, Header | UnreadableError]]) -> int:
-    """Return the number of turned images whose size is the same before and after the turn."""
-    headers = [header for _, header in used if isinstance(header, Header)]
-    return sum(header.orientation != 1 and header.size == header.stored_size for header in headers)
+def _object_of_mask(file: Path | None) -> Object:
+    """Return the object of a mask file. Raises UnreadableError with the reason."""
+    if file is None:
+        raise UnreadableError(
+            "expected a readable mask of the same name in masks/ itself, found none"
+        )
+    try:
+        with open_image(file) as image:
+            return Object(displayed_size(image), file)
+    except UnreadableError as error:
+        raise UnreadableError(_damaged(error)) from error
 
 
-def _fitting(
-    header: Header | UnreadableError, known: Object | None, file: Path | None, *, boxed: bool
-) -> Object:
-    """Return the object of an image, whose mask is of the image's size. Raises UnreadableError with
-    the reason.
+def _object_of_boxes(boxes: Object | None) -> Object:
+    """Return the object of an image's boxes. Raises UnreadableError for an image without any."""
+    if boxes is None:
+        raise UnreadableError(f"expected a box in {_BOXES}, found none")
+    return boxes
+
+
+def _turn_to_fit(image_object: Object, header: Header) -> Object:
+    """Return an object, turned if its mask has the size in which its image is stored.
+
+    Raises UnreadableError for another size.
     """
-    if isinstance(header, UnreadableError):
-        raise header
-    if file is not None:
-        try:
-            with open_image(file) as image:
-                known = Object(displayed_size(image), file)
-        except UnreadableError as why:
-            raise UnreadableError(_damaged(why)) from why
-    if known is None:
-        where = f"box in {_BOXES}" if boxed else "readable mask of the same name in masks/ itself"
-        raise UnreadableError(f"expected a {where}, found none")
-    if known.size == header.size:
-        return known
-    if known.size == header.stored_size:  # drawn on the pixels as they are stored, without the turn
-        return replace(known, orientation=header.orientation)
-    sizes = (f"{width}x{height}" for height, width in (header.size, known.size))
-    raise UnreadableError("expected a mask of {} px, found {}".format(*sizes))
+    if image_object.size == header.size:
+        return image_object
+    if image_object.size == header.stored_size:  # drawn on the stored pixels, without the turn
+        return replace(image_object, orientation=header.orientation)
+    height, width = header.size
+    mask_height, mask_width = image_object.size
+    raise UnreadableError(
+        f"expected a mask of {width}x{height} px, found {mask_width}x{mask_height}"
+    )
 
 
-def _damaged(why: UnreadableError) -> str:
-    return f"of its mask: {why}"
+def _damaged(error: UnreadableError) -> str:
+    return f"of its mask: {error}"
 
 
-def _boxes(file: Path) -> Mapping[str, Object]:
-    """Return the boxes of every image that has some, by the image's file name. Raises DataError for
-    another format.
+def _read_boxes(file: Path) -> Mapping[str, Object]:
+    """Return the boxes of every image that has some, by the image's file name.
+
+    Raises DataError for another format than COCO's.
     """
-    content = read_json(file, size=_COCO, error=DataError, hint=_COCO_FORM)
+    content = read_json(file, size=_COCO_BYTES, error=DataError, hint=_COCO_FORM)
     coco = read_as(_Coco, content, source=str(file), error=DataError, hint=_COCO_FORM)
-    by_image: dict[_Id, list[tuple[float, float, float, float]]] = {}
-    for row in coco.annotations:
-        by_image.setdefault(row.image_id, []).append(row.bbox)
-    return {
-        Path(row.file_name).name: Object((row.height, row.width), boxes=by_image[row.id])
-        for row in coco.images
-        if row.id in by_image
-    }
+    boxes_by_id: dict[_Id, list[Box]] = {}
+    for annotation in coco.annotations:
+        boxes_by_id.setdefault(annotation.image_id, []).append(annotation.bbox)
+    objects = {}
+    for image in coco.images:
+        if image.id in boxes_by_id:
+            size = (image.height, image.width)
+            objects[Path(image.file_name).name] = Object(size, boxes=boxes_by_id[image.id])
+    return objects
 
 
-def _labels(index: Path, names: Sequence[str]) -> Tensor | None:
-    """Return the ImageNet class of each image, where index.json has it for all of them, else None.
+def _read_labels(index: Path, names: Sequence[str]) -> Tensor | None:
+    """Return the ImageNet class of each image, or None unless index.json has it for all of them.
 
     Without any imagenet_class, index.json is ignored. Raises DataError for a damaged file.
     """
     entries = read_json(index, error=DataError, hint=_INDEX_FORM) if index.is_file() else None
-    if not isinstance(entries, list) or not any(
-        isinstance(row, dict) and "imagenet_class" in row for row in entries
-    ):
+    if not isinstance(entries, list):
         return None
-    known = read_as(
-        tuple[_Labelled, ...], entries, source=str(index), error=DataError, hint=_INDEX_FORM
+    if not any(isinstance(entry, dict) and "imagenet_class" in entry for entry in entries):
+        return None
+    index_entries = read_as(
+        tuple[_IndexEntry, ...], entries, source=str(index), error=DataError, hint=_INDEX_FORM
     )
-    classes = {each.file: each.imagenet_class for each in known}
-    labels = [classes.get(name, -1) for name in names]
-    return torch.tensor(labels) if min(labels) >= 0 else None
+    class_of_file = {entry.file: entry.imagenet_class for entry in index_entries}
+    if any(name not in class_of_file for name in names):
+        return None
+    return torch.tensor([class_of_file[name] for name in names])

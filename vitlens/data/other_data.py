@@ -1,14 +1,15 @@
-"""Data that is not read, by its files: what it is, and what to do with it."""
+"""Describes data that is not read, by its files, and what to do with it."""
 
 import os
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from vitlens.errors import argument, by_caller
 from vitlens.signatures import described, image_format
 
-_FILES: Final = 1000  # entries of a folder that are looked at
+_FILES: Final = 1000  # entries of a folder that are examined
 _SAVE_ARRAYS: Final = "numpy.savez('DATA.npz', images=images, labels=labels) makes what is read"
 _SAVE: Final = "save its images as FOLDER/<class>/<number>.png"
 _BY_SUFFIX: Final = {
@@ -43,8 +44,8 @@ _BY_SUFFIX: Final = {
 }
 
 
-def _named(name: str, folder: Path) -> str:
-    """Return a data set in a folder as the caller types it."""
+def _loading_call(name: str, folder: Path) -> str:
+    """Return how the caller loads a data set from a folder."""
     return by_caller(
         python=f"vitlens.load_data({name!r}, data_dir={str(folder)!r})",
         command=f"--data {name} --data-dir {folder}",
@@ -52,48 +53,44 @@ def _named(name: str, folder: Path) -> str:
 
 
 def _by_suffix(name: str) -> str:
-    """Return what a file is by its suffix, and what to do with it; "" where the suffix says
-    nothing.
-    """
+    """Return what a file is by its suffix, and what to do with it; "" for an unknown suffix."""
     return _BY_SUFFIX.get(_suffix(name), "").format(labels=argument("labels"))
 
 
 def _cifar(folder: Path) -> str:
     name = "cifar100" if "100" in folder.name else "cifar10"
-    return f"the batches of CIFAR; name the set and the folder above: {_named(name, folder.parent)}"
+    call = _loading_call(name, folder.parent)
+    return f"the batches of CIFAR; name the set and the folder above: {call}"
 
 
-def _saved(_: Path) -> str:
+def _hugging_face(_: Path) -> str:
     return (
         f"a data set of Hugging Face (save_to_disk); {_SAVE}, with load_from_disk of Hugging "
         "Face's datasets"
     )
 
 
-def _digits(folder: Path) -> str:
+def _mnist(folder: Path) -> str:
     above = folder.parent.parent if folder.name == "raw" else folder.parent
-    return (
-        f"the files of MNIST; name the set and the folder above MNIST/raw: {_named('mnist', above)}"
-    )
+    call = _loading_call("mnist", above)
+    return f"the files of MNIST; name the set and the folder above MNIST/raw: {call}"
 
 
 _BY_NAME: Final[dict[str, Callable[[Path], str]]] = {
     "batches.meta": _cifar,
     "data_batch_1": _cifar,
-    "dataset_info.json": _saved,
-    "dataset_dict.json": _saved,
-    "state.json": _saved,
-    "train-images-idx3-ubyte": _digits,
-    "train-images-idx3-ubyte.gz": _digits,
+    "dataset_info.json": _hugging_face,
+    "dataset_dict.json": _hugging_face,
+    "state.json": _hugging_face,
+    "train-images-idx3-ubyte": _mnist,
+    "train-images-idx3-ubyte.gz": _mnist,
 }
 
 
 def describe_other_data(folder: Path) -> str:
-    """Return what a folder without images holds, and what to do with it; "" where its files say
-    nothing.
-    """
+    """Return what a folder without images holds, and what to do with it; "" if unknown."""
     with os.scandir(folder) as entries:
-        names = [entry.name for _, entry in zip(range(_FILES), entries)]
+        names = [entry.name for entry in islice(entries, _FILES)]
     for name, describe in _BY_NAME.items():
         if name in names:
             return describe(folder)
@@ -118,5 +115,6 @@ def images_alone(path: Path) -> str:
 
 
 def _suffix(name: str) -> str:
-    suffix = Path(name).suffix.lower()
-    return ".tfrecord" if ".tfrecord" in name.lower() else suffix
+    if ".tfrecord" in name.lower():  # as in data.tfrecord-00000-of-00010
+        return ".tfrecord"
+    return Path(name).suffix.lower()

@@ -1,6 +1,4 @@
-"""The parts of a folder of images, by the usual names; and folders whose folders are no classes,
-which are refused.
-"""
+"""Finds the parts of a folder of images by name, and refuses folders without classes."""
 
 import re
 from collections.abc import Sequence
@@ -22,7 +20,7 @@ _ROLES: Final[dict[Role, str]] = {
 _KINDS: Final = r"(?:sets?|data|dataset|images?|imgs?|split|part|folder|files)"
 _ENDINGS: Final = re.compile(rf"{_KINDS}$")
 _FILLERS: Final = re.compile(rf"{_KINDS}|seg|ilsvrc|clsloc")
-_IMAGES: Final = frozenset(  # folders of images, whatever their class
+_IMAGES: Final = frozenset(  # folders of images of any class
     (
         "images",
         "image",
@@ -37,7 +35,7 @@ _IMAGES: Final = frozenset(  # folders of images, whatever their class
         "originals",
     )
 )
-_ABOUT_IMAGES: Final = frozenset(  # what is known of images, as images
+_ABOUT_IMAGES: Final = frozenset(  # folders of annotations of images, stored as images
     {
         "masks",
         "mask",
@@ -61,7 +59,8 @@ _LABELLED: Final = re.compile(rf"(?:labell?ed|annotated)[-_ ]?(?:{_KINDS})?", re
 _UNLABELLED: Final = re.compile(
     rf"(?:un[-_ ]?labell?ed|un[-_ ]?annotated|no[-_ ]?labels?)[-_ ]?(?:{_KINDS})?", re.IGNORECASE
 )
-_DEEPEST: Final = 16  # folders that hold one folder alone
+_DEEPEST: Final = 16  # nested folders that hold only one folder
+_MOST_LISTED: Final = 3  # folders in a message
 
 
 @dataclass(frozen=True)
@@ -74,22 +73,23 @@ class Parts:
 
 
 def role_of(name: str) -> Role | None:
-    """Return the role of a folder by its name in any case (Train, test_set, seg_train, val2017),
-    None for none.
+    """Return the role of a folder by its name; None for no role.
+
+    Names are in any case and form (Train, test_set, seg_train, val2017).
     """
-    found: set[Role] = set()
-    for word in re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()):
+    roles: set[Role] = set()
+    with_spaces = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
+    for word in re.findall(r"[a-z]+", with_spaces.lower()):
         stem = _ENDINGS.sub("", word)
-        roles: list[Role] = [role for role, words in _ROLES.items() if re.fullmatch(words, stem)]
-        if not roles and not _FILLERS.fullmatch(word):
+        word_roles = {role for role, pattern in _ROLES.items() if re.fullmatch(pattern, stem)}
+        if not word_roles and not _FILLERS.fullmatch(word):
             return None
-        found.update(roles)
-    return found.pop() if len(found) == 1 else None
+        roles |= word_roles
+    return roles.pop() if len(roles) == 1 else None
 
 
 def labelled_folders(folder: Path) -> list[Path]:
-    """Return the class folders of a folder, without those that are called unlabeled next to
-    others."""
+    """Return the class folders of a folder, without those called unlabeled next to others."""
     children = class_folders(folder)
     labelled = [child for child in children if not _UNLABELLED.fullmatch(child.name)]
     return labelled or children
@@ -98,9 +98,9 @@ def labelled_folders(folder: Path) -> list[Path]:
 def find_parts(root: Path) -> Parts:
     """Return the parts of a folder, those without class folders left out.
 
-    A part for test is used where one of its class folders is one of the training part: "test"
-    first, then "val". Raises DataError where two folders could be the training part, and where no
-    test part has a class of the training part.
+    A part for test is used if one of its class folders is one of the training part: "test" first,
+    then "val". Raises DataError if two folders could be the training part, and if no test part has
+    a class of the training part.
     """
     by_role: dict[Role, list[Path]] = {"train": [], "test": [], "val": []}
     others: list[str] = []
@@ -113,8 +113,9 @@ def find_parts(root: Path) -> Parts:
             by_role[role].append(_without_repetition(child, role))
         else:
             unlabelled.append(child.name)
-    train = _only(by_role["train"], root)
-    test, rejected = _test_part([*_preferred(by_role["test"]), *_preferred(by_role["val"])], train)
+    train = _training_part(by_role["train"], root)
+    test_candidates = _plainest_first(by_role["test"]) + _plainest_first(by_role["val"])
+    test, rejected = _test_part(test_candidates, train)
     if train is not None:
         unlabelled += [part.name for part in rejected]
     if train is None and test is None:
@@ -126,38 +127,41 @@ def find_parts(root: Path) -> Parts:
             f"{listed(unlabelled)}"
         )
     if others:
-        notes.append(f"not used, as beside the parts: {listed(others)}")
+        notes.append(f"not used, as next to the parts: {listed(others)}")
     return Parts(train, test, tuple(notes))
 
 
-def _only(parts: Sequence[Path], root: Path) -> Path | None:
-    if len(parts) > 1:
-        exact = [part for part in parts if part.name == "train"]
-        if len(exact) == 1:
-            return exact[0]
-        names = " and ".join(f"{part.relative_to(root).parts[0]}/" for part in parts[:3])
-        raise DataError(
-            f"expected one training part in {root}, found {names}; move the others out of the "
-            "folder"
-        )
-    return parts[0] if parts else None
+def _training_part(parts: Sequence[Path], root: Path) -> Path | None:
+    """Return the training part of several candidates: the one called train. Raises DataError."""
+    if len(parts) <= 1:
+        return parts[0] if parts else None
+    called_train = [part for part in parts if part.name == "train"]
+    if len(called_train) == 1:
+        return called_train[0]
+    names = [f"{part.relative_to(root).parts[0]}/" for part in parts[:_MOST_LISTED]]
+    raise DataError(
+        f"expected one training part in {root}, found {' and '.join(names)}; move the others out "
+        "of the folder"
+    )
 
 
-def _preferred(parts: Sequence[Path]) -> list[Path]:
+def _plainest_first(parts: Sequence[Path]) -> list[Path]:
     """Return parts of one role, those with the plainest names first."""
     return sorted(parts, key=lambda part: (len(part.name), part.name))
 
 
 def _test_part(parts: Sequence[Path], train: Path | None) -> tuple[Path | None, list[Path]]:
-    """Return the first part that has a class of the training part, and those before it that have
-    none.
+    """Return the first part with a class of the training part, and the rejected parts before it.
+
+    Raises DataError if no part with several classes has one of the training part.
     """
     if train is None:
         return (parts[0] if parts else None), []
-    known = {plain_name(folder.name) for folder in labelled_folders(train)}
+    train_classes = {plain_name(folder.name) for folder in labelled_folders(train)}
     rejected: list[Path] = []
     for part in parts:
-        if known & {plain_name(folder.name) for folder in labelled_folders(part)}:
+        part_classes = {plain_name(folder.name) for folder in labelled_folders(part)}
+        if train_classes & part_classes:
             return part, rejected
         rejected.append(part)
     for part in rejected:
@@ -171,7 +175,7 @@ def _test_part(parts: Sequence[Path], train: Path | None) -> tuple[Path | None, 
 
 
 def holds_class_folders(folder: Path) -> bool:
-    """Return True where a folder holds class folders, and not only a folder of images."""
+    """Return True if a folder holds class folders, and not only a folder of images."""
     children = labelled_folders(folder)
     if len(children) == 1 and _is_generic(children[0].name):
         return bool(labelled_folders(children[0]))
@@ -179,17 +183,20 @@ def holds_class_folders(folder: Path) -> bool:
 
 
 def _without_repetition(part: Path, role: Role) -> Path:
-    """Return the folder of a part's class folders: test_set/test_set/ and test/images/ hold them
-    one level deeper.
+    """Return the folder that holds a part's class folders.
+
+    It is one level deeper in test_set/test_set/ and test/images/.
     """
     children = labelled_folders(part)
-    if len(children) == 1 and (role_of(children[0].name) == role or _is_generic(children[0].name)):
-        return children[0] if labelled_folders(children[0]) else part
-    return part
+    if len(children) != 1:
+        return part
+    child = children[0]
+    is_repetition = role_of(child.name) == role or _is_generic(child.name)
+    return child if is_repetition and labelled_folders(child) else part
 
 
 def unwrapped(root: Path) -> Path:
-    """Return the folder of the class folders or parts, below folders that hold one folder alone."""
+    """Return the folder of the class folders or parts, below folders that hold only one folder."""
     folder = root
     result = root
     for _ in range(_DEEPEST):
@@ -205,7 +212,7 @@ def unwrapped(root: Path) -> Path:
 
 
 def is_unlabelled(folder: Path) -> bool:
-    """Return True where all folders are of images or of parts, without class folders in them."""
+    """Return True if all folders are of images or of parts, without class folders in them."""
     children = labelled_folders(folder)
     if not children or any(holds_class_folders(child) for child in children):
         return False
@@ -213,16 +220,16 @@ def is_unlabelled(folder: Path) -> bool:
 
 
 def is_of_images(children: Sequence[Path]) -> bool:
-    """Return True for one folder that is called images, without folders of classes in it."""
-    return (
-        len(children) == 1 and _is_generic(children[0].name) and not labelled_folders(children[0])
-    )
+    """Return True for one folder that is called images, without class folders in it."""
+    if len(children) != 1:
+        return False
+    return _is_generic(children[0].name) and not labelled_folders(children[0])
 
 
 def require_classes(folder: Path) -> None:
-    """Raise DataError where the folders of a folder are no classes.
+    """Raise DataError if the folders of a folder are no classes.
 
-    These are parts without class folders, images beside masks, and folders that all hold the same
+    These are parts without class folders, images next to masks, and folders that all hold the same
     folders.
     """
     names = [child.name for child in labelled_folders(folder)]
@@ -234,34 +241,10 @@ def require_classes(folder: Path) -> None:
         )
         raise DataError(
             f"expected class folders in {listed(names)} of {folder}, found images without them, so "
-            "without labels; "
-            f"sort them into a folder a class, give {table}, or {images_alone(first)}"
+            f"without labels; sort them into a folder a class, give {table}, or "
+            f"{images_alone(first)}"
         )
-    about = [name for name in names if name.lower() in _ABOUT_IMAGES]
-    images = [name for name in names if _is_generic(name)]
-    if images and about and len(images) + len(about) == len(names):
-        flat = next((name for name in images if images_in(folder / name)), None)
-        if flat and (flat, about[0]) != ("images", "masks"):
-            raise DataError(
-                f"expected class folders in {folder}, found {flat}/ beside {about[0]}/; if these "
-                "are masks, call them "
-                f"images/ and masks/, else give {images_alone(folder / flat)}"
-            )
-        raise DataError(
-            f"expected class folders in {folder}, found {images[0]}/ beside {about[0]}/; masks "
-            "need their images in images/, in folders of the same names, and for the classes alone "
-            "name "
-            f"{folder / images[0]}"
-        )
-    for name in about:
-        others = [folder / other for other in names if other not in about]
-        if others and _repeats_names(folder / name, others):
-            raise DataError(
-                f"expected class folders in {folder}, found {name}/ next to them, of their images' "
-                "names; for maps and "
-                f"masks put the classes into images/ and the masks into masks/, else move {name}/ "
-                "away"
-            )
+    _refuse_masks(folder, names)
     shared = _shared_folders(folder)
     if shared:
         raise DataError(
@@ -271,20 +254,51 @@ def require_classes(folder: Path) -> None:
         )
 
 
+def _refuse_masks(folder: Path, names: Sequence[str]) -> None:
+    """Raise DataError if some of a folder's folders hold masks or other images about images."""
+    mask_names = [name for name in names if name.lower() in _ABOUT_IMAGES]
+    image_names = [name for name in names if _is_generic(name)]
+    if image_names and mask_names and len(image_names) + len(mask_names) == len(names):
+        masks = mask_names[0]
+        with_images = [name for name in image_names if images_in(folder / name)]
+        if with_images and (with_images[0], masks) != ("images", "masks"):
+            images = with_images[0]
+            raise DataError(
+                f"expected class folders in {folder}, found {images}/ next to {masks}/; if these "
+                "are masks, call them images/ and masks/, else give "
+                f"{images_alone(folder / images)}"
+            )
+        raise DataError(
+            f"expected class folders in {folder}, found {image_names[0]}/ next to {masks}/; masks "
+            "need their images in images/, in folders of the same names; for the classes without "
+            f"masks name {folder / image_names[0]}"
+        )
+    class_folder_paths = [folder / name for name in names if name not in mask_names]
+    for masks in mask_names:
+        if class_folder_paths and _repeats_names(folder / masks, class_folder_paths):
+            raise DataError(
+                f"expected class folders in {folder}, found {masks}/ next to them, of their "
+                "images' names; for maps and masks put the classes into images/ and the masks into "
+                f"masks/, else move {masks}/ away"
+            )
+
+
 def _repeats_names(masks: Path, classes: Sequence[Path]) -> bool:
-    """Return True where most images of a folder have the names of images in class folders next to
-    it.
-    """
-    stems = {path.stem for folder in classes for path in images_below(folder)}
-    listed_masks = [path.stem for path in images_below(masks)]
-    return 2 * sum(
-        stem in stems or stem.removesuffix("_mask") in stems for stem in listed_masks
-    ) > len(listed_masks)
+    """Return True if most images of a folder have the names of images in class folders."""
+    image_stems = {path.stem for folder in classes for path in images_below(folder)}
+    mask_count = 0
+    match_count = 0
+    for path in images_below(masks):
+        mask_count += 1
+        if path.stem in image_stems or path.stem.removesuffix("_mask") in image_stems:
+            match_count += 1
+    return 2 * match_count > mask_count
 
 
 def _shared_folders(folder: Path) -> list[str]:
-    """Return the folders that all folders of a folder hold, where these are most of them and they
-    hold nothing else.
+    """Return the folders within all folders of a folder; [] unless these are most of them.
+
+    It is also [] if a folder holds images at its top.
     """
     contents: list[set[str]] = []
     children = labelled_folders(folder)
@@ -294,12 +308,13 @@ def _shared_folders(folder: Path) -> list[str]:
             inner = labelled_folders(inner[0])
         if not inner or images_in(child):
             return []
-        contents.append({inside.name for inside in inner})
+        contents.append({grandchild.name for grandchild in inner})
     if len(contents) < 2:
         return []
     shared = set.intersection(*contents)
-    every = set.union(*contents)
-    return sorted(shared) if 2 * len(shared) >= len(every) else []
+    if 2 * len(shared) < len(set.union(*contents)):
+        return []
+    return sorted(shared)
 
 
 def _is_generic(name: str) -> bool:
@@ -308,5 +323,7 @@ def _is_generic(name: str) -> bool:
 
 def listed(names: Sequence[str]) -> str:
     """Return the first names of folders, as text."""
-    shown = ", ".join(f"{name}/" for name in names[:3])
-    return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    text = ", ".join(f"{name}/" for name in names[:_MOST_LISTED])
+    if len(names) > _MOST_LISTED:
+        text += f" and {len(names) - _MOST_LISTED} more"
+    return text

@@ -1,4 +1,4 @@
-"""Every named set of images, and every layout of a folder or file, one entry each.
+"""Lists every named set of images and every layout of a folder or file, one entry each.
 
 Free of torch: loading, `vitlens data`, completion, docs and tests read it. A set is added by its
 file in this package and its entry here.
@@ -21,7 +21,7 @@ class DataSet:
     """A named set.
 
     title: in reports; classes: their number; size: pixels (height, width) of all its images, None
-    where they differ; origin: of its images; load: module:function, (request) -> Split; download:
+    if they differ; origin: of its images; load: module:function, (request) -> Split; download:
     whether it is downloaded once.
 
     torchvision: the class of torchvision.datasets; parts: the class's argument for them ("train":
@@ -58,9 +58,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class DataRequest:
-    """A request for data; see load_data. name: of a set, or a path; labels: a table of the labels
-    of a folder's images; limit: the most images that are kept of it, so that a drawn set draws no
-    others.
+    """A request for data; see load_data.
+
+    name: of a set, or a path; labels: a table of the labels of a folder's images; limit: the
+    largest number of images kept, so that a drawn set draws no others.
     """
 
     name: str
@@ -84,15 +85,21 @@ class DataRequest:
 def _torchvision(
     name: str,
     title: str,
-    cls: str,
+    class_name: str,
     classes: int,
     size: tuple[int, int] | None,
     parts: Parts = "split",
 ) -> DataSet:
-    origin = f"torchvision's {cls}"
-    load = "vitlens.data.torchvision_sets:load"
     return DataSet(
-        name, title, classes, size, origin, load, download=True, torchvision=cls, parts=parts
+        name,
+        title,
+        classes,
+        size,
+        origin=f"torchvision's {class_name}",
+        load="vitlens.data.torchvision_sets:load",
+        download=True,
+        torchvision=class_name,
+        parts=parts,
     )
 
 
@@ -100,7 +107,13 @@ def _drawn(
     name: str, title: str, classes: int, origin: str, module: str, *, scenes: bool = False
 ) -> DataSet:
     return DataSet(
-        name, title, classes, (32, 32), origin, f"vitlens.data.{module}:load", scenes=scenes
+        name,
+        title,
+        classes,
+        size=(32, 32),
+        origin=origin,
+        load=f"vitlens.data.{module}:load",
+        scenes=scenes,
     )
 
 
@@ -131,13 +144,14 @@ _SETS: Final = (
 )
 SETS: Final[Mapping[str, DataSet]] = {data_set.name: data_set for data_set in _SETS}
 
+
+def _is_tiny_imagenet(path: Path) -> bool:
+    validation = path / "val"
+    return (validation / "val_annotations.txt").is_file() and (validation / "images").is_dir()
+
+
 LAYOUTS: Final = (  # the first that recognises a path reads it
-    Layout(
-        lambda path: (
-            (path / "val" / "val_annotations.txt").is_file() and (path / "val" / "images").is_dir()
-        ),
-        "vitlens.data.folder:load_tiny_imagenet",
-    ),
+    Layout(_is_tiny_imagenet, "vitlens.data.folder:load_tiny_imagenet"),
     Layout(
         lambda path: resolved("vitlens.data.masks:has_objects")(path), "vitlens.data.masks:load"
     ),

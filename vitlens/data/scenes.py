@@ -1,8 +1,7 @@
-"""Scenes: a handwritten digit at a random place, size and contrast on a coloured, textured canvas
-among strokes.
+"""Draws scenes: a handwritten digit on a coloured, textured canvas among strokes.
 
-In half of the scenes a bar of the background hides part of the digit. This module also has what all
-drawn sets share.
+Place, size and contrast of the digit are random. In half of the scenes a bar of the background
+hides part of the digit. The functions that all drawn sets share are here, too.
 """
 
 import math
@@ -28,7 +27,7 @@ Colours = Float[Tensor, "batch 3"]
 
 LUMINANCE = (0.2126, 0.7152, 0.0722)  # of red, green and blue (Rec. 709)
 REFERENCE = 32  # px: thickness and length of strokes are stated for a canvas this wide
-STROKES = 6  # the most distractors in a scene
+STROKES = 6  # largest number of distractors in a scene
 HUES = 10  # equally spaced hues of backgrounds
 _DIGIT = (0.35, 0.8)  # smallest and largest height of a digit as a fraction of the canvas
 _TURN = 12  # degrees: the largest rotation of a digit
@@ -46,6 +45,7 @@ _BAR_OFFSET = 0.1  # of the digit's height, the bar's largest distance from its 
 _EDGE = 0.42  # fraction of ink at which the digit's outline is drawn
 # difference of that fraction between source pixels that gives an outline one px of smoothing
 _SLOPE = 0.9
+_GRAIN = 0.06  # range of the grain, of a channel
 _OTHER = 100  # added to a stream for the draws of another ground
 _CHUNK = 1 << 18  # canvas pixels drawn at a time, to bound the memory
 
@@ -53,9 +53,10 @@ _CHUNK = 1 << 18  # canvas pixels drawn at a time, to bound the memory
 def drawn_split(
     name: str, part: Part, drawings: Drawings, canvas: int, labels: Labels, **more: Any
 ) -> Split:
-    """Return one part of a drawn set, on canvases of so many px. more: other fields of the Split.
+    """Return one part of a drawn set.
 
     The test part is held in memory with its masks; the training part is drawn when it is read.
+    canvas: px; more: other fields of the Split.
     """
     split = Split(
         name=name,
@@ -82,25 +83,25 @@ def require_canvas(canvas: int) -> None:
 
 
 def in_chunks(draw: Callable[..., Drawn], canvas: int, *rows: Tensor) -> Drawn:
-    """Return what a function draws of rows (batch, ...), so many at a time that the memory is
-    bounded.
-    """
+    """Return the drawings of rows (batch, ...), drawn in chunks to bound the memory."""
     step = max(1, _CHUNK // canvas**2)
-    starts = range(0, max(1, len(rows[0])), step)
-    parts = [draw(*(each[at : at + step] for each in rows)) for at in starts]
-    return Drawn(
-        torch.cat([part.pixels for part in parts]), torch.cat([part.masks for part in parts])
-    )
+    pixels = []
+    masks = []
+    for start in range(0, max(1, len(rows[0])), step):
+        chunk = draw(*(tensor[start : start + step] for tensor in rows))
+        pixels.append(chunk.pixels)
+        masks.append(chunk.masks)
+    return Drawn(torch.cat(pixels), torch.cat(masks))
 
 
 @dataclass(frozen=True)
 class SceneFactors:
-    """What generates each scene, besides its texture and grain: tensors (batch,).
+    """The factors that generate each scene, except its texture and grain: tensors (batch,).
 
     height: of the digit, across, down: its centre, as fractions of the canvas; turn: in degrees;
     contrast: luminance of the ink minus that of the background; luminance: of the background; hue:
     of the background, an index into HUES; strokes: their number; bar: the width of the bar that
-    hides part of the digit, as a fraction of the digit's height, 0 where there is none.
+    hides part of the digit, as a fraction of the digit's height, 0 for no bar.
     """
 
     height: Tensor
@@ -121,9 +122,8 @@ def factors_of(keys: Int[Tensor, " batch"], hues: Int[Tensor, " batch"]) -> Scen
     height = _between(_DIGIT, place[:, 0])
     turn = (2 * place[:, 1] - 1) * _TURN
     angle = torch.deg2rad(turn)
-    room = (1 - height * (angle.cos() + angle.sin().abs())).clamp(
-        min=0
-    )  # around the rotated square
+    rotated_side = height * (angle.cos() + angle.sin().abs())
+    room = (1 - rotated_side).clamp(min=0)
     bar = torch.where(draws[:, 3] < _BAR_SHARE, _between(_BAR_WIDTH, draws[:, 4]), 0.0)
     return SceneFactors(
         height=height,
@@ -153,59 +153,56 @@ def render(
 ) -> Drawn:
     """Draw one scene for each glyph (fraction of ink); it depends only on its key and its hue.
 
-    canvas: px, square; strokes: draw at most this many; ground: 0 for the scene's texture, 1 for
+    canvas: px, square; strokes: the largest number; ground: 0 for the scene's texture, 1 for
     another one of the same luminance and hue.
     """
-    return in_chunks(
-        partial(_draw, size=canvas, strokes=strokes, ground=ground), canvas, glyphs, keys, hues
-    )
+    draw = partial(_draw, size=canvas, strokes=strokes, ground=ground)
+    return in_chunks(draw, canvas, glyphs, keys, hues)
 
 
 def _draw(
     glyphs: Tensor, keys: Tensor, hues: Tensor, *, size: int, strokes: int, ground: int
 ) -> Drawn:
-    """Draw the background, then strokes that do not touch the digit, then the part of the digit
-    outside the bar.
-    """
+    """Draw the background, then strokes around the digit, then the digit outside the bar."""
     factors = factors_of(keys, hues)
-    ink_share, cell = _place(glyphs, factors, size)
-    alpha = ((ink_share - _EDGE) * (cell / _SLOPE) + 0.5).clamp(
-        0, 1
-    )  # outline smoothed over one or two pixels
+    ink_share, cell = _place_glyphs(glyphs, factors, size)
+    # the outline is smoothed over one or two pixels
+    alpha = ((ink_share - _EDGE) * (cell / _SLOPE) + 0.5).clamp(0, 1)
     alpha = alpha * (1 - _bar(keys, factors, size))
-    clear = 1 - (ink_share * 8).clamp(
-        0, 1
-    )  # no stroke touches the ink, which could change the class
-    ink_tone = factors.luminance + factors.contrast
+    # no stroke touches the ink, which could change the class
+    clear = 1 - (ink_share * 8).clamp(0, 1)
+    ink_luminance = factors.luminance + factors.contrast
     colours = uniform(keys, 3 * (1 + STROKES), stream=2).reshape(-1, 1 + STROKES, 3)
 
-    canvas = _ground(keys, factors, size, other=_OTHER * ground)
-    shape = uniform(keys, 6 * STROKES, stream=3).reshape(-1, STROKES, 6)
+    canvas = _draw_ground(keys, factors, size, stream_offset=_OTHER * ground)
+    stroke_draws = uniform(keys, 6 * STROKES, stream=3).reshape(-1, STROKES, 6)
     for index in range(strokes):
-        tone = factors.luminance + (0.3 + 0.7 * shape[:, index, 5]) * factors.contrast
-        present = (index < factors.strokes)[:, None, None]
-        cover = _stroke(shape[:, index], size) * clear * present
-        canvas = paint(canvas, colour(colours[:, 1 + index], tone), cover)
-    canvas = paint(canvas, colour(colours[:, 0], ink_tone), alpha)
-    return finished(canvas, keys, alpha >= 0.5, stream=4 + _OTHER * ground)
+        contrast = (0.3 + 0.7 * stroke_draws[:, index, 5]) * factors.contrast
+        is_present = (index < factors.strokes)[:, None, None]
+        cover = _stroke(stroke_draws[:, index], size) * clear * is_present
+        stroke_colour = colour(colours[:, 1 + index], factors.luminance + contrast)
+        canvas = paint(canvas, stroke_colour, cover)
+    canvas = paint(canvas, colour(colours[:, 0], ink_luminance), alpha)
+    return add_grain(canvas, keys, alpha >= 0.5, stream=4 + _OTHER * ground)
 
 
-def finished(
+def add_grain(
     image: Float[Tensor, "batch 3 height width"], keys: Tensor, masks: Masks, *, stream: int
 ) -> Drawn:
-    """Return the image with its grain, in 8 bits."""
-    grain = uniform(keys, math.prod(image.shape[2:]), stream=stream).reshape(-1, *image.shape[2:])
-    image = image + (grain - 0.5)[:, None] * 0.06
+    """Return images with their grain, in 8 bits, and their masks."""
+    height, width = image.shape[2:]
+    grain = uniform(keys, height * width, stream=stream).reshape(-1, height, width)
+    image = image + (grain - 0.5)[:, None] * _GRAIN
     return Drawn((image.clamp(0, 1) * 255).round().to(torch.uint8), masks)
 
 
 def _axes(canvas: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Centres of the canvas' pixels: y (canvas, 1) and x (1, canvas), in px."""
+    """Return the centres of the canvas' pixels in px: y (canvas, 1) and x (1, canvas)."""
     centres = torch.arange(canvas, device=device) + 0.5
     return centres[:, None], centres[None, :]
 
 
-def _place(glyphs: Tensor, factors: SceneFactors, canvas: int) -> tuple[Plane, Tensor]:
+def _place_glyphs(glyphs: Tensor, factors: SceneFactors, canvas: int) -> tuple[Plane, Tensor]:
     """Return the glyph's ink on the canvas, and the size of its source pixels in px (batch, 1, 1).
 
     Bicubic: eight source pixels are upsampled to eleven or more, so that there is no aliasing.
@@ -220,18 +217,17 @@ def _place(glyphs: Tensor, factors: SceneFactors, canvas: int) -> tuple[Plane, T
 
 
 def _from_centre(factors: SceneFactors, angle: Tensor, canvas: int) -> tuple[Plane, Plane]:
-    """Return coordinates in px from the digit's centre, across and down, rotated by an angle
-    (batch,).
-    """
+    """Return coordinates across and down from the digit's centre in px, rotated by an angle."""
     y, x = _axes(canvas, angle.device)
     y = y - (factors.down * canvas)[:, None, None]
     x = x - (factors.across * canvas)[:, None, None]
-    cos, sin = (value[:, None, None] for value in (angle.cos(), angle.sin()))
+    cos = angle.cos()[:, None, None]
+    sin = angle.sin()[:, None, None]
     return cos * x + sin * y, cos * y - sin * x
 
 
 def _bar(keys: Tensor, factors: SceneFactors, canvas: int) -> Plane:
-    """Return the coverage of each pixel by the bar, 0 where the scene has none."""
+    """Return the coverage of each pixel by the bar, 0 in a scene without one."""
     draws = uniform(keys, 2, stream=8)
     _, down = _from_centre(factors, draws[:, 0] * math.pi, canvas)
     height = (factors.height * canvas)[:, None, None]
@@ -249,48 +245,44 @@ def whereabouts(keys: Int[Tensor, " batch"]) -> Float[Tensor, "batch 3"]:
 
 
 def colour(hue: Colours, luminance: Tensor, headroom: float = 0.0) -> Colours:
-    """Return a colour of this luminance: a random one shifted along grey, desaturated as needed to
-    stay in [0, 1].
+    """Return a colour of this luminance: a random one shifted along grey.
 
-    headroom: the distance from 0 and 1 that its channels keep.
+    It is desaturated as needed to stay in [0, 1]. headroom: the distance from 0 and 1 that its
+    channels keep.
     """
     weights = torch.tensor(LUMINANCE, device=hue.device)
     chroma = hue - (hue * weights).sum(1, keepdim=True)  # the component without luminance
     target = luminance[:, None]
-    room = torch.where(chroma > 0, 1 - headroom - target, target - headroom) / chroma.abs().clamp(
-        min=1e-6
-    )
+    distance = torch.where(chroma > 0, 1 - headroom - target, target - headroom)
+    room = distance / chroma.abs().clamp(min=1e-6)
     return target + chroma * room.amin(1, keepdim=True).clamp(max=1.0)
 
 
 def pure_hue(turn: Tensor) -> Colours:
-    """Return the most saturated colours with these hues, as fractions of a circle from red over
-    green to blue.
-    """
+    """Return the most saturated colours of hues: fractions of a circle from red over green."""
     sector = torch.tensor((5.0, 3.0, 1.0), device=turn.device)
     distance = torch.remainder(sector + 6 * turn[:, None], 6)
     return 1 - torch.minimum(distance, 4 - distance).clamp(0, 1)
 
 
-def _ground(
-    keys: Tensor, factors: SceneFactors, canvas: int, *, other: int
+def _draw_ground(
+    keys: Tensor, factors: SceneFactors, canvas: int, *, stream_offset: int
 ) -> Float[Tensor, "batch 3 height width"]:
-    """Return a gradient between two shades of one hue and luminance, with clouds and stripes of
-    luminance (to 0.07).
+    """Return a gradient between two shades of one hue and luminance, with clouds and stripes.
+
+    These change the luminance by at most 0.07.
     """
-    draws = uniform(keys, 5, stream=5 + other)[:, :, None, None]
+    draws = uniform(keys, 5, stream=5 + stream_offset)[:, :, None, None]
     y, x = _axes(canvas, keys.device)
     jitter = (2 * uniform(keys, 2, stream=9) - 1) * _JITTER / 360
-    shades = [
-        colour(pure_hue(factors.hue / HUES + jitter[:, end]), factors.luminance, _HEADROOM)
-        for end in range(2)
-    ]
-    colours = gradient(shades[0], shades[1], draws[:, 0, 0, 0], canvas)
+    hue = factors.hue / HUES
+    first = colour(pure_hue(hue + jitter[:, 0]), factors.luminance, _HEADROOM)
+    second = colour(pure_hue(hue + jitter[:, 1]), factors.luminance, _HEADROOM)
+    colours = gradient(first, second, draws[:, 0, 0, 0], canvas)
 
-    lattice = uniform(keys, 36, stream=6 + other).reshape(-1, 1, 6, 6) - 0.5
-    clouds = F.interpolate(lattice, size=(canvas, canvas), mode="bicubic", align_corners=True)[
-        :, 0
-    ].clamp(-0.5, 0.5)
+    lattice = uniform(keys, 36, stream=6 + stream_offset).reshape(-1, 1, 6, 6) - 0.5
+    clouds = F.interpolate(lattice, size=(canvas, canvas), mode="bicubic", align_corners=True)
+    clouds = clouds[:, 0].clamp(-0.5, 0.5)
     slant = draws[:, 1] * math.pi
     across = slant.cos() * x / canvas + slant.sin() * y / canvas
     stripes = (2 * math.pi * (across * (2 + 4 * draws[:, 2]) + draws[:, 3])).sin() / 2
@@ -301,18 +293,22 @@ def _ground(
 def gradient(
     first: Colours, second: Colours, turn: Tensor, canvas: int
 ) -> Float[Tensor, "batch 3 height width"]:
-    """From one colour to another across the canvas; turn: (batch,) its direction as a fraction of a
-    circle.
+    """Return a gradient from one colour to another across the canvas.
+
+    turn: (batch,) its direction as a fraction of a circle.
     """
     angle = 2 * math.pi * turn[:, None, None]
-    y, x = (axis / canvas - 0.5 for axis in _axes(canvas, turn.device))
+    y, x = _axes(canvas, turn.device)
+    y = y / canvas - 0.5
+    x = x / canvas - 0.5
     along = (angle.cos() * x + angle.sin() * y) / math.sqrt(2) + 0.5  # 0 to 1
     return paint(first[:, :, None, None].expand(-1, -1, canvas, canvas), second, along)
 
 
 def _stroke(draws: Float[Tensor, "batch 6"], canvas: int) -> Plane:
-    """Return the coverage of each pixel by a short straight stroke; draws: centre y, x, angle,
-    length, thickness, tone.
+    """Return the coverage of each pixel by a short straight stroke.
+
+    draws: centre y, x, angle, length, thickness, tone.
     """
     unit = canvas / REFERENCE
     centre_y, centre_x, angle, length, thickness, _ = (

@@ -1,10 +1,9 @@
-"""The embedded sets `shapes` and `shapes-conflict`: shape x texture x colour, drawn when read, with
-exact masks.
+"""Draws the embedded sets `shapes` and `shapes-conflict`: shape x texture x colour, with masks.
 
-In `shapes` every shape has its own texture, so that both determine the class, and colours are
-uninformative; in `shapes-conflict` the texture is that of another class, so that a prediction shows
-which of the two the model uses. The label is the shape. Shapes are signed distances (negative
-inside, about one unit from centre to tip), textures numbers from -1 to 1 over pixels; both are
+In `shapes` every shape has a texture of its class, so that both determine the class, and colours
+are uninformative. In `shapes-conflict` the texture is that of another class, so that a prediction
+shows which of the two the model uses. The label is the shape. Shapes are signed distances (negative
+inside, about one unit from centre to tip), textures numbers from -1 to 1 over pixels. Both are
 rotated at random, so that neither position nor direction determines the class.
 """
 
@@ -23,9 +22,9 @@ from vitlens.data.draws import keys, uniform
 from vitlens.data.registry import DataRequest
 from vitlens.data.scenes import (
     REFERENCE,
+    add_grain,
     colour,
     drawn_split,
-    finished,
     gradient,
     in_chunks,
     require_canvas,
@@ -36,18 +35,20 @@ from vitlens.names import Part
 Cue = Literal["agree", "conflict"]
 Plane = Float[Tensor, "batch height width"]
 
-PER_CLASS: Final = {
-    "train": 560,
-    "test": 70,
-}  # multiples of the 7 other textures, so that each is used equally often
+# multiples of the 7 other textures, so that all of them are used equally often
+PER_CLASS: Final = {"train": 560, "test": 70}
 _PART: Final = {"train": 1, "test": 2}  # part of the keys, so that no image is in both parts
 _PERIOD: Final = 5.0  # px of the textures on a canvas of REFERENCE px
-_TEXTURE_CONTRAST: Final = 0.22  # of luminance, around the shape's own
+_TEXTURE_CONTRAST: Final = 0.22  # of luminance, around that of the shape
+# radius of a shape as a fraction of the canvas: the smallest, and the range above it
+_RADIUS: Final = 0.31
+_RADIUS_RANGE: Final = 0.16
 
 
 def _star(x: Plane, y: Plane) -> Plane:
-    """Five points: the angle folded to one of ten equal triangles, and the distance to its outer
-    side.
+    """Return the distance to a star of five points.
+
+    The angle is folded to one of ten equal triangles; the distance is that to its outer side.
     """
     sector = 2 * math.pi / 5
     inner = 0.42
@@ -65,15 +66,22 @@ def _moon(x: Plane, y: Plane) -> Plane:
     return torch.maximum((x.square() + y.square()).sqrt() - 1, bite)
 
 
+def _cross(x: Plane, y: Plane) -> Plane:
+    thickness = torch.minimum(x.abs(), y.abs()) - 0.3
+    length = torch.maximum(x.abs(), y.abs()) - 0.95
+    return torch.maximum(thickness, length)
+
+
+def _hourglass(x: Plane, y: Plane) -> Plane:
+    side = (x.abs() - y.abs() - 0.12) / math.sqrt(2)
+    return torch.maximum(side, y.abs() - 0.66)
+
+
 SHAPES: Final[Mapping[str, Callable[[Plane, Plane], Plane]]] = MappingProxyType(
     {
         "circle": lambda x, y: (x.square() + y.square()).sqrt() - 0.9,
-        "cross": lambda x, y: torch.maximum(
-            torch.minimum(x.abs(), y.abs()) - 0.3, torch.maximum(x.abs(), y.abs()) - 0.95
-        ),
-        "hourglass": lambda x, y: torch.maximum(
-            (x.abs() - y.abs() - 0.12) / math.sqrt(2), y.abs() - 0.66
-        ),
+        "cross": _cross,
+        "hourglass": _hourglass,
         "moon": _moon,
         "ring": lambda x, y: ((x.square() + y.square()).sqrt() - 0.7).abs() - 0.27,
         "square": lambda x, y: torch.maximum(x.abs(), y.abs()) - 0.7,
@@ -81,8 +89,18 @@ SHAPES: Final[Mapping[str, Callable[[Plane, Plane], Plane]]] = MappingProxyType(
         "triangle": lambda x, y: torch.maximum(math.sqrt(3) / 2 * x.abs() - y / 2, y) - 0.5,
     }
 )
-# of the rotated coordinates u and v and of noise in [0, 1], by the class whose texture they are in
-# training
+
+
+def _lines(u: Plane, v: Plane, _: Plane) -> Plane:
+    return (4 * (torch.maximum((0.8 * u).cos(), (0.8 * v).cos()) - 0.75)).clamp(-1, 1)
+
+
+def _rings(u: Plane, v: Plane, _: Plane) -> Plane:
+    return (3 * (u.square() + v.square()).sqrt().sin()).clamp(-1, 1)
+
+
+# functions of the rotated coordinates u and v and of noise in [0, 1], by the class that has this
+# texture in training
 TEXTURES: Final[Mapping[str, Callable[[Plane, Plane, Plane], Plane]]] = MappingProxyType(
     {
         "circle": lambda u, v, _: (3 * u.sin()).clamp(-1, 1) + 0 * v,  # stripes
@@ -91,12 +109,8 @@ TEXTURES: Final[Mapping[str, Callable[[Plane, Plane, Plane], Plane]]] = MappingP
         "moon": lambda u, v, _: (4 * (0.7 * u).sin() * (0.7 * v).sin()).clamp(-1, 1),  # checks
         "ring": lambda u, v, _: 0 * (u + v),  # plain
         "square": lambda u, v, _: (3 * (u + 1.9 * (0.8 * v).sin()).sin()).clamp(-1, 1),  # waves
-        "star": lambda u, v, _: (
-            4 * (torch.maximum((0.8 * u).cos(), (0.8 * v).cos()) - 0.75)
-        ).clamp(-1, 1),  # lines
-        "triangle": lambda u, v, _: (3 * (u.square() + v.square()).sqrt().sin()).clamp(
-            -1, 1
-        ),  # rings
+        "star": _lines,
+        "triangle": _rings,
     }
 )
 CLASSES: Final = tuple(SHAPES)
@@ -104,8 +118,8 @@ CLASSES: Final = tuple(SHAPES)
 
 def _draw(shapes: Tensor, textures: Tensor, keys: Tensor, *, canvas: int) -> Drawn:
     place = uniform(keys, 4, stream=11)
-    x, y, size = _turned(place, canvas)
-    distance = _chosen(list(SHAPES.values()), shapes, x, y) * size[:, None, None]  # px
+    x, y, radius = _shape_coordinates(place, canvas)
+    distance = _apply_by_class(list(SHAPES.values()), shapes, x, y) * radius[:, None, None]  # px
     cover = (0.5 - distance).clamp(0, 1)
 
     colours = uniform(keys, 12, stream=12)
@@ -115,21 +129,21 @@ def _draw(shapes: Tensor, textures: Tensor, keys: Tensor, *, canvas: int) -> Dra
     ground = gradient(colour(hues[:, 0], dark), colour(hues[:, 1], dark), colours[:, 11], canvas)
     texture = _TEXTURE_CONTRAST * _surface(keys, textures, canvas)[:, None]
     surface = colour(hues[:, 2], light)[:, :, None, None] + texture
-    return finished(ground + cover[:, None] * (surface - ground), keys, cover >= 0.5, stream=13)
+    return add_grain(ground + cover[:, None] * (surface - ground), keys, cover >= 0.5, stream=13)
 
 
-def _turned(draws: Float[Tensor, "batch 4"], canvas: int) -> tuple[Plane, Plane, Tensor]:
-    """Coordinates in which the shape is upright and of size 1, and its size in px (batch,)."""
-    size = (0.31 + 0.16 * draws[:, 0]) * canvas
-    room = canvas - 2 * size
+def _shape_coordinates(draws: Float[Tensor, "batch 4"], canvas: int) -> tuple[Plane, Plane, Tensor]:
+    """Return coordinates in which the shape is upright with radius 1, and its radius in px."""
+    radius = (_RADIUS + _RADIUS_RANGE * draws[:, 0]) * canvas
+    room = canvas - 2 * radius
     centres = torch.arange(canvas, device=draws.device) + 0.5
-    across = centres[None, None, :] - (size + draws[:, 1] * room)[:, None, None]
-    down = centres[None, :, None] - (size + draws[:, 2] * room)[:, None, None]
+    across = centres[None, None, :] - (radius + draws[:, 1] * room)[:, None, None]
+    down = centres[None, :, None] - (radius + draws[:, 2] * room)[:, None, None]
     angle = 2 * math.pi * draws[:, 3, None, None]
-    scale = size[:, None, None]
+    scale = radius[:, None, None]
     cos = angle.cos()
     sin = angle.sin()
-    return (cos * across + sin * down) / scale, (cos * down - sin * across) / scale, size
+    return (cos * across + sin * down) / scale, (cos * down - sin * across) / scale, radius
 
 
 def _surface(keys: Tensor, textures: Tensor, canvas: int) -> Plane:
@@ -142,20 +156,21 @@ def _surface(keys: Tensor, textures: Tensor, canvas: int) -> Plane:
     angle = 2 * math.pi * draws[:, 2, None, None]
     u = angle.cos() * across + angle.sin() * down
     v = angle.cos() * down - angle.sin() * across
-    coarse = uniform(keys, (REFERENCE // 2) ** 2, stream=15).reshape(
-        -1, 1, REFERENCE // 2, REFERENCE // 2
-    )
+    side = REFERENCE // 2
+    coarse = uniform(keys, side**2, stream=15).reshape(-1, 1, side, side)
     noise = F.interpolate(coarse, size=(canvas, canvas), mode="nearest")[:, 0]
-    return _chosen(list(TEXTURES.values()), textures, u, v, noise)
+    return _apply_by_class(list(TEXTURES.values()), textures, u, v, noise)
 
 
-def _chosen(functions: list[Callable[..., Plane]], which: Tensor, *planes: Plane) -> Plane:
-    """Return the value of each image's function."""
+def _apply_by_class(
+    functions: list[Callable[..., Plane]], classes: Tensor, *planes: Plane
+) -> Plane:
+    """Return the values of each image's function, by its class (batch,)."""
     result = torch.empty_like(planes[0])
     for index, function in enumerate(functions):
-        members = which == index
-        if members.any():
-            result[members] = function(*(plane[members] for plane in planes))
+        is_member = classes == index
+        if is_member.any():
+            result[is_member] = function(*(plane[is_member] for plane in planes))
     return result
 
 
@@ -169,48 +184,53 @@ def shapes(
 ) -> Split:
     """Return one part of the set; class = shape, masks = its silhouette (test part).
 
-    cue: "agree": each shape in its own texture; "conflict": in those of the other classes, all
+    cue: "agree": the texture of the shape's class; "conflict": those of the other classes, all
     equally often. The file names contain shape and texture (`circle/circle3-star3.png`), as in
     folders of cue conflicts. The test part is held in memory; the training part is drawn when read,
     with new images every epoch. canvas: px. Raises DataError.
     """
     require_canvas(canvas)
-    each = PER_CLASS[part] if per_class is None else per_class
-    count = len(CLASSES)
-    order = torch.arange(each * count)
-    shown = order % count
-    numbers = order // count
-    textures = shown if cue == "agree" else (shown + 1 + numbers % (count - 1)) % count
+    if per_class is None:
+        per_class = PER_CLASS[part]
+    class_count = len(CLASSES)
+    order = torch.arange(per_class * class_count)
+    labels = order % class_count
+    numbers = order // class_count
+    textures = labels
+    if cue == "conflict":
+        textures = (labels + 1 + numbers % (class_count - 1)) % class_count
     drawings = Drawings(
-        partial(_images, part=part, seed=seed, canvas=canvas),
-        torch.stack((shown, textures), 1),
-        numbers,
-        partial(_places, part=part, seed=seed),
+        render=partial(_draw_images, part=part, seed=seed, canvas=canvas),
+        subjects=torch.stack((labels, textures), 1),
+        numbers=numbers,
+        place=partial(_compute_places, part=part, seed=seed),
     )
-    files = tuple(
-        f"{CLASSES[shape]}/{CLASSES[shape]}{number + 1}-{CLASSES[texture]}{number + 1}.png"
-        for shape, texture, number in zip(shown.tolist(), textures.tolist(), numbers.tolist())
-    )
+    files = []
+    for label, texture, index in zip(labels.tolist(), textures.tolist(), numbers.tolist()):
+        shape = CLASSES[label]
+        number = index + 1
+        files.append(f"{shape}/{shape}{number}-{CLASSES[texture]}{number}.png")
     name = "shapes" if cue == "agree" else "shapes-conflict"
-    return drawn_split(name, part, drawings, canvas, shown, classes=CLASSES, files=files)
+    return drawn_split(name, part, drawings, canvas, labels, classes=CLASSES, files=tuple(files))
 
 
-def _images(subjects: Tensor, numbers: Tensor, *, part: Part, seed: int, canvas: int) -> Drawn:
-    """Draw images, each from its shape and texture (indices into SHAPES), its number, part, seed
-    and canvas.
-    """
-    drawn = _keys(subjects, numbers, part=part, seed=seed)
-    return in_chunks(partial(_draw, canvas=canvas), canvas, *subjects.unbind(1), drawn)
+def _draw_images(subjects: Tensor, numbers: Tensor, *, part: Part, seed: int, canvas: int) -> Drawn:
+    """Draw images, each from its shape and texture (indices into SHAPES) and its number."""
+    image_keys = _keys(subjects, numbers, part=part, seed=seed)
+    return in_chunks(partial(_draw, canvas=canvas), canvas, *subjects.unbind(1), image_keys)
 
 
 def _keys(subjects: Tensor, numbers: Tensor, *, part: Part, seed: int) -> Tensor:
     return keys(seed, torch.full_like(numbers, _PART[part]), subjects[:, 0], numbers)
 
 
-def _places(subjects: Tensor, numbers: Tensor, *, part: Part, seed: int) -> Tensor:
+def _compute_places(subjects: Tensor, numbers: Tensor, *, part: Part, seed: int) -> Tensor:
+    """Return the size and centre of each shape, see `Drawings`, as _shape_coordinates has them."""
     draws = uniform(_keys(subjects, numbers, part=part, seed=seed), 3, stream=11)
-    radius = 0.31 + 0.16 * draws[:, :1]
-    return torch.cat((draws[:, :1], radius + draws[:, 1:] * (1 - 2 * radius)), 1)  # as in _turned
+    size = draws[:, :1]
+    radius = _RADIUS + _RADIUS_RANGE * size
+    centre = radius + draws[:, 1:] * (1 - 2 * radius)
+    return torch.cat((size, centre), 1)
 
 
 def load(request: DataRequest) -> Split:

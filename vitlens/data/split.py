@@ -17,7 +17,8 @@ from vitlens.pixels import AnyImages
 from vitlens.shapes import Images, Labels, Masks, Pixels
 from vitlens.summary import Line, Summary
 
-TEST_SHARE: Final = 0.2  # of each class, where data have no test part
+TEST_SHARE: Final = 0.2  # of each class, for data without a test part
+_MOST_NOTES: Final = 4  # in the summary
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -29,17 +30,15 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, indices: Tensor) -> Tensor:
-        """Pixels (batch, 3, height, width) of these images: uint8, or floats in [0, 1] where they
-        are given so.
-        """
+        """Return pixels (batch, 3, height, width) of these images: uint8, or floats in [0, 1]."""
         ...
 
 
 @dataclass(frozen=True)
 class InMemory:
-    """Pixels held as (n, 3, height, width): uint8, or floats in [0, 1] where they were given so.
+    """Pixels held as (n, 3, height, width): uint8, or floats in [0, 1].
 
-    paths: the files from which they were decoded, () where there are none.
+    paths: the files from which they were decoded, or ().
     """
 
     pixels: Tensor
@@ -49,7 +48,7 @@ class InMemory:
         return len(self.pixels)
 
     def read(self, indices: Tensor) -> Tensor:
-        """Pixels of these images."""
+        """Return the pixels of these images."""
         return self.pixels[indices]
 
 
@@ -64,12 +63,12 @@ class Subset:
         return len(self.indices)
 
     def read(self, indices: Tensor) -> Tensor:
-        """Pixels of these images."""
+        """Return the pixels of these images."""
         return self.source.read(self.indices[indices])
 
 
 class Drawn(NamedTuple):
-    """pixels (batch, 3, height, width) uint8; masks (batch, height, width), True on the object."""
+    """Drawn images: pixels (batch, 3, height, width) uint8; masks, True on the object."""
 
     pixels: Pixels
     masks: Masks
@@ -77,13 +76,11 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True)
 class Drawings:
-    """Images that are drawn when they are read: drawing number numbers[i] of subjects[i], which
-    decide all of it.
+    """Images that are drawn when they are read, determined by their subjects and numbers.
 
     render: subjects and numbers -> Drawn; place: subjects and numbers -> (batch, 3), the size of
-    the object, from 0 to 1 between the least and the greatest that is drawn, and its centre across
-    and down, as fractions of the canvas; describe: subjects and numbers -> their generating
-    factors, None where there is no table of them.
+    the object, from 0 (the smallest that is drawn) to 1, and its centre across and down, as
+    fractions of the canvas; describe: subjects and numbers -> their generating factors, or None.
     """
 
     render: Callable[..., Drawn]
@@ -96,11 +93,11 @@ class Drawings:
         return len(self.subjects)
 
     def draw(self, indices: Tensor) -> Drawn:
-        """Pixels and masks of these images."""
+        """Return the pixels and masks of these images."""
         return self.render(self.subjects[indices], self.numbers[indices])
 
     def read(self, indices: Tensor) -> Tensor:
-        """Pixels of these images."""
+        """Return the pixels of these images."""
         return self.draw(indices).pixels
 
     @property
@@ -109,34 +106,31 @@ class Drawings:
         return None if self.describe is None else self.describe(self.subjects, self.numbers)
 
     def pick(self, indices: Tensor) -> "Drawings":
-        """Return these images alone, in this order."""
+        """Return only these images, in this order."""
         return replace(self, subjects=self.subjects[indices], numbers=self.numbers[indices])
 
     def epoch(self, number: int) -> "Drawings":
-        """Other drawings of the same subjects, those of an epoch (from 0); no two epochs
-        share one."""
-        return replace(self, numbers=self.numbers + number * (int(self.numbers.max()) + 1))
+        """Return the drawings of the same subjects in an epoch, from 0; no two epochs share any."""
+        numbers_per_epoch = int(self.numbers.max()) + 1
+        return replace(self, numbers=self.numbers + number * numbers_per_epoch)
 
     def redrawn(self, change: Literal["without distractors", "other ground"]) -> Tensor:
-        """Pixels of the same digits on the same grounds without distractors, or with them on
-        another ground.
-        """
-        changed = {"strokes": 0} if change == "without distractors" else {"ground": 1}
-        return replace(self, render=partial(self.render, **changed)).read(torch.arange(len(self)))
+        """Return the pixels of the same digits without distractors, or on another ground."""
+        options = {"strokes": 0} if change == "without distractors" else {"ground": 1}
+        changed = replace(self, render=partial(self.render, **options))
+        return changed.read(torch.arange(len(self)))
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """A file that was left out, as it is unreadable or has no mask, and why."""
+    """A file that was left out, as it is unreadable or has no mask, and the reason."""
 
     file: str
     reason: str
 
 
 class Batch(NamedTuple):
-    """images (batch, 3, height, width) in [0, 1]; labels (batch,) or None; indices (batch,) within
-    the split.
-    """
+    """A batch of a split: images in [0, 1], labels (batch,) or None, indices in the split."""
 
     images: Images
     labels: Tensor | None
@@ -151,11 +145,10 @@ class Split(Summary):
     "test"; size: pixels (height, width); labels: (n,) class indices or None; masks: (n, height,
     width) True on the object, or None; groups: (n,) group of each image (source digit), for
     clustered intervals, or None; files: one name per image, or None; skipped: files left out;
-    notes: sentences for the report about how it was loaded; scenes: draws the same images again
-    without their distractors, where they were drawn, or None; places: (n, 3) of drawn objects (see
-    Drawings) whose pixels are held in memory, or None; factors: what generated each image, where it
-    is known, or None (no analysis reads them). Raises DataError where masks or factors do not fit
-    the images.
+    notes: sentences for the report about the loading; scenes: draws the same images again without
+    their distractors, None unless they were drawn; places: (n, 3) of drawn objects (see Drawings)
+    whose pixels are held in memory, or None; factors: the generating factors of each image, or None
+    (no analysis reads them). Raises DataError if masks or factors do not fit the images.
     """
 
     name: str
@@ -193,24 +186,19 @@ class Split(Summary):
 
     @property
     def drawn_places(self) -> Tensor | None:
-        """Size and place of the object in each image (n, 3), see Drawings; None of images that were
-        not drawn.
-        """
-        inner = self.subset
-        if not isinstance(inner.source, Drawings):
+        """Return the size and place of each drawn object (n, 3), see Drawings; None for others."""
+        subset = self.subset
+        if not isinstance(subset.source, Drawings):
             return self.places
-        return inner.source.place(
-            inner.source.subjects[inner.indices], inner.source.numbers[inner.indices]
-        )
+        drawings = subset.source.pick(subset.indices)
+        return drawings.place(drawings.subjects, drawings.numbers)
 
     @property
     def subset(self) -> Subset:
-        """Return the source that holds or draws the images, and which of its images they are."""
-        return (
-            self.source
-            if isinstance(self.source, Subset)
-            else Subset(self.source, torch.arange(len(self)))
-        )
+        """Return the images as a subset of the source that holds or draws them."""
+        if isinstance(self.source, Subset):
+            return self.source
+        return Subset(self.source, torch.arange(len(self)))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -218,7 +206,7 @@ class Split(Summary):
         return self.files or tuple(f"{self.name} {index}" for index in range(len(self)))
 
     def summary(self) -> Iterator[Line]:
-        """Yield what it holds, without the pixels."""
+        """Yield a description of the split, without the pixels."""
         yield Line("data", self.title or self.name)
         yield Line("part", self.part)
         yield Line("images", len(self))
@@ -228,7 +216,8 @@ class Split(Summary):
         yield Line("masks", None if self.masks is None else f"{len(self.masks)}")
         yield Line("factors", None if self.factors is None else tuple(self.factors))
         yield Line("skipped", len(self.skipped))
-        yield from (Line("note", note) for note in self.notes[:4])
+        for note in self.notes[:_MOST_NOTES]:
+            yield Line("note", note)
 
     def batches(self, batch_size: int, *, device: torch.device | str = "cpu") -> Iterator[Batch]:
         """Yield the images in order, as floats in [0, 1] on a device."""
@@ -237,38 +226,32 @@ class Split(Summary):
             indices = torch.arange(start, min(start + batch_size, len(self)))
             pixels = self.source.read(indices).to(device)
             images = pixels if pixels.is_floating_point() else pixels.float().div_(255)
-            yield Batch(
-                images, None if self.labels is None else self.labels[indices].to(device), indices
-            )
+            labels = None if self.labels is None else self.labels[indices].to(device)
+            yield Batch(images, labels, indices)
 
     def pick(self, indices: Tensor) -> "Split":
-        """Return the split of these images alone, in this order."""
-        labels, masks, groups, places = (
-            None if each is None else each[indices]
-            for each in (self.labels, self.masks, self.groups, self.places)
-        )
-        inner = self.subset
-        return replace(
-            self,
-            source=Subset(inner.source, inner.indices[indices]),
-            labels=labels,
-            masks=masks,
-            groups=groups,
-            places=places,
-            factors=None if self.factors is None else self.factors.pick(indices),
-            files=None
-            if self.files is None
-            else tuple(self.files[index] for index in indices.tolist()),
-            scenes=None if self.scenes is None else self.scenes.pick(indices),
-        )
+        """Return the split of only these images, in this order."""
+        fields: dict[str, Any] = {}
+        for name in ("labels", "masks", "groups", "places"):
+            tensor = getattr(self, name)
+            if tensor is not None:
+                fields[name] = tensor[indices]
+        if self.factors is not None:
+            fields["factors"] = self.factors.pick(indices)
+        if self.files is not None:
+            fields["files"] = tuple(self.files[index] for index in indices.tolist())
+        if self.scenes is not None:
+            fields["scenes"] = self.scenes.pick(indices)
+        subset = self.subset
+        return replace(self, source=Subset(subset.source, subset.indices[indices]), **fields)
 
     def starting_with(
         self, files: Sequence[str], count: int | None = None, *, seed: int = 0
     ) -> "Split":
-        """Return the images of `limit`, but beginning with these, all of them, by file name (with
-        or without suffix).
+        """Return the images of `limit`, but beginning with all of these.
 
-        Raises DataError for an unknown name, and where images have no files.
+        files: names of images, with or without suffix. Raises DataError for an unknown name, and
+        for images without files.
         """
         if not files:
             return self.limit(count, seed=seed)
@@ -278,41 +261,48 @@ class Split(Summary):
                 f"expected images with file names, found {self.name}, whose images have none; "
                 f"leave out {option}"
             )
-        places = {
-            PurePath(file).name: index for index, file in reversed(list(enumerate(self.files)))
-        }
-        places = {PurePath(name).stem: index for name, index in places.items()} | places
-        unknown = [name for name in files if name not in places]
-        if unknown:
-            raise DataError(
-                f"expected names of images in {self.name}, such as {self.files[0]}, found "
-                f"{unknown[0]!r}"
-            )
-        first = list(dict.fromkeys(places[name] for name in files))
-        drawn = balanced(
-            len(self), self.labels, len(self) if count is None else count, seed
-        ).tolist()
-        rest = [index for index in drawn if index not in set(first)]
-        return self.pick(torch.tensor((first + rest)[: max(len(first), len(drawn))]))
+        index_of_name: dict[str, int] = {}
+        index_of_stem: dict[str, int] = {}
+        for index, file in enumerate(self.files):
+            index_of_name.setdefault(PurePath(file).name, index)
+        for name, index in index_of_name.items():
+            index_of_stem.setdefault(PurePath(name).stem, index)
+        first: dict[int, None] = {}  # in order, without repetition
+        for name in files:
+            chosen = index_of_name.get(name, index_of_stem.get(name))
+            if chosen is None:
+                raise DataError(
+                    f"expected names of images in {self.name}, such as {self.files[0]}, found "
+                    f"{name!r}"
+                )
+            first[chosen] = None
+        limit = len(self) if count is None else count
+        drawn = balanced(len(self), self.labels, limit, seed).tolist()
+        rest = [index for index in drawn if index not in first]
+        indices = [*first, *rest]
+        return self.pick(torch.tensor(indices[: max(len(first), len(drawn))]))
 
     def epoch(self, number: int) -> "Split":
-        """Return the split of epoch `number` (from 0): with new images where its source draws them.
+        """Return the split of epoch `number` (from 0): with new images if its source draws them.
 
         Labels and order stay. Masks belong to the images of epoch 0, so later splits have none.
         """
-        inner = self.subset
-        if not number or not isinstance(inner.source, Drawings):
+        subset = self.subset
+        if not number or not isinstance(subset.source, Drawings):
             return self
-        later = inner.source.epoch(number)
-        factors = later.pick(inner.indices).factors
+        drawings = subset.source.epoch(number)
         return replace(
-            self, source=Subset(later, inner.indices), masks=None, scenes=None, factors=factors
+            self,
+            source=Subset(drawings, subset.indices),
+            masks=None,
+            scenes=None,
+            factors=drawings.pick(subset.indices).factors,
         )
 
     def limit(self, count: int | None, *, seed: int = 0) -> "Split":
         """Return at most count images: a seeded subset, as balanced by class as possible.
 
-        Of drawn scenes, no source is shown in another scene before all are shown in one.
+        Of drawn scenes, no source is in a second scene before all are in one.
         """
         if count is None or count >= len(self):
             return self
@@ -325,33 +315,29 @@ class Split(Summary):
         for number in range(int(rounds.max()) + 1):
             scenes = (rounds == number).nonzero()[:, 0]
             labels = None if self.labels is None else self.labels[scenes]
-            chosen = torch.cat(
-                (chosen, scenes[balanced(len(scenes), labels, count - len(chosen), seed)])
-            )
+            drawn = balanced(len(scenes), labels, count - len(chosen), seed)
+            chosen = torch.cat((chosen, scenes[drawn]))
         return self.pick(chosen)
 
 
 def as_split(images: AnyImages) -> Split:
-    """Return the images within a function that `takes_splits` decorates, which are a Split
-    there."""
+    """Return the images as a Split, which they are in a function with `takes_splits`."""
     assert isinstance(images, Split)
     return images
 
 
 def balanced(total: int, labels: Tensor | None, count: int, seed: int) -> Tensor:
-    """Seeded indices, sorted, drawn from the classes in turn until count is reached; all where they
-    are fewer.
-    """
-    order, _ = in_turn(
-        torch.zeros(total, dtype=torch.long) if labels is None else labels.cpu(), seed
-    )
+    """Return at most `count` seeded indices, sorted, drawn from the classes in turn."""
+    if labels is None:
+        labels = torch.zeros(total, dtype=torch.long)
+    order, _ = in_turn(labels.cpu(), seed)
     return order[:count].sort().values
 
 
 def occurrences(groups: Tensor) -> Tensor:
-    """Return how often the group of each image (n,) occurs before it."""
+    """Return the number of earlier images with the group of each image, (n,)."""
     order = groups.argsort(stable=True)
-    counts = groups.unique(return_counts=True)[1]
+    _, counts = groups.unique(return_counts=True)
     ranks = torch.empty_like(order)
     ranks[order] = torch.cat([torch.arange(count) for count in counts.tolist()])
     return ranks
@@ -360,32 +346,32 @@ def occurrences(groups: Tensor) -> Tensor:
 def hold_out(
     labels: Labels, part: Part, *, seed: int, whole: bool = False
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Return the sorted indices of a part of data without a test part, and the note about the
-    division.
+    """Return the sorted indices of a part of data without a test part, and a note on the division.
 
     A fifth of every class, at least one image, is for test; a class with a single image is in the
-    training part. Where no class has two images, all are for test, and requesting the training part
+    training part. If no class has two images, all are for test, and requesting the training part
     raises DataError. whole: all images.
     """
     if whole:
         return torch.arange(len(labels)), ()
-    order, ranks = in_turn(labels, seed)
-    sizes = labels.bincount()
-    held = (TEST_SHARE * sizes.double()).round().clamp(min=1) * (sizes > 1)
-    test = torch.empty(len(labels), dtype=torch.bool)
-    test[order] = ranks < held[labels[order]]
-    if not test.any():
+    order, turns = in_turn(labels, seed)
+    class_sizes = labels.bincount()
+    test_sizes = (TEST_SHARE * class_sizes.double()).round().clamp(min=1) * (class_sizes > 1)
+    is_test = torch.empty(len(labels), dtype=torch.bool)
+    is_test[order] = turns < test_sizes[labels[order]]
+    if not is_test.any():
         if part == "train":
             raise DataError(
                 "expected at least two images of a class to train on some and test on others, "
                 "found one of each"
             )
         return torch.arange(len(labels)), ()
-    return (test if part == "test" else ~test).nonzero().squeeze(1), (describe_hold_out(seed),)
+    is_member = is_test if part == "test" else ~is_test
+    return is_member.nonzero().squeeze(1), (describe_hold_out(seed),)
 
 
 def describe_hold_out(seed: int) -> str:
-    """Return the note about the division in a report."""
+    """Return the report's note on the division."""
     return (
         f"no test part was given: a fifth of each class, drawn with seed {seed}, is held out for "
         "test, as a model is better on images that it was trained on"
@@ -393,9 +379,7 @@ def describe_hold_out(seed: int) -> str:
 
 
 def in_turn(labels: Labels, seed: int) -> tuple[Tensor, Tensor]:
-    """Return a seeded order of the images that takes the classes in turn, and the turn of each,
-    from 0.
-    """
+    """Return a seeded order of the images that takes the classes in turn, and the turns, from 0."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     # labels of 8 bits would count to 255
     shuffled = labels[order]
@@ -408,13 +392,12 @@ def in_turn(labels: Labels, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def share_of(split: Split, share: float, *, seed: int) -> Split:
-    """Return a seeded, class-balanced share (fraction) of a training split, repeated to the split's
-    length.
+    """Return a seeded, class-balanced share (fraction) of a training split, repeated to its length.
 
     Repeated, an epoch has as many steps as with all images, so that shares differ in their images
     and not in the length of training. Shares with the same seed are nested: 5 % is a subset of 10
     %. A source that draws new images every epoch is fixed to those of its first. Raises InputError
-    for a share outside (0, 1], DataError where a class is left without an image.
+    for a share outside (0, 1], DataError if a class is left without an image.
     """
     subset = split.limit(images_in(split, share), seed=seed)
     if subset.epoch(1) is not subset:
@@ -422,21 +405,21 @@ def share_of(split: Split, share: float, *, seed: int) -> Split:
         subset = replace(
             subset, source=InMemory(pixels), masks=None, scenes=None, places=subset.drawn_places
         )
-    return (
-        subset if len(subset) == len(split) else subset.pick(torch.arange(len(split)) % len(subset))
-    )
+    if len(subset) == len(split):
+        return subset
+    return subset.pick(torch.arange(len(split)) % len(subset))
 
 
 def images_in(split: Split, share: float) -> int:
-    """Return the number of images in a share (fraction) of a split. Raises what share_of raises."""
+    """Return the number of images in a share (fraction) of a split. Raises as share_of does."""
     if not 0 < share <= 1:
         raise InputError(f"expected a share of the images above 0 and at most 1, found {share}")
     count = round(share * len(split))
     classes = 1 if split.labels is None else len(split.labels.unique())
     if count < classes:
+        alternative = by_caller(python="", command=" or a greater --limit")
         raise DataError(
             f"expected an image of each of {classes} classes in {share:.0%} of {len(split)} "
-            "training images, found "
-            f"{count}; give more data{by_caller(python='', command=' or a greater --limit')}"
+            f"training images, found {count}; give more data{alternative}"
         )
     return count

@@ -1,8 +1,9 @@
-"""torchvision's sets by name: downloaded once, then read as a Split."""
+"""Reads torchvision's data sets by name, downloaded once, as a Split."""
 
 import contextlib
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,63 +24,74 @@ from vitlens.shapes import Pixels
 
 TIMEOUT = 10.0  # seconds to wait for a server that does not respond
 Dataset = Any  # torchvision has no types
-_FILES: Final = ("_image_files", "_images")  # of a torchvision set: the paths of its images
+# attributes of torchvision's sets, which differ between them
+_LABELS: Final = ("targets", "labels", "_labels")
+_FILES: Final = ("_image_files", "_images")  # paths of the images
 
 
 def load(request: DataRequest) -> Split:
     """Return one part of the set of that name, downloaded to data_dir if needed.
 
     Sets of images of one small size keep it; the others are resized by `preprocessing` (None:
-    224x224). whole: a set without parts is not divided. Raises DataError, within seconds, when it
+    224x224). whole: do not divide a set without parts. Raises DataError, within seconds, if the set
     is missing and cannot be downloaded.
     """
     data_set = SETS[request.name]
     dataset = _open(data_set, request.part, request.data_dir)
-    stored = (
-        getattr(dataset, name)
-        for name in ("targets", "labels", "_labels")
-        if hasattr(dataset, name)
-    )
-    labels = torch.as_tensor(np.asarray(next(stored)), dtype=torch.long)  # the name differs by set
+    labels = torch.as_tensor(np.asarray(_attribute(dataset, _LABELS)), dtype=torch.long)
     whole = request.whole or data_set.parts != "none"
     chosen, notes = hold_out(labels, request.part, seed=request.seed, whole=whole)
-    preprocessing = request.preprocessing or UNSTATED
     source: Source
     if hasattr(dataset, "data"):  # all pixels, which fit in memory
-        arrays = np.asarray(dataset.data)
-        pixels = (
-            torch.from_numpy(arrays)
-            if arrays.ndim == 4 and arrays.shape[1] == 3
-            else as_pixels(arrays)
-        )
-        source = InMemory(pixels[chosen])
+        pixels = _stored_pixels(np.asarray(dataset.data))[chosen]
+        source = InMemory(pixels)
         size = (int(pixels.shape[2]), int(pixels.shape[3]))
     else:
-        preprocessing = (
-            preprocessing if data_set.size is None else Preprocessing(size=data_set.size)
-        )
-        size = preprocessing.size
-        source = Decoding(
-            dataset, chosen, preprocessing, _paths(dataset, chosen) if data_set.size is None else ()
-        )
+        source = _decoded_source(dataset, chosen, data_set, request.preprocessing)
+        size = source.preprocessing.size
         if len(chosen) * 3 * size[0] * size[1] <= MEMORY_LIMIT:
             source = InMemory(source.read(torch.arange(len(chosen))), source.paths)
+    classes = getattr(dataset, "classes", None) or map(str, range(data_set.classes))
     return Split(
         name=request.name,
         title=data_set.title,
         part=request.part,
         source=source,
         size=size,
-        classes=tuple(
-            getattr(dataset, "classes", None) or (str(index) for index in range(data_set.classes))
-        ),
+        classes=tuple(classes),
         labels=labels[chosen],
         notes=notes,
     )
 
 
+def _attribute(dataset: Dataset, names: Sequence[str]) -> Any:
+    """Return the first of these attributes that a torchvision set has; () for none."""
+    for name in names:
+        if hasattr(dataset, name):
+            return getattr(dataset, name)
+    return ()
+
+
+def _stored_pixels(arrays: np.ndarray[Any, Any]) -> Tensor:
+    """Return the pixels (n, 3, height, width) of arrays, whose channels may be last or absent."""
+    if arrays.ndim == 4 and arrays.shape[1] == 3:
+        return torch.from_numpy(arrays)
+    return as_pixels(arrays)
+
+
+def _decoded_source(
+    dataset: Dataset, chosen: Tensor, data_set: DataSet, preprocessing: Preprocessing | None
+) -> "Decoding":
+    """Return the source of a set's image files; those of one size keep it."""
+    if data_set.size is not None:
+        return Decoding(dataset, chosen, Preprocessing(size=data_set.size))
+    files = _attribute(dataset, _FILES)
+    paths = tuple(Path(files[index]) for index in chosen.tolist()) if files else ()
+    return Decoding(dataset, chosen, preprocessing or UNSTATED, paths)
+
+
 def download(name: str, data_dir: Path) -> None:
-    """Download both parts of a set where they are missing. Raises DataError where that fails."""
+    """Download the missing parts of a set. Raises DataError if that fails."""
     parts: tuple[Part, ...] = ("train", "test")
     for part in parts:
         _open(SETS[name], part, data_dir)
@@ -89,8 +101,7 @@ def download(name: str, data_dir: Path) -> None:
 class Decoding:
     """Images of a torchvision set that are read from disk and resized on reading.
 
-    paths: their files where the pixels depend on the preprocessing; () where they are always the
-    same.
+    paths: their files if the pixels depend on the preprocessing, else ().
     """
 
     dataset: Dataset
@@ -102,42 +113,34 @@ class Decoding:
         return len(self.chosen)
 
     def read(self, indices: Tensor) -> Pixels:
-        """Pixels of these images."""
-        images = (self.dataset[index][0] for index in self.chosen[indices].tolist())
-        pixels = [fit(flatten(image), self.preprocessing) for image in images]
-        return (
-            torch.stack(pixels)
-            if pixels
-            else torch.empty(0, 3, *self.preprocessing.size, dtype=torch.uint8)
-        )
-
-
-def _paths(dataset: Dataset, chosen: Tensor) -> tuple[Path, ...]:
-    """Return the files of these images; () where torchvision does not list them."""
-    files = next((getattr(dataset, name) for name in _FILES if hasattr(dataset, name)), ())
-    return tuple(Path(files[index]) for index in chosen.tolist()) if files else ()
+        """Return the pixels of these images."""
+        pixels = torch.empty(len(indices), 3, *self.preprocessing.size, dtype=torch.uint8)
+        for row, index in enumerate(self.chosen[indices].tolist()):
+            image, _ = self.dataset[index]
+            pixels[row] = fit(flatten(image), self.preprocessing)
+        return pixels
 
 
 def _open(data_set: DataSet, part: Part, data_dir: Path) -> Dataset:
     """Return the torchvision object: from data_dir, else downloaded into it."""
-    make = getattr(import_without_compiler("torchvision.datasets"), data_set.torchvision)
-    options: dict[str, object] = {} if data_set.parts == "none" else {"split": part}
+    dataset_class = getattr(import_without_compiler("torchvision.datasets"), data_set.torchvision)
+    options: dict[str, object] = {}
     if data_set.parts == "train":
-        options = {"train": part == "train"}
-    elif data_set.parts == "trainval" and part == "train":
-        options = {"split": "trainval"}
-    with contextlib.suppress(
-        RuntimeError, OSError
-    ):  # torchvision raises these where the files are missing
-        return make(str(data_dir), download=False, **options)
-    before = socket.getdefaulttimeout()
+        options["train"] = part == "train"
+    elif data_set.parts == "trainval":
+        options["split"] = "trainval" if part == "train" else "test"
+    elif data_set.parts == "split":
+        options["split"] = part
+    # torchvision raises these errors if the files are missing
+    with contextlib.suppress(RuntimeError, OSError):
+        return dataset_class(str(data_dir), download=False, **options)
+    previous_timeout = socket.getdefaulttimeout()
     socket.setdefaulttimeout(TIMEOUT)  # torchvision itself sets none
     try:
-        with contextlib.redirect_stdout(
-            sys.stderr
-        ):  # keeps its output out of the results on stdout
+        # keeps its output out of the results on stdout
+        with contextlib.redirect_stdout(sys.stderr):
             data_dir.mkdir(parents=True, exist_ok=True)
-            return make(str(data_dir), download=True, **options)
+            return dataset_class(str(data_dir), download=True, **options)
     except (OSError, RuntimeError) as error:
         raise DataError(
             f"expected {data_set.title} in {data_dir} or a network to download it, found neither "
@@ -146,4 +149,4 @@ def _open(data_set: DataSet, part: Part, data_dir: Path) -> Dataset:
             f"choose {by_caller(python='the data', command='--data')} digits or a folder"
         ) from error
     finally:
-        socket.setdefaulttimeout(before)
+        socket.setdefaulttimeout(previous_timeout)

@@ -1,4 +1,4 @@
-"""Which files of a folder are images, and which of its folders hold some."""
+"""Lists the images of a folder, and its folders that hold images."""
 
 import os
 from collections.abc import Iterator
@@ -10,7 +10,9 @@ from vitlens.data.decode import SUFFIXES
 from vitlens.errors import DataError
 from vitlens.signatures import image_format
 
-MANY = 100_000  # other files and folders, after which a folder is refused as not one of images
+# other files and folders, after which a folder is refused as not one of images
+MANY = 100_000
+_RARE = 10  # other files and folders per image, from which images are few
 _TEXTS: Final = (
     ".txt",
     ".json",
@@ -38,17 +40,10 @@ _DATA: Final = (
 )
 _ARCHIVES: Final = (".zip", ".tar", ".gz", ".7z", ".rar")
 _MEDIA: Final = (".mp4", ".avi", ".mov", ".mkv", ".webm", ".mp3", ".wav", ".pdf")
-_COPIES: Final = (
-    ".bak",
-    ".orig",
-    ".old",
-    ".tmp",
-    ".part",
-    ".crdownload",
-)  # of a file that is there or not complete
-_NO_IMAGES: Final = frozenset(
-    (*_TEXTS, *_DATA, *_ARCHIVES, *_MEDIA, *_COPIES)
-)  # suffixes of which no file is opened
+# copies of another file, and incomplete files
+_COPIES: Final = (".bak", ".orig", ".old", ".tmp", ".part", ".crdownload")
+# suffixes of files that are not opened
+_NO_IMAGES: Final = frozenset((*_TEXTS, *_DATA, *_ARCHIVES, *_MEDIA, *_COPIES))
 _JUNK: Final = frozenset(
     {
         "@eadir",  # thumbnails of a Synology NAS
@@ -65,26 +60,28 @@ _JUNK: Final = frozenset(
 
 
 def class_folders(folder: Path) -> list[Path]:
-    """Return the folders with an image at any depth, sorted, without hidden ones. Raises
-    DataError."""
-    with readable(folder), os.scandir(folder) as entries:
-        names = sorted(
-            entry.name for entry in entries if _is_folder(entry) and not is_hidden(entry.name)
-        )
-    children = [folder / name for name in names]
-    return [child for child in children if next(images_below(child), None) is not None]
+    """Return the visible folders with an image at any depth, sorted. Raises DataError."""
+    return [child for child in _visible_folders(folder) if _holds_images(child)]
 
 
 def folders_of_others(folder: Path) -> list[Path]:
-    """Return the folders that hold files but no image, sorted, without hidden ones."""
-    with readable(folder), os.scandir(folder) as entries:
-        names = sorted(
-            entry.name for entry in entries if _is_folder(entry) and not is_hidden(entry.name)
-        )
-    with_images = {child.name for child in class_folders(folder)}
+    """Return the visible folders that hold files but no image, sorted. Raises DataError."""
     return [
-        folder / name for name in names if name not in with_images and _holds_files(folder / name)
+        child
+        for child in _visible_folders(folder)
+        if not _holds_images(child) and _holds_files(child)
     ]
+
+
+def _visible_folders(folder: Path) -> list[Path]:
+    """Return the folders in a folder, sorted, without hidden ones. Raises DataError."""
+    with readable(folder), os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if _is_folder(entry) and not is_hidden(entry.name)]
+    return [folder / name for name in sorted(names)]
+
+
+def _holds_images(folder: Path) -> bool:
+    return any(True for _ in images_below(folder))
 
 
 def _holds_files(folder: Path) -> bool:
@@ -105,8 +102,8 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 def images_below(folder: Path) -> Iterator[Path]:
     """Yield the images at any depth, sorted, without hidden files and folders.
 
-    Linked folders are followed, each folder once. Raises DataError for a folder that must not be
-    read, and where only few of MANY files are images (a home folder, a whole disk).
+    Linked folders are followed, each folder once. Raises DataError for a folder without permission
+    to read, and if only few of MANY files are images (a home folder, a disk).
     """
     images = 0
     others = 0
@@ -126,7 +123,7 @@ def images_below(folder: Path) -> Iterator[Path]:
             else:
                 others += 1
         others += 1
-        if others > MANY and others > 10 * images:
+        if others > MANY and others > _RARE * images:
             raise DataError(
                 f"expected a folder of images, found {images:,} images among the first "
                 f"{images + others:,} files and folders of {folder}; name the folder that holds "
@@ -135,29 +132,25 @@ def images_below(folder: Path) -> Iterator[Path]:
 
 
 def images_in(folder: Path) -> list[Path]:
-    """Return the images directly in a folder, sorted. Raises DataError for a folder that must not
-    be read.
-    """
+    """Return the images directly in a folder, sorted. Raises DataError."""
     with readable(folder), os.scandir(folder) as entries:
         names = sorted(entry.name for entry in entries if not _is_folder(entry))
     return [folder / name for name in names if is_image(folder / name)]
 
 
 def is_image(path: Path) -> bool:
-    """Return True for a file with an image's suffix, and for one with none or an unknown one that
-    begins as an image does.
+    """Return True for a file with an image's suffix, or another one with an image's first bytes.
+
+    Files with the suffix of another kind of file are not opened.
     """
     if is_hidden(path.name) or path.is_dir():
         return False
     suffix = path.suffix.lower()
     if suffix in SUFFIXES:
         return True
-    return (
-        suffix not in _NO_IMAGES
-        and not suffix.endswith("~")
-        and path.is_file()
-        and image_format(path) != ""
-    )
+    if suffix in _NO_IMAGES or suffix.endswith("~"):
+        return False
+    return path.is_file() and image_format(path) != ""
 
 
 def is_hidden(name: str) -> bool:
@@ -167,7 +160,7 @@ def is_hidden(name: str) -> bool:
 
 @contextmanager
 def readable(folder: Path) -> Iterator[None]:
-    """Inside, a folder that must not be read is a DataError of one line."""
+    """Turn every OSError inside into a DataError of one line."""
     try:
         yield
     except OSError as error:

@@ -1,3 +1,4 @@
-"""`vitlens demo`: a page on this machine that shows what a model does with a picture; no analysis
-is in it.
+"""`vitlens demo`: a page on this machine that shows what a model does with a picture.
+
+It contains no analysis.
 """

@@ -1,12 +1,9 @@
-"""Intervene: a picture's prediction and map with some heads and some patches switched off, by
-replay.
-"""
+"""Intervene: a picture's prediction and map with some heads and patches off, by replay."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import Final
 
@@ -28,28 +25,36 @@ from vitlens.charts.style import MAGNITUDE
 from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.publish import publish
 from vitlens.data.digits import CLASSES as DIGITS
-from vitlens.demo import record as kept
 from vitlens.demo.options import DemoOptions
 from vitlens.demo.pictures import Picture, embedded
 from vitlens.demo.pool import OutdatedError
-from vitlens.demo.site import Asked, Here, Job, Result, Tab, Updates, pieces
+from vitlens.demo.record import (
+    ChangedClassRow,
+    DemoRecord,
+    HeadOffRow,
+    IntervenedArrays,
+    IntervenedRow,
+    PatchOffRow,
+)
+from vitlens.demo.site import Job, Result, Tab, TabPlace, TabRequest, Updates, pieces
 from vitlens.errors import InputError, LensError, UnsupportedError
 from vitlens.lens.intervene import Change, Changes
 from vitlens.models.model import Model
 from vitlens.models.numbering import is_sparse, numbers_text
 
 Head = tuple[int, int]  # layer, head
-_LIVE: Final = 4  # passes of a map that answers a click
+_QUICK_PASSES: Final = 4  # of a map that answers a click
 _LEADING: Final = 5  # classes in the table
-_NAMED: Final = 64  # scenes of digits by which heads are named
-_RANKED: Final = 3  # methods by preference, of which the first quick one is taken
+_NAMING_SCENES: Final = 64  # scenes of digits by which heads are named
+_RANKED: Final = 3  # methods by preference, of which the first quick one is used
 _SCRIPT: Final = (Path(__file__).parent / "board.js").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
 class Switches:
-    """What of a model can be switched off: its heads; and patches, on a grid (rows, columns), or
-    why none can be.
+    """The heads of a model that can be switched off, and its patches.
+
+    grid: rows and columns of the patches; None if none can be switched off, with the reason.
     """
 
     heads: tuple[Head, ...]
@@ -59,8 +64,10 @@ class Switches:
 
 @dataclass(frozen=True)
 class Off:
-    """What is switched off. heads: whose output is zero; patches: to which no token attends in any
-    layer, numbered row by row.
+    """The heads and patches that are switched off.
+
+    The output of these heads is zero. No token attends to these patches in any layer; they are
+    numbered row by row.
     """
 
     heads: tuple[Head, ...] = ()
@@ -68,8 +75,7 @@ class Off:
 
 
 def switches_of(model: Model) -> Switches:
-    """Return what can be switched off. Raises UnsupportedError for a model without heads that
-    can."""
+    """Return the heads and patches that can be off. Raises UnsupportedError without such heads."""
     require_heads(model)
     heads = tuple((unit.layer, unit.head or 0) for unit in units_of(model, kinds=("head",)))
     try:
@@ -82,29 +88,29 @@ def switches_of(model: Model) -> Switches:
 
 
 def read_off(data: object, switches: Switches) -> Off:
-    """Return what a browser says is off, checked.
+    """Return the heads and patches that a browser's message switches off.
 
     Raises InputError for anything else than heads and patches of the model.
     """
     try:
-        sent = msgspec.convert(data, Off)
+        message = msgspec.convert(data, Off)
     except msgspec.ValidationError as error:
         raise InputError(
             f"expected heads and patches to switch off, found {error}; load the page again"
         ) from error
-    heads = tuple(sorted(set(sent.heads)))
-    patches = tuple(sorted(set(sent.patches)))
+    heads = tuple(sorted(set(message.heads)))
+    patches = tuple(sorted(set(message.patches)))
     rows, columns = switches.grid or (0, 0)
     unknown = [f"head {head}" for head in heads if head not in switches.heads]
     unknown += [f"patch {patch}" for patch in patches if not 0 <= patch < rows * columns]
     if unknown:
         numbers = sorted({layer for layer, _ in switches.heads})
-        most = 1 + max(head for _, head in switches.heads)
-        layers = (
-            f"layers {numbers_text(numbers)}" if is_sparse(numbers) else f"{len(numbers)} layers"
-        )
+        head_count = 1 + max(head for _, head in switches.heads)
+        layers = f"{len(numbers)} layers"
+        if is_sparse(numbers):
+            layers = f"layers {numbers_text(numbers)}"
         raise InputError(
-            f"expected heads and patches of this model ({layers} of at most {most} heads, "
+            f"expected heads and patches of this model ({layers} of at most {head_count} heads, "
             f"{rows}x{columns} patches), found {unknown[0]}; choose the model again"
         )
     return Off(heads, patches)
@@ -124,28 +130,25 @@ def changes_of(model: Model, off: Off) -> Changes:
 
 
 def live_method(model: Model) -> str:
-    """Return the first method by preference of at most _LIVE passes, as its map answers every
-    click.
-    """
-    quick = (
-        name
-        for name in preferred_methods(model, _RANKED)
-        if ATTRIBUTIONS[name].forwards + ATTRIBUTIONS[name].backwards <= _LIVE
-    )
-    return next(quick, preferred_method(model))
+    """Return the preferred method of at most _QUICK_PASSES passes, as its map answers clicks."""
+    for name in preferred_methods(model, _RANKED):
+        method = ATTRIBUTIONS[name]
+        if method.forwards + method.backwards <= _QUICK_PASSES:
+            return name
+    return preferred_method(model)
 
 
-def answered(
+def measure_intervention(
     model: Model,
     picture: Picture,
     off: Off,
     switches: Switches,
     *,
-    whole: kept.DemoRecord | None = None,
-) -> kept.DemoRecord:
+    baseline: DemoRecord | None = None,
+) -> DemoRecord:
     """Return the prediction and the map of the class predicted at first, before and after.
 
-    whole: the answer of this model and picture with nothing off, whose map is then not computed
+    baseline: the record of this model and picture with nothing off, whose map is then not computed
     again.
     """
     images = picture.images(model)
@@ -158,122 +161,138 @@ def answered(
     target = before.argmax().reshape(1)
     method = live_method(model)
 
-    def explained() -> NDArray[np.float32]:
+    def explain_target() -> NDArray[np.float32]:
         values = vitlens.explain(model, images, targets=target, method=method)[0]
         return np.asarray(values.detach().float().cpu().numpy())
 
-    first = then = whole.maps.before if whole and whole.maps else explained()
+    if baseline is not None and baseline.maps is not None:
+        map_before = baseline.maps.before
+    else:
+        map_before = explain_target()
+    map_after = map_before
     if changes:
         with vitlens.intervene(model, changes):
-            then = explained()
-    prefix, (_, columns) = len(model.layout.prefix) if off.patches else 0, switches.grid or (1, 1)
-    row = kept.IntervenedRow(
-        model.alias,
-        picture.name,
-        model.classes[int(target)],
-        model.classes[int(after.argmax())],
-        float(before[target]),
-        float(after[target]),
-        method,
-        ATTRIBUTIONS[method].title,
-        ATTRIBUTIONS[method].signed,
-        switches.grid,
-        exact,
-        note,
+            map_after = explain_target()
+    row = IntervenedRow(
+        model=model.alias,
+        image=picture.name,
+        target=model.classes[int(target)],
+        predicted=model.classes[int(after.argmax())],
+        logit_before=float(before[target]),
+        logit_after=float(after[target]),
+        method=method,
+        title=ATTRIBUTIONS[method].title,
+        signed=ATTRIBUTIONS[method].signed,
+        grid=switches.grid,
+        exact=exact,
+        note=note,
     )
-    return kept.DemoRecord(
+    return DemoRecord(
         intervened=(row,),
-        heads_off=tuple(kept.HeadOffRow(*head) for head in off.heads),
-        patches_off=tuple(
-            kept.PatchOffRow(*divmod(patch, columns), prefix + patch) for patch in off.patches
-        ),
-        classes=_changed_classes(model, before, after),
-        maps=kept.IntervenedArrays(picture.pixels[model.alias].numpy(), first, then),
+        heads_off=tuple(HeadOffRow(*head) for head in off.heads),
+        patches_off=tuple(_patch_rows(model, off, switches)),
+        classes=tuple(_changed_classes(model, before, after)),
+        maps=IntervenedArrays(picture.pixels[model.alias].numpy(), map_before, map_after),
     )
 
 
-def _changed_classes(
-    model: Model, before: Tensor, after: Tensor
-) -> tuple[kept.ChangedClassRow, ...]:
-    """Return the most probable classes before a change, and that after it, from the logits
-    (classes,) of both.
+def _patch_rows(model: Model, off: Off, switches: Switches) -> Iterator[PatchOffRow]:
+    """Yield the places of the patches that are off."""
+    for patch in off.patches:
+        assert switches.grid is not None
+        _, columns = switches.grid
+        row, column = divmod(patch, columns)
+        yield PatchOffRow(row, column, key=len(model.layout.prefix) + patch)
+
+
+def _changed_classes(model: Model, before: Tensor, after: Tensor) -> Iterator[ChangedClassRow]:
+    """Yield the most probable classes before a change, and the one after it.
+
+    before, after: logits (classes,).
     """
-    leading = dict.fromkeys(
-        (*before.topk(min(_LEADING, len(before))).indices.tolist(), int(after.argmax()))
-    )
-    values = (before, after, before.softmax(-1), after.softmax(-1))
-    return tuple(
-        kept.ChangedClassRow(model.classes[at], *(float(each[at]) for each in values))
-        for at in leading
-    )
+    leading = before.topk(min(_LEADING, len(before))).indices.tolist()
+    probabilities_before = before.softmax(-1)
+    probabilities_after = after.softmax(-1)
+    for index in dict.fromkeys((*leading, int(after.argmax()))):
+        yield ChangedClassRow(
+            name=model.classes[index],
+            logit_before=float(before[index]),
+            logit_after=float(after[index]),
+            probability_before=float(probabilities_before[index]),
+            probability_after=float(probabilities_after[index]),
+        )
 
 
 def words_of(model: Model, examples: Sequence[Picture]) -> dict[Head, str]:
-    """Return what each head attends by, looks at and writes: by scenes of digits where the model
-    knows these, else by the examples without the third word, and of fewer than eight without the
-    first; nothing where heads have no words.
+    """Return each head's labels: which components determine its attention, its target, its output.
+
+    They are found on scenes of digits if the model has these classes. Otherwise they are found on
+    the examples, without the third label, and on fewer than eight without the first. {} for a model
+    whose heads have no labels.
     """
     with suppress(InputError, UnsupportedError):
         if model.classes == DIGITS:
             split = vitlens.load_data(
-                "digits", part="test", preprocessing=model.preprocessing, limit=_NAMED
+                "digits", part="test", preprocessing=model.preprocessing, limit=_NAMING_SCENES
             )
-            found = vitlens.name_heads(model, split)
+            names = vitlens.name_heads(model, split)
         else:
-            found = vitlens.name_heads(model, torch.cat([each.images(model) for each in examples]))
-        return {(one.layer, one.head): one.words for one in found.heads}
+            images = torch.cat([example.images(model) for example in examples])
+            names = vitlens.name_heads(model, images)
+        return {(head.layer, head.head): head.words for head in names.heads}
     return {}
 
 
 def board_html(
     model: Model, picture: Picture, switches: Switches, words: Mapping[Head, str]
 ) -> str:
-    """Everything on: a button a head, with its attention on the picture and its words, and a button
-    a patch over the picture, which board.js makes lively.
+    """Return the board with everything on, which board.js makes interactive.
+
+    It has a button per head, with its attention on the picture and its words, and a button per
+    patch over the picture.
     """
-    maps = attention_maps(model, picture.images(model)) if require_maps.is_met(model) else ()
-    attention = {
-        (layer.site.layer, head): values.double().cpu().numpy()
-        for layer in maps
-        for head, values in enumerate(layer.maps[0])
-    }
-    drawn = {
-        head: embedded(colormaps[MAGNITUDE](values / (float(values.max()) or 1.0))[..., :3]).uri
-        for head, values in attention.items()
-    }
-    layers = [
-        (
-            layer,
-            [
-                (head, drawn.get((layer, head), ""), words.get((layer, head), ""))
-                for _, head in heads
-            ],
-        )
-        for layer, heads in groupby(sorted(switches.heads), key=lambda each: each[0])
-    ]
-    shown = embedded(enlarged(picture.array(model)))
-    return str(
-        pieces.board(board_key(model, picture), switches.grid, switches.reason, shown, layers)
-    )
+    maps_by_head = _head_maps(model, picture)
+    layers: dict[int, list[tuple[int, str, str]]] = {}
+    for layer, head in sorted(switches.heads):
+        button = (head, maps_by_head.get((layer, head), ""), words.get((layer, head), ""))
+        layers.setdefault(layer, []).append(button)
+    image = embedded(enlarged(picture.array(model)))
+    key = board_key(model, picture)
+    return str(pieces.board(key, switches.grid, switches.reason, image, list(layers.items())))
+
+
+def _head_maps(model: Model, picture: Picture) -> dict[Head, str]:
+    """Return the attention map of each head as the URI of a picture; {} without attention maps."""
+    if not require_maps.is_met(model):
+        return {}
+    colormap = colormaps[MAGNITUDE]
+    uris = {}
+    for layer in attention_maps(model, picture.images(model)):
+        for head, values in enumerate(layer.maps[0]):
+            array = values.double().cpu().numpy()
+            largest = float(array.max()) or 1.0
+            uris[layer.site.layer, head] = embedded(colormap(array / largest)[..., :3]).uri
+    return uris
 
 
 def board_key(model: Model, picture: Picture) -> str:
-    """Return what tells the board of a model and a picture from all others."""
+    """Return the key that identifies the board of a model and a picture."""
     return f"{picture.key} {model.alias}"
 
 
-def write_intervened(job: Job, *, off: object, whole: kept.DemoRecord | None = None) -> Path:
-    """Return the report of a picture with heads and patches off, as a browser says; whole: as for
-    `answered`.
+def write_intervened(job: Job, *, off: object, baseline: DemoRecord | None = None) -> Path:
+    """Write the report of a picture with heads and patches off; return its path.
+
+    off: the browser's message; baseline: as for `measure_intervention`.
     """
     switches = switches_of(job.model)
-    return write_record(
-        answered(job.model, job.picture, read_off(off, switches), switches, whole=whole), job
-    )
+    checked = read_off(off, switches)
+    record = measure_intervention(job.model, job.picture, checked, switches, baseline=baseline)
+    return write_record(record, job)
 
 
-def write_record(record: kept.DemoRecord, job: Job) -> Path:
-    """Return a report folder of the page's own; returns the report's path."""
+def write_record(record: DemoRecord, job: Job) -> Path:
+    """Write a report folder of a record of the page; return the report's path."""
     model = job.model
     file = job.picture.name
     options = DemoOptions(models=(job.name,), images=(file,), device=str(model.device))
@@ -284,10 +303,8 @@ def write_record(record: kept.DemoRecord, job: Job) -> Path:
         return publish(folder)
 
 
-def intervene_tab(here: Here) -> Tab:
-    """Return a board of heads and a picture of patches to switch off; the prediction and its map
-    answer.
-    """
+def intervene_tab(place: TabPlace) -> Tab:
+    """Return a tab with heads and patches to switch off; the prediction and its map follow."""
     import gradio
 
     with gradio.Row():
@@ -297,32 +314,31 @@ def intervene_tab(here: Here) -> Tab:
             )
         with gradio.Column(scale=3, min_width=280):
             result = Result.placed("intervene")
-    whole = gradio.State(
-        {}
-    )  # by the board's key: what the model says of the picture with nothing off
-    outputs = (board, *result.components, whole)
+    baselines = gradio.State({})  # by the board's key: the record with nothing off
+    outputs = (board, *result.components, baselines)
 
-    def refresh(now: Asked) -> Updates:
-        """Another picture or model: everything on."""
-        with here.site.pool.turn(now.alias, now.wanted) as model:
+    def refresh(request: TabRequest) -> Updates:
+        """Show another picture or model, with everything on."""
+        picture = request.picture
+        with place.site.pool.turn(request.alias, request.is_current) as model:
             try:
                 switches = switches_of(model)
             except UnsupportedError as error:
-                return {board: str(pieces.sentence(f"{error}.")), whole: {}, **result.nothing()}
-            answer = answered(model, now.picture, Off(), switches)
-            html = board_html(model, now.picture, switches, here.site.words.get(now.alias, {}))
-        known = {board: html, whole: {board_key(model, now.picture): answer}}
-        return {**known, **here.report(now, result, partial(write_record, answer))}
+                return {board: str(pieces.sentence(f"{error}.")), baselines: {}, **result.nothing()}
+            record = measure_intervention(model, picture, Off(), switches)
+            words = place.site.words.get(request.alias, {})
+            html = board_html(model, picture, switches, words)
+        updates = {board: html, baselines: {board_key(model, picture): record}}
+        return {**updates, **place.report(request, result, partial(write_record, record))}
 
-    def switched(now: Asked, known: dict[str, kept.DemoRecord]) -> Updates:
-        key = board_key(here.site.pool.model(now.alias), now.picture)
-        if isinstance(now.data, dict) and now.data.get("board", key) != key:
+    def switch(request: TabRequest, records: dict[str, DemoRecord]) -> Updates:
+        key = board_key(place.site.pool.model(request.alias), request.picture)
+        if isinstance(request.data, dict) and request.data.get("board", key) != key:
             raise OutdatedError(
                 "expected a click on the board of this picture and model, found one on another's"
             )
-        return here.report(
-            now, result, partial(write_intervened, off=now.data, whole=known.get(key))
-        )
+        write = partial(write_intervened, off=request.data, baseline=records.get(key))
+        return place.report(request, result, write)
 
-    here.on(board.switched, switched, (whole,), result.components)
-    return Tab(here.tab, (), outputs, refresh)
+    place.on(board.switched, switch, (baselines,), result.components)
+    return Tab(place.tab, (), outputs, refresh)

@@ -1,6 +1,4 @@
-"""Serves the page of `vitlens demo` until it is stopped: on loopback alone, without telemetry and
-without sharing.
-"""
+"""Serves the page of `vitlens demo` on loopback only, without telemetry and without sharing."""
 
 import os
 import signal
@@ -22,17 +20,15 @@ from vitlens.demo.intervene import switches_of, words_of, write_intervened
 from vitlens.demo.options import DemoOptions
 from vitlens.demo.pictures import UPLOAD_BYTES, Picture, examples
 from vitlens.demo.pool import Pool
-from vitlens.demo.site import DemoSite, written
+from vitlens.demo.site import DemoSite, write_page
 from vitlens.demo.tabs import write_look
 from vitlens.errors import InputError, ModelError, UnsupportedError
 from vitlens.names import DIGITS_PAIR
 
 HOST: Final = "127.0.0.1"
 VISITORS: Final = 64  # requests that wait at a time
-_LEAST: Final = (
-    6,
-    19,
-)  # gradio: earlier ones fetch fonts from the network and place clicks wrongly
+# earlier versions of gradio fetch fonts from the network and place clicks wrongly
+_OLDEST: Final = (6, 19)
 _SILENT: Final = {
     "GRADIO_ANALYTICS_ENABLED": "False",
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -54,7 +50,7 @@ def measure(options: DemoOptions) -> None:
 
 @contextmanager
 def serving(options: DemoOptions) -> Iterator[str]:
-    """Inside, the page is served; yields its address. All its files are deleted on exit.
+    """Serve the page inside; yield its address. All its files are deleted on exit.
 
     Raises ModelError without the extra, InputError for a port that is taken, and what loading
     models and images raises.
@@ -72,73 +68,63 @@ def serving(options: DemoOptions) -> Iterator[str]:
         )
         pool = Pool(models)
         with quiet_pillow():
-            shown = examples(options.images, models)
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # ends the page as Ctrl-C does: its files are deleted
+            example_pictures = examples(options.images, models)
+    # SIGTERM ends the page as Ctrl-C does, so that its files are deleted
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ExitStack() as stack:
-        root = Path(
-            stack.enter_context(
-                TemporaryDirectory(prefix="vitlens-demo-", ignore_cleanup_errors=True)
-            )
-        )
+        temporary = TemporaryDirectory(prefix="vitlens-demo-", ignore_cleanup_errors=True)
+        root = Path(stack.enter_context(temporary))
         cache = root / "cache"
-        os.environ.update(
-            {**_SILENT, "GRADIO_TEMP_DIR": str(cache)}
-        )  # read when gradio is imported
+        # read when gradio is imported
+        os.environ.update({**_SILENT, "GRADIO_TEMP_DIR": str(cache)})
         stack.enter_context(quiet_pillow())
         with announced("vitlens demo"):
             with phase("Importing gradio"):
                 from vitlens.demo.page import build
 
-            typed = dict(zip((model.alias for model in models), names))
-            words = {model.alias: words_of(model, shown) for model in models}
-            site = DemoSite(pool, shown, root / "reports", typed, words)
-            if shown:
+            typed_names = dict(zip([model.alias for model in models], names))
+            words = {model.alias: words_of(model, example_pictures) for model in models}
+            site = DemoSite(pool, example_pictures, root / "reports", typed_names, words)
+            if example_pictures:
                 with phase("A first look with every model"):
-                    warm_up(site, shown[0])
+                    warm_up(site, example_pictures[0])
             with phase("Building the page"):
                 page = build(site, cache)
                 stack.callback(page.close, verbose=False)
-                address = _launched(page, options)
+                address = _launch(page, options)
         yield address
 
 
 def require_extra() -> None:
-    """Raise ModelError, with the command that installs it, where gradio is missing or too old."""
-    try:
-        found = version("gradio")
-        recent = tuple(int(part) for part in found.split(".")[:2]) >= _LEAST
-    except (PackageNotFoundError, ValueError):
-        found = "none"
-        recent = False
-    if not recent:
+    """Raise ModelError, with the command that installs it, if gradio is missing or too old."""
+    installed = "none"
+    is_recent = False
+    with suppress(PackageNotFoundError, ValueError):
+        installed = version("gradio")
+        numbers = tuple(int(number) for number in installed.split(".")[:2])
+        is_recent = numbers >= _OLDEST
+    if not is_recent:
         raise ModelError(
-            f"expected gradio {_LEAST[0]}.{_LEAST[1]} or newer for vitlens demo, found {found}; "
-            "type pip install 'vitlens[demo]'"
+            f"expected gradio {_OLDEST[0]}.{_OLDEST[1]} or newer for vitlens demo, found "
+            f"{installed}; type pip install 'vitlens[demo]'"
         )
 
 
 def warm_up(site: DemoSite, picture: Picture) -> None:
-    """Look at a picture with every model, and switch a head off: the lens and replay check
-    themselves once, before anyone is served and without a limit on time.
+    """Look at a picture with every model, and switch a head off.
+
+    The lens and replay check themselves once: here, before any visitor and without a limit on time.
     """
     for model in site.pool.models:
-        written(site, model, picture, write_look, session="", word="look")
+        write_page(site, model, picture, write_look, session="", word="look")
         with suppress(UnsupportedError):
             heads = switches_of(model).heads[:1]
-            written(
-                site,
-                model,
-                picture,
-                partial(write_intervened, off={"heads": heads}),
-                session="",
-                word="intervene",
-            )
+            write = partial(write_intervened, off={"heads": heads})
+            write_page(site, model, picture, write, session="", word="intervene")
 
 
-def _launched(page: Any, options: DemoOptions) -> str:
-    """Start the server; its address."""
+def _launch(page: Any, options: DemoOptions) -> str:
+    """Start the server; return its address."""
     import gradio
 
     page.queue(max_size=VISITORS, api_open=False)
@@ -162,12 +148,10 @@ def _launched(page: Any, options: DemoOptions) -> str:
             head=f"<style>{style}</style>",  # gradio's css= puts a prefix before every rule
         )
     except OSError as error:
-        where = (
-            f"a free port for --port {options.port}"
-            if options.port
-            else "a free port from 7860 to 7959"
-        )
+        expected = "a free port from 7860 to 7959"
+        if options.port:
+            expected = f"a free port for --port {options.port}"
         raise InputError(
-            f"expected {where}, found it taken; leave --port out, or choose another"
+            f"expected {expected}, found it taken; leave --port out, or choose another"
         ) from error
     return str(address)

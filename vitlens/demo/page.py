@@ -1,8 +1,7 @@
-"""The page: a picture and a model to choose, and the tabs that show what it does with it."""
+"""The page: a picture and a model to choose, and tabs with the reports on them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,30 +14,31 @@ from vitlens.demo.pictures import UPLOAD_BYTES, Picture, embedded, read_upload, 
 from vitlens.demo.pool import RUNNING, WAITING
 from vitlens.demo.site import (
     EVENT,
-    Asked,
     Component,
     DemoSite,
-    Here,
     Newest,
     Tab,
+    TabPlace,
+    TabRequest,
     Updates,
     forget,
     pieces,
-    required,
-    told,
+    require_picture,
+    showing_errors,
 )
 from vitlens.demo.tabs import PASSES, attack_tab, explain_tab, look_tab
 from vitlens.errors import DataError, UnknownNameError
 from vitlens.report.html.pictures import MOST, Embedded
 
-KEPT: Final = 1800  # seconds after the last change for which a session's images are kept in memory
+LIFETIME: Final = 1800  # seconds after the last change until a session's images are deleted
+_THUMBNAIL: Final = 96  # px of a side
 _PICK: Final = """element.addEventListener("click", (event) => {
   const button = event.target.closest("[data-example]");
   if (button) trigger("picked", { number: Number(button.dataset.example) });
 });"""
 _UPLOAD: Final = (Path(__file__).parent / "upload.js").read_text(encoding="utf-8")
-# by default gradio drops an event while an earlier one of the same control is under way: a tab
-# would stay as it was
+# by default gradio drops an event while an earlier one of the same control is running: a tab would
+# not be updated
 _QUICK: Final = {"api_visibility": "private", "show_progress": "hidden", "trigger_mode": "multiple"}
 _TABS: Final = {
     "Look": look_tab,
@@ -48,8 +48,8 @@ _TABS: Final = {
 }
 _TITLE: Final = (
     '<div class="vl-head-line"><h1>vitlens demo</h1><p>What a model does with a picture: layers '
-    "and heads count from 0 (L3.H7). Each tab runs a command and shows its report. Runs on this "
-    "machine alone.</p></div>"
+    "and heads count from 0 (L3.H7). Each tab runs a command and shows its report. Runs only on "
+    "this machine.</p></div>"
 )
 _LIMITS: Final = (
     f"Limits: files of at most {UPLOAD_BYTES // 1_000_000} MB and {PIXEL_LIMIT // 1_000_000} "
@@ -59,49 +59,50 @@ _LIMITS: Final = (
     f"a time: a request waits for at most {WAITING:.0f} s, and is stopped after {RUNNING:.0f} s of "
     "computing. What you upload is read once and its file deleted at once; the pixels stay in "
     "memory for this session, at most "
-    f"{KEPT // 60} minutes after its last change, and its reports until its tab is closed."
+    f"{LIFETIME // 60} minutes after its last change, and its reports until its tab is closed."
 )
 
 
 def build(site: DemoSite, cache: Path) -> Any:
-    """Return the page of gradio, not yet served; cache: where gradio keeps files of this page."""
+    """Return the page of gradio, not yet served; cache: the folder of gradio's files."""
     with gradio.Blocks(
-        title="vitlens demo", analytics_enabled=False, fill_width=True, delete_cache=(60, KEPT)
+        title="vitlens demo", analytics_enabled=False, fill_width=True, delete_cache=(60, LIFETIME)
     ) as page:
         gradio.HTML(_TITLE)
-        picture, alias, *shown = _choice(site)
+        picture, alias, upload, gallery, card = _choice(site)
         active = gradio.State("Look")
-        here = Here(site, picture, alias, gradio.State(Newest()))
-        parts = []
-        with gradio.Tabs(overflow_behavior="wrap") as tabs:
-            for name, tab in _TABS.items():
+        place = TabPlace(site, picture, alias, gradio.State(Newest()))
+        tabs = []
+        with gradio.Tabs(overflow_behavior="wrap") as tab_bar:
+            for name, make_tab in _TABS.items():
                 with gradio.Tab(name):
-                    parts.append(tab(replace(here, tab=name)))
+                    tabs.append(make_tab(replace(place, tab=name)))
         gradio.HTML(f'<p class="vl-limits">{_LIMITS}</p>')
-        refresh = _refreshing(parts, here, active)
-        _connect(here, page, *shown, refresh=refresh)
-        tabs.select(_selected, None, active, queue=False, **_QUICK).then(**refresh)
+        refresh = _refreshing(tabs, place, active)
+        _connect(place, page, upload, gallery, card, refresh=refresh)
+        tab_bar.select(_selected, None, active, queue=False, **_QUICK).then(**refresh)
 
-        def left(request: gradio.Request) -> None:
+        def end_session(request: gradio.Request) -> None:
             forget(site.place, cache, str(request.session_hash))
 
-        page.unload(left)
+        page.unload(end_session)
     return page
 
 
 def _choice(site: DemoSite) -> tuple[Component, ...]:
-    """Return what a visitor chooses: the picture (a State), the model, an upload or an example, and
-    what is shown of it.
-    """
-    picture = gradio.State(None, time_to_live=KEPT)
+    """Return the controls of a choice: picture (a State), model, upload, examples and card."""
+    picture = gradio.State(None, time_to_live=LIFETIME)
     with gradio.Row(equal_height=False):
         with gradio.Column(scale=3, min_width=300):
             alias = gradio.Radio(
                 list(site.pool.aliases), value=site.pool.aliases[0], label="Model", elem_id="model"
             )
-            shown = [(each.name, _drawn(each, site, most=96).uri) for each in site.examples]
+            thumbnails = [
+                (example.name, _embed(example, site, most=_THUMBNAIL).uri)
+                for example in site.examples
+            ]
             gallery = gradio.HTML(
-                str(pieces.gallery(shown)),
+                str(pieces.gallery(thumbnails)),
                 elem_id="examples",
                 apply_default_css=False,
                 js_on_load=_PICK,
@@ -113,7 +114,7 @@ def _choice(site: DemoSite) -> tuple[Component, ...]:
     return picture, alias, upload, gallery, card
 
 
-def _drawn(picture: Picture, site: DemoSite, *, most: int = MOST) -> Embedded:
+def _embed(picture: Picture, site: DemoSite, *, most: int = MOST) -> Embedded:
     """Return a picture as the first model sees it; most: px of a side."""
     return embedded(enlarged(picture.array(site.pool.models[0])), most=most)
 
@@ -122,49 +123,49 @@ def _selected(event: gradio.SelectData) -> str:
     return str(event.value)
 
 
-def _refreshing(parts: Sequence[Tab], here: Here, active: Component) -> dict[str, Any]:
-    """Return the handler that shows the picture in the tab that is open, with its inputs and
-    outputs.
+def _refreshing(tabs: Sequence[Tab], place: TabPlace, active: Component) -> dict[str, Any]:
+    """Return the handler that shows the picture in the active tab, with its inputs and outputs.
 
-    A tab that is opened again keeps what was done in it.
+    A tab that is opened again keeps its results.
     """
-    ends = list(accumulate((len(part.inputs) for part in parts), initial=0))
-    drawn = gradio.State({})  # what each tab shows, by its name: the picture's key and the model
+    # the picture's key and the model that each tab shows, by the tab's name
+    contents = gradio.State({})
 
-    @told
+    @showing_errors
     def refresh(
         picture: Picture | None,
         alias: str,
         newest: Newest,
         active: str,
-        seen: dict[str, tuple[str, str]],
+        current: dict[str, tuple[str, str]],
         request: gradio.Request,
         *values: Any,
     ) -> Updates:
-        own = required(picture)
-        wanted = own.key, alias
-        if seen.get(active) == wanted:
-            return {drawn: seen}
-        for part, start, end in zip(parts, ends, ends[1:]):
-            if part.name == active:
-                asked = Asked(own, alias, newest.picture(active), str(request.session_hash))
-                return {**part.refresh(asked, *values[start:end]), drawn: {**seen, active: wanted}}
-        raise UnknownNameError("tab of this page", active, [part.name for part in parts])
+        chosen = require_picture(picture)
+        content = (chosen.key, alias)
+        if current.get(active) == content:
+            return {contents: current}
+        start = 0
+        for tab in tabs:
+            end = start + len(tab.inputs)
+            if tab.name == active:
+                session = str(request.session_hash)
+                tab_request = TabRequest(chosen, alias, newest.picture(active), session)
+                updates = tab.refresh(tab_request, *values[start:end])
+                return {**updates, contents: {**current, active: content}}
+            start = end
+        raise UnknownNameError("tab of this page", active, [tab.name for tab in tabs])
 
-    inputs = [
-        here.picture,
-        here.alias,
-        here.newest,
-        active,
-        drawn,
-        *(each for part in parts for each in part.inputs),
-    ]
-    outputs = [drawn, *dict.fromkeys(each for part in parts for each in part.outputs)]
-    return {"fn": refresh, "inputs": inputs, "outputs": outputs, **EVENT}
+    inputs = [place.picture, place.alias, place.newest, active, contents]
+    outputs: dict[Component, None] = {contents: None}  # in order, without repetition
+    for tab in tabs:
+        inputs += tab.inputs
+        outputs |= dict.fromkeys(tab.outputs)
+    return {"fn": refresh, "inputs": inputs, "outputs": list(outputs), **EVENT}
 
 
 def _connect(
-    here: Here,
+    place: TabPlace,
     page: Any,
     upload: Component,
     gallery: Component,
@@ -172,41 +173,49 @@ def _connect(
     *,
     refresh: dict[str, Any],
 ) -> None:
-    """Make uploads and examples the picture that the open tab shows; the same with another
-    model."""
-    site = here.site
-    picture = here.picture
-    models = here.site.pool.models
+    """Show uploads, examples and another model in the active tab."""
+    site = place.site
+    picture = place.picture
+    models = site.pool.models
 
-    @told
-    def taken(file: str) -> Updates:
-        own = read_upload(Path(file), models)
-        return {picture: own, upload: None, card: str(pieces.card(own, _drawn(own, site)))}
+    def card_of(chosen: Picture) -> str:
+        return str(pieces.card(chosen, _embed(chosen, site)))
 
-    @told
-    def of(number: int) -> Updates:
+    @showing_errors
+    def take_upload(file: str) -> Updates:
+        chosen = read_upload(Path(file), models)
+        return {picture: chosen, upload: None, card: card_of(chosen)}
+
+    @showing_errors
+    def take_example(number: int) -> Updates:
         if not 0 <= number < len(site.examples):
             raise DataError(
                 f"expected an example from 0 to {len(site.examples) - 1}, found {number}"
             )
-        own = site.examples[number]
-        return {picture: own, card: str(pieces.card(own, _drawn(own, site)))}
+        chosen = site.examples[number]
+        return {picture: chosen, card: card_of(chosen)}
 
-    @told
-    def picked(event: gradio.EventData) -> Updates:
-        number = event._data.get("number") if isinstance(event._data, dict) else None
-        return of(number if isinstance(number, int) else -1)
+    @showing_errors
+    def take_click(event: gradio.EventData) -> Updates:
+        number = _integer(event, "number")
+        return take_example(-1 if number is None else number)
 
-    @told
-    def refused(event: gradio.EventData) -> None:
-        size = event._data.get("bytes") if isinstance(event._data, dict) else None
-        require_size(size if isinstance(size, int) else UPLOAD_BYTES + 1)
+    @showing_errors
+    def refuse_upload(event: gradio.EventData) -> None:
+        size = _integer(event, "bytes")
+        require_size(UPLOAD_BYTES + 1 if size is None else size)
 
-    here.alias.input(**refresh)
-    card.refused(refused, None, None, **_QUICK)
-    uploaded = upload.upload(taken, upload, [picture, upload, card], **_QUICK)
+    place.alias.input(**refresh)
+    card.refused(refuse_upload, None, None, **_QUICK)
+    uploaded = upload.upload(take_upload, upload, [picture, upload, card], **_QUICK)
     uploaded.success(**refresh)
     uploaded.failure(lambda: None, None, upload, **_QUICK)  # so that another file can be dropped
-    gallery.picked(picked, None, [picture, card], **_QUICK).success(**refresh)
+    gallery.picked(take_click, None, [picture, card], **_QUICK).success(**refresh)
     if site.examples:
-        page.load(lambda: of(0), None, [picture, card], **_QUICK).success(**refresh)
+        page.load(lambda: take_example(0), None, [picture, card], **_QUICK).success(**refresh)
+
+
+def _integer(event: gradio.EventData, name: str) -> int | None:
+    """Return an integer of a browser's message, None for anything else."""
+    value = event._data.get(name) if isinstance(event._data, dict) else None
+    return value if isinstance(value, int) else None

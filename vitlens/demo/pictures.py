@@ -23,14 +23,16 @@ from vitlens.shapes import Images, Pixels
 UPLOAD_BYTES: Final = 20_000_000  # of one file
 EXAMPLES: Final = 24
 _DIGITS: Final = 6  # example scenes
+_MOST_LISTED: Final = 3  # reasons in a message
 _PHOTOGRAPHS: Final = {"china.jpg": "daniel.buechele, CC BY 2.0", "flower.jpg": "dany13, CC BY 2.0"}
 
 
 @dataclass(frozen=True, eq=False)  # pixels are not compared
 class Picture:
-    """One picture. key: of no other picture; name: of its file; note: what was done to it, "" where
-    nothing was; pixels: (1, 3, height, width) uint8, by the alias of the model that they were
-    resized for.
+    """One picture.
+
+    key: unique; name: of its file; note: on its decoding, or ""; pixels: (1, 3, height, width)
+    uint8, by the alias of the model for which they were resized.
     """
 
     key: str
@@ -49,34 +51,31 @@ class Picture:
     def split(self, model: Model) -> Split:
         """Return the picture as the only image of a split, for the commands' reports."""
         pixels = self.pixels[model.alias]
-        size = int(pixels.shape[2]), int(pixels.shape[3])
-        notes = (self.note,) if self.note else ()
         return Split(
-            "images",
-            "test",
-            InMemory(pixels),
-            size,
-            (),
-            files=(self.name,),
+            name="images",
             title="images",
-            notes=notes,
+            part="test",
+            source=InMemory(pixels),
+            size=(int(pixels.shape[2]), int(pixels.shape[3])),
+            classes=(),
+            files=(self.name,),
+            notes=(self.note,) if self.note else (),
         )
 
 
 def embedded(pixels: NDArray[np.floating[Any]], *, most: int = MOST) -> Embedded:
-    """Pixels (height, width, 3) in [0, 1] inside the page, at most so many px a side."""
+    """Return pixels (height, width, 3) in [0, 1] for the page, at most so many px a side."""
     return photograph(np.round(np.clip(pixels, 0, 1) * 255).astype(np.uint8), most=most)
 
 
 def read_upload(path: Path, models: Sequence[Model]) -> Picture:
-    """Return the picture of an uploaded file, which is deleted, whatever comes of it; called inside
-    `quiet_pillow`.
+    """Return the picture of an uploaded file, which is always deleted; call inside `quiet_pillow`.
 
     Raises DataError, in one line, for a file that is too large or no image.
     """
     try:
         require_size(path.stat().st_size)
-        return _read(path, models)
+        return _read_file(path, models)
     except UnreadableError as reason:
         raise DataError(f"cannot read {path.name}: {reason}") from reason
     finally:
@@ -84,7 +83,7 @@ def read_upload(path: Path, models: Sequence[Model]) -> Picture:
 
 
 def require_size(size: int) -> None:
-    """Raise DataError for a file of more bytes than one may upload."""
+    """Raise DataError for a file of more than UPLOAD_BYTES."""
     if size > UPLOAD_BYTES:
         raise DataError(
             f"expected a file of at most {UPLOAD_BYTES // 1_000_000} MB, found {size / 1e6:.1f} "
@@ -92,53 +91,59 @@ def require_size(size: int) -> None:
         )
 
 
-def _read(path: Path, models: Sequence[Model], name: str = "") -> Picture:
+def _read_file(path: Path, models: Sequence[Model], name: str = "") -> Picture:
     """Return the picture in a file. Raises UnreadableError."""
-    decoded = {model.alias: decode(path, model.preprocessing) for model in models}
-    note = next(iter(decoded.values()))[1].note or ""
-    return Picture(
-        uuid4().hex,
-        name or path.name,
-        note,
-        {alias: each[0][None] for alias, each in decoded.items()},
-    )
+    return _decode_picture(path, models, name or path.name)
 
 
-def examples(given: Sequence[str], models: Sequence[Model]) -> tuple[Picture, ...]:
-    """Return the images of --images, at most EXAMPLES; else scenes of digits and photographs, as
-    the models know them; called inside `quiet_pillow`.
+def _decode_picture(image: Path | Image.Image, models: Sequence[Model], name: str) -> Picture:
+    """Return a picture decoded for each model. Raises UnreadableError."""
+    pixels_by_alias = {}
+    notes = []
+    for model in models:
+        pixels, header = decode(image, model.preprocessing)
+        pixels_by_alias[model.alias] = pixels[None]
+        notes.append(header.note or "")
+    return Picture(uuid4().hex, name, notes[0], pixels_by_alias)
 
-    Raises DataError for a path that does not exist, and where none of the files can be read.
+
+def examples(paths: Sequence[str], models: Sequence[Model]) -> tuple[Picture, ...]:
+    """Return the images of --images, at most EXAMPLES; else scenes of digits and photographs.
+
+    Scenes are for models of digits, photographs for others. Call it inside `quiet_pillow`. Raises
+    DataError for a path that does not exist, and if none of the files can be read.
     """
-    if given:
-        return _of_files([Path(path).expanduser() for path in given], models)
-    found: list[Picture] = []
+    if paths:
+        return _read_files([Path(path).expanduser() for path in paths], models)
+    pictures: list[Picture] = []
     if any(model.classes == DIGITS for model in models):
         split = load_data("digits", part="test", limit=_DIGITS)
         assert split.labels is not None
         for number, (batch, label) in enumerate(zip(split.batches(1), split.labels.tolist())):
-            scene = Image.fromarray((batch.images[0] * 255).round().byte().permute(1, 2, 0).numpy())
-            pixels = {model.alias: decode(scene, model.preprocessing)[0][None] for model in models}
-            found.append(Picture(uuid4().hex, f"scene {number} of a {label}", "", pixels))
+            pixels = (batch.images[0] * 255).round().byte().permute(1, 2, 0).numpy()
+            name = f"scene {number} of a {label}"
+            pictures.append(_decode_picture(Image.fromarray(pixels), models, name))
     if any(model.classes != DIGITS for model in models):
         from sklearn import datasets
 
         folder = Path(datasets.__file__).parent / "images"
-        files = [(folder / name, f"{name} ({credit})") for name, credit in _PHOTOGRAPHS.items()]
-        found += [_read(file, models, name) for file, name in files if file.is_file()]
-    return tuple(found)
+        for name, credit in _PHOTOGRAPHS.items():
+            if (folder / name).is_file():
+                pictures.append(_read_file(folder / name, models, f"{name} ({credit})"))
+    return tuple(pictures)
 
 
-def _of_files(paths: Sequence[Path], models: Sequence[Model]) -> tuple[Picture, ...]:
-    found = []
+def _read_files(paths: Sequence[Path], models: Sequence[Model]) -> tuple[Picture, ...]:
+    pictures = []
     reasons = []
     for path in list_images(paths)[: 2 * EXAMPLES]:
         try:
-            found.append(_read(path, models))
+            pictures.append(_read_file(path, models))
         except UnreadableError as reason:
             reasons.append(f"{path.name}: {reason}")
-    if not found:
+    if not pictures:
         raise DataError(
-            f"expected at least one image for --images, found none: {'; '.join(reasons[:3])}"
+            "expected at least one image for --images, found none: "
+            f"{'; '.join(reasons[:_MOST_LISTED])}"
         )
-    return tuple(found[:EXAMPLES])
+    return tuple(pictures[:EXAMPLES])

@@ -1,5 +1,6 @@
-"""The models of the page, which answer one request at a time: a changed model must not answer
-another visitor, and figures are drawn one at a time.
+"""The models of the page, which answer one request at a time.
+
+A changed model must not answer another visitor, and figures are drawn one at a time.
 """
 
 from collections import deque
@@ -19,21 +20,18 @@ RUNNING: Final = 60.0
 
 
 class BusyError(RunError):
-    """Other visitors were served for longer than a request waits."""
+    """A request whose turn did not come in time."""
 
 
 class OutdatedError(RunError):
-    """A request that a newer one of the same visitor has replaced while it waited: nothing is shown
-    of it.
-    """
+    """A request that a newer one of the same visitor replaced; it has no result."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Models with classifiers, of which one request at a time has its turn, in the order in which
-    requests came.
+    """Models with classifiers, which one request at a time uses, in order of arrival.
 
-    waiting: seconds that a request waits for it; running: seconds for which it may compute then.
+    waiting: seconds that a request waits for its turn; running: seconds that it may compute then.
     Raises UnsupportedError for a model without a classifier.
     """
 
@@ -60,11 +58,12 @@ class Pool:
         raise UnknownNameError("model on this page", str(alias), self.aliases)
 
     @contextmanager
-    def turn(self, alias: str, wanted: Callable[[], bool] = lambda: True) -> Iterator[Model]:
-        """Inside, it is this request's turn with this model. wanted: whether its answer still is.
+    def turn(self, alias: str, is_current: Callable[[], bool] = lambda: True) -> Iterator[Model]:
+        """Wait for this request's turn, then yield the model.
 
-        Raises BusyError after `waiting` seconds, OutdatedError where the answer is no longer wanted
-        then, and inside, at a pass of the model, TooLongError after `running` seconds.
+        is_current: whether no newer request has replaced this one. Raises BusyError after `waiting`
+        seconds, OutdatedError for a request that is not current then, and inside, at a pass of the
+        model, TooLongError after `running` seconds.
         """
         model = self.model(alias)
         request = object()
@@ -73,14 +72,13 @@ class Pool:
         try:
             with self._changed:
                 if not self._changed.wait_for(lambda: self._requests[0] is request, self.waiting):
-                    words = (
-                        f"its turn within {self.waiting:.0f} s, found the page busy with "
+                    raise BusyError(
+                        f"expected its turn within {self.waiting:.0f} s, found the page busy with "
                         "other visitors; try again"
                     )
-                    raise BusyError(f"expected {words}")
-            if not wanted():
+            if not is_current():
                 raise OutdatedError("expected the newest request of its tab, found an earlier one")
-            with deadline(self.running), _watched(model):
+            with deadline(self.running), _checking_deadline(model):
                 yield model
         finally:
             with self._changed:
@@ -89,8 +87,8 @@ class Pool:
 
 
 @contextmanager
-def _watched(model: Model) -> Iterator[None]:
-    """Inside, every pass of a model, and every block of it, first checks the deadline."""
+def _checking_deadline(model: Model) -> Iterator[None]:
+    """Check the deadline before every pass of a model, and before each of its blocks."""
 
     def check(_module: Any, _inputs: Any) -> None:
         require_time()

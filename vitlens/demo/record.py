@@ -1,6 +1,4 @@
-"""What a visitor of `vitlens demo` sees in Intervene, and exports. Layers, heads and patches count
-from 0.
-"""
+"""The record of Intervene in `vitlens demo`. Layers, heads and patches count from 0."""
 
 from dataclasses import dataclass
 
@@ -10,10 +8,11 @@ from vitlens.record import OfModel, Record, arrays, col, head_name, table
 
 @dataclass(frozen=True)
 class IntervenedRow(OfModel):
-    """One image with heads and patches off. target: the class predicted with everything on, with
-    its logits; predicted: the class predicted then; method, title, signed: of the maps of the
-    target; grid: rows and columns of the patches, None where none can be switched off; exact:
-    whether replay was exact, else `note` says why not.
+    """One image with heads and patches off.
+
+    target: the class predicted with everything on, with its logits; predicted: the class predicted
+    then; method, title, signed: of the maps of the target; grid: rows and columns of the patches,
+    None if none can be switched off; exact: whether replay was exact; note: the reason if not.
     """
 
     image: str = col("image")
@@ -61,9 +60,7 @@ class ChangedClassRow:
 
 @dataclass(frozen=True)
 class IntervenedArrays:
-    """pixels: the image as the model saw it; before, after: the maps of the target (rows, columns),
-    raw.
-    """
+    """The pixels of the model's input, and the raw maps (rows, columns) of the target."""
 
     pixels: Pixels
     before: Matrix
@@ -72,7 +69,7 @@ class IntervenedArrays:
 
 @dataclass(frozen=True, kw_only=True)
 class DemoRecord(Record):
-    """Heads and patches that are off, and what that changes for one image."""
+    """Heads and patches that are off, and the effects on one image."""
 
     intervened: tuple[IntervenedRow, ...] = table()
     heads_off: tuple[HeadOffRow, ...] = table()

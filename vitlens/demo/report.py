@@ -1,4 +1,4 @@
-"""The report of what a visitor of `vitlens demo` exports from Intervene, from its record."""
+"""The report that a visitor of `vitlens demo` exports from Intervene, from its record."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -13,24 +13,26 @@ from vitlens.report.claims import Claim
 from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Overview, Report, Section
 
-_NAMED: Final = 6  # heads of a sentence
-_LISTED: Final = 24  # heads and patches of a sentence
+_MOST_HEADS: Final = 6  # in the sentence on the prediction
+_MOST_LISTED: Final = 24  # heads and patches in the code
+_OFF_GREY: Final = 0.5  # colour of a patch that is off
 
 
 def claims(record: DemoRecord) -> Iterator[Claim]:
-    """Yield what the heads and patches that are off change."""
-    (row,), off = record.intervened, off_words(record)
-    kept = row.predicted == row.target
-    verb = "still predicts" if kept and off else "predicts"
+    """Yield the effect of the heads and patches that are off on the prediction."""
+    (row,) = record.intervened
+    off = off_words(record)
+    is_same = row.predicted == row.target
+    verb = "still predicts" if is_same and off else "predicts"
     says = say(
-        "{% if off %}Without {{ off }} the prediction {% if kept %}stays {{ row.target }}: its "
+        "{% if off %}Without {{ off }} the prediction {% if is_same %}stays {{ row.target }}: its "
         "logit{% else %}becomes {{ row.predicted }}, was {{ row.target }}: the logit of the "
         "latter{% endif %} goes from {{ row.logit_before|number(2) }} to "
         "{{ row.logit_after|number(2) }} ({{ gain }}).{% else %}Nothing is off: {{ row.model }} "
         "predicts {{ row.target }} (logit {{ row.logit_before|number(2) }}).{% endif %}",
         row=row,
         off=off,
-        kept=kept,
+        is_same=is_same,
         gain=Marked(f"{row.logit_after - row.logit_before:+.2f}"),
     )
     title = say(
@@ -50,23 +52,24 @@ def claims(record: DemoRecord) -> Iterator[Claim]:
     )
 
 
-def off_words(record: DemoRecord, most: int = _NAMED) -> str:
-    """Return what is off: "L0.H2, L3.H1 and 2 patches"; empty where nothing is."""
-    heads = [each.name for each in record.heads_off]
+def off_words(record: DemoRecord, most: int = _MOST_HEADS) -> str:
+    """Return the heads and patches that are off: "L0.H2, L3.H1 and 2 patches"; "" for none."""
+    heads = [row.name for row in record.heads_off]
     patches = len(record.patches_off)
-    more = len(heads) - most
-    if most == 1 and more > 0:
-        parts = [f"{len(heads)} heads"]
-    else:
-        parts = (
-            [f"{', '.join(heads[:most])}{f' and {more} more' if more > 0 else ''}"] if heads else []
-        )
-    parts += [f"{patches} patch{'es' if patches > 1 else ''}"] if patches else []
+    surplus = len(heads) - most
+    parts = []
+    if most == 1 and surplus > 0:
+        parts.append(f"{len(heads)} heads")
+    elif heads:
+        text = ", ".join(heads[:most])
+        parts.append(f"{text} and {surplus} more" if surplus > 0 else text)
+    if patches:
+        parts.append("1 patch" if patches == 1 else f"{patches} patches")
     return listed(parts) if parts else ""
 
 
 def unknown(record: DemoRecord) -> Iterator[str]:
-    """Yield what one image does not show."""
+    """Yield the limits of a measurement on one image."""
     (row,) = record.intervened
     if not row.exact:
         yield say("The prediction without what is off is not exact: {{ row.note|whole }}.", row=row)
@@ -84,40 +87,47 @@ def unknown(record: DemoRecord) -> Iterator[str]:
 
 def in_python(record: DemoRecord) -> str:
     """Return the changes as `vitlens.replay` takes them, and the patches that are off."""
-    changes = [f'"blocks.{each.layer}.head.{each.head}": "zero"' for each in record.heads_off]
-    changes[_LISTED:] = ["..."] if len(changes) > _LISTED else []
+    changes = []
+    for head in record.heads_off[:_MOST_LISTED]:
+        changes.append(f'"blocks.{head.layer}.head.{head.head}": "zero"')
+    if len(record.heads_off) > _MOST_LISTED:
+        changes.append("...")
     patches = record.patches_off
     if patches:
-        keys = str(tuple(each.key for each in patches)) if len(patches) <= _LISTED else "..."
+        keys = "..."
+        if len(patches) <= _MOST_LISTED:
+            keys = str(tuple(patch.key for patch in patches))
         changes.append(f'"blocks.*.attention.weights": vitlens.KnockOut(keys={keys})')
     line = Marked(f"`vitlens.replay(model, images).run([{{{', '.join(changes)}}}])`")
-    listed_ = Marked("; ".join(f"{each.row}, {each.column}" for each in patches[:_LISTED]))
+    places = [f"{patch.row}, {patch.column}" for patch in patches[:_MOST_LISTED]]
     return say(
         "{{ line }} gives the logits.{% if patches %} The patches that are off, by row and "
-        "column: {{ listed }}{% if more %}; and others, in "
+        "column: {{ places }}{% if has_more %}; and others, in "
         "`tables/patches_off.csv`{% endif %}.{% endif %}",
         line=line,
         patches=patches,
-        listed=listed_,
-        more=len(patches) > _LISTED,
+        places=Marked("; ".join(places)),
+        has_more=len(patches) > _MOST_LISTED,
     )
 
 
 def _draw_intervened(record: DemoRecord, title: str) -> Figure:
-    (row,), arrays = record.intervened, record.maps
+    (row,) = record.intervened
+    arrays = record.maps
     assert arrays is not None
     pixels = arrays.pixels.astype(np.float32) / 255
-    for patch in record.patches_off if row.grid else ():
-        (height, width), (rows, columns) = pixels.shape[2:], row.grid or (1, 1)
-        down = slice(height * patch.row // rows, height * (patch.row + 1) // rows)
-        across = slice(width * patch.column // columns, width * (patch.column + 1) // columns)
-        pixels[:, :, down, across] = 0.5
+    if row.grid:
+        rows, columns = row.grid
+        height, width = pixels.shape[2:]
+        for patch in record.patches_off:
+            down = slice(height * patch.row // rows, height * (patch.row + 1) // rows)
+            across = slice(width * patch.column // columns, width * (patch.column + 1) // columns)
+            pixels[:, :, down, across] = _OFF_GREY
     cells = [Picture(pixels[0], column="image", below=row.image)]
-    for name, values in (
-        (f"{row.title} before", arrays.before),
-        (f"{row.title} after", arrays.after),
-    ):
-        cells.append(Picture(pixels[0], np.asarray(values, float), column=name, signed=row.signed))
+    for time, values in (("before", arrays.before), ("after", arrays.after)):
+        values = np.asarray(values, float)
+        column = f"{row.title} {time}"
+        cells.append(Picture(pixels[0], values, column=column, signed=row.signed))
     return images()(cells, title)
 
 

@@ -1,4 +1,4 @@
-"""What all tabs share: requests of visitors, and the reports of commands that answer them."""
+"""Requests of visitors, and the reports of commands that answer them, for all tabs."""
 
 import math
 import shlex
@@ -36,8 +36,7 @@ Component: TypeAlias = Any  # of gradio, which has no types for mypy here
 Updates: TypeAlias = Mapping[Component, object]
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 # the event of every handler that uses a model: each waits for its turn (see Pool); "multiple", as
-# gradio's
-# "always_last" sends the first one of several again in place of the last
+# gradio's "always_last" sends the first one of several again in place of the last
 EVENT: Final[Mapping[str, Any]] = {
     "api_visibility": "private",
     "concurrency_id": "models",
@@ -51,17 +50,15 @@ _templates = Environment(
     loader=PackageLoader("vitlens.demo", ""), autoescape=True, undefined=StrictUndefined
 )
 _templates.filters["visible"] = visible
-pieces: Final[Any] = _templates.get_template(
-    "pieces.html.jinja"
-).module  # macros, which give Markup
+# macros, which return Markup
+pieces: Final[Any] = _templates.get_template("pieces.html.jinja").module
 
 
 class Newest:
-    """Which of one visitor's requests for each tab is the newest: an earlier one that still waits
-    is not answered.
+    """The newest of one visitor's requests for each tab; earlier ones that wait are not answered.
 
-    A picture or model that a tab is to show is replaced by a later one alone, never by a click in
-    the tab as it was.
+    A request to show a picture or model is replaced only by a later one, never by a click in the
+    tab.
     """
 
     def __init__(self) -> None:
@@ -69,38 +66,37 @@ class Newest:
         self._clicks: dict[str, int] = {}
 
     def picture(self, tab: str) -> Callable[[], bool]:
-        """Return a request to show another picture or model in a tab; the function says whether it
-        is still the newest.
-        """
-        number = self._pictures[tab] = self._pictures.get(tab, 0) + 1
+        """Register a request to show another picture or model; return if it is still the newest."""
+        number = self._pictures.get(tab, 0) + 1
+        self._pictures[tab] = number
         return lambda: self._pictures[tab] == number
 
     def click(self, tab: str) -> Callable[[], bool]:
-        """Return a request of a control of a tab; the function says whether it is still the
-        newest."""
+        """Register a request of a tab's control; return if it is still the newest."""
         picture = self._pictures.get(tab, 0)
-        number = self._clicks[tab] = self._clicks.get(tab, 0) + 1
+        number = self._clicks.get(tab, 0) + 1
+        self._clicks[tab] = number
         return lambda: self._pictures.get(tab, 0) == picture and self._clicks[tab] == number
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request for a tab. alias: of the model; wanted: whether its answer still is; session: of
-    the visitor; data: what the browser sent with it.
+class TabRequest:
+    """A request for a tab.
+
+    alias: of the model; is_current: whether no newer request has replaced it; session: of the
+    visitor; data: the browser's message.
     """
 
     picture: Picture
     alias: str
-    wanted: Callable[[], bool]
+    is_current: Callable[[], bool]
     session: str = ""
     data: object = None
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a report is written of. model: in its turn; name: as it was typed; run: with the place
-    of the report.
-    """
+    """The subject of a report. name: of the model, as typed; run: with the report's folder."""
 
     model: Model
     name: str
@@ -108,7 +104,7 @@ class Job:
     run: RunOptions
 
     def typed(self, *words: str) -> RunOptions:
-        """Return the options of a run for which these words are typed in a terminal."""
+        """Return the options of a run with these words as its command."""
         return replace(self.run, command=shlex.join(["vitlens", *words]))
 
 
@@ -117,9 +113,10 @@ Write: TypeAlias = Callable[[Job], Path | None]
 
 @dataclass(frozen=True)
 class DemoSite:
-    """The models and examples of a page. place: a folder for reports, one a session, deleted at the
-    end; typed: the models' names by alias, where these are not their own; words: for each head, by
-    alias, where they are known.
+    """The models and examples of a page.
+
+    place: a folder for reports, one per session, deleted at the end; typed: the names of models
+    with an alias, as typed; words: the labels of heads by the model's alias.
     """
 
     pool: Pool
@@ -131,18 +128,18 @@ class DemoSite:
 
 @dataclass(frozen=True)
 class Result:
-    """Where a tab shows a report: the page itself, and its files to download."""
+    """The components of a tab that show a report: its page, and its files to download."""
 
-    shown: Component
+    frame: Component
     archive: Component
     page: Component
 
     @classmethod
     def placed(cls, name: str) -> "Result":
-        """Put it on the page. name: of its elements."""
+        """Place the components on the page; return them. name: of their elements."""
         import gradio
 
-        shown = gradio.HTML(elem_id=f"{name}-result")
+        report = gradio.HTML(elem_id=f"{name}-result")
         with gradio.Row():
             archive = gradio.DownloadButton(
                 "Report folder (zip)", visible=False, elem_id=f"{name}-archive"
@@ -150,46 +147,50 @@ class Result:
             page = gradio.DownloadButton(
                 "Report (one HTML file)", visible=False, elem_id=f"{name}-page"
             )
-        return cls(shown, archive, page)
+        return cls(report, archive, page)
 
     @property
     def components(self) -> tuple[Component, ...]:
-        """Return all of it."""
-        return self.shown, self.archive, self.page
+        """Return all components."""
+        return self.frame, self.archive, self.page
 
     def report(self, page: Path, note: str = "") -> Updates:
-        """Show a report whose folder lies beside the page as an archive; note: a sentence
-        above it."""
+        """Return updates that show a report.
+
+        Its folder lies next to the page as an archive. note: a sentence above the report.
+        """
         import gradio
 
-        # within a frame, links to a place of the same page are else taken for links to the page
-        # around it
-        text = page.read_text(encoding="utf-8").replace(
-            "<head>", '<head><base href="about:srcdoc">', 1
-        )
-        title = Markup(text.partition("<h1>")[2].partition("</h1>")[0]).striptags()
+        text = page.read_text(encoding="utf-8")
+        # without a base, links within the page would open the page around the frame
+        text = text.replace("<head>", '<head><base href="about:srcdoc">', 1)
+        _, _, after_tag = text.partition("<h1>")
+        heading, _, _ = after_tag.partition("</h1>")
+        title = Markup(heading).striptags()
         return {
-            self.shown: str(pieces.report(title, note, text)),
+            self.frame: str(pieces.report(title, note, text)),
             self.archive: gradio.DownloadButton(value=str(page.with_suffix(".zip")), visible=True),
             self.page: gradio.DownloadButton(value=str(page), visible=True),
         }
 
-    def nothing(self, why: str = "") -> Updates:
-        """Return no report; why: a sentence, "" where others say it."""
+    def nothing(self, reason: str = "") -> Updates:
+        """Return updates that remove the report; reason: a sentence in its place."""
         import gradio
 
         hidden = gradio.DownloadButton(visible=False)
         return {
-            self.shown: str(pieces.sentence(why)) if why else "",
+            self.frame: str(pieces.sentence(reason)) if reason else "",
             self.archive: hidden,
             self.page: hidden,
         }
 
 
 @dataclass(frozen=True)
-class Here:
-    """Where a tab is put together. tab: its name; and the components that say what is shown now:
-    picture, a State of a Picture or None; alias, the chosen model; newest, a State of Newest.
+class TabPlace:
+    """The page around a tab.
+
+    tab: its name. Components with the current choice: picture, a State of a Picture or None; alias,
+    the chosen model; newest, a State of Newest.
     """
 
     site: DemoSite
@@ -205,12 +206,10 @@ class Here:
         inputs: Sequence[Component],
         outputs: Sequence[Component],
     ) -> None:
-        """Answer an event of a control by a handler, which is given what is asked and the values of
-        the inputs.
-        """
+        """Answer a control's event by a handler of the request and the values of the inputs."""
         import gradio
 
-        @told
+        @showing_errors
         def answer(
             picture: Picture | None,
             alias: str,
@@ -219,24 +218,29 @@ class Here:
             event: gradio.EventData,
             *values: Any,
         ) -> Updates:
-            wanted = newest.click(self.tab)
-            return handler(
-                Asked(required(picture), alias, wanted, str(request.session_hash), event._data),
-                *values,
-            )
+            is_current = newest.click(self.tab)
+            session = str(request.session_hash)
+            chosen = require_picture(picture)
+            return handler(TabRequest(chosen, alias, is_current, session, event._data), *values)
 
         listen(answer, [self.picture, self.alias, self.newest, *inputs], list(outputs), **EVENT)
 
     def report(
-        self, now: Asked, result: Result, write: Write, *, alias: str = "", note: str = ""
+        self, request: TabRequest, result: Result, write: Write, *, alias: str = "", note: str = ""
     ) -> Updates:
-        """Write the report of a model, or the chosen one, in its turn, and show it; for a model
-        that cannot have it, why. note: a sentence above it.
+        """Write a report in its turn; return updates that show it, or why there is none.
+
+        alias: of another model than the chosen one; note: a sentence above the report.
         """
-        with self.site.pool.turn(alias or now.alias, now.wanted) as model:
+        with self.site.pool.turn(alias or request.alias, request.is_current) as model:
             try:
-                page = written(
-                    self.site, model, now.picture, write, session=now.session, word=self.tab.lower()
+                page = write_page(
+                    self.site,
+                    model,
+                    request.picture,
+                    write,
+                    session=request.session,
+                    word=self.tab.lower(),
                 )
                 return result.report(page, note)
             except UnsupportedError as error:
@@ -247,8 +251,10 @@ class Here:
 
 @dataclass(frozen=True)
 class Tab:
-    """One tab. name: as on the page; inputs: of which `refresh` is given the values after what is
-    asked; outputs: what it may update.
+    """One tab.
+
+    name: as on the page; inputs: whose values `refresh` takes after the request; outputs: the
+    components that it may update.
     """
 
     name: str
@@ -257,33 +263,33 @@ class Tab:
     refresh: Callable[..., Updates]
 
 
-def written(
+def write_page(
     site: DemoSite, model: Model, picture: Picture, write: Write, *, session: str, word: str
 ) -> Path:
-    """Write a report; the path of its page, with its folder as an archive beside it.
+    """Write a report; return the path of its page, with its folder as an archive next to it.
 
-    What an error leaves behind is deleted, and so are all but the latest reports of the session.
-    Raises OutdatedError where the session ended meanwhile.
+    The files of an error are deleted, and so are all but the latest reports of the session. Raises
+    OutdatedError if the session ended meanwhile.
     """
-    own = site.place / token_of(session)
-    own.mkdir(parents=True, exist_ok=True)
-    for old in sorted(own.iterdir(), key=lambda path: path.stat().st_mtime)[:-_RECENT]:
+    session_folder = site.place / token_of(session)
+    session_folder.mkdir(parents=True, exist_ok=True)
+    by_age = sorted(session_folder.iterdir(), key=lambda path: path.stat().st_mtime)
+    for old in by_age[:-_RECENT]:
         shutil.rmtree(old, ignore_errors=True)
     name = f"vitlens-{word}-{token_of(session)}"
-    place = Path(mkdtemp(dir=own))
-    marker = (
-        place / "open"
-    )  # `forget` deletes it when the tab is closed, and others may make its folder again
+    folder = Path(mkdtemp(dir=session_folder))
+    # `forget` deletes it when the tab is closed, and others may create its folder again
+    marker = folder / "open"
     marker.touch()
     try:
         typed = site.typed.get(model.alias, model.provenance.name)
-        write(Job(model, typed, picture, RunOptions(out=place / name, html=True, quiet=True)))
-        shutil.make_archive(str(place / name), "zip", place, name)
-        page = (place / name / PAGE).rename(place / f"{name}.html")
-        shutil.rmtree(place / name)
+        write(Job(model, typed, picture, RunOptions(out=folder / name, html=True, quiet=True)))
+        shutil.make_archive(str(folder / name), "zip", folder, name)
+        page = (folder / name / PAGE).rename(folder / f"{name}.html")
+        shutil.rmtree(folder / name)
     except BaseException as error:
         is_closed = not marker.exists()
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         if is_closed and isinstance(error, OSError | OutputError | StorageError):
             raise OutdatedError(_CLOSED) from error
         raise
@@ -292,7 +298,7 @@ def written(
 
 
 def token_of(session: str) -> str:
-    """Return a session's part in the names of its files; the session cannot be told from it."""
+    """Return a session's part in the names of its files, which does not reveal the session."""
     return sha256(session.encode()).hexdigest()[:12]
 
 
@@ -304,8 +310,8 @@ def forget(root: Path, cache: Path, session: str) -> None:
         copy.unlink(missing_ok=True)
 
 
-def required(picture: Picture | None) -> Picture:
-    """Return the picture. Raises DataError where none is chosen."""
+def require_picture(picture: Picture | None) -> Picture:
+    """Return the picture. Raises DataError if none is chosen."""
     if picture is None:
         raise DataError(
             "expected a picture, found none (a session forgets it after a while); choose an "
@@ -315,9 +321,7 @@ def required(picture: Picture | None) -> Picture:
 
 
 def words_of(error: BaseException) -> str:
-    """Return the one line that a visitor reads of an error; no path of this machine is in an
-    unexpected one.
-    """
+    """Return an error's message to visitors, without a path of this machine if unexpected."""
     if isinstance(error, VitlensError):
         return for_terminal(" ".join(str(error).split()))
     if lacks_memory(error) or type(error).__name__ == "OutOfMemoryError":
@@ -325,15 +329,14 @@ def words_of(error: BaseException) -> str:
     return f"unexpected {type(error).__name__}; the terminal of vitlens demo shows where"
 
 
-def told(handler: Handler) -> Handler:
-    """Return a handler of the page whose errors are shown as sentences; unexpected ones are printed
-    in the terminal, too.
+def showing_errors(handler: Handler) -> Handler:
+    """Return a handler of the page that shows its errors as sentences.
 
-    A late answer, to a request that a newer one has replaced, changes nothing.
+    Unexpected errors are printed in the terminal, too. An outdated request changes nothing.
     """
 
     @wraps(handler)
-    def telling(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         import gradio
 
         try:
@@ -348,19 +351,20 @@ def told(handler: Handler) -> Handler:
                 str(escape(words_of(error))), duration=15, print_exception=not expected
             ) from error
 
-    return cast(Handler, telling)
+    return cast(Handler, wrapped)
 
 
 def open_slider(low: float, high: float, **settings: Any) -> Component:
-    """Return a slider that gives any number that is typed, NaN for anything else.
+    """Return a slider that returns any typed number, NaN for anything else.
 
-    gradio's own refuses one out of range before a handler runs, and so every handler that reads the
-    slider. (A class of our own is no way: gradio writes a file beside its module.)
+    gradio's slider refuses a number out of range before a handler runs, and so every handler that
+    reads the slider. (A subclass is no way: gradio writes a file next to its module.)
     """
     import gradio
 
+    def read_number(payload: object) -> float:
+        return float(payload) if isinstance(payload, int | float) else math.nan
+
     slider = gradio.Slider(low, high, **settings)
-    slider.preprocess = lambda payload: (
-        float(payload) if isinstance(payload, int | float) else math.nan
-    )
+    slider.preprocess = read_number
     return slider

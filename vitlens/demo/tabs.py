@@ -17,7 +17,7 @@ from vitlens.commands.explain.options import ExplainOptions
 from vitlens.commands.look.measure import measured
 from vitlens.commands.look.options import LookOptions
 from vitlens.demo.pictures import Picture
-from vitlens.demo.site import Asked, Here, Job, Result, Tab, Updates, open_slider, pieces
+from vitlens.demo.site import Job, Result, Tab, TabPlace, TabRequest, Updates, open_slider, pieces
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.models.model import Model
 
@@ -30,44 +30,45 @@ _CHOICES: Final = 10  # classes to choose from; others are typed
 
 
 def write_look(job: Job) -> Path:
-    """Return the report of `vitlens look`."""
+    """Write the report of `vitlens look`; return its path."""
     file = job.picture.name
     name = job.name
     options = LookOptions(images=(file,), model=name, run=job.typed("look", file, "--model", name))
     return measured(options, job.model, job.picture.split(job.model))
 
 
-def look_tab(here: Here) -> Tab:
-    """Return the prediction, its maps and the heads that matter, with the attention explorer."""
+def look_tab(place: TabPlace) -> Tab:
+    """Return the tab of the prediction, its maps and important heads, with the explorer."""
     result = Result.placed("look")
 
-    def refresh(now: Asked) -> Updates:
-        return here.report(now, result, write_look)
+    def refresh(request: TabRequest) -> Updates:
+        return place.report(request, result, write_look)
 
-    return Tab(here.tab, (), result.components, refresh)
+    return Tab(place.tab, (), result.components, refresh)
 
 
 def offered_methods(model: Model) -> tuple[str, ...]:
-    """Return the methods that a page can run: those that the model supports in at most PASSES
-    passes.
-    """
-    return tuple(
-        name
-        for name in methods_for(model)
-        if ATTRIBUTIONS[name].forwards + ATTRIBUTIONS[name].backwards <= PASSES
-    )
+    """Return the methods that the page offers: the model's, of at most PASSES passes."""
+    offered = []
+    for name in methods_for(model):
+        method = ATTRIBUTIONS[name]
+        if method.forwards + method.backwards <= PASSES:
+            offered.append(name)
+    return tuple(offered)
 
 
 def class_choices(model: Model, picture: Picture) -> list[str]:
     """Return the predicted class, and the ten most probable ones."""
     with torch.inference_mode():
-        best = model(picture.images(model))[0].topk(min(_CHOICES, len(model.classes))).indices
-    return [PREDICTED, *(model.classes[index] for index in best.tolist())]
+        logits = model(picture.images(model))[0]
+        most_probable = logits.topk(min(_CHOICES, len(model.classes))).indices
+    return [PREDICTED, *(model.classes[index] for index in most_probable.tolist())]
 
 
 def lacks_class(target: str, left: Model, right: Model) -> bool:
-    """Return True if the right model has no class of this name. Raises UnknownNameError where the
-    left one has none.
+    """Return True if the right model has no class of this name.
+
+    Raises UnknownNameError if the left model has none.
     """
     if target in ("", PREDICTED):
         return False
@@ -76,40 +77,47 @@ def lacks_class(target: str, left: Model, right: Model) -> bool:
         class_index(target, right.classes)
     except InputError:
         return True
-    return (
-        target in left.classes and target not in right.classes
-    )  # the index of another, where names are digits
+    # a name of the left model that is a digit may be the index of another class on the right
+    return target in left.classes and target not in right.classes
 
 
 def write_explain(job: Job, *, method: str, target: str) -> Path | None:
-    """Return the report of `vitlens explain` with one method."""
-    wanted = "predicted" if target in ("", PREDICTED) else target
-    more = () if wanted == "predicted" else ("--target", wanted)
-    run = job.typed("explain", job.name, "--images", job.picture.name, "--method", method, *more)
+    """Write the report of `vitlens explain` with one method; return its path."""
+    line = ["explain", job.name, "--images", job.picture.name, "--method", method]
+    if target in ("", PREDICTED):
+        target = "predicted"
+    else:
+        line += ["--target", target]
     options = ExplainOptions(
-        models=(job.name,), images=(job.picture.name,), method=(method,), target=wanted, run=run
+        models=(job.name,),
+        images=(job.picture.name,),
+        method=(method,),
+        target=target,
+        run=job.typed(*line),
     )
     return measure_explain(options, (job.model,), [job.picture.split(job.model)])
 
 
-def explain_tab(here: Here) -> Tab:
-    """Return the map of a class by two methods side by side; the left one of the page's model, the
-    right one of any.
+def explain_tab(place: TabPlace) -> Tab:
+    """Return the tab of a class's map by two methods side by side.
+
+    The left map is of the page's model, the right one of any model.
     """
     import gradio
 
-    pool = here.site.pool
+    pool = place.site.pool
     first = pool.models[0]
     second = pool.models[min(1, len(pool.models) - 1)]
 
-    def choice(model: Model, name: str = "", *, best: int = 0) -> dict[str, Any]:
-        """Return the methods of a model to choose from, and the one of this name, or else its best
-        or second best.
-        """
+    def method_choice(model: Model, name: str = "", *, rank: int = 0) -> dict[str, Any]:
+        """Return a model's methods as choices, with the named one or that of a rank as value."""
         offered = offered_methods(model)
-        preferred = list(dict.fromkeys((*preferred_methods(model, 2), *offered)))
-        value = name if name in offered else preferred[min(best, len(preferred) - 1)]
-        return {"choices": [(ATTRIBUTIONS[each].title, each) for each in offered], "value": value}
+        value = name
+        if name not in offered:
+            preferred = list(dict.fromkeys((*preferred_methods(model, 2), *offered)))
+            value = preferred[min(rank, len(preferred) - 1)]
+        choices = [(ATTRIBUTIONS[method].title, method) for method in offered]
+        return {"choices": choices, "value": value}
 
     target = gradio.Dropdown(
         [PREDICTED],
@@ -120,107 +128,104 @@ def explain_tab(here: Here) -> Tab:
     )
     with gradio.Row():
         with gradio.Column(min_width=280):
-            left = gradio.Dropdown(**choice(first), label="Left: method", elem_id="explain-left")
-            one = Result.placed("left")
+            left_method = gradio.Dropdown(
+                **method_choice(first), label="Left: method", elem_id="explain-left"
+            )
+            left_result = Result.placed("left")
         with gradio.Column(min_width=280):
             with gradio.Row():
-                other = gradio.Dropdown(
+                right_model = gradio.Dropdown(
                     list(pool.aliases),
                     value=second.alias,
                     label="Right: model",
                     elem_id="explain-model",
                     min_width=120,
                 )
-                right = gradio.Dropdown(
-                    **choice(second, best=int(first is second)),
+                right_method = gradio.Dropdown(
+                    **method_choice(second, rank=1 if first is second else 0),
                     label="Right: method",
                     elem_id="explain-right",
                     min_width=140,
                 )
-            two = Result.placed("right")
-    inputs = (left, other, right, target)
-    results = (*one.components, *two.components)
+            right_result = Result.placed("right")
+    inputs = (left_method, right_model, right_method, target)
+    results = (*left_result.components, *right_result.components)
 
-    def shown(now: Asked, method: str, alias: str, second_method: str, wanted: str) -> Updates:
-        """Return both reports; of a right model without this class, of the one that it predicts."""
-        lacks = lacks_class(wanted, pool.model(now.alias), pool.model(alias))
-        note = (
-            f"{alias} has no class {wanted!r}: the class that it predicts is explained."
-            if lacks
-            else ""
-        )
-        beside = partial(write_explain, method=second_method, target=PREDICTED if lacks else wanted)
+    def explain_both(
+        request: TabRequest, method: str, alias: str, second_method: str, class_name: str
+    ) -> Updates:
+        """Return both reports.
+
+        If the right model lacks the class, its report is on the class that it predicts.
+        """
+        second_class = class_name
+        note = ""
+        if lacks_class(class_name, pool.model(request.alias), pool.model(alias)):
+            second_class = PREDICTED
+            note = f"{alias} has no class {class_name!r}: the class that it predicts is explained."
+        write_left = partial(write_explain, method=method, target=class_name)
+        write_right = partial(write_explain, method=second_method, target=second_class)
         return {
-            **here.report(now, one, partial(write_explain, method=method, target=wanted)),
-            **here.report(now, two, beside, alias=alias, note=note),
+            **place.report(request, left_result, write_left),
+            **place.report(request, right_result, write_right, alias=alias, note=note),
         }
 
-    def refresh(now: Asked, method: str, alias: str, second_method: str, _: str) -> Updates:
-        """Another picture or model: other classes to choose from, and methods that the model
-        has."""
-        with pool.turn(now.alias, now.wanted) as model:
-            classes = class_choices(model, now.picture)
-            methods = choice(model, method)
-        reports = shown(now, methods["value"], alias, second_method, PREDICTED)
+    def refresh(
+        request: TabRequest, method: str, alias: str, second_method: str, _: str
+    ) -> Updates:
+        """Show another picture or model: its classes and methods, and both reports."""
+        with pool.turn(request.alias, request.is_current) as model:
+            classes = class_choices(model, request.picture)
+            methods = method_choice(model, method)
+        reports = explain_both(request, methods["value"], alias, second_method, PREDICTED)
         return {
             **reports,
             target: gradio.Dropdown(classes, value=PREDICTED),
-            left: gradio.Dropdown(**methods),
+            left_method: gradio.Dropdown(**methods),
         }
 
-    def another(now: Asked, method: str, alias: str, second_method: str, wanted: str) -> Updates:
-        """Another model on the right: its methods."""
-        with pool.turn(alias, now.wanted) as model:
-            methods = choice(model, second_method)
-        return {
-            **shown(now, method, alias, methods["value"], wanted),
-            right: gradio.Dropdown(**methods),
-        }
+    def change_right_model(
+        request: TabRequest, method: str, alias: str, second_method: str, class_name: str
+    ) -> Updates:
+        """Show another model on the right, with its methods."""
+        with pool.turn(alias, request.is_current) as model:
+            methods = method_choice(model, second_method)
+        reports = explain_both(request, method, alias, methods["value"], class_name)
+        return {**reports, right_method: gradio.Dropdown(**methods)}
 
-    for control in (left, right, target):
-        here.on(control.input, shown, inputs, results)
-    here.on(other.input, another, inputs, (*results, right))
-    return Tab(here.tab, inputs, (*results, target, left), refresh)
+    for control in (left_method, right_method, target):
+        place.on(control.input, explain_both, inputs, results)
+    place.on(right_model.input, change_right_model, inputs, (*results, right_method))
+    return Tab(place.tab, inputs, (*results, target, left_method), refresh)
 
 
 def offered_attacks() -> tuple[Attack, ...]:
-    """Return the attacks that a page can run: bounded by L∞, in at most PASSES passes."""
-    return tuple(
-        attack
-        for attack in ATTACKS.values()
-        if attack.norm == "linf"
-        and attack.kind == "budget"
-        and not attack.members
-        and attack.passes() <= PASSES
-    )
+    """Return the attacks that the page offers: bounded by L∞, in at most PASSES passes."""
+    offered = []
+    for attack in ATTACKS.values():
+        is_bounded = attack.norm == "linf" and attack.kind == "budget"
+        if is_bounded and not attack.members and attack.passes() <= PASSES:
+            offered.append(attack)
+    return tuple(offered)
 
 
 def write_attack(job: Job, *, attack: str, epsilon: float) -> Path | None:
-    """Return the report of `vitlens attack`; epsilon: in 1/255.
+    """Write the report of `vitlens attack`; return its path. epsilon: in 1/255.
 
     Raises UnknownNameError for an attack that is not offered, InputError for an epsilon outside 0
     to MOST.
     """
     if not 0 <= epsilon <= MOST:
         raise InputError(f"expected an epsilon from 0 to {MOST:g} (in 1/255), found {epsilon:g}")
-    offered = [each.name for each in offered_attacks()]
+    offered = [offer.name for offer in offered_attacks()]
     if attack not in offered:
         raise UnknownNameError(
             "attack on this page", attack, offered, hint="vitlens attack, which runs all of them"
         )
     name = job.name
     file = job.picture.name
-    line = (
-        "attack",
-        name,
-        "--images",
-        file,
-        "--predicted",
-        "--attack",
-        attack,
-        "--epsilon",
-        f"{epsilon:g}",
-    )
+    line = ["attack", name, "--images", file, "--predicted"]
+    line += ["--attack", attack, "--epsilon", f"{epsilon:g}"]
     options = AttackOptions(
         models=(name,),
         images=(file,),
@@ -234,10 +239,8 @@ def write_attack(job: Job, *, attack: str, epsilon: float) -> Path | None:
     return measure_attack(options, (job.model,), job.picture.split(job.model))
 
 
-def attack_tab(here: Here) -> Tab:
-    """Return an attack on the prediction: the picture, the perturbation and the maps before and
-    after.
-    """
+def attack_tab(place: TabPlace) -> Tab:
+    """Return the tab of an attack: the picture, the perturbation, the maps before and after."""
     import gradio
 
     with gradio.Row():
@@ -260,17 +263,17 @@ def attack_tab(here: Here) -> Tab:
             elem_id="break-epsilon",
             scale=2,
         )
-    how = (
+    caution = (
         "An attack that fails proves nothing: vitlens attack runs stronger ones, on many images, "
         "with self-checks."
     )
-    gradio.HTML(str(pieces.sentence(how, "quiet")))
+    gradio.HTML(str(pieces.sentence(caution, "quiet")))
     result = Result.placed("break")
     inputs = (method, epsilon)
 
-    def refresh(now: Asked, name: str, most: float) -> Updates:
-        return here.report(now, result, partial(write_attack, attack=name, epsilon=most))
+    def refresh(request: TabRequest, name: str, size: float) -> Updates:
+        return place.report(request, result, partial(write_attack, attack=name, epsilon=size))
 
     for listen in (method.input, epsilon.release):
-        here.on(listen, refresh, inputs, result.components)
-    return Tab(here.tab, inputs, result.components, refresh)
+        place.on(listen, refresh, inputs, result.components)
+    return Tab(place.tab, inputs, result.components, refresh)

@@ -1,5 +1,4 @@
-"""The places of a model: tensors by stable names, how each is reached in a forward pass, and
-patterns of names.
+"""The places of a model: tensors by stable names, and how they are reached in a forward pass.
 
 Their shapes are read in forward passes of one and of two images. Two kinds of names are known but
 not listed: "blocks.3.tokens", a block's input as a sequence also where it is a map, and the block
@@ -7,14 +6,14 @@ and MLP of a layer that shares its block with a later one.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 from torch import Tensor
 
-from vitlens.errors import InputError, UnknownNameError, UnsupportedError, nearest
+from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.call import Stage
 from vitlens.lens.stages import holds_another, stages, stream_width
 from vitlens.lens.trace import Layer, trace, traced_heads
@@ -22,10 +21,8 @@ from vitlens.lens.trace import blocks as numbered_blocks
 from vitlens.models.hooks import Key, once_per_model
 from vitlens.models.model import Model, require_model
 from vitlens.models.recording import Shape
-from vitlens.shapes import PrefixKind
 
 Part = Literal["input", "output", "joined", "logits"] | Stage
-Tokens = str | int | Sequence[int]
 
 KIND_WORDS: Final = {
     "patches": "patch tokens that enter the first block",
@@ -52,8 +49,6 @@ _STAGES: Final[dict[Stage, tuple[str, ...]]] = {
     "scores": _WEIGHTS,
     "weights": _WEIGHTS,
 }
-_WORDS: Final = ("cls", "distillation", "register", "patch", "all")
-_HINT: Final = "model.places()"
 
 
 @dataclass(frozen=True)
@@ -80,10 +75,10 @@ class Place:
 
 
 class Places(tuple[Place, ...]):
-    """The places of a model, in forward order; printed as a table in which equal places of several
-    blocks are one line.
+    """The places of a model, in forward order.
 
-    A name in the table is a pattern that `capture`, `intervene` and `patch` take.
+    In the printed table, equal places of several blocks are one line. A name in the table is a
+    pattern that `capture`, `intervene` and `patch` take.
     """
 
     __slots__ = ()
@@ -117,8 +112,7 @@ class Places(tuple[Place, ...]):
 
 
 def _merge_lines(lines: list[tuple[str, str, str]], pattern: str) -> list[tuple[str, str, str]]:
-    """Merge the lines that differ only in the number that the second group of the pattern
-    matches."""
+    """Merge the lines that differ only in the number matched by the second group of the pattern."""
     numbers_by_line: dict[tuple[str, str, str, str], list[str]] = {}
     for name, shape, words in lines:
         match = re.fullmatch(pattern, name)
@@ -195,8 +189,9 @@ class Access:
         return replace(self, place=place, tokens=tokens)
 
     def whole(self, raw: Tensor) -> Tensor:
-        """Return the module's tensor with the batch of images as first axis, windows and heads as
-        axes of their own.
+        """Return the tensor of the module with the batch of images as first axis.
+
+        Windows and heads are separate axes.
         """
         tensor = raw.transpose(0, 1) if self.tokens_first else raw
         if self.part == "joined":  # (calls, tokens, heads x head_dim)
@@ -232,14 +227,13 @@ class Access:
 
 
 def places(model: Model) -> Places:
-    """Return every place whose tensor `capture` gives: names, axes and sizes for one image, in
-    forward order.
+    """Return every place whose tensor `capture` gives, in forward order.
 
-    Blocks and heads count from 0, in the order of the forward pass, as the layers of `attention`;
-    an attention pooling at the end is the last of them. A block without attention has a number and
-    no heads. A place that a model does not have is not listed: windows have weights of every window
-    (an axis `windows`), attention that is computed by hand has no queries, a CNN has blocks and
-    stages.
+    A place has a name, axes, and sizes for one image. Blocks and heads count from 0, in the order
+    of the forward pass, as the layers of `attention`; an attention pooling at the end is the last
+    of them. A block without attention has a number and no heads. A place that a model does not have
+    is not listed: windows have weights of every window (an axis `windows`), attention that is
+    computed by hand has no queries, a CNN has blocks and stages.
 
     >>> import vitlens
     >>> places = vitlens.places(vitlens.load("vit-digits"))
@@ -250,160 +244,6 @@ def places(model: Model) -> Places:
     """
     require_model(model)
     return Places(access.place for access in accesses(model).values() if access.listed)
-
-
-def resolve_places(model: Model, names: str | Sequence[str]) -> tuple[Access, ...]:
-    """Return the places that some names or patterns mean, each once, in the order of the names.
-
-    "*" stands for one part between dots, "{3,4}" and "{0..5}" for alternatives. "[cls]",
-    "[register]", "[patch]", "[0,5]" or "[3..8]" at the end takes some token positions, "[*]" each
-    position as a place of its own. "blocks.3" is the output of block 3, "blocks.3.residual" in a
-    transformer. Raises UnknownNameError for a name that is none of `places`, InputError for a
-    pattern that fits none of them and for positions that are not there.
-    """
-    if isinstance(names, str) or not isinstance(names, Iterable):
-        names = (names,)
-    access_by_name = accesses(model)
-    resolved = dict[str, Access]()
-    for name in names:
-        if isinstance(name, str) and name in access_by_name:
-            access = access_by_name[name]
-            resolved[access.name] = access
-        else:
-            resolved.update((access.name, access) for access in _resolve(model, name))
-    return tuple(resolved.values())
-
-
-def resolve_tokens(model: Model, tokens: Tokens, count: int) -> tuple[int, ...]:
-    """Return positions of tokens from a word ("cls", "register", "patch"), a position, or several.
-
-    count: of all tokens. Raises InputError for positions that are not there, and for a word where
-    the tokens are not the model's sequence.
-    """
-    if not isinstance(tokens, str):
-        positions = (tokens,) if isinstance(tokens, int) else tuple(tokens)
-        for position in positions:
-            if not 0 <= position < count:
-                raise InputError(f"expected positions from 0 to {count - 1}, found {position}")
-        return positions
-    if tokens not in _WORDS:
-        raise UnknownNameError("kind of token", tokens, _WORDS)
-    if tokens == "all":
-        return tuple(range(count))
-    layout = model.anatomy.layout
-    if layout is None or layout.tokens != count:
-        raise InputError(
-            f"expected the model's whole sequence of tokens for {tokens!r}, found {count} tokens; "
-            "give positions"
-        )
-    if tokens not in get_args(PrefixKind):
-        return tuple(range(len(layout.prefix), count))
-    positions = layout.positions(tokens)  # type: ignore[arg-type]
-    if not positions:
-        raise InputError(
-            f"expected a model with a {tokens} token, found prefix {layout.prefix}; try 'patch'"
-        )
-    return positions
-
-
-def _resolve(model: Model, name: str) -> Iterator[Access]:
-    if not isinstance(name, str):
-        raise InputError(f"expected the name of a place, found {type(name).__name__}; see {_HINT}")
-    whole, bracket, inner = name.partition("[")
-    if bracket and not inner.endswith("]"):
-        raise InputError(
-            f"expected positions such as [cls] or [0,5] at the end of a place, found {name!r}"
-        )
-    text = inner.removesuffix("]")
-    for access in _accesses_of_pattern(model, whole):
-        if bracket:
-            yield from _at_positions(model, access, text)
-        else:
-            yield access
-
-
-def _accesses_of_pattern(model: Model, pattern: str) -> list[Access]:
-    """Return the places that a pattern means, each once."""
-    accesses_in_order: dict[Access, None] = {}
-    for name in _expand_braces(pattern):
-        accesses_in_order.update(dict.fromkeys(_matching(model, name)))
-    return list(accesses_in_order)
-
-
-def _at_positions(model: Model, access: Access, text: str) -> Iterator[Access]:
-    """Yield the access to the positions that the text between brackets means."""
-    axis = _token_axis(access.place)
-    if axis is None:
-        raise InputError(
-            f"expected a place with an axis of tokens for the positions [{text}], found "
-            f"{access.place}; "
-            "leave the brackets out"
-        )
-    count = access.place.shape[axis]
-    if text == "*":
-        for token in range(count):
-            yield access.at((token,), str(token), axis)
-    elif text in _WORDS:
-        yield access.at(resolve_tokens(model, text, count), text, axis)
-    else:
-        positions = list(_alternatives(text))
-        if not all(word.isdecimal() for word in positions):
-            words = ", ".join(_WORDS)
-            raise InputError(
-                f"expected positions ({words}, or numbers such as 0,5 or 3..8), found [{text}]"
-            )
-        yield access.at(tuple(map(int, positions)), text, axis)
-
-
-def _token_axis(place: Place) -> int | None:
-    for index, axis in enumerate(place.axes):
-        if axis in ("tokens", "patches"):
-            return index
-    return None
-
-
-def _matching(model: Model, name: str) -> list[Access]:
-    """Return the places that a name, or a pattern without braces, means."""
-    access_by_name = accesses(model)
-    if "*" not in name:
-        access = access_by_name.get(name) or access_by_name.get(f"{name}.residual")
-        if access is None:
-            raise UnknownNameError("place", name, places(model).names, hint=_HINT)
-        return [access]
-    pattern = re.compile("[^.]+".join(map(re.escape, name.split("*"))))
-    matching = []
-    for key, access in access_by_name.items():
-        # also "blocks.*" in a transformer: the blocks' outputs
-        matches = pattern.fullmatch(key) or pattern.fullmatch(key.removesuffix(".residual"))
-        if access.listed and matches:
-            matching.append(access)
-    if not matching:
-        near = " or ".join(map(repr, nearest(name, places(model).names)))
-        suggestion = f"did you mean {near}? " if near else ""
-        raise InputError(f"no place of {model.alias} fits {name!r}; {suggestion}see {_HINT}")
-    return matching
-
-
-def _expand_braces(pattern: str) -> Iterator[str]:
-    """Yield a pattern without braces for every combination of their alternatives."""
-    braces = re.search(r"\{([^{}]*)\}", pattern)
-    if braces is None:
-        yield pattern
-        return
-    for alternative in _alternatives(braces[1]):
-        yield from _expand_braces(
-            f"{pattern[: braces.start()]}{alternative}{pattern[braces.end() :]}"
-        )
-
-
-def _alternatives(text: str) -> Iterator[str]:
-    """Yield the alternatives of "3,4" or "0..5,8"."""
-    for word in text.split(","):
-        ends = re.fullmatch(r"\s*(\d+)\.\.(\d+)\s*", word)
-        if ends:
-            yield from map(str, range(int(ends[1]), int(ends[2]) + 1))
-        else:
-            yield word.strip()
 
 
 @once_per_model
@@ -486,8 +326,10 @@ def _shapes(
 
 
 def _batch_axis(single: Shape, double: Shape | None) -> int | None:
-    """Return the axis that is twice as long with two images, the first or, of tokens, the
-    second."""
+    """Return the axis that is twice as long with two images.
+
+    It is the first axis, or the second one of tokens.
+    """
     if double is None or len(single) != len(double):
         return None
     longer = [axis for axis in range(len(single)) if single[axis] != double[axis]]

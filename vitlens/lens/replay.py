@@ -25,15 +25,9 @@ from vitlens.inputs import takes_images
 from vitlens.lens.capture import Captured, capture
 from vitlens.lens.change import Set, in_force
 from vitlens.lens.intervene import Change, Changes, Reference, intervene, prepared
-from vitlens.lens.places import resolve_places
-from vitlens.lens.replay_pass import (
-    PassKind,
-    ReplayRecord,
-    StopForward,
-    method_of,
-    recording,
-    replay_pass,
-)
+from vitlens.lens.place_patterns import resolve_places
+from vitlens.lens.replay_method import method_of
+from vitlens.lens.replay_pass import PassKind, ReplayRecord, StopForward, recording, replay_pass
 from vitlens.models.model import Model
 from vitlens.pixels import AnyImages, as_images
 from vitlens.shapes import Images, Logits

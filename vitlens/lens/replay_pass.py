@@ -1,14 +1,10 @@
-"""One replayed forward: the model's own, which skips the modules before a layer and gives that
-layer its kept inputs.
+"""Replays a forward pass: it skips the modules before a layer, which takes its recorded inputs.
 
-Where the classifier reads a few tokens alone, the last block computes only these. Whether a forward
-pass can start at a layer, or at the first block (`Entry`), is tested on two images of noise, again
-where the model's weights have changed.
+If the classifier reads only a few tokens, the last block computes only these.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,23 +13,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.devices import evaluating
-from vitlens.errors import UnsupportedError
 from vitlens.lens.attention import Tap, is_tapped, projection_of, tapped
 from vitlens.lens.change import PlaceChange, Set, in_force
-from vitlens.lens.intervene import Changes, intervene, prepared
-from vitlens.lens.places import accesses
 from vitlens.lens.trace import (
     Layer,
-    TracedHeads,
     block_at,
     blocks,
-    layers,
-    probe_images,
-    trace,
-    traced_heads,
 )
-from vitlens.models.anatomy import heads_of, is_known_block
+from vitlens.models.anatomy import heads_of
 from vitlens.models.hooks import (
     Arguments,
     Forward,
@@ -41,15 +28,11 @@ from vitlens.models.hooks import (
     arguments,
     as_call,
     is_changed,
-    once_per_model,
-    other_hooks,
     overridden,
-    own_forward,
 )
 from vitlens.models.model import Model
-from vitlens.models.recording import Shape, Trace
-from vitlens.models.trials import largest_allowed
-from vitlens.shapes import Images, Logits, Tokens
+from vitlens.models.recording import Shape
+from vitlens.shapes import Tokens
 
 FirstTokens = Float[Tensor, "batch rows dim"]
 
@@ -114,8 +97,9 @@ def _noting(*notes: Callable[[Arguments, Any], None]) -> Callable[[Forward], For
 def recording(
     model: Model, indices: Sequence[int], *, stop: bool = False
 ) -> Iterator[dict[int, ReplayRecord]]:
-    """Fill the records of some layers in a forward pass; stop: raise StopForward after the first of
-    them.
+    """Fill the records of some layers in a forward pass.
+
+    stop: raise StopForward after the first of them.
     """
     records = {index: ReplayRecord() for index in indices}
     with ExitStack() as stack:
@@ -208,72 +192,11 @@ class PassKind:
 
 
 def _fits_first_rows(change: PlaceChange) -> bool:
-    """Return True if a change of the last block is the same where only the first tokens are
-    computed.
-    """
+    """Return True if a change of the last block needs only the first tokens."""
     if change.removes or change.knocked is not None or change.access.part == "input":
         return True
     replaced = change.data is not None and change.access.tokens is None
     return replaced and change.access.place.kind in ("head", "heads", "mlp")
-
-
-def _start(model: Model, layer: Layer, single: Trace, double: Trace) -> ReplayStart:
-    """Return how to start at a layer, from the traces of one image and of two: the axis that
-    doubles is the batch.
-    """
-    heads_single = traced_heads(model, 1)[layer.attention] if layer.attention else TracedHeads()
-    heads_double = traced_heads(model, 2)[layer.attention] if layer.attention else TracedHeads()
-    begin = double.by_module[layer.unit][0].begin
-    arguments_single = single.by_module[layer.unit][-1].arguments
-    arguments_double = double.by_module[layer.unit][-1].arguments
-    batched_keys = []
-    for key, value in arguments_double.items():
-        if value.shape and value.shape[0] == 2 * arguments_single[key].shape[0]:
-            batched_keys.append(key)
-    batched = frozenset(batched_keys)
-    carried = []
-    for later in blocks(model):
-        if later.index <= layer.index:
-            continue
-        for later_key, value in double.by_module[later.unit][-1].arguments.items():
-            same = [key for key in batched if arguments_double[key].number == value.number]
-            carried += [(later.index, later_key, key) for key in same]
-    skipped = tuple(_skippable(model.module, "", begin, single, double))
-    branch = layer.attention != layer.unit and heads_single.branch and heads_double.branch
-    size = sum(arguments_single[key].bytes for key in batched) + heads_single.bytes
-    return ReplayStart(skipped, batched, tuple(carried), branch, size)
-
-
-def _skippable(
-    module: nn.Module, name: str, begin: int, single: Trace, double: Trace
-) -> Iterator[tuple[str, Shape]]:
-    """Yield the outermost modules whose calls end before `begin` and whose outputs have the batch
-    axis first.
-    """
-    for child_name, child in module.named_children():
-        full = f"{name}.{child_name}" if name else child_name
-        shape = _batched_shape(full, single, double)
-        calls = double.by_module.get(full, ())
-        if shape is not None and all(call.end < begin for call in calls):
-            yield full, shape
-        else:
-            yield from _skippable(child, full, begin, single, double)
-
-
-def _batched_shape(name: str, single: Trace, double: Trace) -> Shape | None:
-    """Return the shape of a module's output for one image.
-
-    None where the output is not one tensor with the batch as its first axis.
-    """
-    if name not in single.by_module or name not in double.by_module:
-        return None
-    one = single.by_module[name][-1]
-    two = double.by_module[name][-1]
-    if not (one.bytes and two.bytes and one.output and two.output):
-        return None
-    if two.output != (2 * one.output[0], *one.output[1:]):
-        return None
-    return one.output
 
 
 def replay_pass(
@@ -285,8 +208,9 @@ def replay_pass(
     part: slice,
     images: int,
 ) -> Float[Tensor, "sets part classes"]:
-    """Return the logits of some of the images under each set of changes; images: the number of all,
-    in the record.
+    """Return the logits of some of the images under each set of changes.
+
+    images: the number of all images in the record.
     """
     layer = block_at(model, kind.start)
     last = blocks(model)[-1]
@@ -330,8 +254,9 @@ def replay_pass(
 def _changes_of_part(
     sets: Sequence[Set], part: slice, images: int, last: int, rows: int | None
 ) -> list[Set]:
-    """Return the sets of changes on some of the images; rows: tokens computed in layer `last`
-    (None: all).
+    """Return the sets of changes on some of the images.
+
+    rows: tokens computed in layer `last` (None: all).
     """
     sets_of_part: list[Set] = []
     for changes in sets:
@@ -357,8 +282,9 @@ def _split_heads(sets: Sequence[Set], start: int) -> tuple[list[Set], list[Set]]
 def _arguments_of_part(
     record: ReplayRecord, start: ReplayStart, part: slice, images: int, copies: int
 ) -> Arguments:
-    """Return the recorded arguments of the first layer's unit for some of the images, one copy for
-    each set.
+    """Return the recorded arguments of the unit of the first layer, one copy for each set.
+
+    The arguments are those for some of the images.
     """
     stored = dict(record.arguments)
     for key in start.batched:
@@ -371,8 +297,9 @@ def _arguments_of_part(
 
 
 def _within_changes(model: Model, kind: PassKind) -> PassKind:
-    """Return the kind of pass that the changes and hooks around it need: changed modules run
-    themselves.
+    """Return the kind of pass that the changes and hooks around it need.
+
+    Changed modules must run themselves.
     """
     first = model.module.get_submodule(block_at(model, kind.start).attention)
     last_block = blocks(model)[-1]
@@ -407,8 +334,9 @@ def _branch(
     part: slice,
     rows: int | None,
 ) -> Any:
-    """Return the output of the first layer's attention: the clean one plus the contribution of the
-    replaced heads.
+    """Return the output of the attention of the first layer.
+
+    It is the clean output plus the contribution of the replaced heads.
     """
     projection = projection_of(model, layer.attention)
     assert record.branch is not None  # attention is run again unless all three are known
@@ -452,23 +380,6 @@ def _by_head(change: PlaceChange) -> Iterator[tuple[int, Tensor]]:
     by_head = data.expand(torch.broadcast_shapes(data.shape, (heads, 1, 1)))
     for head in range(heads):
         yield head, by_head[..., head, :, :]
-
-
-def rows_read(model: Model) -> int | None:
-    """Return how many of the first tokens the classifier reads from the last block.
-
-    None: all of them, or a block of unknown form.
-    """
-    layout = model.anatomy.layout
-    last = blocks(model)[-1]
-    if layout is None or not is_known_block(model.module.get_submodule(last.unit)):
-        return None
-    if model.anatomy.readout == "cls" and layout.positions("cls") == (0,):
-        return 1
-    read_positions = layout.positions("cls") + layout.positions("distillation")
-    if model.anatomy.readout == "cls+distillation" and read_positions == (0, 1):
-        return 2
-    return None
 
 
 # The last block computes only its first tokens, (batch, rows, dim), from the keys and values of
@@ -517,176 +428,3 @@ def _first_of_attention(attention: Any, rows: int) -> Callable[[Forward], Forwar
         return result
 
     return lambda _forward: forward
-
-
-@once_per_model
-def method_of(model: Model) -> ReplayMethod:
-    """Return how a model is replayed: with the shortest last block that gives its logits, or by
-    full forwards.
-    """
-    single = trace(model, 1)
-    double = trace(model, 2)
-    starts = {block.index: _start(model, block, single, double) for block in blocks(model)}
-    shapes = [_batched_shape(name, single, double) for name in single.by_module]
-    largest = max(4 * math.prod(shape) for shape in shapes if shape is not None)  # bytes in fp32
-    why = ""
-    if any(block.tokens_first for block in blocks(model)):
-        why = "its blocks take (tokens, batch, width)"
-    elif other_hooks(model) or own_forward(model) is not None:
-        why = "something changes what the whole model returns"
-    else:
-        for rows in dict.fromkeys((rows_read(model), None)):
-            note = f"{model.alias}'s last block is run whole: {why}" if why else ""
-            method = ReplayMethod(starts, largest, rows, note=note)
-            try:
-                difference, allowed = _largest_difference(model, method)
-            except (
-                RuntimeError,
-                TypeError,
-                ValueError,
-                KeyError,
-                IndexError,
-                AssertionError,
-            ) as error:
-                # a model of another structure may raise anything when its forward starts in the
-                # middle
-                why = type(error).__name__
-                message = str(error).splitlines()
-                if message:  # a bare assert has none
-                    why += f": {message[0]}"
-                continue
-            if not allowed:
-                why = (
-                    "its logits do not depend on the image, so that none shows whether they are "
-                    "the same"
-                )
-                break
-            if difference <= allowed:
-                return method
-            why = f"its logits would differ by {difference:.1e}"
-    note = f"{model.alias} is run by full forwards, not replayed: {why}"
-    return ReplayMethod(starts, largest, exact=False, note=note)
-
-
-def _largest_difference(model: Model, method: ReplayMethod) -> tuple[float, float]:
-    """Return the largest difference from the model's logits, and the largest difference that
-    rounding explains.
-
-    The model is started at every layer, and with a head set to zero in the first and the last.
-    """
-    images = probe_images(model, 2)
-    with evaluating(model), torch.no_grad(), torch.autocast(model.device.type, enabled=False):
-        with recording(model, [*method.starts]) as records:
-            plain: Tensor = model(images)
-
-        def compute_difference(kind: PassKind, changes: Changes) -> float:
-            with intervene(model, changes):
-                expected = model(images) if changes else plain
-            sets = [prepared(model, changes)]
-            replayed = replay_pass(model, method, records[kind.start], kind, sets, slice(0, 2), 2)[
-                0
-            ]
-            return float((replayed - expected).abs().max())
-
-        kinds = {
-            number: PassKind(number, not start.branch, rows=method.rows)
-            for number, start in method.starts.items()
-        }
-        differences = [compute_difference(kind, {}) for kind in kinds.values()]
-        model_layers = layers(model)
-        for layer in (model_layers[0], model_layers[-1]):
-            kind = kinds[layer.index]
-            differences.append(compute_difference(replace(kind, attention=True), {}))
-            head = f"blocks.{layer.index}.head.{layer.heads - 1}"
-            if head in accesses(model):
-                differences.append(compute_difference(kind, {head: "zero"}))
-    return max(differences), largest_allowed(plain)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A way to run a model from its first block on: tokens to logits, without the patch embedding.
-
-    Variants of an image that differ only in some tokens are embedded once and combined before the
-    first block. only_tokens: whether the block takes tokens and nothing that depends on their
-    number or positions (no rotary embedding), so that tokens can be left out; block: the number of
-    the first one.
-    """
-
-    method: ReplayMethod
-    stream: Key
-    fixed: Arguments
-    only_tokens: bool
-    block: int = 0
-
-    def tokens(self, model: Model, images: Images) -> Tokens:
-        """Return the residual stream before the first block, (batch, tokens, dim)."""
-        stream: Tensor = _arguments(model, images)[self.stream]
-        return stream
-
-    def logits(self, model: Model, tokens: Tokens) -> Logits:
-        """Return the logits (batch, classes) for the stream before the first block."""
-        record = ReplayRecord({**self.fixed, self.stream: tokens})
-        count = len(tokens)
-        kind = PassKind(self.block, attention=True, rows=self.method.rows)
-        with evaluating(model):
-            return replay_pass(model, self.method, record, kind, [()], slice(0, count), count)[
-                0
-            ].float()
-
-
-@once_per_model
-@torch.no_grad()
-def entry_of(model: Model) -> Entry | None:
-    """Return the entry of a model in which every patch is one token.
-
-    None for a CNN, windows, or a stem that mixes patches.
-    """
-    if model.anatomy.layout is None:
-        return None
-    try:
-        first = blocks(model)[0]
-        method = method_of(model)
-    except UnsupportedError:  # a token layout, but no attention
-        return None
-    start = method.starts[first.index]
-    stream = first.stream
-    whole = method.exact and first.tokens == model.layout.tokens
-    if stream is None or not whole or start.batched != {stream} or start.carried:
-        return None
-    with evaluating(model), torch.autocast(model.device.type, enabled=False):
-        first_arguments = _arguments(model, probe_images(model, 2))
-        fixed = {key: value for key, value in first_arguments.items() if key != stream}
-        only_tokens = not any(isinstance(value, Tensor) for value in fixed.values())
-        entry = Entry(method, stream, fixed, only_tokens, first.index)
-        return entry if _is_exact(model, entry) else None
-
-
-def _is_exact(model: Model, entry: Entry) -> bool:
-    """Return True if mixing the tokens of two images gives the logits of the images mixed patch by
-    patch.
-    """
-    first, second = probe_images(model, 2).split(1)
-    rows, columns = model.layout.grid
-    patch_mask = (
-        torch.rand(rows * columns, generator=torch.Generator().manual_seed(1)).to(first.device)
-        < 0.5
-    )
-    small = patch_mask.view(1, 1, rows, columns).float()
-    pixel_mask = F.interpolate(small, size=model.input_size, mode="nearest-exact") > 0.5
-    mixed = torch.where(pixel_mask, first, second)
-    token_mask = torch.cat([patch_mask.new_zeros(len(model.layout.prefix)), patch_mask])
-    tokens = torch.where(
-        token_mask[:, None], entry.tokens(model, first), entry.tokens(model, second)
-    )
-    plain: Tensor = model(torch.cat([mixed, first, second]))
-    allowed = largest_allowed(plain)
-    return allowed > 0 and (entry.logits(model, tokens) - plain[:1]).abs().max().item() <= allowed
-
-
-def _arguments(model: Model, images: Images) -> Arguments:
-    """Return the arguments of the first block for these images."""
-    first = blocks(model)[0].index
-    with suppress(StopForward), recording(model, [first], stop=True) as records:
-        model(images)
-    return records[first].arguments

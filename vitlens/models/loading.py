@@ -12,6 +12,7 @@ from vitlens.devices import as_device
 from vitlens.errors import InputError, ModelError, UnknownNameError, argument, in_one_line
 from vitlens.models.anatomy import is_headless
 from vitlens.models.configs import VIT_PRESETS
+from vitlens.models.fitting import fit_names
 from vitlens.models.language_image import has_text_tower, zero_shot
 from vitlens.models.library_folders import CONFIG, typed_name
 from vitlens.models.model import Model, Provenance
@@ -29,7 +30,7 @@ from vitlens.models.rebuild import (
     versions,
 )
 from vitlens.models.sources.registry import SOURCES, ModelRequest, ModelSource, require_source
-from vitlens.models.weights import fit_names, read_weights
+from vitlens.models.weights import read_weights
 from vitlens.names import PRESETS
 from vitlens.preprocessing import require_side_lengths
 from vitlens.references import resolved

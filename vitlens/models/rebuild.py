@@ -21,6 +21,7 @@ from vitlens.files import sha256
 from vitlens.models.anatomy import read_anatomy
 from vitlens.models.configs import CLASSES
 from vitlens.models.cutting import UNCUT, add_means, cut_heads, output_projection
+from vitlens.models.fitting import load_strictly
 from vitlens.models.hooks import Arguments, is_changed, is_within_context, per_model, watching
 from vitlens.models.language_image import LanguageImage
 from vitlens.models.model import Model, Provenance, first_output, mean_of_pair, two_classes_of_pair
@@ -29,7 +30,6 @@ from vitlens.models.requirement import requirement
 from vitlens.models.sources.registry import SOURCES, ModelRequest
 from vitlens.models.swin import SwinTransformer, padding_note
 from vitlens.models.vit import VisionTransformer
-from vitlens.models.weights import load_strictly
 from vitlens.names import imagenet_classes
 from vitlens.preprocessing import Preprocessing, Side, require_side_lengths
 from vitlens.references import resolved

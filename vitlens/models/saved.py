@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from vitlens.errors import InputError, ModelError, argument, in_one_line
 from vitlens.files import sha256, write_bytes
 from vitlens.models.configs import CLASSES
+from vitlens.models.fitting import load_strictly
 from vitlens.models.library_folders import typed_name
 from vitlens.models.model import Model, Provenance
 from vitlens.models.rebuild import Architecture, assemble, both_classes, build, seeded, versions
 from vitlens.models.sources.registry import SOURCES, ModelRequest, require_source
 from vitlens.models.vit import VisionTransformer
-from vitlens.models.weights import load_strictly, read_weights, to_save
+from vitlens.models.weights import read_weights, to_save
 from vitlens.preprocessing import Preprocessing
 from vitlens.references import resolved
 from vitlens.typed import length, parse_json, read_as

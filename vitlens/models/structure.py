@@ -1,5 +1,6 @@
-"""The anatomy of a module from what it computes: attention, blocks, tokens and readout, whatever
-their names.
+"""The anatomy of a module: attention, blocks, tokens and readout.
+
+It is read from what the module computes, not from the names of its parts.
 """
 
 from collections.abc import Sequence
@@ -54,11 +55,11 @@ _RESIDUAL: Final = 0.5
 
 @dataclass(frozen=True)
 class Told:
-    """Structure of a module given by the user or the model source, which replaces or checks the
-    structure read.
+    """Structure of a module given by the user or the model source.
 
-    blocks: names of its blocks in forward order; heads: of every attention layer; prefix: the kinds
-    of the special tokens, in order; grid: patches (rows, columns).
+    It replaces the structure read from the module, or checks it. blocks: names of its blocks in
+    forward order; heads: of every attention layer; prefix: the kinds of the special tokens, in
+    order; grid: patches (rows, columns).
     """
 
     blocks: tuple[str, ...] | None = None
@@ -210,8 +211,9 @@ class _Traced:
         return replace(part, unread=reason)
 
     def _projection_owner(self, call: TracedAttention) -> str | None:
-        """Return the name of the linear layer whose weight projects the heads' outputs; None where
-        there is none.
+        """Return the name of the linear layer whose weight projects the outputs of the heads.
+
+        None where there is none.
         """
         owner = None
         for name, layer in self.module.named_modules():
@@ -223,8 +225,9 @@ class _Traced:
         return owner
 
     def _not_one_after_another(self) -> str:
-        """Return why the attention modules are no layers one after another, each called once; ""
-        where they are.
+        """Return why the attention modules are no sequence of layers that are called once.
+
+        "" where they are.
         """
         for name in self.calls:
             calls = len(self.trace.by_module[name])
@@ -280,8 +283,9 @@ class _Traced:
         return self._keeps_stream(name, calls[0].stream, calls[0].values)
 
     def _passes_input_through(self, name: str) -> bool:
-        """Return True if a module without attention, called once, adds to a residual stream (see
-        `_is_residual`).
+        """Return True if a module without attention, called once, adds to a residual stream.
+
+        See `_is_residual`.
         """
         calls = self.trace.by_module.get(name, ())
         if len(calls) != 1 or calls[0].stream is None:
@@ -317,8 +321,9 @@ class _Traced:
         return bool(correlations.nan_to_num(0.0).mean() > _RESIDUAL)
 
     def _linear_after(self, call: ModuleCall) -> list[Stack]:
-        """Return the stacks of running modules at each linear layer after the projection of a
-        module's attention.
+        """Return the stacks of running modules at linear layers after the attention of a module.
+
+        These are the linear layers that follow the projection of the attention.
         """
         projections = [attention.projection for attention in self.trace.attention]
         stacks = []
@@ -358,8 +363,9 @@ class _Traced:
         return name
 
     def _told_blocks(self) -> tuple[str, ...]:
-        """Return the blocks that the user named. Raises InputError for a name that no running
-        module has.
+        """Return the blocks that the user named.
+
+        Raises InputError for a name that no running module has.
         """
         names = dict(self.module.named_modules())
         for name in self.told.blocks or ():
@@ -384,8 +390,9 @@ class _Traced:
         return self.told.blocks or ()
 
     def _with_tokens(self, anatomy: Anatomy) -> Anatomy:
-        """Return the anatomy with its family and, of a model with one sequence of tokens, layout,
-        readout and order.
+        """Return the anatomy with its family.
+
+        For a model with one sequence of tokens also with layout, readout and order.
         """
         module = self.module
         images = self.images
@@ -535,10 +542,10 @@ class _Traced:
         return TokenOrder(special, grid)
 
     def _reordering(self, order: TokenOrder, tokens: int) -> Reordering | None:
-        """Return the reordering that puts special tokens first; None where no module takes, or
-        returns, all tokens.
+        """Return the reordering that puts special tokens first.
 
-        It holds from the first module that takes all tokens to the last one that returns them.
+        None where no module takes, or returns, all tokens. It holds from the first module that
+        takes all tokens to the last one that returns them.
         """
         shape = (self.trace.images, tokens)
         takes = []
@@ -555,8 +562,10 @@ class _Traced:
         return Reordering(entry.module, returns[-1].module, (*order.special, *patches))
 
     def _patch_size(self, grid: Grid) -> tuple[int, int]:
-        """Return pixels from patch to patch: the stride of the convolution that cuts them, else the
-        image's share.
+        """Return the pixels from patch to patch.
+
+        These are the stride of the convolution that cuts the patches, or else the image size
+        divided by the grid.
         """
         size = (int(self.images.shape[2]), int(self.images.shape[3]))
         for layer in self.module.modules():
@@ -566,8 +575,9 @@ class _Traced:
 
 
 def _cuts(layer: nn.Conv2d, size: tuple[int, int], grid: Grid) -> bool:
-    """Return True if a convolution cuts an image of this size, or one padded to whole patches, into
-    this grid.
+    """Return True if a convolution cuts an image of this size into this grid.
+
+    The image may be padded to whole patches.
     """
     padding = (0, 0) if isinstance(layer.padding, str) else layer.padding
     is_whole = True
@@ -585,8 +595,9 @@ class _LinearAtZero(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Return zeros for a linear layer, a convolution or nn.MultiheadAttention; pass every other
-        call through.
+        """Return zeros for a linear layer, a convolution or nn.MultiheadAttention.
+
+        Every other call runs unchanged.
         """
         if func is F.linear and len(args) > 1:
             return args[0].new_zeros(*args[0].shape[:-1], len(args[1]))

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
-from vitlens.errors import ModelError, argument, by_caller, first_line
+from vitlens.errors import ModelError, argument, first_line
 from vitlens.models.library_folders import typed_name, weights_inside
 from vitlens.signatures import described, is_pickle, is_safetensors
 
@@ -45,7 +45,6 @@ _INFIXES = (
 _PREFIXES = ("module.", "model.", "ema.", "backbone.")
 _NESTED = 8  # nested wrappers, and prefixes one after the other
 _SHOWN = 3  # names and entries in a message
-_DOT = re.compile(r"\.")
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 # what training files store beside the weights; none of it is made, see Ignored
 _IGNORED = (
@@ -63,65 +62,15 @@ _IGNORED = (
     "pathlib._local.PosixPath",
     "pathlib._local.WindowsPath",
 )
-_RANKS = {  # of networks in a file
-    "ema": 0,
-    "average": 0,
-    "teacher": 1,
-    "base_encoder": 2,
-    "online": 2,
-    "encoder_q": 2,
-    "student": 4,
-    "momentum": 5,
-    "target": 5,
-    "encoder_k": 5,
-}
-_NEUTRAL = 3  # rank of any other
-_CLASSIFIERS = (
-    "classifier",
-    "head",
-    "fc",
-    "linear",
-    "cls_head",
-    "classification_head",
-    "linear_head",
-)
-# what pretraining alone needs, among them the projection heads of MoCo and DINO
-_TRAINING = re.compile(
-    r"(decoder|mask_token|criterion|loss|n_averaged|projector|predictor|projection_head|queue|head\.(\d+|mlp|last_layer)\.)"
-)
-_CAUSES = (  # of names that a model does not have
-    (
-        r"lora_|modules_to_save|base_layer\.",
-        "these are adapters (LoRA): merge them first (merge_and_unload of peft)",
-    ),
-    (
-        r"^fc_norm\.",
-        "fc_norm is of a model that averages its patches: make it with "
-        "timm.create_model(NAME, global_pool='avg') and {wrap}",
-    ),
-    (
-        r"encoder\.layers?\.\d+\.attention\.(attention|self)\.",
-        "the names are those of transformers: use hf:FOLDER",
-    ),
-    (r"encoder_layer_\d+\.", "the names are those of torchvision: use torchvision:NAME"),
-    (r"transformer\.resblocks\.", "the names are those of CLIP: use open-clip:ARCH"),
-    (
-        r"layers\.\d+\.(ln1|ffn\.layers|attn\.attn)\b",
-        "the names are those of MMPretrain: convert them to timm's, or build the model and {wrap}",
-    ),
-    (
-        r"^decoder|mask_token",
-        "decoder and mask_token are of pretraining (MAE): take the encoder's weights alone",
-    ),
-)
 _NAME = 1000  # characters of a tensor's name
 _SPREAD = 16  # limit of the tensors' memory over the file's size; tensors may share memory
 _SLACK = 1 << 20  # bytes
 
 
 class Weights(NamedTuple):
-    """Weights of a file: tensors by name, the metadata of safetensors, and notes of removed
-    wrappers and prefixes.
+    """Weights of a file: tensors by name, and the metadata of safetensors.
+
+    The notes name the wrappers and prefixes that were removed.
     """
 
     state: dict[str, Tensor]
@@ -130,11 +79,10 @@ class Weights(NamedTuple):
 
 
 def read_weights(path: Path) -> Weights:
-    """Return the state dict in a file of safetensors or of torch.save, whatever its suffix, without
-    the usual wrappers.
+    """Return the state dict in a file of safetensors or of torch.save, without the usual wrappers.
 
-    Raises ModelError when the file is missing, unreadable, or holds anything but finite tensors of
-    real numbers.
+    The suffix of the file does not matter. Raises ModelError when the file is missing, unreadable,
+    or holds anything but finite tensors of real numbers.
     """
     _require_file(path)
     stored: object
@@ -159,10 +107,9 @@ def read_weights(path: Path) -> Weights:
 
 
 def _require_plain(state: Mapping[str, Tensor], path: Path) -> None:
-    """Raise ModelError for tensors that are not plain ones of real numbers, or that need far more
-    memory than a file.
+    """Raise ModelError for tensors that are not plain ones of floating-point numbers.
 
-    Weights must be floating-point numbers.
+    Also for tensors that need far more memory than a file.
     """
     room = _SPREAD * path.stat().st_size + _SLACK
     for name, value in state.items():
@@ -216,8 +163,9 @@ def _require_file(path: Path) -> None:
 
 
 def _load_plainly(path: Path) -> object:
-    """Return the object that torch.save stored, without running code; a few types of training files
-    become empty.
+    """Return the object that torch.save stored, without running code.
+
+    Objects of a few types that training files contain become empty.
     """
     kind = described(path)
     if kind:
@@ -282,8 +230,9 @@ def _advice(kind: str, path: Path) -> str:
 
 
 class Ignored:
-    """An empty instance in place of an object that a training file stores with its weights, such as
-    its options.
+    """An empty instance in place of an object that is not needed.
+
+    Training files store such objects with their weights, the options for example.
     """
 
     def __new__(cls, *_args: object, **_options: object) -> "Ignored":
@@ -308,7 +257,7 @@ def _unwrapped(stored: object, path: Path) -> tuple[dict[str, Tensor], tuple[str
         note = f"took the weights from {wrapper[:80]!r}"
         others = [key for key in keys if key != wrapper]
         if others:
-            note += f", not {_shown(others)}"
+            note += f", not {listed(others)}"
         notes.append(note)
         stored = stored[wrapper]
     if (
@@ -347,8 +296,9 @@ def _common_prefix(names: Iterable[str]) -> str:
 
 
 def _chosen(keys: Sequence[str]) -> str | None:
-    """Return the key of the weights to take: an average first, as in timm, then the usual keys,
-    then the only one.
+    """Return the key of the weights to take.
+
+    An average comes first, as in timm, then the usual keys, then the only key.
     """
     averages = [key for key in keys if _AVERAGE.search(key)]
     usual = [key for key in _WRAPPERS if key in keys]
@@ -362,8 +312,9 @@ def _chosen(keys: Sequence[str]) -> str | None:
 
 
 def _state_keys(stored: Mapping[object, object]) -> list[str]:
-    """Return the keys of state dicts, and of mappings that hold some, without those of an
-    optimiser's.
+    """Return the keys of state dicts, and of mappings that hold some.
+
+    The state of an optimiser is left out.
     """
     keys = []
     for key, value in stored.items():
@@ -457,213 +408,18 @@ def require_finite(state: Mapping[str, Tensor], path: Path) -> None:
             )
 
 
-def fit_names(
-    state: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, heads: Sequence[str] = ()
-) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Return the state dict by the names of a model, without a prefix that most of them share; and
-    notes of changes.
-
-    Names without that prefix are not the model's (a loss, a second network) and are left out.
-    Tensors that only pretraining needs are left out where all other names fit. heads: modules of
-    the classifier, which may be missing, or have another name. Raises ModelError for whole numbers
-    in place of weights.
-    """
-    notes: list[str] = []
-    prefix = _network_prefix(state, expected)
-    fitted = {
-        name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
-    }
-    if prefix:
-        notes.append(f"took {prefix!r} off {len(fitted)} of {len(state)} names")
-    head, note = _classifier(state, prefix, expected, heads)
-    if head:
-        notes.append(note)
-        fitted = {
-            name: value for name, value in fitted.items() if not _is_one_of(value, head.values())
-        } | head
-    left_out = []
-    for name, value in state.items():
-        if not name.startswith(prefix) and not _is_one_of(value, head.values()):
-            left_out.append(name)
-    if left_out:
-        notes.append(f"left out {_shown(left_out)}, without that prefix")
-    missing = [name for name in expected if name not in fitted]
-    head_prefixes = tuple(f"{module}." for module in heads)
-    lacks_only_head = all(name.startswith(head_prefixes) for name in missing)
-    training = [name for name in fitted if name not in expected and _TRAINING.match(name)]
-    if training and lacks_only_head:
-        fitted = {name: value for name, value in fitted.items() if name not in training}
-        notes.append(f"left out {_shown(training)}, which pretraining alone needs")
-    _require_floats(fitted, expected)
-    return fitted, tuple(notes)
-
-
-def _network_prefix(names: Iterable[str], expected: Mapping[str, Tensor]) -> str:
-    """Return the prefix with which most names are the model's; "" where it gives less than half of
-    the model.
-    """
-    counts: dict[str, int] = {}
-    for name in names:
-        starts = [0, *(match.end() for match in _DOT.finditer(name))]
-        for start in starts:
-            if name[start:] in expected:
-                counts[name[:start]] = counts.get(name[:start], 0) + 1
-    prefix = min(
-        counts, key=lambda candidate: (-counts[candidate], _preference(candidate)), default=""
-    )
-    if not prefix or 2 * counts[prefix] < len(expected):
-        return ""
-    _require_one_network(prefix, counts)
-    return prefix
-
-
-def _require_one_network(prefix: str, counts: Mapping[str, int]) -> None:
-    """Raise ModelError where as many names have another prefix, and nothing shows which network is
-    the model.
-    """
-    equals = []
-    for other, count in counts.items():
-        if count == counts[prefix] and _preference(other) == _preference(prefix):
-            equals.append(other)
-    if len(equals) > 1:
-        raise ModelError(
-            f"expected the weights of one model, found those of {len(equals)} under "
-            f"{_shown(equals)}; save one of them "
-            "alone"
-        )
-
-
-def _is_one_of(value: Tensor, others: Iterable[Tensor]) -> bool:
-    return any(value is other for other in others)
-
-
-def _require_floats(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Raise ModelError for whole numbers in place of floating-point ones."""
-    for name, value in state.items():
-        parameter = expected.get(name)
-        if (
-            parameter is not None
-            and parameter.is_floating_point()
-            and not value.is_floating_point()
-        ):
-            raise ModelError(
-                f"expected floating-point numbers in {name[:80]!r}, found {value.dtype}: "
-                "quantised, without the scales that belong to them; take the weights from before"
-            )
-
-
-def _classifier(
-    state: Mapping[str, Tensor], prefix: str, expected: Mapping[str, Tensor], heads: Sequence[str]
-) -> tuple[dict[str, Tensor], str]:
-    """Return the classifier that a file has under another name, by the model's name, and a note.
-
-    Empty where the file has the model's classifier, or not exactly one other of the right width.
-    prefix: of the model's other names.
-    """
-    if len(heads) != 1:
-        return {}, ""
-    head = heads[0]
-    head_weight = expected.get(f"{head}.weight")
-    if head_weight is None or head_weight.ndim != 2 or f"{prefix}{head}.weight" in state:
-        return {}, ""
-    modules = set()
-    for name in state:
-        module, _, last = name.rpartition(".")
-        is_other = not name.startswith(prefix) or name.removeprefix(prefix) not in expected
-        if is_other and last == "weight" and module.rpartition(".")[2] in _CLASSIFIERS:
-            modules.add(module)
-    if len(modules) != 1:
-        return {}, ""
-    module = modules.pop()
-    weight = state[f"{module}.weight"]
-    bias = state.get(f"{module}.bias")
-    if bias is None or weight.ndim != 2 or weight.shape[1] != head_weight.shape[1]:
-        return {}, ""
-    return {
-        f"{head}.weight": weight,
-        f"{head}.bias": bias,
-    }, f"took {module!r} for the classifier {head!r}"
-
-
-def _preference(prefix: str) -> int:
-    """Return the rank of a network among several: an average of the weights first, as in timm."""
-    ranks = [rank for word, rank in _RANKS.items() if word in prefix]
-    return min(ranks, default=_NEUTRAL)
-
-
-def _shown(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Return the first names of tensors or entries, as text."""
     text = ", ".join(repr(name[:80]) for name in names[:_SHOWN])
     if len(names) > _SHOWN:
         text += f" and {len(names) - _SHOWN} more"
     return text
 
 
-def require_fitting(model: nn.Module, state: Mapping[str, Tensor], *, where: str) -> None:
-    """Raise ModelError unless the weights are the model's.
-
-    The message has missing, unexpected and misshapen keys and their likely cause.
-    """
-    expected = model.state_dict()
-    missing = [key for key in expected if key not in state]
-    unexpected = [key for key in state if key not in expected]
-    misshapen = [
-        key for key in expected if key in state and expected[key].shape != state[key].shape
-    ]
-    faults = []
-    if missing:
-        faults.append(f"{len(missing)} missing ({_shown(missing)})")
-    if unexpected:
-        faults.append(f"{len(unexpected)} unexpected ({_shown(unexpected)})")
-    if misshapen:
-        key = misshapen[0]
-        faults.append(
-            f"{key!r} expected {tuple(expected[key].shape)}, found {tuple(state[key].shape)}"
-        )
-    if faults:
-        cause = _cause(
-            missing, unexpected, matched=len(missing) < len(expected), shapes=bool(misshapen)
-        )
-        raise ModelError(f"weights do not fit {where}: {'; '.join(faults)}; {cause}")
-
-
-def _cause(
-    missing: Sequence[str], unexpected: Sequence[str], *, matched: bool, shapes: bool
-) -> str:
-    """Return why weights are likely not to fit, and what to do."""
-    for pattern, cause in _CAUSES:
-        if any(re.search(pattern, name) for name in unexpected):
-            wrap = by_caller(
-                python="wrap it with vitlens.wrap", command="load it with --model-file"
-            )
-            return cause.format(wrap=wrap)
-    if not matched and unexpected:
-        arch = argument("arch")
-        return (
-            f"no name is that of the architecture: check {arch} (vitlens models lists them), "
-            "or rename the weights"
-        )
-    if unexpected and not missing and not shapes:
-        return (
-            "the other names all fit: choose the architecture that has these, too "
-            f"({argument('arch')}), or wrap it"
-        )
-    if missing and not unexpected and not shapes:
-        return (
-            "the file lacks them: take the whole checkpoint, or choose one without them "
-            f"({argument('arch')})"
-        )
-    return f"check {argument('arch')}, {argument('image_size')} and {argument('classes')}"
-
-
-def load_strictly(model: nn.Module, state: Mapping[str, Tensor], *, where: str) -> None:
-    """Load a state dict. Raises ModelError for one that does not fit."""
-    require_fitting(model, state, where=where)
-    model.load_state_dict(dict(state), strict=True)
-
-
 def to_save(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors on the CPU, with separate memory: safetensors refuses shared memory, such
-    as tied weights.
+    """Return the tensors on the CPU, with separate memory.
+
+    safetensors refuses shared memory, such as tied weights.
     """
     tensors: dict[str, Tensor] = {}
     addresses: set[int] = set()

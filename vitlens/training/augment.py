@@ -1,8 +1,7 @@
-"""Augmentation of a whole batch on its device, seeded per image: crops, flips, RandAugment,
-erasing, mixing.
+"""Augments a batch on its device, seeded per image: crops, flips, RandAugment, erasing, mixing.
 
-Each view's random numbers come from a hash of (seed, epoch, key), not from a generator's state, so
-the augmentation of an image does not depend on how a batch is split among processes or where a
+A view's random numbers come from a hash of (seed, epoch, key), not from a generator's state. So the
+augmentation of an image does not depend on the division of a batch among processes, or on where a
 killed run is resumed. The key is the image's index in its split, plus the split's size times the
 number of the view. Only mixing uses torch's generator.
 """
@@ -28,18 +27,16 @@ AREA: Final = (0.02, 1 / 3)  # of an erased rectangle, as a share of the image
 ASPECT: Final = (0.3, 1 / 0.3)  # height over width
 _SHIFT, _RAND_AUGMENT, _ERASE, _NOISE = range(4)  # streams of random numbers
 
-Draw = Callable[
-    [int, int], Float[Tensor, "batch count"]
-]  # so many numbers in [0, 1) for each view, of a stream
+# (count, stream) -> count numbers in [0, 1) for each view
+Draw = Callable[[int, int], Float[Tensor, "batch count"]]
 Operation = Callable[[Tensor, float], Tensor]
 
 
 def augment(pixels: Pixels, keys: Tensor, recipe: Recipe, *, seed: int, epoch: int) -> Images:
-    """Return the images in [0, 1]: shifted and flipped, then RandAugment, then random erasing, each
-    where the recipe has it.
+    """Return the augmented images in [0, 1]: shifted and flipped, then RandAugment, then erasing.
 
-    keys: (batch,) of the views; a view is shifted by at most crop_padding pixels, filled with
-    black.
+    Steps that the recipe lacks are left out. keys: (batch,) of the views. A view is shifted by at
+    most crop_padding pixels, filled with black.
     """
     draw = partial(uniforms, keys.to(pixels.device), seed=seed, epoch=epoch)
     if recipe.crop_padding or recipe.flip:
@@ -55,8 +52,9 @@ def augment(pixels: Pixels, keys: Tensor, recipe: Recipe, *, seed: int, epoch: i
 def uniforms(
     keys: Tensor, count: int, stream: int, *, seed: int, epoch: int
 ) -> Float[Tensor, "batch count"]:
-    """Numbers in [0, 1) for each view, which depend only on (seed, epoch, key, stream, index); 24
-    bits each.
+    """Return numbers in [0, 1) of 24 bits for each view.
+
+    They depend only on (seed, epoch, key, stream, index).
     """
     views = draws.keys(seed, torch.full_like(keys, seed >> 32), torch.full_like(keys, epoch), keys)
     return draws.uniform(views, count, stream=stream)
@@ -82,20 +80,20 @@ def _affine(
     translate: tuple[float, float] = (0.0, 0.0),
     shear: tuple[float, float] = (0.0, 0.0),
 ) -> Tensor:
-    """Return images translated right and down by whole pixels, then sheared by slopes, about the
-    upper left corner.
+    """Return images translated right and down by whole pixels, then sheared by slopes.
+
+    The shear is about the upper left corner.
     """
-    degrees = [math.degrees(math.atan(slope)) for slope in shear]
-    whole = [int(distance) for distance in translate]
+    shear_degrees = [math.degrees(math.atan(slope)) for slope in shear]
+    pixel_shift = [int(distance) for distance in translate]
     transformed: Tensor = V.affine(
-        pixels, angle=0.0, translate=whole, scale=1.0, shear=degrees, center=[0, 0]
+        pixels, angle=0.0, translate=pixel_shift, scale=1.0, shear=shear_degrees, center=[0, 0]
     )
     return transformed
 
 
 # value at magnitude 30 (translations: as a share of the side), whether it is signed, and the
-# function; the ranges are
-# torchvision's (Cubuk 2020)
+# function; the ranges are torchvision's (Cubuk 2020)
 OPERATIONS: Final[dict[str, tuple[float, bool, Operation]]] = {
     "identity": (0.0, False, lambda pixels, _: pixels),
     "shear-x": (0.3, True, lambda pixels, value: _affine(pixels, shear=(value, 0.0))),
@@ -123,39 +121,42 @@ OPERATIONS: Final[dict[str, tuple[float, bool, Operation]]] = {
 
 
 def strength(top: float, magnitude: int) -> float:
-    """Return an operation's value at a magnitude: linear up to top at 30, in float32 as in
-    torchvision.
-    """
+    """Return an operation's value at a magnitude: linear up to `top` at 30, in float32."""
     return float(torch.linspace(0.0, top, BINS)[magnitude])
 
 
 def rand_augment(pixels: Pixels, draw: Draw, *, operations: int, magnitude: int) -> Pixels:
-    """Return each image changed by random operations of one strength, 0 to 30 of 30 (Cubuk 2020,
-    RandAugment).
+    """Return each image changed by random operations of one strength (RandAugment, Cubuk 2020).
+
+    magnitude: of the strength, from 0 to 30.
     """
     drawn = draw(2 * operations, _RAND_AUGMENT).cpu()
     table = list(OPERATIONS.values())
     for turn in range(operations):
-        chosen = (drawn[:, 2 * turn] * len(table)).long()
-        negative = drawn[:, 2 * turn + 1] < 0.5
+        operation_index = (drawn[:, 2 * turn] * len(table)).long()
+        is_negative = drawn[:, 2 * turn + 1] < 0.5
         changed = pixels.clone()
-        for index, (top, signed, operation) in enumerate(table[1:], start=1):
-            for sign in (1, -1) if signed else (1,):
-                selected = (
-                    (chosen == index) & (negative == (sign < 0)) if signed else chosen == index
-                )
-                views = selected.nonzero()[:, 0].to(pixels.device)
+        for index, (top, is_signed, operation) in enumerate(table[1:], start=1):
+            value = strength(top, magnitude)
+            is_selected = operation_index == index
+            selections = [(is_selected, value)]
+            if is_signed:
+                selections = [
+                    (is_selected & ~is_negative, value),
+                    (is_selected & is_negative, -value),
+                ]
+            for selection, signed_value in selections:
+                views = selection.nonzero()[:, 0].to(pixels.device)
                 if len(views):
-                    changed[views] = operation(pixels[views], sign * strength(top, magnitude))
+                    changed[views] = operation(pixels[views], signed_value)
         pixels = changed
     return pixels
 
 
 def erase(images: Images, draw: Draw, *, chance: float) -> Images:
-    """Return the images, each with the given chance one rectangle of uniform noise in it (Zhong
-    2020; noise as in timm).
+    """Return the images with a rectangle of uniform noise in a random share `chance` of them.
 
-    Area and log aspect ratio are uniform; sides are clamped.
+    From Zhong 2020, with timm's noise. Area and log aspect ratio are uniform; sides are clamped.
     """
     height, width = images.shape[-2:]
     drawn = draw(5, _ERASE)
@@ -172,26 +173,25 @@ def erase(images: Images, draw: Draw, *, chance: float) -> Images:
 
 
 def _between(start: Tensor, length: Tensor, size: int) -> Tensor:
-    """(batch, size): whether a row or column lies in [start, start + length)."""
+    """Return a mask (batch, size) of the rows or columns in [start, start + length)."""
     index = torch.arange(size, device=start.device)
     return (index >= start[:, None]) & (index < (start + length)[:, None])
 
 
 def mix(images: Images, labels: Tensor, recipe: Recipe, *, classes: int) -> tuple[Images, Tensor]:
-    """Return the images, each mixed with another one of the batch, and their targets (batch,
-    classes).
+    """Return images mixed with others of the batch, and their targets (batch, classes).
 
-    By mixup (Zhang 2018) or cutmix (Yun 2019); where the recipe has both, one is drawn per batch,
-    which is mixed with a probability of mix_chance. Random numbers come from torch's generator. A
-    batch that is not mixed keeps its labels (batch,).
+    They are mixed by mixup (Zhang 2018) or cutmix (Yun 2019). If the recipe has both, one is drawn
+    per batch, which is mixed with a probability of mix_chance. Random numbers come from torch's
+    generator. A batch that is not mixed keeps its labels (batch,).
     """
-    kinds = [
-        (kind, alpha)
-        for kind, alpha in ((v2.MixUp, recipe.mixup), (v2.CutMix, recipe.cutmix))
-        if alpha
-    ]
-    if not kinds or len(images) < 2 or torch.rand(()).item() >= recipe.mix_chance:
+    transforms = []
+    if recipe.mixup:
+        transforms.append(v2.MixUp(alpha=recipe.mixup, num_classes=classes))
+    if recipe.cutmix:
+        transforms.append(v2.CutMix(alpha=recipe.cutmix, num_classes=classes))
+    if not transforms or len(images) < 2 or torch.rand(()).item() >= recipe.mix_chance:
         return images, labels
-    kind, alpha = kinds[int(torch.randint(len(kinds), ()).item())]
-    mixed, targets = kind(alpha=alpha, num_classes=classes)(images, labels)
+    transform = transforms[int(torch.randint(len(transforms), ()).item())]
+    mixed, targets = transform(images, labels)
     return mixed, targets

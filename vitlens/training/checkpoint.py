@@ -1,8 +1,7 @@
-"""The tensor files of a run: its checkpoint, from which it resumes exactly, and weights kept at
-intervals of epochs.
+"""Reads and writes a run's checkpoint, and the weights kept at intervals of epochs.
 
-No pickle, and no state of a random generator: image order, augmentation and dropout derive from
-(seed, epoch, step).
+A run resumes exactly from its checkpoint. There is no pickle, and no state of a random generator:
+image order, augmentation and dropout derive from (seed, epoch, step).
 """
 
 import json
@@ -36,9 +35,7 @@ _KEPT_FILE = re.compile(r"epoch-(\d{4,})\.safetensors")
 
 @dataclass(frozen=True)
 class Facts:
-    """The part of a checkpoint that is not tensors: the run's identity, steps, seconds and finished
-    epochs.
-    """
+    """The identity, steps, seconds and finished epochs of the run of a checkpoint."""
 
     identity: Mapping[str, Any]
     step: Count
@@ -46,48 +43,47 @@ class Facts:
     history: tuple[EpochMetrics, ...]
 
     def require_same(self, now: Mapping[str, object], folder: Path) -> None:
-        """Raise InputError for another model, data or recipe than the checkpoint's; names the first
-        difference.
-        """
-        before = _flat(self.identity)
-        after = _flat(json.loads(json.dumps(now)))
-        names = [
-            name for name in sorted(before.keys() | after.keys()) if name.startswith(f"{IMAGES}.")
-        ]
-        fingerprints = {name: (before.pop(name, None), after.pop(name, None)) for name in names}
-        for name in sorted(before.keys() | after.keys()):
+        """Raise InputError, with the first difference, for another model, data or recipe."""
+        before = _flatten(self.identity)
+        after = _flatten(json.loads(json.dumps(now)))
+        names = sorted(before.keys() | after.keys())
+        images_prefix = f"{IMAGES}."
+        for name in names:
+            if name.startswith(images_prefix):
+                continue
             if before.get(name) != after.get(name):
                 raise InputError(
                     f"expected to resume {folder} with its {name} = {before.get(name)}, found "
                     f"{after.get(name)}; resume with the options it began with, or {_AGAIN}"
                 )
-        for name, (first, second) in fingerprints.items():
-            if (
-                first is not None and second is not None and first != second
-            ):  # earlier versions wrote none
-                what = fingerprinted(name.removeprefix(f"{IMAGES}."))
+        for name in names:
+            # folders of earlier versions have no fingerprints of images
+            if not name.startswith(images_prefix) or None in (before.get(name), after.get(name)):
+                continue
+            if before[name] != after[name]:
+                images = fingerprinted(name.removeprefix(images_prefix))
                 raise InputError(
-                    f"expected the {what} that the training in {folder} began with, found others; "
-                    "resume with the "
-                    f"same, or {_AGAIN}"
+                    f"expected the {images} that the training in {folder} began with, found "
+                    f"others; resume with the same, or {_AGAIN}"
                 )
 
 
-def _flat(value: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+def _flatten(value: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Return a nested mapping as one level of dotted names."""
     flat: dict[str, object] = {}
     for name, item in value.items():
-        flat |= (
-            _flat(item, f"{prefix}{name}.") if isinstance(item, Mapping) else {prefix + name: item}
-        )
+        if isinstance(item, Mapping):
+            flat |= _flatten(item, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = item
     return flat
 
 
 def write_checkpoint(folder: Path, facts: Facts, tensors: Mapping[str, Tensor]) -> None:
-    """Replace the folder's checkpoint, all or nothing. Raises StorageError; the previous one then
-    survives.
+    """Replace the folder's checkpoint, all or nothing.
 
-    tensors: by name: model/..., average/..., optimiser/..., best/..., sums.
+    tensors: by name: model/..., average/..., optimiser/..., best/..., sums. Raises StorageError;
+    the previous checkpoint then survives.
     """
     path = folder / FOLDER / _FILE
     stored = to_save(tensors)
@@ -102,15 +98,12 @@ def write_checkpoint(folder: Path, facts: Facts, tensors: Mapping[str, Tensor]) 
 
 
 def read_checkpoint(folder: Path) -> tuple[Facts, dict[str, Tensor]] | None:
-    """Return the folder's checkpoint, or None where none was written yet. Raises InputError when it
-    is broken.
-    """
+    """Return the folder's checkpoint, None before the first. Raises InputError for a broken one."""
     path = folder / FOLDER / _FILE
     if not path.exists():
         return None
-    for leftover in path.parent.glob(
-        f".{path.stem}-*"
-    ):  # a kill while writing leaves its temporary file
+    # a run that was killed while writing leaves its temporary file
+    for leftover in path.parent.glob(f".{path.stem}-*"):
         with suppress(OSError):
             leftover.unlink()
     try:
@@ -124,9 +117,7 @@ def read_checkpoint(folder: Path) -> tuple[Facts, dict[str, Tensor]] | None:
 
 @dataclass(frozen=True)
 class KeptWeights:
-    """Weights kept during training: the number of epochs done (0: before the first), and their
-    file.
-    """
+    """Weights kept during training: the number of epochs done (0: before the first), and a file."""
 
     epochs: int
     file: Path
@@ -142,42 +133,39 @@ def require_interval(every: int | None) -> None:
 
 
 def keep_weights(folder: Path, model: Model, *, epochs: int) -> None:
-    """Write the model's current weights in half precision, named by the number of epochs done; all
-    or nothing.
-    """
+    """Write the model's current weights in half precision, named by the number of epochs done."""
     saved.save(model, folder / KEPT_FOLDER / f"epoch-{epochs:04}.safetensors", half=True)
 
 
 def read_kept_weights(folder: Path) -> tuple[KeptWeights, ...]:
     """Return the kept weights of a training folder, by epoch."""
-    files = (
-        (_KEPT_FILE.fullmatch(path.name), path)
-        for path in (folder / KEPT_FOLDER).glob("*.safetensors")
-    )
-    kept = (KeptWeights(int(match[1]), path) for match, path in files if match)
-    return tuple(sorted(kept, key=lambda weights: weights.epochs))
+    checkpoints = []
+    for path in (folder / KEPT_FOLDER).glob("*.safetensors"):
+        match = _KEPT_FILE.fullmatch(path.name)
+        if match:
+            checkpoints.append(KeptWeights(int(match[1]), path))
+    return tuple(sorted(checkpoints, key=lambda weights: weights.epochs))
 
 
 def delete_kept_after(folder: Path, epochs: int) -> None:
-    """Delete the weights of later epochs (-1: all), and temporary files of a run killed while
-    writing.
-    """
-    unwanted = [weights.file for weights in read_kept_weights(folder) if weights.epochs > epochs]
-    for path in (*unwanted, *(folder / KEPT_FOLDER).glob(".epoch-*.safetensors")):
+    """Delete the weights of later epochs (-1: all), and temporary files of a killed run."""
+    later = [weights.file for weights in read_kept_weights(folder) if weights.epochs > epochs]
+    temporary = (folder / KEPT_FOLDER).glob(".epoch-*.safetensors")
+    for path in (*later, *temporary):
         with suppress(OSError):
             path.unlink()
 
 
 def weights_over_training(folder: Path) -> tuple[KeptWeights, ...]:
-    """Return the kept weights and, at the end, the last ones (model.safetensors, in full
-    precision).
+    """Return the kept weights and, at the end, the last ones (model.safetensors, full precision).
 
-    Empty for a folder without kept weights. Raises InputError where metrics.jsonl is missing or
+    Empty for a folder without kept weights. Raises InputError if metrics.jsonl is missing or
     broken.
     """
-    kept = read_kept_weights(folder)
+    checkpoints = read_kept_weights(folder)
     last = folder / saved.WEIGHTS_FILE
-    if not kept or not last.is_file():  # stopped in its first epoch
-        return kept
-    done = len(read_metrics(folder))
-    return (*(weights for weights in kept if weights.epochs < done), KeptWeights(done, last))
+    if not checkpoints or not last.is_file():  # stopped in its first epoch
+        return checkpoints
+    epochs = len(read_metrics(folder))
+    earlier = [weights for weights in checkpoints if weights.epochs < epochs]
+    return (*earlier, KeptWeights(epochs, last))

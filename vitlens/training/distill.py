@@ -1,5 +1,6 @@
-"""What a training minimises: the cross-entropy with the labels and, in a distillation (Touvron
-2021, DeiT), the distance from a teacher's logits on the same pixels.
+"""The objective of a training: cross-entropy with the labels, and distillation from a teacher.
+
+The distillation (DeiT, Touvron 2021) adds the distance from a teacher's logits on the same pixels.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,23 +32,18 @@ from vitlens.shapes import Images, Logits
 from vitlens.training.feed import portions
 from vitlens.training.recipe import Recipe
 
-# Touvron 2021: eq. 3 halves the two terms; for the soft form section 5 takes tau = 3 and lambda =
-# 0.1
+# Touvron 2021: eq. 3 halves the two terms; section 5 takes tau = 3 and lambda = 0.1 (soft form)
 WEIGHTS: Final[Mapping[str, float]] = MappingProxyType({"soft": 0.1, "hard": 0.5})
 TEMPERATURE: Final = 3.0
 MAX_CACHED_LOGITS: Final = 100_000_000  # numbers: 400 MB
-_AUGMENTATIONS = (
-    "crop_padding",
-    "randaugment",
-    "erasing",
-    "mixup",
-    "cutmix",
-)  # each makes every view different
+# settings of the recipe that make every view different
+_AUGMENTATIONS = ("crop_padding", "randaugment", "erasing", "mixup", "cutmix")
+_MOST_LISTED: Final = 5  # classes in a message
 
 
 @dataclass(frozen=True)
 class Distillation:
-    """How a student learns from a teacher; raises InputError for invalid settings.
+    """Settings of the distillation of a student; raises InputError for invalid ones.
 
     kind: "soft" or "hard"; weight: the teacher's share of the loss; temperature: of the soft form;
     token: whether a separate token and head learn from the teacher (the other head then learns only
@@ -85,9 +81,8 @@ class Distillation:
         """
         if self.kind == "hard":
             return F.cross_entropy(student, teacher.argmax(-1), reduction="none")
-        target, predicted = (
-            (logits / self.temperature).log_softmax(-1) for logits in (teacher, student)
-        )
+        target = (teacher / self.temperature).log_softmax(-1)
+        predicted = (student / self.temperature).log_softmax(-1)
         return self.temperature**2 * (target.exp() * (target - predicted)).sum(-1)
 
 
@@ -100,29 +95,28 @@ class Objective(Protocol):
         ...
 
     def logits(self, outputs: Any) -> Tensor | None:
-        """Return the logits (batch, classes), for the accuracy; None where no classes are
-        predicted.
-        """
+        """Return the logits (batch, classes), for the accuracy; None without classes."""
         ...
 
     def loss(self, outputs: Any, targets: Tensor, images: Tensor, *, smoothing: float) -> Tensor:
-        """Loss summed over the images; targets: labels (batch,) or shares of the classes (batch,
-        classes).
+        """Return the loss summed over the images.
+
+        targets: labels (batch,) or shares of the classes (batch, classes).
         """
         ...
 
     def identity(self) -> Mapping[str, object]:
-        """Return what must be the same in a resumed run, besides model, data and recipe."""
+        """Return settings that must be the same in a resumed run, as model, data and recipe."""
         ...
 
 
 @dataclass(frozen=True)
 class StandardObjective:
-    """The cross-entropy with the labels, and a teacher's share of the loss where there is one.
+    """The cross-entropy with the labels and, with a teacher, its share of the loss.
 
-    teacher: images -> logits, of the same augmented (and mixed) images, None: the labels alone;
-    how: it is learned from; about: what must be the same in a resumed run, besides model, data and
-    recipe.
+    teacher: images -> logits, of the same augmented (and mixed) images, None: only the labels;
+    how: the settings of the distillation; about: settings that must be the same in a resumed run,
+    as model, data and recipe.
     """
 
     teacher: Callable[[Images], Logits] | None = None
@@ -138,29 +132,32 @@ class StandardObjective:
         return outputs if self.teacher is None else torch.stack(outputs).mean(0)
 
     def loss(self, outputs: Any, targets: Tensor, images: Tensor, *, smoothing: float) -> Tensor:
-        """(1 - weight) x label loss + weight x distillation loss, in nats; the teacher's logits are
-        not smoothed.
+        """Return (1 - weight) x label loss + weight x distillation loss, in nats.
+
+        The teacher's logits are not smoothed.
         """
         if self.teacher is None:
             return F.cross_entropy(
                 outputs.float(), targets, label_smoothing=smoothing, reduction="sum"
             )
-        for_labels, for_teacher = (logits.float() for logits in outputs)
-        labelled = F.cross_entropy(for_labels, targets, label_smoothing=smoothing, reduction="none")
-        taught = self.how.loss(for_teacher, self.teacher(images))
-        return ((1 - self.how.weight) * labelled + self.how.weight * taught).sum()
+        for_labels, for_teacher = outputs
+        label_loss = F.cross_entropy(
+            for_labels.float(), targets, label_smoothing=smoothing, reduction="none"
+        )
+        distillation_loss = self.how.loss(for_teacher.float(), self.teacher(images))
+        weight = self.how.weight
+        return ((1 - weight) * label_loss + weight * distillation_loss).sum()
 
     def identity(self) -> Mapping[str, object]:
-        """Return what it was told."""
+        """Return the settings that must be the same in a resumed run."""
         return self.about
 
 
 class Student(nn.Module):
-    """A model with two outputs: logits that learn from the labels, and logits that learn from the
-    teacher.
+    """A model with two outputs: logits for the labels, and logits for the teacher.
 
     token: use the two heads of a distilled ViT; else the same logits twice. Raises UnsupportedError
-    where the model has no distillation token.
+    for a model without a distillation token.
     """
 
     def __init__(self, model: Model, *, token: bool) -> None:
@@ -174,35 +171,31 @@ class Student(nn.Module):
         self.token = token
 
     def forward(self, images: Images) -> tuple[Logits, Logits]:
-        """Logits for the labels and logits for the teacher; images (batch, 3, height, width) in [0,
-        1].
+        """Return logits for the labels and for the teacher.
+
+        images: (batch, 3, height, width) in [0, 1].
         """
         if not self.token:
             logits = self.model(images)
             return logits, logits
         model: Any = self.model.module  # ours, or timm's
-        features = model.forward_features(
-            self.model.prepare(images)
-        )  # CLS first, then the distillation token
-        return model.head(features[:, 0]), model.head_dist(features[:, 1])
+        tokens = model.forward_features(self.model.prepare(images))  # CLS, distillation, ...
+        return model.head(tokens[:, 0]), model.head_dist(tokens[:, 1])
 
 
 def has_distillation_token(model: Model) -> bool:
     """Return True if the model is a ViT with a distillation token and its head."""
     layout = model.anatomy.layout
-    return (
-        layout is not None
-        and "distillation" in layout.prefix
-        and hasattr(model.module, "head_dist")
-    )
+    if layout is None or "distillation" not in layout.prefix:
+        return False
+    return hasattr(model.module, "head_dist")
 
 
 class Teacher:
-    """A trained model's logits for a student's images, in the order of the data's classes; images
-    are resized.
+    """A trained model that computes logits for a student's images, in the order of its classes.
 
-    Those of images that it was told to remember come from memory. classes: the data's; precision:
-    "fp32" or "bf16". Raises InputError when the model has other classes.
+    Images are resized; the logits of remembered images come from memory. classes: of the data;
+    precision: "fp32" or "bf16". Raises InputError for a model with other classes.
     """
 
     def __init__(self, model: Model, *, classes: Sequence[str], precision: str = "fp32") -> None:
@@ -217,12 +210,12 @@ class Teacher:
             ) from error
         extra = union[len(classes) :]
         if extra:
-            named = ", ".join(map(repr, extra[:5])) + (
-                f" and {len(extra) - 5} more" if len(extra) > 5 else ""
-            )
+            listed = ", ".join(map(repr, extra[:_MOST_LISTED]))
+            if len(extra) > _MOST_LISTED:
+                listed += f" and {len(extra) - _MOST_LISTED} more"
             raise InputError(
                 f"expected a teacher of the data's {len(classes)} classes, found {model.alias} "
-                f"with {len(union)}; only in the teacher: {named}; train one on this data first: "
+                f"with {len(union)}; only in the teacher: {listed}; train one on this data first: "
                 f"vitlens train {model.alias} --data DATA"
             )
         self._multipliers = torch.zeros(0, dtype=torch.int64)  # of the hash
@@ -230,15 +223,15 @@ class Teacher:
         self._logits = torch.zeros(0, 0)
 
     def __call__(self, images: Images) -> Logits:
-        """Logits (batch, classes) in fp32. Raises NonFiniteError for a NaN or an infinity."""
+        """Return logits (batch, classes) in fp32. Raises NonFiniteError for a NaN or infinity."""
         if not len(self._hashes):
             return self._run(images)
         hashes = self._hash(images)
         index = torch.searchsorted(self._hashes, hashes).clamp_max(len(self._hashes) - 1)
         logits = self._logits[index]
-        new = self._hashes[index] != hashes
-        if new.any():
-            logits[new] = self._run(images[new])
+        is_new = self._hashes[index] != hashes
+        if is_new.any():
+            logits[is_new] = self._run(images[is_new])
         return logits
 
     @torch.no_grad()
@@ -248,16 +241,14 @@ class Teacher:
         if not logits.isfinite().all():
             raise NonFiniteError(
                 f"expected finite logits from the teacher {self.model.alias}, found NaN or "
-                "infinity; "
-                f"check its weights, or run with {argument('precision', 'fp32')}"
+                f"infinity; check its weights, or run with {argument('precision', 'fp32')}"
             )
         return logits
 
     def remember(
         self, split: Split, *, mirrored: bool, advance: Callable[[int], object] = lambda _: None
     ) -> None:
-        """Compute the logits of every image and, where mirrored, of its mirror image, in a fixed
-        order.
+        """Compute and remember the logits of every image and, if mirrored, of its mirror image.
 
         advance: called with the number of images just done.
         """
@@ -267,18 +258,20 @@ class Teacher:
         batches = torch.arange(len(split)).split(fitting_batch_size(self.model))
         for pixels, _ in portions(split.source, batches, pin=device.type == "cuda"):
             images = pixels.to(device, non_blocking=True).float().div_(255)
-            for view in (images, images.flip(-1))[: 1 + mirrored]:
+            views = [images]
+            if mirrored:
+                views.append(images.flip(-1))
+            for view in views:
                 hashes.append(self._hash(view))
                 logits.append(self._run(view))
                 advance(len(view))
-        order = torch.cat(hashes).argsort()
-        self._hashes = torch.cat(hashes)[order]
+        all_hashes = torch.cat(hashes)
+        order = all_hashes.argsort()
+        self._hashes = all_hashes[order]
         self._logits = torch.cat(logits)[order]
 
     def _hash(self, images: Images) -> Int[Tensor, " batch"]:
-        """Return the bits of each image times fixed random numbers, summed modulo 2^64 (multilinear
-        hashing).
-        """
+        """Return a multilinear hash: bits times fixed random numbers, summed modulo 2^64."""
         bits = images.contiguous().view(torch.int32).flatten(1)
         if len(self._multipliers) != bits.shape[1] or self._multipliers.device != bits.device:
             generator = torch.Generator().manual_seed(0)
@@ -287,27 +280,24 @@ class Teacher:
         return (bits.long() * self._multipliers).sum(1)
 
     def identity(self) -> dict[str, object]:
-        """Return what determines its logits."""
-        architecture = self.model.architecture
-        size = list(self.model.input_size)
+        """Return the settings and weights that determine the logits."""
         return {
-            "architecture": architecture,
-            "input": size,
+            "architecture": self.model.architecture,
+            "input": list(self.model.input_size),
             "sha256": fingerprint(self.model.module),
         }
 
 
 def cacheable_views(recipe: Recipe, split: Split) -> int:
-    """Return the number of views of each image whose logits are worth caching: 1, 2 with mirroring,
-    0 for no caching.
+    """Return the number of views of each image whose logits are worth caching: 0, 1 or 2.
 
-    Caching is worthwhile when no augmentation but mirroring is used, the data is not rendered anew,
-    and each view occurs more than once.
+    There are 2 with mirroring. Caching is worthwhile if no augmentation but mirroring is used, the
+    data is not rendered anew, and each view occurs more than once.
     """
-    views = 1 + recipe.flip
-    augmented = (
-        any(getattr(recipe, name) for name in _AUGMENTATIONS)
-        or split.epoch(1).source is not split.source
-    )
+    views = 2 if recipe.flip else 1
+    is_augmented = any(getattr(recipe, name) for name in _AUGMENTATIONS)
+    is_rendered = split.epoch(1).source is not split.source
+    if is_augmented or is_rendered or recipe.epochs <= views:
+        return 0
     fits = views * len(split) * len(split.classes) <= MAX_CACHED_LOGITS
-    return views if not augmented and recipe.epochs > views and fits else 0
+    return views if fits else 0

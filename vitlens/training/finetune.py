@@ -10,8 +10,7 @@ from vitlens.models.rebuild import classifiers
 
 @contextmanager
 def partly_trainable(model: Model, *, last: int | None) -> Iterator[Model]:
-    """Yield the model with only a part of it trainable; all modes and gradient flags are restored
-    on exit.
+    """Yield the model with only a part of it trainable; modes and gradient flags are restored.
 
     last: None: everything (as `trainable`); K: the last K blocks and all layers after them; 0: only
     the classifier. Frozen modules are in evaluation mode: no dropout, fixed batch statistics.
@@ -21,33 +20,33 @@ def partly_trainable(model: Model, *, last: int | None) -> Iterator[Model]:
     with trainable(model):
         if last is not None:
             trained = trained_names(model, last=last)
-            started = False
             for name, parameter in model.module.named_parameters():
                 parameter.requires_grad_(name in trained)
+            is_after_frozen = False
             for module in model.modules():
                 flags = {parameter.requires_grad for parameter in module.parameters()}
-                started = started or flags == {True}
+                is_trained = flags == {True}
+                is_after_frozen = is_after_frozen or is_trained
                 # a module without parameters (dropout) takes the mode of the layers before it
-                module.training = flags == {True} or (not flags and started)
+                module.training = is_trained or (not flags and is_after_frozen)
         yield model
 
 
 def require_last(model: Model, last: int | None) -> None:
-    """Raise InputError when the number is negative or larger than the number of blocks."""
+    """Raise InputError for a number of blocks that is negative or larger than the model's."""
     depth = len(model.anatomy.blocks)
     if last is not None and not 0 <= last <= depth:
         raise InputError(
             f"expected {argument('train_last')} from 1 to {depth}, the blocks of {model.alias}, "
-            f"found {last}; "
-            "leave it out to train everything"
+            f"found {last}; leave it out to train everything"
         )
 
 
 def trained_names(model: Model, *, last: int) -> set[str]:
-    """Names of the parameters of the last K blocks and of all layers after them; for 0, of the
-    classifier.
+    """Return the names of the parameters of the last blocks and of all layers after them.
 
-    Parameters between two blocks belong to the block before, as in layer-wise learning-rate decay.
+    last: number of blocks; 0: only the classifier. Parameters between two blocks belong to the
+    block before, as in layer-wise learning-rate decay.
     """
     blocks = model.anatomy.blocks
     names = [name for name, _ in model.module.named_parameters()]
@@ -57,11 +56,15 @@ def trained_names(model: Model, *, last: int) -> set[str]:
         if last == 0:
             raise
         heads = ()
-    first = f"{blocks[len(blocks) - last]}." if last else ""
-    start = next(
-        (index for index, name in enumerate(names) if last and name.startswith(first)), len(names)
-    )
-    return {name for name in names if name.startswith(heads)} | set(names[start:])
+    trained = {name for name in names if name.startswith(heads)}
+    if last:
+        first_block = f"{blocks[len(blocks) - last]}."
+        is_started = False
+        for name in names:
+            is_started = is_started or name.startswith(first_block)
+            if is_started:
+                trained.add(name)
+    return trained
 
 
 def trained_share(model: Model, *, last: int | None) -> tuple[int, int]:

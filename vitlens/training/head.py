@@ -1,5 +1,4 @@
-"""Training a head on a frozen backbone: the head's input for each image is computed once and
-cached.
+"""Trains a head on a frozen backbone, whose output for each image is computed once and cached.
 
 The loop is that of `fit`, on features in place of images.
 """
@@ -33,10 +32,10 @@ from vitlens.training.task import Task
 
 # of logits: rounding; a head that is not the last step differs by far more
 _TOLERANCE: Final = 1e-3
+_RELATIVE_TOLERANCE_BF16: Final = 0.05
 
-HeadInputs = Float[
-    Tensor, "batch heads dim"
-]  # of each classifier: one, or the two of a distilled model
+# inputs of each classifier: one, or the two of a distilled model
+HeadInputs = Float[Tensor, "batch heads dim"]
 Cached = Float[Tensor, "views images heads dim"]
 Advance = Callable[[int], object]  # called with the number of images just read
 
@@ -87,18 +86,18 @@ def fit_head(
 
         @torch.inference_mode()
         def test() -> Tested:
-            """Return every process evaluates all images."""
+            """Return loss and accuracy on all test images; every process evaluates all of them."""
             assert task.test.labels is not None
             labels = task.test.labels.cpu().long()
             with autocast(device, "fp32"):
                 logits = head.module(tested).float().cpu()
-            correct = (logits.argmax(1) == labels).double().mean()
-            return Tested(F.cross_entropy(logits, labels).item(), correct.item())
+            accuracy = (logits.argmax(1) == labels).double().mean()
+            return Tested(F.cross_entropy(logits, labels).item(), accuracy.item())
 
-        shown = "unchanged" if views == 1 else f"in {views} augmented views"
+        form = "unchanged" if views == 1 else f"in {views} augmented views"
         megabytes = (trained.nbytes + tested.nbytes) / 1e6
         note = (
-            f"the backbone frozen and its features computed once (images {shown}, "
+            f"the backbone frozen and its features computed once (images {form}, "
             f"{megabytes:.1f} MB)"
         )
         return Training(task, Updates(task, accelerator), batches, test).run(notes=(precise, note))
@@ -119,22 +118,22 @@ def require_cacheable(recipe: Recipe, *, views: int) -> None:
         raise InputError(
             f"expected {argument('views', flag='cached-views')} at least 1, found {views}"
         )
-    for name, none in (("mixup", 0), ("cutmix", 0), ("views", 1)):
-        if getattr(recipe, name) > none:
+    for name, largest in (("mixup", 0), ("cutmix", 0), ("views", 1)):
+        value = getattr(recipe, name)
+        if value > largest:
             raise InputError(
                 f"expected features that are computed once with {_frozen()}, found a recipe with "
-                f"{name} {getattr(recipe, name)}; add {set_option(name, none)}, or train with "
+                f"{name} {value}; add {set_option(name, largest)}, or train with "
                 f"{argument('train_last', 1)}"
             )
-    changing = [
+    augmentations = [
         name for name in ("crop_padding", "flip", "randaugment", "erasing") if getattr(recipe, name)
     ]
-    if changing and views == 1:
+    if augmentations and views == 1:
         raise InputError(
             f"expected unchanged images with {_frozen()}, found a recipe with "
-            f"{', '.join(changing)}; add {argument('views', 4, flag='cached-views')} to cache four "
-            "views of each image, "
-            "or disable the augmentation"
+            f"{', '.join(augmentations)}; add {argument('views', 4, flag='cached-views')} to cache "
+            "four views of each image, or disable the augmentation"
         )
 
 
@@ -149,7 +148,7 @@ class HeadOnly(nn.Module):
         self.read_output = two_classes if model.has_single_logit else first_output
 
     def forward(self, features: HeadInputs) -> Logits:
-        """Logits (batch, classes); of a distilled model, the mean of its two heads."""
+        """Return logits (batch, classes); of a distilled model, the mean of its two heads."""
         outputs = [head(features[:, index]) for index, head in enumerate(self.heads)]
         return self.read_output(torch.stack(outputs).mean(0))
 
@@ -158,7 +157,7 @@ class HeadOnly(nn.Module):
 def read_features(model: Model, images: Images, *, precision: str = "fp32") -> HeadInputs:
     """Return the classifiers' inputs for these images: fp32, on the model's device.
 
-    Raises UnsupportedError where the classifiers, run on them, do not give the model's logits.
+    Raises UnsupportedError if the classifiers, run on them, do not give the model's logits.
     """
     names = classifiers(model)
     inputs = list[Tensor]()
@@ -169,20 +168,19 @@ def read_features(model: Model, images: Images, *, precision: str = "fp32") -> H
     with evaluating(model), autocast(model.device, precision):
         with watching(model.module, names, before=before):
             logits = model(images).float()
-        if any(part.ndim != 2 for part in inputs) or len(inputs) != len(names):
-            shapes = ", ".join(str(tuple(part.shape)) for part in inputs) or "nothing"
+        if any(vectors.ndim != 2 for vectors in inputs) or len(inputs) != len(names):
+            shapes = ", ".join(str(tuple(vectors.shape)) for vectors in inputs) or "nothing"
             raise UnsupportedError(
                 f"expected a head of {model.alias} that reads one vector per image, found "
                 f"{shapes}; {_last_block()}"
             )
-        features = torch.stack([part.float() for part in inputs], 1)
-        alone = HeadOnly(model)(features).float()
-    if not torch.allclose(
-        alone, logits, rtol=_TOLERANCE if precision == "fp32" else 0.05, atol=_TOLERANCE
-    ):
+        features = torch.stack([vectors.float() for vectors in inputs], 1)
+        head_logits = HeadOnly(model)(features).float()
+    tolerance = _TOLERANCE if precision == "fp32" else _RELATIVE_TOLERANCE_BF16
+    if not torch.allclose(head_logits, logits, rtol=tolerance, atol=_TOLERANCE):
         raise UnsupportedError(
             f"expected the head of {model.alias} to be its last step, found logits that differ by "
-            f"{(alone - logits).abs().max():.2g}; {_last_block()}"
+            f"{(head_logits - logits).abs().max():.2g}; {_last_block()}"
         )
     return features
 
@@ -190,27 +188,27 @@ def read_features(model: Model, images: Images, *, precision: str = "fp32") -> H
 def cached_features(
     task: Task, split: Split, precision: str, advance: Advance, *, views: int = 1
 ) -> Cached:
-    """Return the head's inputs for every image of a split, on the CPU; each process computes its
-    share.
+    """Return the head's inputs for every image of a split, on the CPU.
 
-    Several views are augmented as the first epochs of a training without a cache would augment
-    them. advance: called for each view.
+    Each process computes its share. Several views are augmented as the first epochs of a training
+    without a cache would augment them. advance: called for each view.
     """
     processes = task.processes
     model = task.whole
     device = task.processes.device
     assert model is not None
-    batches = torch.arange(processes.index, len(split), processes.count).split(
-        fitting_batch_size(model)
-    )
-    by_view = []
+    indices = torch.arange(processes.index, len(split), processes.count)
+    batches = indices.split(fitting_batch_size(model))
+    features_by_view = []
     for view in range(views):
-        found = []
+        features = []
         source = split.source if views == 1 else task.source(view)
         for pixels, keys in portions(source, batches, pin=device.type == "cuda"):
-            plain = pixels.to(device, non_blocking=True).float().div_(255) if views == 1 else None
-            images = task.augmented(pixels, keys, view) if plain is None else plain
-            found.append(read_features(model, images, precision=precision).cpu())
+            if views == 1:
+                images = pixels.to(device, non_blocking=True).float().div_(255)
+            else:
+                images = task.augmented(pixels, keys, view)
+            features.append(read_features(model, images, precision=precision).cpu())
             advance(len(images))
-        by_view.append(processes.gathered(torch.cat(found)))
-    return torch.stack(by_view)
+        features_by_view.append(processes.gathered(torch.cat(features)))
+    return torch.stack(features_by_view)

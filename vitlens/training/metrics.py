@@ -1,6 +1,4 @@
-"""What training reports: progress and steps while it runs, a line of metrics.jsonl per epoch, a
-final result.
-"""
+"""The reports of a training: progress, steps, a line of metrics.jsonl per epoch, a result."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,15 +16,16 @@ if TYPE_CHECKING:  # reports read metrics without torch
 
 METRICS_FILE: Final = "metrics.jsonl"
 KEPT_FOLDER: Final = "kept"  # of the weights kept at intervals of epochs
+_MOST_BYTES: Final = 1 << 28  # of metrics.jsonl
 
 
 @dataclass(frozen=True)
 class Progress:
     """The progress of a training: epoch from 0, steps done and in all, running means of this epoch.
 
-    loss: nats; accuracy: fraction of this epoch's training images so far, None where no classes are
-    predicted; test_accuracy: fraction, at the last test (None before the first); images_per_second:
-    of training without tests, since start or resume
+    loss: nats; accuracy: fraction of this epoch's training images so far, None without classes;
+    test_accuracy: fraction, at the last test (None before the first); images_per_second: of
+    training without tests, since start or resume.
     """
 
     epoch: int
@@ -42,13 +41,12 @@ class Progress:
 
 @dataclass(frozen=True)
 class EpochMetrics:
-    """One line of metrics.jsonl: an epoch (from 0), the steps and images seen by its end, its
-    means.
+    """One line of metrics.jsonl: an epoch (from 0), the steps and images by its end, its means.
 
-    learning_rate: of its last step; losses in nats; accuracies: fractions, None where none was
-    measured; seconds: since training began, without pauses; images_per_second: of training without
-    tests, in this epoch; gradient_norm: before clipping, mean over its steps (None in older files);
-    measures: what else was measured at the test, by name (see training/objectives/pretraining.py).
+    learning_rate: of its last step; losses in nats; accuracies: fractions, None if not measured;
+    seconds: since training began, without pauses; images_per_second: of training without tests, in
+    this epoch; gradient_norm: before clipping, mean over its steps (None in older files); measures:
+    other measures of the test, by name (see training/objectives/pretraining.py).
     """
 
     epoch: int = col("epoch")
@@ -66,22 +64,23 @@ class EpochMetrics:
 
     @property
     def epochs(self) -> int:
-        """Return how many epochs are done at its end."""
+        """Return the number of epochs done at its end."""
         return self.epoch + 1
 
 
 def best_of(history: Sequence[EpochMetrics]) -> EpochMetrics | None:
-    """Return the first epoch of the highest test accuracy; None before the first, and where none is
-    measured.
-    """
-    tested = [(row.test_accuracy, row) for row in history if row.test_accuracy is not None]
-    return max(tested, key=lambda pair: pair[0])[1] if tested else None
+    """Return the first epoch of the highest test accuracy; None if no epoch has one."""
+    best: EpochMetrics | None = None
+    highest = -1.0
+    for epoch in history:
+        if epoch.test_accuracy is not None and epoch.test_accuracy > highest:
+            best = epoch
+            highest = epoch.test_accuracy
+    return best
 
 
 class Tested(NamedTuple):
-    """A test: the mean loss (nats), the accuracy (a fraction, None where there are no classes), and
-    other numbers.
-    """
+    """A test: mean loss (nats), accuracy (fraction, None without classes), and other measures."""
 
     loss: float
     accuracy: float | None
@@ -94,8 +93,8 @@ class TrainingResult:
 
     history: one entry per epoch; accuracy: test accuracy (fraction) of the last weights, in
     model.safetensors; best_accuracy, best_epoch: the highest of all tests, whose weights are in
-    best.safetensors (selected on the test images, so optimistic), all None where no classes are
-    predicted; seconds: of all its runs together; notes: how it was computed, in words.
+    best.safetensors (selected on the test images, so optimistic), all None without classes;
+    seconds: of all its runs together; notes: on the computation, as text.
     """
 
     history: tuple[EpochMetrics, ...]
@@ -134,31 +133,30 @@ class Watcher(Protocol):
     """
 
     def on_step(self, facts: StepMetrics) -> None:
-        """After an update."""
+        """Receive the metrics of an update."""
         ...
 
     def on_epoch(self, metrics: EpochMetrics, model: "Model") -> None:
-        """After an epoch and its test, with the tested weights, which must not be changed."""
+        """Receive the metrics of an epoch, with the tested weights, which must not be changed."""
         ...
 
     def close(self) -> None:
-        """At the end, also after an exception."""
+        """End the observation, also after an exception."""
         ...
 
 
 def write_metrics(folder: Path, history: Iterable[EpochMetrics]) -> None:
     """Write the file with these epochs, atomically. Raises StorageError."""
-    write_text(
-        folder / METRICS_FILE, "".join(json.dumps(asdict(metrics)) + "\n" for metrics in history)
-    )
+    lines = [json.dumps(asdict(metrics)) + "\n" for metrics in history]
+    write_text(folder / METRICS_FILE, "".join(lines))
 
 
 def read_metrics(folder: Path) -> tuple[EpochMetrics, ...]:
-    """Return the epochs of a training folder. Raises InputError when the file is missing or
-    broken."""
+    """Return the epochs of a training folder. Raises InputError for a missing or broken file."""
     path = folder / METRICS_FILE
-    content = read_bounded(path, 1 << 28, what="one JSON line per epoch")
-    return tuple(
-        read_as(EpochMetrics, parse_json(line, source=str(path)), source=f"line {number} of {path}")
-        for number, line in enumerate(content.splitlines(), start=1)
-    )
+    content = read_bounded(path, _MOST_BYTES, what="one JSON line per epoch")
+    history = []
+    for number, line in enumerate(content.splitlines(), start=1):
+        values = parse_json(line, source=str(path))
+        history.append(read_as(EpochMetrics, values, source=f"line {number} of {path}"))
+    return tuple(history)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -25,56 +25,67 @@ MOMENTUM: Final = 0.95  # Muon's
 
 
 def decay_groups(module: nn.Module) -> tuple[list[str], list[str]]:
-    """Names of the trainable parameters with weight decay, and of those without, each in the
-    module's order.
+    """Return the names of the trainable parameters with weight decay, and of those without.
 
-    Parameters of at most one axis (biases, scales of norms), tokens, position embeddings and biases
-    do not decay.
+    Both are in the module's order. Parameters of at most one axis (biases, scales of norms),
+    tokens, position embeddings and biases do not decay.
     """
-    trained = {
-        name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
-    }
-    undecayed = [
-        name
-        for name, each in trained.items()
-        if each.ndim <= 1 or name.rpartition(".")[2] in UNDECAYED
-    ]
-    return [name for name in trained if name not in undecayed], undecayed
+    decayed = []
+    undecayed = []
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if parameter.ndim <= 1 or _is_undecayed(name):
+            undecayed.append(name)
+        else:
+            decayed.append(name)
+    return decayed, undecayed
+
+
+def _is_undecayed(name: str) -> bool:
+    """Return True for a token, a position embedding or a bias, by the parameter's name."""
+    return name.rpartition(".")[2] in UNDECAYED
 
 
 def rate_shares(module: nn.Module, blocks: Sequence[str], *, decay: float) -> dict[str, float]:
-    """Return each parameter's share of the learning rate: decay^(layers above it) (layer-wise
-    decay, Bao 2022, BEiT).
+    """Return each parameter's share of the learning rate: decay^(layers above it).
 
-    blocks: module names in forward order. Parameters before the first block count as a layer below
-    it, those after the last block (norm, head) have the full rate; those between two blocks count
-    with the block before.
+    This is layer-wise decay (BEiT, Bao 2022). blocks: module names in forward order. Parameters
+    before the first block count as a layer below it, those after the last block (norm, head) have
+    the full rate; those between two blocks count with the block before.
     """
-    names = [name for name, _ in module.named_parameters()]
-    block_of = {name: _block_of(name, blocks) for name in names}
-    last = max(
-        (index for index, name in enumerate(names) if block_of[name] is not None), default=-1
-    )
-    shares = {}
+    layers: dict[str, int] = {}
     layer = 0
-    for index, name in enumerate(names):
-        block = block_of[name]
-        layer = block + 1 if block is not None else layer
-        shares[name] = 1.0 if index > last else decay ** (len(blocks) + 1 - layer)
+    last_name = ""  # of the blocks' parameters
+    for name, _ in module.named_parameters():
+        block = _block_of(name, blocks)
+        if block is not None:
+            layer = block + 1
+            last_name = name
+        layers[name] = layer
+    shares = {}
+    is_after_blocks = not last_name
+    for name, layer in layers.items():
+        shares[name] = 1.0 if is_after_blocks else decay ** (len(blocks) + 1 - layer)
+        if name == last_name:
+            is_after_blocks = True
     return shares
 
 
 def _block_of(name: str, blocks: Sequence[str]) -> int | None:
-    return next((index for index, block in enumerate(blocks) if name.startswith(f"{block}.")), None)
+    """Return the index of a parameter's block, None outside the blocks."""
+    for index, block in enumerate(blocks):
+        if name.startswith(f"{block}."):
+            return index
+    return None
 
 
 class Optimiser:
-    """The optimiser of a recipe over all trainable parameters of a module; its state is named by
-    parameter.
+    """The optimiser of a recipe over a module's trainable parameters, with its state by parameter.
 
     "adamw" (Loshchilov & Hutter 2019) or "muon" (Jordan 2024: orthogonalised momentum for the
     matrices of the blocks, scaled to AdamW's update size, so that both take the same learning rate;
-    AdamW for the rest). blocks: module names in forward order. Raises InputError when nothing is
+    AdamW for the rest). blocks: module names in forward order. Raises InputError if nothing is
     trainable, or torch has no Muon.
     """
 
@@ -84,35 +95,33 @@ class Optimiser:
                 f"expected torch 2.9 or later for {argument('optimiser', 'muon')}, found "
                 f"{torch.__version__}; try adamw"
             )
-        named = dict(module.named_parameters())
+        parameters = dict(module.named_parameters())
         shares = rate_shares(module, blocks, decay=recipe.layer_decay)
-        # of AdamW and of Muon: parameters with the same weight decay and share of the learning rate
-        groups: tuple[dict[tuple[float, float], list[str]], ...] = ({}, {})
-        for names, decay in zip(decay_groups(module), (recipe.weight_decay, 0.0)):
+        adamw_groups = _Groups(parameters)
+        muon_groups = _Groups(parameters)
+        decayed, undecayed = decay_groups(module)
+        for names, decay in ((decayed, recipe.weight_decay), (undecayed, 0.0)):
             for name in names:
                 # a table of positions is no map between features
-                matrix = named[name].ndim == 2 and name.rpartition(".")[2] not in UNDECAYED
-                muon = recipe.optimiser == "muon" and matrix and _block_of(name, blocks) is not None
-                groups[muon].setdefault((decay, shares[name]), []).append(name)
-        if not any(groups):
-            raise InputError("expected a model with parameters to train, found none")
-        adamw, matrices = (
-            [
-                {"params": [named[name] for name in names], "weight_decay": decay, "share": share}
-                for (decay, share), names in own.items()
-            ]
-            for own in groups
-        )
-        optimisers: list[torch.optim.Optimizer] = []
-        if adamw:
-            optimisers.append(torch.optim.AdamW(adamw, lr=1.0, betas=recipe.betas))
-        if matrices:
-            muons = torch.optim.Muon(
-                matrices, lr=1.0, momentum=MOMENTUM, nesterov=True, adjust_lr_fn="match_rms_adamw"
+                is_matrix = parameters[name].ndim == 2 and not _is_undecayed(name)
+                takes_muon = is_matrix and _block_of(name, blocks) is not None
+                groups = muon_groups if recipe.optimiser == "muon" and takes_muon else adamw_groups
+                groups.add(name, decay=decay, share=shares[name])
+        self._parts: list[tuple[torch.optim.Optimizer, list[str]]] = []
+        if adamw_groups.names:
+            adamw = torch.optim.AdamW(adamw_groups.options(), lr=1.0, betas=recipe.betas)
+            self._parts.append((adamw, adamw_groups.names))
+        if muon_groups.names:
+            muon = torch.optim.Muon(
+                muon_groups.options(),
+                lr=1.0,
+                momentum=MOMENTUM,
+                nesterov=True,
+                adjust_lr_fn="match_rms_adamw",
             )
-            optimisers.append(muons)
-        order = [[name for names in own.values() for name in names] for own in groups if own]
-        self._parts = list(zip(optimisers, order))
+            self._parts.append((muon, muon_groups.names))
+        if not self._parts:
+            raise InputError("expected a model with parameters to train, found none")
 
     def set_rate(self, rate: float) -> None:
         """Set the learning rate of the next step; each group takes its share of it."""
@@ -128,30 +137,27 @@ class Optimiser:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all state, as PARAMETER/KEY; none before the first step."""
-        return {
-            f"{names[index]}/{key}": value
-            for optimizer, names in self._parts
-            for index, values in optimizer.state_dict()["state"].items()
-            for key, value in values.items()
-        }
+        tensors = {}
+        for optimizer, names in self._parts:
+            for index, state in optimizer.state_dict()["state"].items():
+                for key, value in state.items():
+                    tensors[f"{names[index]}/{key}"] = value
+        return tensors
 
     def expected(self) -> dict[str, Tensor]:
-        """Tensors with the names and shapes of the state after the first step."""
+        """Return tensors with the names and shapes of the state after the first step."""
         state: dict[str, Tensor] = {}
         for optimizer, names in self._parts:
-            keys = (
-                ("exp_avg", "exp_avg_sq", "step")
-                if isinstance(optimizer, torch.optim.AdamW)
-                else ("momentum_buffer",)
-            )
-            parameters = [
-                parameter for group in optimizer.param_groups for parameter in group["params"]
-            ]
+            parameters: list[Tensor] = []
+            for group in optimizer.param_groups:
+                parameters += group["params"]
             for name, parameter in zip(names, parameters):
-                state |= {
-                    f"{name}/{key}": torch.zeros(()) if key == "step" else parameter.detach()
-                    for key in keys
-                }
+                if isinstance(optimizer, torch.optim.AdamW):
+                    state[f"{name}/exp_avg"] = parameter.detach()
+                    state[f"{name}/exp_avg_sq"] = parameter.detach()
+                    state[f"{name}/step"] = torch.zeros(())
+                else:
+                    state[f"{name}/momentum_buffer"] = parameter.detach()
         return state
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
@@ -161,21 +167,44 @@ class Optimiser:
             parameter, _, key = name.rpartition("/")
             by_parameter.setdefault(parameter, {})[key] = value
         for optimizer, names in self._parts:
-            state = {
-                index: by_parameter[name]
-                for index, name in enumerate(names)
-                if name in by_parameter
-            }
-            optimizer.load_state_dict(
-                {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
-            )
+            state = {}
+            for index, name in enumerate(names):
+                if name in by_parameter:
+                    state[index] = by_parameter[name]
+            groups = optimizer.state_dict()["param_groups"]
+            optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+class _Groups:
+    """Names of parameters, grouped by weight decay and share of the learning rate."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._names: dict[tuple[float, float], list[str]] = {}
+
+    def add(self, name: str, *, decay: float, share: float) -> None:
+        """Add a parameter to its group."""
+        self._names.setdefault((decay, share), []).append(name)
+
+    @property
+    def names(self) -> list[str]:
+        """Return all names, group by group."""
+        return [name for group in self._names.values() for name in group]
+
+    def options(self) -> list[dict[str, Any]]:
+        """Return the groups as torch's optimisers take them."""
+        options = []
+        for (decay, share), names in self._names.items():
+            parameters = [self._parameters[name] for name in names]
+            options.append({"params": parameters, "weight_decay": decay, "share": share})
+        return options
 
 
 def learning_rate(step: int, recipe: Recipe, *, total: int) -> float:
-    """Return the learning rate of a step, from 0 to total - 1: rising up to the peak in the
-    warm-up, then a cosine to the end.
+    """Return the learning rate of a step, from 0 to total - 1.
 
-    The cosine is Loshchilov & Hutter 2017, eq. 5, without restarts.
+    It rises to the peak in the warm-up, then falls as a cosine to the end (Loshchilov & Hutter
+    2017, eq. 5, without restarts).
     """
     peak = recipe.learning_rate
     warmup = round(recipe.warmup * total)
@@ -211,13 +240,13 @@ class Average:
 
     @contextmanager
     def applied(self, module: nn.Module) -> Iterator[None]:
-        """Yield the module with the averaged weights; its own are restored on exit."""
-        own = copy_of(module)
+        """Yield the module with the averaged weights; the current weights are restored on exit."""
+        current = copy_of(module)
         copy_into(module, self.tensors)
         try:
             yield
         finally:
-            copy_into(module, own)
+            copy_into(module, current)
 
 
 def copy_of(module: nn.Module) -> dict[str, Tensor]:

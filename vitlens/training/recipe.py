@@ -9,7 +9,7 @@ from typing import Any, Final
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.names import OPTIMISERS, PRESETS, RECIPE_NAMES
 
-LEAST_STEPS: Final = 10  # batches in an epoch, where the batch size comes from the recipe
+LEAST_STEPS: Final = 10  # batches in an epoch, if the batch size comes from the recipe
 # images: the statistics of a smaller batch are too noisy for batch normalisation
 LEAST_BATCH: Final = 8
 _AUGMENTATION = (
@@ -52,7 +52,7 @@ _VALID: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
 class Recipe:
     """The settings of a training; raises InputError for invalid ones.
 
-    epochs: passes over the training images (one view of each, newly rendered where the data is
+    epochs: passes over the training images (one view of each, newly rendered if the data is
     generated); batch_size: images over all processes; accumulate: parts of a batch whose gradients
     are accumulated; optimiser: "adamw" or "muon"; learning_rate: its peak; betas: AdamW's;
     layer_decay: ratio of a layer's learning rate to that of the layer above; warmup: share of the
@@ -109,17 +109,19 @@ class Recipe:
 
 def override(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
     """Return the recipe with some fields changed. Raises InputError for unknown fields."""
-    known = recipe.numbers()
+    fields = recipe.numbers()
     changed = dict[str, Any]()
-    for name, given in changes.items():
-        if name not in known:
-            raise InputError(f"expected a field of the recipe ({', '.join(known)}), found {name!r}")
+    for name, value in changes.items():
+        if name not in fields:
+            raise InputError(
+                f"expected a field of the recipe ({', '.join(fields)}), found {name!r}"
+            )
         kind = type(getattr(recipe, name))
-        value = tuple(given) if isinstance(given, list) else given
-        if (
-            kind is float and isinstance(value, int | float) and not isinstance(value, bool)
-        ):  # NumPy's floats, too
-            value = float(value)
+        if isinstance(value, list):
+            value = tuple(value)
+        is_bool = isinstance(value, bool)
+        if kind is float and isinstance(value, int | float) and not is_bool:
+            value = float(value)  # also of NumPy's floats
         if type(value) is not kind:
             raise InputError(f"expected {name} as {_KINDS[kind]}, found {value!r}")
         changed[name] = value
@@ -127,8 +129,7 @@ def override(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
 
 
 def recipe_for(preset: str, data: str, *, named: str | None = None) -> Recipe:
-    """Return the recipe for a preset and a data set: the pair's, else the preset's, else that of
-    fine-tuning.
+    """Return the recipe of a preset and a data set, else of the preset, else of fine-tuning.
 
     named: a recipe for any model, used instead. Raises UnknownNameError.
     """
@@ -142,37 +143,38 @@ def recipe_for(preset: str, data: str, *, named: str | None = None) -> Recipe:
 def equal_budgets(
     presets: Sequence[str], data: str, *, epochs: int | None = None, batch_size: int | None = None
 ) -> Mapping[str, Mapping[str, object]]:
-    """Return changes to the recipe of each preset that give all one budget: passes, batches,
-    augmentation.
+    """Return changes to the recipes of presets that give all of them one budget.
 
-    The augmentation is that of the first preset's recipe; the passes are the most and the batches
-    the smallest of all, with learning rates scaled to them. All models then see the same images in
-    as many steps; optimiser and regularisation stay each recipe's own, as they suit one
-    architecture. epochs, batch_size: others.
+    The budget is the passes, batches and augmentation. The augmentation is that of the first
+    preset's recipe; the passes are the most and the batches the smallest of all, with learning
+    rates scaled to them. All models then see the same images in the same number of steps; optimiser
+    and regularisation are not changed, as they suit one architecture. epochs, batch_size: others.
     """
     recipes = {preset: recipe_for(preset, data) for preset in presets}
-    found: dict[str, Mapping[str, object]] = {}
-    for preset, own in recipes.items():
-        changes = {name: getattr(recipes[presets[0]], name) for name in _AUGMENTATION}
-        changes["epochs"] = epochs or max(recipe.epochs for recipe in recipes.values())
+    batch_sizes = {recipe.batch_size for recipe in recipes.values()}
+    most_epochs = max(recipe.epochs for recipe in recipes.values())
+    changes_by_preset: dict[str, Mapping[str, object]] = {}
+    for preset, recipe in recipes.items():
+        budget = {name: getattr(recipes[presets[0]], name) for name in _AUGMENTATION}
+        budget["epochs"] = epochs or most_epochs
         if batch_size is not None:
-            changes["batch_size"] = batch_size
-        elif len({recipe.batch_size for recipe in recipes.values()}) > 1:
-            common = with_batch_size(own, min(recipe.batch_size for recipe in recipes.values()))
-            changes |= {"batch_size": common.batch_size, "learning_rate": common.learning_rate}
-        found[preset] = {
-            name: value for name, value in changes.items() if value != getattr(own, name)
+            budget["batch_size"] = batch_size
+        elif len(batch_sizes) > 1:
+            scaled = with_batch_size(recipe, min(batch_sizes))
+            budget["batch_size"] = scaled.batch_size
+            budget["learning_rate"] = scaled.learning_rate
+        changes_by_preset[preset] = {
+            name: value for name, value in budget.items() if value != getattr(recipe, name)
         }
-    return found
+    return changes_by_preset
 
 
 def fitted(recipe: Recipe, images: int, *, processes: int = 1, rate_given: bool = False) -> Recipe:
-    """Return the recipe with smaller batches and a lower learning rate where an epoch has too few
-    batches.
+    """Return the recipe, with smaller batches if an epoch would have fewer than LEAST_STEPS.
 
-    If an epoch has fewer than LEAST_STEPS batches, the batch size becomes the largest power of two
-    that gives as many, but at least LEAST_BATCH and one image per process; the learning rate is
-    scaled as by `with_batch_size`, unless the user gave it. Other recipes are returned unchanged.
+    The batch size then becomes the largest power of two that gives as many, but at least
+    LEAST_BATCH and one image per process. The learning rate is scaled as by `with_batch_size`,
+    unless the user gave it.
     """
     if images >= LEAST_STEPS * recipe.batch_size:
         return recipe
@@ -182,14 +184,16 @@ def fitted(recipe: Recipe, images: int, *, processes: int = 1, rate_given: bool 
 
 
 def with_batch_size(recipe: Recipe, size: int, *, rate_given: bool = False) -> Recipe:
-    """Return the recipe with batches of this size, its learning rate scaled by the square root of
-    the ratio (Malladi 2022).
+    """Return the recipe with batches of this size and a scaled learning rate.
 
-    rate_given: the learning rate is the user's and stays as it is.
+    The rate is scaled by the square root of the ratio (Malladi 2022). rate_given: the learning rate
+    is the user's and stays the same.
     """
     if size == recipe.batch_size:
         return recipe
-    rate = recipe.learning_rate * (1.0 if rate_given else (size / recipe.batch_size) ** 0.5)
+    rate = recipe.learning_rate
+    if not rate_given:
+        rate *= (size / recipe.batch_size) ** 0.5
     return replace(recipe, batch_size=size, learning_rate=float(f"{rate:.4g}"))
 
 
@@ -285,6 +289,8 @@ FROZEN: Final = Recipe(
     source="for a head on cached features: rate and epochs from some trials with DeiT-tiny on "
     "held-out images",
 )
+_SMALL_PRESETS: Final = tuple(name for name in PRESETS if not name.endswith("-224"))
+# by preset, or by preset/data
 RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
     {
         **dict.fromkeys(("vit-micro", "vit-mini", "vit-tiny", "swin-micro"), _SMALL_VIT),
@@ -292,11 +298,7 @@ RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
             ("vit-tiny-224", "vit-small-224", "vit-base-224", "swin-tiny-224"), _LARGE_VIT
         ),
         **dict.fromkeys(("resnet20", "resnet18", "resnet50"), _RESNET),
-        **{
-            f"{name}/{data}": _DIGITS
-            for name in PRESETS
-            for data in ("digits", "digits-shortcut")
-            if not name.endswith("-224")
-        },
+        **dict.fromkeys([f"{name}/digits" for name in _SMALL_PRESETS], _DIGITS),
+        **dict.fromkeys([f"{name}/digits-shortcut" for name in _SMALL_PRESETS], _DIGITS),
     }
 )

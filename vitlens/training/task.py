@@ -1,4 +1,4 @@
-"""Task: the settings of a training, the images of its steps, and the order of those."""
+"""The settings of a training, the images of its steps, and their order."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -28,16 +28,17 @@ from vitlens.training.optimiser import learning_rate
 from vitlens.training.recipe import Recipe
 
 SHOWN: Final = 12  # images of the first batch
-_ALONE: Final = Processes(0, 1, torch.device("cpu"))
+_MOST_LISTED: Final = 5  # classes in a message
+_SINGLE_PROCESS: Final = Processes(0, 1, torch.device("cpu"))
 
 
 @dataclass(frozen=True)
 class Task:
-    """The settings of a training, see loop.fit, and what follows from them.
+    """The settings of a training, see loop.fit, and the quantities derived from them.
 
-    device: that was asked for, processes.device: that of this process; whole: the model that
-    `model` is the head of, where the head alone is trained, on features; began: when the run began,
-    of time.perf_counter.
+    device: the requested one; processes.device: that of this process; whole: the model with `model`
+    as its head, if only the head is trained, on features; began: the start of the run, of
+    time.perf_counter.
     """
 
     model: Model
@@ -57,23 +58,23 @@ class Task:
     recompute: bool = False
     watchers: Sequence[Watcher] = ()
     on_progress: Callable[[Progress], None] | None = None
-    processes: Processes = _ALONE
+    processes: Processes = _SINGLE_PROCESS
     whole: Model | None = None
     began: float = field(default_factory=time.perf_counter)
 
     @property
     def batch_size(self) -> int:
-        """Images in a global batch."""
+        """Return the number of images in a global batch."""
         return min(self.recipe.batch_size, len(self.train))
 
     @property
     def steps_per_epoch(self) -> int:
-        """Full batches in an epoch."""
+        """Return the number of full batches in an epoch."""
         return len(self.train) // self.batch_size
 
     @property
     def steps(self) -> int:
-        """Steps of the whole training."""
+        """Return the number of steps of the whole training."""
         return self.recipe.epochs * self.steps_per_epoch
 
     def learning_rate(self, step: int) -> float:
@@ -85,16 +86,15 @@ class Task:
         return resident(self.train.source, self.processes.device)
 
     def source(self, epoch: int) -> Source:
-        """Return the source of an epoch's pixels: newly rendered where the data is generated, on
-        the device where they fit.
+        """Return the source of an epoch's pixels, newly rendered if the data is generated.
+
+        Other pixels are on the device if they fit.
         """
         source = self.train.epoch(epoch).source
         return self._stored if source is self.train.source else source
 
     def shares(self, epoch: int) -> list[Tensor]:
-        """Return the keys of this process's share of each batch of an epoch, see
-        feed.epoch_batches.
-        """
+        """Return the keys of this process's share of each batch; see feed.epoch_batches."""
         batches = epoch_batches(
             len(self.train),
             self.recipe.batch_size,
@@ -112,7 +112,7 @@ class Task:
         return augment(pixels, keys, self.recipe, seed=self.seed, epoch=epoch)
 
     def mixed(self, images: Tensor, labels: Tensor, *, step: int) -> tuple[Tensor, Tensor]:
-        """Images mixed by the recipe's mixup and cutmix, and their targets.
+        """Return images mixed by the recipe's mixup and cutmix, and their targets.
 
         Seeds torch's generator, which mixing and dropout draw from, by the step and the process.
         """
@@ -120,21 +120,21 @@ class Task:
         return mix(images, labels, self.recipe, classes=len(self.model.classes))
 
     def targets(self, keys: Tensor) -> Tensor:
-        """Return what is learned of these images: their labels on the device, or in a pretraining
-        their keys.
-        """
+        """Return the images' labels on the device, or in a pretraining their keys."""
         return self.labels(keys) if self.pretraining is None else keys
 
     @property
     def exported(self) -> Model:
         """Return the model that is tested and saved."""
-        return self.whole or (
-            self.model if self.pretraining is None else self.pretraining.exported(self.model)
-        )
+        if self.whole is not None:
+            return self.whole
+        if self.pretraining is not None:
+            return self.pretraining.exported(self.model)
+        return self.model
 
     @property
     def pretraining(self) -> Pretraining | None:
-        """Return the objective, where it takes no labels."""
+        """Return the objective if it takes no labels, else None."""
         return self.objective if isinstance(self.objective, Pretraining) else None
 
     def labels(self, keys: Tensor) -> Tensor:
@@ -145,12 +145,12 @@ class Task:
 
     @cached_property
     def _fingerprints(self) -> dict[str, str]:
-        """Of the images and labels of each part."""
+        """Return the fingerprints of the images and labels of each part."""
         return fingerprints_of(dict(zip(PARTS, (self.train, self.test))))
 
     def identity(self) -> dict[str, object]:
-        """Return what must be the same in a resumed run."""
-        return {
+        """Return the settings that must be the same in a resumed run."""
+        identity = {
             "architecture": self.model.architecture,
             "classes": list(self.model.classes),
             "recipe": self.recipe.numbers(),
@@ -162,9 +162,10 @@ class Task:
             },
             IMAGES: self._fingerprints,
             "seed": self.seed,
-            **({} if self.train_last is None else {"train_last": self.train_last}),
-            **self.objective.identity(),
         }
+        if self.train_last is not None:
+            identity["train_last"] = self.train_last
+        return identity | dict(self.objective.identity())
 
 
 def require_fitting(model: Model, train: Split, test: Split) -> None:
@@ -186,31 +187,34 @@ def require_fitting(model: Model, train: Split, test: Split) -> None:
         if split.classes != model.classes:
             raise InputError(
                 f"expected a model of {split.name}'s {len(split.classes)} classes, found "
-                f"{model.alias} with {count} "
-                "(or other names)"
+                f"{model.alias} with {count} (or other names)"
             )
-        present.append(set(split.labels.tolist()))
-        low = min(present[-1])
-        high = max(present[-1])
+        labels = set(split.labels.tolist())
+        present.append(labels)
+        low = min(labels)
+        high = max(labels)
         if low < 0 or high >= count:
             raise DataError(
                 f"expected labels from 0 to {count - 1} in {split.name}, found {low} to {high}"
             )
-    missing = sorted(present[1] - present[0])
+    train_labels, test_labels = present
+    missing = sorted(test_labels - train_labels)
     if missing:
-        names = ", ".join(test.classes[label] for label in missing[:5]) + (
-            " ..." if len(missing) > 5 else ""
-        )
-        more = by_caller(python="give more training images", command="raise --limit")
+        names = ", ".join(test.classes[label] for label in missing[:_MOST_LISTED])
+        if len(missing) > _MOST_LISTED:
+            names += " ..."
+        remedy = by_caller(python="give more training images", command="raise --limit")
         raise DataError(
             f"expected training images of every class tested in {train.name}, found none of "
-            f"{len(missing)} ({names}); remove these from the test part, or {more}"
+            f"{len(missing)} ({names}); remove these from the test part, or {remedy}"
         )
 
 
 class FirstBatch(NamedTuple):
-    """The first images of the first batch: their pixels as given; trained on, after augmentation
-    and mixing; their labels as given; and their shares of the classes, before label smoothing.
+    """The first images of the first batch.
+
+    given: the original pixels; trained: the images after augmentation and mixing; labels: of the
+    originals; targets: shares of the classes, before label smoothing.
     """
 
     given: Pixels
@@ -222,11 +226,10 @@ class FirstBatch(NamedTuple):
 def first_batch(
     model: Model, train: Split, recipe: Recipe, *, seed: int, processes: int = 1
 ) -> FirstBatch:
-    """Return the first images, at most SHOWN, of the first batch of `fit`, in the first of several
-    processes.
+    """Return the first images, at most SHOWN, of the first batch of `fit` in the first process.
 
-    Torch's random state is left as it was. Mixing pairs each image with the one before it, so that
-    only one more has to be read: the batch's last.
+    Torch's random state is restored. Mixing pairs each image with the one before it, so that only
+    one more has to be read: the batch's last.
     """
     task = Task(
         model,
@@ -237,13 +240,16 @@ def first_batch(
         processes=Processes(0, processes, torch.device("cpu")),
     )
     share = task.shares(0)[0]
-    whole = len(share) <= SHOWN + 1
-    ((pixels, keys),) = portions(
-        train.source, [share if whole else torch.cat((share[-1:], share[:SHOWN]))], pin=False
-    )
+    selection = slice(0, SHOWN)
+    if len(share) > SHOWN + 1:
+        share = torch.cat((share[-1:], share[:SHOWN]))
+        selection = slice(1, None)
+    ((pixels, keys),) = portions(train.source, [share], pin=False)
     labels = task.labels(keys)
     with torch.random.fork_rng(devices=[]):
         trained, targets = task.mixed(task.augmented(pixels, keys, 0), labels, step=0)
-    shares = F.one_hot(targets.long(), len(model.classes)).float() if targets.ndim == 1 else targets
-    shown = slice(0, SHOWN) if whole else slice(1, None)
-    return FirstBatch(pixels[shown].cpu(), trained[shown], labels[shown], shares[shown])
+    if targets.ndim == 1:
+        targets = F.one_hot(targets.long(), len(model.classes)).float()
+    return FirstBatch(
+        pixels[selection].cpu(), trained[selection], labels[selection], targets[selection]
+    )

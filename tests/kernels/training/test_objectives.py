@@ -160,7 +160,7 @@ def test_teacher_and_centre_are_moving_averages():
         assert not value.requires_grad
     said = outputs.teacher.flatten(0, 1).mean(0)
     assert torch.allclose(objective.centre, 0.9 * torch.arange(12.0) + 0.1 * said, atol=1e-5)
-    assert not objective.seen.any()
+    assert not objective.output_sum.any()
 
 
 def test_crops_have_their_sizes_and_depend_on_the_image_alone():
@@ -192,7 +192,7 @@ def test_a_crop_of_the_whole_image_without_jitter_is_the_image():
 def test_what_a_teacher_says_of_all_images_alike_holds_no_information(said, entropy, information):
     objective = built("dino", outputs=8, centring=False)
     logits = 0.03 * said.clamp(min=1e-30).log()
-    (measures,) = [objective.measures([dino.Said(logits[None], logits[None])])]
+    (measures,) = [objective.measures([dino.CropLogits(logits[None], logits[None])])]
     assert measures["teacher_entropy"] == pytest.approx(entropy, abs=1e-5)
     assert measures["teacher_information"] == pytest.approx(information, abs=1e-5)
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.kit.commands import ran, report
 from vitlens.cli.main import run
-from vitlens.record import written_tables
+from vitlens.record_files import written_tables
 
 FILE = """
 from functools import partial

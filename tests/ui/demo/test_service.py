@@ -23,15 +23,15 @@ from vitlens.demo import measure
 from vitlens.demo.pictures import UPLOAD_BYTES, read_upload
 from vitlens.demo.pool import BusyError, OutdatedError, Pool
 from vitlens.demo.site import (
-    Asked,
     DemoSite,
-    Here,
     Newest,
     Result,
+    TabPlace,
+    TabRequest,
     forget,
     token_of,
     words_of,
-    written,
+    write_page,
 )
 from vitlens.demo.tabs import write_look
 from vitlens.errors import DataError, UnknownNameError
@@ -108,7 +108,7 @@ def test_a_request_that_computes_too_long_is_stopped_and_leaves_the_model_as_it_
         pytest.raises(TooLongError),
         short.turn(model.alias) as served,
     ):
-        written(
+        write_page(
             DemoSite(short, (), tmp_path), served, picture, write_look, session="one", word="look"
         )
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -135,10 +135,10 @@ def test_an_answer_that_a_newer_request_replaces_is_not_computed():
     first = newest.click("Break")
     second = newest.click("Break")
     other = newest.click("Explain")
-    with pytest.raises(OutdatedError), pool.turn("vit-digits", wanted=first):
+    with pytest.raises(OutdatedError), pool.turn("vit-digits", is_current=first):
         pass
     for still_wanted in (second, other):
-        with pool.turn("vit-digits", wanted=still_wanted):
+        with pool.turn("vit-digits", is_current=still_wanted):
             pass
     # a click replaces no picture that its tab is still to show
     before = newest.click("Intervene")
@@ -198,7 +198,7 @@ def test_a_sessions_reports_are_forgotten_and_of_many_the_latest_are_kept(tmp_pa
         (job.run.out / "report.html").write_text("a")
 
     def made(session: str) -> Path:
-        page = written(site, VIT, picture, write, session=session, word="look")
+        page = write_page(site, VIT, picture, write, session=session, word="look")
         assert page.is_file()
         assert page.with_suffix(".zip").is_file()
         (cache / "hash").mkdir(parents=True, exist_ok=True)
@@ -210,7 +210,7 @@ def test_a_sessions_reports_are_forgotten_and_of_many_the_latest_are_kept(tmp_pa
     assert pages[-1].is_file()
     other = made("two")
     with pytest.raises(RuntimeError, match="broken"):
-        written(
+        write_page(
             site,
             VIT,
             picture,
@@ -227,8 +227,8 @@ def test_a_sessions_reports_are_forgotten_and_of_many_the_latest_are_kept(tmp_pa
 def test_a_tab_that_closes_while_its_page_is_computed_is_no_error(tmp_path):
     picture = picture_of([VIT])
     site = DemoSite(Pool((VIT,)), (picture,), tmp_path / "reports")
-    here = Here(site, None, None, None, "Look")
-    request = Asked(picture, "vit-digits", lambda: True, session="closed")
+    here = TabPlace(site, None, None, None, "Look")
+    request = TabRequest(picture, "vit-digits", lambda: True, session="closed")
 
     def write_then_close(job):
         page = write_look(job)

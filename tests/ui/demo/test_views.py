@@ -26,7 +26,7 @@ from vitlens.demo import intervene, tabs
 from vitlens.demo.pictures import examples
 from vitlens.demo.pool import Pool
 from vitlens.demo.report import REPORT
-from vitlens.demo.site import DemoSite, pieces, written
+from vitlens.demo.site import DemoSite, pieces, write_page
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError, typed_flags
 from vitlens.models.model import Model
 
@@ -110,7 +110,7 @@ def test_an_attack_stays_within_epsilon_and_a_model_is_named_as_it_was_typed(pic
     assert values_of(record.overall, "fooled") == [1]
     assert record.config.command_line.endswith("--predicted --attack pgd --epsilon 16")
     site = DemoSite(Pool((CNN,)), (), tmp_path, {CNN.alias: "cnn-digits@random"})
-    page = written(site, CNN, picture, tabs.write_look, session="two", word="look")
+    page = write_page(site, CNN, picture, tabs.write_look, session="two", word="look")
     assert (
         read_folder(folder_of(page)).config.command_line
         == "vitlens look scene.png --model cnn-digits@random"
@@ -159,7 +159,7 @@ def test_what_a_browser_makes_up_is_refused():
 def test_what_is_off_changes_the_logit_as_a_whole_forward_does(picture, monkeypatch):
     off = intervene.read_off({"heads": [[3, 1], [0, 2]], "patches": [9, 10]}, SWITCHES)
     assert off == OFF
-    answer = intervene.answered(VIT, picture, off, SWITCHES)
+    answer = intervene.measure_intervention(VIT, picture, off, SWITCHES)
     (row,), images = answer.intervened, picture.images(VIT)
     with vitlens.intervene(VIT, intervene.changes_of(VIT, off)), torch.no_grad():
         logit = VIT(images)[0, VIT.classes.index(row.target)]
@@ -167,7 +167,7 @@ def test_what_is_off_changes_the_logit_as_a_whole_forward_does(picture, monkeypa
     assert row.logit_after == pytest.approx(float(logit), abs=1e-4)
     assert weights[1 + 9] == weights[1 + 10] == 0  # after CLS
     assert row.exact
-    clean = intervene.answered(VIT, picture, intervene.Off(), SWITCHES)
+    clean = intervene.measure_intervention(VIT, picture, intervene.Off(), SWITCHES)
     assert clean.intervened[0].logit_before == clean.intervened[0].logit_after == row.logit_before
     assert np.array_equal(clean.maps.before, clean.maps.after)
     assert not np.array_equal(answer.maps.before, answer.maps.after)
@@ -177,7 +177,7 @@ def test_what_is_off_changes_the_logit_as_a_whole_forward_does(picture, monkeypa
     monkeypatch.setattr(
         vitlens, "explain", lambda *args, **options: calls.append(1) or explain(*args, **options)
     )
-    quick = intervene.answered(VIT, picture, off, SWITCHES, whole=clean)
+    quick = intervene.measure_intervention(VIT, picture, off, SWITCHES, baseline=clean)
     assert len(calls) == 1
     assert quick.intervened == answer.intervened
     for name in ("before", "after"):
@@ -221,7 +221,7 @@ def test_what_intervene_shows_is_a_whole_report_folder(off, picture, tmp_path):
     assert page_problems((out / "report.html").read_text(encoding="utf-8")) == []
     assert page.read_bytes() == (out / "report.html").read_bytes()
     record = read_folder(out)
-    answer = intervene.answered(VIT, renamed, off, SWITCHES)
+    answer = intervene.measure_intervention(VIT, renamed, off, SWITCHES)
     assert (record.intervened, record.classes) == (answer.intervened, answer.classes)
     assert values_of(record.heads_off, "layer", "head") == list(off.heads)
     assert [(patch.row, patch.column, patch.key) for patch in record.patches_off] == (
@@ -242,7 +242,7 @@ def test_what_intervene_shows_is_a_whole_report_folder(off, picture, tmp_path):
 def test_a_changed_prediction_is_the_title():
     off = intervene.Off(SWITCHES.heads, tuple(range(64)))
     with typed_flags():  # as in the demo's command: a map of zeros is drawn without a warning
-        everything = intervene.answered(VIT, picture_of((VIT,)), off, SWITCHES)
+        everything = intervene.measure_intervention(VIT, picture_of((VIT,)), off, SWITCHES)
     (row,) = everything.intervened
     assert row.predicted != row.target
     document = REPORT(everything)

@@ -24,7 +24,8 @@ from vitlens.errors import InputError, NonFiniteError, UnknownNameError, Unsuppo
 from vitlens.lens.capture import Means, capture
 from vitlens.lens.change import PlaceChange, Set, reading
 from vitlens.lens.intervene import another_image
-from vitlens.lens.places import Access, accesses, resolve_places
+from vitlens.lens.place_patterns import resolve_places
+from vitlens.lens.places import Access, accesses
 from vitlens.lens.replay import DEFAULT_BUDGET, Replay, replaying
 from vitlens.lens.trace import blocks, layers
 from vitlens.models.model import Model

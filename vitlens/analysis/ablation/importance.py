@@ -24,8 +24,9 @@ from vitlens.lens.differentiable import needing_gradients
 from vitlens.models.model import Model
 from vitlens.names import Replacement, UnitKind
 from vitlens.pixels import AnyImages, as_parts, groups_of
+from vitlens.resampling import DRAWS
 from vitlens.summary import HeadBoard, Line, Table
-from vitlens.uncertainty import DRAWS, Estimate, fewest_images, finite, half_of_constant, holm
+from vitlens.uncertainty import Estimate, fewest_images, finite, half_of_constant, holm
 
 LEVEL = 0.05  # of the tests, after Holm's correction
 SATURATED = 0.05  # nats: a smaller mean loss hardly changes, even without units that matter

@@ -18,7 +18,8 @@ from vitlens.analysis.evaluation.intervals import resampled_means, sizes_of_grou
 from vitlens.analysis.features.cka import CKAStream
 from vitlens.lens.capture import capture
 from vitlens.lens.trace import layer_at
-from vitlens.uncertainty import Estimate, drawn_interval, enough_to_draw, fewest_images
+from vitlens.resampling import drawn_interval, enough_to_draw
+from vitlens.uncertainty import Estimate, fewest_images
 
 TOLERATED = 1.0  # points of accuracy
 _ROUNDING = 1e-9  # points: 78 % - 77 % is 1 point

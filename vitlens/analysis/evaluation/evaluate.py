@@ -20,9 +20,10 @@ from vitlens.errors import DataError, NonFiniteError, argument
 from vitlens.inputs import takes_splits
 from vitlens.models.model import Model, require_model
 from vitlens.pixels import AnyImages
+from vitlens.resampling import drawn_interval, enough_to_draw
 from vitlens.shapes import Images, Labels, Logits
 from vitlens.summary import Line, Table
-from vitlens.uncertainty import Estimate, drawn_interval, enough_to_draw, share_of
+from vitlens.uncertainty import Estimate, share_of
 
 BACKWARD = 3  # a backward pass needs about this many times the memory of a forward pass
 _DRAWS = 1_000  # of the interval of the calibration error

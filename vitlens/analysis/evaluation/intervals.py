@@ -1,7 +1,7 @@
 """Means of many numbers at once, with intervals and tests.
 
 The numbers are rows that share the draws, or running sums. The draws of bootstrap and sign flips
-are those of `uncertainty` with the same seed, so a row has the same interval without the others.
+are those of `resampling` with the same seed, so a row has the same interval without the others.
 
 Over training seeds: two models trained with several seeds each are compared by Welch's t test over
 the seeds. What is compared is how models are trained, and three trainings are three observations,
@@ -26,18 +26,10 @@ from numpy.typing import ArrayLike
 from scipy import stats
 from torch import Tensor
 
-from vitlens import uncertainty
+from vitlens import resampling
 from vitlens.errors import InputError
-from vitlens.uncertainty import (
-    DRAWS,
-    LEVEL,
-    POWER,
-    Estimate,
-    Numbers,
-    accuracy_difference,
-    paired_test,
-    share_of,
-)
+from vitlens.resampling import DRAWS, Numbers
+from vitlens.uncertainty import LEVEL, POWER, Estimate, accuracy_difference, paired_test, share_of
 
 ByRow = Float[Tensor, "cases batch"]
 Rows = Float[Tensor, " cases"]
@@ -53,7 +45,7 @@ def resampled_means(
 ) -> Float[Tensor, "draws cases"]:
     """Return the means of values (cases, n) over bootstrap samples of images, or of groups (n,)."""
     sums, counts = _by_group(values, groups)
-    return torch.from_numpy(uncertainty.resampled_means(sums, counts, seed=seed, draws=draws))
+    return torch.from_numpy(resampling.resampled_means(sums, counts, seed=seed, draws=draws))
 
 
 def intervals(
@@ -70,7 +62,7 @@ def intervals(
     NaN for fewer than 2 images (or groups). least, most: the possible values, at which the
     intervals end.
     """
-    ends = uncertainty.mean_interval(*_by_group(values, groups), seed=seed, draws=draws)
+    ends = resampling.mean_interval(*_by_group(values, groups), seed=seed, draws=draws)
     if ends is None:
         undefined = torch.full((len(values),), torch.nan, dtype=torch.float64)
         return undefined, undefined
@@ -114,7 +106,7 @@ def sign_flips(
     observed = np.abs(sums.sum(0)) * (1 - 1e-12)
     generator = np.random.default_rng(seed)
     reached = np.zeros(sums.shape[1])
-    for _, count in uncertainty.steps(draws, len(sums)):
+    for _, count in resampling.steps(draws, len(sums)):
         signs = generator.integers(0, 2, size=(count, len(sums)), dtype=np.int8) * 2 - 1
         reached += (np.abs(signs @ sums) >= observed).sum(0)
     return torch.from_numpy((reached + 1) / (draws + 1))
@@ -144,7 +136,7 @@ def studentized(
     sums, counts = _by_group(values, groups)
     mean = sums.sum(0) / counts.sum()
     residuals = sums - counts[:, None] * mean
-    observed = _ratio(mean, uncertainty.jackknife_error(sums, counts), mean)
+    observed = _ratio(mean, resampling.jackknife_error(sums, counts), mean)
     above = np.zeros(len(mean))
     below = np.zeros(len(mean))
     width = max(1, _AT_ONCE // draws)
@@ -152,7 +144,7 @@ def studentized(
         columns = slice(start, start + width)
         limit = observed[columns]
         tolerance = _ROUNDING * np.abs(limit)
-        drawn = uncertainty.resampled_deviations(
+        drawn = resampling.resampled_deviations(
             residuals[:, columns], counts, seed=seed, draws=draws
         )
         for deviations, errors in drawn:
@@ -214,7 +206,7 @@ def _by_group(values: ByRow, groups: Tensor | None) -> tuple[Numbers, Numbers]:
         raise InputError(
             "expected finite values of at least one image, found NaN, infinity or none"
         )
-    return uncertainty.by_group(columns, None if groups is None else groups.cpu().numpy())
+    return resampling.by_group(columns, None if groups is None else groups.cpu().numpy())
 
 
 @dataclass
@@ -272,11 +264,11 @@ class Moments:
         if len(counts) < 2:
             return torch.full_like(self.sums[key], torch.nan)
         if self.clusters:
-            error = torch.from_numpy(uncertainty.jackknife_error(sums, counts))
+            error = torch.from_numpy(resampling.jackknife_error(sums, counts))
         else:
             spread = self.squares[key] - self.sums[key].square() / self.count
             error = (spread.clamp_min(0) / (self.count - 1) / self.count).sqrt()
-        half: Tensor = uncertainty.student_quantile(counts) * error
+        half: Tensor = resampling.student_quantile(counts) * error
         return half
 
     def ends(
@@ -352,7 +344,7 @@ def accuracy_over_seeds(correct: ArrayLike, *, groups: ArrayLike | None = None) 
     if groups is not None:
         # the contribution of each group to the mean of its seed, in units of an image: the means
         # of seeds do not change
-        sums, counts = uncertainty.by_group(table.T, groups)
+        sums, counts = resampling.by_group(table.T, groups)
         table = (mean + (sums - mean * counts[:, None]) * len(counts) / total).T
     seeds, images = table.shape
     if min(seeds, images) < 2 or np.ptp(table) == 0:

@@ -30,8 +30,9 @@ from vitlens.data.split import Split
 from vitlens.devices import autocast, evaluating
 from vitlens.models.model import Model
 from vitlens.references import import_without_compiler
+from vitlens.resampling import drawn_interval, enough_to_draw
 from vitlens.shapes import Images
-from vitlens.uncertainty import Estimate, bootstrap_mean, drawn_interval, enough_to_draw
+from vitlens.uncertainty import Estimate, bootstrap_mean
 
 Keys = Int[Tensor, " batch"]
 _COVERED = 8  # squares along a side, nearly

@@ -28,7 +28,7 @@ from vitlens.analysis.faithfulness.maps import AnyMaps, PerImage, Size, on_grid,
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.lens.quick_passes import quick_layers, quick_passes
-from vitlens.lens.replay_pass import entry_of
+from vitlens.lens.replay_method import entry_of
 from vitlens.models.model import Model
 from vitlens.names import SUBSTRATES, Substrate
 from vitlens.shapes import Images, Labels, Logits

@@ -35,8 +35,9 @@ from vitlens.lens.call import AttentionCall
 from vitlens.lens.observe import observe
 from vitlens.models.model import Model
 from vitlens.pixels import Parts
+from vitlens.resampling import by_group
 from vitlens.shapes import Images, TokenLayout
-from vitlens.uncertainty import Estimate, by_group, student_mean, student_test
+from vitlens.uncertainty import Estimate, student_mean, student_test
 
 _AT_ONCE: Final = 1 << 26  # logits of all layers that are kept at a time
 _OTHER_AXIS: Final = {"query": 2, "key": 1}  # of Sides of one head: the axis of the other side

@@ -27,7 +27,8 @@ from torch import Tensor
 from vitlens.analysis.ablation.bench import Outcomes
 from vitlens.analysis.naming.rows import OfHead, WritesRow
 from vitlens.analysis.naming.words import CORRELATES, MATTERS, NOTHING, SEVERAL, any_of
-from vitlens.uncertainty import Estimate, by_group, holm, mean_points, welch, wilson
+from vitlens.resampling import by_group
+from vitlens.uncertainty import Estimate, holm, mean_points, welch, wilson
 
 LEVEL: Final = 0.05  # of a test, after Holm's correction
 FEWEST: Final = 5  # sources of images with a concept, and without it

@@ -1,9 +1,7 @@
-"""The claims of `vitlens attack`: which model is more robust, how robust each is, and whether the
-attacks are sound.
-"""
+"""The claims of `vitlens attack`: robustness, its differences, and the soundness of attacks."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -20,21 +18,18 @@ from vitlens.commands.attack.record import (
     AttackedModelRow,
     AttackRecord,
     RobustPairRow,
-    SurvivorsRow,
     TransferRow,
     strongest,
 )
+from vitlens.commands.attack.verdict import Evidence, describe_check, failed_checks
 from vitlens.commands.shared.comparison import signed
 from vitlens.commands.shared.maps.report import count_uniform, uniform_claim
 from vitlens.report.claims import FEWEST, SMALLEST, Claim, clear, enough, found
 from vitlens.report.document import State
-from vitlens.report.prose import Marked, listed, say
-from vitlens.report.verdicts import LIMITS, Verdict
+from vitlens.report.prose import listed, say
+from vitlens.report.verdicts import Verdict
 from vitlens.uncertainty import LEVEL, Estimate
 
-_KEPT: Final = 0.8  # share of the clean accuracy that no undefended model keeps at FAR
-# share of survivors broken by stronger attacks, above which the first attacks were too weak
-_MISSED: Final = 0.1
 ORDER: Final = ("failed", "inconclusive")
 _CHANGE: Final = (  # the beginning of a sentence about images that an attack changes
     "{% if row.norm == 'linf' %}Changing every pixel by at most {{ row.at }} "
@@ -43,8 +38,10 @@ _CHANGE: Final = (  # the beginning of a sentence about images that an attack ch
 
 
 def claims(record: AttackRecord) -> Iterator[Claim]:
-    """Yield masked gradients, which model is more robust, how robust each is, and what corruptions
-    cost.
+    """Yield the claims of an attack report.
+
+    They are on masked gradients, on which model is more robust, on the robustness of each model,
+    and on the accuracy lost to corruptions.
     """
     enough_images = record.images >= FEWEST
     if record.images == 1:
@@ -117,7 +114,7 @@ def _masked(record: AttackRecord, model: str) -> Iterator[Claim]:
     its own.
     """
     faults = []
-    for check in _failed(record, model):
+    for check in failed_checks(record, model):
         if check.share is None:
             continue
         fault = _fault(check, check.share)
@@ -169,7 +166,7 @@ def _fault(row: AttackCheckRow, share: Estimate) -> Claim:
         row.model,
         fault + " (self-check {{ check }}): its accuracy under attack is no sign of robustness.",
         share,
-        given={"m": row.model, "check": _in_words(row)},
+        given={"m": row.model, "check": describe_check(row)},
         reference=0.5 if compares_attacks else 0.0,
         kind="answer",
         headline=fault + ": its robustness is not known",
@@ -178,17 +175,10 @@ def _fault(row: AttackCheckRow, share: Estimate) -> Claim:
     )
 
 
-def _in_words(row: AttackCheckRow) -> Marked:
-    return Marked(say("“{{ row.name }}” of {{ row.attack }}: {{ row.found|whole }}", row=row))
-
-
-def _failed(record: AttackRecord, model: str) -> list[AttackCheckRow]:
-    return [row for row in record.checks if row.model == model and row.state == "failed"]
-
-
 def _difference(record: AttackRecord, first: str, second: str) -> Claim:
-    """Return which of two models keeps more accuracy, in the informative test with the largest
-    difference.
+    """Return which of two models keeps more accuracy.
+
+    The informative test with the largest difference decides.
     """
     tests = []
     telling = []
@@ -220,8 +210,9 @@ def _difference(record: AttackRecord, first: str, second: str) -> Claim:
 
 
 def _under_attack(first: str, second: str) -> Callable[..., Claim]:
-    """Return a function that makes claims on two models under attack; these rest on the verdicts on
-    both.
+    """Return a function that makes claims on two models under attack.
+
+    These claims rest on the verdicts on both models.
     """
     verdicts = []
     for question in ("robustness", "self-checks"):
@@ -315,8 +306,9 @@ def informative(record: AttackRecord, row: RobustPairRow) -> bool:
 def _robustness(
     record: AttackRecord, row: AttackedModelRow, curves: Sequence[AttackCurveRow]
 ) -> Claim:
-    """Return the accuracy under the strongest attack at 1/255, or else at the smallest epsilon;
-    1/255 is judged.
+    """Return the accuracy under the strongest attack at 1/255, or else at the smallest epsilon.
+
+    Only the one at 1/255 is judged.
     """
     judged = strongest(curves, JUDGED)
     at = judged or _weakest_attack(curves)
@@ -371,11 +363,11 @@ def _robustness(
         claim = replace(claim, says="", brief="")
     if judged is None:
         return claim
-    evidence = _Evidence(
+    evidence = Evidence(
         row=row,
         at=judged,
         curves=curves,
-        failed=_failed(record, row.model),
+        failed=failed_checks(record, row.model),
         far=strongest(curve for curve in curves if curve.epsilon >= FAR),
         again=next(
             (survivors for survivors in record.survivors if survivors.model == row.model), None
@@ -412,106 +404,10 @@ def _by_epsilon(curve: AttackCurveRow) -> tuple[float, float]:
     return curve.epsilon, curve.accuracy.value
 
 
-@dataclass(frozen=True)
-class _Evidence:
-    """The evidence on which the robustness of a model is judged.
-
-    at: the strongest attack at 1/255. failed: self-checks. far: the strongest attack at 8/255 or
-    more. again: the survivors that were attacked again.
-    """
-
-    row: AttackedModelRow
-    at: AttackCurveRow
-    curves: Sequence[AttackCurveRow]
-    failed: Sequence[AttackCheckRow]
-    far: AttackCurveRow | None
-    again: SurvivorsRow | None
-
-    @property
-    def has_enough_images(self) -> bool:
-        """Return True if there are enough images for a verdict."""
-        return (self.row.clean.n or 0) >= FEWEST
-
-    def verdict(self) -> Verdict:
-        """Return the verdict; no model is praised after faulty or weak attacks.
-
-        Every attack gives an upper bound of robust accuracy. A bound below the limit cannot pass,
-        so it is not inconclusive.
-        """
-        state, words, doubts = self._judge()
-        if (
-            state == "inconclusive"
-            and not_robust(self.at.accuracy)
-            and self.has_enough_images
-            and self.row.clean.value
-        ):
-            state = "warn"
-            words += "; as an upper bound it lies below the limit all the same"
-        because = say(
-            words,
-            at=self.at,
-            few=FEWEST,
-            failed=self.failed,
-            fault=_in_words(self.failed[0]) if self.failed else "",
-            far=self.far,
-            again=self.again,
-        )
-        return Verdict(state, because, "robustness", doubts)
-
-    def _judge(self) -> tuple[State, str, bool]:
-        """Return the state, the template of its reason, and whether the measurement is in doubt."""
-        words = "accuracy under {{ at.title }} at {{ at.at }}"
-        state = LIMITS["robustness"].judge(self.at.accuracy)
-        clean = self.row.clean.value
-        if not clean:
-            return "inconclusive", "it classifies no clean image correctly", False
-        if min(curve.accuracy.value for curve in self.curves) >= clean:
-            words = (
-                "no attack fooled it at any epsilon, which says more about these attacks than "
-                "about the model"
-            )
-            return "inconclusive", words, True
-        if not self.has_enough_images:
-            return "inconclusive", f"{words}, on fewer than {{{{ few }}}} images", False
-        if self.failed and state in ("pass", "warn"):
-            words += (
-                ", but {{ failed|length }} self-check{{ failed|s }} failed ({{ fault }}): it is "
-                "too high by an unknown amount"
-            )
-            return "inconclusive", words, True
-        if self.again is not None and self.again.missed > _MISSED * self.again.survivors:
-            words += (
-                "; but stronger attacks broke {{ again.missed }} of its {{ again.survivors }} "
-                "survivors at {{ again.at }}: these attacks are too weak"
-            )
-            return "warn" if state == "pass" else state, words, True
-        if self.again is not None and (
-            self.again.margin is not None or self.again.square is not None
-        ):
-            words += (
-                "; at {{ again.at }} it keeps {{ again.after|alone }}, also under a margin loss "
-                "and Square on its {{ again.survivors }} survivors"
-            )
-            return state, words, False
-        if state == "pass" and self.far is not None and self.far.accuracy.value >= _KEPT * clean:
-            words += (
-                "; but the attacks are too weak: at {{ far.at }} it still has "
-                "{{ far.accuracy|alone }}, which undefended models rarely keep"
-            )
-            return "warn", words, True
-        return state, words, False
-
-
-def not_robust(upper_bound: Estimate) -> bool:
-    """Return True if accuracy under an attack, however weak or faulty, shows that a model cannot
-    pass.
-    """
-    return LIMITS["robustness"].out_of_reach(upper_bound)
-
-
 def _soundness(record: AttackRecord, row: AttackedModelRow) -> Claim:
-    """Return the self-checks of the attacks on one model; a check that could not have failed is not
-    passed.
+    """Return the self-checks of the attacks on one model.
+
+    A check that could not have failed does not count as passed.
     """
     checks = [check for check in record.checks if check.model == row.model]
     failed = [check for check in checks if check.state == "failed"]
@@ -530,7 +426,7 @@ def _soundness(record: AttackRecord, row: AttackedModelRow) -> Claim:
         checks=checks,
         failed=failed,
         undecided=undecided,
-        fault=_in_words(failed[0]) if failed else "",
+        fault=describe_check(failed[0]) if failed else "",
     )
     state: State = "inconclusive"
     says = ""
@@ -544,8 +440,9 @@ def _soundness(record: AttackRecord, row: AttackedModelRow) -> Claim:
 
 
 def effects(record: AttackRecord) -> Iterator[Claim]:
-    """Yield every informative difference under attack and under corruptions, with p before any
-    correction.
+    """Yield every informative difference under attack and under corruptions.
+
+    The p-values are those before any correction.
     """
     for row in record.pairs:
         if row.attack != "clean" and informative(record, row):
@@ -602,9 +499,7 @@ def unknown(record: AttackRecord) -> Iterator[str]:
 
 
 def sampled(record: AttackRecord) -> dict[str, list[Any]]:
-    """Return the rows of transfer and blocks that rest on enough images that fool a model, by
-    table.
-    """
+    """Return the rows of transfer and blocks that rest on enough fooling images, by table."""
     transfer = []
     for row in record.transfer:
         if row.made_for != row.shown_to and enough(row.rate):

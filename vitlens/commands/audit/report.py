@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from vitlens.attacks.registry import ATTACKS
-from vitlens.commands.attack.claims import not_robust
+from vitlens.commands.attack.verdict import not_robust
 from vitlens.commands.audit.record import AuditRecord, CandidateRow
 from vitlens.commands.run.chapters import Question, answered, finished
 from vitlens.commands.run.consistency import reconciled

@@ -47,7 +47,7 @@ from vitlens.commands.shared.sheets import DRAWN, EACH, file_names, left_out_wor
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.models.model import Model
-from vitlens.record import joined
+from vitlens.record_files import joined
 from vitlens.shapes import Labels
 from vitlens.uncertainty import Estimate, bootstrap_mean
 

@@ -49,7 +49,7 @@ from vitlens.lens.stages import embedding_stage, stages
 from vitlens.models.pretraining import pretraining_of, told_objectives
 from vitlens.names import Objective
 from vitlens.processes import share_of
-from vitlens.record import joined
+from vitlens.record_files import joined
 from vitlens.uncertainty import Estimate
 
 _READ_BY_ALL: Final = {

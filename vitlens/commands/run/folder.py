@@ -25,16 +25,8 @@ from vitlens.commands.run.options import RunOptions
 from vitlens.errors import InputError, OutputError, VitlensError
 from vitlens.files import inside, require_no_links
 from vitlens.names import LABELS, fingerprinted
-from vitlens.record import (
-    CONFIG,
-    RESULTS,
-    SCHEMA,
-    Record,
-    RunRecord,
-    read_run,
-    written,
-    written_tables,
-)
+from vitlens.record import CONFIG, RESULTS, SCHEMA, Record, RunRecord, read_run
+from vitlens.record_files import written, written_tables
 from vitlens.references import resolved
 from vitlens.version import __version__
 

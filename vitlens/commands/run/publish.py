@@ -19,7 +19,8 @@ from vitlens.commands.run.progress import phase
 from vitlens.errors import InputError, RunError, StorageError, UnknownNameError
 from vitlens.files import inside, named_file, write_atomically, write_text
 from vitlens.names import FigureFormat
-from vitlens.record import Record, RunRecord, flat, read_record, read_run
+from vitlens.record import Record, RunRecord, read_run
+from vitlens.record_files import flat, read_record
 from vitlens.report.claims import verdict_rows
 from vitlens.report.document import Document, FigureSpec
 from vitlens.report.markdown import figures_shown, markdown

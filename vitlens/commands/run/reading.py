@@ -12,7 +12,8 @@ from vitlens.arrays import read_arrays
 from vitlens.commands.run.publish import REPORT, read_folder
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.files import inside, named_file
-from vitlens.record import Config, flat
+from vitlens.record import Config
+from vitlens.record_files import flat
 from vitlens.summary import Line, Summary, as_text, data_frame
 from vitlens.uncertainty import Estimate
 

@@ -1,6 +1,4 @@
-"""Models built by a function in a Python file (`FILE.py:FUNCTION`), which runs only where
---model-file names it.
-"""
+"""Models built by a function in a Python file (`FILE.py:FUNCTION`), if --model-file names it."""
 
 import copy
 import hashlib
@@ -38,9 +36,9 @@ _LIBRARIES: Final = (
     Path(sysconfig.get_path("stdlib")).resolve(),
     Path(__file__).resolve().parents[2],
 )
-_IMPORTED: Final[
-    dict[str, set[str]]
-] = {}  # the user's modules that each of them has imported, by module names
+# names of the user's modules that such a file has imported, by the file's module name
+_IMPORTED: Final[dict[str, set[str]]] = {}
+_MOST_LISTED: Final = 6  # functions in a message
 
 
 def _flag(file: str | None = None) -> str:
@@ -60,11 +58,11 @@ class _Listed(tuple[str, ...]):
 
 
 def load(request: ModelRequest) -> Model:
-    """Return the model that the function returns. Runs the code of the file, so request.code_files
-    must name it.
+    """Return the model that the function returns.
 
-    Raises InputError where it is not named, ModelError for a file or function that is missing,
-    takes arguments, raises or returns something else than a `vitlens.Model`.
+    The code of the file is run, so request.code_files must name it. Raises InputError if it is not
+    named, ModelError for a file or function that is missing, takes arguments, raises or returns
+    anything but a `vitlens.Model`.
     """
     text, _, name = request.name.rpartition(".py:")
     path = Path(f"{text}.py")
@@ -81,7 +79,7 @@ def load(request: ModelRequest) -> Model:
         )
     if request.file is not None or request.random or request.image_size is not None:
         raise InputError(
-            f"expected {full_name} alone, whose function sets weights and size; leave out "
+            f"expected only {full_name}, whose function sets weights and size; leave out "
             f"{argument('weights')}, {argument('random_weights')} and {argument('image_size')}"
         )
     if not path.is_file():
@@ -130,21 +128,20 @@ def restore(
 ) -> Model:
     """Return the model that `save` described, built by the same function, without its weights.
 
-    Raises InputError where --model-file does not name that function, and for random weights or
-    another size.
+    Raises InputError if --model-file does not name that function, and for random weights or another
+    size.
     """
     matching = [name for name in _allowed(request) if Path(name).name == architecture.name]
     if not matching:
         raise InputError(
             f"expected {_flag()} with {architecture.name} for {request.name}, whose module that "
-            "function makes "
-            f"(its code is run); add {_flag(f'PATH/{architecture.name}')} where you trust the file"
+            f"function makes (its code is run); add {_flag(f'PATH/{architecture.name}')} where you "
+            "trust the file"
         )
     if request.random or request.image_size not in (None, preprocessing.size):
         raise InputError(
             f"expected {request.name} with its weights and size, which {architecture.name} "
-            "decides; leave out @random "
-            f"and {argument('image_size')}"
+            f"decides; leave out @random and {argument('image_size')}"
         )
     model = load(
         replace(request, source=SOURCES["code"], name=matching[0], file=None, image_size=None)
@@ -178,7 +175,7 @@ def _function(module: ModuleType, name: str, full_name: str) -> Callable[[], Any
         for other, value in vars(module).items():
             if inspect.isfunction(value) and not other.startswith("_"):
                 public.append(other)
-        near = ", ".join(nearest(name, public) or public[:6]) or "no functions"
+        near = ", ".join(nearest(name, public) or public[:_MOST_LISTED]) or "no functions"
         raise ModelError(
             f"expected a function {name} in {module.__file__}, found none; it has {near}"
         )
@@ -209,30 +206,29 @@ def _module(path: Path) -> ModuleType:
 
 
 def _code_digest(path: Path, module: ModuleType, before: Collection[str]) -> str:
-    """Return the SHA-256 of a file, or of it and of the user's modules that it imports, where there
-    are some.
+    """Return the SHA-256 of a file and, if there are any, of the user's modules that it imports.
 
     before: the names of the modules that were loaded before it ran. A module that another model
-    file has loaded already is found where one of this file's globals leads to it.
+    file has loaded already counts if one of this file's globals leads to it.
     """
     unique = module.__name__
-    new = {
-        name for name in set(sys.modules) - set(before) - {unique} if _is_of_user(sys.modules[name])
-    }
-    _IMPORTED[unique] = _IMPORTED.get(unique, set()) | new
+    imported = _IMPORTED.setdefault(unique, set())
+    for name in set(sys.modules) - set(before) - {unique}:
+        if _is_of_user(sys.modules[name]):
+            imported.add(name)
     candidates = set().union(*_IMPORTED.values())
-    reached = set(_IMPORTED[unique])
-    pending = [unique, *_IMPORTED[unique]]
+    reached = set(imported)
+    pending = [unique, *imported]
     while pending:
-        for name in _named_modules(sys.modules.get(pending.pop())) & candidates - reached:
+        names = _named_modules(sys.modules.get(pending.pop()))
+        for name in names & candidates - reached:
             reached.add(name)
             pending.append(name)
     files = sorted({str(sys.modules[name].__file__) for name in reached if name in sys.modules})
     if not files:
         return sha256(path)
-    return hashlib.sha256(
-        "".join([sha256(path), *(sha256(Path(file)) for file in files)]).encode()
-    ).hexdigest()
+    digests = [sha256(path), *(sha256(Path(file)) for file in files)]
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def _named_modules(module: ModuleType | None) -> set[str]:
@@ -259,12 +255,11 @@ def _is_of_user(module: ModuleType) -> bool:
 
 @contextmanager
 def _running(path: Path, full_name: str) -> Iterator[None]:
-    """Run the file's code: it imports its neighbours as a script does, and its errors become one
-    line.
+    """Run the file's code as a script: it may import its neighbours.
 
-    It prints on stderr, as stdout has only results.
+    Its errors become one line, and it prints on stderr, as stdout has only results.
     """
-    before = list(sys.path)
+    previous_path = list(sys.path)
     sys.path.insert(0, str(path.resolve().parent))
     try:
         with redirect_stdout(sys.stderr):
@@ -280,4 +275,4 @@ def _running(path: Path, full_name: str) -> Iterator[None]:
         hint = by_caller(python="", command="; --debug shows where")
         raise ModelError(f"expected the code of {full_name} to run, found {fault}{hint}") from error
     finally:
-        sys.path[:] = before
+        sys.path[:] = previous_path

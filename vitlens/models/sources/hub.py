@@ -1,6 +1,4 @@
-"""The hubs of pretrained weights: downloads, with a short timeout where there is no network, and
-their caches.
-"""
+"""The hubs of pretrained weights: downloads, with a short timeout without network, and caches."""
 
 import logging
 import os
@@ -23,10 +21,10 @@ from vitlens.models.naming import ModelName, parse_model
 TIMEOUT = 5  # seconds until the first response; usually there within one
 SMALL_VIT: Final = "deit_tiny_patch16_224.fb_in1k"  # of timm: ImageNet's 1000 classes
 SMALL_VIT_SIZE: Final = 23  # MB
+# a bar of so many MB: a context manager with the function to call with the MB just done
 Progress = Callable[[int], AbstractContextManager[Callable[[int], None]]]
-"""A bar of so many MB: a context manager that gives the function to call with those just done."""
 _WEIGHTS: Final = ("model.safetensors", "pytorch_model.bin")
-_PART: Final = 1 << 20  # bytes between two steps of the bar; the client's own are ten times as many
+_PART: Final = 1 << 20  # bytes between two steps of the bar; the client's are ten times as many
 _HASH: Final = re.compile(r"-[0-9a-f]{8,}$")  # that torch.hub appends to the names of its files
 
 
@@ -36,38 +34,38 @@ def endpoint() -> str:
 
 
 @contextmanager
-def offline(wanted: bool = True) -> Iterator[None]:
-    """Inside, nothing is downloaded: only caches are read."""
-    before = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = before or wanted
+def offline(on: bool = True) -> Iterator[None]:
+    """Download nothing inside: only caches are read."""
+    previous = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = previous or on
     try:
         yield
     finally:
-        constants.HF_HUB_OFFLINE = before
+        constants.HF_HUB_OFFLINE = previous
 
 
 @contextmanager
 def pretrained_download(name: str, address: str, *, advice: str = "") -> Iterator[None]:
-    """Inside, pretrained weights are downloaded or read from the cache; advice: what to do instead,
-    at the error's end.
+    """Download pretrained weights inside, or read them from the cache.
 
     Offline, and without a network, where the hub's client retries for most of a minute, only the
-    cache is read, and weights that are not cached raise ModelError.
+    cache is read, and weights that are not cached raise ModelError. advice: the remedy at the
+    error's end.
     """
     names = f"{argument('weights', 'FILE')}, or {argument('random_weights', True)}"
     advice = advice or f"give {names} for a sanity check"
     is_offline = constants.HF_HUB_OFFLINE
     log = logging.getLogger("huggingface_hub")
-    online = not is_offline and _answers(address)
+    is_reachable = not is_offline and _answers(address)
     level = log.level
     log.setLevel(logging.ERROR)
     try:
-        with offline(not online):
+        with offline(not is_reachable):
             yield
     except (OSError, HTTPException, RuntimeError) as error:
         if is_offline:
             reason = "found neither, offline"
-        elif online:
+        elif is_reachable:
             reason = f"the download failed ({first_line(error, 120)})"
         else:
             reason = "found no network"
@@ -90,15 +88,15 @@ def _answers(address: str) -> bool:
 
 
 def download_small_vit(*, begins: Callable[[str], None], progress: Progress) -> ModelName:
-    """Download SMALL_VIT into the hub's cache, as safetensors alone; an interrupted download is
-    resumed by the next.
+    """Download SMALL_VIT, only as safetensors, into the hub's cache.
 
-    begins: called with the hub's address before the first byte. Raises ModelError, with the reason
-    alone, where nothing may be downloaded, nothing answers, or the download fails.
+    An interrupted download is resumed by the next. begins: called with the hub's address before the
+    first byte. Raises ModelError, with only the reason, if downloads are off, nothing answers, or
+    the download fails.
     """
     repository = f"timm/{SMALL_VIT}"
     address = endpoint()
-    part = constants.DOWNLOAD_CHUNK_SIZE
+    previous_chunk = constants.DOWNLOAD_CHUNK_SIZE
     if constants.HF_HUB_OFFLINE:
         raise ModelError("nothing is downloaded offline")
     if not _answers(f"{address}/{repository}"):
@@ -115,13 +113,13 @@ def download_small_vit(*, begins: Callable[[str], None], progress: Progress) -> 
             f"the download from {address} failed ({first_line(error, 120)})"
         ) from error
     finally:
-        constants.DOWNLOAD_CHUNK_SIZE = part
+        constants.DOWNLOAD_CHUNK_SIZE = previous_chunk
     name = parse_model(f"timm:{SMALL_VIT}")
     return ModelName(name.name, name.alias, str(Path(file)))
 
 
 def _bar(advance: Callable[[int], None]) -> type[Any]:
-    """Return the class of the client's bar, which shows nothing itself and hands on whole MB."""
+    """Return the class of the client's bar, which prints nothing and passes whole MB on."""
 
     class Bar(tqdm):  # type: ignore[misc]
         def __init__(self, *_: object, initial: float = 0, **__: object) -> None:
@@ -139,10 +137,9 @@ def _bar(advance: Callable[[int], None]) -> type[Any]:
 
 
 def vits_on_disk() -> tuple[ModelName, ...]:
-    """Return timm's ViTs of ImageNet's classes with weights in the caches of the hubs, as names to
-    load, by name.
+    """Return the names of timm's ViTs of ImageNet's classes with weights in the hubs' caches.
 
-    timm is imported only where a cache holds files that may be of its models.
+    timm is imported only if a cache holds files that may be of its models.
     """
     cached: list[tuple[str, Path]] = []
     for folder in sorted(Path(constants.HF_HUB_CACHE).glob("models--timm--*")):
@@ -154,13 +151,11 @@ def vits_on_disk() -> tuple[ModelName, ...]:
             latest = max(files, key=lambda file: file.stat().st_mtime)
             cached.append((folder.name.removeprefix("models--timm--"), latest))
     for pattern in ("*.pth", "*.safetensors"):
-        cached += [
-            (_HASH.sub("", file.stem), file)
-            for file in Path(get_dir()).glob(f"checkpoints/{pattern}")
-        ]
+        for file in Path(get_dir()).glob(f"checkpoints/{pattern}"):
+            cached.append((_HASH.sub("", file.stem), file))
     if not cached:
         return ()
     from vitlens.models.sources.timm import is_vit_of_imagenet
 
-    vits = sorted((name, str(file)) for name, file in cached if is_vit_of_imagenet(name))
-    return tuple(ModelName(f"timm:{name}", name, file) for name, file in vits)
+    vits = [(name, str(file)) for name, file in cached if is_vit_of_imagenet(name)]
+    return tuple(ModelName(f"timm:{name}", name, file) for name, file in sorted(vits))

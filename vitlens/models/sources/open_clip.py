@@ -21,12 +21,13 @@ from torch import nn
 
 from vitlens.errors import ModelError, UnknownNameError, argument, in_one_line
 from vitlens.models.anatomy import Anatomy, read_anatomy, read_layout
+from vitlens.models.fitting import fit_names
 from vitlens.models.language_image import LanguageImage, TextTower, Tokenizer
 from vitlens.models.model import Model
 from vitlens.models.rebuild import count_classes, provenance_of, seeded
 from vitlens.models.sources.hub import pretrained_download
 from vitlens.models.sources.registry import ModelRequest
-from vitlens.models.weights import fit_names, read_weights, require_finite, to_save
+from vitlens.models.weights import read_weights, require_finite, to_save
 from vitlens.preprocessing import Interpolation, Preprocessing
 from vitlens.shapes import TokenLayout
 from vitlens.signatures import is_safetensors
@@ -35,6 +36,7 @@ PREFIX: Final = "open-clip:"
 _ADDRESS: Final = "https://huggingface.co"
 _HINT: Final = f"vitlens models '{PREFIX}*'"
 _OF_JAX: Final = (".npz", ".npy")  # suffixes of weights that open_clip converts
+_MOST_LISTED: Final = 6  # tags in a message
 _TRAINED: Final = ("mean", "std", "interpolation", "resize_mode")
 
 
@@ -43,7 +45,7 @@ def load(request: ModelRequest) -> Model:
 
     TAG: open_clip's name of the weights, downloaded unless a file or random weights are requested;
     QuickGELU and the preprocessing are those of the tag, or without one those that all weights of
-    the architecture share. Raises ModelError where open_clip is not installed, the hub is not
+    the architecture share. Raises ModelError if open_clip is not installed, the hub is not
     reachable or weights do not fit, UnknownNameError for a name that is not in open_clip's lists.
     """
     library = open_clip()
@@ -52,14 +54,15 @@ def load(request: ModelRequest) -> Model:
     arch, _, tag = request.short.partition("/")
     _require_known(arch, tag, needs_tag=pretrained)
     config, notes = configuration(arch, tag or None)
-    full = f"{PREFIX}{arch}" + (f"/{tag}" if tag and pretrained else "")
+    full = f"{PREFIX}{arch}"
+    if tag and pretrained:
+        full += f"/{tag}"
+    preprocess_config = {key: value for key, value in config.items() if key != "quick_gelu"}
     options: dict[str, Any] = {
         "quick_gelu": config["quick_gelu"],
         "force_image_size": request.image_size,
-        "force_preprocess_cfg": {
-            key: value for key, value in config.items() if key != "quick_gelu"
-        },
-        "device": str(torch.get_default_device()),  # may be the meta device, for shapes alone
+        "force_preprocess_cfg": preprocess_config,
+        "device": str(torch.get_default_device()),  # may be the meta device, for only the shapes
         "pretrained_text": False,  # otherwise a tower of another library downloads weights as well
     }
     with seeded(request.seed), in_one_line(f"open_clip to build {full}", f"see {_HINT}"), quietly():
@@ -100,17 +103,17 @@ def _require_known(arch: str, tag: str, *, needs_tag: bool) -> None:
     if tag and tags and not library.get_pretrained_cfg(arch, tag):
         raise UnknownNameError(f"weights of {PREFIX}{arch}", tag, tags, hint=_HINT)
     if (tag and not tags) or (not tag and needs_tag):
-        listed = f"write {PREFIX}{arch}/TAG (tags: {', '.join(tags[:6])}), " if tags else "give "
+        advice = "give "
+        if tags:
+            advice = f"write {PREFIX}{arch}/TAG (tags: {', '.join(tags[:_MOST_LISTED])}), "
         raise ModelError(
             f"expected known weights of {PREFIX}{arch}, found none; "
-            f"{listed}{argument('weights', 'FILE')}, or {argument('random_weights', True)}"
+            f"{advice}{argument('weights', 'FILE')}, or {argument('random_weights', True)}"
         )
 
 
 def _load_file(model: nn.Module, file: Path, arch: str) -> None:
-    """Load a weights file by open_clip's own loader, without running code from it; prefixes of
-    names are taken off.
-    """
+    """Load a weights file by open_clip's loader, without its code and without prefixes of names."""
     if not file.is_file():
         raise ModelError(
             f"expected a weights file, found nothing at {file}; give {argument('weights', 'FILE')}"
@@ -128,7 +131,7 @@ def _load_file(model: nn.Module, file: Path, arch: str) -> None:
                 open_clip("factory").load_checkpoint(
                     model, str(source), strict=True, weights_only=True
                 )
-        except Exception as error:  # torch's reader alone raises a dozen types for a damaged file
+        except Exception as error:  # torch's reader raises a dozen types for a damaged file
             reason = _loading_fault(error)
             raise ModelError(
                 f"weights in {file} do not fit {PREFIX}{arch}: {reason[:160]}; check ARCH"
@@ -154,9 +157,9 @@ def _preprocessing(model: nn.Module, config: Mapping[str, Any]) -> Preprocessing
     size = settings["size"]
     height, width = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
     resize_mode = settings.get("resize_mode") or "shortest"
-    interpolation: Interpolation = (
-        "bilinear" if settings.get("interpolation") == "bilinear" else "bicubic"
-    )
+    interpolation: Interpolation = "bicubic"
+    if settings.get("interpolation") == "bilinear":
+        interpolation = "bilinear"
     plain = Preprocessing(
         (height, width), None, interpolation, _triple(settings["mean"]), _triple(settings["std"])
     )
@@ -167,14 +170,15 @@ def _preprocessing(model: nn.Module, config: Mapping[str, Any]) -> Preprocessing
         return replace(plain, box=plain.size, crop_mode="border", fill=(grey, grey, grey))
     if height == width:
         return replace(plain, resize=height)
-    return replace(
-        plain, box=plain.size, interpolation="bicubic"
-    )  # open_clip does not pass its own on
+    # open_clip does not pass the interpolation on
+    return replace(plain, box=plain.size, interpolation="bicubic")
 
 
 def _triple(numbers: Any) -> tuple[float, float, float]:
     """Return one number for each channel, from three or from one for all."""
-    red, green, blue = numbers if isinstance(numbers, list | tuple) else [numbers] * 3
+    if not isinstance(numbers, list | tuple):
+        numbers = [numbers] * 3
+    red, green, blue = numbers
     return float(red), float(green), float(blue)
 
 
@@ -198,9 +202,8 @@ def _anatomy(wrapped: LanguageImage, size: tuple[int, int]) -> Anatomy:
     """Return the anatomy, without the image tower's attention pooling, which is not a block."""
     anatomy = read_anatomy(wrapped, image_size=size)
     blocks = []
-    if (
-        anatomy.layout is None and getattr(wrapped.visual, "attnpool", None) is not None
-    ):  # CLIP's ResNets
+    has_pooling = getattr(wrapped.visual, "attnpool", None) is not None
+    if anatomy.layout is None and has_pooling:  # CLIP's ResNets
         for name, _ in wrapped.named_modules():
             if re.fullmatch(r"visual\.layer\d\.\d+", name):
                 blocks.append(name)
@@ -212,7 +215,7 @@ def _anatomy(wrapped: LanguageImage, size: tuple[int, int]) -> Anatomy:
 
 
 def open_clip(part: str = "") -> Any:
-    """Return the library, or one of its modules. Raises ModelError where it is not installed."""
+    """Return the library, or one of its modules. Raises ModelError if it is not installed."""
     try:
         with quietly():
             return import_module(f"open_clip.{part}" if part else "open_clip")
@@ -224,8 +227,7 @@ def open_clip(part: str = "") -> Any:
 
 
 def open_clip_names() -> list[str]:
-    """Return every ARCH/TAG that open_clip has weights of; none where the extra is not
-    installed."""
+    """Return every ARCH/TAG with weights in open_clip; none without the extra."""
     try:
         return sorted(f"{arch}/{tag}" for arch, tag in open_clip().list_pretrained())
     except ModelError:
@@ -254,10 +256,10 @@ def imagenet_prompt_names() -> tuple[str, ...]:
 
 
 def configuration(arch: str, tag: str | None) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the weights' quick_gelu, mean, std, interpolation and resize_mode; and notes for the
-    provenance.
+    """Return the weights' activation and preprocessing, and notes for the provenance.
 
-    Without a tag: the values that all weights of the architecture share, else open_clip's default.
+    The keys are quick_gelu, mean, std, interpolation and resize_mode. Without a tag: the values
+    that all weights of the architecture share, else open_clip's default.
     """
     library = open_clip()
     default_quick = bool((library.get_model_config(arch) or {}).get("quick_gelu", False))
@@ -265,23 +267,26 @@ def configuration(arch: str, tag: str | None) -> tuple[dict[str, Any], tuple[str
     configs = [library.get_pretrained_cfg(arch, name) for name in tags] or [{}]
     first = configs[0]
     quick = bool(first.get("quick_gelu", False)) if tag else default_quick
-    agreed = []
+    settings: dict[str, Any] = {"quick_gelu": quick}
+    is_complete = True
     for key in _TRAINED:
         if key in first and all(config.get(key) == first[key] for config in configs):
-            agreed.append(key)
+            settings[key] = first[key]
+        else:
+            is_complete = False
     notes = []
     if quick != default_quick:
-        notes.append(
-            f"{'QuickGELU' if quick else 'GELU'}, as the weights {tag!r} were trained with"
-        )
-    if not tag and len(agreed) < len(_TRAINED):
+        activation = "QuickGELU" if quick else "GELU"
+        notes.append(f"{activation}, as the weights {tag!r} were trained with")
+    if not tag and not is_complete:
         notes.append("preprocessing by open_clip's default: no weights specify it")
-    return {"quick_gelu": quick, **{key: first[key] for key in agreed}}, tuple(notes)
+    return settings, tuple(notes)
 
 
 def tokenizer(arch: str) -> Tokenizer:
-    """Return the architecture's tokenizer. SigLIP's and some others are downloaded once, and need
-    transformers.
+    """Return the architecture's tokenizer.
+
+    SigLIP's and some others are downloaded once, and need transformers.
     """
     library = open_clip()
     if not _of_texts(arch).get("hf_tokenizer_name"):
@@ -306,11 +311,11 @@ def _of_texts(arch: str) -> dict[str, Any]:
 def quietly() -> Iterator[None]:
     """Silence open_clip's log and its warning about QuickGELU, which `configuration` handles."""
     root = logging.getLogger()
-    before = logging.getLogger().level
+    level = root.level
     root.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        root.setLevel(before)
+        root.setLevel(level)

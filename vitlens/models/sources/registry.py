@@ -1,7 +1,7 @@
-"""Every source of models, one entry each: what loading, `vitlens models`, completion, docs and
-tests read.
+"""Lists every source of models, one entry each.
 
-Free of torch. A source is added by its file in this folder and its entry here.
+It is free of torch, as loading, `vitlens models`, completion, docs and tests read it. A source is
+added by its file in this folder and its entry here.
 """
 
 import re
@@ -16,14 +16,8 @@ from vitlens.names import BUNDLED, PRESETS
 from vitlens.references import resolved
 
 WeightsFrom = Literal["own", "hub", "none"]
-WEIGHTS_FILES: Final = (
-    ".safetensors",
-    ".pth",
-    ".pt",
-    ".bin",
-    ".ckpt",
-    ".pth.tar",
-)  # their suffixes
+# suffixes of files of weights
+WEIGHTS_FILES: Final = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".pth.tar")
 
 
 @dataclass(frozen=True)
@@ -39,10 +33,10 @@ class ModelSource:
     state, pretrained) -> module and preprocessing, with the weights of a state dict, the hub's, or
     random ones. load: (request) -> Model; by default an architecture is built and given its
     weights. restore: (request, architecture, classes, preprocessing) -> Model, of a file that
-    `save` wrote but for its weights, where the user's code makes the module. list_names: () -> all
-    names, without the prefix; empty where they are in `names` or cannot be listed. beside: (weights
-    file) -> what the files beside the weights say of preprocessing and classes (see
-    timm_folder.py), or None.
+    `save` wrote, without its weights, if the user's code makes the module. list_names: () -> all
+    names, without the prefix; empty if they are in `names` or cannot be listed. beside: (weights
+    file) -> preprocessing and classes in the files next to the weights (see timm_folder.py), or
+    None.
 
     weights: their origin without --weights: "own", the model includes its weights and accepts no
     others; "hub", they are downloaded; "none", the model must be trained first. extra: of vitlens,
@@ -75,30 +69,27 @@ class ModelSource:
         return self.usage.replace("--model-file", argument("code_files", flag="model-file"))
 
     def has(self, name: str) -> bool:
-        """Return True if a name belongs to this source, by its form alone: the model itself may not
-        exist.
-        """
+        """Return True if a name has the form of this source; its model may not exist."""
         if self.recognises is not None:
             return self.recognises(name)
         return name in self.names or (self.prefix != "" and name.startswith(self.prefix))
 
     def all_names(self) -> list[str]:
-        """Return every name that can be loaded, with the prefix; no paths, and none where the extra
-        is not installed.
+        """Return every name that can be loaded, with the prefix, except paths.
+
+        There are none if the extra is not installed.
         """
-        listed = resolved(self.list_names)() if self.list_names else self.names
-        return [f"{self.prefix}{name}" for name in listed]
+        names = resolved(self.list_names)() if self.list_names else self.names
+        return [f"{self.prefix}{name}" for name in names]
 
     def matching(self, pattern: str) -> list[str]:
-        """Return the names that match a pattern with wildcards, with or without the prefix, or
-        contain it.
-        """
-        either = (pattern, f"{self.prefix}{pattern}")
-        return [
-            name
-            for name in self.all_names()
-            if pattern in name or any(fnmatch(name, each) for each in either)
-        ]
+        """Return the names that match a pattern, with or without the prefix, or contain it."""
+        prefixed = f"{self.prefix}{pattern}"
+        names = []
+        for name in self.all_names():
+            if pattern in name or fnmatch(name, pattern) or fnmatch(name, prefixed):
+                names.append(name)
+        return names
 
 
 def _is_other_file(name: str) -> bool:
@@ -112,8 +103,8 @@ class ModelRequest:
 
     name: without alias and weights; file: of weights, if any; random: untrained; arch: the
     architecture of a file that does not contain it; image_size: (height, width) in pixels, None for
-    the model's own; mean, std: of its training, None for the model's own; seed: of random weights;
-    code_files: each FILE.py:FUNCTION whose code may be run.
+    the model's; mean, std: of its training, None for the model's; seed: of random weights;
+    code_files: every FILE.py:FUNCTION with code that may be run.
     """
 
     source: ModelSource
@@ -234,7 +225,10 @@ SOURCES: Final[Mapping[str, ModelSource]] = {source.kind: source for source in _
 
 def source_of(name: str) -> ModelSource | None:
     """Return the source that a name without alias and weights belongs to."""
-    return next((source for source in SOURCES.values() if source.has(name)), None)
+    for source in SOURCES.values():
+        if source.has(name):
+            return source
+    return None
 
 
 def require_source(name: str) -> ModelSource:
@@ -255,16 +249,19 @@ def require_source(name: str) -> ModelSource:
 
 
 def unknown_model(name: str, *, hint: str = "vitlens models") -> UnknownNameError:
-    """Return the error for a name that no source has: with the nearest names, else our own and the
-    forms of the others.
+    """Return the error for a name that no source has.
+
+    It suggests the nearest names, else lists vitlens's names and the forms of the others.
     """
-    sources = SOURCES.values()
-    known = [listed for source in sources if not source.extra for listed in source.all_names()]
-    if not nearest(name, known):
-        known = []
-        for source in sources:
-            known += [source.typed_usage] if source.prefix else source.all_names()
-    return UnknownNameError("model", name, known, hint=hint)
+    names: list[str] = []
+    forms: list[str] = []
+    for source in SOURCES.values():
+        if not source.extra:
+            names += source.all_names()
+        forms += [source.typed_usage] if source.prefix else source.all_names()
+    if not nearest(name, names):
+        names = forms
+    return UnknownNameError("model", name, names, hint=hint)
 
 
 def describe_names() -> str:

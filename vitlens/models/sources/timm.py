@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitlens.errors import ModelError, UnknownNameError, VitlensError, first_line
+from vitlens.models.fitting import require_fitting
 from vitlens.models.rebuild import Architecture
 from vitlens.models.sources.hub import endpoint, pretrained_download
-from vitlens.models.weights import require_fitting
 from vitlens.preprocessing import Preprocessing
 from vitlens.references import import_without_compiler
 
@@ -23,21 +23,18 @@ _IMAGENET = 1000  # classes, whose names are known
 
 
 def timm_names() -> list[str]:
-    """timm's model names."""
+    """Return timm's model names."""
     return list(timm.list_models())
 
 
 def _is_known(name: str) -> bool:
-    """Return True if timm has this architecture and, where the name has a tag, weights of
-    that tag."""
+    """Return True if timm has this architecture and, for a name with a tag, such weights."""
     base, _, tag = name.partition(".")
     return timm.is_model(base) and (not tag or name in timm.list_pretrained(f"{base}.*"))
 
 
 def is_vit_of_imagenet(name: str) -> bool:
-    """Return True if one of timm's names, with or without a tag, is that of a plain ViT with
-    ImageNet's 1000 classes.
-    """
+    """Return True for timm's name, with or without a tag, of a plain ViT of ImageNet's classes."""
     if not _is_known(name) or not timm.models.is_model_in_modules(name.partition(".")[0], _PLAIN):
         return False
     config = timm.models.get_pretrained_cfg(name)
@@ -50,38 +47,38 @@ def build(
     state: Mapping[str, Tensor] | None = None,
     pretrained: bool = False,
 ) -> tuple[nn.Module, Preprocessing]:
-    """Return one of timm's models, with these weights, its hub's, or random; and the preprocessing
-    of its training.
+    """Return one of timm's models and the preprocessing of its training.
 
-    Positions are resized by timm's own loader. Raises UnknownNameError, or ModelError for weights
-    that do not fit.
+    Its weights are those of the state dict, its hub's, or random. Positions are resized by timm's
+    loader. Raises UnknownNameError, or ModelError for weights that do not fit.
     """
     name = architecture.name
     size = architecture.image_size
     classes = architecture.classes
     if not _is_known(name):
-        known = (
-            timm.list_pretrained() if timm.is_model(name.partition(".")[0]) else timm.list_models()
-        )
-        raise UnknownNameError(
-            "timm model", name, known, hint=f"vitlens models '{name.split('_')[0]}*'"
-        )
-    options: dict[str, Any] = {} if size is None else {"img_size": size}
+        base, _, _ = name.partition(".")
+        names = timm.list_pretrained() if timm.is_model(base) else timm.list_models()
+        hint = f"vitlens models '{name.split('_')[0]}*'"
+        raise UnknownNameError("timm model", name, names, hint=hint)
+    options: dict[str, Any] = {}
+    if size is not None:
+        options["img_size"] = size
     if state is not None:
-        stored = _classes_of(name, state)
-        if None not in (stored, classes) and stored != classes:
+        stored_classes = _classes_of(name, state)
+        if None not in (stored_classes, classes) and stored_classes != classes:
             raise ModelError(
-                f"expected a head of {classes} classes for timm:{name}, found one of {stored}; "
-                "check the weights"
+                f"expected a head of {classes} classes for timm:{name}, found one of "
+                f"{stored_classes}; check the weights"
             )
+        overlay: dict[str, Any] = {"state_dict": dict(state)}
         # timm silently drops a head of another size unless its configuration has the number of
         # classes
-        counted = classes if classes == 0 else stored
-        overlay = {"state_dict": dict(state)} | (
-            {} if counted is None else {"num_classes": counted}
-        )
+        head_classes = 0 if classes == 0 else stored_classes
+        if head_classes is not None:
+            overlay["num_classes"] = head_classes
         options["pretrained_cfg_overlay"] = overlay
-        classes = stored if classes is None else classes
+        if classes is None:
+            classes = stored_classes
     if classes is not None:
         options["num_classes"] = classes
     logging.getLogger("timm").setLevel(logging.ERROR)
@@ -91,14 +88,12 @@ def build(
     else:
         try:
             model = _create(name, pretrained=state is not None, **options)
-        except (
-            Exception
-        ) as error:  # timm's weight converters raise nearly anything for damaged weights
+        # timm's weight converters raise nearly anything for damaged weights
+        except Exception as error:
             if state is None or isinstance(error, VitlensError | MemoryError):
                 raise
-            require_fitting(
-                timm.create_model(name), state, where=f"timm:{name}"
-            )  # says which do not
+            # names the weights that do not fit
+            require_fitting(timm.create_model(name), state, where=f"timm:{name}")
             raise ModelError(
                 f"weights do not fit timm:{name}: {first_line(error)}; check the name"
             ) from error
@@ -106,8 +101,9 @@ def build(
 
 
 def preprocessing_of(config: Mapping[str, Any], size: tuple[int, int] | None) -> Preprocessing:
-    """Return what timm's own evaluation does to an image (`create_transform`), at this (height,
-    width) or its own.
+    """Return the preprocessing of timm's evaluation (`create_transform`).
+
+    size: (height, width), None for the model's.
     """
     evaluation = timm.data.resolve_data_config(pretrained_cfg=dict(config))
     height, width = size or evaluation["input_size"][1:]
@@ -141,8 +137,12 @@ def _create(name: str, **options: Any) -> Any:
 def _classes_of(name: str, state: Mapping[str, Tensor]) -> int | None:
     """Return the number of classes of the head in a state dict."""
     config = timm.models.get_pretrained_cfg(name)
-    heads = config.classifier if config is not None else None
-    for head in (heads,) if isinstance(heads, str) else heads or ():
+    if config is None:
+        return None
+    heads = config.classifier or ()
+    if isinstance(heads, str):
+        heads = (heads,)
+    for head in heads:
         weight = state.get(f"{head}.weight")
         if weight is not None and weight.ndim and len(weight):
             return len(weight)

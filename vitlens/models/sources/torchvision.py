@@ -10,9 +10,9 @@ from huggingface_hub import constants
 from torch import Tensor, nn
 
 from vitlens.errors import UnknownNameError
+from vitlens.models.fitting import load_strictly
 from vitlens.models.rebuild import Architecture
 from vitlens.models.sources.hub import pretrained_download
-from vitlens.models.weights import load_strictly
 from vitlens.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Interpolation, Preprocessing
 from vitlens.references import import_without_compiler
 
@@ -21,7 +21,7 @@ import torchvision  # noqa: E402
 
 
 def torchvision_names() -> list[str]:
-    """torchvision's classification models."""
+    """Return the names of torchvision's classification models."""
     return list(torchvision.models.list_models(module=torchvision.models))
 
 
@@ -31,8 +31,9 @@ def build(
     state: Mapping[str, Tensor] | None = None,
     pretrained: bool = False,
 ) -> tuple[nn.Module, Preprocessing]:
-    """Return one of torchvision's models, with these weights, its hub's, or random; and the
-    preprocessing of its training.
+    """Return one of torchvision's models and the preprocessing of its training.
+
+    Its weights are those of the state dict, its hub's, or random.
     """
     name = architecture.name
     size = architecture.image_size
@@ -48,9 +49,9 @@ def build(
                 raise OSError(f"not in the cache: {file}")
             model: nn.Module = torchvision.models.get_model(name, weights=weights)
     else:
-        options: dict[str, Any] = (
-            {} if architecture.classes is None else {"num_classes": architecture.classes}
-        )
+        options: dict[str, Any] = {}
+        if architecture.classes is not None:
+            options["num_classes"] = architecture.classes
         if size is not None and name.startswith("vit_"):
             options["image_size"] = size[0]
         model = torchvision.models.get_model(name, weights=None, **options)
@@ -59,9 +60,9 @@ def build(
     transforms = weights.transforms()
     crop = (transforms.crop_size[0],) * 2
     resize = transforms.resize_size[0] if size in (None, crop) else None
-    interpolation: Interpolation = (
-        "bicubic" if transforms.interpolation.value == "bicubic" else "bilinear"
-    )
+    interpolation: Interpolation = "bilinear"
+    if transforms.interpolation.value == "bicubic":
+        interpolation = "bicubic"
     mean = tuple(transforms.mean or IMAGENET_MEAN)
     std = tuple(transforms.std or IMAGENET_STD)
     return model, Preprocessing(size or crop, resize, interpolation, mean, std)

@@ -1,3 +1,1 @@
-"""What a training minimises when it does not classify: masked patches, agreement with a teacher,
-captions.
-"""
+"""Objectives without labels: masked patches, agreement with a teacher, captions."""

@@ -1,10 +1,9 @@
-"""Images and captions (CLIP, Radford 2021) in miniature: two towers whose embeddings of an image
-and its caption agree.
+"""Learning from images and captions (CLIP, Radford 2021) in miniature, with two towers.
 
-The image tower is the ViT: an image's embedding is what its classifier would read. The text tower
-is a small transformer over the words of the captions. Within a batch each image is told from all
-captions, and each caption from all images; with several processes, or gradient accumulation, from
-those of the same share alone.
+The image tower is the ViT: an image's embedding is the input of its classifier. The text tower is a
+small transformer over the words of the captions. Within a batch each image is matched with its
+caption among all captions, and each caption with its image; with several processes, or gradient
+accumulation, only among those of the same share.
 """
 
 import json
@@ -25,20 +24,23 @@ from vitlens.data.captions import PROMPTS, with_name
 from vitlens.errors import InputError
 from vitlens.files import write_bytes
 from vitlens.models.configs import ViTConfig
+from vitlens.models.fitting import load_strictly
 from vitlens.models.model import Model
 from vitlens.models.rebuild import for_classes
 from vitlens.models.vit import NORM_EPSILON, TransformerBlock, initialise
-from vitlens.models.weights import load_strictly, read_weights, to_save
+from vitlens.models.weights import read_weights, to_save
 from vitlens.processes import Processes
 from vitlens.shapes import Images
 from vitlens.typed import between, length, parse_json, read_as
 
-TEXT_FILE: Final = "text.safetensors"  # of the text tower, beside the image tower's weights
+TEXT_FILE: Final = "text.safetensors"  # of the text tower, next to the image tower's weights
 TEMPERATURE: Final = 0.07  # at first (Radford 2021, section 2.4)
 _SHARPEST: Final = 100.0  # largest factor from cosine to logit, there too
-_PAD, _START, _OTHER = range(
-    3
-)  # numbers of no word, of the start of a text, and of an unknown word
+# token numbers of no word, of the start of a text, and of an unknown word
+_PAD: Final = 0
+_START: Final = 1
+_UNKNOWN: Final = 2
+_FIRST_WORD: Final = 3
 _WORD: Final = re.compile(r"\w+")
 _HINT: Final = "train it again"
 
@@ -47,8 +49,7 @@ Unit = Float[Tensor, "batch dim"]
 
 
 class Pair(NamedTuple):
-    """Embeddings of images and of their captions, of length 1, and the factor from cosine to
-    logit."""
+    """Embeddings of images and captions, of length 1, and the factor from cosine to logit."""
 
     images: Unit
     texts: Unit
@@ -57,8 +58,10 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class TextConfig:
-    """A text tower. words: in the order of their numbers; context: most words of a text; out: of
-    the embeddings.
+    """The shape of a text tower.
+
+    words: in the order of their numbers; context: largest number of words of a text; out: dimension
+    of the embeddings.
     """
 
     words: Annotated[tuple[Annotated[str, length(1, 200)], ...], length(0, 100_000)]
@@ -70,16 +73,14 @@ class TextConfig:
 
 
 class TextTower(nn.Module):
-    """A transformer over words; the embedding is read from the token of the start, which sees all
-    others.
-    """
+    """A transformer over words; the embedding is read from the start token, which sees all."""
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
         shape = ViTConfig(dim=config.dim, heads=config.heads)
         self.config = config
-        self.numbers = {word: index + 3 for index, word in enumerate(config.words)}
-        self.embed = nn.Embedding(len(config.words) + 3, config.dim)
+        self.numbers = {word: number for number, word in enumerate(config.words, start=_FIRST_WORD)}
+        self.embed = nn.Embedding(_FIRST_WORD + len(config.words), config.dim)
         self.pos_embed = nn.Parameter(torch.empty(1, config.context + 1, config.dim))
         for weights in (self.embed.weight, self.pos_embed):
             nn.init.normal_(weights, std=0.02)
@@ -90,22 +91,24 @@ class TextTower(nn.Module):
             part.apply(initialise)
 
     def tokens(self, texts: Sequence[str]) -> Int[Tensor, "texts tokens"]:
-        """Return the numbers of the words of each text after that of its start, cut or filled up to
-        the context.
+        """Return the token numbers of each text: its start, its words, and padding.
+
+        Texts are cut or padded to the context.
         """
+        context = self.config.context
         rows = []
         for text in texts:
-            known = [self.numbers.get(word, _OTHER) for word in words_of(text)][
-                : self.config.context
-            ]
-            rows.append([_START, *known, *[_PAD] * (self.config.context - len(known))])
+            words = words_of(text)[:context]
+            numbers = [self.numbers.get(word, _UNKNOWN) for word in words]
+            padding = [_PAD] * (context - len(numbers))
+            rows.append([_START, *numbers, *padding])
         return torch.tensor(rows)
 
     def forward(self, tokens: Int[Tensor, "texts tokens"]) -> Float[Tensor, "texts dim"]:
         """Return the embeddings of texts, of any length."""
-        read = self.norm(self.blocks(self.embed(tokens) + self.pos_embed))
-        embedded: Tensor = self.projection(read[:, 0])
-        return embedded
+        outputs = self.norm(self.blocks(self.embed(tokens) + self.pos_embed))
+        embeddings: Tensor = self.projection(outputs[:, 0])
+        return embeddings
 
 
 class ImagesAndCaptions(nn.Module):
@@ -130,64 +133,65 @@ class ImagesAndCaptions(nn.Module):
         self.captions = captions
         self.classes = classes
         vit: Any = model.module
-        found = [words_of(text) for text in vocabulary]
-        known = tuple(sorted({word for each in found for word in each}))
-        given = TextConfig(
-            known,
-            max(map(len, found), default=1),
-            settings["text_dim"],
-            settings["text_depth"],
-            settings["text_heads"],
-            vit.config.dim,
+        words: set[str] = set()
+        context = 0
+        for text in vocabulary:
+            text_words = words_of(text)
+            words.update(text_words)
+            context = max(context, len(text_words))
+        config = TextConfig(
+            words=tuple(sorted(words)),
+            context=context if vocabulary else 1,
+            dim=settings["text_dim"],
+            depth=settings["text_depth"],
+            heads=settings["text_heads"],
+            out=vit.config.dim,
         )
-        self.text = TextTower(given)
+        self.text = TextTower(config)
         self.logit_scale = nn.Parameter(torch.tensor(-math.log(TEMPERATURE)))
 
     def inputs(self, images: Images, keys: Tensor, *, seed: int, epoch: int) -> tuple[Tensor, ...]:  # noqa: ARG002
-        """Return the images and the words of their captions, which depend on the image and the
-        epoch.
-        """
+        """Return the images and the tokens of their captions, by image and epoch."""
         return images, self.text.tokens(self.captions(keys, epoch)).to(images.device)
 
     def forward(self, images: Images, tokens: Tensor) -> Pair:
         """Return the embeddings."""
-        both = self.model(images), self.text(tokens)
-        scale = self.logit_scale.clamp(max=math.log(_SHARPEST)).exp()
-        images, texts = (F.normalize(each.float(), dim=-1) for each in both)
-        return Pair(images, texts, scale)
+        image_embeddings = F.normalize(self.model(images).float(), dim=-1)
+        text_embeddings = F.normalize(self.text(tokens).float(), dim=-1)
+        return Pair(image_embeddings, text_embeddings, self._scale())
+
+    def _scale(self) -> Tensor:
+        """Return the factor from cosine to logit, the inverse temperature."""
+        return self.logit_scale.clamp(max=math.log(_SHARPEST)).exp()
 
     def losses(self, outputs: Any) -> Float[Tensor, " batch"]:
         """Return each image's share of the loss, in nats."""
         return info_nce(*outputs)
 
     def updated(self, progress: float, processes: Processes) -> None:
-        """Nothing follows an update."""
+        """Do nothing after an update."""
 
     def exported(self) -> Model:
-        """Return the image tower with a classifier of the classes' names in all prompts; without
-        classes, with none.
-        """
+        """Return the image tower, with a classifier of the classes' names in all prompts if any."""
         if not self.classes:
             return self.model
-        made = for_classes(self.model, self.classes)
-        vit: Any = made.module
-        # what the head reads was normalised to variance 1, scaled and shifted: its mean squared
-        # length is known
-        last = vit.norm if vit.cls_token is not None else vit.fc_norm
-        length = (last.weight.square().sum() + last.bias.square().sum()).sqrt()
-        each = embedded(self.text, self.classes, PROMPTS).to(vit.head.weight.device)
+        classifier = for_classes(self.model, self.classes)
+        vit: Any = classifier.module
+        # the head's input was normalised to variance 1, scaled and shifted, which determines its
+        # mean squared length
+        last_norm = vit.norm if vit.cls_token is not None else vit.fc_norm
+        length = (last_norm.weight.square().sum() + last_norm.bias.square().sum()).sqrt()
+        embeddings = embedded(self.text, self.classes, PROMPTS).to(vit.head.weight.device)
         with torch.no_grad():
-            scale = self.logit_scale.clamp(max=math.log(_SHARPEST)).exp()
-            vit.head.weight.copy_(F.normalize(each.mean(0), dim=-1) * scale / length)
-        return made
+            directions = F.normalize(embeddings.mean(0), dim=-1)
+            vit.head.weight.copy_(directions * self._scale() / length)
+        return classifier
 
     def write_beside(self, folder: Path) -> None:
         """Write the text tower into the run's folder, atomically."""
-        about = json.dumps(asdict(self.text.config), sort_keys=True)
-        write_bytes(
-            folder / TEXT_FILE,
-            as_bytes(to_save(self.text.state_dict()), metadata={"vitlens": about}),
-        )
+        config = json.dumps(asdict(self.text.config), sort_keys=True)
+        content = as_bytes(to_save(self.text.state_dict()), metadata={"vitlens": config})
+        write_bytes(folder / TEXT_FILE, content)
 
     def measures(self, outputs: Sequence[Any]) -> Mapping[str, float]:
         """Return the learned temperature."""
@@ -195,16 +199,16 @@ class ImagesAndCaptions(nn.Module):
 
 
 def info_nce(images: Unit, texts: Unit, scale: Tensor | float) -> Float[Tensor, " batch"]:
-    """Return each pair's InfoNCE, in nats: the mean of the cross-entropies of finding its text
-    among all texts by the image, and its image among all images by the text (van den Oord 2018;
-    Radford 2021, figure 3).
+    """Return each pair's InfoNCE loss, in nats (van den Oord 2018; Radford 2021, figure 3).
+
+    It is the mean of two cross-entropies: of the text among all texts for the image, and of the
+    image among all images for the text.
     """
     logits = scale * images @ texts.T
-    own = torch.arange(len(images), device=images.device)
-    return (
-        F.cross_entropy(logits, own, reduction="none")
-        + F.cross_entropy(logits.T, own, reduction="none")
-    ) / 2
+    targets = torch.arange(len(images), device=images.device)
+    text_loss = F.cross_entropy(logits, targets, reduction="none")
+    image_loss = F.cross_entropy(logits.T, targets, reduction="none")
+    return (text_loss + image_loss) / 2
 
 
 def words_of(text: str) -> list[str]:
@@ -213,8 +217,9 @@ def words_of(text: str) -> list[str]:
 
 
 def load_text_tower(folder: Path) -> TextTower:
-    """Return the text tower of a run folder. Raises InputError for a folder without one, ModelError
-    for a damaged file.
+    """Return the text tower of a run folder.
+
+    Raises InputError for a folder without one, ModelError for a damaged file.
     """
     file = folder / TEXT_FILE
     if not file.is_file():
@@ -223,8 +228,8 @@ def load_text_tower(folder: Path) -> TextTower:
             "--objective clip writes it"
         )
     stored = read_weights(file)
-    about = parse_json(stored.metadata.get("vitlens", "null"), source=str(file), hint=_HINT)
-    tower = TextTower(read_as(TextConfig, about, source=str(file), hint=_HINT))
+    config = parse_json(stored.metadata.get("vitlens", "null"), source=str(file), hint=_HINT)
+    tower = TextTower(read_as(TextConfig, config, source=str(file), hint=_HINT))
     load_strictly(tower, stored.state, where=str(file))
     return tower.eval().requires_grad_(False)
 
@@ -232,12 +237,11 @@ def load_text_tower(folder: Path) -> TextTower:
 def text_classifier(
     folder: Path, classes: Sequence[str], wordings: Sequence[str] = PROMPTS
 ) -> Float[Tensor, "wordings classes dim"]:
-    """Return the embeddings, of length 1, of every class in every wording, by the text tower of a
-    run folder.
+    """Return the embeddings, of length 1, of every class in every wording.
 
-    wordings: with {} in place of the class. The cosine of an image's features (what the classifier
-    reads, as `vitlens.features` gives them for the last layer) with them is highest for the class
-    that the wording predicts.
+    They are computed by the text tower of a run folder. wordings: with {} in place of the class.
+    The cosine of an image's features (the classifier's input, as `vitlens.features` returns it for
+    the last layer) with them is highest for the class that the wording predicts.
     """
     return embedded(load_text_tower(folder), classes, wordings)
 
@@ -246,8 +250,9 @@ def text_classifier(
 def embedded(
     tower: TextTower, classes: Sequence[str], wordings: Sequence[str]
 ) -> Float[Tensor, "wordings classes dim"]:
-    """As `text_classifier`, of a tower. Raises InputError for a wording without a place for the
-    class.
+    """Return the embeddings of `text_classifier` by a tower.
+
+    Raises InputError for a wording without a place for the class.
     """
     texts = [with_name(wording, name) for wording in wordings for name in classes]
     device = tower.pos_embed.device

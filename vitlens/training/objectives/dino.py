@@ -1,9 +1,8 @@
-"""Self-distillation (DINO, Caron 2021): a student learns what its own moving average says of other
-crops of the image.
+"""Self-distillation (DINO, Caron 2021): a student learns the outputs of its moving average.
 
-Centring and sharpening of the teacher's outputs keep them from becoming the same for every image.
-Where and how an image is cropped depends only on (seed, epoch, key of the image); the centre is the
-mean over all processes.
+The moving average, the teacher, sees other crops of the image. Centring and sharpening of the
+teacher's outputs keep them from becoming the same for every image. The crops depend only on (seed,
+epoch, key of the image); the centre is the mean over all processes.
 """
 
 import math
@@ -24,7 +23,9 @@ from vitlens.training.augment import uniforms
 
 STREAM: Final = 11  # of random numbers
 GLOBAL: Final = 2  # global crops
-_AREAS: Final = ((0.6, 1.0), (0.3, 0.6))  # of global and of local crops, as shares of the image
+# of crops, as shares of the image
+_GLOBAL_AREA: Final = (0.6, 1.0)
+_LOCAL_AREA: Final = (0.3, 0.6)
 _ASPECT: Final = 4 / 3  # largest width over height, and height over width
 _NUMBERS: Final = 10  # random ones of a crop
 _CENTRE: Final = 0.9  # momentum of the centre (Caron 2021, table 7)
@@ -37,10 +38,8 @@ _GREY: Final = 0.5
 Outputs = Float[Tensor, "crops batch outputs"]
 
 
-class Said(NamedTuple):
-    """What student and teacher say: logits of all crops, global ones first, and of the global
-    crops.
-    """
+class CropLogits(NamedTuple):
+    """Logits of the student for all crops, global ones first, and of the teacher for these."""
 
     student: Outputs
     teacher: Outputs
@@ -57,76 +56,70 @@ class SelfDistillation(nn.Module):
     def __init__(self, model: Model, settings: Mapping[str, Any]) -> None:
         super().__init__()
         self.settings = settings
-        size = settings["local_size"]
-        patch = model.layout.patch_size
-        if (
-            settings["local_crops"] < 0
-            or settings["outputs"] < 2
-            or not 0 <= settings["momentum"] < 1
-        ):
-            raise InputError(
-                "expected local_crops from 0, outputs from 2 and momentum in [0, 1), found "
-                f"{settings['local_crops']}, {settings['outputs']} and {settings['momentum']}"
-            )
-        if min(settings["student_temperature"], settings["teacher_temperature"]) <= 0:
-            raise InputError("expected temperatures above 0, found one of 0 or less")
-        if settings["local_crops"] and (size < max(patch) or any(size % side for side in patch)):
-            step = math.lcm(*patch)
-            raise InputError(
-                f"expected local crops divisible into patches of {patch[0]}x{patch[1]} px, found "
-                f"{size} px; try {set_option('local_size', max(round(size / step), 1) * step)}"
-            )
+        _require_valid(settings, model.layout.patch_size)
         self.student = Projected(model, settings["outputs"])
         self.teacher = deepcopy(self.student).requires_grad_(False).eval()
         self.register_buffer("centre", torch.zeros(settings["outputs"]))
         self.centre: Tensor
-        # of the teacher's outputs since the last update: their sum and their number, in this
-        # process
-        self.register_buffer("seen", torch.zeros(settings["outputs"] + 1), persistent=False)
-        self.seen: Tensor
+        # sum and number of the teacher's outputs since the last update, in this process
+        self.register_buffer("output_sum", torch.zeros(settings["outputs"] + 1), persistent=False)
+        self.output_sum: Tensor
 
     def train(self, mode: bool = True) -> "SelfDistillation":
-        """Set the student's mode; the teacher stays without dropout and stochastic depth (Caron
-        2021).
-        """
+        """Set the student's mode; the teacher has no dropout or stochastic depth (Caron 2021)."""
         super().train(mode)
         self.teacher.eval()
         return self
 
     def inputs(self, images: Images, keys: Tensor, *, seed: int, epoch: int) -> tuple[Tensor, ...]:
         """Return the global crops (2, batch, 3, height, width) and the local ones, in [0, 1]."""
-        local = self.settings["local_crops"]
-        size = self.settings["local_size"]
-        drawn = uniforms(keys, (GLOBAL + local) * _NUMBERS, STREAM, seed=seed, epoch=epoch)
-        crops = drawn.to(images.device).view(len(images), -1, _NUMBERS).unbind(1)
-        cut = ((crops[:GLOBAL], self.student.model.input_size), (crops[GLOBAL:], (size, size)))
-        how = {name: self.settings[name] for name in ("jitter", "turn")}
-        return tuple(
-            torch.stack([cropped(images, each, size=side, area=area, **how) for each in draws])
-            for (draws, side), area in zip(cut, _AREAS)
-            if len(draws)
-        )
+        local_crops = self.settings["local_crops"]
+        count = (GLOBAL + local_crops) * _NUMBERS
+        drawn = uniforms(keys, count, STREAM, seed=seed, epoch=epoch)
+        crop_draws = drawn.to(images.device).view(len(images), -1, _NUMBERS).unbind(1)
 
-    def forward(self, whole: Tensor, local: Tensor | None = None) -> Said:
+        def crop_all(
+            draws: Sequence[Tensor], size: tuple[int, int], area: tuple[float, float]
+        ) -> Tensor:
+            jitter = self.settings["jitter"]
+            turn = self.settings["turn"]
+            crops = [
+                cropped(images, numbers, size=size, area=area, jitter=jitter, turn=turn)
+                for numbers in draws
+            ]
+            return torch.stack(crops)
+
+        size = self.student.model.input_size
+        global_crops = crop_all(crop_draws[:GLOBAL], size, _GLOBAL_AREA)
+        if not local_crops:
+            return (global_crops,)
+        local_size = self.settings["local_size"]
+        side = (local_size, local_size)
+        return global_crops, crop_all(crop_draws[GLOBAL:], side, _LOCAL_AREA)
+
+    def forward(self, global_crops: Tensor, local_crops: Tensor | None = None) -> CropLogits:
         """Return the outputs on the crops."""
-        count, batch = whole.shape[:2]
+        shape = global_crops.shape[:2]
         with torch.no_grad():
-            teacher = self.teacher(whole.flatten(0, 1)).unflatten(0, (count, batch))
-        student = self.student(whole.flatten(0, 1)).unflatten(0, (count, batch))
-        if local is not None:
-            student = torch.cat(
-                (student, self.student(local.flatten(0, 1)).unflatten(0, local.shape[:2]))
-            )
-        return Said(student, teacher)
+            teacher = self.teacher(global_crops.flatten(0, 1)).unflatten(0, shape)
+        student = self.student(global_crops.flatten(0, 1)).unflatten(0, shape)
+        if local_crops is not None:
+            local_shape = local_crops.shape[:2]
+            local_logits = self.student(local_crops.flatten(0, 1)).unflatten(0, local_shape)
+            student = torch.cat((student, local_logits))
+        return CropLogits(student, teacher)
 
     def losses(self, outputs: Any) -> Float[Tensor, " batch"]:
-        """Return each image's loss in nats; in training the teacher's outputs count for the next
-        centre.
+        """Return each image's loss in nats.
+
+        In training, the teacher's outputs count for the next centre.
         """
-        student, teacher = (each.float() for each in outputs)
+        student, teacher = outputs
+        student = student.float()
+        teacher = teacher.float()
         if self.training:
             flat = teacher.detach().flatten(0, 1)
-            self.seen += torch.cat((flat.sum(0), flat.new_tensor([len(flat)])))
+            self.output_sum += torch.cat((flat.sum(0), flat.new_tensor([len(flat)])))
         return agreement(
             student,
             self.probabilities(teacher).detach(),
@@ -134,52 +127,72 @@ class SelfDistillation(nn.Module):
         )
 
     def probabilities(self, teacher: Outputs) -> Outputs:
-        """Return the teacher's probabilities: centred where the settings say so, and sharpened by
-        its temperature.
-        """
+        """Return the teacher's probabilities, centred by the settings and sharpened."""
         centred = teacher - self.centre if self.settings["centring"] else teacher
         return torch.softmax(centred / self.settings["teacher_temperature"], -1)
 
     @torch.no_grad()
     def updated(self, progress: float, processes: Processes) -> None:
-        """Move the teacher towards the student, and the centre towards the mean of what the teacher
-        said.
+        """Move the teacher towards the student, and the centre towards its mean output.
 
         progress: share of the steps that are done; the momentum rises to 1 as a cosine (Caron 2021,
         section 3.1).
         """
         momentum = 1 - (1 - self.settings["momentum"]) * (math.cos(math.pi * progress) + 1) / 2
-        mine = dict(self.student.named_parameters())
-        for name, value in self.teacher.named_parameters():
-            value.lerp_(mine[name], 1 - momentum)
-        total = processes.total(self.seen).to(self.seen.device)
-        self.centre.lerp_((total[:-1] / total[-1]).to(self.centre), 1 - _CENTRE)
-        self.seen.zero_()
+        student_parameters = dict(self.student.named_parameters())
+        for name, parameter in self.teacher.named_parameters():
+            parameter.lerp_(student_parameters[name], 1 - momentum)
+        total = processes.total(self.output_sum).to(self.output_sum.device)
+        mean = total[:-1] / total[-1]
+        self.centre.lerp_(mean.to(self.centre), 1 - _CENTRE)
+        self.output_sum.zero_()
 
     def exported(self) -> Model:
         """Return the teacher, whose features are the better ones (Caron 2021, section 5.2)."""
         return self.teacher.model
 
     def measures(self, outputs: Sequence[Any]) -> Mapping[str, float]:
-        """Return the teacher's entropy, and the information about the image in what it says, in
-        nats.
+        """Return the teacher's entropy, and the information on the image in its outputs, in nats.
 
-        The entropy of its probabilities' mean over images minus their mean entropy is 0 where it
-        says the same of every image, be it one output or all of them equally.
+        The information is the entropy of the mean probabilities over images minus the mean entropy.
+        It is 0 for a teacher with the same outputs for every image.
         """
-        said = torch.cat(
-            [self.probabilities(each.teacher.float()).flatten(0, 1) for each in outputs]
+        probabilities = torch.cat(
+            [self.probabilities(batch.teacher.float()).flatten(0, 1) for batch in outputs]
         )
-        entropy = entropies(said).mean()
+        entropy = entropies(probabilities).mean()
         return {
             "teacher_entropy": float(entropy),
-            "teacher_information": float(entropies(said.mean(0)) - entropy),
+            "teacher_information": float(entropies(probabilities.mean(0)) - entropy),
         }
 
 
+def _require_valid(settings: Mapping[str, Any], patch: tuple[int, int]) -> None:
+    """Raise InputError for invalid settings, and for crops that patches do not divide."""
+    local_crops = settings["local_crops"]
+    outputs = settings["outputs"]
+    momentum = settings["momentum"]
+    if local_crops < 0 or outputs < 2 or not 0 <= momentum < 1:
+        raise InputError(
+            "expected local_crops from 0, outputs from 2 and momentum in [0, 1), found "
+            f"{local_crops}, {outputs} and {momentum}"
+        )
+    if min(settings["student_temperature"], settings["teacher_temperature"]) <= 0:
+        raise InputError("expected temperatures above 0, found one of 0 or less")
+    size = settings["local_size"]
+    is_divisible = size >= max(patch) and all(size % side == 0 for side in patch)
+    if local_crops and not is_divisible:
+        step = math.lcm(*patch)
+        raise InputError(
+            f"expected local crops divisible into patches of {patch[0]}x{patch[1]} px, found "
+            f"{size} px; try {set_option('local_size', max(round(size / step), 1) * step)}"
+        )
+
+
 class Projected(nn.Module):
-    """A ViT and its projection head: three layers to a vector of length 1, and its cosines with
-    each output's.
+    """A ViT and its projection head.
+
+    Three layers give a vector of length 1; its outputs are cosines with the last layer's vectors.
     """
 
     def __init__(self, model: Model, outputs: int) -> None:
@@ -197,29 +210,32 @@ class Projected(nn.Module):
         self.last = nn.Linear(_BOTTLENECK, outputs, bias=False)
 
     def forward(self, crops: Images) -> Float[Tensor, "batch outputs"]:
-        """Logits of crops in [0, 1] of any size that patches divide; positions are interpolated."""
+        """Return logits of crops in [0, 1] of any size that patches divide.
+
+        Positions are interpolated.
+        """
         vit: Any = self.model.module
         features = vit.pool(vit.forward_features((crops - self.model.mean) / self.model.std))
-        return F.linear(
-            F.normalize(self.head(features), dim=-1), F.normalize(self.last.weight, dim=-1)
-        )
+        vectors = F.normalize(self.head(features), dim=-1)
+        return F.linear(vectors, F.normalize(self.last.weight, dim=-1))
 
 
 def agreement(
-    student: Outputs, teacher: Float[Tensor, "whole batch outputs"], *, temperature: float
+    student: Outputs, teacher: Float[Tensor, "global batch outputs"], *, temperature: float
 ) -> Float[Tensor, " batch"]:
-    """Return the cross-entropy of the student's outputs on one crop with the teacher's
-    probabilities on another, in nats: the mean over all pairs of a global crop and another crop
-    (Caron 2021, equation 3).
+    """Return the cross-entropy of the student with the teacher on other crops, in nats.
+
+    It is the mean over all pairs of a global crop of the teacher's probabilities and another crop
+    of the student's outputs (Caron 2021, equation 3).
     """
-    said = (student / temperature).log_softmax(-1)
-    pairs = [
-        (wanted, crop)
-        for wanted in range(len(teacher))
-        for crop in range(len(student))
-        if crop != wanted
-    ]
-    return -torch.stack([(teacher[wanted] * said[crop]).sum(-1) for wanted, crop in pairs]).mean(0)
+    log_probabilities = (student / temperature).log_softmax(-1)
+    agreements = []
+    for teacher_crop in range(len(teacher)):
+        for student_crop in range(len(student)):
+            if student_crop != teacher_crop:
+                products = teacher[teacher_crop] * log_probabilities[student_crop]
+                agreements.append(products.sum(-1))
+    return -torch.stack(agreements).mean(0)
 
 
 def entropies(probabilities: Float[Tensor, "*batch outputs"]) -> Float[Tensor, "*batch"]:
@@ -237,35 +253,36 @@ def cropped(
     jitter: float,
     turn: float,
 ) -> Float[Tensor, "batch 3 _ _"]:
-    """Return each image's crop of a random area, aspect and angle, resized (bilinear), in random
-    brightness, contrast, colour.
+    """Return each image's crop of a random area, aspect and angle, in random colours.
 
-    draws: ten numbers in [0, 1) an image; area: smallest and largest, as shares of the image;
-    jitter: largest change, as a share; turn: largest angle, in degrees.
+    Crops are resized (bilinear); brightness, contrast, saturation and the order of the channels are
+    random. draws: ten numbers in [0, 1) per image; area: smallest and largest, as shares of the
+    image; jitter: largest change, as a share; turn: largest angle, in degrees.
     """
+    signed = 2 * draws - 1  # in [-1, 1)
     share = area[0] + (area[1] - area[0]) * draws[:, 0]
-    stretch = torch.exp((2 * draws[:, 1] - 1) * math.log(_ASPECT) / 2)
-    wide, tall = ((share.sqrt() * each).clamp(max=1) for each in (stretch, 1 / stretch))
-    across, down = ((2 * draws[:, at] - 1) * (1 - side) for at, side in ((2, wide), (3, tall)))
-    zero = torch.zeros_like(wide)
-    angle = math.radians(turn) * (2 * draws[:, 9] - 1)
+    stretch = torch.exp(signed[:, 1] * math.log(_ASPECT) / 2)
+    width = (share.sqrt() * stretch).clamp(max=1)
+    height = (share.sqrt() * (1 / stretch)).clamp(max=1)
+    across = signed[:, 2] * (1 - width)
+    down = signed[:, 3] * (1 - height)
+    angle = math.radians(turn) * signed[:, 9]
     cos = angle.cos()
     sin = angle.sin()
-    affine = torch.stack((wide * cos, -tall * sin, across, wide * sin, tall * cos, down), 1).view(
-        -1, 2, 3
-    )
+    rows = (width * cos, -height * sin, across, width * sin, height * cos, down)
+    affine = torch.stack(rows, 1).view(-1, 2, 3)
     grid = F.affine_grid(affine, [len(images), 3, *size], align_corners=False)
     crop = F.grid_sample(
         images, grid, mode="bilinear", padding_mode="reflection", align_corners=False
     )
-    gain, contrast = (1 + jitter * (2 * draws[:, at, None, None, None] - 1) for at in (4, 5))
+
+    gain = 1 + jitter * signed[:, 4, None, None, None]
+    contrast = 1 + jitter * signed[:, 5, None, None, None]
     mean = crop.mean((1, 2, 3), keepdim=True)
     crop = (mean + contrast * (crop - mean)) * gain
     grey = crop.mean(1, keepdim=True)
-    colour = torch.where(draws[:, 6] < _GREY, zero, 1 + jitter * (2 * draws[:, 7] - 1))[
-        :, None, None, None
-    ]
-    turned = torch.stack([crop.roll(shift, 1) for shift in range(3)])[
-        (3 * draws[:, 8]).long(), torch.arange(len(crop))
-    ]
-    return (grey + colour * (turned - grey)).clamp(0, 1)
+    saturation = torch.where(draws[:, 6] < _GREY, 0.0, 1 + jitter * signed[:, 7])
+    channel_orders = torch.stack([crop.roll(shift, 1) for shift in range(3)])
+    shifts = (3 * draws[:, 8]).long()
+    rotated = channel_orders[shifts, torch.arange(len(crop))]
+    return (grey + saturation[:, None, None, None] * (rotated - grey)).clamp(0, 1)

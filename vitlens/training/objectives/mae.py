@@ -1,9 +1,8 @@
-"""The masked autoencoder (He 2022): pixels of masked patches, reconstructed from the patches that
-are left.
+"""The masked autoencoder (He 2022): masked patches are reconstructed from the visible ones.
 
-The encoder, our ViT, sees the visible patches alone; a small decoder of the same blocks sees its
-outputs at their places and one learned token at every masked place. The mask depends only on (seed,
-epoch, key of the image).
+The encoder, our ViT, sees only the visible patches. A small decoder of the same blocks sees its
+outputs at their positions and one learned token at every masked position. The mask depends only on
+(seed, epoch, key of the image).
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,16 +23,14 @@ from vitlens.training.augment import uniforms
 
 STREAM: Final = 10  # of random numbers
 _HEAD: Final = 32  # width of a decoder's head
-# of normalised pixels: with less contrast in a patch, its noise would be what is reconstructed
+# of normalised pixels: with less contrast in a patch, its noise would be reconstructed
 _NOISE: Final = 0.1
 
 Patches = Float[Tensor, "batch patches pixels"]
 
 
 class Reconstruction(NamedTuple):
-    """predicted, target: pixels of every patch, normalised as the loss wants them; masked: which
-    patches were.
-    """
+    """The predicted and true pixels of every patch, normalised for the loss, and the mask."""
 
     predicted: Patches
     target: Patches
@@ -45,7 +42,7 @@ class MaskedAutoencoder(nn.Module):
 
     settings: mask_ratio, share of the patches that are masked; decoder_dim, decoder_depth;
     normalise, whether the pixels of a patch are normalised by their mean and standard deviation.
-    Raises InputError for what masks none or all.
+    Raises InputError for a mask_ratio that masks none or all.
     """
 
     def __init__(self, model: Model, settings: Mapping[str, Any]) -> None:
@@ -66,15 +63,14 @@ class MaskedAutoencoder(nn.Module):
         if dim < 4 or dim % 4 or settings["decoder_depth"] < 1:
             raise InputError(
                 f"expected decoder_dim divisible by 4 and decoder_depth of at least 1, found {dim} "
-                "and "
-                f"{settings['decoder_depth']}; try {set_option('decoder_dim', 96)}"
+                f"and {settings['decoder_depth']}; try {set_option('decoder_dim', 96)}"
             )
         config = ViTConfig(dim=dim, heads=dim // _HEAD if dim % _HEAD == 0 else 1)
         self.embed = nn.Linear(vit.config.dim, dim)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, dim))
         nn.init.normal_(self.mask_token, std=0.02)
-        places = fixed_positions("sine-2d", grid=layout.grid, prefix=0, dim=dim)
-        self.register_buffer("positions", places, persistent=False)
+        positions = fixed_positions("sine-2d", grid=layout.grid, prefix=0, dim=dim)
+        self.register_buffer("positions", positions, persistent=False)
         self.positions: Tensor
         self.blocks = nn.Sequential(
             *(TransformerBlock(config) for _ in range(settings["decoder_depth"]))
@@ -93,19 +89,21 @@ class MaskedAutoencoder(nn.Module):
         """Return the reconstruction from the first patches in each image's order."""
         vit: Any = self.model.module
         prepared = self.model.prepare(images)
-        shown = order[:, : self.visible]
+        visible = order[:, : self.visible]
         tokens = vit.tokens(prepared)  # (batch, prefix + patches, dim), with positions
         prefix = tokens[:, : self.prefix]
         patches = tokens[:, self.prefix :]
-        seen = torch.cat((prefix, taken(patches, shown)), 1)
+        encoded = torch.cat((prefix, gather_patches(patches, visible)), 1)
         for block in vit.blocks:
-            seen = block(seen)
-        seen = self.embed(vit.fc_norm(vit.norm(seen)))  # one of the two norms is the identity
-        whole = self.mask_token.to(seen.dtype).expand(len(images), order.shape[1], -1)
-        places = shown[:, :, None].expand(-1, -1, seen.shape[2])
-        whole = whole.scatter(1, places, seen[:, self.prefix :]) + self.positions
-        decoded = self.norm(self.blocks(torch.cat((seen[:, : self.prefix], whole), 1)))
-        masked = torch.ones_like(order, dtype=torch.bool).scatter(1, shown, False)
+            encoded = block(encoded)
+        # one of the two norms is the identity
+        encoded = self.embed(vit.fc_norm(vit.norm(encoded)))
+        mask_tokens = self.mask_token.to(encoded.dtype).expand(len(images), order.shape[1], -1)
+        indices = visible[:, :, None].expand(-1, -1, encoded.shape[2])
+        all_patches = mask_tokens.scatter(1, indices, encoded[:, self.prefix :]) + self.positions
+        decoder_input = torch.cat((encoded[:, : self.prefix], all_patches), 1)
+        decoded = self.norm(self.blocks(decoder_input))
+        masked = torch.ones_like(order, dtype=torch.bool).scatter(1, visible, False)
         target = patchified(prepared, self.model.layout)
         if self.settings["normalise"]:
             target = normalised(target)
@@ -116,83 +114,80 @@ class MaskedAutoencoder(nn.Module):
         return masked_error(*outputs)
 
     def updated(self, progress: float, processes: Processes) -> None:
-        """Nothing follows an update."""
+        """Do nothing after an update."""
 
     def exported(self) -> Model:
         """Return the encoder."""
         return self.model
 
     def measures(self, outputs: Sequence[Any]) -> Mapping[str, float]:  # noqa: ARG002
-        """None of its own."""
+        """Return no measures: this objective adds none."""
         return {}
 
     @torch.no_grad()
     def pictures(self, images: Images, order: Tensor) -> tuple[Images, Images]:
-        """Return the images with their masked patches in grey, and with them as reconstructed, in
-        [0, 1].
+        """Return the images with their masked patches in grey, and reconstructed, in [0, 1].
 
-        Where the loss wants normalised pixels, each patch's own mean and deviation are put back, as
+        If the loss is of normalised pixels, each patch's true mean and deviation are put back, as
         in the paper.
         """
         predicted, _, masked = self(images, order)
         prepared = self.model.prepare(images)
         layout = self.model.layout
-        hidden = masked[:, :, None]
         true = patchified(prepared, layout)
         if self.settings["normalise"]:
             mean, deviation = moments(true)
             predicted = predicted * deviation + mean
         grey = (0.5 - self.model.mean) / self.model.std
-        blank = patchified(grey.expand_as(prepared), layout)
-        whole = (
-            unpatchified(torch.where(hidden, each.float(), true), layout)
-            for each in (blank, predicted)
-        )
-        shown, filled = ((each * self.model.std + self.model.mean).clamp(0, 1) for each in whole)
-        return shown, filled
+        grey_patches = patchified(grey.expand_as(prepared), layout)
+
+        def fill_masked(patches: Patches) -> Images:
+            filled = torch.where(masked[:, :, None], patches.float(), true)
+            pixels = unpatchified(filled, layout)
+            return (pixels * self.model.std + self.model.mean).clamp(0, 1)
+
+        return fill_masked(grey_patches), fill_masked(predicted)
 
 
 def masked_error(
     predicted: Patches, target: Patches, masked: Bool[Tensor, "batch patches"]
 ) -> Float[Tensor, " batch"]:
-    """Return the squared error, mean over a patch's pixels and then over each image's masked
-    patches (He 2022, section 3).
-    """
+    """Return the mean squared error over each image's masked patches (He 2022, section 3)."""
     error = (predicted.to(target.dtype) - target).square().mean(2)
     return (error * masked).sum(1) / masked.sum(1)
 
 
-def taken(
-    tokens: Float[Tensor, "batch patches dim"], places: Tensor
+def gather_patches(
+    tokens: Float[Tensor, "batch patches dim"], indices: Tensor
 ) -> Float[Tensor, "batch some dim"]:
-    """Return the tokens at each image's places (batch, some)."""
-    return tokens.gather(1, places[:, :, None].expand(-1, -1, tokens.shape[2]))
+    """Return the tokens with these indices (batch, some) of each image."""
+    return tokens.gather(1, indices[:, :, None].expand(-1, -1, tokens.shape[2]))
 
 
 def patchified(images: Images, layout: TokenLayout) -> Patches:
     """Return the pixels of every patch, row by row: (batch, patches, height x width x 3)."""
-    (rows, columns), (height, width) = layout.grid, layout.patch_size
-    cut = images.reshape(len(images), 3, rows, height, columns, width)
-    return cut.permute(0, 2, 4, 3, 5, 1).reshape(len(images), rows * columns, -1)
+    rows, columns = layout.grid
+    height, width = layout.patch_size
+    blocks = images.reshape(len(images), 3, rows, height, columns, width)
+    return blocks.permute(0, 2, 4, 3, 5, 1).reshape(len(images), rows * columns, -1)
 
 
 def unpatchified(patches: Patches, layout: TokenLayout) -> Images:
     """Return the images of these patches: the inverse of `patchified`."""
-    (rows, columns), (height, width) = layout.grid, layout.patch_size
-    cut = patches.reshape(len(patches), rows, columns, height, width, 3).permute(0, 5, 1, 3, 2, 4)
-    return cut.reshape(len(patches), 3, rows * height, columns * width)
+    rows, columns = layout.grid
+    height, width = layout.patch_size
+    blocks = patches.reshape(len(patches), rows, columns, height, width, 3)
+    return blocks.permute(0, 5, 1, 3, 2, 4).reshape(len(patches), 3, rows * height, columns * width)
 
 
 def moments(patches: Patches) -> tuple[Tensor, Tensor]:
-    """Return each patch's mean, and its standard deviation over its pixels with the noise that is
-    allowed for.
-    """
-    return patches.mean(2, keepdim=True), (patches.var(2, keepdim=True) + _NOISE**2).sqrt()
+    """Return the mean and the standard deviation of each patch's pixels, with a noise floor."""
+    mean = patches.mean(2, keepdim=True)
+    deviation = (patches.var(2, keepdim=True) + _NOISE**2).sqrt()
+    return mean, deviation
 
 
 def normalised(patches: Patches) -> Patches:
-    """Return each patch minus its mean, over its standard deviation (He 2022, section 3: better
-    features).
-    """
+    """Return patches with mean 0 and deviation 1 (He 2022, section 3: better features)."""
     mean, deviation = moments(patches)
     return (patches - mean) / deviation

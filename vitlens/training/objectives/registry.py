@@ -1,5 +1,6 @@
-"""The objectives of a training, an entry each. Free of torch: `vitlens train`, reports and docs
-read it.
+"""Lists the objectives of a training, one entry each.
+
+It is free of torch, as `vitlens train`, reports and docs read it.
 """
 
 from collections.abc import Mapping
@@ -19,11 +20,11 @@ COLLAPSE: Final = 0.1
 class TrainingObjective:
     """One objective.
 
-    meaning: what is minimised, in one sentence; source: the paper; needs: of the images, besides
-    the pixels; recipe: its settings for images of 32 px (None: the preset's); settings: its own,
-    which --set changes; module: module:class of what is trained, a `Pretrained`
-    (objectives/pretraining.py), "" where the model itself is; pool: the tokens that its features
-    are read from; classifies: whether the saved model has a classifier.
+    meaning: the minimised quantity, in one sentence; source: the paper; needs: of the images,
+    besides the pixels; recipe: its settings for images of 32 px (None: the preset's); settings: of
+    the objective, which --set changes; module: module:class of the trained `Pretrained`
+    (objectives/pretraining.py), "" for the model itself; pool: the tokens from which its features
+    are read; classifies: whether the saved model has a classifier.
     """
 
     name: str
@@ -38,20 +39,22 @@ class TrainingObjective:
     classifies: bool = False
 
     def changed(self, changes: Mapping[str, Any]) -> dict[str, float | int | bool]:
-        """Return its settings with some changed. Raises InputError for an unknown one, and for a
-        value of another type.
+        """Return the settings with some changed.
+
+        Raises InputError for an unknown setting, and for a value of another type.
         """
         settings = dict(self.settings)
         for name, value in changes.items():
-            known = ", ".join(settings) or "none"
             if name not in settings:
+                names = ", ".join(settings) or "none"
                 raise InputError(
-                    f"expected a setting of {argument('objective', self.name)} ({known}), found "
+                    f"expected a setting of {argument('objective', self.name)} ({names}), found "
                     f"{name!r}"
                 )
             kind = type(settings[name])
-            whole = kind is float and isinstance(value, int) and not isinstance(value, bool)
-            if not whole and type(value) is not kind:
+            is_whole = isinstance(value, int) and not isinstance(value, bool)
+            is_accepted = type(value) is kind or (kind is float and is_whole)
+            if not is_accepted:
                 raise InputError(
                     f"expected {name} as in {set_option(name, settings[name])}, found "
                     f"{str(value)!r}"

@@ -1,3 +1,1 @@
-"""transformers' vision models (`hf:REPO`, `hf:FOLDER`): read as data, built from its own classes,
-never remote code.
-"""
+"""transformers' vision models (`hf:REPO`, `hf:FOLDER`), built without remote code."""

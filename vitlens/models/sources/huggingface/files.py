@@ -1,6 +1,4 @@
-"""The files of a transformers model: the folder, found on this machine or on the hub, its weights
-and its processor.
-"""
+"""The files of a transformers model, on this machine or the hub: folder, weights, processor."""
 
 import hashlib
 import logging
@@ -63,10 +61,8 @@ _OTHER_STEPS: Final = (
     "include_top",
     "do_color_quantize",
 )
-_EFFICIENTNET_STEPS: Final = (
-    "rescale_offset",
-    "include_top",
-)  # which are part of its normalisation
+# parts of EfficientNet's normalisation
+_EFFICIENTNET_STEPS: Final = ("rescale_offset", "include_top")
 _RESAMPLING: Final[Mapping[int, Interpolation]] = {
     0: "nearest",
     1: "lanczos",
@@ -81,8 +77,9 @@ Size = tuple[int, int]
 
 
 def transformers(part: str = "") -> Any:
-    """Return the library, or one of its modules. Raises ModelError where it is missing or older
-    than 5.
+    """Return the library, or one of its modules.
+
+    Raises ModelError if it is missing or older than version 5.
     """
     try:
         library: Any = import_without_compiler("transformers")
@@ -98,7 +95,7 @@ def transformers(part: str = "") -> Any:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Inside, transformers and the hub's client print nothing; their settings are restored."""
+    """Silence transformers and the hub's client; their settings are restored."""
     log = transformers("utils.logging")
     level = log.get_verbosity()
     bars = log.is_progress_bar_enabled()
@@ -115,10 +112,10 @@ def quietly() -> Iterator[None]:
 
 
 def find(name: str, short_name: str, *, weights: bool) -> tuple[Path, str]:
-    """Return the folder of `hf:FOLDER`, or of `hf:REPO` from the hub or its cache with its
-    revision; weights: whether needed.
+    """Return the folder of `hf:FOLDER`, or that of `hf:REPO` from the hub or its cache.
 
-    Raises ModelError for a name that is neither, and where the hub cannot be reached.
+    The second value describes the revision on the hub, "" for a folder. weights: whether they are
+    needed. Raises ModelError for a name that is neither, and if the hub cannot be reached.
     """
     path = Path(short_name).expanduser()
     if short_name and path.is_dir():
@@ -128,38 +125,42 @@ def find(name: str, short_name: str, *, weights: bool) -> tuple[Path, str]:
                 "it into its model first (merge_and_unload of peft)"
             )
         return path, ""
-    if (
-        path.exists()
-        or short_name.startswith((".", "~", "/"))
-        or not _REPO.fullmatch(short_name)
-        or ".." in short_name
-    ):
-        there = "a file" if path.is_file() else "nothing there"
+    is_path = path.exists() or short_name.startswith((".", "~", "/"))
+    is_repository = _REPO.fullmatch(short_name) is not None and ".." not in short_name
+    if is_path or not is_repository:
+        content = "a file" if path.is_file() else "nothing there"
         raise ModelError(
-            f"expected hf:FOLDER, or hf:REPO as OWNER/NAME on {_ADDRESS}, found {there} at "
+            f"expected hf:FOLDER, or hf:REPO as OWNER/NAME on {_ADDRESS}, found {content} at "
             f"{short_name[:200]!r}"
         )
     advice = "download it where there is a network, and give its folder: hf:FOLDER"
     with quietly(), pretrained_download(name, f"{_ADDRESS}/{short_name}", advice=advice):
         from huggingface_hub import snapshot_download
 
-        patterns = [*SETTINGS, *(_WEIGHTS if weights else ())]
-        found = Path(snapshot_download(short_name, allow_patterns=patterns, etag_timeout=5))
-    return found, f"revision {found.name} of {short_name} on {_ADDRESS}"
+        patterns = list(SETTINGS)
+        if weights:
+            patterns += _WEIGHTS
+        folder = Path(snapshot_download(short_name, allow_patterns=patterns, etag_timeout=5))
+    return folder, f"revision {folder.name} of {short_name} on {_ADDRESS}"
 
 
 def read_state(folder: Path, name: str) -> tuple[dict[str, Tensor], str]:
     """Return the safetensors weights, and the SHA-256 of their files' contents one after another.
-    Raises ModelError.
+
+    Raises ModelError for a folder without them.
     """
     files = sorted(folder.glob(_WEIGHTS[0])) or sorted(folder.glob(_WEIGHTS[1]))
     if not files:
-        pickles = [file.name for pattern in _PICKLES for file in sorted(folder.glob(pattern))]
-        found = f"{pickles[0]} alone, which could run code when it is read" if pickles else "none"
+        pickles = []
+        for pattern in _PICKLES:
+            pickles += sorted(folder.glob(pattern))
+        content = "none"
+        if pickles:
+            content = f"only {pickles[0].name}, which could run code when it is read"
         raise ModelError(
-            f"expected {_WEIGHTS[0]} in {name}, found {found}; model.save_pretrained(FOLDER) of "
-            "transformers writes "
-            f"it from a model that you trust ({argument('random_weights', True)} needs none)"
+            f"expected {_WEIGHTS[0]} in {name}, found {content}; model.save_pretrained(FOLDER) of "
+            "transformers writes it from a model that you trust "
+            f"({argument('random_weights', True)} needs none)"
         )
     state: dict[str, Tensor] = {}
     digest = hashlib.sha256()
@@ -177,7 +178,7 @@ def read_preprocessing(
     """Return the preprocessing of a folder's image processor, and notes for the provenance.
 
     A processor that is missing or does more than resize, crop, scale and normalise is replaced by
-    what the request says, if it has the mean, the deviation and the size. native: the size of the
+    the request's mean, deviation and size, if it has all of them. native: the size of the
     configuration. Raises ModelError and UnsupportedError.
     """
     name = request.name
@@ -196,7 +197,7 @@ def read_preprocessing(
         with in_one_line(
             "sizes, factors, means and deviations as numbers", f"see the image processor of {name}"
         ):
-            fields, notes = _read(processor)
+            fields, notes = _read_processor(processor)
     except UnsupportedError as error:
         if not (request.mean and request.std and request.image_size):
             names = f"{argument('mean')}, {argument('std')} and {argument('image_size')}"
@@ -221,8 +222,8 @@ def read_preprocessing(
     return preprocessing, notes
 
 
-def _read(processor: Any) -> tuple[dict[str, object], list[str]]:
-    """Return what a processor does, as fields of a Preprocessing, and notes.
+def _read_processor(processor: Any) -> tuple[dict[str, object], list[str]]:
+    """Return the steps of a processor as fields of a Preprocessing, and notes.
 
     Raises UnsupportedError for a processor that does more than resize, crop, scale and normalise.
     """
@@ -233,10 +234,10 @@ def _read(processor: Any) -> tuple[dict[str, object], list[str]]:
         step for step in _OTHER_STEPS if step not in handled and getattr(processor, step, None)
     ]
     if steps or family not in _PLAIN:
-        known = ", ".join(f"{plain}ImageProcessor" for plain in _PLAIN)
+        supported = ", ".join(f"{plain}ImageProcessor" for plain in _PLAIN)
         raise UnsupportedError(
             "expected an image processor that only resizes, crops and normalises, found "
-            f"{' '.join((kind, *steps))}; known: {known}"
+            f"{' '.join((kind, *steps))}; known: {supported}"
         )
     number = processor.resample
     if number not in _RESAMPLING:
@@ -252,7 +253,7 @@ def _read(processor: Any) -> tuple[dict[str, object], list[str]]:
 
 
 def _geometry(processor: Any, family: str) -> tuple[dict[str, object], list[str]]:
-    """Return how a processor resizes and crops, as fields of a Preprocessing, and notes."""
+    """Return a processor's resizing and cropping as fields of a Preprocessing, and notes."""
     short_side = processor.size.shortest_edge
     whole = _whole(processor.size)
     crop = _whole(processor.crop_size) if getattr(processor, "do_center_crop", False) else None
@@ -285,8 +286,9 @@ def _geometry(processor: Any, family: str) -> tuple[dict[str, object], list[str]
 def _scaled(
     short_side: int | None, whole: Size | None, crop_fraction: float
 ) -> tuple[int | None, Size | None]:
-    """Return PoolFormer's short side, or the whole size, before its crop: a square size counts as a
-    short side.
+    """Return PoolFormer's short side, or the whole size, before its crop.
+
+    A square size counts as a short side.
     """
     if short_side:
         return int(short_side / crop_fraction), None
@@ -300,33 +302,37 @@ def _scaled(
 def _normalisation(processor: Any) -> tuple[list[float], list[float]]:
     """Return the mean and the deviation for pixels in [0, 1], per channel.
 
-    A processor computes (255 x factor - offset - mean) / std, with its own factor, mean and std.
+    A processor computes (255 x factor - offset - mean) / std, with its factor, mean and std.
     """
-    factor = 255.0 * processor.rescale_factor if processor.do_rescale else 255.0
-    factor = 1.0 if math.isclose(factor, 1, rel_tol=1e-9) else factor
-    offset = 1.0 if processor.do_rescale and getattr(processor, "rescale_offset", None) else 0.0
-    means = _triple(processor.image_mean) if processor.do_normalize else [0.0] * 3
-    deviations = _triple(processor.image_std) if processor.do_normalize else [1.0] * 3
+    factor = 255.0
+    offset = 0.0
+    if processor.do_rescale:
+        factor *= processor.rescale_factor
+        if getattr(processor, "rescale_offset", None):
+            offset = 1.0
+    if math.isclose(factor, 1, rel_tol=1e-9):
+        factor = 1.0
+    means = [0.0] * 3
+    deviations = [1.0] * 3
+    if processor.do_normalize:
+        means = _triple(processor.image_mean)
+        deviations = _triple(processor.image_std)
     if getattr(processor, "include_top", None):  # EfficientNet divides by the deviation once more
-        again = _triple(processor.image_std)
-        deviations = [first * second for first, second in zip(deviations, again)]
+        top_deviations = _triple(processor.image_std)
+        deviations = [first * second for first, second in zip(deviations, top_deviations)]
     mean = [(channel + offset) / factor for channel in means]
     return mean, [channel / factor for channel in deviations]
 
 
 def _triple(numbers: Any) -> list[float]:
     """Return one number for each channel, from three or from one for all."""
-    return (
-        [float(numbers)] * 3
-        if isinstance(numbers, int | float)
-        else [float(number) for number in numbers]
-    )
+    if isinstance(numbers, int | float):
+        return [float(numbers)] * 3
+    return [float(number) for number in numbers]
 
 
 def _whole(size: Any) -> Size | None:
-    """(height, width) of transformers' SizeDict; None where it only has a short side."""
-    return (
-        None
-        if size is None or size.height is None or size.width is None
-        else (size.height, size.width)
-    )
+    """Return (height, width) of transformers' SizeDict; None if it only has a short side."""
+    if size is None or size.height is None or size.width is None:
+        return None
+    return size.height, size.width

@@ -1,6 +1,4 @@
-"""`hf:REPO` and `hf:FOLDER`: transformers' own classes as modules from images to logits, never
-remote code.
-"""
+"""`hf:REPO` and `hf:FOLDER`: transformers' classes as modules from images to logits."""
 
 import inspect
 import json
@@ -18,6 +16,7 @@ from torch import Tensor, nn
 
 from vitlens.errors import ModelError, UnsupportedError, argument, in_one_line
 from vitlens.files import read_json
+from vitlens.models.fitting import fit_names, load_strictly
 from vitlens.models.language_image import LanguageImage, TextTower
 from vitlens.models.library_folders import weights_inside
 from vitlens.models.model import Model
@@ -41,15 +40,14 @@ from vitlens.models.sources.huggingface.files import (
 )
 from vitlens.models.sources.registry import ModelRequest
 from vitlens.models.structure import Told
-from vitlens.models.weights import fit_names, load_strictly, read_weights
+from vitlens.models.weights import read_weights
 from vitlens.models.wrap import OBSERVABLE, wrapped
 from vitlens.names import imagenet_classes
 from vitlens.preprocessing import Preprocessing
 from vitlens.typed import SIZE, parse_json, short
 
-Output = Literal[
-    "logits", "cls", "pooler", "embedding"
-]  # what a model gives: see TransformersModule
+# the outputs of a model: see TransformersModule
+Output = Literal["logits", "cls", "pooler", "embedding"]
 Size = tuple[int, int]
 
 _BACKBONES: Final = (  # model types whose class without a classifier is known here
@@ -67,10 +65,8 @@ _BACKBONES: Final = (  # model types whose class without a classifier is known h
     "convnext",
     "convnextv2",
 )
-_CLS_ONLY: Final = (
-    "vit",
-    "deit",
-)  # their learned pooler is not used, and many repositories lack it
+# their learned pooler is not used, and many repositories lack it
+_CLS_ONLY: Final = ("vit", "deit")
 _TOWERS: Final = {"clip": "clip_vision_model", "siglip": "siglip_vision_model"}
 _WHOLE: Final = ("CLIPModel", "SiglipModel")  # with a text tower
 _NAFLEX: Final = (
@@ -82,8 +78,7 @@ _REFUSED: Final = {
     "siglip2_vision_model": _NAFLEX,
     "timm_wrapper": "a model of timm; load it as timm:NAME",
 }
-# what would have transformers read other files, other kernels or other code than the ones chosen
-# here
+# fields with which transformers would read other files, kernels or code than those chosen here
 _DROPPED: Final = (
     "auto_map",
     "attn_implementation",
@@ -108,34 +103,34 @@ _DROPPED: Final = (
     "use_kernels",
     "kernel_config",
 )
-_TOO_DEEP: Final = re.compile(
-    r'(layers|depths)": (\[[\d, ]*?)?\d{4,}'
-)  # in a configuration: 1,000 layers or more
-_FEATURES: Final = {  # of each output: its name in transformers' result, and what it is
+# in a configuration: 1,000 layers or more
+_TOO_DEEP: Final = re.compile(r'(layers|depths)": (\[[\d, ]*?)?\d{4,}')
+_FEATURES: Final = {  # name in transformers' result, and description, by output
     "logits": ("logits", ""),
     "cls": ("last_hidden_state", "the CLS token after the last norm, without the learned pooler"),
     "pooler": ("pooler_output", "transformers' pooler_output"),
     "embedding": ("image_embeds", "the image embedding, transformers' image_embeds"),
 }
-_HEADS: Final = (
-    "cls_classifier",
-    "distillation_classifier",
-    "classifier",
-)  # of transformers' classes
+# classifiers of transformers' classes
+_HEADS: Final = ("cls_classifier", "distillation_classifier", "classifier")
+_CLASS_LENGTH: Final = 100  # characters of a class name that are read
 _ROOM: Final = 1 << 26  # numbers that a model may have beyond twice its weights'
 _MOST: Final = 1 << 33  # numbers of a model with random weights
+# tensors that may be missing
 _HARMLESS: Final = (
     "position_ids",
     "relative_position_index",
     "relative_coords_table",
     "mask_token",
-)  # if missing
+)
 
 
 @dataclass(frozen=True)
 class Described:
-    """What a configuration describes: a class of transformers, its fields without those that are
-    not read, what the model gives, and notes for the provenance.
+    """A model that a configuration describes.
+
+    class_name: a class of transformers; fields: of its configuration, only those that are read;
+    output: of the model; notes: for the provenance.
     """
 
     class_name: str
@@ -144,12 +139,11 @@ class Described:
     notes: tuple[str, ...]
 
     def config(self, classes: int | None = None) -> Any:
-        """Return transformers' configuration, with this number of classes or its own."""
+        """Return transformers' configuration, with a number of classes (None: its default)."""
         fields = dict(self.fields)
         if classes is not None and self.output == "logits":
-            fields = {key: value for key, value in fields.items() if key != "id2label"} | {
-                "num_labels": classes
-            }
+            fields.pop("id2label", None)
+            fields["num_labels"] = classes
         with in_one_line(f"a configuration of {self.class_name}", f"check {CONFIG}"), quietly():
             return getattr(transformers(), self.class_name).config_class.from_dict(fields)
 
@@ -168,15 +162,11 @@ class Described:
         with in_one_line(f"transformers to build {self.class_name}", f"check {CONFIG}"), quietly():
             with torch.device("meta"):  # before any memory is allocated
                 expected = kind(config, **extra).state_dict()
-            needed = sum(tensor.numel() for tensor in expected.values())
-            room = (
-                _MOST
-                if state is None
-                else 2 * sum(tensor.numel() for tensor in state.values()) + _ROOM
-            )
-            if needed > room:
+            numbers = _count_numbers(expected)
+            most = _MOST if state is None else 2 * _count_numbers(state) + _ROOM
+            if numbers > most:
                 raise ModelError(
-                    f"expected a model of at most {room:,} numbers for {name}, found {needed:,}"
+                    f"expected a model of at most {most:,} numbers for {name}, found {numbers:,}"
                 )
             if state is None:
                 return kind(config, **extra)
@@ -193,25 +183,25 @@ class Described:
                 trust_remote_code=False,
                 **extra,
             )
-        missing = sorted(
-            key for key in info["missing_keys"] if key.rpartition(".")[2] not in _HARMLESS
-        )
-        shapes = sorted(map(str, info["mismatched_keys"]))
-        faults = [f"{key} is missing" for key in missing] + [
-            f"{shape[:120]} is of another shape" for shape in shapes
-        ]
-        faults += [str(message)[:160] for message in info.get("error_msgs") or ()]
+        faults = []
+        for key in sorted(info["missing_keys"]):
+            if key.rpartition(".")[2] not in _HARMLESS:
+                faults.append(f"{key} is missing")
+        for shape in sorted(map(str, info["mismatched_keys"])):
+            faults.append(f"{shape[:120]} is of another shape")
+        for message in info.get("error_msgs") or ():
+            faults.append(str(message)[:160])
         if faults:
             raise ModelError(
                 f"weights do not fit {self.class_name} ({name}): {len(faults)} faults, first: "
-                f"{faults[0]}; check the "
-                "files of the folder"
+                f"{faults[0]}; check the files of the folder"
             )
         return model
 
     def labels(self) -> tuple[str, ...]:
-        """Of the classes, in order; those of ImageNet by the names that other models have. Empty
-        for numbers alone.
+        """Return the names of the classes, in order; () for only numbers.
+
+        ImageNet's classes have the names that other models have.
         """
         names: Mapping[int, object] = self.config().id2label
         if sorted(names) != list(range(len(names))):
@@ -223,17 +213,15 @@ class Described:
         if all(text == f"LABEL_{index}" for index, text in enumerate(texts)):
             return ()
         # transformers has ImageNet's labels in a longer form ("tench, Tinca tinca")
-        imagenet = (
-            len(texts) == 1000
-            and texts[0].startswith("tench")
-            and texts[999].startswith("toilet tissue")
-        )
-        return imagenet_classes() if imagenet else texts
+        has_ends = texts[0].startswith("tench") and texts[-1].startswith("toilet tissue")
+        if len(texts) == len(imagenet_classes()) and has_ends:
+            return imagenet_classes()
+        return texts
 
     def architecture(self, name: str, classes: int, size: Size) -> Architecture | dict[str, object]:
-        """Return the architecture from which `build` makes the same model: the configuration as
-        JSON, as far as it differs from transformers' defaults.
+        """Return the architecture from which `build` makes the same model.
 
+        It has the fields of the configuration that differ from transformers' defaults, as JSON.
         With a text tower it is one that is refused, as such models are not saved.
         """
         if self.class_name in _WHOLE:
@@ -251,43 +239,77 @@ class Described:
 
 
 def described(fields: object, name: str, *, texts: bool = False) -> Described:
-    """Return what the fields of a configuration describe; the class is that of
-    AutoModelForImageClassification and AutoModel.
+    """Return the model that the fields of a configuration describe.
 
-    name: of the model, for messages; texts: whether its texts can be read. Raises ModelError and
-    UnsupportedError.
+    Its class is that of AutoModelForImageClassification and AutoModel. name: of the model, for
+    messages; texts: whether its texts can be read. Raises ModelError and UnsupportedError.
     """
-    kind = fields.get("model_type") if isinstance(fields, dict) else None
-    if (
-        isinstance(fields, dict)
-        and kind is None
-        and {"architecture", "pretrained_cfg"} <= fields.keys()
-    ):
+    fields = _require_fields(fields, name)
+    kind = str(fields["model_type"])
+    named_class = str(next(iter(fields.get("architectures") or ()), ""))[:_CLASS_LENGTH]
+    auto = transformers("models.auto.modeling_auto")
+    classifiers = auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES.get(kind, ())
+    if isinstance(classifiers, str):
+        classifiers = (classifiers,)
+    _require_supported(fields, name, is_classifier=bool(classifiers))
+
+    class_name = named_class
+    inner = fields
+    output: Output = "logits" if named_class in classifiers else "embedding"
+    if output != "logits" and not (texts and named_class in _WHOLE):
+        if kind in _TOWERS:
+            kind = _TOWERS[kind]
+            inner = dict(fields.get("vision_config") or {}) | {"model_type": kind}
+        if kind not in _BACKBONES:
+            raise UnsupportedError(
+                f"expected an image classifier or the backbone of a known family in {name}, found "
+                f"{named_class or kind!r}"
+            )
+        if named_class != "CLIPVisionModelWithProjection":
+            class_name = auto.MODEL_MAPPING_NAMES[kind]
+            output = "cls" if kind in _CLS_ONLY else "pooler"
+    inner = {key: value for key, value in inner.items() if key not in _DROPPED}
+    too_deep = _TOO_DEEP.search(json.dumps(inner))
+    if too_deep:  # even an empty model would take minutes to build
+        raise ModelError(
+            f"expected at most 999 layers in {CONFIG} of {name}, found {short(too_deep[0])}"
+        )
+    notes = _notes(fields, named_class, class_name, output)
+    return Described(class_name, inner, output, tuple(notes))
+
+
+def _require_fields(fields: object, name: str) -> dict[str, Any]:
+    """Return the fields of a configuration. Raises ModelError for one of timm or another form."""
+    without_type = f"expected {CONFIG} of transformers in {name}, found one without a model_type"
+    if not isinstance(fields, dict):
+        raise ModelError(without_type)
+    kind = fields.get("model_type")
+    if kind is None and {"architecture", "pretrained_cfg"} <= fields.keys():
         folder = Path(name.removeprefix("hf:"))
         weights = folder / (weights_inside(folder) or "model.safetensors")
         raise ModelError(
             f"expected {CONFIG} of transformers in {name}, found one of timm; write "
             f"timm:{str(fields['architecture'])[:200]}@{weights}"
         )
-    if not isinstance(kind, str) or not isinstance(fields, dict):
-        raise ModelError(
-            f"expected {CONFIG} of transformers in {name}, found one without a model_type"
-        )
+    if not isinstance(kind, str):
+        raise ModelError(without_type)
     for key, form in (("architectures", list), ("vision_config", dict)):
         if not isinstance(fields.get(key) or form(), form):
             raise ModelError(
                 f"expected a {form.__name__} as {key} in {CONFIG} of {name}, found "
                 f"{short(str(fields[key]))}"
             )
-    wanted = str(next(iter(fields.get("architectures") or ()), ""))[:100]
-    auto = transformers("models.auto.modeling_auto")
-    classifiers = auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES.get(kind, ())
-    classifiers = (classifiers,) if isinstance(classifiers, str) else tuple(classifiers)
+    return fields
+
+
+def _require_supported(fields: Mapping[str, Any], name: str, *, is_classifier: bool) -> None:
+    """Raise UnsupportedError for a model type, or a kind of model, that is not supported."""
+    kind = str(fields["model_type"])
     if kind in _REFUSED:
         raise UnsupportedError(
             f"expected a model of images of one size, found {_REFUSED[kind]} (in {name})"
         )
-    if kind not in _BACKBONES and kind not in _TOWERS and not classifiers:
+    if kind not in _BACKBONES and kind not in _TOWERS and not is_classifier:
         remote = "; its code (auto_map) is never run" if "auto_map" in fields else ""
         raise UnsupportedError(
             "expected a vision model that transformers itself has, found model_type "
@@ -303,36 +325,19 @@ def described(fields: object, name: str, *, texts: bool = False) -> Described:
             f"expected classes that exclude each other, found {fields['problem_type']} in {name}"
         )
 
-    class_name = wanted
-    inner = fields
-    output: Output = "logits" if wanted in classifiers else "embedding"
-    if output != "logits" and not (texts and wanted in _WHOLE):
-        if kind in _TOWERS:
-            kind = _TOWERS[kind]
-            inner = dict(fields.get("vision_config") or {}) | {"model_type": kind}
-        if kind not in _BACKBONES:
-            raise UnsupportedError(
-                f"expected an image classifier or the backbone of a known family in {name}, found "
-                f"{wanted or kind!r}"
-            )
-        if wanted != "CLIPVisionModelWithProjection":
-            class_name = auto.MODEL_MAPPING_NAMES[kind]
-            output = "cls" if kind in _CLS_ONLY else "pooler"
-    inner = {key: value for key, value in inner.items() if key not in _DROPPED}
-    if found := _TOO_DEEP.search(
-        json.dumps(inner)
-    ):  # even an empty one would take minutes to build
-        raise ModelError(
-            f"expected at most 999 layers in {CONFIG} of {name}, found {short(found[0])}"
-        )
 
+def _notes(
+    fields: Mapping[str, Any], named_class: str, class_name: str, output: Output
+) -> list[str]:
+    """Return notes for the provenance: the class, its output, and settings that are not used."""
     notes = []
     if class_name in _WHOLE:
         notes.append(f"the towers of images and texts of {class_name}")
     elif output != "logits":
-        notes.append(f"{class_name} has no classifier; features: {_FEATURES[output][1]}")
-    if wanted not in ("", class_name):
-        notes.append(f"took {class_name} from {wanted}")
+        _, description = _FEATURES[output]
+        notes.append(f"{class_name} has no classifier; features: {description}")
+    if named_class not in ("", class_name):
+        notes.append(f"took {class_name} from {named_class}")
     if "auto_map" in fields:
         notes.append(
             "the remote code that the configuration names (auto_map) was not run; transformers' "
@@ -344,15 +349,18 @@ def described(fields: object, name: str, *, texts: bool = False) -> Described:
             f"loaded with an attention that can be observed, not {short(kernel)!r}, as the "
             "configuration says"
         )
-    return Described(class_name, inner, output, tuple(notes))
+    return notes
+
+
+def _count_numbers(state: Mapping[str, Tensor]) -> int:
+    return sum(tensor.numel() for tensor in state.values())
 
 
 class TransformersModule(nn.Module):
-    """A model of transformers: normalised images (batch, 3, height, width) -> logits or features
-    (batch, outputs).
+    """A model of transformers, from normalised images to logits or features (batch, outputs).
 
     output: "logits" of a classifier; "cls", the CLS token after the last norm; "pooler", its
-    pooler_output; "embedding", its image_embeds. head: on the features, of a model that was given a
+    pooler_output; "embedding", its image_embeds. head: on the features, of a model that got a
     classifier here. native: (height, width) of its position embeddings, which are interpolated for
     images of another size.
     """
@@ -375,40 +383,42 @@ class TransformersModule(nn.Module):
 
     @property
     def pretrained_cfg(self) -> dict[str, tuple[str, ...]]:
-        """Return where its classifiers are, as timm says it."""
+        """Return the names of its classifiers, in timm's form."""
         if self.output != "logits":
             return {"classifier": ("head",)}
-        linear = (
-            name for name in _HEADS if isinstance(getattr(self.network, name, None), nn.Linear)
-        )
-        return {"classifier": tuple(f"network.{name}" for name in linear)}
+        classifiers = []
+        for name in _HEADS:
+            if isinstance(getattr(self.network, name, None), nn.Linear):
+                classifiers.append(f"network.{name}")
+        return {"classifier": tuple(classifiers)}
 
     def reset_classifier(self, classes: int) -> None:
-        """Return a new classifier for this number of classes, with random weights."""
+        """Replace the classifier by one for this number of classes, with random weights."""
         for path in self.pretrained_cfg["classifier"]:
             parent, _, last = path.rpartition(".")
             old = self.get_submodule(path)
-            width = (
-                old.in_features if isinstance(old, nn.Linear) else count_classes(self, self.native)
-            )
+            if isinstance(old, nn.Linear):
+                width = old.in_features
+            else:
+                width = count_classes(self, self.native)
             device = next(self.parameters()).device
             setattr(self.get_submodule(parent), last, nn.Linear(width, classes, device=device))
 
     def forward(
         self, images: Float[Tensor, "batch 3 height width"]
     ) -> Float[Tensor, "batch outputs"]:
-        """Logits (batch, classes) or features (batch, dim)."""
-        other = self.interpolates and tuple(images.shape[-2:]) != self.native
-        result: Any = self.network(
-            pixel_values=images, **({"interpolate_pos_encoding": True} if other else {})
-        )
-        features: Tensor = getattr(result, _FEATURES[self.output][0])
+        """Return logits (batch, classes) or features (batch, dim)."""
+        options = {}
+        if self.interpolates and tuple(images.shape[-2:]) != self.native:
+            options["interpolate_pos_encoding"] = True
+        result: Any = self.network(pixel_values=images, **options)
+        attribute, _ = _FEATURES[self.output]
+        features: Tensor = getattr(result, attribute)
         if self.output == "cls":
             features = features[:, 0]
-        logits: Tensor = self.head(
-            features.flatten(1)
-        )  # ConvNeXt's are (batch, dim, 1, 1) in some versions
-        return logits
+        # ConvNeXt's features are (batch, dim, 1, 1) in some versions
+        outputs: Tensor = self.head(features.flatten(1))
+        return outputs
 
 
 def build(
@@ -417,55 +427,63 @@ def build(
     state: Mapping[str, Tensor] | None = None,
     pretrained: bool = False,  # noqa: ARG001  a saved model has its weights
 ) -> tuple[nn.Module, Preprocessing]:
-    """Return the model of a file that vitlens wrote, with these weights or random ones; its
-    preprocessing is in that file.
+    """Return the model of a file that vitlens wrote, with these weights or random ones.
 
-    overrides: "class", of transformers, and "config", its configuration as JSON.
+    Its preprocessing is in that file. overrides: "class", of transformers, and "config", its
+    configuration as JSON.
     """
     name = architecture.name
     classes = architecture.classes
-    wanted, text = (str(architecture.overrides.get(key)) for key in ("class", "config"))
+    class_name = str(architecture.overrides.get("class"))
+    text = str(architecture.overrides.get("config"))
     fields = parse_json(text, source=f"the configuration of {name}", error=ModelError)
-    found = described(
-        fields | {"architectures": [wanted]} if isinstance(fields, dict) else None, name
-    )
-    module = TransformersModule(found.network(None, name, classes), found.output, classes)
+    if isinstance(fields, dict):
+        fields |= {"architectures": [class_name]}
+    else:
+        fields = None
+    description = described(fields, name)
+    network = description.network(None, name, classes)
+    module = TransformersModule(network, description.output, classes)
     if state is not None:
         load_strictly(module, state, where=name)
     return module, Preprocessing(architecture.image_size or module.native)
 
 
 def load(request: ModelRequest) -> Model:
-    """Return the model of a folder or repository, with its safetensors weights, those of a file, or
-    random ones.
+    """Return the model of a folder or repository.
 
-    Its outputs are the logits of a classifier, else features. Raises ModelError for files that are
-    missing or do not fit, UnsupportedError for models that are refused by name.
+    Its weights are the safetensors files, those of another file, or random. Its outputs are the
+    logits of a classifier, else features. Raises ModelError for files that are missing or do not
+    fit, UnsupportedError for models that are refused by name.
     """
-    transformers()  # says first where it is not installed
+    transformers()  # raises first if it is not installed
     name = request.name
     file = request.file
-    own = not (request.file or request.random)
-    folder, revision = find(name, request.short, weights=own)
+    takes_stored = not (request.file or request.random)
+    folder, revision = find(name, request.short, weights=takes_stored)
     hint = "a folder of transformers' save_pretrained has it"
     fields = read_json(folder / CONFIG, error=ModelError, hint=hint)
-    found = described(fields, name, texts=any((folder / each).is_file() for each in TOKENIZERS))
-    notes = [note for note in (revision, *found.notes) if note]
-    state, digest = read_state(folder, name) if own else (None, None)
+    has_tokenizer = any((folder / tokenizer).is_file() for tokenizer in TOKENIZERS)
+    description = described(fields, name, texts=has_tokenizer)
+    notes = [note for note in (revision, *description.notes) if note]
+    state: Mapping[str, Tensor] | None = None
+    digest: str | None = None
+    if takes_stored:
+        state, digest = read_state(folder, name)
     if file is not None:
         weights = read_weights(file)
         state = weights.state
         notes += weights.notes
     with seeded(request.seed):
-        network = found.network(state, name)
+        network = description.network(state, name)
     projection = getattr(network, "visual_projection", None)  # SigLIP has none
-    has_texts = found.class_name in _WHOLE
-    visual = TransformersModule(
-        _ImageTower(network.vision_model, projection) if has_texts else network, found.output
-    )
-    preprocessing, read = read_preprocessing(folder, visual.native, request)
-    notes += read
-    size, native = ("{}x{} px".format(*each) for each in (preprocessing.size, visual.native))
+    has_texts = description.class_name in _WHOLE
+    image_network = _ImageTower(network.vision_model, projection) if has_texts else network
+    visual = TransformersModule(image_network, description.output)
+    preprocessing, preprocessing_notes = read_preprocessing(folder, visual.native, request)
+    notes += preprocessing_notes
+    size = "{}x{} px".format(*preprocessing.size)
+    native = "{}x{} px".format(*visual.native)
     with in_one_line(
         f"{name} at {size} to run", f"made for {native}: check {argument('image_size')}"
     ):
@@ -476,16 +494,17 @@ def load(request: ModelRequest) -> Model:
     if has_texts:
         context = int(network.config.text_config.max_position_embeddings)
         tower = TextTower(_TextTower(network), lambda: _Tokens(folder, context), context, name)
-        module = LanguageImage(
-            visual, tower, layout=None, pooling="map" if projection is None else "token"
-        )
-    labels = both_classes(found.labels()) or numbered_classes(outputs)
-    classes = labels if found.output == "logits" else ()
+        pooling = "map" if projection is None else "token"
+        module = LanguageImage(visual, tower, layout=None, pooling=pooling)
+    labels = both_classes(description.labels()) or numbered_classes(outputs)
+    classes = labels if description.output == "logits" else ()
     hub = "hub" if revision else "model.safetensors"
     provenance = provenance_of(
         request, notes, hub=hub, digest=digest, transformers=version("transformers")
     )
-    architecture = found.architecture(request.alias, outputs if classes else 0, preprocessing.size)
+    architecture = description.architecture(
+        request.alias, outputs if classes else 0, preprocessing.size
+    )
     return wrapped(
         module, architecture, preprocessing, classes, request.alias, provenance, told=visual.told
     ).eval()
@@ -511,7 +530,7 @@ class _ImageTower(nn.Module):
 
 
 class _TextTower(nn.Module):
-    """The whole model, as `TextTower` asks for it."""
+    """The whole model, in the form that `TextTower` takes."""
 
     def __init__(self, whole: Any) -> None:
         super().__init__()
@@ -520,22 +539,25 @@ class _TextTower(nn.Module):
         self.logit_bias: Tensor | None = getattr(whole, "logit_bias", None)
 
     def encode_text(self, ids: Tensor) -> Tensor:
-        """Embeddings (texts, dim) of token ids (texts, context), all of which are attended to, as
-        in training.
+        """Return embeddings (texts, dim) of token ids (texts, context).
+
+        All tokens are attended to, as in training.
         """
         features: Tensor = self.whole.get_text_features(input_ids=ids).pooler_output
         return features
 
 
 class _Tokens:
-    """The tokenizer of a folder, never with code of its own, as `TextTower` calls it."""
+    """The tokenizer of a folder, without the folder's code, in the form that `TextTower` takes."""
 
     def __init__(self, folder: Path, context: int) -> None:
-        for file in (each for pattern in SETTINGS for each in folder.glob(pattern)):
-            if file.stat().st_size > SIZE:
-                raise ModelError(
-                    f"expected files of a tokenizer of at most {SIZE:,} bytes, found more in {file}"
-                )
+        for pattern in SETTINGS:
+            for file in folder.glob(pattern):
+                if file.stat().st_size > SIZE:
+                    raise ModelError(
+                        f"expected files of a tokenizer of at most {SIZE:,} bytes, found more in "
+                        f"{file}"
+                    )
         with in_one_line(f"the tokenizer's files in {folder}", "download them, too"), quietly():
             self._tokenizer: Any = transformers().AutoTokenizer.from_pretrained(
                 str(folder), trust_remote_code=False, local_files_only=True
@@ -548,14 +570,12 @@ class _Tokens:
         }
 
     def __call__(self, texts: list[str]) -> Tensor:
-        """Token ids (texts, context)."""
+        """Return token ids (texts, context)."""
         with quietly():
             ids: Tensor = self._tokenizer(texts, **self._options)["input_ids"]
         return ids
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text without two, for which `TextTower` counts the start and the
-        end.
-        """
+        """Return the tokens of a text without the last two, which `TextTower` counts separately."""
         with quietly():
             return list(self._tokenizer(text)["input_ids"])[:-2]

@@ -1,0 +1,264 @@
+"""Fits the names of a state dict to a model, and loads it or explains why it does not fit."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from torch import Tensor, nn
+
+from vitlens.errors import ModelError, argument, by_caller
+from vitlens.models.weights import listed
+
+_DOT = re.compile(r"\.")
+
+
+_RANKS = {  # of networks in a file
+    "ema": 0,
+    "average": 0,
+    "teacher": 1,
+    "base_encoder": 2,
+    "online": 2,
+    "encoder_q": 2,
+    "student": 4,
+    "momentum": 5,
+    "target": 5,
+    "encoder_k": 5,
+}
+
+
+_NEUTRAL = 3  # rank of any other
+_CLASSIFIERS = (
+    "classifier",
+    "head",
+    "fc",
+    "linear",
+    "cls_head",
+    "classification_head",
+    "linear_head",
+)
+# what pretraining alone needs, among them the projection heads of MoCo and DINO
+_TRAINING = re.compile(
+    r"(decoder|mask_token|criterion|loss|n_averaged|projector|predictor|projection_head|queue|head\.(\d+|mlp|last_layer)\.)"
+)
+_CAUSES = (  # of names that a model does not have
+    (
+        r"lora_|modules_to_save|base_layer\.",
+        "these are adapters (LoRA): merge them first (merge_and_unload of peft)",
+    ),
+    (
+        r"^fc_norm\.",
+        "fc_norm is of a model that averages its patches: make it with "
+        "timm.create_model(NAME, global_pool='avg') and {wrap}",
+    ),
+    (
+        r"encoder\.layers?\.\d+\.attention\.(attention|self)\.",
+        "the names are those of transformers: use hf:FOLDER",
+    ),
+    (r"encoder_layer_\d+\.", "the names are those of torchvision: use torchvision:NAME"),
+    (r"transformer\.resblocks\.", "the names are those of CLIP: use open-clip:ARCH"),
+    (
+        r"layers\.\d+\.(ln1|ffn\.layers|attn\.attn)\b",
+        "the names are those of MMPretrain: convert them to timm's, or build the model and {wrap}",
+    ),
+    (
+        r"^decoder|mask_token",
+        "decoder and mask_token are of pretraining (MAE): take the encoder's weights alone",
+    ),
+)
+
+
+def fit_names(
+    state: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, heads: Sequence[str] = ()
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Return the state dict by the names of a model, and notes of changes.
+
+    A prefix that most names share is removed. Names without that prefix do not belong to the model
+    (a loss, a second network) and are left out. Tensors that only pretraining needs are left out
+    where all other names fit. heads: modules of the classifier, which may be missing, or have
+    another name. Raises ModelError for whole numbers in place of weights.
+    """
+    notes: list[str] = []
+    prefix = _network_prefix(state, expected)
+    fitted = {
+        name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
+    }
+    if prefix:
+        notes.append(f"took {prefix!r} off {len(fitted)} of {len(state)} names")
+    head, note = _classifier(state, prefix, expected, heads)
+    if head:
+        notes.append(note)
+        fitted = {
+            name: value for name, value in fitted.items() if not _is_one_of(value, head.values())
+        } | head
+    left_out = []
+    for name, value in state.items():
+        if not name.startswith(prefix) and not _is_one_of(value, head.values()):
+            left_out.append(name)
+    if left_out:
+        notes.append(f"left out {listed(left_out)}, without that prefix")
+    missing = [name for name in expected if name not in fitted]
+    head_prefixes = tuple(f"{module}." for module in heads)
+    lacks_only_head = all(name.startswith(head_prefixes) for name in missing)
+    training = [name for name in fitted if name not in expected and _TRAINING.match(name)]
+    if training and lacks_only_head:
+        fitted = {name: value for name, value in fitted.items() if name not in training}
+        notes.append(f"left out {listed(training)}, which pretraining alone needs")
+    _require_floats(fitted, expected)
+    return fitted, tuple(notes)
+
+
+def _network_prefix(names: Iterable[str], expected: Mapping[str, Tensor]) -> str:
+    """Return the prefix whose removal leaves most names of the model.
+
+    "" where that gives less than half of the model.
+    """
+    counts: dict[str, int] = {}
+    for name in names:
+        starts = [0, *(match.end() for match in _DOT.finditer(name))]
+        for start in starts:
+            if name[start:] in expected:
+                counts[name[:start]] = counts.get(name[:start], 0) + 1
+    prefix = min(
+        counts, key=lambda candidate: (-counts[candidate], _preference(candidate)), default=""
+    )
+    if not prefix or 2 * counts[prefix] < len(expected):
+        return ""
+    _require_one_network(prefix, counts)
+    return prefix
+
+
+def _require_one_network(prefix: str, counts: Mapping[str, int]) -> None:
+    """Raise ModelError where nothing shows which of two networks is the model.
+
+    As many names then have another prefix.
+    """
+    equals = []
+    for other, count in counts.items():
+        if count == counts[prefix] and _preference(other) == _preference(prefix):
+            equals.append(other)
+    if len(equals) > 1:
+        raise ModelError(
+            f"expected the weights of one model, found those of {len(equals)} under "
+            f"{listed(equals)}; save one of them "
+            "alone"
+        )
+
+
+def _is_one_of(value: Tensor, others: Iterable[Tensor]) -> bool:
+    return any(value is other for other in others)
+
+
+def _require_floats(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Raise ModelError for whole numbers in place of floating-point ones."""
+    for name, value in state.items():
+        parameter = expected.get(name)
+        if (
+            parameter is not None
+            and parameter.is_floating_point()
+            and not value.is_floating_point()
+        ):
+            raise ModelError(
+                f"expected floating-point numbers in {name[:80]!r}, found {value.dtype}: "
+                "quantised, without the scales that belong to them; take the weights from before"
+            )
+
+
+def _classifier(
+    state: Mapping[str, Tensor], prefix: str, expected: Mapping[str, Tensor], heads: Sequence[str]
+) -> tuple[dict[str, Tensor], str]:
+    """Return the classifier that a file has under another name, by the model's name, and a note.
+
+    Empty where the file has the model's classifier, or not exactly one other of the right width.
+    prefix: of the model's other names.
+    """
+    if len(heads) != 1:
+        return {}, ""
+    head = heads[0]
+    head_weight = expected.get(f"{head}.weight")
+    if head_weight is None or head_weight.ndim != 2 or f"{prefix}{head}.weight" in state:
+        return {}, ""
+    modules = set()
+    for name in state:
+        module, _, last = name.rpartition(".")
+        is_other = not name.startswith(prefix) or name.removeprefix(prefix) not in expected
+        if is_other and last == "weight" and module.rpartition(".")[2] in _CLASSIFIERS:
+            modules.add(module)
+    if len(modules) != 1:
+        return {}, ""
+    module = modules.pop()
+    weight = state[f"{module}.weight"]
+    bias = state.get(f"{module}.bias")
+    if bias is None or weight.ndim != 2 or weight.shape[1] != head_weight.shape[1]:
+        return {}, ""
+    return {
+        f"{head}.weight": weight,
+        f"{head}.bias": bias,
+    }, f"took {module!r} for the classifier {head!r}"
+
+
+def _preference(prefix: str) -> int:
+    """Return the rank of a network among several: an average of the weights first, as in timm."""
+    ranks = [rank for word, rank in _RANKS.items() if word in prefix]
+    return min(ranks, default=_NEUTRAL)
+
+
+def require_fitting(model: nn.Module, state: Mapping[str, Tensor], *, where: str) -> None:
+    """Raise ModelError unless the weights are the model's.
+
+    The message has missing, unexpected and misshapen keys and their likely cause.
+    """
+    expected = model.state_dict()
+    missing = [key for key in expected if key not in state]
+    unexpected = [key for key in state if key not in expected]
+    misshapen = [
+        key for key in expected if key in state and expected[key].shape != state[key].shape
+    ]
+    faults = []
+    if missing:
+        faults.append(f"{len(missing)} missing ({listed(missing)})")
+    if unexpected:
+        faults.append(f"{len(unexpected)} unexpected ({listed(unexpected)})")
+    if misshapen:
+        key = misshapen[0]
+        faults.append(
+            f"{key!r} expected {tuple(expected[key].shape)}, found {tuple(state[key].shape)}"
+        )
+    if faults:
+        cause = _cause(
+            missing, unexpected, matched=len(missing) < len(expected), shapes=bool(misshapen)
+        )
+        raise ModelError(f"weights do not fit {where}: {'; '.join(faults)}; {cause}")
+
+
+def _cause(
+    missing: Sequence[str], unexpected: Sequence[str], *, matched: bool, shapes: bool
+) -> str:
+    """Return why weights are likely not to fit, and what to do."""
+    for pattern, cause in _CAUSES:
+        if any(re.search(pattern, name) for name in unexpected):
+            wrap = by_caller(
+                python="wrap it with vitlens.wrap", command="load it with --model-file"
+            )
+            return cause.format(wrap=wrap)
+    if not matched and unexpected:
+        arch = argument("arch")
+        return (
+            f"no name is that of the architecture: check {arch} (vitlens models lists them), "
+            "or rename the weights"
+        )
+    if unexpected and not missing and not shapes:
+        return (
+            "the other names all fit: choose the architecture that has these, too "
+            f"({argument('arch')}), or wrap it"
+        )
+    if missing and not unexpected and not shapes:
+        return (
+            "the file lacks them: take the whole checkpoint, or choose one without them "
+            f"({argument('arch')})"
+        )
+    return f"check {argument('arch')}, {argument('image_size')} and {argument('classes')}"
+
+
+def load_strictly(model: nn.Module, state: Mapping[str, Tensor], *, where: str) -> None:
+    """Load a state dict. Raises ModelError for one that does not fit."""
+    require_fitting(model, state, where=where)
+    model.load_state_dict(dict(state), strict=True)

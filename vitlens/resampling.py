@@ -1,0 +1,182 @@
+"""Means of groups: jackknife errors, Student's quantiles, and bootstrap samples of groups."""
+
+import math
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from vitlens.errors import InputError
+
+Numbers = NDArray[np.float64]
+
+
+DRAWS = 10_000  # of bootstrap and sign flips
+ROUNDING = 1e-9  # of a mean: values that spread less are the same
+_AT_ONCE = 4_000_000  # numbers drawn at once: bounds memory to tens of megabytes
+_CACHED = 20_000_000  # numbers cached for the next interval, mostly of a byte each: 2,000 images
+_FEWEST_TO_DRAW = 6  # groups of equal size: of 5 even an expanded bootstrap interval covers 91 %
+
+
+def mean_interval(
+    sums: Numbers, counts: Numbers, *, seed: int, draws: int = DRAWS
+) -> tuple[Numbers, Numbers] | None:
+    """Return the 95 % interval of the mean of values; None for fewer than 2 groups.
+
+    sums (groups, ...), counts (groups,): of the values in each group. Bootstrap quantiles over
+    groups, expanded for their number (`drawn_interval`). For fewer than 6 groups of equal size, or
+    unequal groups that are worth as few, Student's interval with the error of the delete-a-group
+    jackknife.
+    """
+    if len(sums) < 2:  # all draws would be equal, and the interval of width 0 misleading
+        return None
+    if not enough_to_draw(counts):
+        half = student_quantile(counts) * jackknife_error(sums, counts)
+        mean = sums.sum(0) / counts.sum()
+        return mean - half, mean + half
+    return drawn_interval(resampled_means(sums, counts, seed=seed, draws=draws), counts)
+
+
+def enough_to_draw(counts: Numbers) -> bool:
+    """Return True if groups of these sizes are enough for a bootstrap interval."""
+    return _effective_groups(counts) >= _FEWEST_TO_DRAW * (1 - ROUNDING)
+
+
+def drawn_interval(drawn: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
+    """Return the 95 % interval of a statistic from its values (draws, ...) over bootstrap samples.
+
+    A bootstrap interval of few groups is too narrow: its error divides by n instead of n - 1, and
+    its quantiles are normal. Hesterberg (2015) takes the quantiles at the normal probability of
+    -sqrt(n / (n - 1)) times Student's quantile, and at its complement.
+    """
+    groups = len(counts)
+    below = NormalDist().cdf(-math.sqrt(groups / (groups - 1)) * student_quantile(counts))
+    low, high = np.quantile(drawn, [below, 1 - below], axis=0)
+    return low, high
+
+
+def _effective_groups(counts: Numbers) -> float:
+    """Return the number of equal groups that are worth groups of these sizes (Kish 1965)."""
+    return float(counts.sum() ** 2 / (counts**2).sum())
+
+
+def degrees_of_freedom(counts: Numbers) -> float:
+    """Return Student's degrees of freedom of a mean over groups of these sizes."""
+    return max(_effective_groups(counts) - 1, 1.0)
+
+
+def student_quantile(counts: Numbers, probability: float = 0.975) -> float:
+    """Return the quantile of Student's t for a mean over groups of these sizes."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees_of_freedom(counts), probability))
+
+
+def jackknife_error(sums: Numbers, counts: Numbers) -> Numbers:
+    """Return the standard error of the mean over values, by leaving out one group at a time.
+
+    sums (groups, ...), counts (groups,): of at least 2 groups. All values have the same weight, as
+    in the mean. For groups of one value it is the usual standard error.
+    """
+    groups = len(counts)
+    sizes = counts.reshape(-1, *[1] * (sums.ndim - 1))
+    without = (sums.sum(0) - sums) / (counts.sum() - sizes)
+    squares = ((without - without.mean(0)) ** 2).sum(0)
+    error: Numbers = np.sqrt(squares * (groups - 1) / groups)
+    return error
+
+
+def resampled_means(sums: Numbers, counts: Numbers, *, seed: int, draws: int) -> Numbers:
+    """Return the means (draws, ...) over bootstrap samples of groups.
+
+    sums (groups, ...), counts (groups,): of the values in each group.
+    """
+    means = np.empty((draws, *sums.shape[1:]))
+    for start, multiplicities in _drawn_parts(seed, len(sums), draws):
+        weights = multiplicities.astype(np.float64)
+        means[start : start + len(weights)] = ((weights @ sums).T / (weights @ counts)).T
+    return means
+
+
+def resampled_deviations(
+    residuals: Numbers, counts: Numbers, *, seed: int, draws: int
+) -> Iterator[tuple[Numbers, Numbers]]:
+    """Yield the deviations from the mean of `resampled_means`, and their standard errors.
+
+    residuals (groups, cases): each group's sum minus its size times the mean; counts (groups,):
+    their sizes. Both yielded arrays are (some of the draws, cases). The error is that of a ratio:
+    the spread of a sample's residuals from its mean.
+    """
+    groups = len(counts)
+    are_equal = bool(np.ptp(counts) == 0)
+    squares = residuals**2
+    products = residuals * counts[:, None]
+    for _, multiplicities in _drawn_parts(seed, groups, draws):
+        weights = multiplicities.astype(np.float64)
+        size = (weights @ counts)[:, None]
+        deviations = (weights @ residuals) / size
+        if are_equal:
+            spread = weights @ squares - deviations**2 * size * counts[0]
+        else:
+            squared_sizes = (weights @ counts**2)[:, None]
+            mixed = 2 * deviations * (weights @ products)
+            spread = weights @ squares - mixed + deviations**2 * squared_sizes
+        errors = np.sqrt(np.maximum(spread, 0) * groups / (groups - 1)) / size
+        yield deviations, errors
+
+
+def _drawn_parts(seed: int, size: int, draws: int) -> Iterable[tuple[int, NDArray[np.integer]]]:
+    """Return the parts of `_parts`, cached if they are small."""
+    if draws * size <= _CACHED:
+        return _cached_parts(seed, size, draws)
+    return _parts(seed, size, draws)
+
+
+def _parts(seed: int, size: int, draws: int) -> Iterator[tuple[int, NDArray[np.integer]]]:
+    """Yield the first draw of a part, and how often each group was drawn, (draws, size)."""
+    generator = np.random.default_rng(seed)
+    for start, count in steps(draws, size):
+        indices = generator.integers(0, size, size=(count, size))
+        row_offsets = size * np.arange(count)[:, None]
+        multiplicities = np.bincount((indices + row_offsets).ravel(), minlength=count * size)
+        yield start, multiplicities.reshape(count, size)
+
+
+@lru_cache(maxsize=3)  # 60 MB at most; a run has several numbers of the same images
+def _cached_parts(seed: int, size: int, draws: int) -> tuple[tuple[int, NDArray[np.integer]], ...]:
+    parts = []
+    for start, multiplicities in _parts(seed, size, draws):
+        dtype = np.min_scalar_type(multiplicities.max())
+        parts.append((start, multiplicities.astype(dtype)))
+    return tuple(parts)
+
+
+def steps(draws: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield the start and the number of draws of each part, of `size` numbers a draw.
+
+    The parts determine the draws.
+    """
+    step = max(1, _AT_ONCE // size)
+    for start in range(0, draws, step):
+        yield start, min(step, draws - start)
+
+
+def by_group(values: Numbers, groups: ArrayLike | None) -> tuple[Numbers, Numbers]:
+    """Return the sums (groups, ...) of values (n, ...), and their number in each group.
+
+    Without groups, each value is a group.
+    """
+    if groups is None:
+        return values, np.ones(len(values))
+    names = np.asarray(groups)
+    if names.shape != (len(values),):
+        raise InputError(
+            f"expected one group an image ({len(values)}), found groups of shape {names.shape}"
+        )
+    member = np.unique(names, return_inverse=True)[1].ravel()
+    counts = np.bincount(member).astype(np.float64)
+    sums = np.zeros((len(counts), *values.shape[1:]))
+    np.add.at(sums, member, values)
+    return sums, counts
