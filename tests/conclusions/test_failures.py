@@ -159,7 +159,7 @@ def test_else_the_next_test_is_named(rows, tests, words):
             (covariate("off_centre", 0.9, likelihood_ratio=4.0), covariate()),
             (change("off_centre"), change()),
         ),
-        # untested, and weaker alone
+        # untested, and weaker by itself
         ((covariate("clutter", 0.6), covariate(area=0.1, likelihood_ratio=9.0)), (change(),)),
     ],
 )
@@ -169,7 +169,7 @@ def test_what_separates_errors_given_the_others_comes_first(covariates, tests):
 
 def test_a_difference_given_the_other_properties_is_enough_for_a_cause():
     assert "because of their size" in said(record(covariate(p_holm=0.2), tests=(change(),))).says
-    # alone, errors seem to have more of it
+    # by itself, errors seem to have more of it
     suppressed = covariate(area=0.6, p_holm=0.2, slope=-1.0)
     assert suppressed.change == "enlarged"
     assert "fails on small objects" in said(record(suppressed, tests=(change(),))).says
@@ -177,7 +177,7 @@ def test_a_difference_given_the_other_properties_is_enough_for_a_cause():
 
 @pytest.mark.parametrize("tests", [(change(), change("off_centre")), (change(),)])
 def test_of_two_properties_that_the_images_cannot_separate_neither_is_named(tests):
-    """Each adds nothing to the other; of one of them either the change mends errors, too, or no
+    """Each adds nothing to the other; of one of them either the change fixes errors, too, or no
     change was tested.
     """
     rows = (
@@ -193,7 +193,7 @@ def test_of_two_properties_that_the_images_cannot_separate_neither_is_named(test
 
 
 def test_a_property_that_another_one_explains_is_no_cause():
-    """Where size is known, the place adds nothing; no change of size was shown to mend errors."""
+    """Where size is known, the place adds nothing; no change of size was shown to fix errors."""
     rows = covariate(), covariate("off_centre", 0.8, likelihood_ratio=9.0, inseparable=("size",))
     assert (
         "because" not in said(record(*rows, tests=(change("off_centre"), change(p_holm=0.3)))).says
@@ -224,7 +224,7 @@ def test_a_confused_pair_of_classes_is_named_without_a_change():
 
 
 def test_the_first_page_does_not_deny_a_change_that_mends():
-    """Errors do not differ in size, but their enlargement mends them."""
+    """Errors do not differ in size, but their enlargement fixes them."""
     for tests, mends in (((change(),), True), ((change(p_holm=0.3),), False), ((), False)):
         (line,) = (
             line.text

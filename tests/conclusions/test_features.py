@@ -191,7 +191,7 @@ def overlap(alias: str, layer: str, value: float) -> PatchesRow:
     ],
 )
 def test_objects_that_the_embedding_finds_as_well_compare_nothing(values, words):
-    """Where colour alone separates object and background, a random model is as good."""
+    """Where only colour separates object and background, a random model is as good."""
     layers = [("a", "embedding"), ("a", "5"), ("b", "embedding"), ("b", "5")]
     rows = tuple(overlap(*layer, value) for layer, value in zip(layers, values))
     record = record_of({alias: {PROBE: right(0.7, 0)} for alias in "ab"}, OBJECTIVES, patches=rows)

@@ -45,7 +45,7 @@ SMALL = {  # what makes a command short; another one is given four images
     "explain --auto": "--method gradcam,saliency --limit 24",
     "explain --verify": "--method gradcam,rollout --limit 4",
 }
-# take no trained model alone (a study shows what the others do); the page of the demo is
+# take more than one trained model (a study shows what the others do); the page of the demo is
 # tests/ui/demo's
 APART = ("train", "study", *(word for word, command in COMMANDS.items() if command.serves))
 WORDS = [word for word, command in COMMANDS.items() if command.reports and word not in APART]

@@ -84,14 +84,14 @@ class Box:
 
     root: Path
     inputs: Path = field(init=False)
-    work: Path = field(init=False)
+    working_folder: Path = field(init=False)
     _before: dict[str, tuple[int, int]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.inputs = self.root / "inputs"
-        self.work = self.root / "work"
+        self.working_folder = self.root / "work"
         self.inputs.mkdir(parents=True)
-        self.work.mkdir()
+        self.working_folder.mkdir()
 
     def seal(self) -> None:
         """Record what is there, for `trespasses` to compare with."""
@@ -117,7 +117,7 @@ class Box:
         with (
             contextlib.redirect_stdout(io.StringIO()),
             contextlib.redirect_stderr(err),
-            contextlib.chdir(self.work),
+            contextlib.chdir(self.working_folder),
             contextlib.suppress(HangsError),
             alarm(PATIENCE),
         ):
@@ -129,7 +129,7 @@ class Box:
 
     def _everything(self) -> dict[str, tuple[int, int]]:
         entries = {}
-        allowed = {str(self.work / name) for name in WRITABLE}
+        allowed = {str(self.working_folder / name) for name in WRITABLE}
         for place, folders, files in os.walk(self.root):
             folders[:] = [name for name in folders if f"{place}/{name}" not in allowed]
             for name in [*files, *folders]:

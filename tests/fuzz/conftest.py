@@ -9,7 +9,7 @@ import pytest
 from tests.fuzz.box import Box
 from tests.fuzz.inputs import make_inputs
 
-_MEMORY = 16 << 30  # bytes of addresses; torch alone takes about a third
+_MEMORY = 16 << 30  # bytes of addresses; torch takes about a third
 
 
 @pytest.fixture(autouse=True)

@@ -67,7 +67,9 @@ def make_finished(box: Box, folder: Path) -> None:
 def make_begun(box: Box, folder: Path) -> None:
     """Write one killed run of each command that can resume, named by the command."""
     for name, (line, pattern, count) in BEGUN.items():
-        with start_command([*words_of(line, box), "--out", str(folder / name)], box.work) as child:
+        with start_command(
+            [*words_of(line, box), "--out", str(folder / name)], box.working_folder
+        ) as child:
             while len(list((folder / name).glob(pattern))) < count and child.poll() is None:
                 time.sleep(0.02)
             child.kill()

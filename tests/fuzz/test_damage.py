@@ -65,8 +65,8 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Box:
     """Return a box with runs of every command in out/finished and out/begun."""
     sandbox = Box(tmp_path_factory.mktemp("damage") / "box")
     make_inputs(sandbox.inputs)
-    make_finished(sandbox, sandbox.work / "out" / "finished")
-    make_begun(sandbox, sandbox.work / "out" / "begun")
+    make_finished(sandbox, sandbox.working_folder / "out" / "finished")
+    make_begun(sandbox, sandbox.working_folder / "out" / "begun")
     sandbox.seal()
     return sandbox
 
@@ -101,7 +101,7 @@ def test_damaged_inputs(ground: Box, tmp_path: Path, name: str, seed: int) -> No
     target = DATA[name]
     place = copy(ground.inputs, tmp_path / "inputs")
     words = words_of(target.line.replace("{place}", str(place)), ground)
-    out = ground.work / "out" / "case"
+    out = ground.working_folder / "out" / "case"
     shutil.rmtree(out, ignore_errors=True)
     check(ground, place / target.file, target.damages, [*words, "--out", str(out)], seed)
 
@@ -109,7 +109,9 @@ def test_damaged_inputs(ground: Box, tmp_path: Path, name: str, seed: int) -> No
 @pytest.mark.parametrize("seed", seeds(33))
 @pytest.mark.parametrize("name", FINISHED)
 def test_damaged_reports(ground: Box, name: str, seed: int) -> None:
-    folder = copy(ground.work / "out" / "finished" / name, ground.work / "out" / "case")
+    folder = copy(
+        ground.working_folder / "out" / "finished" / name, ground.working_folder / "out" / "case"
+    )
     files = [*(folder / name for name in SETTINGS), *sorted(folder.glob("arrays/*.npz"))]
     file = files[seed % len(files)]
     damages = (damage.json_file,) if file.suffix == ".json" else (damage.arrays,)
@@ -119,7 +121,9 @@ def test_damaged_reports(ground: Box, name: str, seed: int) -> None:
 @pytest.mark.parametrize("seed", seeds(25))
 @pytest.mark.parametrize("name", BEGUN)
 def test_damaged_runs_to_resume(ground: Box, name: str, seed: int) -> None:
-    folder = copy(ground.work / "out" / "begun" / name, ground.work / "out" / "case")
+    folder = copy(
+        ground.working_folder / "out" / "begun" / name, ground.working_folder / "out" / "case"
+    )
     files = sorted(
         path for path in folder.rglob("[!.]*") if path.is_file() and path.suffix != ".png"
     )

@@ -65,7 +65,7 @@ def test_all_chapters_are_run_and_all_subjects_judged(labelled):
 def test_what_does_not_fit_the_budget_is_left_out_and_the_report_says_so(
     labelled, tiny_vit, tmp_path
 ):
-    """With next to no time accuracy alone; with more, all chapters."""
+    """With next to no time only accuracy; with more, all chapters."""
     little = ran(
         tmp_path / "run",
         f"audit mine={tiny_vit} --data digits --limit 4 --batch-size 4 --budget 1e-6",

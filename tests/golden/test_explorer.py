@@ -177,7 +177,7 @@ def test_a_report_of_photographs_says_where_much_attention_lies_on_few_patches(n
     first = even.copy()
     region = even.copy()
     last[:, -1, :, :, 1 + 9] = first[:, 0, :, :, 1 + 9] = 255
-    assert said(even) == said(first) == []  # of the last quarter of the layers alone
+    assert said(even) == said(first) == []  # only of the last quarter of the layers
     region[:, -1, :, :, 5:11] = 255 - 8 * np.arange(6)
     # at most a tenth of the patches are sinks
     assert not any("1 of 16" not in text for text in said(region))

@@ -18,7 +18,7 @@ ALL = [word for word, command in COMMANDS.items() if command.needs is not None]
 
 
 def without(*needs: str) -> list[str]:
-    """Return the commands that a model supports that lacks this alone."""
+    """Return the commands that a model supports if it lacks only this."""
     return [word for word in ALL if not {*needs} & {*COMMANDS[word].needs}]
 
 

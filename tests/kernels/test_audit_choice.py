@@ -99,7 +99,7 @@ def test_later_members_of_an_ensemble_get_what_is_left_at_the_same_epsilon():
         candidate = candidate_of(attack, 1, (8.0,), 10)
         return passes_of(candidate, left) - passes_of(candidate, {0.0: 0.0})
 
-    shares = {0.0: 1.0, 8.0: 0.0}  # all fooled: APGD-CE alone has work
+    shares = {0.0: 1.0, 8.0: 0.0}  # all fooled: only APGD-CE has work
     assert swept("auto", shares) == pytest.approx(swept("apgd-ce", shares))
     assert swept("auto", ALL) > 5 * swept("auto", shares)
     # without gradients: forward passes

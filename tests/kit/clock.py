@@ -4,7 +4,7 @@ import pytest
 
 
 class Clock:
-    """Moves by `tick` seconds between two readings, and when it is told to."""
+    """A clock that moves by `tick` seconds between two readings, and on request."""
 
     def __init__(self, tick: float) -> None:
         self.now = 0.0

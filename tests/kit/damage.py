@@ -32,7 +32,7 @@ VALUES: tuple[object, ...] = (
 
 
 def places(content: object, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Yield every place of a nested value; of a list the first two alone."""
+    """Yield every place of a nested value; of a list only the first two."""
     if at:
         yield at
     if isinstance(content, dict):

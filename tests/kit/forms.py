@@ -30,7 +30,7 @@ def picture_of(models: Sequence[Model], *, seed: int = 0) -> Picture:
 
 
 def write(model: Model, picture: Picture, function: Write, place: Path, **options: Any) -> Path:
-    """Return the page of a report of a tab, with its archive beside it."""
+    """Return the page of a report of a tab, with its archive next to it."""
     site = DemoSite(Pool((model,)), (), place)
     return write_page(site, model, picture, partial(function, **options), session="one", word="tab")
 

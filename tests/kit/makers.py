@@ -23,7 +23,7 @@ def tiny_vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def sharp_vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write tiny_vit with a head 20 times as large, whose answers change by more than rounding."""
+    """Write tiny_vit with a 20-fold head, so that answers change by more than rounding."""
     model = little_vit()
     model.module.head.weight.data.mul_(20)
     return folder_of(model, "sharp-vit", tmp_path_factory)

@@ -237,8 +237,8 @@ def cells(text: str) -> list[list[str]]:
 
 def read(token: Token) -> str:
     """Return an inline token as a reader sees it."""
-    shown = ("text", "code_inline", "text_special")
-    return "".join(child.content for child in token.children or () if child.type in shown)
+    visible = ("text", "code_inline", "text_special")
+    return "".join(child.content for child in token.children or () if child.type in visible)
 
 
 def hidden(character: str) -> bool:

@@ -13,7 +13,7 @@ from vitlens.training.objectives import clip, dino, mae, pretraining
 from vitlens.training.objectives.clip import text_classifier
 from vitlens.training.objectives.pretraining import make_objective
 
-# beside what is made here
+# besides what is made here
 __all__ = [
     "captions_of",
     "clip",

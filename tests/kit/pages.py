@@ -100,7 +100,7 @@ def next_patch_weights() -> NDArray[np.float32]:
 
 
 def explorer(*, name: str = "cat.jpg", label: str = "sink") -> Explorer:
-    """Return two images, the second with layer means alone."""
+    """Return two images, the second only with layer means."""
     weights = next_patch_weights()
     picture = np.linspace(0, 255, 80 * 100 * 3).reshape(80, 100, 3).astype(np.uint8)
     images = (

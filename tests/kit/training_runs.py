@@ -39,7 +39,7 @@ def interrupted(
         return plain(replace(task, on_progress=tell), **how)
 
     with pytest.MonkeyPatch.context() as patch:
-        # told of every step, however quick
+        # reports every step, however quick
         patch.setattr("vitlens.training.loop.PROGRESS_INTERVAL", 0.0)
         # a study's are not counted
         for name in (

@@ -132,7 +132,7 @@ def test_our_maps_are_the_stored_ones(split, reference, deit, count):
         maps = vitlens.explain(deit, chosen, targets="label", method=method).flatten(1)
         assert expected.std(-1).min() > 1e-5  # a map of even numbers would not pass
         torch.testing.assert_close(maps, expected, atol=1e-4, rtol=0)
-        # some are small: beside their largest too, image by image
+        # some are small: relative to their largest too, image by image
         assert ((maps - expected).abs().amax(1) < 1e-3 * expected.amax(1)).all()
 
 

@@ -85,7 +85,7 @@ def test_heads_of_weights_are_the_rows_of_cls(vit, images):
     layers = len(expected)
     heads = expected.shape[2]
     for source in (weights, vitlens.attention(vit, images, rows="cls")):
-        # beside the image
+        # next to the image
         drawn_heads = shown(vitlens.show_heads(source, images, model=vit, image=1))[1:]
         assert len(drawn_heads) == layers * heads
         for index, drawn_head in enumerate(drawn_heads):

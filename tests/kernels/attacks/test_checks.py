@@ -69,7 +69,7 @@ def test_examples_beyond_the_budget_or_the_range_and_successes_that_are_none():
         "passed",
         "failed",
     ]
-    # of which the range alone is checked
+    # of which only the range is checked
     assert judged(moved, epsilon=0.0, norm="patch") == "passed"
     for outside in (IMAGES + 0.5, IMAGES - 0.5):
         assert [judged(Result(outside, NONE), norm=norm) for norm in ("linf", "patch")] == [

@@ -100,4 +100,4 @@ def test_where_paths_part():
     assert halfway_block(changed - 1e-6, another) == 2
     assert halfway_block(changed + 1e-6, another) == 3
     assert halfway_block(torch.ones(4, 3), another) is None
-    assert halfway_block(changed, torch.ones(4, 3)) is None  # nothing tells images apart
+    assert halfway_block(changed, torch.ones(4, 3)) is None  # nothing separates images

@@ -55,7 +55,7 @@ def test_the_mean_squares_are_those_of_a_table_worked_out_by_hand(answers, least
     freedoms = [seeds - 1, images - 1, (seeds - 1) * (images - 1)]
     squares = np.array([*between, (every**2).sum() - sum(between)]) / freedoms
     assert squares[least] == pytest.approx(squares.min(), abs=1e-12)
-    # else the component of seeds or images is below 0: that of the others alone remains
+    # else the component of seeds or images is below 0: only that of the others remains
     squares[2] = squares[least]
     variance = squares[0] + squares[1] - squares[2]
     freedom = variance**2 / sum(square**2 / degrees for square, degrees in zip(squares, freedoms))

@@ -100,7 +100,7 @@ def test_low_and_high_frequencies_make_the_image(cutoff):
     low, high = frequency_bands(images, cutoff=cutoff)
     torch.testing.assert_close(low + high, images)
     torch.testing.assert_close(high.mean((2, 3)), torch.zeros(3, 3), atol=1e-6, rtol=0)
-    assert (low.flatten(2).std(2).max() < 1e-6) == (cutoff == 0)  # the mean alone
+    assert (low.flatten(2).std(2).max() < 1e-6) == (cutoff == 0)  # only the mean
 
 
 @pytest.mark.parametrize("across", [True, False])

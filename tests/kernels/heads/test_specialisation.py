@@ -247,7 +247,7 @@ def test_ratios_by_hand():
     assert itself[2, 3].item() == itself.sum().item() == pytest.approx(12)
     # each pair that is side by side has all of its row
     assert neighbours[2, 4].item() == pytest.approx(12)
-    # a quarter of the patches has none beside
+    # a quarter of the patches has no neighbour
     assert neighbours[2, 3].item() == pytest.approx(12 * 1 / 4)
 
 

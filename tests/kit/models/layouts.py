@@ -1,7 +1,7 @@
 """One small network with maps in many forms: other orders of axes, tuples, dicts, side branches.
 
 All have the same weights and logits, so that their maps and features are those of the plain form.
-The stages compute by functions alone: no convolution inside shows a map in another order. Images
+The stages compute only by functions: no convolution inside shows a map in another order. Images
 are 24 x 32 px, the last map is 6 x 8.
 """
 

@@ -138,7 +138,7 @@ def test_a_sweep_is_the_attack_at_each_epsilon_and_never_recovers(name):
 
 @pytest.mark.parametrize("name", ["pgd-l2", "cw", "auto"])
 def test_the_batch_size_does_not_matter(name):
-    """In double precision, in which it changes only the last digits; each image alone:
+    """In double precision, in which it changes only the last digits; each image by itself:
     tests/contracts.
     """
     model = perceptron(seed=1).double()

@@ -18,7 +18,7 @@ from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.models.sources.registry import SOURCES
 
-# which the command line alone has
+# which only the command line has
 METHODS = [method for method in ATTENTION_METHODS if method != "flow"]
 
 
@@ -141,7 +141,7 @@ READ = {  # the row of the last layer's weights that is read
 def test_the_flow_of_a_model_is_that_of_a_linear_program(
     name, golden, places, tmp_path, monkeypatch
 ):
-    """The capacities are the weights with the residual connection, 0.6 A + 0.4 I; also beside other
+    """The capacities are the weights with the residual connection, 0.6 A + 0.4 I; also with other
     methods.
     """
     monkeypatch.setitem(SOURCES, "made", MADE)

@@ -77,7 +77,7 @@ def test_an_attention_matrix_is_no_map():
 
 
 class Widening(nn.Module):
-    """Channels last, as many as rows and columns: sizes alone do not say which axis they are."""
+    """Channels last, as many as rows and columns: sizes do not say which axis they are."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ def explained(model: Model, batch: Tensor, method: str, **options: object) -> Te
 
 
 class Twice(nn.Module):
-    """Reads the pixels by a convolution and beside it."""
+    """A model that reads the pixels by a convolution and directly."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ def medmnist(**changes):
     arrays |= {
         f"{part}_labels": (np.arange(n) % 2)[:, None].astype(np.uint8) for part, n in counts.items()
     }
-    arrays["train_labels"][0] = 2  # a class of the training part alone
+    arrays["train_labels"][0] = 2  # a class only of the training part
     return {key: value for key, value in (arrays | changes).items() if value is not None}
 
 

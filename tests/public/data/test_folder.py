@@ -206,7 +206,7 @@ def test_lines_that_are_not_so_are_refused_by_name(tiny, file, content):
 
 
 def test_cue_conflicts_are_labelled_by_shape(tmp_path):
-    """Five images of four sources, which are groups; dogs appear as a texture alone."""
+    """Five images of four sources, which are groups; dogs appear only as a texture."""
     for name in (
         "cat/cat1-dog2",
         "cat/cat1-bear3",

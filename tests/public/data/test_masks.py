@@ -90,7 +90,7 @@ def test_an_index_gives_classes(folder):
     (folder / "index.json").write_text(json.dumps(entries))
     split = load(folder)
     assert (split.labels.tolist(), len(split.classes)) == ([5, 6], 1000)
-    for some in (entries[:1], {}, [{"file": "a.png"}]):  # of some images alone: no labels
+    for some in (entries[:1], {}, [{"file": "a.png"}]):  # only of some images: no labels
         (folder / "index.json").write_text(json.dumps(some))
         assert (load(folder).labels, load(folder).classes) == (None, ())
 

@@ -109,7 +109,7 @@ def test_interventions_count_the_images_that_they_change_and_go_towards_correct_
 
 def test_a_change_is_tested_against_its_control_and_against_no_change_by_mcnemar():
     """Nothing is broken by the change or its control: the pairs that differ are the errors that one
-    of them mends.
+    of them fixes.
     """
     row = select_one(of_squares(low_contrast, 150, 0).interventions, covariate="object_contrast")
     assert row.change == "given more contrast"

@@ -324,7 +324,7 @@ def test_p_values_are_corrected_over_all_properties_and_models(diagnosed):
 
 
 def test_few_errors_allow_few_properties_and_none_an_interval():
-    """One property for every five errors, the strongest alone; fewer than ten errors have neither
+    """One property for every five errors, only the strongest; fewer than ten errors have neither
     test nor interval.
     """
     some = vitlens.failures(model(at_border), squares(60, seed=3), method="saliency")

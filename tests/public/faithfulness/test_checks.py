@@ -169,9 +169,7 @@ def test_along_a_map_the_first_length_that_changes_the_prediction_is_found(recor
 
 
 def test_no_patch_of_a_searched_set_can_be_put_back_and_no_order_has_a_smaller_one(record):
-    """Of the first image the patch that is removed first is not needed: two more change the
-    prediction alone.
-    """
+    """In the first image two other patches change the prediction without the one removed first."""
     arrays = record.sets["game"]
     cells = games.brightness()
     names = arrays.methods.tolist()

@@ -328,7 +328,7 @@ def test_what_neighbours_of_patches_share_is_counted_among_other_images(record, 
     assert by_share["object"].chance == pytest.approx(on_object.mean())
 
 
-# --- by names alone, with a language-image model
+# --- only by names, with a language-image model
 
 TEMPLATES = ("a photo of the digit {}.", "{}", "a {} in the dark")
 CLIP = "open-clip:tiny-clip@random"
@@ -422,7 +422,7 @@ def test_an_ensemble_is_the_mean_of_its_templates_and_names_are_said_as_one_says
 
 
 def test_imagenets_names_are_unambiguous_in_prompts(clip):
-    """Two classes are called crane, two maillot: by names alone their logits would be equal."""
+    """Two classes are called crane, two maillot: by their names the logits would be equal."""
     images = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     logits = vitlens.zero_shot(clip, imagenet_classes(), templates=["{}"])(images)[0]
     assert len(logits.unique()) > 990

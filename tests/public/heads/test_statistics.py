@@ -393,7 +393,7 @@ def weights_of(model: Model, batch: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", ["swin, padded", "torchvision, padded", "maxvit"])
 def test_windows_are_measured_in_image_coordinates(name):
-    """A sink stands out among all keys, beside what uniform attention gives them; offsets are of
+    """A sink stands out among all keys, against what uniform attention gives them; offsets are of
     neighbours in the image, not across a seam.
     """
     model = WINDOWED[name]()
@@ -486,7 +486,7 @@ def test_a_pooling_query_has_a_row_and_no_place(name):
     last = table.sites[-1]
     assert (last.kind, table.geometries[-1], table.offset_mass[-1]) == ("class", None, None)
     assert table.uniform_distance()[-1].isnan()
-    assert table.token_norm[-1].isnan()  # of a block that puts out CLS alone
+    assert table.token_norm[-1].isnan()  # of a block that puts out only CLS
     assert all(
         getattr(table, name)[-1].isnan().all()
         for name in ("distance", "entropy", "self_mass", "sinks")

@@ -215,7 +215,7 @@ def test_without_a_layout_the_grid_of_a_map_follows_the_images_shape(size, grid)
 
 
 class Multihead(nn.Module):
-    """nn.MultiheadAttention called as told; keeps the weights that it returns."""
+    """nn.MultiheadAttention with these arguments; records the weights that it returns."""
 
     def __init__(
         self, options: dict[str, object], mask: Tensor | None, average: bool, itself: bool

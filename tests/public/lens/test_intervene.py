@@ -86,7 +86,7 @@ def cut_by_hand(
     if removable(model, layer):
         entered = entering(model, layer, batch)
         yield {name: "remove"}, hooked(model, batch, unit, lambda _output: entered, before=False)
-    # CaiT's CLS: beside the patches
+    # CaiT's CLS: next to the patches
     if model.alias in FAMILIES and not unit.startswith("blocks_token_only"):
         yield (
             {f"{name}.tokens": entering(model, layer, batch).flatten(1, -2).flip(0)},

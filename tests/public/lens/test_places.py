@@ -62,7 +62,7 @@ def test_every_place_has_the_shape_that_is_listed_and_reading_it_changes_nothing
 
 
 def test_what_a_model_does_not_have_is_not_listed():
-    """No queries where the model computes its own softmax, windows as an axis, maps alone in a CNN,
+    """No queries where the model computes its own softmax, windows as an axis, only maps in a CNN,
     pooling last.
     """
     listed = {name: set(vitlens.places(make()).names) for name, make in EVERY.items()}
@@ -81,7 +81,7 @@ def test_what_a_model_does_not_have_is_not_listed():
             {"blocks.2", "blocks.2.attention.weights"},
             {"blocks.2.residual", "blocks.2.attention"},
         ),
-        # attention in no block has its output alone; attention and MLP in one module are a block;
+        # attention in no block has only its output; attention and MLP in one module are a block;
         # tokens may be first
         ("einsum", {"blocks.0.attention"}, {"blocks.0", "blocks.0.residual", "blocks.0.input"}),
         ("inline", {"blocks.2.input", "blocks.2.residual", "blocks.2.mlp"}, {"blocks.2.attention"}),
@@ -170,7 +170,7 @@ def test_a_wrong_name_is_answered_in_one_line(name):
 
 @pytest.mark.parametrize("name", ["dinov2-registers", "siglip", "cait", "swinv2"])
 def test_features_are_read_from_every_block_of_every_family(name):
-    """The mean over the patches of what the block puts out; not of those that CLS alone passes."""
+    """The mean over the patches of what the block puts out; not of those that only CLS passes."""
     model = shared_model(name)
     batch = of(model)
     prefix = 0 if model.anatomy.layout is None else len(model.layout.prefix)

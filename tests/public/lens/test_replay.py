@@ -24,7 +24,7 @@ from tests.kit.tiny import FAMILIES, model_of, ours, shared_model, timm_model
 from vitlens import KnockOut, Model
 from vitlens.errors import InputError, UnknownNameError
 
-# what is really reached on these models, where it tells a mistake
+# what is really reached on these models, where it shows a mistake
 TIGHT = {
     "atol": 2e-6,
     "rtol": 1e-5,
@@ -174,7 +174,7 @@ def test_with_little_memory_the_rest_is_computed_again_and_said(family):
 
 
 def test_the_work_is_what_counting_says():
-    """ours: 13 tokens of 16 numbers, 2 blocks of 12 dim², 5 classes; CLS alone after keys and
+    """ours: 13 tokens of 16 numbers, 2 blocks of 12 dim², 5 classes; only CLS after keys and
     values of the last.
     """
     model = ours()

@@ -65,7 +65,7 @@ def test_embeddings_logits_and_ensembles_are_the_librarys(arch):
 
 
 def test_relevance_for_a_text_is_that_of_its_similarity():
-    """The map for a text is the same whatever other texts stand beside it, and another for another
+    """The map for a text is the same whatever other texts stand next to it, and another for another
     text.
     """
     model = tiny("tiny-sigmoid")

@@ -267,7 +267,7 @@ def test_progress_counts_up_to_the_end(tmp_path):
 
 
 class Notes:
-    """A watcher that reads everything and draws random numbers; it may fail where it is told to."""
+    """A watcher that reads everything and draws random numbers; it may fail at a given point."""
 
     def __init__(self, name: str = "", fails: str = "", order: list[str] | None = None) -> None:
         self.name = name

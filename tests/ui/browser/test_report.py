@@ -110,7 +110,7 @@ def test_means_rollout_and_maps(opened):
         "0",
         "11",
     ]
-    radio(opened, "second.jpg").click()  # of layer means alone
+    radio(opened, "second.jpg").click()  # only of layer means
     opened.tab.get_by_role("columnheader", name="mean").wait_for()
     assert opened.words().startswith(
         "Layer 1, mean of its heads: where CLS looks; greatest at row 0, column 0"
