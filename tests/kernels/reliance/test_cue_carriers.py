@@ -4,8 +4,7 @@ import pytest
 import torch
 
 import vitlens
-from tests.kit.cues import find_cue_heads, judge_cue_maps
-from vitlens.analysis.reliance.measure import ChangedImages
+from tests.kit.cues import ChangedImages, find_cue_heads, judge_cue_maps
 from vitlens.errors import InputError
 
 IMAGES = 40
