@@ -240,8 +240,10 @@ class Updates:
         wrapped = module if accelerator.num_processes == 1 else accelerator.prepare_model(module)
         self.wrapped: nn.Module = torch.compile(wrapped) if compiled else wrapped  # type: ignore[assignment]
 
-    def apply(self, images: Tensor, labels: Tensor, *, whole: int) -> tuple[float, float, float]:
-        """Update the weights from the share of this process in a batch of `whole` images.
+    def apply(
+        self, images: Tensor, labels: Tensor, *, batch_size: int
+    ) -> tuple[float, float, float]:
+        """Update the weights from the share of this process in a batch.
 
         Returns the summed loss and the number of correct predictions of the share, and the norm of
         the gradient of the batch. Raises NonFiniteError, before the weights change, when loss or
@@ -268,7 +270,7 @@ class Updates:
                 loss = objective.loss(outputs, part_targets, part, smoothing=recipe.label_smoothing)
                 # gradients are averaged over processes; by this factor every image counts the same
                 # in uneven shares
-                accelerator.backward(loss * (accelerator.num_processes / whole))
+                accelerator.backward(loss * (accelerator.num_processes / batch_size))
             sums[0] += loss.detach()
             logits = objective.logits(outputs)
             if logits is not None:
@@ -483,7 +485,7 @@ class Training:
         seconds_before = self.seconds
         began = time.perf_counter()
         for inputs, labels in self.batches(epoch, task.shares(epoch)[done:]):
-            loss, correct, norm = updates.apply(inputs, labels, whole=task.batch_size)
+            loss, correct, norm = updates.apply(inputs, labels, batch_size=task.batch_size)
             share = norm / task.processes.count  # the norm is the same in all of them
             self.sums += torch.tensor((loss, correct, len(labels), share), dtype=torch.float64)
             self.images += task.batch_size
