@@ -177,7 +177,7 @@ def _read(model: Model, images: Any) -> tuple[Tensor | Streamed, Split | None]:
     if isinstance(images, Tensor) and images.dtype != torch.uint8:
         return require_images(images, dtype=model.pixel_dtype), None
     if isinstance(images, Streamed):
-        split = images.given
+        split = images.data
     else:
         split = read_split(images, model.preprocessing)
     return Streamed(split, model.pixel_dtype), split

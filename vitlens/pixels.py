@@ -46,13 +46,13 @@ class Streamed:
     by `require_images`.
     """
 
-    given: "Split"
+    data: "Split"
     dtype: torch.dtype
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """Return (images, 3, height, width)."""
-        return len(self), 3, *self.given.size
+        return len(self), 3, *self.data.size
 
     @property
     def device(self) -> torch.device:
@@ -60,10 +60,10 @@ class Streamed:
         return torch.device("cpu")
 
     def __len__(self) -> int:
-        return len(self.given)
+        return len(self.data)
 
     def __getitem__(self, part: slice | Tensor) -> Images:
-        pixels = self.given.source.read(torch.arange(len(self))[part])
+        pixels = self.data.source.read(torch.arange(len(self))[part])
         if not pixels.is_floating_point():
             pixels = pixels.float().div_(_WHITE)
         return require_images(pixels, dtype=self.dtype)
@@ -105,7 +105,7 @@ def groups_of(images: Parts) -> Tensor | None:
 
     None for other images.
     """
-    return images.given.groups if isinstance(images, Streamed) else None
+    return images.data.groups if isinstance(images, Streamed) else None
 
 
 def as_targets(targets: Targets) -> Labels | None:

@@ -1,5 +1,6 @@
-"""Turns: one thread at a time uses a model. Changes, hooks and modes are those of the model, not of
-a thread.
+"""Turns: one thread at a time uses a model.
+
+Changes, hooks and modes belong to the model, not to a thread.
 """
 
 from collections.abc import Iterator
@@ -14,20 +15,22 @@ from vitlens.errors import LensError, ModelError
 
 
 class _Turn:
-    """The thread that uses one module, how many of its contexts do, and what of the module is
-    compiled in place.
+    """The turn of one module.
+
+    owner: the thread that uses the module; depth: the number of its open contexts; compiled_calls:
+    the parts of the module that are compiled in place, and their compiled calls, which are restored
+    when the turn ends.
     """
 
     def __init__(self) -> None:
         self.owner: int | None = None
         self.depth = 0
-        self.compiled_calls: list[
-            tuple[Any, Any]
-        ] = []  # parts, and what is put back when the turn ends
+        self.compiled_calls: list[tuple[Any, Any]] = []
 
     def enter(self, model: nn.Module, thread: int) -> None:
-        """Begin a context; in the outermost one, compiled parts run as the code that they were
-        compiled from.
+        """Begin a context.
+
+        From the outermost one on, compiled parts run as the code from which they were compiled.
         """
         if self.depth == 0:
             compiled = _compiled_parts(model)
@@ -48,21 +51,18 @@ class _Turn:
 
 
 def _compiled_parts(model: nn.Module) -> list[Any]:
-    """Return the parts that `compile()` compiled in place: what is observed inside them would
-    otherwise be missed.
+    """Return the parts that `compile()` compiled in place.
 
-    Raises ModelError for a part that torch.compile replaced, or whose forward it did, after the
-    model was made.
+    Hooks inside compiled parts would not be called. Raises ModelError for a part that torch.compile
+    replaced, or whose forward it replaced, after the model was built.
     """
     parts: list[Any] = []
     for name, part in model.named_modules():
         if getattr(part, "_compiled_call_impl", None) is not None:
             parts.append(part)
         forward = vars(part).get("forward")
-        if (
-            "_orig_mod" in part._modules
-            or getattr(forward, "_torchdynamo_orig_callable", None) is not None
-        ):
+        original = getattr(forward, "_torchdynamo_orig_callable", None)
+        if "_orig_mod" in part._modules or original is not None:
             raise ModelError(
                 f"expected a model that is not compiled, found torch.compile's {name or 'forward'} "
                 "in it; put what was compiled back (module._orig_mod), or call compile() on the "
@@ -78,8 +78,7 @@ _WAITING: Final[dict[int, _Turn]] = {}  # by thread
 
 @contextmanager
 def turn(model: nn.Module) -> Iterator[None]:
-    """Wait until no other thread uses the model, and keep other threads from it inside; contexts of
-    one thread nest.
+    """Wait for the model, and keep other threads from it inside; contexts of one thread nest.
 
     A model and the module that it wraps take turns together. Parts that `compile()` compiled in
     place run uncompiled inside, and stay compiled outside. Raises ModelError for parts that
@@ -89,25 +88,25 @@ def turn(model: nn.Module) -> Iterator[None]:
     key = _key(model)
     thread = get_ident()
     with _CHANGED:
-        own = _TURNS.setdefault(key, _Turn())
-        while own.owner not in (None, thread):
-            if _waits_for(own, thread):
+        current = _TURNS.setdefault(key, _Turn())
+        while current.owner not in (None, thread):
+            if _waits_for(current, thread):
                 raise LensError(
                     "expected a model that another thread will leave, found that it waits for "
                     "one that this thread uses; use the models in the same order in all threads"
                 )
-            _WAITING[thread] = own
+            _WAITING[thread] = current
             try:
                 _CHANGED.wait()
             finally:
                 del _WAITING[thread]
-        own.enter(model, thread)
+        current.enter(model, thread)
     try:
         yield
     finally:
         with _CHANGED:
-            own.leave()
-            if own.depth == 0:
+            current.leave()
+            if current.depth == 0:
                 _CHANGED.notify_all()
 
 
@@ -117,13 +116,14 @@ def _key(model: nn.Module) -> nn.Module:
     return inner if isinstance(inner, nn.Module) else model
 
 
-def _waits_for(wanted: _Turn, thread: int) -> bool:
-    """Return True if the thread that uses what is wanted waits, directly or through others, for
-    this thread.
+def _waits_for(requested: _Turn, thread: int) -> bool:
+    """Return True if the owner of the requested turn waits for this thread.
+
+    It may wait directly or through other threads.
     """
-    waiting: _Turn | None = wanted
-    while waiting is not None and waiting.owner is not None:
-        if waiting.owner == thread:
+    next_turn: _Turn | None = requested
+    while next_turn is not None and next_turn.owner is not None:
+        if next_turn.owner == thread:
             return True
-        waiting = _WAITING.get(waiting.owner)
+        next_turn = _WAITING.get(next_turn.owner)
     return False

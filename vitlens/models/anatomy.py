@@ -13,6 +13,7 @@ from torch import nn
 
 from vitlens.errors import UnsupportedError
 from vitlens.models.attention import MultiHeadSelfAttention
+from vitlens.models.bands import Grid
 from vitlens.models.hooks import has_global_hooks, other_hooks, own_forward
 from vitlens.models.numbering import with_blocks_without_attention
 from vitlens.models.token_order import Reordering
@@ -24,6 +25,21 @@ if TYPE_CHECKING:
     from vitlens.models.model import Model
 
 Family = Literal["vit", "windowed", "cnn", "other"]
+
+
+@dataclass(frozen=True)
+class Told:
+    """Structure of a module given by the user or the model source.
+
+    It replaces the structure read from the module, or checks it. blocks: names of its blocks in
+    forward order; heads: of every attention layer; prefix: the kinds of the special tokens, in
+    order; grid: patches (rows, columns).
+    """
+
+    blocks: tuple[str, ...] | None = None
+    heads: int | None = None
+    prefix: tuple[PrefixKind, ...] | None = None
+    grid: Grid | None = None
 
 
 @dataclass(frozen=True)

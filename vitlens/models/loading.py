@@ -162,8 +162,8 @@ def load_built(request: ModelRequest) -> Model:
     image_size = request.image_size
     config = None
     config_architecture = ""
-    if file is not None and request.source.beside:
-        config = resolved(request.source.beside)(file)
+    if file is not None and request.source.folder_config:
+        config = resolved(request.source.folder_config)(file)
     if config is not None:
         image_size = image_size or config.image_size
         config_architecture = config.architecture

@@ -21,7 +21,7 @@ from vitlens.turns import turn
 
 if TYPE_CHECKING:
     from vitlens.lens.places import Places
-    from vitlens.models.structure import Told
+    from vitlens.models.anatomy import Told
 
 
 ReadOutput = Callable[[Any], Tensor]  # from what a module returns to logits (batch, classes)

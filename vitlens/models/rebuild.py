@@ -37,7 +37,7 @@ from vitlens.typed import between, length, read_as
 from vitlens.version import __version__
 
 if TYPE_CHECKING:
-    from vitlens.models.structure import Told
+    from vitlens.models.anatomy import Told
 
 Overrides = Mapping[str, int | float | bool | str | list[int]]
 _IMAGENET: Final = 1000  # its classes

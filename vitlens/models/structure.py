@@ -3,8 +3,7 @@
 It is read from what the module computes, not from the names of its parts.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -14,33 +13,13 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.models.anatomy import (
-    Anatomy,
-    AttentionPart,
-    has_named_cls,
-    has_windows,
-    named_prefix,
-    residual_blocks,
-)
-from vitlens.models.bands import Grid
+from vitlens.models.anatomy import Anatomy, AttentionPart, Told, residual_blocks
 from vitlens.models.hooks import Arguments, Key, as_call, first_tensor, watching
 from vitlens.models.mixing import unread_attention
 from vitlens.models.numbering import with_blocks_without_attention, with_numbers
 from vitlens.models.recording import ModuleCall, Stack, TracedAttention, record_attention
-from vitlens.models.token_order import (
-    LogitsOf,
-    Reordering,
-    TokenOrder,
-    TokensRead,
-    gradient_at,
-    keeps_logits,
-    prefix_kinds,
-    read_order,
-    readout_of,
-    reordered,
-    tokens_read,
-)
-from vitlens.shapes import PrefixKind, TokenLayout
+from vitlens.models.token_order import LogitsOf
+from vitlens.models.token_structure import TokenStructure
 
 SEEN: Final = (
     "attention is a softmax over the last axis of a product, "
@@ -51,21 +30,6 @@ _ONE_CALL: Final = "compute the heads of a layer in one call of (batch, heads, t
 _NAMED: Final = 3  # most modules in a message
 # least correlation of a residual block's input and its output without any linear layer
 _RESIDUAL: Final = 0.5
-
-
-@dataclass(frozen=True)
-class Told:
-    """Structure of a module given by the user or the model source.
-
-    It replaces the structure read from the module, or checks it. blocks: names of its blocks in
-    forward order; heads: of every attention layer; prefix: the kinds of the special tokens, in
-    order; grid: patches (rows, columns).
-    """
-
-    blocks: tuple[str, ...] | None = None
-    heads: int | None = None
-    prefix: tuple[PrefixKind, ...] | None = None
-    grid: Grid | None = None
 
 
 def trace_anatomy(module: nn.Module, images: Tensor, logits_of: LogitsOf, told: Told) -> Anatomy:
@@ -141,7 +105,10 @@ class _Traced:
             replace(part, mlp=self._mlp(blocks_of[part.module], part.module)) for part in parts
         )
         blocks = tuple(dict.fromkeys(block for block in blocks_of.values() if block))
-        anatomy = self._with_tokens(Anatomy("other", blocks, attention=parts))
+        tokens = TokenStructure(
+            self.module, self.images, self.logits_of, self.told, self.trace, self.calls
+        )
+        anatomy = tokens.added_to(Anatomy("other", blocks, attention=parts))
         if self.told.blocks is None:
             return with_blocks_without_attention(
                 self.module, anatomy, is_block=self._passes_input_through
@@ -389,207 +356,6 @@ class _Traced:
                 )
         return self.told.blocks or ()
 
-    def _with_tokens(self, anatomy: Anatomy) -> Anatomy:
-        """Return the anatomy with its family.
-
-        For a model with one sequence of tokens also with layout, readout and order.
-        """
-        module = self.module
-        images = self.images
-        calls = self.calls
-        whole = []
-        for name, call in calls.items():
-            if call.queries == call.keys and call.batch == self.trace.images:
-                whole.append(name)
-        if any(call.batch > self.trace.images for call in calls.values()):
-            if any(has_windows(module, name) for name in calls):
-                return replace(anatomy, family="windowed", readout="mean")
-            return replace(
-                anatomy, unread="its attention is in windows whose place in the image is not known"
-            )
-        lengths = sorted({calls[name].queries for name in whole})
-        pooled = [name for name, call in calls.items() if name not in whole and call.queries > 1]
-        if not lengths:
-            first = next(iter(calls.values()))
-            reason = (
-                "no attention layer has as many keys as queries (the first has "
-                f"{first.queries} and {first.keys})"
-            )
-            return replace(
-                anatomy, unread=f"{reason}: keys are pooled, or added to those of the tokens"
-            )
-        if len(lengths) != 1:
-            return replace(
-                anatomy, unread=f"its attention layers have {lengths} tokens, not one number"
-            )
-        if pooled:
-            return replace(
-                anatomy, unread=f"its attention layers have fewer keys than queries ({pooled[0]})"
-            )
-        order = self._order(whole[0], lengths[0])
-        if order.grid is None:
-            return replace(anatomy, unread=order.reason, row_by_row=False)
-        height = int(images.shape[2])
-        width = int(images.shape[3])
-        patch_size = self._patch_size(order.grid)
-        covered = (order.grid[0] * patch_size[0], order.grid[1] * patch_size[1])
-        if covered[0] > height or covered[1] > width:
-            reason = (
-                f"its {order.grid[0]}x{order.grid[1]} patches of {patch_size[0]}x{patch_size[1]} "
-                "px cover more than "
-                f"the image of {height}x{width} px, which it pads; say image_size={covered}"
-            )
-            return replace(anatomy, unread=reason, row_by_row=False)
-        reordering = None if order.is_canonical else self._reordering(order, lengths[0])
-        if not order.is_canonical and (
-            reordering is None
-            or not keeps_logits(module, reordering, whole[0], images, self.logits_of)
-        ):
-            reason = (
-                f"tokens {list(order.special[:8])} do not depend on the image and are not "
-                "the first ones"
-            )
-            return replace(
-                anatomy, unread=f"{reason}; put them first", row_by_row=False, special_first=False
-            )
-        names = list(calls)
-        after = names[names.index(whole[-1]) + 1 :]
-        with reordered(module, reordering):
-            unused = self._without_gradient(after)
-            read = tokens_read(module, whole[-1], images, self.logits_of, len(order.special))
-        later = [calls[name] for name in after if name not in unused]
-        layout = TokenLayout(order.grid, patch_size, self._prefix(order, read))
-        return replace(
-            anatomy,
-            family="vit",
-            layout=layout,
-            readout=readout_of(
-                layout, read, pooled=any(call.queries < call.keys for call in later)
-            ),
-            attention=tuple(part for part in anatomy.attention or () if part.module not in unused),
-            unused=unused,
-            reordering=reordering,
-        )
-
-    def _without_gradient(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return the modules on which the logits do not depend."""
-        unused = []
-        for name in names:
-            gradient = gradient_at(self.module, name, self.images, self.logits_of)
-            if gradient is not None and not gradient.any():
-                unused.append(name)
-        return tuple(unused)
-
-    def _prefix(self, order: TokenOrder, read: TokensRead | None) -> tuple[PrefixKind, ...]:
-        """Return the kinds of the special tokens; read: what the classifier reads of them."""
-        if self.told.prefix is not None:
-            return self.told.prefix
-        prefix = prefix_kinds(order.special, read)
-        if "cls" in prefix:
-            return prefix
-        library_prefix = named_prefix(self.module)
-        if library_prefix is not None and len(library_prefix) == len(prefix):
-            return library_prefix  # although the classifier does not read it
-        if prefix and has_named_cls(self.module):
-            return ("cls", *prefix[1:])
-        return prefix
-
-    def _order(self, attention: str, tokens: int) -> TokenOrder:
-        """Return the order that a forward pass shows, or the given one where it shows none.
-
-        Raises UnsupportedError where the given order is not the one read.
-        """
-        read = read_order(self.module, attention, self.images)
-        told = self.told
-        agrees = (
-            read.grid is not None
-            and told.prefix is not None
-            and len(read.special) == len(told.prefix)
-        )
-        if told.grid is None and (told.prefix is None or agrees):
-            return read
-        if told.prefix is not None:
-            prefix = len(told.prefix)
-        else:
-            assert told.grid is not None  # one of the two is given
-            prefix = tokens - told.grid[0] * told.grid[1]
-        side = round(max(tokens - prefix, 0) ** 0.5)
-        grid = told.grid or (side, side)
-        if prefix < 0 or prefix + grid[0] * grid[1] != tokens:
-            if told.grid is None:
-                raise UnsupportedError(
-                    f"expected a square grid beside {prefix} special tokens, found "
-                    f"{tokens - prefix} patches in {self.name}; say grid=(rows, columns)"
-                )
-            raise UnsupportedError(
-                f"expected {tokens} tokens, as {self.name} has, found grid={grid} and "
-                f"{max(prefix, 0)} special tokens"
-            )
-        if read.grid is not None and (len(read.special), read.grid) != (prefix, grid):
-            raise UnsupportedError(
-                f"expected {len(read.special)} special tokens beside patches of grid={read.grid}, "
-                "as a forward "
-                f"pass of {self.name} shows, found {prefix} and grid={grid}; leave grid= and "
-                "prefix= out"
-            )
-        special = read.special if len(read.special) == prefix else tuple(range(prefix))
-        if read.grid is None and read.contradicts(special, grid):
-            raise UnsupportedError(
-                f"expected patches row by row in grid={grid} after {prefix} special tokens, found "
-                "in a forward pass of "
-                f"{self.name} that {read.reason}"
-            )
-        return TokenOrder(special, grid)
-
-    def _reordering(self, order: TokenOrder, tokens: int) -> Reordering | None:
-        """Return the reordering that puts special tokens first.
-
-        None where no module takes, or returns, all tokens. It holds from the first module that
-        takes all tokens to the last one that returns them.
-        """
-        shape = (self.trace.images, tokens)
-        takes = []
-        returns = []
-        for call in self.trace.calls:
-            if any(_is_sequence(value.shape, shape) for value in call.arguments.values()):
-                takes.append(call)
-            if _is_sequence(call.output or (), shape):
-                returns.append(call)
-        if not takes or not returns:
-            return None
-        patches = [position for position in range(tokens) if position not in order.special]
-        entry = min(takes, key=lambda call: call.begin)
-        return Reordering(entry.module, returns[-1].module, (*order.special, *patches))
-
-    def _patch_size(self, grid: Grid) -> tuple[int, int]:
-        """Return the pixels from patch to patch.
-
-        These are the stride of the convolution that cuts the patches, or else the image size
-        divided by the grid.
-        """
-        size = (int(self.images.shape[2]), int(self.images.shape[3]))
-        for layer in self.module.modules():
-            if isinstance(layer, nn.Conv2d) and layer.in_channels == 3 and _cuts(layer, size, grid):
-                return layer.stride[0], layer.stride[1]
-        return size[0] // grid[0], size[1] // grid[1]
-
-
-def _cuts(layer: nn.Conv2d, size: tuple[int, int], grid: Grid) -> bool:
-    """Return True if a convolution cuts an image of this size into this grid.
-
-    The image may be padded to whole patches.
-    """
-    padding = (0, 0) if isinstance(layer.padding, str) else layer.padding
-    is_whole = True
-    is_padded = layer.kernel_size == layer.stride
-    for axis in (0, 1):
-        kernel = layer.kernel_size[axis]
-        stride = layer.stride[axis]
-        room = size[axis] + 2 * padding[axis]
-        is_whole &= (room - kernel) // stride + 1 == grid[axis]
-        is_padded &= -(-size[axis] // stride) == grid[axis]
-    return is_whole or is_padded
-
 
 class _LinearAtZero(TorchFunctionMode):
     def __torch_function__(
@@ -621,7 +387,3 @@ def _shared(one: Stack, other: Stack) -> Stack:
 
 def _centred(tensor: Tensor) -> Tensor:
     return tensor.float() - tensor.float().mean(-1, keepdim=True)
-
-
-def _is_sequence(shape: tuple[int, ...], batch: tuple[int, int]) -> bool:
-    return len(shape) == 3 and shape[:2] == batch

@@ -301,11 +301,11 @@ def _chosen(keys: Sequence[str]) -> str | None:
     An average comes first, as in timm, then the usual keys, then the only key.
     """
     averages = [key for key in keys if _AVERAGE.search(key)]
-    usual = [key for key in _WRAPPERS if key in keys]
+    wrappers = [key for key in _WRAPPERS if key in keys]
     if averages:
         return min(averages, key=len)
-    if usual:
-        return usual[0]
+    if wrappers:
+        return wrappers[0]
     if len(keys) == 1:
         return keys[0]
     return None

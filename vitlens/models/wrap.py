@@ -14,13 +14,13 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, ModelError, UnsupportedError, VitlensError, lacks_memory
-from vitlens.models.anatomy import is_headless
+from vitlens.models.anatomy import Told, is_headless
 from vitlens.models.hooks import Arguments, watching
 from vitlens.models.inputs import why_no_images
 from vitlens.models.model import Model, Provenance, ReadOutput, first_output, two_classes
 from vitlens.models.numbering import numbering_note
 from vitlens.models.rebuild import Architecture, numbered_classes, versions
-from vitlens.models.structure import Told, trace_anatomy
+from vitlens.models.structure import trace_anatomy
 from vitlens.models.trials import depends_on_image, largest_allowed, with_noise, zero_weights
 from vitlens.preprocessing import Preprocessing, require_side_lengths
 from vitlens.shapes import PrefixKind

@@ -69,9 +69,9 @@ def trained_names(model: Model, *, last: int) -> set[str]:
 
 def trained_share(model: Model, *, last: int | None) -> tuple[int, int]:
     """Return the number of trained parameters, and of all."""
-    named = dict(model.module.named_parameters())
-    trained = named.keys() if last is None else trained_names(model, last=last)
-    return sum(named[name].numel() for name in trained), model.parameter_count()
+    parameters = dict(model.module.named_parameters())
+    trained = parameters.keys() if last is None else trained_names(model, last=last)
+    return sum(parameters[name].numel() for name in trained), model.parameter_count()
 
 
 def require_learned(model: Model, *, option: str) -> None:

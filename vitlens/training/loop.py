@@ -61,7 +61,8 @@ BEST_FILE: Final = "best.safetensors"
 CHECKPOINT_INTERVAL = 5.0
 PROGRESS_INTERVAL = 0.1  # seconds
 
-# of an epoch and the keys of this process's share of each batch: inputs and labels on the device
+# takes an epoch and the keys of the share of each batch of this process; yields inputs and labels
+# on the device
 Batches: TypeAlias = Callable[[int, Sequence[Tensor]], Iterator[tuple[Tensor, Tensor]]]
 Test: TypeAlias = Callable[[], Tested]  # over all processes
 
@@ -143,16 +144,16 @@ def train_on_images(task: Task) -> TrainingResult:
 
 @contextmanager
 def running(task: Task) -> Iterator[tuple[Task, Accelerator, str]]:
-    """Yield a task with its process, precision and device chosen, the accelerator, and a note on
-    the precision.
+    """Yield a task with its process, precision and device chosen, and its accelerator.
 
-    Inside, the part of the model that is trained can be; on exit its modes, gradient flags and
-    torch's random state are as before, and the watchers closed. Raises what `fit` raises for data
-    that do not fit the model.
+    The third value is a note on the precision. Inside, the trained part of the model has gradients.
+    On exit the modes and gradient flags of the model and the random state of torch are as before,
+    and the watchers closed. Raises what `fit` raises for data that do not fit the model.
     """
     with ExitStack() as stack:
-        for watcher in task.watchers if is_first_process() else ():  # which alone calls them
-            stack.callback(watcher.close)
+        if is_first_process():  # only this process calls the watchers
+            for watcher in task.watchers:
+                stack.callback(watcher.close)
         accelerator, processes = accelerated(as_device(task.device))
         if task.pretraining is None:
             require_fitting(task.model, task.train, task.test)
@@ -162,8 +163,7 @@ def running(task: Task) -> Iterator[tuple[Task, Accelerator, str]]:
         if task.batch_size < processes.count:
             raise InputError(
                 f"expected {argument('batch_size')} of at least {processes.count}, one per "
-                "process, found "
-                f"{task.batch_size}"
+                f"process, found {task.batch_size}"
             )
         precision, note = choose_precision(processes.device, task.precision)
         task = replace(task, processes=processes, precision=precision)
@@ -178,14 +178,16 @@ def running(task: Task) -> Iterator[tuple[Task, Accelerator, str]]:
 def _augmented_images(
     task: Task, epoch: int, shares: Sequence[Tensor]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    for pixels, keys in portions(
-        task.source(epoch), shares, pin=task.processes.device.type == "cuda"
-    ):
+    pin = task.processes.device.type == "cuda"
+    for pixels, keys in portions(task.source(epoch), shares, pin=pin):
         yield task.augmented(pixels, keys, epoch), task.targets(keys)
 
 
 def _test_images(task: Task) -> Tested:
-    """Return each process takes its share. Raises NonFiniteError for a logit that is not finite."""
+    """Return the loss and accuracy on the test images; each process computes its share.
+
+    Raises NonFiniteError for a logit that is not finite.
+    """
     model = task.model
     split = task.test
     processes = task.processes
@@ -196,11 +198,10 @@ def _test_images(task: Task) -> Tested:
             batch_size=task.batch_size,
             processes=processes,
         )
-    for buffer in (
-        model.buffers() if processes.count > 1 else ()
-    ):  # batch statistics differ between processes
-        with peer_errors():
-            broadcast(buffer, from_process=0)
+    if processes.count > 1:  # batch statistics differ between processes
+        for buffer in model.buffers():
+            with peer_errors():
+                broadcast(buffer, from_process=0)
     indices = process_share(torch.arange(len(split)), processes.index, processes.count)
     sums = torch.zeros(2, dtype=torch.float64)
     if len(indices):  # with fewer images than processes, some have none
@@ -222,27 +223,31 @@ class Updates:
         self.accelerator = accelerator
         self.step = 0
         inner = task.model.module
-        with seeded(task.seed):  # the new parts of an objective are random
-            module = (
-                task.objective.module(task.model) if task.whole is None else inner
-            )  # which takes features
-        # what is trained, averaged and kept
+        module = inner  # a head that takes features
+        if task.whole is None:
+            with seeded(task.seed):  # the new parts of an objective are random
+                module = task.objective.module(task.model)
+        # trained, averaged and saved
         self.model = inner if task.pretraining is None else module
         name = next(name for name, part in self.model.named_modules() if part is inner)
-        blocks = [f"{name}.{block}" if name else block for block in task.model.anatomy.blocks]
-        self.average = (
-            Average(self.model, decay=task.recipe.average) if task.recipe.average else None
-        )
+        prefix = f"{name}." if name else ""
+        blocks = [f"{prefix}{block}" for block in task.model.anatomy.blocks]
+        self.average: Average | None = None
+        if task.recipe.average:
+            self.average = Average(self.model, decay=task.recipe.average)
         self.optimiser = Optimiser(self.model, task.recipe, blocks=blocks)
         # several processes average their gradients
         wrapped = module if accelerator.num_processes == 1 else accelerator.prepare_model(module)
         self.wrapped: nn.Module = torch.compile(wrapped) if compiled else wrapped  # type: ignore[assignment]
 
-    def apply(self, images: Tensor, labels: Tensor, *, whole: int) -> tuple[float, float, float]:
-        """Update the weights from this process's share of a batch of `whole` images.
+    def apply(
+        self, images: Tensor, labels: Tensor, *, batch_size: int
+    ) -> tuple[float, float, float]:
+        """Update the weights from the share of this process in a batch.
 
-        Returns its summed loss, number of correct predictions, and the norm of the whole gradient.
-        Raises NonFiniteError, before the weights change, when loss or gradient is NaN or infinite.
+        Returns the summed loss and the number of correct predictions of the share, and the norm of
+        the gradient of the batch. Raises NonFiniteError, before the weights change, when loss or
+        gradient is NaN or infinite.
         """
         task = self.task
         recipe = self.task.recipe
@@ -254,27 +259,26 @@ class Updates:
         sums = torch.zeros(2, device=images.device)
         parts = list(zip(images.chunk(recipe.accumulate), targets.chunk(recipe.accumulate)))
         for number, (part, part_targets) in enumerate(parts, start=1):
-            synchronised = (
-                nullcontext() if number == len(parts) else accelerator.no_sync(self.wrapped)
-            )
-            with synchronised, peer_errors():
+            is_last = number == len(parts)
+            synchronisation = nullcontext() if is_last else accelerator.no_sync(self.wrapped)
+            with synchronisation, peer_errors():
                 inputs: tuple[Tensor, ...] = (part,)
                 if pretraining is not None:
                     inputs = pretraining.inputs(part, part_targets, seed=task.seed, epoch=epoch)
                 with autocast(images.device, task.precision):
                     outputs = self.wrapped(*inputs)
                 loss = objective.loss(outputs, part_targets, part, smoothing=recipe.label_smoothing)
-                # gradients are averaged over processes: so every image counts the same in uneven
-                # shares
-                accelerator.backward(loss * (accelerator.num_processes / whole))
+                # gradients are averaged over processes; by this factor every image counts the same
+                # in uneven shares
+                accelerator.backward(loss * (accelerator.num_processes / batch_size))
             sums[0] += loss.detach()
-            if (logits := objective.logits(outputs)) is not None:
+            logits = objective.logits(outputs)
+            if logits is not None:
                 hard = part_targets if part_targets.ndim == 1 else part_targets.argmax(1)
                 sums[1] += (logits.detach().argmax(1) == hard).sum()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip or math.inf)
-        summed, correct, length = torch.cat(
-            (sums, norm.detach()[None])
-        ).tolist()  # one synchronisation with the device
+        # copied to the host in one transfer
+        summed, correct, length = torch.cat((sums, norm.detach()[None])).tolist()
         if not math.isfinite(summed + length):
             raise self._not_finite(f"loss {summed / len(labels):g}, gradient norm {length:g}")
         self.optimiser.set_rate(task.learning_rate(self.step))
@@ -287,26 +291,22 @@ class Updates:
         return summed, correct, length
 
     def averaged(self) -> AbstractContextManager[None]:
-        """Return the model with the averaged weights, which are tested and saved, while the context
-        lasts.
-        """
+        """Return a context in which the model has the averaged weights, to test and save them."""
         return nullcontext() if self.average is None else self.average.applied(self.model)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors that are needed to resume: model/..., average/..., optimiser/..."""
         average = {} if self.average is None else self.average.tensors
-        parts = {
-            "model": self.model.state_dict(),
-            "average": average,
-            "optimiser": self.optimiser.tensors(),
-        }
         return {
-            f"{part}/{name}": value for part, own in parts.items() for name, value in own.items()
+            **_under("model/", self.model.state_dict()),
+            **_under("average/", average),
+            **_under("optimiser/", self.optimiser.tensors()),
         }
 
     def require_finite(self) -> None:
-        """Raise NonFiniteError for a NaN or an infinity in any tensor, before it is written to a
-        file.
+        """Raise NonFiniteError for a NaN or an infinity in any tensor.
+
+        Called before the tensors are written to a file.
         """
         for name, value in self.tensors().items():
             if not value.isfinite().all():
@@ -331,6 +331,11 @@ class Updates:
         )
 
 
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with a prefix before each name."""
+    return {f"{prefix}{name}": value for name, value in tensors.items()}
+
+
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors whose names begin with a prefix, without it."""
     return {
@@ -343,8 +348,8 @@ def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 class Training:
     """One run of the loop in one process.
 
-    Where a head alone is trained, an epoch takes less time than writing a file: checkpoints are
-    then written at intervals of time, and the weights of the whole model once, at the end.
+    Where only a head is trained, an epoch takes less time than writing a file: checkpoints are then
+    written at intervals of time, and the weights of the whole model once, at the end.
     """
 
     def __init__(self, task: Task, updates: Updates, batches: Batches, test: Test) -> None:
@@ -354,18 +359,23 @@ class Training:
         self.test = test
         self.watchers = task.watchers if task.processes.is_first else ()
         self.history: tuple[EpochMetrics, ...] = ()
-        # of this epoch, in this process: loss, correct predictions, images, gradient norms /
-        # processes
+        # sums over this epoch in this process: loss, correct predictions, images, and gradient
+        # norms divided by the number of processes
         self.sums = torch.zeros(4, dtype=torch.float64)
         self.best: dict[str, Tensor] = {}  # weights of a head
         self.earlier = 0.0  # seconds of earlier runs of this training
-        # trained on in this run over all processes, without tests and files
+        # of training in this run: images of all processes, and seconds without tests and files
         self.images = 0
         self.seconds = 0.0
-        self.reported = self.last_checkpoint = 0.0  # of time.perf_counter
+        # times of time.perf_counter
+        self.reported = 0.0
+        self.last_checkpoint = 0.0
 
     def run(self, *, notes: tuple[str, ...]) -> TrainingResult:
-        """Return all epochs that remain. notes: how it is computed, in words."""
+        """Run all epochs that remain and return the result.
+
+        notes: on how it is computed, in words.
+        """
         task = self.task
         average = self.updates.average
         self._begin()
@@ -373,15 +383,12 @@ class Training:
             self._epoch()
         if average is not None:
             copy_into(self.updates.model, average.tensors)
-        if task.pretraining is not None and not (exported := task.exported).has_classifier:
-            copy_into(task.model.module, exported.module.state_dict())  # of a teacher
-        if task.whole is not None:  # with the best head, and with the last one, which it keeps
-            head = task.model.module
-            last = copy_of(head)
-            for name, tensors in ((BEST_FILE, self.best or last), (saved.WEIGHTS_FILE, last)):
-                copy_into(head, tensors)
-                if task.processes.is_first:
-                    saved.save(task.whole, task.directory / name)
+        if task.pretraining is not None:
+            exported = task.exported
+            if not exported.has_classifier:
+                copy_into(task.model.module, exported.module.state_dict())  # of a teacher
+        if task.whole is not None:
+            self._save_heads(task.whole)
         last_epoch = self.history[-1]
         best = best_of(self.history)
         return TrainingResult(
@@ -395,58 +402,65 @@ class Training:
             notes=notes,
         )
 
+    def _save_heads(self, whole: Model) -> None:
+        """Save the whole model with the best head and with the last head, which it keeps."""
+        task = self.task
+        head = task.model.module
+        last = copy_of(head)
+        for name, tensors in ((BEST_FILE, self.best or last), (saved.WEIGHTS_FILE, last)):
+            copy_into(head, tensors)
+            if task.processes.is_first:
+                saved.save(whole, task.directory / name)
+
     def _begin(self) -> None:
         """Continue from the checkpoint, or write the first one."""
         task = self.task
         folder = self.task.directory
-        found = checkpoint.read_checkpoint(folder) if task.resume else None
+        resumed = checkpoint.read_checkpoint(folder) if task.resume else None
         with peer_errors():
             self.updates.accelerator.wait_for_everyone()  # no process writes before all have read
-        if found is not None:
-            self._resume(*found)
+        if resumed is not None:
+            self._resume(*resumed)
         if task.processes.is_first:
             write_metrics(folder, self.history)
-            checkpoint.delete_kept_after(folder, -1 if found is None else len(self.history))
-            if found is None and task.keep_every:
+            checkpoint.delete_kept_after(folder, -1 if resumed is None else len(self.history))
+            if resumed is None and task.keep_every:
                 checkpoint.keep_weights(folder, task.exported, epochs=0)
-        if found is None:
+        if resumed is None:
             self._write_checkpoint()
 
-    def _resume(self, facts: Facts, tensors: dict[str, Tensor]) -> None:
-        """Continue from a checkpoint. Raises InputError when it belongs to another run, or is
-        damaged.
-        """
-        task = self.task
-        done = facts.step // self.task.steps_per_epoch
-        facts.require_same(task.identity(), task.directory)
+    def _require_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise InputError for tensors of a checkpoint that are not those of this training."""
         expected = self.updates.tensors() | {"sums": self.sums}
         if any(name.startswith("optimiser/") for name in tensors):  # none before the first step
-            expected |= {
-                f"optimiser/{name}": like
-                for name, like in self.updates.optimiser.expected().items()
-            }
+            expected |= _under("optimiser/", self.updates.optimiser.expected())
         if any(name.startswith("best/") for name in tensors):
-            expected |= {
-                f"best/{name}": like for name, like in task.model.module.state_dict().items()
-            }
+            expected |= _under("best/", self.task.model.module.state_dict())
         wrong = sorted(tensors.keys() ^ expected.keys())
         for name in sorted(tensors.keys() & expected.keys()):
             value = tensors[name]
             like = expected[name]
-            alike = (
-                value.shape == like.shape and value.is_floating_point() == like.is_floating_point()
-            )
-            if not alike or not value.isfinite().all():
+            same_kind = value.is_floating_point() == like.is_floating_point()
+            if value.shape != like.shape or not same_kind or not value.isfinite().all():
                 wrong.append(name)
         if wrong:
             raise InputError(
                 f"expected a checkpoint of this model, found {len(wrong)} other tensors (first "
-                f"{wrong[0][:80]!r}); "
-                "train anew in another folder"
+                f"{wrong[0][:80]!r}); train anew in another folder"
             )
-        tested = (
-            not facts.history or facts.step < task.steps or facts.history[-1].test_loss is not None
-        )
+
+    def _resume(self, facts: Facts, tensors: dict[str, Tensor]) -> None:
+        """Continue from a checkpoint.
+
+        Raises InputError when it belongs to another run, or is damaged.
+        """
+        task = self.task
+        done = facts.step // self.task.steps_per_epoch
+        facts.require_same(task.identity(), task.directory)
+        self._require_tensors(tensors)
+        tested = True
+        if facts.history and facts.step >= task.steps:
+            tested = facts.history[-1].test_loss is not None
         if facts.step > task.steps or len(facts.history) != done or not tested:
             raise InputError(
                 f"expected the checkpoint in {task.directory} to hold {done} epochs, at most "
@@ -466,20 +480,20 @@ class Training:
         """Run the steps that remain of an epoch, and its end."""
         task = self.task
         updates = self.updates
-        epoch, within = divmod(updates.step, task.steps_per_epoch)
-        before = (self.images, self.seconds)
+        epoch, done = divmod(updates.step, task.steps_per_epoch)
+        images_before = self.images
+        seconds_before = self.seconds
         began = time.perf_counter()
-        for inputs, labels in self.batches(epoch, task.shares(epoch)[within:]):
-            loss, correct, norm = updates.apply(inputs, labels, whole=task.batch_size)
+        for inputs, labels in self.batches(epoch, task.shares(epoch)[done:]):
+            loss, correct, norm = updates.apply(inputs, labels, batch_size=task.batch_size)
             share = norm / task.processes.count  # the norm is the same in all of them
             self.sums += torch.tensor((loss, correct, len(labels), share), dtype=torch.float64)
             self.images += task.batch_size
             self.seconds += time.perf_counter() - began
             rate = task.learning_rate(updates.step - 1)
             mean = loss / max(len(labels), 1)
-            facts = StepMetrics(
-                updates.step, epoch, mean, rate, norm, self.images / max(self.seconds, 1e-9)
-            )
+            speed = self.images / max(self.seconds, 1e-9)
+            facts = StepMetrics(updates.step, epoch, mean, rate, norm, speed)
             for watcher in self.watchers:
                 watcher.on_step(facts)
             self._report(epoch)
@@ -488,7 +502,8 @@ class Training:
             if due and updates.step % task.steps_per_epoch:
                 self._write_checkpoint()
             began = time.perf_counter()
-        self._end_epoch(epoch, (self.images - before[0]) / max(self.seconds - before[1], 1e-9))
+        seconds = max(self.seconds - seconds_before, 1e-9)
+        self._end_epoch(epoch, (self.images - images_before) / seconds)
 
     def _end_epoch(self, epoch: int, rate: float) -> None:
         """Test if due, record the epoch and save its weights. rate: its images per second."""
@@ -521,10 +536,10 @@ class Training:
                 write_metrics(task.directory, self.history)
                 if task.keep_every and done % task.keep_every == 0:
                     checkpoint.keep_weights(task.directory, model, epochs=done)
-                for name in (
-                    (saved.WEIGHTS_FILE, BEST_FILE)[: 1 + best] if task.whole is None else ()
-                ):
-                    saved.save(model, task.directory / name)
+                if task.whole is None:
+                    saved.save(model, task.directory / saved.WEIGHTS_FILE)
+                    if best:
+                        saved.save(model, task.directory / BEST_FILE)
                 if task.pretraining is not None:
                     task.pretraining.write_beside(task.directory)
             if task.whole is not None and best:
@@ -542,14 +557,12 @@ class Training:
         sums = self.task.processes.total(self.sums)
         if self.task.processes.is_first:
             self.updates.require_finite()
-            best = {f"best/{name}": value for name, value in self.best.items()}
+            tensors = {**self.updates.tensors(), **_under("best/", self.best), "sums": sums}
             facts = Facts(self.task.identity(), self.updates.step, self._elapsed(), self.history)
-            checkpoint.write_checkpoint(
-                self.task.directory, facts, {**self.updates.tensors(), **best, "sums": sums}
-            )
+            checkpoint.write_checkpoint(self.task.directory, facts, tensors)
 
     def _elapsed(self) -> float:
-        """Seconds of all runs of this training, tests included."""
+        """Return the seconds of all runs of this training, tests included."""
         return self.earlier + time.perf_counter() - self.task.began
 
     def _report(self, epoch: int, *, now: bool = False) -> None:
@@ -562,9 +575,9 @@ class Training:
             return
         self.reported = clock
         loss, correct, images, _ = self.sums.tolist()
-        tests = [
-            metrics.test_accuracy for metrics in self.history if metrics.test_accuracy is not None
-        ]
+        accuracies = [metrics.test_accuracy for metrics in self.history]
+        tests = [accuracy for accuracy in accuracies if accuracy is not None]
+        seconds_per_image = (clock - task.began) / max(self.images, 1)
         progress = Progress(
             epoch,
             task.recipe.epochs,
@@ -574,9 +587,6 @@ class Training:
             accuracy=None if task.pretraining else correct / max(images, 1),
             test_accuracy=tests[-1] if tests else None,
             images_per_second=self.images / max(self.seconds, 1e-9),
-            seconds_left=(task.steps - step)
-            * task.batch_size
-            * (clock - task.began)
-            / max(self.images, 1),
+            seconds_left=(task.steps - step) * task.batch_size * seconds_per_image,
         )
         listener(progress)

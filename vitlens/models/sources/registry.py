@@ -34,9 +34,9 @@ class ModelSource:
     random ones. load: (request) -> Model; by default an architecture is built and given its
     weights. restore: (request, architecture, classes, preprocessing) -> Model, of a file that
     `save` wrote, without its weights, if the user's code makes the module. list_names: () -> all
-    names, without the prefix; empty if they are in `names` or cannot be listed. beside: (weights
-    file) -> preprocessing and classes in the files next to the weights (see timm_folder.py), or
-    None.
+    names, without the prefix; empty if they are in `names` or cannot be listed. folder_config:
+    (weights file) -> preprocessing and classes in the files next to the weights (see
+    timm_folder.py), or None.
 
     weights: their origin without --weights: "own", the model includes its weights and accepts no
     others; "hub", they are downloaded; "none", the model must be trained first. extra: of vitlens,
@@ -56,7 +56,7 @@ class ModelSource:
     load: str = "vitlens.models.loading:load_built"
     restore: str = ""
     list_names: str = ""
-    beside: str = ""
+    folder_config: str = ""
     weights: WeightsFrom = "hub"
     extra: str = ""
     texts: bool = False
@@ -174,7 +174,7 @@ _ENTRIES: Final = (
         prefix="timm:",
         build="vitlens.models.sources.timm:build",
         list_names="vitlens.models.sources.timm:timm_names",
-        beside="vitlens.models.sources.timm_folder:read_beside",
+        folder_config="vitlens.models.sources.timm_folder:read_folder_config",
     ),
     ModelSource(
         kind="torchvision",

@@ -58,7 +58,7 @@ class HubFolder:
         return preprocessing_of({**preset, **self.config}, size)
 
 
-def read_beside(file: Path) -> HubFolder | None:
+def read_folder_config(file: Path) -> HubFolder | None:
     """Return the description in timm's config.json next to a weights file; None without one.
 
     Raises ModelError for damaged JSON.

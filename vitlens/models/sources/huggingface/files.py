@@ -255,45 +255,45 @@ def _read_processor(processor: Any) -> tuple[dict[str, object], list[str]]:
 def _geometry(processor: Any, family: str) -> tuple[dict[str, object], list[str]]:
     """Return a processor's resizing and cropping as fields of a Preprocessing, and notes."""
     short_side = processor.size.shortest_edge
-    whole = _whole(processor.size)
+    full_size = _whole(processor.size)
     crop = _whole(processor.crop_size) if getattr(processor, "do_center_crop", False) else None
     notes = []
     if family == "ConvNext":
         crop = (short_side, short_side)
         if short_side >= _FULL:
-            whole = crop
+            full_size = crop
         else:
             short_side = int(short_side / float(processor.crop_pct))
     elif family == "Levit" and short_side:
         short_side = int((256 / 224) * short_side)
     elif family == "PoolFormer" and processor.crop_pct is not None:
-        short_side, whole = _scaled(short_side, whole, float(processor.crop_pct))
+        short_side, full_size = _scaled(short_side, full_size, float(processor.crop_pct))
     if crop is None:
-        crop = whole or (short_side, short_side)
-        if not whole:
+        crop = full_size or (short_side, short_side)
+        if not full_size:
             notes.append("the configuration does not crop; here the centre is cropped to a square")
-    if whole == crop:
+    if full_size == crop:
         return {"size": crop}, notes
 
     fields: dict[str, object] = {"size": crop, "crop_offset": "floor"}
-    fields |= {"box": whole, "crop_mode": "squash"} if whole else {"resize": short_side}
-    resized = whole or (short_side, short_side)
+    fields |= {"box": full_size, "crop_mode": "squash"} if full_size else {"resize": short_side}
+    resized = full_size or (short_side, short_side)
     if None not in resized and min(resized) < max(crop):
         fields["fill"] = _BLACK  # around an image that is smaller than the crop
     return fields, notes
 
 
 def _scaled(
-    short_side: int | None, whole: Size | None, crop_fraction: float
+    short_side: int | None, full_size: Size | None, crop_fraction: float
 ) -> tuple[int | None, Size | None]:
-    """Return PoolFormer's short side, or the whole size, before its crop.
+    """Return PoolFormer's short side, or the full size, before its crop.
 
     A square size counts as a short side.
     """
     if short_side:
         return int(short_side / crop_fraction), None
-    assert whole is not None
-    height, width = whole
+    assert full_size is not None
+    height, width = full_size
     if height == width:
         return int(height / crop_fraction), None
     return None, (int(height / crop_fraction), int(width / crop_fraction))

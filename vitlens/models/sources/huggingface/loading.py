@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vitlens.errors import ModelError, UnsupportedError, argument, in_one_line
 from vitlens.files import read_json
+from vitlens.models.anatomy import Told
 from vitlens.models.fitting import fit_names, load_strictly
 from vitlens.models.language_image import LanguageImage, TextTower
 from vitlens.models.library_folders import weights_inside
@@ -39,7 +40,6 @@ from vitlens.models.sources.huggingface.files import (
     transformers,
 )
 from vitlens.models.sources.registry import ModelRequest
-from vitlens.models.structure import Told
 from vitlens.models.weights import read_weights
 from vitlens.models.wrap import OBSERVABLE, wrapped
 from vitlens.names import imagenet_classes
