@@ -115,14 +115,13 @@ def load_splits(
     Raises InputError when both are given, or neither for a model of something else.
     """
     require_data(data, images or (), labels=options.labels)
-    known = None if images else training_images_of((*models, *beside), seed=options.seed)
     count = options.limit or limit
     named = data or "digits"
 
     def read(model: Model) -> Split:
-        if images or known is None:
+        if images:
             split = load_images(
-                [Path(image) for image in images or ()], preprocessing=model.preprocessing
+                [Path(image) for image in images], preprocessing=model.preprocessing
             )
             return split.starting_with(first, count, seed=options.seed)
         if data is None and model.classes != DIGITS:
@@ -143,6 +142,7 @@ def load_splits(
             scenes=scenes if drawn and count is None else None,
         )
         if split_by_seed(named):
+            known = training_images_of((*models, *beside), seed=options.seed)
             split = unseen(lambda whole, seed: part(seed=seed, whole=whole), known)
         else:
             split = part(seed=options.seed)
