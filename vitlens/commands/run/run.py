@@ -212,6 +212,7 @@ class Run(Generic[Options]):
         if not self.first:
             yield Writing(None)
             return
+        # a command without images, such as profile, has no option --data
         split = self.split if hasattr(self.options, "data") else None
         *before, last = self.aliases
         named = f"{title} {', '.join(before)}{' and ' if before else ''}{last}"
