@@ -9,6 +9,7 @@ from threading import Condition, get_ident
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 
 from vitlens.errors import LensError, ModelError
@@ -84,7 +85,13 @@ def turn(model: nn.Module) -> Iterator[None]:
     place run uncompiled inside, and stay compiled outside. Raises ModelError for parts that
     torch.compile replaced, and LensError where two threads would wait for each other, as each uses
     the model that the other one needs.
+
+    Code that torch.compile traces takes no turn: a lock cannot be in its graph, and whoever calls
+    the compiled code may hold one around it.
     """
+    if torch.compiler.is_dynamo_compiling():
+        yield
+        return
     key = _key(model)
     thread = get_ident()
     with _CHANGED:

@@ -88,9 +88,12 @@ def feature_space(clouds: Sequence[Cloud], title: str) -> Figure:
         width *= 0.62
     figure = sheet(width, 0.2 + 3.45 * down)
     panels = figure.subplots(down, across, squeeze=False)
-    palette = _palette([cloud.labels for cloud in clouds if cloud.labels is not None])
-    names = {label: shortened(clouds[0].classes[label], 18) for label in palette}
-    marks = {names[label]: ("o", colour) for label, colour in palette.items()}
+    palette = _palette(clouds)
+    names = {}
+    marks = {}
+    for label, colour in palette.items():
+        names[label] = shortened(clouds[0].classes[label], 18)
+        marks[names[label]] = "o", colour
     for axes, cloud in zip(panels.flat, clouds):
         marks |= _draw_cloud(axes, cloud, palette, names)
     for axes in panels.flat[len(clouds) :]:
@@ -124,9 +127,11 @@ def _draw_cloud(
     """Draw one panel and return the mark of its errors for the legend."""
     points = cloud.points
     marks = dict[str, tuple[str, Rgba]]()
-    wrong = np.zeros(len(points), bool) if cloud.wrong is None else cloud.wrong.astype(bool)
+    wrong = np.zeros(len(points), bool)
+    if cloud.wrong is not None:
+        wrong = cloud.wrong.astype(bool)
     if cloud.labels is None or not palette:
-        colours = np.array([to_rgba(WRONG if is_wrong else GREY) for is_wrong in wrong.tolist()])
+        colours = np.where(wrong[:, None], to_rgba(WRONG), to_rgba(GREY))
     else:
         colours = np.array([palette[label] for label in cloud.labels.tolist()])
     size = 7.0 if len(points) > _BUSY else 14.0
@@ -157,11 +162,12 @@ def _frame(axes: Axes) -> None:
     axes.spines[:].set_color("#CCCCCC")
 
 
-def _palette(labels: Sequence[Array]) -> dict[int, Rgba]:
+def _palette(clouds: Sequence[Cloud]) -> dict[int, Rgba]:
     """Return a colour for each class, none if they are too many to be distinguished."""
     present: set[int] = set()
-    for cloud_labels in labels:
-        present.update(map(int, cloud_labels))
+    for cloud in clouds:
+        if cloud.labels is not None:
+            present.update(map(int, cloud.labels))
     classes = sorted(present)
     if len(classes) > NAMED:
         return {}

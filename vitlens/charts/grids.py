@@ -87,9 +87,12 @@ def board(
                 dots[row.layer, row.head] = marked(row)
         for index, (axes, name, head) in enumerate(zip(drawn.panels, names, heads)):
             cells = _cells(rows, numbers(rows, name)[0], shape)
-            limits = ranges(name) if ranges else None
-            scale = clipped_scale(cells, least=least) if signed else _scale(cells, limits)
-            colours = SIGNED if signed else MAGNITUDE
+            if signed:
+                colours = SIGNED
+                scale = clipped_scale(cells, least=least)
+            else:
+                colours = MAGNITUDE
+                scale = _scale(cells, ranges(name) if ranges else None)
             no_value(axes)
             axes.imshow(cells, cmap=colours, norm=scale.norm, aspect="auto")
             axes.spines[:].set_visible(False)
@@ -115,7 +118,10 @@ def _with_numbers(
     """Return the names of the columns that hold at least one finite number."""
     names: list[str] = []
     for entry in values:
-        names += [entry] if isinstance(entry, str) else entry()
+        if isinstance(entry, str):
+            names.append(entry)
+        else:
+            names += entry()
     return [name for name in names if np.isfinite(numbers(rows, name)[0]).any()]
 
 
@@ -185,9 +191,13 @@ def matrix(
         columns = abreast(min(len(parts), 3))
         lines = -(-len(parts) // columns)
         wide = min((full_width() - 1.6) / columns, 0.72 * most_across)
-        flatness = 0.62 if columns == 1 else 1.0
+        flatness = 1.0
+        room_for_names = 0.9
+        if columns == 1:
+            flatness = 0.62
+            room_for_names = 0.7
         tall = min(6.0, wide * most_down / most_across * flatness + 0.3)
-        height = tall + (0.7 if columns == 1 else 0.9)
+        height = tall + room_for_names
         figure = sheet(min(full_width(), wide * columns + 1.6), 0.2 + lines * height)
         grid = list(figure.subplots(lines, columns, squeeze=False).flat)
         values = numbers(rows, cell)[0]
@@ -195,10 +205,11 @@ def matrix(
         scale = symmetric_scale(values) if signed else _scale(values, None)
         has_room = columns == 1 and wide / most_across >= _CELL
         for axes, (name, part) in zip(grid, parts.items()):
-            texts = _texts(part, numbers(part, cell)[0], digits, words, below) if has_room else []
-            image = _fill(
-                axes, part, (down, across), numbers(part, cell)[0], texts, scale, signed=signed
-            )
+            part_values = numbers(part, cell)[0]
+            texts: list[str] = []
+            if has_room:
+                texts = _texts(part, part_values, digits, words, below)
+            image = _fill(axes, part, (down, across), part_values, texts, scale, signed=signed)
             _name_columns(axes, int(wide / len(axes.get_xticks()) / _LETTER))
             axes.set_title(textwrap.fill(name, 60 if columns == 1 else int(wide / 0.075)))
         for axes in grid[len(parts) :]:
@@ -249,7 +260,7 @@ def _name_columns(axes: Axes, room: int) -> None:
     """
     ticks = axes.get_xticklabels()
     names = [tick.get_text() for tick in ticks]
-    longest_word = max(max(map(len, name.split(" "))) for name in names)
+    longest_word = max(map(len, " ".join(names).split(" ")))
     if longest_word <= room:
         axes.set_xticks(axes.get_xticks(), [textwrap.fill(name, room) for name in names])
     elif max(map(len, names)) > room + 1:
@@ -292,7 +303,9 @@ def _fill(
 
 def _ink(share: float, *, signed: bool) -> str:
     """Return the colour of a text on a cell with this share of the range of colours."""
-    is_dark = abs(share - 0.5) > 0.4 if signed else share > 0.6
+    is_dark = share > 0.6
+    if signed:
+        is_dark = abs(share - 0.5) > 0.4
     return "white" if is_dark else "black"
 
 

@@ -417,15 +417,13 @@ def _draw_distance(layout: _Layout, left: float, wide: float) -> None:
 
 def _draw_lens(layout: _Layout, left: float, wide: float, chance: float | None) -> None:
     """Draw the accuracy after each layer with its interval, and chance."""
-    accuracies = [
-        (index, row.lens) for index, row in enumerate(layout.rows) if row.lens is not None
-    ]
-    axes = _panel(layout, left, wide, f"%{_of(accuracies[0][1])}")
-    places = [index for index, _ in accuracies]
-    values = [100 * lens.value for _, lens in accuracies]
-    axes.plot(values, places, color=style.BLUE, marker="o", markersize=3.5, linewidth=1.0)
+    accuracies = {index: row.lens for index, row in enumerate(layout.rows) if row.lens is not None}
+    first_accuracy = next(iter(accuracies.values()))
+    axes = _panel(layout, left, wide, f"%{_of(first_accuracy)}")
+    values = [100 * lens.value for lens in accuracies.values()]
+    axes.plot(values, list(accuracies), color=style.BLUE, marker="o", markersize=3.5, linewidth=1.0)
     ends = list(values)
-    for index, lens in accuracies:
+    for index, lens in accuracies.items():
         if lens.low is not None and lens.high is not None:
             axes.hlines(index, 100 * lens.low, 100 * lens.high, color=style.BLUE, linewidth=1.0)
             ends += [100 * lens.low, 100 * lens.high]

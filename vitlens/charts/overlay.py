@@ -242,8 +242,11 @@ def mark_peak(axes: Axes, values: Array, *, hit: bool) -> None:
     """Mark the highest point of the map that is drawn, by colour and symbol as a hit or a miss."""
     height, width = np.asarray(axes.images[0].get_array()).shape[:2]
     y, x = np.unravel_index(upsample(values, (height, width)).argmax(), (height, width))
-    colour = style.RIGHT if hit else style.WRONG
-    marker = "o" if hit else "X"
+    colour = style.WRONG
+    marker = "X"
+    if hit:
+        colour = style.RIGHT
+        marker = "o"
     axes.plot(
         x,
         y,

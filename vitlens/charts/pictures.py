@@ -171,21 +171,29 @@ def images(
         row_names = {
             place[0]: picture.row for place, picture in zip(grid.places, rows) if picture.row
         }
-        beside = {} if under else _names_beside(rows, row_names, joint_scale)
-        longest = max(
-            (len(line) for text in beside.values() for line in text.split("\n")), default=0
-        )
-        left = 0.12 + 0.075 * longest if longest else _GAP
-        right = BAR_ROOM if legend else _GAP
+        beside: dict[int, str] = {}
+        if not under:
+            beside = _names_beside(rows, row_names, joint_scale)
+        longest = max(map(len, "\n".join(beside.values()).split("\n")))
+        left = _GAP
+        if longest:
+            left = 0.12 + 0.075 * longest
+        right = _GAP
+        if legend:
+            right = BAR_ROOM
         room = style.full_width() - left - right
         count, across, side, ratio = _sizes(rows, grid, room, largest)
         letters = max(10, int((side + _GAP) / _LETTER))
         below = [_wrapped(picture.below, letters) for picture in rows]
         text = 0.05 + 0.14 * max(map(_lines, below)) + 0.16 * under
         heads = _heads(rows, side, joint_scale)
-        above = 0.1 + 0.14 * max(map(_lines, heads.values())) if any(heads) else 0.05
+        above = 0.05
+        if any(heads):
+            above = 0.1 + 0.14 * max(map(_lines, heads.values()))
         blocks = _Blocks(count, across, grid.down, side, ratio, above, text)
-        tall = blocks.height - (0.0 if under else 0.05)
+        tall = blocks.height
+        if not under:
+            tall -= 0.05
         board = area(
             title=title, wide=blocks.width, tall=tall, margins=Margins(left, right, 0.0, 0.1)
         )
@@ -498,7 +506,10 @@ def mosaic(similarity: overlay.Array, grid: tuple[int, int]) -> overlay.Array:
     two patches.
     """
     off_diagonal = similarity[~np.eye(len(similarity), dtype=bool)]
-    values = np.minimum(similarity, off_diagonal.max(initial=-1.0) if off_diagonal.size else 1.0)
+    greatest = 1.0
+    if off_diagonal.size:
+        greatest = off_diagonal.max(initial=-1.0)
+    values = np.minimum(similarity, greatest)
     chosen = [_spaced(length) for length in grid]
     maps = values.reshape(*grid, *grid)[np.ix_(*chosen)]  # (down, across, rows, columns)
     gap = max(1, round(max(grid) / 12))

@@ -63,24 +63,29 @@ def intervals(
         axes = figure.subplots()
         height = (0.8 if filled else 0.6) / len(groups)
         for index, ((series, series_rows), column) in enumerate(groups):
-            drawn = [row for row in series_rows if str(value(row, by)) in names]
+            drawn = []
+            lines_of_rows = []
+            for row in series_rows:
+                line = str(value(row, by))
+                if line in names:
+                    drawn.append(row)
+                    lines_of_rows.append(names.index(line))
             centres, lows, highs = numbers(drawn, values[column])
-            lines_of_rows = np.array([names.index(str(value(row, by))) for row in drawn])
-            places = lines_of_rows + height * (index + 0.5 - len(groups) / 2)
+            places = np.array(lines_of_rows) + height * (index + 0.5 - len(groups) / 2)
             value_title = ""
             if titles:
                 value_title = titles[column]
             elif len(values) > 1:
                 value_title = label(rows, values[column])
             name = _joined(series, value_title)
+            interval_colour = colour(index)
             if filled:
+                interval_colour = "black"
                 axes.barh(places, centres, 0.9 * height, color=colour(index), label=name)
             else:
                 marker = MARKERS[index % len(MARKERS)]
                 axes.plot(centres, places, marker, color=colour(index), markersize=4, label=name)
-            axes.hlines(
-                places, lows, highs, color="black" if filled else colour(index), linewidth=1.0
-            )
+            axes.hlines(places, lows, highs, color=interval_colour, linewidth=1.0)
             if words:
                 for row, place, end in zip(drawn, places, centres):
                     _write_beside(axes, words(row), (end, place))
@@ -151,8 +156,11 @@ def lines(
         panels = series_of(rows, panel)
         across = abreast(_columns(len(panels)))
         down = -(-len(panels) // across)
-        share = 0.75 if across == 1 else 1.0
-        height = 2.4 if across == 1 else 1.9
+        share = 1.0
+        height = 1.9
+        if across == 1:
+            share = 0.75
+            height = 2.4
         figure = sheet(_share(share), 0.4 + height * down)
         grid = list(figure.subplots(down, across, squeeze=False, sharey=True).flat)
         all_series = list(series_of(rows, of))

@@ -156,3 +156,5 @@ def _silence_libraries() -> None:
     warnings.simplefilter("ignore")
     # otherwise records without a handler go to stderr
     logging.getLogger().addHandler(logging.NullHandler())
+    # torch.compile imports it, and it warns of a CUDA compiler on a machine without a GPU
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)

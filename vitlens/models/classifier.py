@@ -6,7 +6,7 @@ from vitlens.models.model import Model
 from vitlens.models.requirement import requirement
 
 
-@requirement("classifier")
+@requirement("classifier", quick=True)
 def require_classifier(model: Model) -> None:
     """Raise UnsupportedError, with how to add a classifier, for a model that has none."""
     if model.has_classifier:

@@ -9,6 +9,7 @@ A function that needs attention calls `require_attention(model)`. Commands name 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from vitlens.errors import LensError, UnsupportedError
@@ -25,13 +26,15 @@ class Requirement:
     """A requirement on models.
 
     name: as commands name it; check: raises UnsupportedError or LensError where a model does not
-    meet it. A check calls the `check` of another requirement, as a refusal lists the commands that
-    the model supports.
+    meet it; quick: the check runs no pass through the model, and its result is not stored. A check
+    calls the `check` of another requirement, as a refusal lists the commands that the model
+    supports.
     """
 
-    def __init__(self, name: str, check: "Callable[[Model], Any]") -> None:
+    def __init__(self, name: str, check: "Callable[[Model], Any]", *, quick: bool = False) -> None:
         self.name = name
         self.check = check
+        self.quick = quick
         self.__doc__ = check.__doc__
 
     def __call__(self, model: "Model") -> None:
@@ -48,22 +51,26 @@ class Requirement:
 
     def reason(self, model: "Model") -> str:
         """Return why a model does not meet the requirement; "" where it does."""
+        if self.quick:
+            return self._run_check(model)
+        return _REASONS.get(model, partial(self._run_check, model), key=self.name)
 
-        def run_check() -> str:
-            try:
-                self.check(model)
-            except (LensError, UnsupportedError) as error:
-                return str(error)
-            return ""
-
-        return _REASONS.get(model, run_check, key=self.name)
+    def _run_check(self, model: "Model") -> str:
+        try:
+            self.check(model)
+        except (LensError, UnsupportedError) as error:
+            return str(error)
+        return ""
 
 
-def requirement(name: str) -> "Callable[[Callable[[Model], Any]], Requirement]":
-    """Decorate the check of a requirement of this name."""
+def requirement(
+    name: str, *, quick: bool = False
+) -> "Callable[[Callable[[Model], Any]], Requirement]":
+    """Decorate the check of a requirement of this name; quick: it runs no pass through the
+    model."""
 
     def decorate(check: "Callable[[Model], Any]") -> Requirement:
-        return Requirement(name, check)
+        return Requirement(name, check, quick=quick)
 
     return decorate
 

@@ -128,7 +128,9 @@ def clear(effect: Estimate, reference: float, level: float = FOUND) -> bool:
     side = beyond(effect, reference)
     if side is Side.UNDECIDED or effect.low is None or effect.high is None:
         return False
-    half_width = effect.value - effect.low if side is Side.ABOVE else effect.high - effect.value
+    half_width = effect.high - effect.value
+    if side is Side.ABOVE:
+        half_width = effect.value - effect.low
     return abs(effect.value - reference) >= half_width * _quantile(level) / _quantile(LEVEL)
 
 

@@ -83,7 +83,9 @@ def _p_of_interval(effect: Estimate, reference: float) -> float:
     high = effect.high
     if low is None or high is None or low <= reference <= high:
         return 1.0
-    half_width = effect.value - low if effect.value > reference else high - effect.value
+    half_width = high - effect.value
+    if effect.value > reference:
+        half_width = effect.value - low
     if half_width <= 0:
         return 0.0
     quantile = NormalDist().inv_cdf(1 - LEVEL / 2)

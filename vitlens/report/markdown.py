@@ -155,7 +155,9 @@ def took(record: Record) -> str:
     if record.status != "done" or not record.seconds:
         return ""
     duration = in_time(record.seconds)
-    return f"{duration} on {finalize(record.hardware)}" if record.hardware else duration
+    if not record.hardware:
+        return duration
+    return f"{duration} on {finalize(record.hardware)}"
 
 
 def repeated_words(record: Record) -> str:

@@ -182,7 +182,9 @@ def next_step(claim: Claim, config: Config) -> str:
     Without labelled images no command is given that needs them.
     """
     entry = NEXT_STEPS.get(claim.question) or NEXT_STEPS.get(_family(claim.question))
-    return "" if entry is None else words_of(entry, claim.subject, config)
+    if entry is None:
+        return ""
+    return words_of(entry, claim.subject, config)
 
 
 def words_of(entry: NextStep, subject: str, config: Config) -> str:

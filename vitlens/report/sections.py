@@ -249,7 +249,10 @@ def _without_repeated_leads(claims: Iterable[Claim]) -> Iterator[Sentence]:
     """
     before = ""
     for claim in claims:
-        yield Sentence(claim.says, claim.place, "" if claim.lead == before else claim.lead)
+        lead = claim.lead
+        if lead == before:
+            lead = ""
+        yield Sentence(claim.says, claim.place, lead)
         before = claim.lead
 
 
@@ -378,7 +381,9 @@ def _sentences(section: Section, rows: Sequence[Any], record: Any) -> Iterator[s
     elif section.opening:
         yield say(section.opening, rows=rows, first=rows[0], record=record)
     if section.says:
-        most = SAID - 1 if section.opening else SAID
+        most = SAID
+        if section.opening:
+            most -= 1
         for row in rows[:most]:
             yield say_row(section.says, row, section.otherwise)
 
@@ -409,7 +414,9 @@ def _figures(chart: Chart, record: Any, rows: Sequence[Any]) -> Iterator[FigureS
         value = getattr(row, chart.each) if chart.each else None
         groups.setdefault(value, []).append(row)
     for value, group in groups.items():
-        name = chart.name if len(groups) == 1 else f"{chart.name}_{value}"
+        name = chart.name
+        if len(groups) > 1:
+            name += f"_{value}"
         title = say(chart.title, rows=group, first=group[0], record=record)
         caption = say(chart.caption, rows=group, first=group[0], record=record)
         draw = partial(chart.draw, record if chart.whole else group, title)
@@ -525,19 +532,25 @@ def _glance_line(glance: Glance, record: Any, claims: Sequence[Claim]) -> Iterat
     values = {}
     for row in rows:
         value = getattr(row, glance.column)
-        values[row.model] = value.get(glance.key) if glance.key else value
+        if glance.key:
+            value = value.get(glance.key)
+        values[row.model] = value
     if all(value is None for value in values.values()):
         return
     column = columns(type(rows[0]))[glance.column]
     line: list[Cell] = [glance.title or column.title]
     line += [cell(values.get(model), column) for model in record.aliases]
     if len(record.aliases) == 2:
-        difference = glance.difference(record) if glance.difference else None
+        difference = None
+        if glance.difference:
+            difference = glance.difference(record)
         line.append(None if difference is None else in_points(difference))
-    verdict = None
+    status = None
     if glance.question:
         verdict = together(claim for claim in claims if claim.question == glance.question)
-    line.append(None if verdict is None else verdict.words)
+        if verdict is not None:
+            status = verdict.words
+    line.append(status)
     yield line
 
 

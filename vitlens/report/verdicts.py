@@ -74,7 +74,9 @@ class Threshold:
         none."""
         low = value.value if value.low is None else value.low
         high = value.value if value.high is None else value.high
-        return (low, high) if self.higher else (high, low)
+        if self.higher:
+            return low, high
+        return high, low
 
 
 ORDER: Final[tuple[State, ...]] = (

@@ -39,6 +39,9 @@ predict timm:DEIT_TINY --random-weights | 'deit_tiny_patch16_224'
 predict torchvision:resnt18 --random-weights | 'resnet18'
 rollout vit-digits --data '' | empty
 rollout vit-digits --data ./nothing | found nothing at './nothing'
+rollout nothing.pth --data ./nowhere | found nothing at './nowhere'
+explain vit-digits cnn-digits --data dgits | digits
+study nothing.pth --data ./nowhere | found nothing at './nowhere'
 rollout vit-digits --data a/b | found nothing at 'a/b'
 rollout vit-digits --data nothing.npz | found nothing at 'nothing.npz'
 rollout vit-digits --data {pictures}/0.png | try --images

@@ -51,7 +51,7 @@ def measure(
     options = with_its_settings(options, "attack")
     if split is None and not options.predicted and options.run.labels is None:
         require_label_source(options.data, options.images, doing="attack")
-    run = Run("attack", options, images=None, load=_loader(models))
+    run = Run("attack", options, load=_loader(models))
     if split is None:
         split = _load_images(run)
     run = run.with_images([split] * len(run.models))

@@ -67,7 +67,7 @@ def measure(options: AttentionOptions) -> Path | None:
         earlier = read_earlier(options.same_as)
         if options.data is None and not options.images:
             options = with_images_of(earlier, options)
-    run = Run("attention", options, images=None)
+    run = Run("attention", options)
     model = run.model
     split = choose_images(run, earlier)
     run = run.with_images([split])

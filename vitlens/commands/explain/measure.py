@@ -36,10 +36,9 @@ from vitlens.commands.explain.record import (
     ImageRow,
     MethodRow,
 )
-from vitlens.commands.run.load import load_splits
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.progress import Advance, progress
-from vitlens.commands.run.run import Run
+from vitlens.commands.run.run import ImageRequest, Run
 from vitlens.commands.run.targets import chosen_targets
 from vitlens.commands.shared.explorer_measure import explored
 from vitlens.commands.shared.maps.record import MapCheckRow, removal_check
@@ -65,13 +64,13 @@ def measure(
     models, splits: if they are loaded already. Raises InputError (or a subclass) before anything is
     written.
     """
-    run = Run("explain", options, images=None, load=_loader(models))
+    run = Run("explain", options, images=_request(options), load=_loader(models))
     methods = _checked_methods(options, run.models)
-    if not splits:
-        splits = _load_images(options, run.models)
-    drawn = _drawn_images(options, len(splits[0]))
+    if splits:
+        run = run.with_images(splits)
+    drawn = _drawn_images(options, len(run.split))
     noted = []
-    for split in splits:
+    for split in run.splits:
         noted.append(replace(split, notes=(*split.notes, *left_out_words(drawn, len(split)))))
     run = run.with_images(noted)
     explainers = []
@@ -110,22 +109,13 @@ def _checked_methods(options: ExplainOptions, models: Sequence[Model]) -> list[t
     return methods
 
 
-def _load_images(options: ExplainOptions, models: Sequence[Model]) -> Sequence[Split]:
+def _request(options: ExplainOptions) -> ImageRequest:
     limit = None
     if not options.images and not options.verify:
         limit = EACH
         if options.auto:
             limit = CHOICE_IMAGES
-    return load_splits(
-        models,
-        options=options.run,
-        data=options.data,
-        images=options.images,
-        limit=limit,
-        scenes=1,
-        repeat=True,
-        first=options.show,
-    )
+    return ImageRequest(limit=limit, scenes=1, repeat=True, first=options.show)
 
 
 def _drawn_images(options: ExplainOptions, images: int) -> int:

@@ -70,7 +70,7 @@ def measure(options: FeaturesOptions) -> Path | None:
     path of the report, None in all processes but the first. Raises InputError (or a subclass)
     before anything is written.
     """
-    run = Run("features", options, images=None)
+    run = Run("features", options)
     options = replace(options, run=run.run)
     with run.processes.main_process_first():
         subjects = load_subjects(run.models, options)

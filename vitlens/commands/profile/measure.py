@@ -48,7 +48,6 @@ def measure(options: ProfileOptions) -> Path | None:
     run = Run(
         "profile",
         options,
-        images=None,
         load=lambda run_options: load_for_profile(options, run_options, variants),
     )
     for model in run.models:

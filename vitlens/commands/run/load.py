@@ -12,7 +12,7 @@ from vitlens.commands.needs import needs_of, require
 from vitlens.commands.run.options import ModelOptions, RunOptions
 from vitlens.commands.run.progress import phase
 from vitlens.commands.run.unseen import split_by_seed, training_images_of, unseen
-from vitlens.data.catalogue import load_data, load_images
+from vitlens.data.catalogue import load_data, load_images, reader_of
 from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.digits import SHORTCUT, scenes_of_digits
 from vitlens.data.registry import SETS
@@ -67,6 +67,22 @@ def load_models(
     return tuple(loaded)
 
 
+def require_data(data: str | None, images: Sequence[str], *, labels: Path | None) -> None:
+    """Refuse --data, --images and --labels that fit nothing, before a model is loaded.
+
+    Raises InputError for options that exclude each other, UnknownNameError or DataError for data
+    that are not there.
+    """
+    if images and data:
+        raise InputError("expected --images or --data, found both; leave one out")
+    if labels is not None and data is None:
+        raise InputError(
+            "expected --labels with --data FOLDER, found no --data; name the folder of the images"
+        )
+    if data is not None and data not in SETS:
+        reader_of(data, Path(data).expanduser())
+
+
 def load_split(model: Model, **given: Any) -> Split:
     """Return the images of one model; given: as load_splits."""
     (split,) = load_splits((model,), **given)
@@ -98,20 +114,14 @@ def load_splits(
 
     Raises InputError when both are given, or neither for a model of something else.
     """
-    if images and data:
-        raise InputError("expected --images or --data, found both; leave one out")
-    if options.labels is not None and data is None:
-        raise InputError(
-            "expected --labels with --data FOLDER, found no --data; name the folder of the images"
-        )
-    known = None if images else training_images_of((*models, *beside), seed=options.seed)
+    require_data(data, images or (), labels=options.labels)
     count = options.limit or limit
     named = data or "digits"
 
     def read(model: Model) -> Split:
-        if images or known is None:
+        if images:
             split = load_images(
-                [Path(image) for image in images or ()], preprocessing=model.preprocessing
+                [Path(image) for image in images], preprocessing=model.preprocessing
             )
             return split.starting_with(first, count, seed=options.seed)
         if data is None and model.classes != DIGITS:
@@ -132,6 +142,7 @@ def load_splits(
             scenes=scenes if drawn and count is None else None,
         )
         if split_by_seed(named):
+            known = training_images_of((*models, *beside), seed=options.seed)
             split = unseen(lambda whole, seed: part(seed=seed, whole=whole), known)
         else:
             split = part(seed=options.seed)

@@ -12,7 +12,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.commands.run.folder import RunFolder, settings
-from vitlens.commands.run.load import load_models, load_splits
+from vitlens.commands.run.load import load_models, load_splits, require_data
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.progress import Advance, phase, progress
 from vitlens.commands.run.publish import publish
@@ -45,19 +45,20 @@ class ImageRequest:
 
     limit: at most so many without --limit; scenes: number of scenes of each source digit if nothing
     limits the images (None: the default of the data); repeat: show digits in as many scenes as the
-    limit needs.
+    limit needs; first: file names of images to begin with.
     """
 
     limit: int | None = None
     scenes: int | None = None
     repeat: bool = False
+    first: tuple[str, ...] = ()
 
 
 class Run(Generic[Options]):
     """Models, images, processes and folder of a command: what it needs before and after measuring.
 
-    options: as they were given; run: its run options as they hold in this process; models, splits:
-    each model with its images, the same for all and preprocessed for it.
+    options: as they were given; run: its run options as they hold in this process; models: those
+    that the options name.
     """
 
     def __init__(
@@ -67,14 +68,15 @@ class Run(Generic[Options]):
         *,
         needs: str | None = None,
         most: int | None = None,
-        images: ImageRequest | None = ImageRequest(),
+        images: ImageRequest = ImageRequest(),
         load: Callable[[RunOptions], tuple[Model, ...]] | None = None,
     ) -> None:
-        """Join the processes, and load the models and images.
+        """Join the processes, and load the models; images are read when they are first used.
 
         needs: command whose needs the models must meet, if not this one; most: number of models at
-        most; images: which to read (None: none yet, see `with_images`); load: returns the models,
-        in place of load_models. Raises InputError for too many models, and what loading raises.
+        most; images: which to read; load: returns the models, in place of load_models. Raises
+        InputError for too many models, what `require_data` raises before a model is loaded, and
+        what loading raises.
         """
         typed_options: Any = options
         names = _model_names(typed_options)
@@ -83,11 +85,17 @@ class Run(Generic[Options]):
                 f"expected at most {most} models for {command}, found {len(names)}; run vitlens "
                 f"{command} for each"
             )
+        require_data(
+            getattr(options, "data", None),
+            getattr(options, "images", ()),
+            labels=typed_options.run.labels,
+        )
         self.command = command
         self.options = options
+        self.images = images
+        self._splits: tuple[Split, ...] | None = None
         self.processes, self.run = join_run(typed_options.run)
         self.models: tuple[Model, ...]
-        self.splits: Sequence[Split] = ()
         with self.processes.main_process_first():
             if load is not None:
                 self.models = load(self.run)
@@ -98,30 +106,42 @@ class Run(Generic[Options]):
                     model_options=typed_options.model_options,
                     options=self.run,
                 )
-            if images is not None:
-                self.splits = self._load_images(images)
 
-    def _load_images(self, request: ImageRequest) -> Sequence[Split]:
-        """Read the images of --images or --data. Raises InputError if models get other numbers."""
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        """Return the images of each model: the same for all, and preprocessed for it.
+
+        They are read on first use, by all processes of a run. Raises InputError if models get other
+        numbers, and what reading raises.
+        """
+        # no cached_property: in Python 3.11 it holds a lock, and reading waits for other processes,
+        # which may be threads here
+        if self._splits is None:
+            self._splits = self._read_images()
+        return self._splits
+
+    def _read_images(self) -> tuple[Split, ...]:
         typed_options: Any = self.options
-        splits = load_splits(
-            self.models,
-            options=self.run,
-            data=typed_options.data,
-            images=getattr(typed_options, "images", ()),
-            limit=request.limit,
-            scenes=request.scenes,
-            repeat=request.repeat,
-        )
+        with self.processes.main_process_first():
+            splits = load_splits(
+                self.models,
+                options=self.run,
+                data=typed_options.data,
+                images=getattr(typed_options, "images", ()),
+                limit=self.images.limit,
+                scenes=self.images.scenes,
+                repeat=self.images.repeat,
+                first=self.images.first,
+            )
         counts = [len(split) for split in splits]
         if len(set(counts)) > 1:
             raise InputError(f"expected the same images for all models, found {counts}")
-        return splits
+        return tuple(splits)
 
     def with_images(self, splits: Sequence[Split]) -> Self:
         """Return the same run on other images, one split for each model."""
         run = copy(self)
-        run.splits = tuple(splits)
+        run._splits = tuple(splits)
         vars(run).pop("shares", None)  # of the images before
         return run
 
@@ -192,7 +212,8 @@ class Run(Generic[Options]):
         if not self.first:
             yield Writing(None)
             return
-        split = self.splits[0] if self.splits else None
+        # a command without images, such as profile, has no option --data
+        split = self.split if hasattr(self.options, "data") else None
         *before, last = self.aliases
         named = f"{title} {', '.join(before)}{' and ' if before else ''}{last}"
         config = settings(self.options, self.run, models=self.models, split=split, **more)

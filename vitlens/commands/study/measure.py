@@ -11,7 +11,7 @@ from typing import Final
 from vitlens.commands.needs import needs_of, require
 from vitlens.commands.run.chapter_runs import ChapterImages
 from vitlens.commands.run.folder import RunFolder, settings
-from vitlens.commands.run.load import load_models, load_split
+from vitlens.commands.run.load import load_models, load_split, require_data
 from vitlens.commands.run.publish import publish
 from vitlens.commands.run.targets import require_label_source, require_labelled
 from vitlens.commands.shared.trainings import budget_of
@@ -19,8 +19,6 @@ from vitlens.commands.study.chapters import Chapters, trained_first
 from vitlens.commands.study.kinds.measure import measure_kind
 from vitlens.commands.study.options import WHOLE, StudyOptions
 from vitlens.commands.study.record import LeftOutRow, StudyRecord
-from vitlens.data.catalogue import reader_of
-from vitlens.data.registry import SETS
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.loading import untrained
 from vitlens.models.naming import ModelName, parse_models, require_rule
@@ -65,14 +63,9 @@ def _measure_whole(options: StudyOptions) -> Path:
     run = options.run
     require_rule(names)
     named = parse_models(names)
-    if options.images and options.data:
-        raise InputError("expected --images or --data, found both; leave one out")
+    require_data(options.data, options.images, labels=run.labels)
     data = None if options.images else options.data or "digits"
     images = ChapterImages(data, options.images, options.predicted, run.data_dir)
-    if images.data and images.data not in SETS:
-        reader_of(
-            images.data, Path(images.data)
-        )  # a misspelt name is refused before anything is written
     presets = [model.name for model in named if trained_first(model, options.model_options)]
     studied, labelled = _checked(named, presets, images, options)
     aliases = [model.alias for model in named]
