@@ -3,6 +3,7 @@
 Every number is a mean over the queries of an image, then over images.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 

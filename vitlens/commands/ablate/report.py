@@ -114,7 +114,8 @@ def _heads(record: AblateRecord) -> str:
     fewest = fewest_images(max(1, len(heads)))
     return say(
         "The output of each head was replaced by {{ by }}, for every image. "
-        "{% if significant %}{{ significant }} of {{ n }} heads change the loss significantly "
+        "{% if significant %}{{ significant }} of {{ n }} heads "
+        "change{{ 's' if significant == 1 }} the loss significantly "
         "after Holm's correction.{% else %}No head changes the loss significantly, so their "
         "order may be due to chance.{% if is_few %} With fewer than {{ fewest }} images, no "
         "change can be significant.{% endif %}{% endif %}",

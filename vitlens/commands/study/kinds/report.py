@@ -120,7 +120,7 @@ def range_claim(record: KindRecord) -> Claim:
     design = record.design[0]
     sentence = say(
         "This was measured with {{ images }} training images of {{ side }} px in "
-        "{{ design.classes }} classes, {{ epochs }} epoch{{ design.epochs|s }}, "
+        "{{ design.classes }} classes, {{ epochs }} epoch{{ 's' if epochs|string != '1' }}, "
         "{{ design.seeds }} seed{{ design.seeds|s }} and "
         "{% if design.model %}{{ design.model }}{% else %}models of {{ parameters }} "
         "parameters{% endif %}.",
