@@ -2,10 +2,11 @@
 those that take minutes.
 
 Each runs its command in a working folder with links to data and weights under short names, so that
-no path of the machine is in it, and is copied to reports/NAME without arrays, weights, panels and the
-tables of chapters that no report names, its figures with fewer pixels and 256 colours. VITLENS_DATA names the folder of weights and
-photographs; VITLENS_REPORTS the working folder (default: one in the system's temporary folder),
-where the models of `train-*-cifar10-jpeg` stay for the reports after them.
+no path of the machine is in it, and is copied to reports/NAME without arrays, weights, panels and
+the tables of chapters that no report names, its figures with fewer pixels and 256 colours.
+VITLENS_DATA names the folder of weights and photographs; VITLENS_REPORTS the working folder
+(default: one in the system's temporary folder), where the models of `train-*-cifar10-jpeg` stay for
+the reports after them.
 """
 
 import os
