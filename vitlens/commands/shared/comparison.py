@@ -250,7 +250,8 @@ def not_equal(rows: Sequence[PairRow]) -> Iterator[str]:
     for row in [row for row in open_ if row.gain(row.first).low is not None][:1]:
         yield say(
             "That {{ r.first }} and {{ r.second }} do not differ significantly is no evidence "
-            "that they are equal: the difference may be as large as {{ largest|number(1) }} points.",
+            "that they are equal: the difference may be as large as "
+            "{{ largest|number(1) }} points.",
             r=row,
             largest=_largest(row),
         )

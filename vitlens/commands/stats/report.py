@@ -317,7 +317,8 @@ def _labels_opening(record: StatsRecord) -> str:
         "{{ 'it' if correlate == 1 else 'them' }} does not hurt most{% endif %}. On shuffled "
         "patches {{ held }} of {{ attends }} heads "
         "{{ 'attends by what its' if held == 1 else 'attend by what their' }} label says, and "
-        "{{ kept }} of {{ looks }} patterns {{ 'is' if kept == 1 else 'are' }} still there. One head's page: `vitlens head`.",
+        "{{ kept }} of {{ looks }} patterns {{ 'is' if kept == 1 else 'are' }} still there. "
+        "One head's page: `vitlens head`.",
         heads=len(record.names),
         tested=sum(name.tested for name in record.names),
         correlate=sum(name.correlates for name in record.names),
