@@ -276,3 +276,10 @@ def test_a_study_that_was_stopped_before_its_comparisons_claims_nothing(kind):
     assert document.title == "Stopped"
     assert document.claims == ()
     assert document.sections == ()
+
+
+@pytest.mark.parametrize(("seconds", "is_noted"), [(1.0, True), (1e4, False)])
+def test_times_of_trainings_of_an_earlier_run_are_not_those_of_the_report(seconds, is_noted):
+    record = replace(architecture(0.6), seconds=seconds)
+    unknown = " ".join(sentence.text for sentence in REPORT(record).first.unknown)
+    assert ("earlier run" in unknown) == is_noted
