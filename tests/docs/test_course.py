@@ -126,6 +126,20 @@ def test_every_answer_is_of_its_command_which_the_page_prints_with_its_time():
         assert f"vitlens {answer.line}" in PAGE
 
 
+def test_every_number_of_an_exercise_is_of_a_command_that_it_prints():
+    template = (ROOT / "docs" / "pages" / "course.md").read_text()
+    exercises = re.findall(
+        r"^### (\d\.\d) [^\n]+\n(.*?)(?=^##)", template, flags=re.DOTALL | re.MULTILINE
+    )
+    assert len(exercises) > 20
+    for number, text in exercises:
+        printed = re.findall(r"line\(([^)]+)\)", text)
+        read_from = re.findall(r"\b(?:value|rows?|judged|kind)\(([^,)]+),", text)
+        for report in read_from:
+            of_a_chapter = any(report.startswith(f"{name[:-1]}/") for name in printed)
+            assert report in printed or of_a_chapter, f"{number}: {report}"
+
+
 def differing(before: Path, after: Path) -> list[str]:
     """Return the metrics of a run that are not those of an earlier run of the same command, but for
     rounding on another processor.
