@@ -57,14 +57,14 @@ ANSWERS: Final[Mapping[str, Answer]] = {
 def make(name: str, folder: Path = FOLDER) -> None:
     """Run the command of an answer and write what the course reads of its folder."""
     answer = ANSWERS[name]
-    with TemporaryDirectory() as work:
+    with TemporaryDirectory() as scratch:
         before = _processor_time()
         words = [sys.executable, "-m", "vitlens", *shlex.split(answer.line), "--quiet"]
-        subprocess.run([*words, "--out", f"out/{name}"], cwd=work, check=True)
+        subprocess.run([*words, "--out", f"out/{name}"], cwd=scratch, check=True)
         seconds = _processor_time() - before
-        made = Path(work) / "out" / name
-        config = json.loads((made / "config.json").read_text(encoding="utf-8"))
-        results = json.loads((made / "results.json").read_text(encoding="utf-8"))
+        output = Path(scratch) / "out" / name
+        config = json.loads((output / "config.json").read_text(encoding="utf-8"))
+        results = json.loads((output / "results.json").read_text(encoding="utf-8"))
     target = folder / name
     target.mkdir(parents=True, exist_ok=True)
     _write(target / "config.json", {**config, "cpu_seconds": round(seconds, 1)})
@@ -85,6 +85,6 @@ def _write(path: Path, content: Any) -> None:
 
 
 if __name__ == "__main__":
-    for asked in sys.argv[1:] or ANSWERS:
-        print(asked, flush=True)
-        make(asked)
+    for answer_name in sys.argv[1:] or ANSWERS:
+        print(answer_name, flush=True)
+        make(answer_name)

@@ -120,7 +120,9 @@ class Chapter:
         def placed(text: str) -> str:
             return _TABLES.sub(f"{self.row.folder}/tables/", text)
 
-        sentences = tuple(replace(each, text=placed(each.text)) for each in section.sentences)
+        sentences = tuple(
+            replace(sentence, text=placed(sentence.text)) for sentence in section.sentences
+        )
         figures = tuple(
             replace(
                 each,
