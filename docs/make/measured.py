@@ -39,6 +39,7 @@ from vitlens.commands.run.reading import ReportFolder, read
 from vitlens.commands.shared.maps.record import JudgedMap, judged_maps
 from vitlens.display import unprotected
 from vitlens.errors import InputError, UnknownNameError
+from vitlens.record import CONFIG, RESULTS
 from vitlens.report import prose
 from vitlens.report.numbers import in_time
 from vitlens.report.prose import Marked
@@ -113,8 +114,13 @@ def _put_in(put: Any) -> str:
 
 
 def value(report: str, metric: str) -> Estimate:
-    """Return a metric of a report."""
-    return _read(report).metrics[metric]
+    """Return a metric of a report, or of an answer, which lacks the tables of most metrics."""
+    if not _is_answer(report):
+        return _read(report).metrics[metric]
+    metrics = json.loads((_folder(report) / RESULTS).read_text(encoding="utf-8"))["metrics"]
+    if metric not in metrics:
+        raise UnknownNumberError(f"no metric {metric!r} in docs/{report}")
+    return Estimate(**metrics[metric])
 
 
 def rows(report: str, table: str, **cells: Any) -> list[Any]:
@@ -158,7 +164,7 @@ def took(report: str) -> Marked:
 
 def cpu(answer: str) -> Marked:
     """Return the processor time of the command of an answer, which no other program lengthens."""
-    config = json.loads((_folder(answer) / "config.json").read_text(encoding="utf-8"))
+    config = json.loads((_folder(answer) / CONFIG).read_text(encoding="utf-8"))
     return Marked(in_time(config["cpu_seconds"]))
 
 
@@ -189,6 +195,8 @@ def _read(report: str) -> ReportFolder:
 
 
 def _folder(report: str) -> Path:
-    if report.startswith(f"{ANSWERS}/"):
-        return ROOT / "docs" / report
-    return REPORTS / report
+    return ROOT / "docs" / report if _is_answer(report) else REPORTS / report
+
+
+def _is_answer(report: str) -> bool:
+    return report.startswith(f"{ANSWERS}/")
