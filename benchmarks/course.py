@@ -40,7 +40,7 @@ ANSWERS: Final[Mapping[str, Answer]] = {
         "profile vit-micro swin-micro --sizes 32,64,96,128 --batch-sizes 1", ("exponents",)
     ),
     "positions": Answer("attention vit-digits --limit 2"),
-    "windows": Answer("attention swin-micro@random --limit 2"),
+    "windows": Answer("attention swin-micro@random --limit 2", ("windows",)),
     "windows-stats": Answer("stats swin-micro@random --limit 20", ("heads",)),
     "evaluate": Answer("evaluate vit-digits cnn-digits"),
     "features-random": Answer(
