@@ -176,7 +176,9 @@ def note(report: str) -> Marked:
     config = _read(report).config
     if config.fingerprints or config.data is None or config.data.title != "Digits in scenes":
         return Marked("")
-    return Marked("; on the easier digits of an earlier version: the command now gives other numbers")
+    return Marked(
+        "; on the easier digits of an earlier version: the command now gives other numbers"
+    )
 
 
 def score(estimate: Estimate | None) -> Marked:
