@@ -2,13 +2,15 @@
 those that take minutes.
 
 Each runs its command in a working folder with links to data and weights under short names, so that
-no path of the machine is in it, and is copied to reports/NAME without arrays, weights and panels,
-its figures with fewer pixels and 256 colours. VITLENS_DATA names the folder of weights and
-photographs; VITLENS_REPORTS the working folder (default: one in the system's temporary folder),
-where the models of `train-*-cifar10-jpeg` stay for the reports after them.
+no path of the machine is in it, and is copied to reports/NAME without arrays, weights, panels and
+the tables of chapters that no report names, its figures with fewer pixels and 256 colours.
+VITLENS_DATA names the folder of weights and photographs; VITLENS_REPORTS the working folder
+(default: one in the system's temporary folder), where the models of `train-*-cifar10-jpeg` stay for
+the reports after them.
 """
 
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -88,6 +90,7 @@ SLOW: Final = {  # up to two hours each, in this order: the pair is trained befo
 LAST_ANIMAL: Final = 397  # of ImageNet's classes in their order
 SIDE: Final = 0.65  # of a figure's pixels
 INNER: Final = 0.45  # of those of chapters
+TABLE: Final = re.compile(r"(?:chapters/[\w.-]+/)?tables/[\w.-]+\.csv")
 KEPT: Final = (".md", ".json", ".html", ".png", ".csv")
 
 
@@ -127,13 +130,17 @@ def prepare(work: Path, data: Path) -> None:
 
 
 def copy_light(source: Path, target: Path) -> None:
-    """A run's folder without arrays, panels and the tables of chapters, and with light figures."""
+    """Copy a run's folder without arrays and panels, with light figures; of the tables of chapters,
+    with those that a report names.
+    """
     shutil.rmtree(target, ignore_errors=True)
+    named = named_tables(source)
     for path in sorted(source.rglob("*")):
         inner = path.relative_to(source)
         if not path.is_file() or path.suffix not in KEPT or {"arrays", "panels"} & set(inner.parts):
             continue
-        if inner.parts[0] == "chapters" and "tables" in inner.parts:
+        in_chapter = inner.parts[0] == "chapters"
+        if in_chapter and "tables" in inner.parts and path not in named:
             continue
         place = target / inner
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -141,12 +148,21 @@ def copy_light(source: Path, target: Path) -> None:
             shutil.copyfile(path, place)
             continue
         with Image.open(path) as picture:
-            side = INNER if inner.parts[0] == "chapters" else SIDE
+            side = INNER if in_chapter else SIDE
             size = (round(side * picture.width), round(side * picture.height))
-            colours = 64 if inner.parts[0] == "chapters" else 256
+            colours = 64 if in_chapter else 256
             picture.convert("RGB").resize(size, Image.Resampling.LANCZOS).quantize(
                 colours, kmeans=1
             ).save(place, optimize=True)
+
+
+def named_tables(folder: Path) -> set[Path]:
+    """Return the tables that the reports of a run and of its chapters name."""
+    tables = set()
+    for report in folder.rglob("report.md"):
+        for name in TABLE.findall(report.read_text(encoding="utf-8")):
+            tables.add(report.parent / name)
+    return tables
 
 
 if __name__ == "__main__":

@@ -15,11 +15,16 @@ fills.
         [report](../reports/ablate-deit-tiny/report.md)
     {{ limits["calibration"].words }}                          a limit by which reports judge
 
-A report is a folder of reports/; a chapter of one is "study-digits/chapters/evaluate". Filters and
+    {{ cpu("answers/stats") }}                                 the processor time of an answer's command
+    {{ note("positions-digits") }}                             a remark on a report of other data
+
+A report is a folder of reports/; a chapter of one is "study-digits/chapters/evaluate"; an answer of
+the course is "answers/NAME", a folder of docs/ (benchmarks/course.py). Filters and
 the form of numbers are those of reports (vitlens/report/prose.py); an unknown report, table, metric
 or row fails in one line.
 """
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -34,6 +39,7 @@ from vitlens.commands.run.reading import ReportFolder, read
 from vitlens.commands.shared.maps.record import JudgedMap, judged_maps
 from vitlens.display import unprotected
 from vitlens.errors import InputError, UnknownNameError
+from vitlens.record import CONFIG, RESULTS
 from vitlens.report import prose
 from vitlens.report.numbers import in_time
 from vitlens.report.prose import Marked
@@ -44,6 +50,7 @@ from vitlens.uncertainty import Estimate
 ROOT: Final = Path(__file__).parents[2]
 REPORTS: Final = ROOT / "reports"
 TEMPLATES: Final = ROOT / "docs" / "pages"
+ANSWERS: Final = "answers"  # of the course, a folder of docs/
 _LEFT_OUT: Final = ("--quiet", "--overwrite")  # of a command that a page shows
 
 
@@ -89,7 +96,7 @@ def _environment() -> Environment:
         autoescape=False,
     )
     made_here.filters |= {**known.filters, "score": score, "text": Marked}
-    functions = (value, rows, row, judged, line, took)
+    functions = (value, rows, row, judged, line, took, cpu, note)
     made_here.globals |= {each.__name__: each for each in functions}
     made_here.globals |= {"limits": LIMITS, "objectives": tuple(OBJECTIVES.values())}
     return made_here
@@ -107,8 +114,13 @@ def _put_in(put: Any) -> str:
 
 
 def value(report: str, metric: str) -> Estimate:
-    """Return a metric of a report."""
-    return _read(report).metrics[metric]
+    """Return a metric of a report, or of an answer, which lacks the tables of most metrics."""
+    if not _is_answer(report):
+        return _read(report).metrics[metric]
+    metrics = json.loads((_folder(report) / RESULTS).read_text(encoding="utf-8"))["metrics"]
+    if metric not in metrics:
+        raise UnknownNumberError(f"no metric {metric!r} in docs/{report}")
+    return Estimate(**metrics[metric])
 
 
 def rows(report: str, table: str, **cells: Any) -> list[Any]:
@@ -150,6 +162,25 @@ def took(report: str) -> Marked:
     return Marked(in_time(_read(report)._record.seconds))
 
 
+def cpu(answer: str) -> Marked:
+    """Return the processor time of the command of an answer, which no other program lengthens."""
+    config = json.loads((_folder(answer) / CONFIG).read_text(encoding="utf-8"))
+    return Marked(in_time(config["cpu_seconds"]))
+
+
+def note(report: str) -> Marked:
+    """Return a remark on a report that was made before `digits` became harder; "" for others.
+
+    Those reports lack the fingerprints of their images.
+    """
+    config = _read(report).config
+    if config.fingerprints or config.data is None or config.data.title != "Digits in scenes":
+        return Marked("")
+    return Marked(
+        "; on the easier digits of an earlier version: the command now gives other numbers"
+    )
+
+
 def score(estimate: Estimate | None) -> Marked:
     """Return a score between -1 and 1, as reports write it: "0.633 (0.522 to 0.736)"."""
     return Marked(prose.finalize(None if estimate is None else replace(estimate, unit="", n=None)))
@@ -162,4 +193,12 @@ def _link(report: str, start: str) -> Marked:
 
 @cache
 def _read(report: str) -> ReportFolder:
-    return read(REPORTS / report)
+    return read(_folder(report))
+
+
+def _folder(report: str) -> Path:
+    return ROOT / "docs" / report if _is_answer(report) else REPORTS / report
+
+
+def _is_answer(report: str) -> bool:
+    return report.startswith(f"{ANSWERS}/")

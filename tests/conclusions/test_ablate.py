@@ -132,6 +132,17 @@ def test_an_effect_is_judged_against_the_smallest_worth_reporting(low, high, p, 
     )
 
 
+def test_the_forecast_of_images_does_not_follow_the_sample(tmp_path):
+    record, _ = ablated(tmp_path, PLAIN, "--limit", "20")
+    forecasts = []
+    for images in (25, 100, 1600):
+        half_width = 0.1 / images**0.5  # as in a sample of that size
+        loss = Estimate(0.0, -half_width, half_width, unit="nats")
+        row = replace(record.heads[0], loss=loss)
+        forecasts.append(images_needed([row], Estimate(0.01, unit="nats"), images).value)
+    assert forecasts == [100, 100, 100]
+
+
 @pytest.mark.parametrize("images", [1, 19])
 def test_too_few_images_claim_nothing(images, tmp_path):
     """Also where effects are significant."""

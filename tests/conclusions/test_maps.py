@@ -204,3 +204,13 @@ def test_uniform_maps_are_a_finding_and_fail(tmp_path, blind):
     assert values_of(record.methods, "constant", "maps") == [(20, 20)]
     assert not list((tmp_path / "run").glob("figures/explain*"))
     assert "uniform or not finite" in "\n".join(values_of(document.first.unknown, "text"))
+
+
+def test_what_was_measured_on_few_images_is_named_with_its_table(tmp_path):
+    options = "--other-substrates none --composites none --no-stability"
+    line = f"explain vit-digits --limit 2 --method attention --verify {options}"
+    record = ran(tmp_path / "out", line)
+    assert record.orders
+    unknown = " ".join(each.text for each in report(record).first.unknown)
+    assert "`tables/orders.csv`" in unknown
+    assert (record.folder / "tables" / "orders.csv").is_file()

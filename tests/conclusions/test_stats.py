@@ -1,5 +1,6 @@
 """Heads made by hand come first, in their words and numbers; other models lack the finding."""
 
+from dataclasses import replace
 from functools import partial
 from math import exp
 from pathlib import Path
@@ -14,6 +15,9 @@ from tests.kit.planted_writers import model as writers
 from tests.kit.planted_writers import pictures
 from tests.kit.select import select_one, values_of
 from vitlens import Model
+from vitlens.commands.stats.record import StatsRecord
+from vitlens.commands.stats.report import REPORT
+from vitlens.record import Config, ModelEntry
 from vitlens.report.claims import Claim
 from vitlens.report.document import Document
 from vitlens.uncertainty import Estimate
@@ -127,3 +131,11 @@ def test_heads_that_write_a_class_are_counted_and_the_one_that_matters_most_is_n
     assert written.says.startswith("3 of 6 heads")
     assert lead.name in written.says
     assert f"images of {lead.writes} lose" in written.says
+
+
+@pytest.mark.parametrize(("weights", "is_noted"), [("random", True), ("bundled", False)])
+def test_a_report_on_random_weights_says_so(weights, is_noted):
+    config = Config(models=(ModelEntry("m", "vit-digits", weights),))
+    document = REPORT(replace(StatsRecord(), config=config))
+    unknown = " ".join(sentence.text for sentence in document.first.unknown)
+    assert ("random weights" in unknown) == is_noted

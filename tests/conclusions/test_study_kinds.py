@@ -111,6 +111,11 @@ def test_each_share_has_its_own_answer_and_a_planned_pair_one_verdict():
     # fewer images count before fewer operations
     assert decision(record).cheapest.name.endswith("25 %")
     assert "2 of 3" in answer(record, "Does the number of images decide?")
+    document = REPORT(record)
+    (lead,) = [claim for claim in document.claims if claim.question == "images"]
+    assert document.title.startswith(lead.title)
+    assert lead.title.index("CNN leads ViT with 5 ") < lead.title.index("ViT leads CNN with 100 ")
+    assert "with 25 it is undecided" in lead.says
     # the CNN against the ViT on all images is one of 3 planned pairs and one of 5 against the best
     shares = {
         "vit-5": 0.3,
@@ -271,3 +276,10 @@ def test_a_study_that_was_stopped_before_its_comparisons_claims_nothing(kind):
     assert document.title == "Stopped"
     assert document.claims == ()
     assert document.sections == ()
+
+
+@pytest.mark.parametrize(("seconds", "is_noted"), [(1.0, True), (1e4, False)])
+def test_times_of_trainings_of_an_earlier_run_are_not_those_of_the_report(seconds, is_noted):
+    record = replace(architecture(0.6), seconds=seconds)
+    unknown = " ".join(sentence.text for sentence in REPORT(record).first.unknown)
+    assert ("earlier run" in unknown) == is_noted

@@ -165,3 +165,4 @@ def test_the_gain_of_a_teacher_is_told_with_its_test(p, words):
     claim = select_one(REPORT(record).claims, question="comparison")
     assert (claim.subject, claim.effect, claim.kind) == ("m and alone", gap, "answer")
     assert words in claim.says
+    assert ("borderline" in claim.says) == (p > 0.05)  # the interval excludes 0 in both cases

@@ -65,6 +65,26 @@ def test_every_committed_report_is_listed_and_light():
     assert not [path for path in files if path.suffix in (".npz", ".safetensors", ".gif", ".mp4")]
 
 
+REPORT_PAGES = [path for path in committed_files(REPORTS) if path.name == "report.md"]
+LINK = re.compile(r"\]\((?!https?:|#|data:)([^)#\s]+)[^)]*\)")
+FILE = re.compile(r"(?<![\w/.-])((?:[\w.-]+/)+[\w.-]+\.(?:csv|md|png|html|npz|json))\b")
+
+
+@pytest.mark.parametrize("page", REPORT_PAGES, ids=lambda path: str(path.relative_to(REPORTS)))
+def test_every_link_and_every_named_file_of_a_committed_report_is_there(page):
+    text = page.read_text()
+    committed = set(committed_files(REPORTS))
+    links = {page.parent / name for name in LINK.findall(text)}
+    named = {page.parent / name for name in FILE.findall(text)}
+    missing = {path for path in links | named if path.resolve() not in committed}
+    # a path from the root of the repository, such as that of a page of the documentation
+    elsewhere = {path for path in missing if (ROOT / path.relative_to(page.parent)).is_file()}
+    # inputs and outputs of the command, which lay in the folder of its run
+    line = read_run(page.parent).config["command_line"]
+    typed = {path for path in missing if str(path.relative_to(page.parent)) in str(line)}
+    assert sorted(missing - elsewhere - typed) == []
+
+
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_report_can_be_read_shows_each_of_its_figures_and_names_no_path_of_the_machine(name):
     folder = REPORTS / name

@@ -1,18 +1,38 @@
 """The course: every exercise is whole, and what follows from arithmetic is what the page says."""
 
 import itertools
+import json
 import math
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.course import ANSWERS, FOLDER, make
 from docs.reversal import loss_of_reversal
 from vitlens.analysis.attention.positions import rank_correlation
+from vitlens.cli.main import run
+from vitlens.commands.run.reading import read
 from vitlens.models.loading import load
 from vitlens.models.positions import fixed_positions
+from vitlens.uncertainty import Estimate
 
+ROOT = Path(__file__).parents[2]
+REPORTS = ROOT / "reports"
+CHAPTERS = [  # whose commands end within two minutes on an idle machine
+    f"study-digits/chapters/{name}"
+    for name in (
+        "features",
+        "explain-vit-digits",
+        "explain-cnn-digits",
+        "evaluate",
+        "compare",
+        "attack",
+    )
+] + ["study-shortcut/chapters/compare"]
+OF_THE_MACHINE = ("ms", "s", "images/s", "bytes")  # units that another machine changes
 PAGE = (Path(__file__).parents[2] / "docs" / "course.md").read_text()
 WORDS = re.sub(r"\s+", " ", PAGE)
 
@@ -97,3 +117,92 @@ def test_the_order_of_fixed_positions(kind, words):
         kind != "sine"
         or f"rows are ordered ({order[1]:.2f}), columns less ({order[2]:.2f})" in WORDS
     )
+
+
+def test_every_answer_is_of_its_command_which_the_page_prints_with_its_time():
+    assert {path.name for path in FOLDER.iterdir()} == set(ANSWERS)
+    for name, answer in ANSWERS.items():
+        config = read(FOLDER / name).config
+        assert config.command_line.startswith(f"vitlens {answer.line} --quiet")
+        assert f"vitlens {answer.line}" in PAGE
+
+
+def test_every_number_of_an_exercise_is_of_a_command_that_it_prints():
+    template = (ROOT / "docs" / "pages" / "course.md").read_text()
+    exercises = re.findall(
+        r"^### (\d\.\d) [^\n]+\n(.*?)(?=^##)", template, flags=re.DOTALL | re.MULTILINE
+    )
+    assert len(exercises) > 20
+    for number, text in exercises:
+        printed = re.findall(r"line\(([^)]+)\)", text)
+        read_from = re.findall(r"\b(?:value|rows?|judged|kind)\(([^,)]+),", text)
+        for report in read_from:
+            of_a_chapter = any(report.startswith(f"{name[:-1]}/") for name in printed)
+            assert report in printed or of_a_chapter, f"{number}: {report}"
+
+
+def differing(before: Path, after: Path) -> list[str]:
+    """Return the metrics of a run that are not those of an earlier run of the same command, but for
+    rounding on another processor.
+    """
+    old = metrics_of(before)
+    new = metrics_of(after)
+    names = []
+    for name, metric in old.items():
+        if metric.unit in OF_THE_MACHINE or "latency" in name or "peak" in name:
+            continue
+        if name not in new or not agrees(metric, new[name]):
+            names.append(name)
+    return names
+
+
+def metrics_of(folder: Path) -> dict[str, Estimate]:
+    metrics = json.loads((folder / "results.json").read_text())["metrics"]
+    return {name: Estimate(**metric) for name, metric in metrics.items()}
+
+
+def agrees(metric: Estimate, other: Estimate) -> bool:
+    """Return True if the second number lies in the first's interval, or equals it where it has
+    none.
+    """
+    if metric.low is not None and metric.high is not None:
+        return metric.low <= other.value <= metric.high
+    return math.isclose(metric.value, other.value, rel_tol=0.02, abs_tol=1e-6)
+
+
+@pytest.mark.slow  # the commands of the course
+@pytest.mark.parametrize("name", ANSWERS)
+def test_the_command_of_an_exercise_gives_its_numbers(name, tmp_path):
+    make(name, tmp_path)
+    assert differing(FOLDER / name, tmp_path / name) == []
+
+
+@pytest.mark.slow  # the longer commands of the course, of which the study's report has the numbers
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_the_command_of_a_chapter_gives_its_numbers(chapter, tmp_path):
+    line = read(REPORTS / chapter).config.command_line.partition(" --out ")[0]
+    words = [word for word in shlex.split(line)[1:] if word != "--overwrite"]
+    assert run([*words, "--quiet", "--out", str(tmp_path / "out")]) == 0
+    assert differing(REPORTS / chapter, tmp_path / "out") == []
+
+
+@pytest.mark.slow  # a training and the checks before another
+def test_the_exercises_that_only_print_print_what_the_page_says(capsys):
+    assert run(["train", "vit-micro", "--check", "--device", "cpu", "--quiet"]) == 0
+    states = re.findall(r"^(pass|warn|fail|inconclusive)\b", capsys.readouterr().out, re.MULTILINE)
+    assert states == ["pass"] * 4
+    assert "four checks" in WORDS
+    loss = loss_of_reversal(length=10, heads=4, positions=True, steps=1000)
+    assert loss == pytest.approx(0.0004, abs=3e-4)
+    without = loss_of_reversal(length=10, heads=4, positions=False, steps=1000)
+    assert without == pytest.approx(0.88, abs=0.05)
+
+
+def test_every_question_has_an_answer_with_a_command():
+    questions = re.split(
+        r"^\d+\. \*", PAGE.partition("## Questions")[2].partition("## Hints")[0], flags=re.MULTILINE
+    )
+    assert len(questions[1:]) == 24
+    for question in questions[1:]:
+        title, _, answer = question.partition("?* ")
+        assert "`vitlens " in answer or "the same command" in answer, title

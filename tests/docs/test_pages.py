@@ -30,6 +30,15 @@ def test_the_generated_pages_are_current_and_every_part_belongs_to_a_command(pag
     assert {path.stem for path in PARTS.glob("*.md")} <= set(COMMANDS)
 
 
+def test_no_table_is_broken_by_a_blank_line(pages):
+    broken = []
+    for name, text in pages.items():
+        for row, after in re.findall(r"^\|[^\n]*\n\n(\|[^\n]*)\n([^\n]*)", text, re.MULTILINE):
+            if not re.fullmatch(r"\|[\s:|-]+\|", after):  # no head of another table
+                broken.append((name, row))
+    assert broken == []
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

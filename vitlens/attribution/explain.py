@@ -33,7 +33,7 @@ from vitlens.inputs import takes_images
 from vitlens.lens.differentiable import WITHOUT_GRADIENTS
 from vitlens.lens.trace import probe_images, trace
 from vitlens.models.hooks import is_within_context, per_model
-from vitlens.models.language_image import has_text_tower
+from vitlens.models.language_image import is_language_image
 from vitlens.models.model import Model
 from vitlens.names import DEFAULT_SEED, ENGINES, Engine
 from vitlens.pixels import AnyImages, Targets, as_parts, as_targets
@@ -232,7 +232,7 @@ def preferred_methods(model: Model, most: int) -> tuple[str, ...]:
     A slow method is only taken as the first.
     """
     ranks = {name: entry.preference for name, entry in ATTRIBUTIONS.items()}
-    if has_text_tower(model):
+    if is_language_image(model):
         for name, entry in ATTRIBUTIONS.items():
             if entry.preference_with_texts is not None:
                 ranks[name] = entry.preference_with_texts

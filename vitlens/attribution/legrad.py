@@ -30,7 +30,7 @@ from vitlens.lens.differentiable import needs_gradients, require_no_steps
 from vitlens.lens.observe import observe, observing
 from vitlens.lens.trace import Layer, layers, probe_images
 from vitlens.models.hooks import Forward, Key, arguments, as_call, overridden
-from vitlens.models.language_image import has_text_tower
+from vitlens.models.language_image import is_language_image
 from vitlens.models.model import Model
 from vitlens.models.requirement import requirement
 from vitlens.names import READOUTS, Readout
@@ -61,7 +61,7 @@ def legrad(
     if start_layer is not None:
         require_start(start_layer, 1 + chosen[-1].index)
         chosen = [layer for layer in chosen if layer.index >= start_layer]
-    elif has_text_tower(model):
+    elif is_language_image(model):
         chosen = chosen[-LAST_BLOCKS:]
 
     def compute() -> tuple[AttentionCall, ...]:
@@ -130,7 +130,7 @@ def _is_averaged(model: Model, readout: Readout | None) -> bool:
     if readout is not None and readout not in READOUTS:
         raise UnknownNameError("readout", readout, READOUTS)
     of_model = model.anatomy.readout
-    default = "mean" if has_text_tower(model) and of_model != "pool" else of_model
+    default = "mean" if is_language_image(model) and of_model != "pool" else of_model
     chosen = readout or default
     is_pooled_otherwise = of_model == "pool" and chosen != "pool"
     if chosen not in (of_model, "mean") or is_pooled_otherwise:

@@ -168,12 +168,13 @@ def _used_part(parts: Sequence[str], part: Part, path: Path) -> str:
 
 
 def _parts_note(parts: Sequence[str], used_part: str) -> str:
-    note = f"the file's own {used_part} part is used"
-    unused = [part for part in parts if part != used_part]
+    """Return which part the images are, and which part neither training nor test uses."""
+    note = f"these images are the file's own {used_part} part"
+    test_part = "test" if "test" in parts else "val"
+    unused = [part for part in parts if part not in ("train", test_part)]
     if not unused:
         return note
-    verb = "parts are" if len(unused) > 1 else "part is"
-    return f"{note}; its {' and '.join(unused)} {verb} not"
+    return f"{note}; its {unused[0]} part is not used for training or testing"
 
 
 def as_pixels(images: NDArray[np.uint8]) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """The requirement of a classifier."""
 
 from vitlens.errors import UnsupportedError, argument
-from vitlens.models.language_image import has_text_tower
+from vitlens.models.language_image import is_language_image
 from vitlens.models.model import Model
 from vitlens.models.requirement import requirement
 
@@ -11,7 +11,7 @@ def require_classifier(model: Model) -> None:
     """Raise UnsupportedError, with how to add a classifier, for a model that has none."""
     if model.has_classifier:
         return
-    if has_text_tower(model):
+    if is_language_image(model):
         advice = (
             f"name the classes with {argument('classes', flag='classes FILE')} "
             "(vitlens.zero_shot in Python)"

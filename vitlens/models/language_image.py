@@ -9,8 +9,10 @@ section 3.1.4).
 """
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -20,8 +22,11 @@ from torch.nn import functional as F
 
 from vitlens.devices import as_device, evaluating
 from vitlens.errors import InputError, UnsupportedError
+from vitlens.models.anatomy import read_anatomy
 from vitlens.models.model import Model
 from vitlens.models.sources.registry import SOURCES
+from vitlens.models.vit import VisionTransformer
+from vitlens.models.word_tower import TEXT_FILE, WordTokenizer, read_tower
 from vitlens.names import imagenet_classes
 from vitlens.shapes import TokenLayout
 
@@ -38,14 +43,15 @@ class TextTower:
     """The text encoder of a model.
 
     model: the whole model, which encodes token ids with encode_text; tokenizer: builds the
-    tokenizer on first use; context: most tokens of a text, start and end tokens included; name: of
-    the model, for messages.
+    tokenizer on first use; context: most tokens of a text, with those that are added to it; name:
+    of the model, for messages; added: tokens added to a text, 2 for its start and its end.
     """
 
     model: nn.Module
     tokenizer: Callable[[], Tokenizer]
     context: int
     name: str
+    added: int = 2
 
     @cached_property
     def _built(self) -> Tokenizer:
@@ -75,13 +81,25 @@ class TextTower:
         if encode is None:  # some tokenizers do not give the number of tokens
             return self._built(list(texts))
         for text in texts:
-            length = 2 + len(encode(text))  # with the start and end tokens
+            length = self.added + len(encode(text))
             if length > self.context:
                 raise InputError(
                     f"expected texts of at most {self.context} tokens for {self.name}, found "
                     f"{length}: {text!r}"
                 )
         return self._built(list(texts))
+
+    def unknown_words(self, texts: Sequence[str]) -> tuple[str, ...]:
+        """Return the words of texts that the tower was not trained on, each once; of open_clip's
+        tokenizers, which know parts of words, none.
+        """
+        unknown = getattr(self._built, "unknown", None)
+        if unknown is None:
+            return ()
+        words: dict[str, None] = {}
+        for text in texts:
+            words.update(dict.fromkeys(unknown(text)))
+        return tuple(words)
 
     def embed(self, texts: Sequence[str], *, device: torch.device | str = "cpu") -> Embeddings:
         """Return normalised embeddings (texts, dim) on a device, to which the towers are moved;
@@ -158,22 +176,45 @@ class LanguageImage(nn.Module):
 
 
 def text_tower(model: Model) -> TextTower:
-    """Return a model's text tower. Raises UnsupportedError, with models that have one, for a model
-    without.
+    """Return a model's text tower: open_clip's, or that of a run folder with captions.
+
+    Raises UnsupportedError, with models that have one, for a model without.
     """
-    if not isinstance(model.module, LanguageImage):
+    if isinstance(model.module, LanguageImage):
+        return model.module.text
+    folder = _folder_with_texts(model)
+    if folder is None:
         sources = [source for source in SOURCES.values() if source.texts]
         raise UnsupportedError(
             f"expected a model with a text tower, found {model.alias!r}, which embeds no texts; "
-            f"{', '.join(source.example for source in sources)} and their like have one; "
-            f"see vitlens models '{sources[0].prefix}*'"
+            f"{', '.join(source.example for source in sources)} and their like have one, and so "
+            "has a run folder of vitlens train --objective clip; see vitlens models "
+            f"'{sources[0].prefix}*'"
         )
-    return model.module.text
+    tower = read_tower(folder)
+    return TextTower(
+        tower, lambda: WordTokenizer(tower), 1 + tower.config.context, model.alias, added=1
+    )
 
 
 def has_text_tower(model: Model) -> bool:
     """Return True if a model also embeds texts."""
+    return is_language_image(model) or _folder_with_texts(model) is not None
+
+
+def is_language_image(model: Model) -> bool:
+    """Return True for an image tower that has a classifier of prompts, or none at all."""
     return isinstance(model.module, LanguageImage)
+
+
+def _folder_with_texts(model: Model) -> Path | None:
+    """Return the run folder of a ViT that has a text tower next to its weights."""
+    has_file = model.provenance.weights not in ("random", "training", "hub", "bundled")
+    if not has_file or not isinstance(model.module, VisionTransformer):
+        return None
+    path = Path(model.provenance.name)
+    folder = path if path.is_dir() else path.parent
+    return folder if (folder / TEXT_FILE).is_file() else None
 
 
 def with_prompts(model: Model, names: Sequence[str], prompts: Embeddings | None) -> Model:
@@ -188,15 +229,24 @@ def with_prompts(model: Model, names: Sequence[str], prompts: Embeddings | None)
             f"{list(names)[:5]}"
         )
     tower = text_tower(model)
-    current = model.module
-    assert isinstance(current, LanguageImage)  # text_tower raises for any other module
-    module = LanguageImage(
-        current.visual, tower, layout=current.layout, pooling=current.global_pool, prompts=prompts
-    )
+    if isinstance(model.module, LanguageImage):
+        visual = model.module.visual
+        layout = model.module.layout
+        pooling = model.module.global_pool
+    else:
+        visual = deepcopy(model.module)
+        assert isinstance(visual, VisionTransformer)  # text_tower raises for any other module
+        visual.reset_classifier(0)
+        layout = model.layout
+        pooling = "token" if model.anatomy.readout == "cls" else "avg"
+    module = LanguageImage(visual, tower, layout=layout, pooling=pooling, prompts=prompts)
+    anatomy = replace(model.anatomy)
+    if not isinstance(model.module, LanguageImage):
+        anatomy = read_anatomy(module, image_size=model.input_size)
     prompted = Model(
         module,
         alias=model.alias,
-        anatomy=replace(model.anatomy),
+        anatomy=anatomy,
         preprocessing=model.preprocessing,
         classes=tuple(names),
         provenance=model.provenance,

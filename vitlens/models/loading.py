@@ -13,7 +13,7 @@ from vitlens.errors import InputError, ModelError, UnknownNameError, argument, i
 from vitlens.models.anatomy import is_headless
 from vitlens.models.configs import VIT_PRESETS
 from vitlens.models.fitting import fit_names
-from vitlens.models.language_image import has_text_tower, zero_shot
+from vitlens.models.language_image import is_language_image, zero_shot
 from vitlens.models.library_folders import CONFIG, typed_name
 from vitlens.models.model import Model, Provenance
 from vitlens.models.naming import RANDOM, ModelName, parse_model, require_rule
@@ -104,7 +104,7 @@ def load(
     model: Model = resolved(source.load)(request)
     if mean or std:
         _set_normalisation(model, mean, std)
-    if classes and has_text_tower(model):
+    if classes and is_language_image(model):
         model = zero_shot(model, classes)
     elif classes:
         _set_classes(model, classes)

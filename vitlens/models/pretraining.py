@@ -9,13 +9,16 @@ a guess.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from vitlens.errors import InputError, UnknownNameError
+from vitlens.files import read_json
 from vitlens.models.language_image import LanguageImage
 from vitlens.models.model import Model
 from vitlens.models.sources.registry import source_of
 from vitlens.names import OBJECTIVES, KnownObjective, Objective
+from vitlens.record import CONFIG
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,15 @@ DATA: Final = {  # pattern -> name; every one found is listed, in the order of t
     r"m38m": "Merged-38M",
 }
 
+# `vitlens train --objective`: what it is called in comparisons, and its recipe
+TRAINED: Final[Mapping[str, tuple[Objective, str]]] = {
+    "classify": ("supervised", "vitlens train"),
+    "mae": ("self-supervised", "MAE"),
+    "dino": ("self-supervised", "DINO"),
+    "clip": ("language-image", "CLIP"),
+}
+_LONGEST_CHAIN: Final = 8  # run folders that were trained from one another
+
 
 def read_name(name: str) -> Pretraining:
     """Return the pretraining that a name with its tag shows, by the tables above; "not known"
@@ -148,9 +160,8 @@ def pretraining_of(model: Model, *, told: Objective | None = None) -> Pretrainin
     configuration.
 
     told: the user's objective, which replaces all others except "random weights". A weights file of
-    the user's under a library's name is read by that name, and the result says so; a run folder is
-    known where it holds a preset, which `vitlens train` trains with labels, but not where it is a
-    fine-tuned model of another library.
+    the user's under a library's name is read by that name, and the result says so; the pretraining
+    of a run folder is what its config.json says, "not known" without one.
     """
     weights = model.provenance.weights
     if weights == "random":
@@ -197,10 +208,11 @@ def _read(model: Model) -> Pretraining:
     library = source.kind if source is not None else ""
     short_name = name.partition(":")[2]
     if library == "bundled":
-        data = "digits-shortcut" if name.endswith("shortcut") else "digits"
-        return Pretraining("supervised", "vitlens train", data, source="bundled with vitlens")
-    if library in ("run", "file") and kind == "preset":
-        return Pretraining("supervised", "vitlens train", source="a preset, trained with labels")
+        return _of_bundled(name)
+    if library == "run" and kind == "preset":
+        return _of_run(Path(name))
+    if library == "file" and kind == "preset":
+        return _of_run(Path(name).parent)
     if isinstance(model.module, LanguageImage):
         model_type = _model_type(model) or "clip"
         hub_name = (
@@ -216,6 +228,50 @@ def _read(model: Model) -> Pretraining:
         return Pretraining("supervised", "labels", "ImageNet-1k", source="torchvision's weights")
     if library == "hf":
         return read_name(f"{_model_type(model)} {short_name if from_hub else ''}")
+    return Pretraining("not known")
+
+
+def _of_bundled(name: str) -> Pretraining:
+    data = "digits-shortcut" if name.endswith("shortcut") else "digits"
+    return Pretraining("supervised", "vitlens train", data, source="bundled with vitlens")
+
+
+def _of_run(folder: Path, depth: int = 0) -> Pretraining:
+    """Return the pretraining that the config.json of a run folder shows.
+
+    A run that started from another model has the pretraining of that model, and its own data as
+    labels where it was trained with them.
+    """
+    try:
+        config = read_json(folder / CONFIG)
+        started = config["models"][0]
+        parent = str(started["name"])
+        if config["command"] != "train":  # pruned: nothing was trained
+            return _of_parent(parent, depth)
+        objective, recipe = TRAINED[config["options"]["objective"]]
+        data = str(config["data"]["name"])
+    except (InputError, KeyError, IndexError, TypeError):
+        return Pretraining("not known")
+    if started["weights"] == "training":
+        return Pretraining(objective, recipe, data, source="its run folder")
+    read = _of_parent(parent, depth)
+    if objective == "supervised" and read.objective != "not known":
+        labels = ", ".join(name for name in (read.labels, data) if name)
+        read = replace(read, labels=labels)
+    return read
+
+
+def _of_parent(name: str, depth: int) -> Pretraining:
+    """Return the pretraining of the model that a run started from, by its name in config.json."""
+    source = source_of(name)
+    if source is None or depth == _LONGEST_CHAIN:
+        return Pretraining("not known")
+    if source.kind == "bundled":
+        return _of_bundled(name)
+    if source.kind == "run":
+        return _of_run(Path(name), depth + 1)
+    if source.kind == "timm":
+        return read_name(name.removeprefix(source.prefix))
     return Pretraining("not known")
 
 

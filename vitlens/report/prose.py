@@ -22,7 +22,7 @@ from jinja2 import Environment, StrictUndefined, Template
 
 from vitlens.display import protected, shortened, visible
 from vitlens.report.numbers import frequency, in_ranges, in_words, number, percent
-from vitlens.uncertainty import Estimate, in_points
+from vitlens.uncertainty import LEVEL, Estimate, Side, beyond, in_points
 
 NAMED: Final = 5  # names of a list in a sentence
 
@@ -90,9 +90,24 @@ def _by_count(singular: str, plural: str) -> Callable[[Sized | int], str]:
     return choose
 
 
+def borderline(difference: Estimate, p: float) -> Marked:
+    """Return a remark in parentheses where an interval and a test of the same difference disagree;
+    "" where they agree.
+
+    p: of an exact test, or after a correction, whose answer holds.
+    """
+    excludes_zero = beyond(difference, 0.0) is not Side.UNDECIDED
+    if difference.low is None or excludes_zero == (p <= LEVEL):
+        return Marked("")
+    if excludes_zero:
+        return Marked(" (borderline: the interval excludes 0, the test does not)")
+    return Marked(" (borderline: the test excludes 0, the interval does not)")
+
+
 _FILTERS: Final = {
     "alone": partial(in_words, with_n=False),
     "are": _by_count("is", "are"),
+    "borderline": borderline,
     "counts": counts,
     "frequency": frequency,
     "have": _by_count("has", "have"),

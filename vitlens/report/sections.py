@@ -151,6 +151,7 @@ class Report:
     definitions: names with their meaning, after the terms of the shown columns. package: of its
     help.md, if that is not the record's. reconciles: sentences about numbers that differ between
     parts, and why. known_answer: sentences about a planted cause that it recovered or not.
+    about_weights: False where the numbers do not depend on the weights.
 
     A run of chapters takes finished parts from them: sections, picture and glance may be functions
     of the record.
@@ -169,6 +170,7 @@ class Report:
     package: str = ""
     reconciles: Callable[[Any], Iterable[str]] = _nothing
     known_answer: Callable[[Any], Iterable[str | Sentence]] = _nothing
+    about_weights: bool = True
 
     def __call__(self, record: Any) -> Document:
         """Return the whole report of a record."""
@@ -183,7 +185,7 @@ class Report:
             answer=tuple(_without_repeated_leads(answers)),
             picture=picture,
             glance=self._glance_table(record, claims),
-            unknown=_as_sentences(self.unknown(record))[:_UNKNOWN],
+            unknown=_as_sentences((*self._untrained(record), *self.unknown(record)))[:_UNKNOWN],
             next=_to_test(answers, most=2),
             known_answer=_as_sentences(self.known_answer(record)),
         )
@@ -203,6 +205,16 @@ class Report:
     def register(self, record: Any) -> tuple[Claim, ...]:
         """Return all claims of a record, those that fail or surprise with what to test next."""
         return _with_next_steps(vetoed(self.claims(record)), record)
+
+    def _untrained(self, record: Any) -> Iterator[str]:
+        """Yield which models have random weights, where that limits what the report shows."""
+        names = [model.alias for model in record.config.models if model.weights == "random"]
+        if names and self.about_weights:
+            yield say(
+                "{{ names|names }} {{ names|have }} random weights: what is said of them holds for "
+                "the architecture before any training.",
+                names=names,
+            )
 
     def _declared(self) -> list[Section | Overview]:
         """Return the parts whose columns are declared here, not taken from a chapter."""

@@ -1,6 +1,8 @@
 """The pretraining of a model from names and sources, without a guess."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,8 @@ import vitlens
 from tests.kit.models.files import written
 from tests.kit.models.transformers import folder_of
 from tests.kit.tiny import timm_model
-from vitlens.models.pretraining import Pretraining, pretraining_of, read_name
+from vitlens.models.pretraining import TRAINED, Pretraining, pretraining_of, read_name
+from vitlens.training.objectives.registry import OBJECTIVES
 
 NAMES = {  # name -> objective, recipe, data, labels afterwards
     "vit_small_patch16_224.dino": ("self-supervised", "DINO", "", ""),
@@ -117,14 +120,52 @@ def test_the_source_tells_and_the_user_knows_better_but_not_of_random_weights():
     assert told(dino, name, "mine.safetensors", told="supervised").recipe == ""
 
 
-def test_a_run_folder_is_known_where_it_holds_a_preset(tmp_path):
-    for name, objective in (
-        ("vit-micro@random", "supervised"),
-        ("timm:test_vit@random", "not known"),
-    ):
-        written(vitlens.load(name, image_size=32), tmp_path)
-        for place in (tmp_path, tmp_path / "model.safetensors"):
-            assert pretraining_of(vitlens.load(str(place))).objective == objective
+@pytest.mark.parametrize("name", ["vit-micro@random", "timm:test_vit@random"])
+def test_weights_without_the_record_of_their_run_are_not_known(name, tmp_path):
+    written(vitlens.load(name, image_size=32), tmp_path)
+    for place in (tmp_path, tmp_path / "model.safetensors"):
+        assert pretraining_of(vitlens.load(str(place))) == Pretraining("not known")
+
+
+def test_every_objective_of_training_is_a_known_pretraining():
+    assert set(TRAINED) == set(OBJECTIVES)
+
+
+def run_folder(folder: Path, *, parent: str, weights: str, objective: str, data: str) -> str:
+    """Write a preset with the config.json of a training."""
+    folder.mkdir()
+    written(vitlens.load("vit-micro@random"), folder)
+    config = {
+        "command": "train",
+        "options": {"objective": objective},
+        "models": [{"name": parent, "weights": weights}],
+        "data": {"name": data},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+@pytest.mark.parametrize(("objective", "read"), TRAINED.items())
+def test_a_run_folder_has_the_pretraining_of_its_training(objective, read, tmp_path):
+    scratch = {"parent": "vit-micro", "weights": "training", "data": "shapes"}
+    folder = run_folder(tmp_path / "run", objective=objective, **scratch)
+    for place in (folder, f"{folder}/model.safetensors"):
+        pretraining = pretraining_of(vitlens.load(place))
+        assert (pretraining.objective, pretraining.recipe) == read
+        assert (pretraining.data, pretraining.source) == ("shapes", "its run folder")
+
+
+def test_a_fine_tuned_run_has_the_pretraining_of_the_model_that_it_started_from(tmp_path):
+    scratch = {"parent": "vit-micro", "weights": "training", "data": "shapes"}
+    start = run_folder(tmp_path / "dino", objective="dino", **scratch)
+    tuned = {"weights": "model.safetensors", "objective": "classify", "data": "digits"}
+    folder = run_folder(tmp_path / "tuned", parent=start, **tuned)
+    read = pretraining_of(vitlens.load(folder))
+    assert (read.objective, read.data, read.labels) == ("self-supervised", "shapes", "digits")
+    bundled = run_folder(tmp_path / "more", parent="vit-digits", **tuned)
+    assert pretraining_of(vitlens.load(bundled)).objective == "supervised"
+    lost = run_folder(tmp_path / "lost", parent=str(tmp_path / "gone"), **tuned)
+    assert pretraining_of(vitlens.load(lost)) == Pretraining("not known")
 
 
 def test_a_text_tower_tells():

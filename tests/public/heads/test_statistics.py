@@ -547,3 +547,19 @@ def test_a_mask_of_queries_and_keys_alone_does_not_count():
     ]
     expected = entropy.mean((0, 2)) / math.log(tokens - 2)
     torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_intervals_over_two_images_end_at_the_numbers_of_tokens():
+    model = vitlens.load("vit-digits")
+    scenes = next(vitlens.load_data("digits", part="test", limit=4).batches(4)).images
+    results = [vitlens.statistics(model, pair) for pair in scenes.split(2)]
+    tokens = model.layout.tokens
+    most = {
+        "sinks": tokens,
+        "effective_keys": tokens,
+        "high_norm_patches": model.layout.patches,
+        "high_norm_prefix": len(model.layout.prefix),
+    }
+    for name, greatest in most.items():
+        assert max(float(result.high(name).nan_to_num(0).max()) for result in results) <= greatest
+        assert min(float(result.low(name).nan_to_num(0).min()) for result in results) >= 0

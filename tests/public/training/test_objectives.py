@@ -22,6 +22,7 @@ from tests.kit.trainings import (
     state,
     timeless,
 )
+from vitlens.data.captions import PROMPTS
 from vitlens.errors import InputError
 from vitlens.training.objectives.registry import COLLAPSE, OBJECTIVES
 
@@ -121,6 +122,38 @@ def test_the_classifier_of_a_run_is_that_of_its_texts(folders):
     assert two.shape == (1, 2, 16)
     (score,) = folders["clip"].scores
     assert (score.role, score.accuracy.n) == ("zero-shot", 24)
+
+
+def test_features_compares_objectives_and_reads_any_wording_with_the_text_tower(folders, tmp_path):
+    clip, mae = (folders[name].folder for name in ("clip", "mae"))
+    templates = tmp_path / "templates.txt"
+    templates.write_text("an etching of a {}\n")
+    wordings = f"--prompt star --clip-templates {templates}"
+    options = "--data shapes --limit 24 --bank 24 --k 5 --no-tsne"
+    record = ran(tmp_path / "f", f"features {clip} {mae} {options} {wordings}")
+    pretrainings = {row.model: row.objective for row in record.features}
+    assert pretrainings == {"clip": "language-image", "mae": "self-supervised"}
+    ensemble, etching = record.templates
+    assert ensemble.accuracy.value == etching.accuracy.value
+    assert {row.prompt for row in record.prompts} == {"star"}
+    assert all(-1 <= row.cosine <= 1 for row in record.prompts)
+    assert any("etching" in row.note for row in record.notes)
+
+
+def test_the_text_tower_of_a_run_classifies_as_its_own_classifier_does(folders):
+    model = vitlens.load(str(folders["clip"].folder))
+    images = next(scenes("test").batches(24)).images
+    zero_shot = vitlens.zero_shot(model, model.classes, templates=PROMPTS)
+    assert torch.equal(zero_shot(images).argmax(1), model(images).argmax(1))
+    others = vitlens.zero_shot(model, ("a ring", "a star"))
+    assert others(images).shape == (24, 2)
+    assert vitlens.relevance(others, images[:2]).shape[0] == 2
+
+
+def test_a_text_longer_than_any_caption_is_refused(folders):
+    model = vitlens.load(str(folders["clip"].folder))
+    with pytest.raises(InputError, match=r"expected texts of at most \d+ tokens"):
+        vitlens.zero_shot(model, ("star",), templates=("a star " * 40 + "{}",))
 
 
 def test_a_teacher_that_is_not_centred_collapses_and_the_report_says_so(tmp_path):

@@ -29,7 +29,8 @@ class Statistic:
     layer ("grid": patches that attend to patches); views: the parts of reports that show it;
     whole_range: True if the colours of its maps span 0 to 1, False if they end at its greatest
     value; tracked_as: its name where `train --track` logs it by layer, "" if it does not; function:
-    the name of its function in FUNCTIONS, "" for the statistic's name.
+    the name of its function in FUNCTIONS, "" for the statistic's name; counts: the tokens that it
+    is a number of, "" for any other.
     """
 
     title: str
@@ -44,15 +45,24 @@ class Statistic:
     whole_range: bool = False
     tracked_as: str = ""
     function: str = ""
+    counts: Literal["", "patches", "prefix"] = ""
 
-    def bounds(self, keys: int) -> tuple[float, float]:
-        """Return the least and the largest possible value of a layer with so many keys."""
+    def bounds(
+        self, keys: int, *, patches: int | None = None, prefix: int | None = None
+    ) -> tuple[float, float]:
+        """Return the least and the largest possible value of a layer with so many keys.
+
+        patches, prefix: tokens of the whole map, and before the patches, None if unknown.
+        """
         if self.unit == "fraction":
             return 0.0, 1.0
         if self.input == "layer" and self.unit == "":
             return 0.0, 1.0
         if self.input != "row":
-            return 0.0, math.inf
+            most = {"patches": patches, "prefix": prefix}.get(self.counts)
+            if self.unit == "keys":
+                most = keys
+            return 0.0, math.inf if most is None else float(most)
         if self.unit == "nats":
             return 0.0, math.log(keys)
         if self.unit == "keys":
@@ -90,9 +100,19 @@ def _of_cls(name: str, *views: View, tracked_as: str = "") -> Statistic:
     )
 
 
-def _of_tokens(title: str, unit: str, meaning: str, reading: str, source: str) -> Statistic:
+def _of_tokens(
+    title: str,
+    unit: str,
+    meaning: str,
+    reading: str,
+    source: str,
+    *,
+    counts: Literal["", "patches", "prefix"] = "",
+) -> Statistic:
     """Return a statistic of the residual stream after each block."""
-    return Statistic(title, unit, meaning, reading, source, "tokens", "tokens", views=())
+    return Statistic(
+        title, unit, meaning, reading, source, "tokens", "tokens", views=(), counts=counts
+    )
 
 
 _OF_ROWS: Final = {
@@ -262,6 +282,7 @@ STATISTICS: Final[dict[str, Statistic]] = {
         "The number of patches of outlying norm; in large ViTs such patches hold global "
         "information.",
         "Darcet 2024; the threshold is ours",
+        counts="patches",
     ),
     "high_norm_prefix": _of_tokens(
         "high-norm prefix tokens",
@@ -269,6 +290,7 @@ STATISTICS: Final[dict[str, Statistic]] = {
         "CLS and registers with a norm above that",
         "The number of CLS and register tokens of outlying norm.",
         "Darcet 2024; the threshold is ours",
+        counts="prefix",
     ),
 }
 

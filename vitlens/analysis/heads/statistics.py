@@ -3,6 +3,7 @@
 Every number is a mean over the queries of an image, then over images.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ from vitlens.analysis.evaluation.intervals import Key, Moments
 from vitlens.analysis.heads.batch import layers_of, measure
 from vitlens.analysis.heads.evidence import GROUPS, HeadEvidence
 from vitlens.analysis.heads.geometry import Geometry, geometry_of
-from vitlens.analysis.heads.registry import STATISTICS
+from vitlens.analysis.heads.registry import STATISTICS, Statistic
 from vitlens.analysis.heads.rows import PerHead
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.inputs import takes_images
@@ -119,7 +120,7 @@ class Statistics(Table):
     def _ends(self, key: Key) -> tuple[Tensor, Tensor]:
         name, layer = key
         keys = next((site.keys for site in self.sites if site.layer == layer), self.keys)
-        least, most = STATISTICS[name].bounds(keys)
+        least, most = bounds_in(STATISTICS[name], keys, self.geometries[layer])
         return self.moments.ends(key, least=least, most=most)
 
     def uniform_distance(self) -> Float[Tensor, " layers"]:
@@ -138,6 +139,13 @@ class Statistics(Table):
                 rows[layer] = read(key)
         heads = 1 if STATISTICS[name].rows == "tokens" else self.heads
         return per_head(rows, self.depth, heads=heads)
+
+
+def bounds_in(statistic: Statistic, keys: int, geometry: Geometry | None) -> tuple[float, float]:
+    """Return the least and the largest possible value of a statistic in a layer."""
+    if geometry is None:
+        return statistic.bounds(keys)
+    return statistic.bounds(keys, patches=math.prod(geometry.map_grid), prefix=geometry.prefix)
 
 
 def per_head(rows: Mapping[int, Tensor], layers: int, *, heads: int) -> PerHead:

@@ -104,7 +104,9 @@ class _Shares:
     def mean(self, chosen: NDArray[np.bool_]) -> Estimate:
         """Return the mean share on some images."""
         groups = None if self.groups is None else self.groups.numpy()[chosen]
-        return bootstrap_mean(self.shares[chosen], groups=groups, seed=self.seed)
+        return bootstrap_mean(
+            self.shares[chosen], groups=groups, seed=self.seed, least=0.0, most=1.0
+        )
 
 
 def share_in_regions(maps: Maps, regions: Masks) -> Float[Tensor, " images"]:

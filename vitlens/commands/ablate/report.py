@@ -64,22 +64,25 @@ def _undecided(record: AblateRecord) -> Iterator[str]:
     if not undecided or record.images < FEWEST:
         return
     smallest = record.model.smallest
+    needed = images_needed(undecided, smallest, record.images)
     yield say(
         "{{ undecided|length }} of {{ n }} heads {{ undecided|are }} undecided: their intervals "
-        "include changes of the loss below and above {{ smallest }}.{% if needed %} About "
-        "{{ needed }} would be enough to decide.{% endif %}",
+        "include changes of the loss below and above {{ smallest }}.{% if more %} About "
+        "{{ needed }} would decide heads without an effect.{% elif needed %} Their effects are "
+        "near that limit: {{ needed }} are enough for heads without an effect.{% endif %}",
         undecided=undecided,
         n=len(record.heads),
         smallest=smallest,
-        needed=images_needed(undecided, smallest, record.images),
+        needed=needed,
+        more=needed is not None and needed.value > record.images,
     )
 
 
 def images_needed(rows: Sequence[UnitRow], smallest: Estimate, images: int) -> Estimate | None:
     """Return about how many images shrink the median interval of these units to the smallest effect
-    on either side.
+    on either side: the same from small and large samples, but for chance.
 
-    None without intervals.
+    images: behind the intervals. None without intervals.
     """
     half_widths = []
     for row in rows:
@@ -88,8 +91,7 @@ def images_needed(rows: Sequence[UnitRow], smallest: Estimate, images: int) -> E
     if not half_widths:
         return None
     needed = images * (median(half_widths) / smallest.value) ** 2
-    rounded = int(float(f"{needed:.1e}"))
-    return Estimate(float(max(images, rounded)), unit="images")
+    return Estimate(max(1.0, float(f"{needed:.1e}")), unit="images")
 
 
 def definitions(record: AblateRecord) -> Iterator[tuple[str, str]]:
@@ -112,7 +114,8 @@ def _heads(record: AblateRecord) -> str:
     fewest = fewest_images(max(1, len(heads)))
     return say(
         "The output of each head was replaced by {{ by }}, for every image. "
-        "{% if significant %}{{ significant }} of {{ n }} heads change the loss significantly "
+        "{% if significant %}{{ significant }} of {{ n }} heads "
+        "change{{ 's' if significant == 1 }} the loss significantly "
         "after Holm's correction.{% else %}No head changes the loss significantly, so their "
         "order may be due to chance.{% if is_few %} With fewer than {{ fewest }} images, no "
         "change can be significant.{% endif %}{% endif %}",

@@ -32,7 +32,7 @@ from vitlens.commands.shared.saturation import is_saturated
 from vitlens.commands.shared.trainings import trainings_of
 from vitlens.data.registry import SETS
 from vitlens.data.split import Split
-from vitlens.models.language_image import has_text_tower
+from vitlens.models.language_image import is_language_image
 from vitlens.models.model import Model
 from vitlens.uncertainty import Estimate, bootstrap_mean, calibration_test, holm, student_test
 
@@ -177,7 +177,7 @@ def _with_candidates(score: rows.ScoreRow, model: Model, evaluation: Evaluation)
     """Add the number of classes and the chance level for a zero-shot model, which chooses among
     class names.
     """
-    if not has_text_tower(model):
+    if not is_language_image(model):
         return score
     count = len(evaluation.classes)
     return replace(score, candidates=count, chance=1 / count)

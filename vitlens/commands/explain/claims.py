@@ -2,7 +2,7 @@
 overturn them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from vitlens.commands.explain.options import ALL
@@ -11,8 +11,8 @@ from vitlens.commands.shared.explorer import without_explorer
 from vitlens.commands.shared.maps.record import REPLACED, JudgedMap, judged_maps
 from vitlens.commands.shared.maps.report import map_claims, uniform_claim
 from vitlens.record import by
-from vitlens.report.claims import Claim, few_images, found, unjudged
-from vitlens.report.prose import say
+from vitlens.report.claims import FEWEST, Claim, few_images, found, unjudged
+from vitlens.report.prose import Marked, say
 from vitlens.uncertainty import Estimate
 
 _TUNED_ON: Final = (
@@ -90,6 +90,27 @@ def _lead(record: ExplainRecord, row: ChoiceRow) -> Estimate | None:
     return None
 
 
+# sections that are left out where there are fewer than FEWEST images, by table
+OF_MANY: Final[Mapping[str, str]] = {
+    "league": "the comparison of methods",
+    "agreement": "the agreement of methods",
+    "orders": "the patches whose removal changes the prediction (counterfactuals)",
+}
+
+
+def _not_shown(record: ExplainRecord) -> Iterator[str]:
+    """Yield what was measured on too few images to be shown, and the tables that have it."""
+    names = [name for name in OF_MANY if getattr(record, name)]
+    if names and record.images < FEWEST:
+        yield say(
+            "Measured, but not shown for fewer than {{ few }} images: {{ what }}. The numbers are "
+            "in {{ files }}.",
+            few=FEWEST,
+            what=Marked(", ".join(OF_MANY[name] for name in names)),
+            files=Marked(", ".join(f"`tables/{name}.csv`" for name in names)),
+        )
+
+
 def unknown(record: ExplainRecord) -> Iterator[str]:
     """Yield what could overturn the verdicts, the most serious first."""
     if not record.checks:
@@ -98,6 +119,7 @@ def unknown(record: ExplainRecord) -> Iterator[str]:
             "checks them."
         )
     yield from few_images(record.images)
+    yield from _not_shown(record)
     yield from _unusable_maps(record)
     yield from _tuned_on_these_images(record)
     yield from _changed_rankings(record)

@@ -56,7 +56,8 @@ def _states(record: ExplainRecord) -> str:
     for alias, verdicts in judged_of(record).items():
         numbers = {words[state]: len(rows) for state, rows in by(verdicts, "state").items()}
         sentence = say(
-            "Of the {{ n }} methods of **{{ alias }}**: {{ numbers }}.",
+            "{% if n == 1 %}The only method{% else %}Of the {{ n }} methods{% endif %} of "
+            "**{{ alias }}**: {{ numbers }}.",
             n=len(verdicts),
             alias=alias,
             numbers=counts(numbers),

@@ -242,7 +242,8 @@ def _classifier(record: FeaturesRecord, row: FeaturesRow) -> Iterator[Claim]:
         "{{ reached|alone }} of the images are classified correctly ({{ chance|percent }} by "
         "chance).{% if gap %} The model's classifier reaches {{ accuracy|value }}; the "
         "difference is {{ gap.difference|alone }} ({% if not decided %}not significant, "
-        "{% endif %}McNemar's exact test, p = {{ gap.p_holm|number }}).{% endif %}",
+        "{% endif %}McNemar's exact test, p = {{ gap.p_holm|number }})"
+        "{{ gap.difference|borderline(gap.p_holm) }}.{% endif %}",
         gain,
         brief="{% if gap %}A {{ classifier }} on the last layer of **{{ m }}** is right on "
         "{{ reached|value }} of "

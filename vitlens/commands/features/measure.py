@@ -41,7 +41,12 @@ from vitlens.commands.features.record import (
     SetsRow,
 )
 from vitlens.commands.features.spaces import map_spaces
-from vitlens.commands.features.texts import classify_zero_shot, explain_prompts, require_texts
+from vitlens.commands.features.texts import (
+    classify_zero_shot,
+    explain_prompts,
+    require_texts,
+    unknown_words_note,
+)
 from vitlens.commands.run.progress import progress
 from vitlens.commands.run.run import Run
 from vitlens.errors import InputError
@@ -223,7 +228,7 @@ def _record_of_model(
         matches=drawing.matches,
         templates=zero_shot.rows,
         prompts=prompts.rows,
-        notes=_notes(features, classification),
+        notes=_notes(features, classification, unknown_words_note(subject)),
         spaces={subject.alias: spaces.arrays},
         shown={subject.alias: replace(drawing.arrays, prompts=prompts.maps)},
     )
@@ -292,9 +297,13 @@ def _accuracy_fields(subject: Subject, classification: Classification) -> dict[s
     }
 
 
-def _notes(features: FeaturesOfSplits, classification: Classification) -> tuple[NoteRow, ...]:
-    """Return the notes on features and classification, each once."""
+def _notes(
+    features: FeaturesOfSplits, classification: Classification, note_on_words: str
+) -> tuple[NoteRow, ...]:
+    """Return the notes on words, features and classification, each once."""
     notes: dict[str, None] = {}
+    if note_on_words:
+        notes[note_on_words] = None
     for name in ("test", "bank"):
         if name in features:
             notes.update(dict.fromkeys(features[name].notes))

@@ -24,13 +24,16 @@ from vitlens.models.language_image import (
     PHOTO,
     by_template,
     has_text_tower,
+    is_language_image,
     prompt_names,
     text_tower,
+    with_prompts,
 )
 from vitlens.models.model import Model
 from vitlens.names import TEMPLATE_SETS
 
 _CLASS: Final = "{}"  # placeholder of the class in a template
+_BATCH: Final = 64  # images
 _DEFAULT_TEMPLATES: Final = next(
     field.default for field in fields(FeaturesOptions) if field.name == "templates"
 )
@@ -103,7 +106,7 @@ def classify_zero_shot(subject: Subject, test: Features) -> ZeroShot:
         return ZeroShot(reason=str(error))
     rows = template_rows(
         subject.alias,
-        test.logits,
+        _embed_images(subject, test),
         split.labels,
         embeddings,
         templates,
@@ -111,6 +114,38 @@ def classify_zero_shot(subject: Subject, test: Features) -> ZeroShot:
         seed=subject.seed,
     )
     return ZeroShot(rows)
+
+
+def unknown_words_note(subject: Subject) -> str:
+    """Return a note on words of the prompts that the text tower was not trained on; "" for none."""
+    if not has_text_tower(subject.model):
+        return ""
+    texts = list(subject.options.prompts)
+    if subject.test.labels is not None and subject.test.classes:
+        texts += [*_templates(subject.options), *prompt_names(subject.test.classes)]
+    unknown = text_tower(subject.model).unknown_words(texts)
+    if not unknown:
+        return ""
+    words = ", ".join(repr(word) for word in unknown)
+    return (
+        f"The captions on which {subject.alias} was trained lack {words}: its text tower has not "
+        "learned what that means"
+    )
+
+
+def _embed_images(subject: Subject, test: Features) -> Tensor:
+    """Return the embeddings of the test images: the outputs of a model without a classifier, those
+    of another pass of one with a classifier.
+    """
+    model = subject.model
+    if is_language_image(model):
+        return test.logits
+    tower = with_prompts(model, (), None)
+    parts = []
+    for batch in subject.test.batches(subject.options.run.batch_size or _BATCH):
+        with torch.no_grad():
+            parts.append(tower(batch.images.to(model.device)).float().cpu())
+    return torch.cat(parts)
 
 
 def _embed_classes(subject: Subject, templates: Sequence[str]) -> Tensor:

@@ -95,6 +95,7 @@ REPORT: Final = Report(
     ProfileRecord,
     claims=claims,
     unknown=unknown,
+    about_weights=False,
     definitions=definitions,
     picture=Chart(
         "parts",

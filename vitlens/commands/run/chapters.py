@@ -2,6 +2,7 @@
 reads them.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,6 +21,7 @@ from vitlens.typed import Name
 from vitlens.uncertainty import Estimate
 
 CHAPTERS_FOLDER: Final = "chapters"
+_TABLES: Final = re.compile(r"(?<![\w/])tables/")  # of the chapter, where a text names one
 _COMMANDS: Final = (  # whose runs can be chapters
     "train",
     "evaluate",
@@ -115,9 +117,12 @@ class Chapter:
         alone; tables are named by their places in the chapter.
         """
 
-        def placed(caption: str) -> str:
-            return caption.replace(" tables/", f" {self.row.folder}/tables/")
+        def placed(text: str) -> str:
+            return _TABLES.sub(f"{self.row.folder}/tables/", text)
 
+        sentences = tuple(
+            replace(sentence, text=placed(sentence.text)) for sentence in section.sentences
+        )
         figures = tuple(
             replace(
                 each,
@@ -129,7 +134,7 @@ class Chapter:
             if each.name.startswith(chart)
         )
         tables = tuple(replace(each, caption=placed(each.caption)) for each in section.tables)
-        return replace(section, figures=figures, tables=tables)
+        return replace(section, sentences=sentences, figures=figures, tables=tables)
 
     def glance(self, title: str) -> Mapping[str, Cell]:
         """Return a line of its first page's table by the titles of the columns; empty where there

@@ -146,7 +146,8 @@ def which_is_better(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow])
             say(
                 "**{{ top }}** has the highest accuracy, {{ accuracy|alone }}, but no "
                 "significant lead over {{ alike|names }}{% if pairs|length == 1 %}: "
-                "{{ size|alone }}, p = {{ row.p_holm|number }}{% endif %}.",
+                "{{ size|alone }}, p = {{ row.p_holm|number }}{{ size|borderline(row.p_holm) }}"
+                "{% endif %}.",
                 row=row,
                 size=row.gain(top),
                 **known,
@@ -249,11 +250,17 @@ def not_equal(rows: Sequence[PairRow]) -> Iterator[str]:
     for row in [row for row in open_ if row.gain(row.first).low is not None][:1]:
         yield say(
             "That {{ r.first }} and {{ r.second }} do not differ significantly is no evidence "
-            "that they are equal: the difference may be anything from {{ gap.low|number(1) }} to "
-            "{{ gap.high|number(1) }} points.",
+            "that they are equal: the difference may be as large as "
+            "{{ largest|number(1) }} points.",
             r=row,
-            gap=row.gain(row.first),
+            largest=_largest(row),
         )
+
+
+def _largest(row: PairRow) -> float:
+    """Return the end of a difference's interval that is farther from 0, in points."""
+    gap = row.gain(row.first)
+    return max(abs(end) for end in (gap.low, gap.high) if end is not None)
 
 
 def _paired(row: PairRow) -> str:

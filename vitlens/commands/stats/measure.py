@@ -13,6 +13,7 @@ from torch import Tensor
 from vitlens.analysis.cost.flops import flops_by_part
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.evaluation.intervals import Moments
+from vitlens.analysis.heads.geometry import Geometry
 from vitlens.analysis.heads.registry import (
     FAULTY,
     STATISTICS,
@@ -21,7 +22,7 @@ from vitlens.analysis.heads.registry import (
     token_statistics,
 )
 from vitlens.analysis.heads.specialisation import Specialisation, specialise
-from vitlens.analysis.heads.statistics import Statistics, Stream
+from vitlens.analysis.heads.statistics import Statistics, Stream, bounds_in
 from vitlens.analysis.naming.names import HeadNames
 from vitlens.commands.run.run import ImageRequest, Run
 from vitlens.commands.shared.names import NoteRow, name_rows
@@ -134,12 +135,17 @@ def _removal_cost(model: Model, images: int) -> float:
 
 
 def numbers_of(
-    moments: Moments, layer: int, index: int, names: Sequence[str], keys: int
+    moments: Moments,
+    layer: int,
+    index: int,
+    names: Sequence[str],
+    keys: int,
+    geometry: Geometry | None = None,
 ) -> rows.Numbers:
     """Return the means over images of the statistics that one head has.
 
-    index: of the head in its layer, or 0 for the means over all heads (`Statistics.overall`); keys:
-    of the layer.
+    index: of the head in its layer, or 0 for the means over all heads (`Statistics.overall`); keys,
+    geometry: of the layer.
     """
     numbers = {}
     for name in names:
@@ -147,7 +153,7 @@ def numbers_of(
         if sums is None or index >= len(sums):
             continue
         statistic = STATISTICS[name]
-        least, most = statistic.bounds(keys)
+        least, most = bounds_in(statistic, keys, geometry)
         estimate = moments.estimate((name, layer), index, statistic.unit, least=least, most=most)
         if np.isfinite(estimate.value):
             numbers[name] = estimate
@@ -207,7 +213,7 @@ def layer_rows(alias: str, statistics: Statistics) -> Iterator[rows.LayerRow]:
             kind=site.kind,
             heads=site.heads,
             keys=site.keys,
-            statistics=numbers_of(statistics.moments, site.layer, 0, names, site.keys),
+            statistics=numbers_of(statistics.moments, site.layer, 0, names, site.keys, geometry),
             grid=None if geometry is None else geometry.grid,
             unplaced=NO_PLACE[site.kind] if geometry is None else None,
             uniform_distance=finite(uniform[site.layer]),

@@ -64,10 +64,12 @@ def _patterns(row: HeadsRow, heads: Sequence[HeadRow]) -> Claim:
     return found(
         "pattern",
         row.model,
-        "{{ clear }} of {{ n }} heads of **{{ model }}** follow one pattern{% if clear %} "
+        "{{ clear }} of {{ n }} heads of **{{ model }}** follow{{ 's' if clear == 1 }} one "
+        "pattern{% if clear %} "
         "({{ labels|counts }}){% endif %}; for the others no single pattern explains half of "
         "their attention.",
-        headline="{{ clear }} of {{ n }} heads of {{ model }} follow one pattern",
+        headline="{{ clear }} of {{ n }} heads of {{ model }} follow{{ 's' if clear == 1 }} one "
+        "pattern",
         given={
             "clear": len(clear),
             "n": row.heads,
@@ -112,12 +114,16 @@ def _writes(record: StatsRecord, model: str) -> Iterator[Claim]:
     yield found(
         "writes",
         model,
-        "{{ matter }} of {{ n }} heads of **{{ model }}** matter more to the classes or "
-        "attributes that they separate best than to the others{% if lead %}, most of all "
+        "{{ matter }} of {{ n }} heads of **{{ model }}** "
+        "{% if matter == 1 %}matters more to the classes or attributes that it separates"
+        "{% else %}matter more to the classes or attributes that they separate{% endif %} "
+        "best than to the others{% if lead %}, most of all "
         "{{ lead.name }}: without it, images of {{ lead.writes }} lose {{ effect|alone }} more "
-        "log-odds than others{% endif %}. Of the others {{ correlate }} separate one that "
-        "removing them does not hurt most, {{ several }} separate too many equally well, "
-        "{{ rest }} separate none.",
+        "log-odds than others{% endif %}. Of the others "
+        "{{ correlate }} separate{{ 's' if correlate == 1 }} one that removing "
+        "{{ 'it' if correlate == 1 else 'them' }} does not hurt most, {{ several }} "
+        "separate{{ 's' if several == 1 }} too many equally well, {{ rest }} "
+        "separate{{ 's' if rest == 1 }} none.",
         None if lead is None else lead.margin,
         brief="{% if lead %}Removing **{{ lead.name }}** hurts images of {{ lead.writes }} "
         "most.{% endif %}",
@@ -306,10 +312,13 @@ def _labels_opening(record: StatsRecord) -> str:
     looks = [name for name in record.names if name.looks_hold is not None]
     return say(
         "For {{ tested }} of {{ heads }} heads, at least one label survived its intervention "
-        "test{% if removed %}; of the rest {{ correlate }} separate a class that removing them "
-        "does not hurt most{% endif %}. On shuffled patches {{ held }} of {{ attends }} heads "
-        "attend by what their label says, and {{ kept }} of {{ looks }} patterns are still "
-        "there. One head's page: `vitlens head`.",
+        "test{% if removed %}; of the rest {{ correlate }} "
+        "separate{{ 's' if correlate == 1 }} a class that removing "
+        "{{ 'it' if correlate == 1 else 'them' }} does not hurt most{% endif %}. On shuffled "
+        "patches {{ held }} of {{ attends }} heads "
+        "{{ 'attends by what its' if held == 1 else 'attend by what their' }} label says, and "
+        "{{ kept }} of {{ looks }} patterns {{ 'is' if kept == 1 else 'are' }} still there. "
+        "One head's page: `vitlens head`.",
         heads=len(record.names),
         tested=sum(name.tested for name in record.names),
         correlate=sum(name.correlates for name in record.names),

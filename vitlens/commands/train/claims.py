@@ -328,9 +328,10 @@ def _pair_claim(row: PairRow, better: ScoreRow, other: ScoreRow, *, is_answer: b
         f"{row.first} and {row.second}",
         "{% if row.decided %}{{ one }} classifies more held-out images correctly than "
         "{{ other }}: {{ a|value }} compared with {{ b|value }}, {{ effect }} more (McNemar's "
-        "exact test, p = {{ row.p_holm|number }}).{% else %}The accuracies of {{ one }}, "
+        "exact test, p = {{ row.p_holm|number }}){{ effect|borderline(row.p_holm) }}."
+        "{% else %}The accuracies of {{ one }}, "
         "{{ a|value }}, and {{ other }}, {{ b|value }}, do not differ significantly: "
-        "{{ effect }}, p = {{ row.p_holm|number }}.{% endif %}",
+        "{{ effect }}, p = {{ row.p_holm|number }}{{ effect|borderline(row.p_holm) }}.{% endif %}",
         row.gain(better.model),
         p=row.p_holm,
         kind="answer" if is_answer else "comparison",

@@ -62,7 +62,11 @@ def _score_of(evaluation: Evaluation, start: Start, result: TrainingResult) -> S
     score = _score(evaluation)
     groups = None if evaluation.groups is None else evaluation.groups.numpy()
     confidence = bootstrap_mean(
-        evaluation.confidence.double().numpy(), groups=groups, seed=start.run.seed
+        evaluation.confidence.double().numpy(),
+        groups=groups,
+        seed=start.run.seed,
+        least=0.0,
+        most=1.0,
     )
     gap = None
     if not (

@@ -8,42 +8,34 @@ accumulation, only among those of the same share.
 
 import json
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from safetensors.torch import save as as_bytes
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitlens.data.captions import PROMPTS, with_name
-from vitlens.errors import InputError
 from vitlens.files import write_bytes
-from vitlens.models.configs import ViTConfig
-from vitlens.models.fitting import load_strictly
 from vitlens.models.model import Model
 from vitlens.models.rebuild import for_classes
-from vitlens.models.vit import NORM_EPSILON, TransformerBlock, initialise
-from vitlens.models.weights import read_weights, to_save
+from vitlens.models.weights import to_save
+from vitlens.models.word_tower import (
+    TEMPERATURE,
+    TEXT_FILE,
+    WordTower,
+    WordTowerConfig,
+    read_tower,
+    words_of,
+)
 from vitlens.processes import Processes
 from vitlens.shapes import Images
-from vitlens.typed import between, length, parse_json, read_as
 
-TEXT_FILE: Final = "text.safetensors"  # of the text tower, next to the image tower's weights
-TEMPERATURE: Final = 0.07  # at first (Radford 2021, section 2.4)
-_SHARPEST: Final = 100.0  # largest factor from cosine to logit, there too
-# token numbers of no word, of the start of a text, and of an unknown word
-_PAD: Final = 0
-_START: Final = 1
-_UNKNOWN: Final = 2
-_FIRST_WORD: Final = 3
-_WORD: Final = re.compile(r"\w+")
-_HINT: Final = "train it again"
-
+_SHARPEST: Final = 100.0  # largest factor from cosine to logit (Radford 2021, section 2.4)
 Captions = Callable[[Tensor, int], Sequence[str]]  # of keys of images, in an epoch
 Unit = Float[Tensor, "batch dim"]
 
@@ -54,61 +46,6 @@ class Pair(NamedTuple):
     images: Unit
     texts: Unit
     scale: Tensor
-
-
-@dataclass(frozen=True)
-class TextConfig:
-    """The shape of a text tower.
-
-    words: in the order of their numbers; context: largest number of words of a text; out: dimension
-    of the embeddings.
-    """
-
-    words: Annotated[tuple[Annotated[str, length(1, 200)], ...], length(0, 100_000)]
-    context: Annotated[int, between(1, 1000)]
-    dim: Annotated[int, between(1, 4096)]
-    depth: Annotated[int, between(1, 100)]
-    heads: Annotated[int, between(1, 256)]
-    out: Annotated[int, between(1, 65_536)]
-
-
-class TextTower(nn.Module):
-    """A transformer over words; the embedding is read from the start token, which sees all."""
-
-    def __init__(self, config: TextConfig) -> None:
-        super().__init__()
-        shape = ViTConfig(dim=config.dim, heads=config.heads)
-        self.config = config
-        self.numbers = {word: number for number, word in enumerate(config.words, start=_FIRST_WORD)}
-        self.embed = nn.Embedding(_FIRST_WORD + len(config.words), config.dim)
-        self.pos_embed = nn.Parameter(torch.empty(1, config.context + 1, config.dim))
-        for weights in (self.embed.weight, self.pos_embed):
-            nn.init.normal_(weights, std=0.02)
-        self.blocks = nn.Sequential(*(TransformerBlock(shape) for _ in range(config.depth)))
-        self.norm = nn.LayerNorm(config.dim, eps=NORM_EPSILON)
-        self.projection = nn.Linear(config.dim, config.out, bias=False)
-        for part in (self.blocks, self.projection):
-            part.apply(initialise)
-
-    def tokens(self, texts: Sequence[str]) -> Int[Tensor, "texts tokens"]:
-        """Return the token numbers of each text: its start, its words, and padding.
-
-        Texts are cut or padded to the context.
-        """
-        context = self.config.context
-        rows = []
-        for text in texts:
-            words = words_of(text)[:context]
-            numbers = [self.numbers.get(word, _UNKNOWN) for word in words]
-            padding = [_PAD] * (context - len(numbers))
-            rows.append([_START, *numbers, *padding])
-        return torch.tensor(rows)
-
-    def forward(self, tokens: Int[Tensor, "texts tokens"]) -> Float[Tensor, "texts dim"]:
-        """Return the embeddings of texts, of any length."""
-        outputs = self.norm(self.blocks(self.embed(tokens) + self.pos_embed))
-        embeddings: Tensor = self.projection(outputs[:, 0])
-        return embeddings
 
 
 class ImagesAndCaptions(nn.Module):
@@ -139,7 +76,7 @@ class ImagesAndCaptions(nn.Module):
             text_words = words_of(text)
             words.update(text_words)
             context = max(context, len(text_words))
-        config = TextConfig(
+        config = WordTowerConfig(
             words=tuple(sorted(words)),
             context=context if vocabulary else 1,
             dim=settings["text_dim"],
@@ -147,7 +84,7 @@ class ImagesAndCaptions(nn.Module):
             heads=settings["text_heads"],
             out=vit.config.dim,
         )
-        self.text = TextTower(config)
+        self.text = WordTower(config)
         self.logit_scale = nn.Parameter(torch.tensor(-math.log(TEMPERATURE)))
 
     def inputs(self, images: Images, keys: Tensor, *, seed: int, epoch: int) -> tuple[Tensor, ...]:  # noqa: ARG002
@@ -190,7 +127,9 @@ class ImagesAndCaptions(nn.Module):
     def write_beside(self, folder: Path) -> None:
         """Write the text tower into the run's folder, atomically."""
         config = json.dumps(asdict(self.text.config), sort_keys=True)
-        content = as_bytes(to_save(self.text.state_dict()), metadata={"vitlens": config})
+        scale = self.logit_scale.detach().clamp(max=math.log(_SHARPEST))
+        metadata = {"vitlens": config, "logit_scale": repr(float(scale))}
+        content = as_bytes(to_save(self.text.state_dict()), metadata=metadata)
         write_bytes(folder / TEXT_FILE, content)
 
     def measures(self, outputs: Sequence[Any]) -> Mapping[str, float]:
@@ -211,29 +150,6 @@ def info_nce(images: Unit, texts: Unit, scale: Tensor | float) -> Float[Tensor, 
     return (text_loss + image_loss) / 2
 
 
-def words_of(text: str) -> list[str]:
-    """Return the words of a text in lower case, without punctuation."""
-    return _WORD.findall(text.lower())
-
-
-def load_text_tower(folder: Path) -> TextTower:
-    """Return the text tower of a run folder.
-
-    Raises InputError for a folder without one, ModelError for a damaged file.
-    """
-    file = folder / TEXT_FILE
-    if not file.is_file():
-        raise InputError(
-            f"expected a run folder with {TEXT_FILE}, found none in {folder}; vitlens train "
-            "--objective clip writes it"
-        )
-    stored = read_weights(file)
-    config = parse_json(stored.metadata.get("vitlens", "null"), source=str(file), hint=_HINT)
-    tower = TextTower(read_as(TextConfig, config, source=str(file), hint=_HINT))
-    load_strictly(tower, stored.state, where=str(file))
-    return tower.eval().requires_grad_(False)
-
-
 def text_classifier(
     folder: Path, classes: Sequence[str], wordings: Sequence[str] = PROMPTS
 ) -> Float[Tensor, "wordings classes dim"]:
@@ -243,12 +159,12 @@ def text_classifier(
     The cosine of an image's features (the classifier's input, as `vitlens.features` returns it for
     the last layer) with them is highest for the class that the wording predicts.
     """
-    return embedded(load_text_tower(folder), classes, wordings)
+    return embedded(read_tower(folder), classes, wordings)
 
 
 @torch.no_grad()
 def embedded(
-    tower: TextTower, classes: Sequence[str], wordings: Sequence[str]
+    tower: WordTower, classes: Sequence[str], wordings: Sequence[str]
 ) -> Float[Tensor, "wordings classes dim"]:
     """Return the embeddings of `text_classifier` by a tower.
 

@@ -120,7 +120,7 @@ def range_claim(record: KindRecord) -> Claim:
     design = record.design[0]
     sentence = say(
         "This was measured with {{ images }} training images of {{ side }} px in "
-        "{{ design.classes }} classes, {{ epochs }} epoch{{ design.epochs|s }}, "
+        "{{ design.classes }} classes, {{ epochs }} epoch{{ 's' if epochs|string != '1' }}, "
         "{{ design.seeds }} seed{{ design.seeds|s }} and "
         "{% if design.model %}{{ design.model }}{% else %}models of {{ parameters }} "
         "parameters{% endif %}.",
@@ -184,6 +184,11 @@ def unknown(record: KindRecord) -> Iterator[str]:
     design = record.design[0]
     yield f"Not tried: {KINDS[design.kind].untried}."
     yield from _missed(record, design)
+    if _reuses_trainings(record):
+        yield (
+            "Models were trained by an earlier run, perhaps on other hardware. The time of this "
+            "report is that of its measures, and times of trainings are not compared."
+        )
     yield say(
         "Training is short ({{ epochs }} epoch{{ epochs|s }}): larger models and random weights "
         "may need longer training (`--epochs`).",
@@ -253,16 +258,19 @@ def _highest(record: KindRecord) -> list[VariantRow]:
     for name in ("train_images", "trained", "flops"):
         if len({getattr(row, name) for row in candidates}) == 1:
             hidden[name] = None
-    seconds = sum(row.seconds for row in candidates)
-    if (
-        seconds > record.seconds > 0
-    ):  # some were trained by an earlier run, perhaps on other hardware
+    if _reuses_trainings(record):
         hidden["seconds"] = None
     rows = []
     for row in candidates:
         accuracy = replace(row.accuracy, n=None)
         rows.append(replace(row, accuracy=accuracy, **hidden))
     return rows
+
+
+def _reuses_trainings(record: KindRecord) -> bool:
+    """Return True if some models were trained by an earlier run, perhaps on other hardware."""
+    seconds = sum(row.seconds for row in record.candidates)
+    return seconds > record.seconds > 0
 
 
 def _changes(record: KindRecord) -> Sequence[ComparisonRow]:

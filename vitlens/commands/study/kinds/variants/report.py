@@ -26,14 +26,17 @@ from vitlens.commands.study.kinds.variants.record import PositionRow, VariantsRe
 from vitlens.record import by
 from vitlens.report.claims import Claim
 from vitlens.report.numbers import in_time, in_words, number
-from vitlens.report.prose import listed, say
+from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Section
+from vitlens.report.verdicts import Verdict
 from vitlens.uncertainty import Side, beyond
 
 
 def claims(record: VariantsRecord) -> Iterator[Claim]:
     """Yield the choice, its range, and every other difference that is significant."""
     doubt = undecidable(record)
+    if doubt is None:
+        yield from _lead_claims(record)
     yield doubt or claim_of(decision(record), record.design[0].kind)
     yield range_claim(record)
     if doubt is None:
@@ -52,6 +55,49 @@ def _main_differences(record: VariantsRecord) -> list[ComparisonRow]:
     overall = [row for row in differences if (row.label, row.against) not in pairs]
     overall.sort(key=lambda row: -abs(row.difference.value))
     return [*steps, *overall[:1]]
+
+
+def _lead_claims(record: VariantsRecord) -> Iterator[Claim]:
+    """Yield which of two lines leads at which numbers of training images, the question of a study
+    of shares of the data.
+    """
+    line_of = {row.label: row.line for row in record.points}
+    pairs = pairs_by_images(record)
+    for line in dict.fromkeys(line_of[row.label] for row in pairs):
+        rows = [row for row in pairs if line_of[row.label] == line]
+        first = line_of[rows[0].against]
+        ahead = [f"{row.images:,}" for row in rows if row.winner == row.words]
+        behind = [f"{row.images:,}" for row in rows if row.winner == row.against_words]
+        undecided = [f"{row.images:,}" for row in rows if row.winner is None]
+        leads = []
+        for one, other, sizes in ((line, first, ahead), (first, line, behind)):
+            if sizes:
+                leads.append(f"{one} leads {other} with {listed(sizes)} training images")
+        title = "; ".join(leads)
+        if not leads:
+            title = f"Neither {line} nor {first} is shown to lead at any number of images"
+        decided = [row for row in rows if row.winner is not None]
+        largest = max(decided or rows, key=lambda row: abs(row.difference.value))
+        yield Claim(
+            "images",
+            f"{line} and {first}",
+            say(
+                "{{ title }}{% if undecided %}; {{ 'with ' ~ undecided }} it is undecided"
+                "{% endif %}. The largest {{ 'decided ' if decided }}difference is that of "
+                "**{{ row.words }}** minus **{{ row.against_words }}**, "
+                "{{ row.difference|alone }}.",
+                title=Marked(title),
+                undecided=Marked(listed(undecided)) if undecided and leads else "",
+                row=largest,
+                decided=bool(decided),
+            ),
+            title,
+            None if leads else Verdict("inconclusive", title),
+            effect=largest.difference,
+            p=largest.p_holm,
+            kind="answer",
+            place="by_images",
+        )
 
 
 def _won_sizes(record: VariantsRecord) -> str:
