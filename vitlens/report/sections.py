@@ -151,7 +151,8 @@ class Report:
     definitions: names with their meaning, after the terms of the shown columns. package: of its
     help.md, if that is not the record's. reconciles: sentences about numbers that differ between
     parts, and why. known_answer: sentences about a planted cause that it recovered or not.
-    about_weights: False where the numbers do not depend on the weights.
+    about_weights: False where the numbers do not depend on the weights, or the report
+    itself says which models are untrained.
 
     A run of chapters takes finished parts from them: sections, picture and glance may be functions
     of the record.

@@ -58,6 +58,13 @@ def _pretraining(record: FeaturesRecord) -> Iterator[str]:
             "ALIAS=OBJECTIVE`.",
             models=without_objective,
         )
+    untrained = [row.model for row in record.features if row.objective == "random weights"]
+    if untrained:
+        yield say(
+            "{{ models|names }} {{ models|have }} random weights, which say nothing about "
+            "pretraining.",
+            models=untrained,
+        )
     objectives = known_objectives(record.features)
     if len(objectives) == 1:
         yield say(

@@ -182,6 +182,7 @@ REPORT: Final = Report(
     claims=claims,
     effects=effects,
     unknown=unknown,
+    about_weights=False,
     picture=Chart(
         "patches",
         images(),
