@@ -12,5 +12,5 @@ def test_the_tables_of_a_chapter_that_a_report_names_are_kept(tmp_path):
     first = "Tests: `chapters/evaluate/tables/from_outside.csv`."
     (tmp_path / "run" / "report.md").write_text(first)
     copy_light(tmp_path / "run", tmp_path / "copy")
-    kept = {path.stem for path in (tmp_path / "copy").rglob("*.csv")}
-    assert kept == {"by_name", "from_outside"}
+    stems = {path.stem for path in (tmp_path / "copy").rglob("*.csv")}
+    assert stems == {"by_name", "from_outside"}

@@ -211,6 +211,6 @@ def test_what_was_measured_on_few_images_is_named_with_its_table(tmp_path):
     line = f"explain vit-digits --limit 2 --method attention --verify {options}"
     record = ran(tmp_path / "out", line)
     assert record.orders
-    unknown = " ".join(each.text for each in report(record).first.unknown)
+    unknown = " ".join(sentence.text for sentence in report(record).first.unknown)
     assert "`tables/orders.csv`" in unknown
     assert (record.folder / "tables" / "orders.csv").is_file()

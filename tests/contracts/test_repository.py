@@ -75,8 +75,8 @@ def test_every_link_and_every_named_file_of_a_committed_report_is_there(page):
     text = page.read_text()
     committed = set(committed_files(REPORTS))
     links = {page.parent / name for name in LINK.findall(text)}
-    named = {page.parent / name for name in FILE.findall(text)}
-    missing = {path for path in links | named if path.resolve() not in committed}
+    named_files = {page.parent / name for name in FILE.findall(text)}
+    missing = {path for path in links | named_files if path.resolve() not in committed}
     # a path from the root of the repository, such as that of a page of the documentation
     elsewhere = {path for path in missing if (ROOT / path.relative_to(page.parent)).is_file()}
     # inputs and outputs of the command, which lay in the folder of its run

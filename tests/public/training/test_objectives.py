@@ -145,9 +145,9 @@ def test_the_text_tower_of_a_run_classifies_as_its_own_classifier_does(folders):
     images = next(scenes("test").batches(24)).images
     zero_shot = vitlens.zero_shot(model, model.classes, templates=PROMPTS)
     assert torch.equal(zero_shot(images).argmax(1), model(images).argmax(1))
-    others = vitlens.zero_shot(model, ("a ring", "a star"))
-    assert others(images).shape == (24, 2)
-    assert vitlens.relevance(others, images[:2]).shape[0] == 2
+    star_classifier = vitlens.zero_shot(model, ("a ring", "a star"))
+    assert star_classifier(images).shape == (24, 2)
+    assert vitlens.relevance(star_classifier, images[:2]).shape[0] == 2
 
 
 def test_a_text_longer_than_any_caption_is_refused(folders):
