@@ -24,7 +24,8 @@ CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["import
     "contracts"
 ]
 (SEAMS,) = [contract for contract in CONTRACTS if contract["name"].startswith("Tests go through")]
-KERNELS = 41  # modules of vitlens that the kernels may import directly
+# modules of vitlens that the kernels may import directly; three came from splits of counted modules
+KERNELS = 46
 
 
 def committed_files(folder):
