@@ -146,6 +146,10 @@ NEXT_STEPS: Final[Mapping[str, NextStep]] = MappingProxyType(
         "why it fails": NextStep(
             "the same property separates another model's errors", "vitlens compare {models} {data}"
         ),
+        "attention on errors": NextStep(
+            "errors come from a few heads, without which accuracy rises",
+            "vitlens ablate {model} {data}",
+        ),
         "change": NextStep(
             "the change helps another model as well", "vitlens compare {models} {data}"
         ),

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.commands.compare import outcome_attention
 from vitlens.commands.compare.record import CompareRecord, DisturbedPairRow, HarderRow
 from vitlens.commands.shared import failures, reliance, shortcut
 from vitlens.commands.shared.calibration import FEW, calibration_claim
@@ -41,6 +42,7 @@ def claims(record: CompareRecord) -> Iterator[Claim]:
     yield from shortcut.claims(record)
     yield from reliance.claims(record)
     yield from failures.claims(record)
+    yield from outcome_attention.claims(record)
     for row in record.scores:
         yield calibration_claim(row.model, row.calibration_error)
         yield _explanation(record, row.model)

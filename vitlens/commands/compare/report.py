@@ -7,6 +7,7 @@ from typing import Final
 
 from vitlens.analysis.evaluation.rows import ClassRow
 from vitlens.charts import bars, images, lines
+from vitlens.commands.compare import outcome_attention
 from vitlens.commands.compare.claims import (
     claims,
     effects,
@@ -299,6 +300,7 @@ REPORT: Final = Report(
         *shortcut.SECTIONS,
         reliance.SECTION,
         *failures.sections(maps_comparable),
+        outcome_attention.SECTION,
         Section(
             "Is the confidence right?",
             _enough_scores,

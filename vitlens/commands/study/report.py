@@ -50,6 +50,7 @@ _AFTER: Final = (
     Question("Which map can you trust?", ("explain",), "checks"),
     Question("Why do the models fail?", ("compare",), "failure_properties"),
     Question("What fixes their errors?", ("compare",), "interventions"),
+    Question("Does attention differ on errors?", ("compare",), "attention_on_errors"),
     Question("Which model copes better with disturbed images?", ("compare",), "robustness"),
     Question("Shape or texture?", ("compare",), "shape_bias"),
     Question("How do they break under attack?", ("attack",), "curves"),
