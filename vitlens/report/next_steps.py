@@ -84,6 +84,10 @@ NEXT_STEPS: Final[Mapping[str, NextStep]] = MappingProxyType(
         ),
         "robustness": _STRONGER,
         "difference under attack": _STRONGER,
+        "why robustness differs": NextStep(
+            "the same candidates account for it under stronger attacks",
+            "vitlens attack {models} {data} --attack auto",
+        ),
         "attack": _STRONGER,
         "self-checks": _MASKED,
         "masked gradients": _MASKED,

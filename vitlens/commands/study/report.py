@@ -54,6 +54,7 @@ _AFTER: Final = (
     Question("Which model copes better with disturbed images?", ("compare",), "robustness"),
     Question("Shape or texture?", ("compare",), "shape_bias"),
     Question("How do they break under attack?", ("attack",), "curves"),
+    Question("Why does robustness differ?", ("attack",), "robustness_candidates"),
     Question("How do they break under common corruptions?", ("attack",), "corruptions"),
     Question("What do the features know?", ("features",), "depth"),
     Question("What do they cost?", ("profile",), "parts"),
