@@ -272,6 +272,7 @@ def _difference_at(
         "{{ kept[worse]|value(0) }} under {{ row.title }}{% endif %}",
         given=values,
         p=row.p_holm,
+        better=better,
     )
 
 

@@ -334,7 +334,8 @@ def _radii(change: Images) -> Float[Tensor, "batch frequencies"]:
     down = 2 * torch.fft.fftfreq(height)
     across = 2 * torch.fft.rfftfreq(width)
     radius = (down[:, None].square() + across[None].square()).sqrt().flatten()
-    return radius.expand(len(change), -1)
+    radii: Tensor = radius.expand(len(change), -1)
+    return radii
 
 
 def _half_of_energy(change: Images, ranks: Float[Tensor, "batch frequencies"]) -> Images:

@@ -162,6 +162,7 @@ def _on_disturbed(
         "accuracy_ahead|value(0) }}, "
         "{{ behind }} {{ accuracy_behind|value(0) }}",
         p=row.p,
+        better=ahead,
         kind="comparison",
         evidence="intervened",
         place="robustness",

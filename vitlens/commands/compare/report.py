@@ -27,10 +27,11 @@ from vitlens.commands.compare.pictures import (
 from vitlens.commands.compare.record import CellRow, CompareRecord, DisturbedPairRow, ScoreRow
 from vitlens.commands.shared import failures, reliance, shortcut
 from vitlens.commands.shared.calibration import DRAWN, reliability
+from vitlens.commands.shared.choice import choice_section
 from vitlens.commands.shared.maps.record import OnObjectRow
 from vitlens.commands.shared.worst_class import class_sections
 from vitlens.record import by
-from vitlens.report.claims import FEWEST
+from vitlens.report.claims import FEWEST, vetoed
 from vitlens.report.escape import as_code
 from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
@@ -348,6 +349,7 @@ REPORT: Final = Report(
                 ),
             ),
         ),
+        choice_section(lambda record: vetoed(claims(record))),
         Section(
             "Shape or texture?",
             "shape_bias",

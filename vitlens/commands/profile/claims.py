@@ -157,6 +157,7 @@ def _faster_than(first: SpeedRow, slower: SpeedRow, similar: Sequence[str]) -> C
         "with this one{% endif %}. **{{ slower.model }}** takes {{ slower.latency|alone }}, "
         "{{ effect|value }} as long.",
         effect=ratio(slower.latency, first.latency),
+        better="" if similar else first.model,
         headline="{{ first.model }}{% if similar %} and {{ similar|length }} more are{% else %} "
         "is{% endif %} fastest "
         "for {{ batch }}; {{ slower.model }} takes {{ effect|value }} as long",
@@ -168,7 +169,13 @@ def _faster_than(first: SpeedRow, slower: SpeedRow, similar: Sequence[str]) -> C
 
 
 def _latency_claim(
-    subject: str, template: str, *, headline: str, effect: Estimate | None = None, **values: Any
+    subject: str,
+    template: str,
+    *,
+    headline: str,
+    effect: Estimate | None = None,
+    better: str = "",
+    **values: Any,
 ) -> Claim:
     return found(
         "latency",
@@ -178,6 +185,7 @@ def _latency_claim(
         headline=headline,
         given=values,
         reference=1.0,
+        better=better,
         kind="answer",
         place="speed",
     )

@@ -11,6 +11,7 @@ import numpy as np
 from vitlens.commands.run.chapters import Question, answered, finished
 from vitlens.commands.run.consistency import reconciled
 from vitlens.commands.shared.calibration import calibration_words
+from vitlens.commands.shared.choice import choice_section
 from vitlens.commands.shared.explorer import of_layers
 from vitlens.commands.shared.maps.report import trust_words
 from vitlens.commands.shared.names import word_table
@@ -32,7 +33,7 @@ from vitlens.report.explorer import Explorer
 from vitlens.report.findings import largest, not_doubted, size_of
 from vitlens.report.glossary import find_terms
 from vitlens.report.prose import listed, say, value_of
-from vitlens.report.sections import Report, urgency
+from vitlens.report.sections import Report, build_section, urgency
 from vitlens.uncertainty import Estimate
 
 _TITLED: Final = 18  # words of a title of two claims
@@ -539,10 +540,23 @@ def _sections(record: StudyRecord) -> Iterator[Section]:
         *answered(record.parts, _BEFORE),
         *works.sections(record),
         *answered(record.parts, _AFTER),
+        *_choice(record),
     )
     yield from sections
     if not record.training:  # which is written at the end
         yield from finished(record.parts, sections)
+
+
+def _choice(record: StudyRecord) -> Iterator[Section]:
+    """Yield which model to choose for what, from the claims of all chapters."""
+    section = build_section(choice_section(_claims_of_chapters), record)
+    if section is not None:
+        yield section
+
+
+def _claims_of_chapters(record: StudyRecord) -> list[Claim]:
+    chapters = [chapter for chapter in record.parts if chapter.row.word != "train"]
+    return [claim for chapter in chapters for claim in chapter.claims]
 
 
 def explorer(record: StudyRecord) -> Explorer | None:
