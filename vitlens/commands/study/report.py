@@ -549,12 +549,13 @@ def _sections(record: StudyRecord) -> Iterator[Section]:
 
 def _choice(record: StudyRecord) -> Iterator[Section]:
     """Yield which model to choose for what, from the claims of all chapters."""
-    section = build_section(choice_section(_claims_of_chapters), record)
+    section = build_section(choice_section(claims_of_chapters), record)
     if section is not None:
         yield section
 
 
-def _claims_of_chapters(record: StudyRecord) -> list[Claim]:
+def claims_of_chapters(record: StudyRecord) -> list[Claim]:
+    """Return all claims of all chapters."""
     chapters = [chapter for chapter in record.parts if chapter.row.word != "train"]
     return [claim for chapter in chapters for claim in chapter.claims]
 
