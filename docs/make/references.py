@@ -1,7 +1,9 @@
 """The bibliography, made from vitlens/report/references.bib."""
 
 from docs.make.parts import MAKE
-from vitlens.report.literature import FILE, Work, works
+from vitlens.report.literature import FILE, Work, citations, works
+
+__all__ = ["bibliography", "citations", "references_page", "works"]
 
 _TEXT = """\
 Registries, reports and pages cite the first author's surname and the year. The same list for a paper of your own:

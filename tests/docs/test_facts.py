@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from docs.make.references import citations, works
 from docs.make.site import REPOSITORY, outward
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.analysis.heads.registry import STATISTICS
@@ -14,7 +15,6 @@ from vitlens.attacks.registry import ATTACKS
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS, Command
-from vitlens.report.literature import citations, works
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -4,12 +4,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from vitlens.commands.study.portfolio import METHOD_TEXTS
+from vitlens.commands.study.portfolio import METHOD_TEXTS, portfolio
 from vitlens.commands.study.record import StudyRecord
 from vitlens.commands.study.report import WHOLE
 from vitlens.commands.study.works import sections as sections_of_works
 from vitlens.report.literature import works
-from vitlens.report.markdown import markdown
+from vitlens.report.markdown import figures_shown, markdown
 from vitlens.report.numbers import in_time
 
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
@@ -58,3 +58,16 @@ def headings(path: Path, level: int = 2) -> Iterator[str]:
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith(f"{'#' * level} "):
             yield line.lstrip("# ")
+
+
+def drawn_in(path: Path) -> tuple[str, ...]:
+    """Return the names of the figures of a markdown file."""
+    return figures_shown(path.read_text(encoding="utf-8"))
+
+
+def sentences_between(record: StudyRecord, first: str, last: str) -> list[str]:
+    """Return the sentences of a portfolio from one heading up to another."""
+    sections = portfolio(record).sections
+    titles = [section.title for section in sections]
+    chosen = sections[titles.index(first) : titles.index(last)]
+    return [sentence.text for section in chosen for sentence in section.sentences]

@@ -162,15 +162,10 @@ def test_every_number_of_the_portfolio_is_one_of_the_record(inspected, written):
 
 
 def test_every_sentence_of_results_and_failures_is_one_of_a_chapter(inspected):
-    document = portfolio(inspected)
-    titles = [section.title for section in document.sections]
-    first, last = titles.index("3 Results"), titles.index("5 Insights")
-    told = [
-        sentence.text for section in document.sections[first:last] for sentence in section.sentences
-    ]
-    assert told
-    assert set(told) <= known_sentences(inspected)
-    assert len(told) == len(set(told))
+    sentences = sentences_between(inspected, "3 Results", "5 Insights")
+    assert sentences
+    assert set(sentences) <= known_sentences(inspected)
+    assert len(sentences) == len(set(sentences))
 
 
 def test_a_portfolio_is_refused_for_another_command_and_for_a_kind(inspected, capsys):
