@@ -243,8 +243,14 @@ def _typed_models(config: Config) -> dict[str, str]:
     if not typed and options.get("model"):
         typed = [options["model"]]
     if len(typed) == len(config.models):
-        return {entry.alias: str(name) for entry, name in zip(config.models, typed)}
+        return {entry.alias: _as_short(str(name)) for entry, name in zip(config.models, typed)}
     return {entry.alias: entry.name or entry.alias for entry in config.models}
+
+
+def _as_short(typed: str) -> str:
+    """Return a typed model without an alias that repeats its name."""
+    alias, _, name = typed.partition("=")
+    return name if alias == name else typed
 
 
 def _images(word: str, options: Mapping[str, Any]) -> list[str] | None:

@@ -78,7 +78,7 @@ class OutcomeAttentionRow(OfModel):
         return QUANTITIES[self.quantity].title
 
     @property
-    def place(self) -> str:
+    def quantity_and_layer(self) -> str:
         """Return the quantity with its layer, for a table."""
         return f"{self.title}, layer {self.layer}"
 

@@ -161,7 +161,7 @@ SECTION: Final = Section(
     "Why does robustness differ?",
     "robustness_candidates",
     about=(WHY,),
-    columns=("title", "measured", "control", "after", "accounted", "p_holm"),
+    columns=("possible_cause", "measured", "control", "after", "accounted", "p_holm"),
     order=lambda row: -row.accounted.value,
     charts=(
         Chart(

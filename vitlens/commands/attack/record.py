@@ -416,6 +416,11 @@ class CandidateRow:
         return self.known.title
 
     @property
+    def possible_cause(self) -> str:
+        """Return the name of the candidate, for a table."""
+        return self.title
+
+    @property
     def measured(self) -> str:
         """Return what is measured, of both models."""
         values = f"{self.value_first:.2g} and {self.value_second:.2g}"

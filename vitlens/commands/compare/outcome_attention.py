@@ -85,7 +85,7 @@ def _undecided(model: str, rows: Sequence[OutcomeAttentionRow]) -> Claim:
     row = strongest(rows)
     because = say(
         "none of {{ tests }} comparisons of attention on errors and on correct predictions of one "
-        "class differs after correction; the clearest, {{ row.place|whole }}, is {{ gap|alone }}",
+        "class differs after correction; the clearest, {{ row.quantity_and_layer|whole }}, is {{ gap|alone }}",
         tests=len(rows),
         row=row,
         gap=row.difference,
@@ -113,7 +113,7 @@ SECTION: Final = Section(
     "attention_on_errors",
     opening=_opening,
     about=(ATTENTION_ON_ERRORS,),
-    columns=("model", "place", "failed", "passed", "difference", "p_holm"),
+    columns=("model", "quantity_and_layer", "failed", "passed", "difference", "p_holm"),
     order=lambda row: (row.p_holm, -_clearness(row)),
     charts=(
         Chart(

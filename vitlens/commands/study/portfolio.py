@@ -5,25 +5,26 @@ It is written from the record alone. Every sentence that claims something is a s
 chapter, with its numbers; the sentences here only say what was run, on what and by which method.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.run.chapters import Chapter
-from vitlens.commands.shared.choice import choice_section
-from vitlens.commands.study import works
+from vitlens.commands.run.consistency import reconciled
+from vitlens.commands.study import choice, works
+from vitlens.commands.study.choice import claims_of_chapters
 from vitlens.commands.study.record import StudyRecord
-from vitlens.commands.study.report import WHOLE, claims_of_chapters, findings
+from vitlens.commands.study.report import WHOLE, findings
 from vitlens.record import Data
-from vitlens.report.claims import Claim
 from vitlens.report.document import Cell, Document, FirstPage, Section, Sentence, Table
+from vitlens.report.escape import as_code, without_machine_paths
 from vitlens.report.literature import Work
 from vitlens.report.literature import works as literature
 from vitlens.report.markdown import provenance, repeated_words
 from vitlens.report.numbers import in_time
 from vitlens.report.prose import Marked, listed, names, say
-from vitlens.report.sections import build_section
 
 _EFFECTS: Final = 12  # of the table of the largest effects
 _ROWS: Final = 6  # of a table of results
@@ -45,7 +46,7 @@ class Topic:
 RESULTS: Final = (
     Topic(
         "Accuracy and confidence",
-        (("evaluate", "per_class"), ("evaluate", "confusion"), ("evaluate", "calibration")),
+        (("evaluate", "per_class"), ("evaluate", "calibration")),
         (("evaluate", ""), ("evaluate", "top-1 accuracy")),
     ),
     Topic(
@@ -53,31 +54,19 @@ RESULTS: Final = (
         (
             ("attention", "layers"),
             ("attention", "object"),
-            ("attention", "information"),
-            ("attention", "position_maps"),
             ("rollout", "pointing"),
             ("stats", "distance"),
         ),
+        (("attention", "position embeddings"),),
     ),
     Topic(
         "What heads and layers do",
-        (
-            ("stats", "specialisation"),
-            ("ablate", "ranking"),
-            ("ablate", "curves"),
-            ("ablate", "lens"),
-        ),
-        (("stats", "writes"), ("stats", "sinks"), ("ablate", "most important head")),
+        (("stats", "specialisation"), ("ablate", "ranking")),
+        (("ablate", "most important head"), ("ablate", "removable heads")),
     ),
     Topic(
         "Which maps can be trusted",
-        (
-            ("explain", "explain"),
-            ("explain", "checks"),
-            ("explain", "faithfulness"),
-            ("explain", "randomisation"),
-            ("explain", "localisation"),
-        ),
+        (("explain", "checks"), ("explain", "localisation")),
     ),
     Topic(
         "What the models rely on",
@@ -87,28 +76,27 @@ RESULTS: Final = (
         "Robustness",
         (
             ("attack", "curves"),
-            ("attack", "pairs"),
             ("attack", "robustness_candidates"),
-            ("attack", "transfer"),
             ("attack", "corruptions"),
         ),
-        (("attack", "difference under attack"),),
     ),
-    Topic("Features", (("features", "depth"), ("features", "cka"))),
-    Topic("Cost", (("profile", "speed"), ("profile", "growth")), (("profile", "operations"),)),
+    Topic("Features", (("features", "depth"),)),
+    Topic(
+        "Cost",
+        (("profile", "speed"),),
+        (("profile", "operations"), ("profile", "why cost grows")),
+    ),
 )
 FAILURES: Final = Topic(
     "Failure analysis",
     (
         ("evaluate", "surest_errors"),
         ("compare", "cue_examples"),
-        ("compare", "cue_heads"),
-        ("compare", "cue_maps"),
         ("compare", "failure_properties"),
         ("compare", "interventions"),
         ("compare", "attention_on_errors"),
     ),
-    (("evaluate", "worst class"),),
+    (("compare", "heads of the shortcut"), ("compare", "map of the shortcut")),
 )
 _METHODS: Final[Mapping[str, str]] = {  # what a chapter measures, by its command
     "train": "The preset was trained with one budget for all models.",
@@ -380,6 +368,8 @@ class _Writer:
         if several:
             title = say("{{ t|whole }} ({{ a }})", t=title, a=chapter.row.alias)
         tables = tuple(_shortened(table) for table in section.tables[:1])
+        if not section.title:  # the picture of a first page, whose table the introduction has
+            tables = ()
         return Section(
             title,
             self.new(texts),
@@ -406,21 +396,11 @@ class _Writer:
             rows = tuple((Marked(effect.brief or effect.says), effect.effect) for effect in effects)
             table = Table("Largest effects", ("finding", "effect"), rows)
             yield Section("Largest effects", (Sentence(says),), (table,), level=3)
-        for question, title in _JOINED:
-            texts = [claim.says for claim in self._about(question)]
-            if texts:
-                yield Section(title, tuple(map(Sentence, texts)), level=3)
-        choice = build_section(choice_section(claims_of_chapters), self.record)
-        if choice is not None:
-            yield replace(choice, level=3)
-
-    def _about(self, question: str) -> list[Claim]:
-        """Return the claims with a sentence about a question, or the beginning of one."""
-        return [
-            claim
-            for claim in claims_of_chapters(self.record)
-            if claim.says and claim.question.startswith(question)
-        ]
+        differing = list(reconciled(self.record))
+        if differing:
+            yield Section("Where the analyses differ", self.new(differing), level=3)
+        for section in choice.sections(self.record):
+            yield replace(section, level=3)
 
     def limits(self) -> Iterator[Section]:
         """Yield what could overturn the findings, for the study and for its chapters."""
@@ -461,22 +441,19 @@ class _Writer:
 _TITLES: Final[Mapping[str, str]] = {  # of pictures of a chapter's first page
     "surest_errors": "Which errors are made with the highest confidence?",
     "layers": "What does attention look like, layer by layer?",
-    "explain": "What do the maps look like?",
     "specialisation": "Which pattern does each head follow?",
-    "importance": "How much does each head matter?",
 }
-_JOINED: Final = (  # questions of claims that compare the models
-    ("difference in reliance", "What one model relies on more"),
-    ("why robustness differs", "Why robustness differs"),
-    ("why it fails", "Why predictions fail"),
-)
+
+
+_COUNT: Final = re.compile(r"^\d+ of(?= [\d,]+ rows)")  # as sections write how many rows are shown
 
 
 def _shortened(table: Table) -> Table:
     """Return the first rows of a table, with their number in the caption."""
     if len(table.rows) <= _ROWS:
         return table
-    caption = table.caption or f"The first {_ROWS} of {len(table.rows)} rows"
+    count = f"{_ROWS} of {len(table.rows)} rows"
+    caption = _COUNT.sub(f"{_ROWS} of", table.caption) or count
     return Table(caption, table.columns, table.rows[:_ROWS])
 
 
@@ -524,7 +501,7 @@ def _reproduction(record: StudyRecord) -> Section:
     """Return the command that repeats the study, with versions and weights."""
     sentences = []
     if record.config.command_line:
-        line = say("{{ c|whole }}", c=record.config.command_line)
+        line = as_code(without_machine_paths(record.config.command_line))
         sentences.append(Sentence(f"Command: {line}"))
     facts = repeated_words(record)
     if facts:

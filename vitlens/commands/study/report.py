@@ -11,7 +11,6 @@ import numpy as np
 from vitlens.commands.run.chapters import Question, answered, finished
 from vitlens.commands.run.consistency import reconciled
 from vitlens.commands.shared.calibration import calibration_words
-from vitlens.commands.shared.choice import choice_section
 from vitlens.commands.shared.explorer import of_layers
 from vitlens.commands.shared.maps.report import trust_words
 from vitlens.commands.shared.names import word_table
@@ -19,7 +18,7 @@ from vitlens.commands.shared.planted import judgement
 from vitlens.commands.shared.saturation import is_saturated
 from vitlens.commands.shared.shortcut import CUE_HEADS, CUE_MAPS, SHORTCUT, misleading
 from vitlens.commands.shared.trainings import differences
-from vitlens.commands.study import works
+from vitlens.commands.study import choice, works
 from vitlens.commands.study.kinds.pretraining.report import REPORT as PRETRAINING
 from vitlens.commands.study.kinds.record import KindRecord
 from vitlens.commands.study.kinds.report import STOPPED
@@ -33,7 +32,7 @@ from vitlens.report.explorer import Explorer
 from vitlens.report.findings import largest, not_doubted, size_of
 from vitlens.report.glossary import find_terms
 from vitlens.report.prose import listed, say, value_of
-from vitlens.report.sections import Report, build_section, urgency
+from vitlens.report.sections import Report, urgency
 from vitlens.uncertainty import Estimate
 
 _TITLED: Final = 18  # words of a title of two claims
@@ -540,24 +539,11 @@ def _sections(record: StudyRecord) -> Iterator[Section]:
         *answered(record.parts, _BEFORE),
         *works.sections(record),
         *answered(record.parts, _AFTER),
-        *_choice(record),
+        *choice.sections(record),
     )
     yield from sections
     if not record.training:  # which is written at the end
         yield from finished(record.parts, sections)
-
-
-def _choice(record: StudyRecord) -> Iterator[Section]:
-    """Yield which model to choose for what, from the claims of all chapters."""
-    section = build_section(choice_section(claims_of_chapters), record)
-    if section is not None:
-        yield section
-
-
-def claims_of_chapters(record: StudyRecord) -> list[Claim]:
-    """Return all claims of all chapters."""
-    chapters = [chapter for chapter in record.parts if chapter.row.word != "train"]
-    return [claim for chapter in chapters for claim in chapter.claims]
 
 
 def explorer(record: StudyRecord) -> Explorer | None:
