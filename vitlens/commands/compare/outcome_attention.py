@@ -85,7 +85,8 @@ def _undecided(model: str, rows: Sequence[OutcomeAttentionRow]) -> Claim:
     row = strongest(rows)
     because = say(
         "none of {{ tests }} comparisons of attention on errors and on correct predictions of one "
-        "class differs after correction; the clearest, {{ row.quantity_and_layer|whole }}, is {{ gap|alone }}",
+        "class differs after correction; the clearest, {{ row.quantity_and_layer|whole }}, is "
+        "{{ gap|alone }}",
         tests=len(rows),
         row=row,
         gap=row.difference,
