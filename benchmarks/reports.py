@@ -57,8 +57,8 @@ QUICK: Final = {  # minutes
     "rollout-vit-digits": "rollout vit-digits --limit 3",
     "walkthrough-deit-tiny": f"walkthrough {DEIT.partition('=')[2]} --images square.png --layer 3 "
     "--head 1",
-    "profile-vit-resnet-swin": "profile vit-small-224 timm:resnet50 "
-    "timm:swin_tiny_patch4_window7_224 --random-weights --sizes 112,224,336 --batch-sizes 1,8",
+    "profile-vit-resnet-swin": "profile vit-tiny resnet20 resnet18 "
+    "timm:swin_tiny_patch4_window7_224 --random-weights",
     "features-deit-tiny": f"features {DEIT} --data photos --show "
     + ",".join(f"coco_masks/images/{name}.png" for name in SHOWN),
 }

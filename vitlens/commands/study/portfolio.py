@@ -27,7 +27,7 @@ from vitlens.report.numbers import in_time
 from vitlens.report.prose import Marked, listed, names, say
 
 _EFFECTS: Final = 12  # of the table of the largest effects
-_ROWS: Final = 6  # of a table of results
+_ROWS: Final = 5  # of a table of results
 
 
 @dataclass(frozen=True)
