@@ -24,8 +24,9 @@ from vitlens.analysis.faithfulness.maps import map_shares
 from vitlens.devices import autocast
 from vitlens.errors import LensError, UnsupportedError
 from vitlens.models.model import Model
+from vitlens.resampling import by_group, student_quantile
 from vitlens.shapes import Masks
-from vitlens.uncertainty import Estimate, by_group, holm, student_quantile
+from vitlens.uncertainty import Estimate, holm
 
 Array = NDArray[np.float64]
 Values = Mapping[tuple[str, int], Array]  # (n,) by quantity and layer; NaN where not known
