@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
+from vitlens.analysis.failures.disturbances import DISTURBANCES
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.compare import outcome_attention
 from vitlens.commands.compare.record import CompareRecord, DisturbedPairRow, HarderRow
@@ -169,12 +170,18 @@ def _on_disturbed(
     )
 
 
+def _changes_images(row: DisturbedPairRow) -> bool:
+    """Return True unless a level is the first of its disturbance, which changes nothing."""
+    levels = DISTURBANCES[row.kind].levels or (1.0,)
+    return row.level != levels[0]
+
+
 def effects(record: CompareRecord) -> Iterator[Claim]:
     """Yield every difference between the models, with p before any correction."""
     yield from accuracy_effects(record.pairs)
     for row in record.disturbed_pairs:
         ahead = row.first if row.difference.value >= 0 else row.second
-        if _is_above_chance(record, row, ahead):
+        if _changes_images(row) and _is_above_chance(record, row, ahead):
             yield _on_disturbed(record, row, ahead, row.gain(ahead))
     yield from failures.effects(record)
 

@@ -18,7 +18,15 @@ from vitlens.commands.study.choice import claims_of_chapters
 from vitlens.commands.study.record import StudyRecord
 from vitlens.commands.study.report import WHOLE, findings
 from vitlens.record import Data
-from vitlens.report.document import Cell, Document, FirstPage, Section, Sentence, Table
+from vitlens.report.document import (
+    Cell,
+    Document,
+    FigureSpec,
+    FirstPage,
+    Section,
+    Sentence,
+    Table,
+)
 from vitlens.report.escape import as_code, without_machine_paths
 from vitlens.report.literature import Work
 from vitlens.report.literature import works as literature
@@ -174,6 +182,7 @@ class _Writer:
     def __init__(self, record: StudyRecord) -> None:
         self.record = record
         self._said: set[str] = set()
+        self._drawn: set[str] = set()
 
     @property
     def data(self) -> Data | None:
@@ -198,6 +207,12 @@ class _Writer:
                 fresh.append(Sentence(text))
         return tuple(fresh)
 
+    def new_figures(self, figures: Iterable[FigureSpec]) -> tuple[FigureSpec, ...]:
+        """Return the figures that were not drawn before."""
+        fresh = [figure for figure in figures if figure.name not in self._drawn]
+        self._drawn |= {figure.name for figure in fresh}
+        return tuple(fresh)
+
     def introduction(self) -> Iterator[Section]:
         """Yield the question, the data and the findings in brief."""
         questions = [topic.title for topic in RESULTS if self._has(topic)]
@@ -215,7 +230,7 @@ class _Writer:
             "Findings in brief",
             tuple(answers.answer),
             tables=() if answers.glance is None else (answers.glance,),
-            figures=() if answers.picture is None else (answers.picture,),
+            figures=self.new_figures(() if answers.picture is None else (answers.picture,)),
             level=3,
         )
 
@@ -374,7 +389,7 @@ class _Writer:
             title,
             self.new(texts),
             tables,
-            section.figures[:1],
+            self.new_figures(section.figures[:1]),
             status=section.status,
             level=4,
         )
