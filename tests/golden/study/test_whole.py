@@ -16,6 +16,7 @@ from tests.kit.portfolio import (
     known_numbers,
     known_sentences,
     numbers_of,
+    sentences_between,
 )
 from tests.kit.select import select_one, values_of
 from tests.kit.whole_folder import whole_folder
