@@ -8,7 +8,7 @@ from docs.make.command_pages import command_page, list_of_commands, shared_page
 from docs.make.glossary import glossary_page
 from docs.make.measured import TEMPLATES, filled
 from docs.make.readable import readable_page
-from docs.make.references import references_page
+from docs.make.references import bibliography, references_page
 from vitlens.commands.registry import COMMANDS
 
 DOCS: Final = Path(__file__).parents[1]
@@ -33,6 +33,7 @@ def generated() -> dict[str, str]:
         **commands,
         "glossary.md": glossary_page(),
         "readable.md": readable_page(),
+        "references.bib": bibliography(),
         "references.md": references_page(),
     }
 

@@ -109,6 +109,35 @@ def test_disturbed_images(accuracies, better, clear):
     )
 
 
+def test_a_level_that_changes_no_image_is_no_effect_of_a_disturbance():
+    """Of shuffled tiles, one tile; of a low-pass, all frequencies."""
+    apart = Estimate(15.0, 11.0, 19.0, 500, "points")
+    levels = (("shuffle", 1.0), ("shuffle", 4.0), ("low-pass", 1.5), ("low-pass", 0.3))
+    harder = tuple(
+        HarderRow(alias, kind, level, Estimate(value, value - 0.03, value + 0.03, 500), 0.1)
+        for kind, level in levels
+        for alias, value in zip(PAIR, (0.44, 0.29))
+    )
+    rows = tuple(
+        DisturbedPairRow(
+            *PAIR,
+            *(0, 0, 0, 0),
+            p=1e-6,
+            p_holm=1e-6,
+            difference=apart,
+            better="vit",
+            kind=kind,
+            level=level,
+        )
+        for kind, level in levels
+    )
+    record = replace(recorded((0.3, 0.3)), robustness=harder, disturbed_pairs=rows)
+    says = [claim.says for claim in REPORT.effects(record) if "disturbance" in claim.question]
+    assert len(says) == 2
+    assert any("4 x 4" in text for text in says)
+    assert any("low-pass at 30 %" in text for text in says)
+
+
 def test_the_largest_of_many_differences_has_an_interval_for_so_many():
     apart = Estimate(15.0, 11.0, 19.0, 500, "points")
     harder = tuple(

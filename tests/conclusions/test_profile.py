@@ -113,3 +113,24 @@ def test_disturbed_timings_are_inconclusive_and_no_title(spread, state):
     assert list(states(REPORT(record)).values()) == [state]
     assert (REPORT(record).title == found(record, "latency")[0].title) == (state == "pass")
     assert REPORT(record).title
+
+
+def test_why_cost_grows_follows_the_exponents_of_attention_products_with_their_share():
+    rows = []
+    for model, products, whole in (("a", 2.0, 1.1), ("b", 0.99, 0.98)):
+        for cost, value in (("products", products), ("flops", whole)):
+            rows.append(replace(exponent(model, value, 0.02), cost=cost))
+    parts = tuple(
+        PartRow(model, "attention products", "products", 0, 10**7, 0.0, share)
+        for model, share in (("a", 0.047), ("b", 0.031))
+    )
+    record = replace(record_of(APART, *rows), parts=parts)
+    (claim,) = (claim for claim in REPORT(record).claims if claim.question == "why cost grows")
+    assert "exponent 2 in **a**, where every token attends to every token" in claim.says
+    assert "0.99 in **b**, where every token attends to a window" in claim.says
+    assert "4.7 % in **a**" in claim.says
+
+
+def test_without_attention_products_no_reason_is_given():
+    claims = REPORT(record_of(APART, exponent("a", 0.6, 0.1))).claims
+    assert not [claim for claim in claims if claim.question == "why cost grows"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.make.literature import citations, works
+from docs.make.references import citations, works
 from docs.make.site import REPOSITORY, outward
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.analysis.heads.registry import STATISTICS

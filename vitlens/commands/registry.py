@@ -33,7 +33,8 @@ class Command:
     must have for it (commands/needs.py), None where it takes no model; reports: whether it leaves a
     report folder; untrained: whether it needs no trained weights; html: whether it writes
     report.html unless --no-html is given; serves: whether it serves a page until it is stopped,
-    from which visitors export its report folders; package: where its parts are, if elsewhere than
+    from which visitors export its report folders; portfolio: whether `--portfolio` writes a longer
+    report of its runs; package: where its parts are, if elsewhere than
     in vitlens.commands.<word>.
     """
 
@@ -46,6 +47,7 @@ class Command:
     untrained: bool = False
     html: bool = False
     serves: bool = False
+    portfolio: bool = False
     package: str = ""
 
     @property
@@ -85,6 +87,11 @@ class Command:
         """From its record to the document."""
         return self._part("report", "REPORT")  # type: ignore[no-any-return]
 
+    @property
+    def portfolio_report(self) -> "Callable[[Any], Document]":
+        """From its record to the portfolio report; of a command with one."""
+        return self._part("portfolio", "portfolio")  # type: ignore[no-any-return]
+
     def _part(self, file: str, name: str) -> Any:
         return getattr(self._module(file), name)
 
@@ -112,6 +119,7 @@ _ENTRIES: Final = (
         needs=("classifier", "maps", "chain", "statistics", "heads", "features"),
         untrained=True,
         html=True,
+        portfolio=True,
     ),
     Command(
         "audit",

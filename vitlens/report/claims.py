@@ -53,7 +53,8 @@ class Claim:
     figure that shows it. reference: the value of the effect if there were none. kind: the reason
     for which it is reported. rests_on: question and subject of the claims whose measurements it
     uses, and whose doubts remove it. next_step: a hypothesis and the command that tests it.
-    is_null: True if no effect was shown, which a study lists under what it does not show.
+    is_null: True if no effect was shown, which a study lists under what it does not show. better:
+    the model that a comparison favours, "" for none.
     """
 
     question: str
@@ -72,6 +73,7 @@ class Claim:
     is_null: bool = False
     brief: str = ""
     lead: str = ""
+    better: str = ""
 
     @property
     def state(self) -> State | Literal[""]:

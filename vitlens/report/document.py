@@ -105,7 +105,8 @@ class Section:
 
     panels: images one by one; step: whether it is one of a sequence, through which a page leads
     with a slider; status: the judgement with its reason, printed below the title; next: hypotheses
-    with the commands that test them; more: the file, from the folder of the run, that says more.
+    with the commands that test them; more: the file, from the folder of the run, that says more;
+    level: of its heading, 2 for a part of the whole report.
     """
 
     title: str
@@ -117,6 +118,7 @@ class Section:
     status: "Verdict | None" = None
     next: tuple[Sentence, ...] = ()
     more: str = ""
+    level: int = 2
 
 
 @dataclass(frozen=True)

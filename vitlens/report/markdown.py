@@ -66,8 +66,17 @@ def _first(first: FirstPage, record: Record, numbers: dict[str, int]) -> Iterato
         yield "; ".join(parts)
 
 
+def portfolio_markdown(document: Document) -> str:
+    """Return a report without a first page: its title, its preface and its sections."""
+    numbers = {figure.name: index for index, figure in enumerate(document.figures, start=1)}
+    blocks = [f"# {as_markdown(document.title)}", *_paragraphs(document.preface)]
+    for section in document.sections:
+        blocks += _section(section, numbers)
+    return "\n\n".join(blocks) + "\n"
+
+
 def _section(section: Section, numbers: dict[str, int]) -> Iterator[str]:
-    yield f"## {as_markdown(section.title)}"
+    yield f"{'#' * section.level} {as_markdown(section.title)}"
     if section.status is not None:
         yield f"Verdict: {as_markdown(section.status.words)}."
     yield from _paragraphs(section.sentences)

@@ -84,6 +84,10 @@ NEXT_STEPS: Final[Mapping[str, NextStep]] = MappingProxyType(
         ),
         "robustness": _STRONGER,
         "difference under attack": _STRONGER,
+        "why robustness differs": NextStep(
+            "the same candidates account for it under stronger attacks",
+            "vitlens attack {models} {data} --attack auto",
+        ),
         "attack": _STRONGER,
         "self-checks": _MASKED,
         "masked gradients": _MASKED,
@@ -145,6 +149,10 @@ NEXT_STEPS: Final[Mapping[str, NextStep]] = MappingProxyType(
         ),
         "why it fails": NextStep(
             "the same property separates another model's errors", "vitlens compare {models} {data}"
+        ),
+        "attention on errors": NextStep(
+            "errors come from a few heads, without which accuracy rises",
+            "vitlens ablate {model} {data}",
         ),
         "change": NextStep(
             "the change helps another model as well", "vitlens compare {models} {data}"
@@ -235,8 +243,14 @@ def _typed_models(config: Config) -> dict[str, str]:
     if not typed and options.get("model"):
         typed = [options["model"]]
     if len(typed) == len(config.models):
-        return {entry.alias: str(name) for entry, name in zip(config.models, typed)}
+        return {entry.alias: _as_short(str(name)) for entry, name in zip(config.models, typed)}
     return {entry.alias: entry.name or entry.alias for entry in config.models}
+
+
+def _as_short(typed: str) -> str:
+    """Return a typed model without an alias that repeats its name."""
+    alias, _, name = typed.partition("=")
+    return name if alias == name else typed
 
 
 def _images(word: str, options: Mapping[str, Any]) -> list[str] | None:

@@ -10,6 +10,14 @@ from tests.kit.commands import few_chapters, ran, refusal, stopping_at
 from tests.kit.contradictions import contradictions
 from tests.kit.first_page import check_first_page
 from tests.kit.first_page_answers import BETTER
+from tests.kit.portfolio import (
+    drawn_in,
+    headings,
+    known_numbers,
+    known_sentences,
+    numbers_of,
+    sentences_between,
+)
 from tests.kit.select import select_one, values_of
 from tests.kit.whole_folder import whole_folder
 from vitlens.cli.main import run
@@ -118,6 +126,53 @@ def test_the_report_of_a_study_that_was_stopped_shows_its_finished_chapters(
     for row in record.chapters:
         assert f"]({row.folder}/report.md)" in text
     check_first_page(REPORT(record))
+
+
+@pytest.fixture(scope="module")
+def written(inspected):
+    """The portfolio report of that study, as markdown."""
+    assert run(["report", str(inspected.folder), "--portfolio", "--html"]) == 0
+    return inspected.folder / "portfolio.md"
+
+
+def test_the_portfolio_has_the_parts_of_a_report_and_the_figures_that_it_names(written):
+    titles = list(headings(written))
+    assert titles == [
+        "1 Introduction",
+        "2 Methods",
+        "3 Results",
+        "4 Failure analysis",
+        "5 Insights",
+        "6 Limits",
+        "7 Future work",
+        "References",
+        "Appendix: how to repeat it",
+    ]
+    for name in drawn_in(written):
+        assert (written.parent / "figures" / f"{name}.png").is_file()
+    page = written.with_suffix(".html").read_text()
+    assert "Content-Security-Policy" in page
+    assert 'src="http' not in page
+
+
+def test_every_number_of_the_portfolio_is_one_of_the_record(inspected, written):
+    stated = numbers_of(written.read_text())
+    assert len(stated) > 50
+    counted = {str(number) for number in range(13)}  # of what the sentences list
+    assert stated - known_numbers(inspected) <= counted
+
+
+def test_every_sentence_of_results_and_failures_is_one_of_a_chapter(inspected):
+    sentences = sentences_between(inspected, "3 Results", "5 Insights")
+    assert sentences
+    assert set(sentences) <= known_sentences(inspected)
+    assert len(sentences) == len(set(sentences))
+
+
+def test_a_portfolio_is_refused_for_another_command_and_for_a_kind(inspected, capsys):
+    chapter = inspected.folder / inspected.chapters[-1].folder
+    assert "vitlens study --portfolio" in refusal(capsys, f"report {chapter} --portfolio")
+    assert "--portfolio" in refusal(capsys, "study --kind pooling --portfolio")
 
 
 @pytest.mark.slow

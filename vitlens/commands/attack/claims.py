@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from vitlens.commands.attack import reason_claims
 from vitlens.commands.attack.corruption_claims import (
     corruption_cost,
     corruption_gap,
@@ -69,6 +70,8 @@ def claims(record: AttackRecord) -> Iterator[Claim]:
         if row.lost is not None:
             yield corruption_cost(record, row, row.lost)
     yield from largest_corruption_gap(record)
+    if enough_images:
+        yield from reason_claims.claims(record)
     for model, example in record.examples.items():
         maps = [*example.before, *example.after]
         yield from uniform_claim(model, {"the true class": count_uniform(maps)}, len(maps))
@@ -269,6 +272,7 @@ def _difference_at(
         "{{ kept[worse]|value(0) }} under {{ row.title }}{% endif %}",
         given=values,
         p=row.p_holm,
+        better=better,
     )
 
 

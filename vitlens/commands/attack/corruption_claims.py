@@ -106,6 +106,7 @@ def corruption_gap(row: CorruptionPairRow, record: AttackRecord) -> Claim:
         "{{ kept[ahead]|value(0) }}, "
         "{{ behind }} {{ kept[behind]|value(0) }}",
         p=row.p,
+        better=ahead,
         kind="comparison",
         evidence="intervened",
         place="corruptions",

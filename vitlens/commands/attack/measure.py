@@ -20,6 +20,7 @@ from vitlens.attacks.registry import ATTACKS
 from vitlens.commands.attack.checks import self_checks
 from vitlens.commands.attack.inside import changes_inside
 from vitlens.commands.attack.options import AttackOptions
+from vitlens.commands.attack.reasons import robustness_reasons
 from vitlens.commands.attack.record import AttackCheckRow, AttackRecord
 from vitlens.commands.attack.sample import AttackSample, attack_sample
 from vitlens.commands.attack.survivors import follow_up
@@ -88,6 +89,14 @@ def measure(
                 baseline=baseline,
             )
             record = record_of(measurements)
+        with phase("Why the models differ in robustness"):
+            gap, candidates, untested = robustness_reasons(victims, sample)
+            record = replace(
+                record,
+                robustness_gap=gap,
+                robustness_candidates=candidates,
+                robustness_untested=untested,
+            )
         if options.save_images:
             _save_images(victims, sample, writing.folder)
         if options.self_checks == "all":  # they can take longer than the attacks

@@ -3,6 +3,7 @@ changes inside.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -10,6 +11,7 @@ from matplotlib.figure import Figure
 
 from vitlens.charts import Picture, amplification, images, intervals, lines, matrix
 from vitlens.charts.style import shortened
+from vitlens.commands.attack import reason_claims
 from vitlens.commands.attack.claims import ORDER, claims, effects, sampled, unknown
 from vitlens.commands.attack.record import (
     AXES,
@@ -23,7 +25,7 @@ from vitlens.commands.attack.record import (
     strongest,
 )
 from vitlens.record import by
-from vitlens.report.claims import enough
+from vitlens.report.claims import enough, vetoed
 from vitlens.report.numbers import number
 from vitlens.report.prose import say
 from vitlens.report.sections import Chart, Glance, Report, Section
@@ -209,6 +211,10 @@ def _suspicious_checks(record: AttackRecord) -> list[AttackCheckRow]:
     return [row for row in record.checks if row.state != "passed"]
 
 
+def _why_robustness_differs(record: AttackRecord) -> str:
+    return reason_claims.answer(record, vetoed(claims(record)))
+
+
 REPORT: Final = Report(
     AttackRecord,
     claims=claims,
@@ -281,6 +287,7 @@ REPORT: Final = Report(
                 ),
             ),
         ),
+        replace(reason_claims.SECTION, opening=_why_robustness_differs),
         Section(
             "How large must a perturbation be?",
             _minimum_attacks,

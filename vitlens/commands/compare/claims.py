@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
+from vitlens.analysis.failures.disturbances import DISTURBANCES
 from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.commands.compare import outcome_attention
 from vitlens.commands.compare.record import CompareRecord, DisturbedPairRow, HarderRow
 from vitlens.commands.shared import failures, reliance, shortcut
 from vitlens.commands.shared.calibration import FEW, calibration_claim
@@ -41,6 +43,7 @@ def claims(record: CompareRecord) -> Iterator[Claim]:
     yield from shortcut.claims(record)
     yield from reliance.claims(record)
     yield from failures.claims(record)
+    yield from outcome_attention.claims(record)
     for row in record.scores:
         yield calibration_claim(row.model, row.calibration_error)
         yield _explanation(record, row.model)
@@ -160,10 +163,17 @@ def _on_disturbed(
         "accuracy_ahead|value(0) }}, "
         "{{ behind }} {{ accuracy_behind|value(0) }}",
         p=row.p,
+        better=ahead,
         kind="comparison",
         evidence="intervened",
         place="robustness",
     )
+
+
+def _changes_images(row: DisturbedPairRow) -> bool:
+    """Return True unless a level is the first of its disturbance, which changes nothing."""
+    levels = DISTURBANCES[row.kind].levels or (1.0,)
+    return row.level != levels[0]
 
 
 def effects(record: CompareRecord) -> Iterator[Claim]:
@@ -171,7 +181,7 @@ def effects(record: CompareRecord) -> Iterator[Claim]:
     yield from accuracy_effects(record.pairs)
     for row in record.disturbed_pairs:
         ahead = row.first if row.difference.value >= 0 else row.second
-        if _is_above_chance(record, row, ahead):
+        if _changes_images(row) and _is_above_chance(record, row, ahead):
             yield _on_disturbed(record, row, ahead, row.gain(ahead))
     yield from failures.effects(record)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from vitlens.analysis.evaluation.evaluate import Evaluation, evaluate, require_labels
+from vitlens.analysis.failures.attention import outcome_attention
 from vitlens.analysis.failures.compare import compare_evaluations
 from vitlens.analysis.failures.covariates import Subject
 from vitlens.classes import require_shared
@@ -24,6 +25,7 @@ from vitlens.commands.compare.predictions import choose_examples, prediction_rec
 from vitlens.commands.compare.record import CompareRecord
 from vitlens.commands.compare.shown import image_rows, shown_arrays
 from vitlens.commands.run.load import read_as
+from vitlens.commands.run.progress import phase
 from vitlens.commands.run.run import ImageRequest, Run
 from vitlens.commands.run.targets import chosen_targets, require_evaluable
 from vitlens.commands.shared.failures_measure import failure_fields
@@ -111,12 +113,17 @@ def _record(
     maps = explain_images(run, methods, torch.cat([sampled, *examples]).unique(), sampled)
     rows = tuple(image_rows(comparison, run.split, maps, examples, options.panels))
     shape_bias = shape_bias_fields(run, conflicts)
+    subjects = _subjects(run, evaluations, maps)
+    with phase("Attention on errors"):
+        attention_on_errors, attention_untested = outcome_attention(subjects)
     return replace(
         prediction_record(comparison, seed),
         **map_fields(run, methods, maps),
-        **failure_fields(_subjects(run, evaluations, maps), quiet=run.run.quiet),
+        **failure_fields(subjects, quiet=run.run.quiet),
         **(changed_image_fields(run) if options.harder else {}),
         map_checks=tuple(map_checks),
+        attention_on_errors=attention_on_errors,
+        attention_untested=attention_untested,
         images_shown=rows,
         **shape_bias,
         training=trainings_of(run.models),

@@ -8,6 +8,7 @@ from vitlens.analysis.evaluation.rows import CalibrationRow, ClassRow, Confusion
 from vitlens.analysis.failures.disturbances import DISTURBANCES
 from vitlens.analysis.failures.rows import ClassBias
 from vitlens.arrays import Masks, Pixels, Stack
+from vitlens.commands.compare.outcome_attention import OutcomeAttentionRecord
 from vitlens.commands.shared.comparison import PairRow
 from vitlens.commands.shared.failures import FailuresRecord
 from vitlens.commands.shared.maps.record import MapCheckRow, OnObjectRow
@@ -196,7 +197,7 @@ class ShownArrays:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareRecord(FailuresRecord, RelianceRecord):
+class CompareRecord(FailuresRecord, RelianceRecord, OutcomeAttentionRecord):
     """The tables and arrays of two models on the same labelled images."""
 
     scores: tuple[ScoreRow, ...] = table()

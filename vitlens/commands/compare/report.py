@@ -7,6 +7,7 @@ from typing import Final
 
 from vitlens.analysis.evaluation.rows import ClassRow
 from vitlens.charts import bars, images, lines
+from vitlens.commands.compare import outcome_attention
 from vitlens.commands.compare.claims import (
     claims,
     effects,
@@ -26,10 +27,11 @@ from vitlens.commands.compare.pictures import (
 from vitlens.commands.compare.record import CellRow, CompareRecord, DisturbedPairRow, ScoreRow
 from vitlens.commands.shared import failures, reliance, shortcut
 from vitlens.commands.shared.calibration import DRAWN, reliability
+from vitlens.commands.shared.choice import choice_section
 from vitlens.commands.shared.maps.record import OnObjectRow
 from vitlens.commands.shared.worst_class import class_sections
 from vitlens.record import by
-from vitlens.report.claims import FEWEST
+from vitlens.report.claims import FEWEST, vetoed
 from vitlens.report.escape import as_code
 from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
@@ -299,6 +301,7 @@ REPORT: Final = Report(
         *shortcut.SECTIONS,
         reliance.SECTION,
         *failures.sections(maps_comparable),
+        outcome_attention.SECTION,
         Section(
             "Is the confidence right?",
             _enough_scores,
@@ -346,6 +349,7 @@ REPORT: Final = Report(
                 ),
             ),
         ),
+        choice_section(lambda record: vetoed(claims(record))),
         Section(
             "Shape or texture?",
             "shape_bias",

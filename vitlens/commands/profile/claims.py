@@ -15,7 +15,7 @@ from vitlens.commands.profile.record import (
 )
 from vitlens.record import by
 from vitlens.report.claims import Claim, found
-from vitlens.report.prose import say
+from vitlens.report.prose import listed, say
 from vitlens.report.verdicts import LIMITS, Verdict
 from vitlens.uncertainty import Estimate, Side, apart, widened
 
@@ -23,6 +23,9 @@ from vitlens.uncertainty import Estimate, Side, apart, widened
 _LARGEST_SPREAD: Final = 1.5
 # between the ratios of time and of FLOPs, up to which time follows the FLOPs
 _LARGEST_DEVIATION: Final = 1.25
+# between an exponent of attention products and 1 or 2, up to which it is taken for that
+_LIKE: Final = 0.15
+_SMALL_SHARE: Final = 0.1  # of all FLOPs, up to which the products hardly matter
 _VARYING: Final = "batch sizes whose passes vary too much, as other work ran on this machine"
 _COSTS: Final[dict[Cost, str]] = {
     "latency": "Latency",
@@ -44,6 +47,7 @@ def claims(record: ProfileRecord) -> Iterator[Claim]:
     for (cost, _), rows in by(record.exponents, "series").items():
         if cost != "flops":
             yield from _growth_claims(rows)
+    yield from _why_cost_grows(record)
 
 
 def common_batches(record: ProfileRecord) -> list[list[SpeedRow]]:
@@ -157,6 +161,7 @@ def _faster_than(first: SpeedRow, slower: SpeedRow, similar: Sequence[str]) -> C
         "with this one{% endif %}. **{{ slower.model }}** takes {{ slower.latency|alone }}, "
         "{{ effect|value }} as long.",
         effect=ratio(slower.latency, first.latency),
+        better="" if similar else first.model,
         headline="{{ first.model }}{% if similar %} and {{ similar|length }} more are{% else %} "
         "is{% endif %} fastest "
         "for {{ batch }}; {{ slower.model }} takes {{ effect|value }} as long",
@@ -168,7 +173,13 @@ def _faster_than(first: SpeedRow, slower: SpeedRow, similar: Sequence[str]) -> C
 
 
 def _latency_claim(
-    subject: str, template: str, *, headline: str, effect: Estimate | None = None, **values: Any
+    subject: str,
+    template: str,
+    *,
+    headline: str,
+    effect: Estimate | None = None,
+    better: str = "",
+    **values: Any,
 ) -> Claim:
     return found(
         "latency",
@@ -178,6 +189,7 @@ def _latency_claim(
         headline=headline,
         given=values,
         reference=1.0,
+        better=better,
         kind="answer",
         place="speed",
     )
@@ -251,6 +263,69 @@ def _only_operations(row: CostRow) -> Claim:
 def _follows(time_factor: float, flops_factor: float) -> bool:
     """Return True if two ratios differ by no more than timings on one machine vary."""
     return 1 / _LARGEST_DEVIATION < time_factor / flops_factor < _LARGEST_DEVIATION
+
+
+def _why_cost_grows(record: ProfileRecord) -> Iterator[Claim]:
+    """Yield why the cost of models with attention grows as it does, from counted FLOPs.
+
+    FLOPs are counted at several image sizes of one architecture, so nothing else changes.
+    """
+    exponents = {}
+    for row in record.exponents:
+        if row.sweep == "image-size":
+            exponents[row.model, row.cost] = row.exponent
+    shares = {}
+    for part in record.parts:
+        if part.part == "attention products" and part.of_flops is not None:
+            shares[part.model] = part.of_flops
+    reasons = []
+    wholes = []
+    for model in record.aliases:
+        products = exponents.get((model, "products"))
+        whole = exponents.get((model, "flops"))
+        if products is None or whole is None or model not in shares:
+            continue
+        reason = _reason_of(products.value)
+        if not reason:
+            continue
+        values = {"model": model, "reason": reason, "products": products, "share": shares[model]}
+        reasons.append(
+            say(
+                "with exponent {{ products|value }} in **{{ model }}**, where {{ reason }}",
+                **values,
+            )
+        )
+        wholes.append(
+            say(
+                "{{ share|percent(1) }} in **{{ model }}**, all of which grow with exponent "
+                "{{ whole|value }}",
+                whole=whole,
+                **values,
+            )
+        )
+    if reasons:
+        yield found(
+            "why cost grows",
+            " and ".join(record.aliases),
+            "The FLOPs of attention products grow with the number of tokens {{ reasons }}. At the "
+            "sizes above they are a small share of all FLOPs: {{ wholes }}."
+            if max(shares.values()) <= _SMALL_SHARE
+            else "The FLOPs of attention products grow with the number of tokens {{ reasons }}. "
+            "Their share of all FLOPs is {{ wholes }}.",
+            given={"reasons": listed(reasons), "wholes": listed(wholes)},
+            kind="answer",
+            evidence="intervened",
+            place="growth",
+        )
+
+
+def _reason_of(exponent: float) -> str:
+    """Return which tokens attend to each other, as an exponent of attention products shows."""
+    if abs(exponent - 2) <= _LIKE:
+        return "every token attends to every token"
+    if abs(exponent - 1) <= _LIKE:
+        return "every token attends to a window of fixed size"
+    return ""
 
 
 def _growth_claims(rows: Sequence[ExponentRow]) -> Iterator[Claim]:

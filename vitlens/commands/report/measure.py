@@ -16,7 +16,7 @@ from vitlens.commands.report.options import ReportOptions
 from vitlens.commands.report.report import REPORT, compared_runs
 from vitlens.commands.run.conclusion import Conclusion
 from vitlens.commands.run.folder import make_folder, require_plain
-from vitlens.commands.run.publish import PAGE, read_folder, report
+from vitlens.commands.run.publish import PAGE, read_folder, report, write_portfolio
 from vitlens.errors import InputError
 from vitlens.files import inside
 from vitlens.record import CONFIG, RESULTS, read_run
@@ -35,6 +35,12 @@ def measure(options: ReportOptions) -> Conclusion:
         raise InputError(
             "expected --compare or --share, found both; compare first, then share the folder"
         )
+    if options.portfolio:
+        if options.compare is not None or options.share is not None:
+            raise InputError(
+                "expected --portfolio without --compare and --share, found both; leave one out"
+            )
+        return Conclusion(write_portfolio(options.folder, html=options.html), (), holds=True)
     if options.compare is not None:
         return compare(options.compare, options.folder, html=options.html)
     if options.share is None:

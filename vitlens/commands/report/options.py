@@ -20,6 +20,11 @@ class ReportOptions:
         "share.",
         default=False,
     )
+    portfolio: bool = option(
+        "--portfolio",
+        "Write portfolio.md, the longer report of a whole study (with --html also portfolio.html).",
+        default=False,
+    )
     compare: Path | None = option(
         "--compare",
         "Write comparison.md: what changed significantly since this earlier folder of the same "

@@ -23,13 +23,15 @@ from vitlens.record import Record, RunRecord, read_run
 from vitlens.record_files import flat, read_record
 from vitlens.report.claims import verdict_rows
 from vitlens.report.document import Document, FigureSpec
-from vitlens.report.markdown import figures_shown, markdown
+from vitlens.report.markdown import figures_shown, markdown, portfolio_markdown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 REPORT = "report.md"
 PAGE = "report.html"
+PORTFOLIO = "portfolio.md"
+PORTFOLIO_PAGE = "portfolio.html"
 _DOTS_PER_INCH = 200
 _UNDATED: Final = {
     "svg": {"Date": None},
@@ -79,6 +81,36 @@ def report(path: Path, *, html: bool = False) -> Path:
         written = _write(document, record, html=page)
         _remove_old_figures(path, before, keep={figure.name for figure in document.figures})
         return written
+
+
+def write_portfolio(path: Path, *, html: bool = False) -> Path:
+    """Draw the figures of a finished study and write its portfolio report; returns the path.
+
+    html: also write portfolio.html, and return its path. Raises InputError for another run.
+    """
+    record = read_folder(path)
+    command = COMMANDS[record.command]
+    if not command.portfolio or type(record) is not command.records[0]:
+        raise InputError(
+            f"expected a whole study with --portfolio, found {record.command} in {path}; run "
+            "vitlens study --portfolio"
+        )
+    if record.status != "done":
+        raise InputError(
+            f"expected a finished study with --portfolio, found status {record.status} in {path}; "
+            "run it again"
+        )
+    with phase("Writing the portfolio report"), foreign_contents(record):
+        document = command.portfolio_report(record)
+        save_figures(document, record, copy=True)
+        written = inside(path, PORTFOLIO)
+        write_text(written, portfolio_markdown(document))
+        if html:
+            from vitlens.report.html import portfolio_page
+
+            written = inside(path, PORTFOLIO_PAGE)
+            write_text(written, portfolio_page(document, record))
+    return written
 
 
 def write_report(path: Path) -> None:

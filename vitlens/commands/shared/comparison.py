@@ -137,6 +137,7 @@ def which_is_better(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow])
                 effect=row.gain(top),
                 p=row.p_holm,
                 kind="answer",
+                better=top,
             )
     if alike:
         row = pairs[alike[0]]

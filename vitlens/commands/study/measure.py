@@ -12,7 +12,7 @@ from vitlens.commands.needs import needs_of, require
 from vitlens.commands.run.chapter_runs import ChapterImages
 from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.load import load_models, load_split, require_data
-from vitlens.commands.run.publish import publish
+from vitlens.commands.run.publish import publish, write_portfolio
 from vitlens.commands.run.targets import require_label_source, require_labelled
 from vitlens.commands.shared.trainings import budget_of
 from vitlens.commands.study.chapters import Chapters, trained_first
@@ -47,6 +47,10 @@ def measure(options: StudyOptions) -> Path:
             raise InputError(
                 f"expected --data with {option}, which trains its models on labels, found "
                 f"{'--images' if options.images else '--predicted'}; leave it out"
+            )
+        if options.portfolio:
+            raise InputError(
+                "expected a whole study with --portfolio, found --kind or --resume; leave it out"
             )
         return measure_kind(options)
     if options.seeds is not None:
@@ -102,7 +106,10 @@ def _measure_whole(options: StudyOptions) -> Path:
                 training=training,
             )
         )
-        return publish(folder)
+        path = publish(folder)
+    if options.portfolio:
+        write_portfolio(folder.path, html=run.html is not False)
+    return path
 
 
 def _checked(

@@ -19,8 +19,8 @@ class StudyOptions(SharedOptions):
     budget; data: digits by default; images: files and folders without labels, for trained models;
     predicted: ablation and attacks use the models' predictions as labels; kind: instead a
     controlled comparison of small models trained with several seeds, the only kind that can be
-    resumed; full: with more methods, attacks and images; cache: whether chapters of earlier studies
-    are used again.
+    resumed; portfolio: with a longer report; full: with more methods, attacks and images; cache:
+    whether chapters of earlier studies are used again.
     """
 
     models: tuple[str, ...] = argument(
@@ -46,6 +46,12 @@ class StudyOptions(SharedOptions):
     )
     seeds: int | None = option(
         "--seeds", "Training seeds of each variant (default: 3).", metavar="N", low=1, panel=_KIND
+    )
+    portfolio: bool = option(
+        "--portfolio",
+        "Also write portfolio.md, a report of 15 to 25 pages: introduction, methods, results, "
+        "failures, insights, limits, future work (with --html also portfolio.html).",
+        default=False,
     )
     full: bool = option(
         "--full",

@@ -18,7 +18,7 @@ from vitlens.commands.shared.planted import judgement
 from vitlens.commands.shared.saturation import is_saturated
 from vitlens.commands.shared.shortcut import CUE_HEADS, CUE_MAPS, SHORTCUT, misleading
 from vitlens.commands.shared.trainings import differences
-from vitlens.commands.study import works
+from vitlens.commands.study import choice, works
 from vitlens.commands.study.kinds.pretraining.report import REPORT as PRETRAINING
 from vitlens.commands.study.kinds.record import KindRecord
 from vitlens.commands.study.kinds.report import STOPPED
@@ -50,9 +50,11 @@ _AFTER: Final = (
     Question("Which map can you trust?", ("explain",), "checks"),
     Question("Why do the models fail?", ("compare",), "failure_properties"),
     Question("What fixes their errors?", ("compare",), "interventions"),
+    Question("Does attention differ on errors?", ("compare",), "attention_on_errors"),
     Question("Which model copes better with disturbed images?", ("compare",), "robustness"),
     Question("Shape or texture?", ("compare",), "shape_bias"),
     Question("How do they break under attack?", ("attack",), "curves"),
+    Question("Why does robustness differ?", ("attack",), "robustness_candidates"),
     Question("How do they break under common corruptions?", ("attack",), "corruptions"),
     Question("What do the features know?", ("features",), "depth"),
     Question("What do they cost?", ("profile",), "parts"),
@@ -537,6 +539,7 @@ def _sections(record: StudyRecord) -> Iterator[Section]:
         *answered(record.parts, _BEFORE),
         *works.sections(record),
         *answered(record.parts, _AFTER),
+        *choice.sections(record),
     )
     yield from sections
     if not record.training:  # which is written at the end

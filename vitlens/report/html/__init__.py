@@ -3,6 +3,6 @@ explorer alone.
 """
 
 from vitlens.report.html.fragment import explorer_fragment
-from vitlens.report.html.whole import page
+from vitlens.report.html.whole import page, portfolio_page
 
-__all__ = ["explorer_fragment", "page"]
+__all__ = ["explorer_fragment", "page", "portfolio_page"]

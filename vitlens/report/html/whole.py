@@ -132,6 +132,27 @@ def page(document: Document, record: Record) -> str:
     return rendered("page.html.jinja", **values, contents=tuple(_contents(values, sections)))
 
 
+def portfolio_page(document: Document, record: Record) -> str:
+    """Return a report without a first page as one file that prints well.
+
+    It fetches nothing (POLICY), and its figures were drawn before.
+    """
+    parts = _Page(document, record.folder)
+    return rendered(
+        "portfolio.html.jinja",
+        title=plain(document.title),
+        record=record,
+        version=__version__,
+        policy=POLICY,
+        style=asset("style.css"),
+        words=parts.words,
+        in_words=in_words,
+        plain=plain,
+        preface=document.preface,
+        sections=tuple(map(parts.section, document.sections)),
+    )
+
+
 def _contents(values: Mapping[str, object], sections: Sequence[Part]) -> Iterator[tuple[str, str]]:
     """Yield the anchor and the heading of each part of the page."""
     if values["explorer"]:

@@ -1,4 +1,4 @@
-"""The literature that registries, reports and pages cite: docs/references.bib, read."""
+"""The literature that registries, reports and pages cite: references.bib, read."""
 
 import re
 from collections.abc import Iterator
@@ -7,12 +7,13 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-FILE: Final = Path(__file__).parents[1] / "references.bib"
+FILE: Final = Path(__file__).parent / "references.bib"
 _ENTRY: Final = re.compile(r"@misc\{(\w+),\n(.*?)\n\}", flags=re.DOTALL)
 _FIELD: Final = re.compile(r"^  (\w+) = \{(.*)\},?$", flags=re.MULTILINE)
 _NAME: Final = r"[A-Z][A-Za-zé]+(?:-[A-Z][a-z]+)?"
 _CITATION: Final = re.compile(
-    rf"({_NAME})(?: (?:&|and) (?:van der )?{_NAME}| et al\.)?(?:,|'s)? \(?((?:19|20)\d\d)\b(?! \w+ photographs)"
+    rf"({_NAME})(?: (?:&|and) (?:van der )?{_NAME}| et al\.)?(?:,|'s)? "
+    r"\(?((?:19|20)\d\d)\b(?! \w+ photographs)"
 )
 
 
@@ -38,6 +39,23 @@ class Work:
     def key(self) -> tuple[str, str]:
         """Return the first author's surname and the year, which is how the work is cited."""
         return self.surnames[0], self.year
+
+    @property
+    def cited(self) -> str:
+        """Return how the work is cited: "Abnar & Zuidema 2020", "Madry 2018"."""
+        names = self.surnames
+        if len(names) == 2 and names[1] != "others":
+            return f"{names[0]} & {names[1]} {self.year}"
+        return f"{names[0]} {self.year}"
+
+    @property
+    def entry(self) -> str:
+        """Return the authors, the title and the place of publication."""
+        authors = ", ".join(author for author in self.authors if author != "others")
+        more = " and others" if self.authors[-1] == "others" else ""
+        title = self.title if self.title.endswith("?") else f"{self.title}."
+        arxiv = f" arXiv:{self.arxiv}" if self.arxiv else ""
+        return f"{authors}{more}. {title} {self.venue}.{arxiv}"
 
 
 @cache

@@ -1,0 +1,262 @@
+"""Attention on errors, compared with attention on correct predictions of the same class.
+
+Some classes are harder than others, and attention differs between classes. A difference between
+all errors and all correct predictions may therefore be one between classes. Here every error is
+compared with correct predictions of its class only.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitlens.analysis.attention.weights import LayerMaps, attention_maps, require_maps
+from vitlens.analysis.evaluation.evaluate import fitting_batch_size
+from vitlens.analysis.failures.attention_rows import OutcomeAttentionRow, UntestedAttentionRow
+from vitlens.analysis.failures.covariates import Subject
+from vitlens.analysis.failures.separation import FEWEST, PERMUTATIONS, permutations
+from vitlens.analysis.faithfulness.maps import map_shares
+from vitlens.devices import autocast
+from vitlens.errors import LensError, UnsupportedError
+from vitlens.models.model import Model
+from vitlens.resampling import by_group, student_quantile
+from vitlens.shapes import Masks
+from vitlens.uncertainty import Estimate, holm
+
+Array = NDArray[np.float64]
+Values = Mapping[tuple[str, int], Array]  # (n,) by quantity and layer; NaN where not known
+_TINY: Final = 1e-30
+_ROUNDING: Final = 1e-9  # of a sum: permutations that differ less are ties
+
+
+def outcome_attention(
+    subjects: Sequence[Subject],
+) -> tuple[tuple[OutcomeAttentionRow, ...], tuple[UntestedAttentionRow, ...]]:
+    """Return the rows of all models, and the models that could not be tested, with the reason.
+
+    Models without attention that is a map of the image are left out.
+    """
+    rows: list[OutcomeAttentionRow] = []
+    untested = []
+    for subject in subjects:
+        alias = subject.evaluation.alias
+        if not _has_maps(subject.model):
+            continue
+        reason = _why_not(subject)
+        if reason:
+            untested.append(UntestedAttentionRow(alias, reason))
+        else:
+            rows += attention_rows(
+                alias,
+                attention_values(subject),
+                subject.evaluation.correct.numpy(),
+                subject.evaluation.labels.numpy(),
+                groups=subject.evaluation.groups,
+                seed=subject.seed,
+            )
+    return tuple(rows), tuple(untested)
+
+
+def _has_maps(model: Model) -> bool:
+    """Return True if the attention of some layer is a map of the image."""
+    try:
+        require_maps(model)
+    except (UnsupportedError, LensError):
+        return False
+    return True
+
+
+def _why_not(subject: Subject) -> str:
+    """Return why a model's attention on errors is not tested, "" if it is."""
+    correct = subject.evaluation.correct.numpy()
+    in_both = _classes_with_both(correct, subject.evaluation.labels.numpy())
+    errors = int((~correct & in_both).sum())
+    if errors < FEWEST:
+        return f"it has {errors} errors in classes that it also gets right, fewer than {FEWEST}"
+    return ""
+
+
+def _classes_with_both(correct: NDArray[np.bool_], labels: Array) -> NDArray[np.bool_]:
+    """Return for each image whether its class has both errors and correct predictions (n,)."""
+    has_error = np.isin(labels, labels[~correct])
+    has_correct = np.isin(labels, labels[correct])
+    both: NDArray[np.bool_] = has_error & has_correct
+    return both
+
+
+def attention_values(subject: Subject) -> Values:
+    """Return every quantity of every layer on all images of a model, means over heads."""
+    model = subject.model
+    split = subject.split
+    size = subject.batch_size or fitting_batch_size(model)
+    parts: dict[tuple[str, int], list[Tensor]] = {}
+    for batch in split.batches(size, device=model.device):
+        masks = None
+        if split.masks is not None:
+            masks = split.masks[batch.indices.to(split.masks.device)].cpu()
+        with torch.no_grad(), autocast(model.device, subject.precision):
+            layers = attention_maps(model, batch.images)
+        for layer in layers:
+            for name, values in _of_layer(layer, masks).items():
+                parts.setdefault((name, layer.site.layer), []).append(values)
+    return {key: torch.cat(own).double().numpy() for key, own in parts.items()}
+
+
+def _of_layer(layer: LayerMaps, masks: Masks | None) -> dict[str, Tensor]:
+    """Return the quantities of one layer (images,)."""
+    maps = layer.maps.float().cpu()
+    prefix = layer.prefix.float().cpu()
+    weights = torch.cat([prefix, maps.flatten(2)], -1)
+    weights = weights / weights.sum(-1, keepdim=True).clamp_min(_TINY)
+    entropy = -(weights * weights.clamp_min(_TINY).log()).sum(-1)
+    values = {"entropy": (entropy / math.log(weights.shape[-1])).clamp(0, 1).mean(1)}
+    if prefix.shape[-1]:
+        values["prefix"] = weights[..., : prefix.shape[-1]].sum(-1).mean(1)
+    if masks is not None:
+        of_heads = maps / maps.sum((-2, -1), keepdim=True).clamp_min(_TINY)
+        size = (masks.shape[-2], masks.shape[-1])
+        grid = (maps.shape[-2], maps.shape[-1])
+        inside = map_shares(of_heads.mean(1), size=size, grid=grid, masks=masks).inside
+        assert inside is not None  # as there are masks
+        has_object = masks.flatten(1).any(1)
+        values["object"] = torch.where(has_object, inside.double(), torch.nan)
+    return values
+
+
+def attention_rows(
+    alias: str,
+    values: Values,
+    correct: NDArray[np.bool_],
+    labels: Array,
+    *,
+    groups: Tensor | None = None,
+    seed: int = 0,
+) -> tuple[OutcomeAttentionRow, ...]:
+    """Return a row for each quantity and layer that is known of enough errors.
+
+    values: NaN where not known; correct, labels: (n,); groups: of images that share a source.
+    """
+    rows = list(_uncorrected(alias, values, correct, labels, groups, seed))
+    corrected = holm([row.p for row in rows])
+    return tuple(replace(row, p_holm=p_holm) for row, p_holm in zip(rows, corrected))
+
+
+def _uncorrected(
+    alias: str,
+    values: Values,
+    correct: NDArray[np.bool_],
+    labels: Array,
+    groups: Tensor | None,
+    seed: int,
+) -> Iterator[OutcomeAttentionRow]:
+    for (quantity, layer), numbers in values.items():
+        usable = np.isfinite(numbers)
+        usable[usable] = _classes_with_both(correct[usable], labels[usable])
+        wrong = ~correct[usable]
+        if int(wrong.sum()) < FEWEST:
+            continue
+        own_groups = None if groups is None else groups[torch.from_numpy(usable)]
+        found = stratified_difference(
+            numbers[usable], wrong, labels[usable], groups=own_groups, seed=seed
+        )
+        yield OutcomeAttentionRow(
+            alias,
+            quantity,
+            layer,
+            found.failed,
+            found.passed,
+            found.difference,
+            errors=int(wrong.sum()),
+            correct=int((~wrong).sum()),
+            classes=len(np.unique(labels[usable])),
+            p=found.p,
+        )
+
+
+@dataclass(frozen=True)
+class Stratified:
+    """A difference of means within strata, in points, with the means of which it is the
+    difference.
+    """
+
+    difference: Estimate
+    failed: float
+    passed: float
+    p: float
+
+
+def stratified_difference(
+    numbers: Array,
+    wrong: NDArray[np.bool_],
+    strata: Array,
+    *,
+    groups: Tensor | None = None,
+    seed: int = 0,
+) -> Stratified:
+    """Return the mean over failures minus that over successes of the same stratum (n,).
+
+    Strata are weighted by failures x successes / images, as in a regression with an effect for
+    each stratum. The interval is Student's with the error clustered by group. The two-sided p comes
+    from permutations of failures within strata; images that share a source stay together. Every
+    stratum must have failures and successes.
+    """
+    stratum = np.unique(strata, return_inverse=True)[1].ravel()
+    sizes = np.bincount(stratum)
+    outcome = wrong.astype(np.float64)
+    outcome -= (np.bincount(stratum, weights=outcome) / sizes)[stratum]
+    centred = numbers - (np.bincount(stratum, weights=numbers) / sizes)[stratum]
+    total = float((outcome**2).sum())
+    value = float((outcome * centred).sum()) / total
+    residuals = outcome * (centred - value * outcome)
+    names = None if groups is None else groups.numpy()
+    sums, counts = by_group(residuals, names)
+    freedom = max(len(sums) - len(sizes) - 1, 1)
+    error = math.sqrt(len(sums) / freedom * float((sums**2).sum())) / total
+    half = student_quantile(counts) * error
+    failed, passed = _weighted_means(numbers, wrong, stratum)
+    low = max(value - half, -1.0)
+    high = min(value + half, 1.0)
+    difference = Estimate(100 * value, 100 * low, 100 * high, len(numbers), "points")
+    p = _p_within(centred, wrong, stratum, groups, seed)
+    return Stratified(difference, failed, passed, p)
+
+
+def _weighted_means(
+    numbers: Array, wrong: NDArray[np.bool_], stratum: NDArray[np.intp]
+) -> tuple[float, float]:
+    """Return the means over failures and over successes, strata weighted as in the difference."""
+    failures = np.bincount(stratum, weights=wrong)
+    successes = np.bincount(stratum, weights=~wrong)
+    weights = failures * successes / (failures + successes)
+    of_failures = np.bincount(stratum, weights=numbers * wrong) / failures
+    of_successes = np.bincount(stratum, weights=numbers * ~wrong) / successes
+    failed = float((weights * of_failures).sum() / weights.sum())
+    passed = float((weights * of_successes).sum() / weights.sum())
+    return failed, passed
+
+
+def _p_within(
+    centred: Array,
+    wrong: NDArray[np.bool_],
+    stratum: NDArray[np.intp],
+    groups: Tensor | None,
+    seed: int,
+) -> float:
+    """Return the two-sided p of permutations of failures within strata."""
+    observed = abs(float(centred[wrong].sum()))
+    sums = np.zeros(PERMUTATIONS)
+    for number in range(int(stratum.max()) + 1):
+        members = np.flatnonzero(stratum == number)
+        own_groups = None if groups is None else groups[torch.from_numpy(members)]
+        failures = wrong[members].astype(np.float64)
+        start = 0
+        for permuted in permutations(failures, own_groups, draws=PERMUTATIONS, seed=seed + number):
+            sums[start : start + len(permuted)] += permuted @ centred[members]
+            start += len(permuted)
+    reached = int((np.abs(sums) >= observed * (1 - _ROUNDING)).sum())
+    return (1 + reached) / (1 + PERMUTATIONS)

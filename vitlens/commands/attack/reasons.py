@@ -1,0 +1,415 @@
+"""Why two models differ in robustness: candidate causes, each tested by a change of the attack.
+
+All images are those that both models classify correctly, under one attack at one epsilon. A
+candidate is tested by an intervention and its control. It accounts for as many points of the
+difference in robust accuracy as the intervention takes away and the control leaves.
+
+- Frequency content: the perturbations without their higher frequencies, which hold half of their
+  energy. Control: without half of the energy at random frequencies. Both are scaled to the length
+  (L2) that they had.
+- Patch grid: the attacked images shifted by half a patch. Control: shifted by a whole patch.
+- Gradient, margin, and their ratio: the budget of each model on each image is scaled so that the
+  two models are equal in it. Control: the same budget for both.
+
+Margins and gradients are divided by the spread of a model's logits, as all three grow alike when
+logits are scaled, which no attack notices.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitlens.analysis.failures.operations import frequency_bands
+from vitlens.attacks.losses import is_misclassified, margin
+from vitlens.attacks.robustness import ROUNDING, Outcome
+from vitlens.commands.attack.record import (
+    CandidateRow,
+    RobustnessGapRow,
+    UntestedGapRow,
+    typed_epsilon,
+)
+from vitlens.commands.attack.sample import AttackSample
+from vitlens.commands.attack.sweep import Victim
+from vitlens.devices import evaluating
+from vitlens.models.model import Model
+from vitlens.report.claims import FEWEST
+from vitlens.shapes import Images, Labels, Logits
+from vitlens.uncertainty import Estimate, holm, mean_points, paired_test, student_test
+
+PerImage = Float[Tensor, " batch"]
+Right = Bool[Tensor, " batch"]
+CUTOFF: Final = 0.3  # share of Nyquist's frequency, as of the cue of fine detail
+_MOST: Final = 4.0  # factor by which a budget is changed at most
+_STEPS: Final = 2  # budgets between a number and its double
+_TINY: Final = 1e-12
+_AT_ONCE: Final = 64  # images in a forward pass
+
+
+@dataclass(frozen=True)
+class Target:
+    """One of two attacked models, with n images that both classify correctly.
+
+    adversarial: clean where the attack failed. robust_at: takes a budget for each image, in pixel
+    units, and returns whether the model is correct under the attack.
+    """
+
+    model: Model
+    labels: Labels
+    clean: Images
+    adversarial: Images
+    epsilon: float
+    robust_at: Callable[[PerImage], Right]
+
+    def logits(self, images: Images) -> Logits:
+        """Return the model's logits in fp32, on the CPU."""
+        with evaluating(self.model), torch.no_grad():
+            parts = [self.model(part.to(self.model.device)) for part in images.split(_AT_ONCE)]
+        return torch.cat(parts).float().cpu()
+
+    def is_right(self, images: Images) -> Right:
+        """Return which versions of the images are classified correctly."""
+        return ~is_misclassified(self.logits(images), self.labels)
+
+    def margins(self) -> PerImage:
+        """Return the margin of each clean image, in spreads of the logits."""
+        logits = self.logits(self.clean)
+        return margin(logits, self.labels) / _spread(logits)
+
+    def gradients(self) -> PerImage:
+        """Return the largest change of each margin in spreads of the logits, to first order, by a
+        change of every pixel by 1/255.
+        """
+        norms = []
+        logits = []
+        with evaluating(self.model), torch.enable_grad():
+            for images, labels in zip(self.clean.split(_AT_ONCE), self.labels.split(_AT_ONCE)):
+                pixels = images.to(self.model.device).requires_grad_(True)
+                output = self.model(pixels).float()
+                total = margin(output, labels.to(output.device)).sum()
+                (gradient,) = torch.autograd.grad(total, pixels)
+                norms.append(gradient.flatten(1).abs().sum(1).float().cpu())
+                logits.append(output.detach().cpu())
+        return torch.cat(norms) / _spread(torch.cat(logits)) / 255
+
+
+def _spread(logits: Logits) -> float:
+    """Return the standard deviation of logits over classes, mean over images."""
+    return max(float(logits.std(1).mean()), _TINY)
+
+
+def robustness_reasons(
+    victims: Sequence[Victim], sample: AttackSample
+) -> tuple[tuple[RobustnessGapRow, ...], tuple[CandidateRow, ...], tuple[UntestedGapRow, ...]]:
+    """Return the difference of two models, its candidate causes, and why it was not explained.
+
+    Nothing is returned for another number of models than two.
+    """
+    if len(victims) != 2:
+        return (), (), ()
+    first, second = victims
+    aliases = (first.model.alias, second.model.alias)
+    entry = sample.attack
+    if entry.norm != "linf" or entry.kind != "budget":
+        reason = "no attack with an L∞ budget was run"
+        return (), (), (UntestedGapRow(*aliases, reason),)
+    outcomes = [victim.outcomes[entry.name] for victim in victims]
+    right = (outcomes[0].clean & outcomes[1].clean)[sample.indices]
+    count = int(right.sum())
+    if count < FEWEST:
+        reason = f"both models classify only {count} attacked images correctly"
+        return (), (), (UntestedGapRow(*aliases, reason),)
+    targets = []
+    for victim, adversarial, outcome in zip(victims, sample.adversarial, outcomes):
+        indices = sample.indices[right]
+        target = Target(
+            victim.model,
+            victim.labels[indices].cpu(),
+            sample.clean[right],
+            adversarial[right],
+            sample.epsilon,
+            _Budgets(victim, outcome, entry.name, indices).robust,
+        )
+        targets.append(target)
+    groups = first.run.split.groups
+    own_groups = None if groups is None else groups.cpu()[sample.indices[right]].numpy()
+    gap, candidates = explained_gap(
+        targets, attack=entry.title, groups=own_groups, patch=_patch_of(victims)
+    )
+    return (gap,), candidates, ()
+
+
+def _patch_of(victims: Sequence[Victim]) -> tuple[int, int] | None:
+    """Return the patch of the first model with patches, px of the attacked images; None without."""
+    for victim in victims:
+        layout = victim.model.anatomy.layout
+        if layout is not None and victim.model.preprocessing.size == victim.run.split.size:
+            return layout.patch_size
+    return None
+
+
+@dataclass(frozen=True)
+class _Budgets:
+    """Robustness of a model at any budgets, read off the sweep where that decides it."""
+
+    victim: Victim
+    outcome: Outcome
+    attack: str
+    indices: Tensor
+
+    def robust(self, budgets: PerImage) -> Right:
+        """Return whether the model is correct on each image under the attack at its budget."""
+        broken_at = self.outcome.broken_at[self.indices].double()
+        survived = torch.zeros_like(broken_at)  # the largest epsilon that each is known to survive
+        for epsilon in self.outcome.epsilons:
+            holds = broken_at > epsilon + ROUNDING
+            survived[holds] = torch.maximum(survived, torch.tensor(epsilon).double())[holds]
+        robust = broken_at > budgets + ROUNDING
+        undecided = (survived < budgets - ROUNDING) & robust
+        images = self.victim.images(self.indices)
+        labels = self.victim.labels[self.indices]
+        for budget in budgets[undecided].unique().tolist():
+            chosen = undecided & (budgets == budget)
+            result = self.victim.attempt(self.attack)(
+                images[chosen], labels[chosen], epsilon=budget
+            )
+            robust[chosen] = ~result.success.cpu()
+        return robust
+
+
+def explained_gap(
+    targets: Sequence[Target],
+    *,
+    attack: str,
+    groups: NDArray[np.integer] | None = None,
+    patch: tuple[int, int] | None = None,
+) -> tuple[RobustnessGapRow, tuple[CandidateRow, ...]]:
+    """Return the difference in robust accuracy of two models, and what accounts for it.
+
+    groups: of images that share a source. patch: sides of a patch; None leaves the grid out.
+    """
+    first, second = targets
+    epsilon = first.epsilon
+    budgets = torch.full((len(first.clean),), epsilon, dtype=torch.float64)
+    usual = [target.robust_at(budgets) for target in targets]
+    gap = _points(usual)
+    gap_row = RobustnessGapRow(
+        first.model.alias,
+        second.model.alias,
+        attack,
+        typed_epsilon(epsilon, "linf"),
+        mean_points(gap, groups=groups),
+        robust_first=float(usual[0].float().mean()),
+        robust_second=float(usual[1].float().mean()),
+        p=paired_test(usual[0].numpy(), usual[1].numpy(), groups=groups),
+    )
+    sign = 1 if gap_row.difference.value >= 0 else -1
+    rows = []
+    for tested in _candidates(targets, usual, patch):
+        own_groups = None if groups is None else groups[tested.images.numpy()]
+        rows.append(_row(gap_row, tested, sign, own_groups))
+    p_values = holm([row.p for row in rows])
+    return gap_row, tuple(replace(row, p_holm=p) for row, p in zip(rows, p_values))
+
+
+@dataclass(frozen=True)
+class _Tested:
+    """A candidate with which images are correct under its intervention and under its control.
+
+    images: indices of those for which it can be tested.
+    """
+
+    name: str
+    values: tuple[float, float]
+    control: Sequence[Right]
+    after: Sequence[Right]
+    images: Tensor
+
+
+def _row(
+    gap: RobustnessGapRow, tested: _Tested, sign: int, groups: NDArray[np.integer] | None
+) -> CandidateRow:
+    before = _points(tested.control)
+    after = _points(tested.after)
+    accounted = sign * (before - after)
+    return CandidateRow(
+        gap.first,
+        gap.second,
+        tested.name,
+        value_first=tested.values[0],
+        value_second=tested.values[1],
+        control=mean_points(sign * before, groups=groups),
+        after=mean_points(sign * after, groups=groups),
+        accounted=_bounded(accounted, groups),
+        p=_p_of(accounted, groups),
+    )
+
+
+def _p_of(points: NDArray[np.float64], groups: NDArray[np.integer] | None) -> float:
+    """Return the two-sided p of the hypothesis that changes of a difference have mean 0.
+
+    Of the same change on all images, whose error is 0, it is that of the sign test.
+    """
+    if len(points) and np.ptp(points) == 0 and points[0] != 0:
+        independent = len(points) if groups is None else len(np.unique(groups))
+        return float(2.0 ** (1 - independent))
+    return student_test(points, groups=groups)
+
+
+def _bounded(points: NDArray[np.float64], groups: NDArray[np.integer] | None) -> Estimate:
+    """Return the mean of changes of a difference, each between -200 and 200 points."""
+    half = mean_points(points / 2, groups=groups)
+    ends = [None if end is None else 2 * end for end in (half.low, half.high)]
+    return Estimate(2 * half.value, ends[0], ends[1], half.n, "points")
+
+
+def _points(right: Sequence[Right]) -> NDArray[np.float64]:
+    """Return the first model's correctness minus the second's on each image, in points."""
+    first, second = right
+    points: NDArray[np.float64] = 100 * (first.double() - second.double()).numpy()
+    return points
+
+
+def _candidates(
+    targets: Sequence[Target], usual: Sequence[Right], patch: tuple[int, int] | None
+) -> Iterator[_Tested]:
+    yield _frequency(targets)
+    if patch is not None:
+        on_grid = _patch_grid(targets, patch)
+        if len(on_grid.images) >= FEWEST:
+            yield on_grid
+    first, second = targets
+    gradients = (first.gradients(), second.gradients())
+    margins = (first.margins(), second.margins())
+    distances = tuple(
+        own_margin / own_gradient.clamp_min(_TINY)
+        for own_margin, own_gradient in zip(margins, gradients)
+    )
+    yield _matched("gradient", targets, usual, gradients, inverse=True)
+    yield _matched("margin", targets, usual, margins)
+    yield _matched("distance", targets, usual, distances)
+
+
+def _frequency(targets: Sequence[Target]) -> _Tested:
+    """Return the models on perturbations without high frequencies, and without random ones."""
+    control = []
+    after = []
+    high_shares = []
+    for target in targets:
+        change = target.adversarial - target.clean
+        _, high = frequency_bands(change, cutoff=CUTOFF)
+        energy = _energy(change)
+        fooling = energy > 0
+        high_shares.append(float(_energy(high)[fooling].sum() / energy.sum().clamp_min(_TINY)))
+        ranks = _radii(change)
+        low = _half_of_energy(change, ranks)
+        after.append(target.is_right(_with_length_of(target.clean, low, change)))
+        generator = torch.Generator().manual_seed(0)
+        ranks = torch.rand(ranks.shape, generator=generator)
+        thinned = _half_of_energy(change, ranks)
+        control.append(target.is_right(_with_length_of(target.clean, thinned, change)))
+    images = torch.arange(len(targets[0].clean))
+    return _Tested("frequency", (high_shares[0], high_shares[1]), control, after, images)
+
+
+def _energy(change: Images) -> PerImage:
+    return change.flatten(1).square().sum(1)
+
+
+def _with_length_of(clean: Images, change: Images, other: Images) -> Images:
+    """Return the clean images changed in this direction as far (L2) as by the other change."""
+    factor = (_energy(other) / _energy(change).clamp_min(_TINY)).sqrt()
+    changed: Images = (clean + change * factor[:, None, None, None]).clamp(0, 1)
+    return changed
+
+
+def _radii(change: Images) -> Float[Tensor, "batch frequencies"]:
+    """Return the frequency of each component, as a share of Nyquist's."""
+    height, width = change.shape[-2:]
+    down = 2 * torch.fft.fftfreq(height)
+    across = 2 * torch.fft.rfftfreq(width)
+    radius = (down[:, None].square() + across[None].square()).sqrt().flatten()
+    radii: Tensor = radius.expand(len(change), -1)
+    return radii
+
+
+def _half_of_energy(change: Images, ranks: Float[Tensor, "batch frequencies"]) -> Images:
+    """Return the part of each change that has the lowest ranks, up to half of its energy."""
+    height, width = change.shape[-2:]
+    spectrum = torch.fft.rfft2(change.float())
+    power = spectrum.abs().square().sum(1)
+    power[..., 1 : (width + 1) // 2] *= 2  # components that stand for their conjugate, too
+    order = ranks.argsort(1)
+    cumulative = power.flatten(1).gather(1, order).cumsum(1)
+    is_kept = cumulative <= cumulative[:, -1:] / 2
+    mask = torch.zeros_like(is_kept).scatter(1, order, is_kept).unflatten(1, spectrum.shape[-2:])
+    kept: Images = torch.fft.irfft2(spectrum * mask[:, None], s=(height, width))
+    return kept
+
+
+def _patch_grid(targets: Sequence[Target], patch: tuple[int, int]) -> _Tested:
+    """Return the models on attacked images shifted by half a patch, and by a whole one.
+
+    Images that a model misclassifies after a shift without an attack are left out.
+    """
+    half = (patch[0] // 2, patch[1] // 2)
+    usable = torch.ones(len(targets[0].clean), dtype=torch.bool)
+    jumps = []
+    for target in targets:
+        for shift in (half, patch):
+            usable &= target.is_right(target.clean.roll(shift, (2, 3)))
+        jumps.append(_jump_at_borders(target.adversarial - target.clean, patch))
+    control = []
+    after = []
+    for target in targets:
+        after.append(target.is_right(target.adversarial.roll(half, (2, 3)))[usable])
+        control.append(target.is_right(target.adversarial.roll(patch, (2, 3)))[usable])
+    images = usable.nonzero().flatten()
+    return _Tested("patch-grid", (jumps[0], jumps[1]), control, after, images)
+
+
+def _jump_at_borders(change: Images, patch: tuple[int, int]) -> float:
+    """Return how much larger steps of a change are between patches than inside; 1 if alike."""
+    ratios = []
+    for axis, side in ((2, patch[0]), (3, patch[1])):
+        steps = change.diff(dim=axis).abs().mean((0, 1, 5 - axis))
+        is_border = (torch.arange(len(steps)) + 1) % side == 0
+        if is_border.any() and not is_border.all():
+            ratios.append(
+                float(steps[is_border].mean() / steps[~is_border].mean().clamp_min(_TINY))
+            )
+    return float(np.mean(ratios)) if ratios else 1.0
+
+
+def _matched(
+    name: str,
+    targets: Sequence[Target],
+    usual: Sequence[Right],
+    values: Sequence[PerImage],
+    *,
+    inverse: bool = False,
+) -> _Tested:
+    """Return the models at budgets in which a value is the same for both.
+
+    inverse: True if a larger value calls for a smaller budget.
+    """
+    first, second = (value.double().clamp_min(_TINY) for value in values)
+    ratio = (second / first if inverse else first / second).sqrt()
+    after = [
+        targets[0].robust_at(_budgets(targets[0].epsilon, ratio)),
+        targets[1].robust_at(_budgets(targets[1].epsilon, 1 / ratio)),
+    ]
+    means = (float(values[0].mean()), float(values[1].mean()))
+    return _Tested(name, means, usual, after, torch.arange(len(ratio)))
+
+
+def _budgets(epsilon: float, factors: PerImage) -> PerImage:
+    """Return the budget of each image, rounded to a few so that they can be attacked together."""
+    steps = (factors.clamp(1 / _MOST, _MOST).log2() * _STEPS).round() / _STEPS
+    budgets: PerImage = epsilon * 2**steps
+    return budgets

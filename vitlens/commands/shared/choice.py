@@ -1,0 +1,216 @@
+"""When to choose which model: a table that is written from the claims of a report only.
+
+A need that no claim is about says so, with the command that measures it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from vitlens.commands.shared.shortcut import SHORTCUT
+from vitlens.record import Data, Record, col
+from vitlens.report.claims import Claim
+from vitlens.report.numbers import number
+from vitlens.report.prose import Marked, finalize, listed, say
+from vitlens.report.sections import Section
+
+NO_EVIDENCE: Final = "no evidence"
+NEITHER: Final = "no difference shown"
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a user may choose a model for.
+
+    questions: of the claims that are evidence; with a colon at its end, the beginning of several.
+    untested: what those do not
+    test. command: what would measure it.
+    """
+
+    name: str
+    questions: tuple[str, ...]
+    untested: str
+    command: str
+
+
+NEEDS: Final = (
+    Need(
+        "accuracy on such images",
+        ("which is better", "no difference"),
+        "other data, other training seeds",
+        "vitlens compare",
+    ),
+    Need(
+        "confidence to be used as a probability",
+        ("calibration",),
+        "after temperature scaling",
+        "vitlens evaluate",
+    ),
+    Need(
+        "predictions that no wrong cue decides",
+        (SHORTCUT,),
+        "cues that no intervention changes",
+        "vitlens compare",
+    ),
+    Need(
+        "images that are corrupted or disturbed",
+        ("corruption:", "disturbed images"),
+        "other corruptions",
+        "vitlens attack",
+    ),
+    Need(
+        "robustness to attacks",
+        ("difference under attack",),
+        "adaptive attacks, models trained against attacks",
+        "vitlens attack",
+    ),
+    Need(
+        "maps that can be trusted",
+        ("maps", "explanation"),
+        "other attribution methods",
+        "vitlens explain --verify",
+    ),
+    Need("short computing time", ("latency",), "other hardware", "vitlens profile"),
+    Need(
+        "few training images",
+        (),
+        "trainings on fewer images",
+        "vitlens study --kind data",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class ChoiceRow:
+    """One need, the model that the evidence favours, and how far the evidence reaches.
+
+    All are finished texts.
+    """
+
+    need: str = col("need")
+    model: str = col("model")
+    evidence: str = col("evidence")
+    validity: str = col("valid for")
+    untested: str = col("not tested")
+
+
+def choices(claims: Sequence[Claim], record: Record) -> Iterator[ChoiceRow]:
+    """Yield a row for each need, from the claims of a report with two models or more."""
+    if len(_models(record)) < 2:
+        return
+    for need in NEEDS:
+        about = [claim for claim in claims if _is_evidence(claim, need)]
+        row = _of_comparison(need, about, record) or _of_cue(need, about, record)
+        yield row or _of_verdicts(need, about, record) or _without_evidence(need)
+
+
+def _is_evidence(claim: Claim, need: Need) -> bool:
+    family = claim.question.partition(":")[0] + ":"
+    return claim.question in need.questions or family in need.questions
+
+
+def _of_comparison(need: Need, claims: Sequence[Claim], record: Record) -> ChoiceRow | None:
+    """Return the row of a need whose claims compare models; None without such a claim."""
+    decided = [claim for claim in claims if claim.better and claim.is_shown]
+    favoured = list(dict.fromkeys(claim.better for claim in decided))
+    if len(favoured) == 1:
+        best = max(decided, key=lambda claim: claim.rank)
+        evidence = best.brief or best.says
+        return _row(need, finalize(favoured[0]), evidence, _validity([best], record))
+    if favoured:
+        evidence = " ".join(claim.brief or claim.says for claim in decided)
+        names = listed([finalize(name) for name in favoured], "or")
+        return _row(need, f"depends: {names}", evidence, _validity(decided, record))
+    null = [claim for claim in claims if claim.is_null and claim.says]
+    if null:
+        return _row(need, NEITHER, null[0].brief or null[0].says, _validity(null, record))
+    return None
+
+
+def _of_cue(need: Need, claims: Sequence[Claim], record: Record) -> ChoiceRow | None:
+    """Return the row of the need for a model that no cue misleads, if a cue misleads some."""
+    misled = [claim for claim in claims if claim.question == SHORTCUT and claim.says]
+    if not misled:
+        return None
+    subjects = {name for claim in misled for name in claim.subject.split(" and ")}
+    others = [name for name in _models(record) if name not in subjects]
+    model = listed([finalize(name) for name in others]) if others else "none of them"
+    return _row(need, model, misled[0].brief or misled[0].says, _validity(misled, record))
+
+
+def _of_verdicts(need: Need, claims: Sequence[Claim], record: Record) -> ChoiceRow | None:
+    """Return the row of a need by the verdicts on single models; None if not all were judged."""
+    of_model: dict[str, Claim] = {}
+    for claim in claims:
+        if claim.state not in ("", "not tested") and claim.subject in _models(record):
+            of_model.setdefault(claim.subject, claim)
+    judged = list(of_model.values())
+    if len(judged) < len(_models(record)):
+        return None
+    passing = [claim.subject for claim in judged if claim.state == "pass"]
+    if len(passing) == len(judged):
+        model = "all pass"
+    elif passing:
+        model = listed([finalize(name) for name in passing])
+    elif any(claim.state == "inconclusive" for claim in judged):
+        model = NEITHER
+    else:
+        model = "none passes"
+    evidence = "; ".join(
+        say(
+            "**{{ name }}**: {{ state }}{% if value %} ({{ value|alone }}){% endif %}",
+            name=claim.subject,
+            state=claim.state,
+            value=claim.effect,
+        )
+        for claim in judged
+    )
+    return _row(need, model, f"{evidence}.", _validity(judged, record))
+
+
+def _without_evidence(need: Need) -> ChoiceRow:
+    measured_by = f"not measured here; `{need.command}` measures it"
+    return _row(need, NO_EVIDENCE, measured_by, "-")
+
+
+def _row(need: Need, model: str, evidence: str, validity: str) -> ChoiceRow:
+    texts = (need.name, model, evidence, validity, need.untested)
+    return ChoiceRow(*map(Marked, texts))
+
+
+def _validity(claims: Sequence[Claim], record: Record) -> str:
+    """Return on how many images of which data the evidence rests."""
+    counts = {claim.effect.n for claim in claims if claim.effect is not None and claim.effect.n}
+    data = _data_of(record)
+    images = number(min(counts)) if counts else ""
+    name = finalize(data.title) if data is not None else "this run"
+    trained = "one training of each model"
+    return f"{images} images of {name}, {trained}" if images else f"{name}, {trained}"
+
+
+def _models(record: Record) -> tuple[str, ...]:
+    """Return the models of a run, or those that its chapters are about."""
+    models: tuple[str, ...] = getattr(record, "studied", record.aliases)
+    return models
+
+
+def _data_of(record: Record) -> Data | None:
+    """Return the images of a run, or those of the first of its chapters."""
+    if record.config.data is not None:
+        return record.config.data
+    for part in getattr(record, "parts", ()):
+        if part.record.config.data is not None:
+            data: Data = part.record.config.data
+            return data
+    return None
+
+
+def choice_section(claims_of: Callable[[Any], Sequence[Claim]]) -> Section:
+    """Return the section of a report; claims_of: the claims of its record."""
+    return Section(
+        "Which model to choose for what?",
+        lambda record: choices(claims_of(record), record),
+        opening="Each row rests on claims of this report only; a need without evidence names the "
+        "command that measures it.",
+        columns=("need", "model", "evidence", "validity", "untested"),
+    )
