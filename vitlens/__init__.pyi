@@ -22,6 +22,7 @@ from vitlens.analysis.patching.contribution import (
 from vitlens.analysis.patching.logit_lens import logit_lens as logit_lens
 from vitlens.analysis.reliance.reliance import reliance as reliance
 from vitlens.analysis.walkthrough.public import walkthrough as walkthrough
+from vitlens.analysis.walkthrough.reversal import reversal as reversal
 from vitlens.attacks.attack import attack as attack
 from vitlens.attribution.choice import choose_method as choose_method
 from vitlens.attribution.explain import explain as explain

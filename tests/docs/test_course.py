@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+<<<<<<< HEAD
 from benchmarks.course import ANSWERS, FOLDER, make
 from docs.reversal import loss_of_reversal
+=======
+>>>>>>> 681cab76 (vitlens reversal: one attention layer trained to reverse, copy or sort, its path measured; replaces docs/reversal.py)
 from vitlens.analysis.attention.positions import rank_correlation
 from vitlens.cli.main import run
 from vitlens.commands.run.reading import read
@@ -51,7 +54,7 @@ def test_every_exercise_is_whole_and_has_a_hint():
     for number, text in exercises.items():
         goal, command, rest = re.split(r"^```(?:sh)?\n", text, flags=re.MULTILINE)
         assert goal.strip().endswith((".", "?")), number
-        assert re.search(r"vitlens |python docs/|python3 -c ", command), number
+        assert re.search(r"vitlens |python3 -c ", command), number
         assert re.findall(r"^- \*\*([^*]+)\*\*:", rest, flags=re.MULTILINE) == [
             "Look for",
             "Right",
@@ -81,13 +84,11 @@ def test_numbers_that_follow_from_arithmetic():
         assert f"{mean:.2f} px at {side} px" in WORDS
 
 
-def test_the_loss_of_a_reversal_without_positions_and_the_program_learns_with_them_alone():
+def test_the_loss_of_a_reversal_with_equal_weights_on_all_vectors():
     data = torch.randn(3200, 10, 64, generator=torch.Generator().manual_seed(0))
     error = (data.mean(1, keepdim=True) - data.flip(1)).square().mean().item()
     assert error == pytest.approx((1 - 1 / 10) ** 2 + (10 - 1) / 10**2, abs=0.005)
     assert f"all ten give {error:.2f}" in WORDS
-    assert loss_of_reversal(length=5, heads=1, positions=True, steps=300) < 0.1
-    assert loss_of_reversal(length=5, heads=2, positions=False, steps=300) > 0.7  # 3/4 at best
 
 
 def test_parameters():
