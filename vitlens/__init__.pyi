@@ -21,6 +21,8 @@ from vitlens.analysis.patching.contribution import (
 )
 from vitlens.analysis.patching.logit_lens import logit_lens as logit_lens
 from vitlens.analysis.reliance.reliance import reliance as reliance
+from vitlens.analysis.walkthrough.attention_check import AttentionCheck as AttentionCheck
+from vitlens.analysis.walkthrough.attention_check import check_attention as check_attention
 from vitlens.analysis.walkthrough.public import walkthrough as walkthrough
 from vitlens.analysis.walkthrough.reversal import reversal as reversal
 from vitlens.attacks.attack import attack as attack

@@ -25,18 +25,18 @@ PATHS: Final[Mapping[SequenceTask, str]] = MappingProxyType(
 class LayerRow:
     """The task, the layer and how well it does the task on new sequences."""
 
+    batch: int  # sequences of a step
+    width: int  # numbers of a vector
+    place_distance: float  # mean distance of two positions
+    vector_distance: float  # mean distance of two vectors
+    uniform: float  # loss of uniform attention
+    without_positions: float  # least loss of a layer without positions
     task: SequenceTask = col("task")
     length: int = col("vectors")
     heads: int = col("heads")
     positions: SequencePositions = col("positions")
     steps: int = col("steps")
-    batch: int  # sequences of a step
-    width: int  # numbers of a vector
     parameters: int = col("parameters")
-    place_distance: float  # mean distance of two positions
-    vector_distance: float  # mean distance of two vectors
-    uniform: float  # loss of uniform attention
-    without_positions: float  # least loss of a layer without positions
     loss: Estimate = col(
         "loss",
         term="the mean squared error of the output on new sequences",
