@@ -125,7 +125,8 @@ class _Layer(nn.Module):
 
     def split(self, tokens: Tokens) -> Heads:
         """Return tokens as (batch, heads, tokens, head_dim)."""
-        return tokens.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        parts: Tensor = tokens.unflatten(-1, (self.heads, -1))
+        return parts.transpose(1, 2)
 
     def forward(
         self, vectors: Tokens, view: SequenceView = "vectors and positions"
