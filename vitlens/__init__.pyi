@@ -13,6 +13,8 @@ from vitlens.analysis.features.features import features as features
 from vitlens.analysis.features.neighbours import knn as knn
 from vitlens.analysis.features.probe import probe as probe
 from vitlens.analysis.features.similarity import similarity as similarity
+from vitlens.analysis.heads.query_key import neurons as neurons
+from vitlens.analysis.heads.query_key import query_key_map as query_key_map
 from vitlens.analysis.heads.statistics import Statistics as Statistics
 from vitlens.analysis.heads.statistics import statistics as statistics
 from vitlens.analysis.naming.names import name_heads as name_heads

@@ -110,6 +110,52 @@ def _outline_path(axes: Axes, length: int, *, is_reversed: bool) -> None:
 
 
 @style.styled
+def score_by_dimension(
+    image: Array,
+    patches: Sequence[tuple[int, int] | None],
+    grid: tuple[int, int],
+    values: Sequence[tuple[str, Array]],
+    title: str,
+) -> Figure:
+    """Draw an image (3, height, width) with the patches of a query and a key outlined, and vectors
+    by dimension as bars below one another.
+
+    patches: (row, column) of the query and the key, None for a token that is no patch.
+    """
+    figure = style.sheet(style.full_width(), 3.4)
+    room = figure.add_gridspec(len(values), 2, width_ratios=[1, 2.6])
+    picture = figure.add_subplot(room[:, 0])
+    picture.imshow(image.transpose(1, 2, 0))
+    words = []
+    for patch, colour, name in zip(patches, (style.VERMILLION, style.SKY), ("query", "key")):
+        if patch is None:
+            words.append(f"{name}: not a patch")
+            continue
+        height = image.shape[1] / grid[0]
+        width = image.shape[2] / grid[1]
+        corner = (patch[1] * width - 0.5, patch[0] * height - 0.5)
+        picture.add_patch(
+            Rectangle(corner, width, height, fill=False, edgecolor=colour, linewidth=2.0)
+        )
+        words.append(f"{name}: {'orange' if name == 'query' else 'blue'}")
+    without_frames([picture])
+    picture.set_xlabel("\n".join(words))
+    for index, (name, vector) in enumerate(values):
+        axes = figure.add_subplot(room[index, 1])
+        colours = [style.BLUE if value >= 0 else style.VERMILLION for value in vector]
+        axes.bar(np.arange(len(vector)), vector, color=colours, width=0.85)
+        axes.axhline(0.0, color=style.GREY, linewidth=0.6)
+        axes.set_ylabel(name)
+        axes.set_xlim(-0.7, len(vector) - 0.3)
+        if index < len(values) - 1:
+            axes.set_xticklabels([])
+        else:
+            axes.set_xlabel("dimension")
+    style.heading(figure, title)
+    return figure
+
+
+@style.styled
 def token_vectors(
     panels: Sequence[tuple[str, Array]],
     marked: Sequence[int | None],

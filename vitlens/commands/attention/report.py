@@ -79,9 +79,8 @@ def _view_chart(view: Literal["query", "key"], preposition: str) -> Chart:
 _PICTURE: Final = Chart(
     "layers",
     images(scale="joint", label="attention (%)", dense=True),
-    "Each image with the mean map of the heads in {% if 'all' in (record.options.layers or ()) %}"
-    "every layer{% else %}some layers (`--layers all` draws every layer){% endif %}. All panels "
-    "share one colour scale.",
+    "Each image with the mean map of the heads in the drawn layers (`--layers all` draws every "
+    "layer). All panels share one colour scale.",
     title="Attention of {{ record.aliases[0] }} to each patch, mean of heads",
     rows=layer_pictures,
 )

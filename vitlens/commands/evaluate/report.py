@@ -298,9 +298,9 @@ REPORT: Final = Report(
                 Chart(
                     "predictions",
                     images(),
-                    "Predictions with their confidence: at most 8 right and 8 wrong of each model, "
-                    "drawn at random (seed {{ record.config.seed }}), not in proportion to the "
-                    "accuracy.",
+                    "Predictions with their confidence, as many right as wrong ones where there "
+                    "are so many, drawn at random (seed {{ record.config.seed }}); not in "
+                    "proportion to the accuracy.",
                     title="Right and wrong predictions",
                 ),
             ),

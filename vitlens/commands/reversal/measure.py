@@ -94,8 +94,9 @@ def _layer_row(trained: Reversal, whole: ViewRow) -> LayerRow:
 
 
 def _as_share(loss: Estimate, whole: float) -> Estimate:
-    ends = [None if end is None else end / whole for end in (loss.low, loss.high)]
-    return Estimate(loss.value / whole, *ends, n=loss.n)
+    low = None if loss.low is None else loss.low / whole
+    high = None if loss.high is None else loss.high / whole
+    return Estimate(loss.value / whole, low, high, loss.n)
 
 
 def _loss_rows(trained: Reversal) -> Iterator[LossRow]:
