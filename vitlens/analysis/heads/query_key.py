@@ -7,7 +7,7 @@ factors, those are taken with which distances correlate best with dot products o
 query.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -144,8 +144,9 @@ def neurons(
     parts = as_parts(images)
     if len(parts) != 1:
         raise InputError(f"expected one image, found {len(parts)}; give images[:1]")
-    call, geometry = _call_of(model, parts[:1].to(model.device), layer)
-    _require_head(model, call, layer, head)
+    calls = _calls(model, parts[:1].to(model.device))
+    _require_head(model, calls, layer, head)
+    call, geometry = calls[layer]
     inputs = call.inputs
     assert inputs is not None
     position = _position(query, geometry, geometry.cls[0] if geometry.cls else None)
@@ -222,16 +223,26 @@ def _patch(position: int, geometry: Geometry) -> tuple[int, int] | None:
     return row, column
 
 
-def _require_head(model: Model, call: AttentionCall, layer: int, head: int) -> None:
-    if not 0 <= head < call.site.heads:
+def _require_head(
+    model: Model, calls: Mapping[int, tuple[AttentionCall, Geometry]], layer: int, head: int
+) -> None:
+    """Raise InputError for a head that is not there."""
+    if layer not in calls:
         raise InputError(
-            f"expected a head from 0 to {call.site.heads - 1} in layer {layer} of {model.alias}, "
-            f"found {head}"
+            f"expected a layer of {', '.join(map(str, calls))} of {model.alias}, found {layer}"
+        )
+    heads = calls[layer][0].site.heads
+    if not 0 <= head < heads:
+        raise InputError(
+            f"expected a head from 0 to {heads - 1} in layer {layer} of {model.alias}, found {head}"
         )
 
 
 def _calls(model: Model, images: Images) -> dict[int, tuple[AttentionCall, Geometry]]:
-    """Return the layers in which all tokens have queries and keys, by their numbers."""
+    """Return the layers in which all tokens have queries and keys, by their numbers.
+
+    Raises UnsupportedError for a model without such a layer.
+    """
     calls: dict[int, tuple[AttentionCall, Geometry]] = {}
 
     def keep(call: AttentionCall) -> None:
@@ -242,24 +253,12 @@ def _calls(model: Model, images: Images) -> dict[int, tuple[AttentionCall, Geome
             calls[call.site.layer] = call.precise().detach(), geometry
 
     observe(model, images, keep)
-    return calls
-
-
-def _call_of(model: Model, images: Images, layer: int) -> tuple[AttentionCall, Geometry]:
-    """Return one layer. Raises UnsupportedError where no layer qualifies, InputError for another
-    number.
-    """
-    calls = _calls(model, images)
     if not calls:
         raise UnsupportedError(
             "expected layers in which every token has a query and a key for the whole image, found "
             f"none in {model.alias}; vitlens attention shows its weights"
         )
-    if layer not in calls:
-        raise InputError(
-            f"expected a layer of {', '.join(map(str, calls))} of {model.alias}, found {layer}"
-        )
-    return calls[layer]
+    return calls
 
 
 @takes_images
@@ -281,21 +280,21 @@ def query_key_map(
     parts = as_parts(images)
     batch = parts[: len(parts)].to(model.device)
     calls = _calls(model, batch)
-    if not calls:
-        _call_of(model, batch, 0)
     wanted = list(heads)
     if not wanted:
         for layer, (call, _) in calls.items():
             wanted += [(layer, head) for head in range(call.site.heads)]
     for layer, head in wanted:
-        call, _ = _call_of(model, batch, layer)
-        _require_head(model, call, layer, head)
+        _require_head(model, calls, layer, head)
     each = points // (2 * len(wanted))
     if each < 2:
         raise InputError(
             f"expected at least {4 * len(wanted)} points for {len(wanted)} heads, found {points}"
         )
-    vectors, alignments, columns = [], [], []
+    vectors = []
+    products = []
+    alignments = []
+    columns = []
     for layer, head in wanted:
         call, _ = calls[layer]
         assert call.inputs is not None
@@ -307,6 +306,7 @@ def query_key_map(
         image = drawn // tokens
         aligned, alignment = _aligned(queries, keys, image, layer, head)
         vectors.append(aligned)
+        products.append(queries @ keys.T)
         alignments.append(alignment)
         is_key = torch.arange(2 * len(drawn)) >= len(drawn)
         columns.append(
@@ -320,14 +320,20 @@ def query_key_map(
                 )
             )
         )
-    return _mapped(vectors, alignments, torch.cat(columns, 1), seed)
+    return _mapped(vectors, products, alignments, torch.cat(columns, 1), seed)
 
 
 def _mapped(
-    vectors: list[Tensor], alignments: list[Alignment], columns: Int[Tensor, "5 n"], seed: int
+    vectors: list[Tensor],
+    products: list[Tensor],
+    alignments: list[Alignment],
+    columns: Int[Tensor, "5 n"],
+    seed: int,
 ) -> QueryKeyMap:
-    """Return the map of the vectors of all heads; columns: whether a key, layer, head, image and
-    token of each.
+    """Return the map of the vectors of all heads.
+
+    products: (query, key) of each head; columns: whether a key, layer, head, image and token of
+    each point.
     """
     widest = max(part.shape[1] for part in vectors)
     padded = [torch.nn.functional.pad(part, (0, widest - part.shape[1])) for part in vectors]
@@ -336,11 +342,12 @@ def _mapped(
     )
     near = []
     start = 0
-    for part in vectors:
-        points = plane.points[start : start + len(part)]
-        image = columns[3, start : start + len(part) // 2]
-        near.append(_near(part, points, image))
-        start += len(part)
+    for of_head in products:
+        count = 2 * len(of_head)
+        points = plane.points[start : start + count]
+        image = columns[3, start : start + len(of_head)]
+        near.append(_near(of_head, points, image))
+        start += count
     return QueryKeyMap(
         points=plane.points,
         is_key=columns[0].bool(),
@@ -408,11 +415,10 @@ def _correlation(
 
 
 def _near(
-    vectors: Float[Tensor, "m head_dim"], points: Float[Tensor, "m 2"], image: Int[Tensor, " n"]
+    products: Float[Tensor, "n n"], points: Float[Tensor, "m 2"], image: Int[Tensor, " n"]
 ) -> Float[Tensor, " queries"]:
     """Return for each query whether the key with its largest dot product is among the nearest."""
     count = len(image)
-    products = vectors[:count] @ vectors[count:].T
     distances = torch.cdist(points[:count], points[count:])
     found = []
     for number in image.unique():
