@@ -50,10 +50,9 @@ def embed(
 
     Vectors are first scaled to length 1, so that the distances of t-SNE order them as the cosine
     does (unit: False leaves them as they are); t-SNE runs on the first 50 principal components and
-    starts from the first two. t-SNE shows
-    neighbourhoods only: the sizes of clusters and the distances between them mean nothing. At least
-    4 rows; a perplexity that `require_perplexity` takes. Raises DataError for features that are all
-    the same.
+    starts from the first two. t-SNE shows neighbourhoods only: the sizes of clusters and the
+    distances between them mean nothing. At least 4 rows; a perplexity that `require_perplexity`
+    takes. Raises DataError for features that are all the same.
     """
     if method not in PROJECTIONS:
         raise UnknownNameError("projection", method, PROJECTIONS)
