@@ -10,11 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-<<<<<<< HEAD
 from benchmarks.course import ANSWERS, FOLDER, make
-from docs.reversal import loss_of_reversal
-=======
->>>>>>> 681cab76 (vitlens reversal: one attention layer trained to reverse, copy or sort, its path measured; replaces docs/reversal.py)
 from vitlens.analysis.attention.positions import rank_correlation
 from vitlens.cli.main import run
 from vitlens.commands.run.reading import read
