@@ -57,6 +57,9 @@ QUICK: Final = {  # minutes
     "rollout-vit-digits": "rollout vit-digits --limit 3",
     "walkthrough-deit-tiny": f"walkthrough {DEIT.partition('=')[2]} --images square.png --layer 3 "
     "--head 1",
+    "reversal": "reversal",
+    "reversal-without-positions": "reversal --positions none",
+    "reversal-sort": "reversal --task sort",
     "profile-vit-resnet-swin": "profile vit-tiny resnet20 resnet18 "
     "timm:swin_tiny_patch4_window7_224 --random-weights",
     "features-deit-tiny": f"features {DEIT} --data photos --show "

@@ -13,6 +13,8 @@ from vitlens.analysis.features.features import features as features
 from vitlens.analysis.features.neighbours import knn as knn
 from vitlens.analysis.features.probe import probe as probe
 from vitlens.analysis.features.similarity import similarity as similarity
+from vitlens.analysis.heads.query_key import neurons as neurons
+from vitlens.analysis.heads.query_key import query_key_map as query_key_map
 from vitlens.analysis.heads.statistics import Statistics as Statistics
 from vitlens.analysis.heads.statistics import statistics as statistics
 from vitlens.analysis.naming.names import name_heads as name_heads
@@ -21,7 +23,10 @@ from vitlens.analysis.patching.contribution import (
 )
 from vitlens.analysis.patching.logit_lens import logit_lens as logit_lens
 from vitlens.analysis.reliance.reliance import reliance as reliance
+from vitlens.analysis.walkthrough.attention_check import AttentionCheck as AttentionCheck
+from vitlens.analysis.walkthrough.attention_check import check_attention as check_attention
 from vitlens.analysis.walkthrough.public import walkthrough as walkthrough
+from vitlens.analysis.walkthrough.reversal import reversal as reversal
 from vitlens.attacks.attack import attack as attack
 from vitlens.attribution.choice import choose_method as choose_method
 from vitlens.attribution.explain import explain as explain

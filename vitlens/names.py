@@ -55,6 +55,9 @@ FigureFormat = Literal["png", "svg", "pdf"]
 FigureWidth = Literal["page", "column"]
 TrackerName = Literal["tensorboard", "wandb"]
 SelfChecks = Literal["all", "few"]  # of attacks
+SequenceTask = Literal["reverse", "copy", "sort"]
+SequencePositions = Literal["none", "fixed", "learned"]
+SequenceView = Literal["vectors and positions", "positions", "vectors"]  # queries and keys
 StepName = Literal[
     "embedding",
     "positions",
@@ -67,6 +70,8 @@ StepName = Literal[
     "residual",
 ]
 
+SEQUENCE_TASKS: Final[tuple[SequenceTask, ...]] = get_args(SequenceTask)
+SEQUENCE_POSITIONS: Final[tuple[SequencePositions, ...]] = get_args(SequencePositions)
 READOUTS: Final[tuple[Readout, ...]] = get_args(Readout)
 ENGINES: Final[tuple[Engine, ...]] = get_args(Engine)
 SUBSTRATES: Final[tuple[Substrate, ...]] = get_args(Substrate)

@@ -265,6 +265,12 @@ _OWN: Final = (
     Entry(
         "name_heads", vitlens.name_heads, looked_at, ATTENTIVE, per_image=False, needs_class=False
     ),
+    Entry(
+        "neurons",
+        lambda model, batch: vitlens.neurons(model, batch[:1], layer=0, head=0),
+        models=PLAIN[1:],
+        needs_class=False,
+    ),
     Entry("observe", observed, lambda result: result, ATTENTIVE, needs_class=False),
     Entry(
         "observe/explicit", partial(observed, explicit=True), models=ATTENTIVE, needs_class=False
@@ -282,6 +288,13 @@ _OWN: Final = (
         profiled,
         needs_class=False,
         exempt={"repeated": "it measures times", "refused pixels": "it draws its own images"},
+    ),
+    Entry(
+        "query_key_map",
+        partial(vitlens.query_key_map, points=160),
+        models=PLAIN[1:],
+        per_image=False,
+        needs_class=False,
     ),
     Entry("relevance", vitlens.relevance, lambda result: result, ATTENTIVE),
     Entry(

@@ -47,7 +47,12 @@ SMALL = {  # what makes a command short; another one is given four images
 }
 # take more than one trained model (a study shows what the others do); the page of the demo is
 # tests/ui/demo's
-APART = ("train", "study", *(word for word, command in COMMANDS.items() if command.serves))
+APART = (
+    "train",
+    "study",
+    "reversal",
+    *(word for word, command in COMMANDS.items() if command.serves),
+)
 WORDS = [word for word, command in COMMANDS.items() if command.reports and word not in APART]
 LINES = {
     word: SMALL.get(word, "--limit 4") for word in (*WORDS, "explain --auto", "explain --verify")

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from benchmarks.course import ANSWERS, FOLDER, make
-from docs.reversal import loss_of_reversal
 from vitlens.analysis.attention.positions import rank_correlation
 from vitlens.cli.main import run
 from vitlens.commands.run.reading import read
@@ -51,7 +50,7 @@ def test_every_exercise_is_whole_and_has_a_hint():
     for number, text in exercises.items():
         goal, command, rest = re.split(r"^```(?:sh)?\n", text, flags=re.MULTILINE)
         assert goal.strip().endswith((".", "?")), number
-        assert re.search(r"vitlens |python docs/|python3 -c ", command), number
+        assert re.search(r"vitlens |python3 -c ", command), number
         assert re.findall(r"^- \*\*([^*]+)\*\*:", rest, flags=re.MULTILINE) == [
             "Look for",
             "Right",
@@ -81,13 +80,11 @@ def test_numbers_that_follow_from_arithmetic():
         assert f"{mean:.2f} px at {side} px" in WORDS
 
 
-def test_the_loss_of_a_reversal_without_positions_and_the_program_learns_with_them_alone():
+def test_the_loss_of_a_reversal_with_equal_weights_on_all_vectors():
     data = torch.randn(3200, 10, 64, generator=torch.Generator().manual_seed(0))
     error = (data.mean(1, keepdim=True) - data.flip(1)).square().mean().item()
     assert error == pytest.approx((1 - 1 / 10) ** 2 + (10 - 1) / 10**2, abs=0.005)
     assert f"all ten give {error:.2f}" in WORDS
-    assert loss_of_reversal(length=5, heads=1, positions=True, steps=300) < 0.1
-    assert loss_of_reversal(length=5, heads=2, positions=False, steps=300) > 0.7  # 3/4 at best
 
 
 def test_parameters():
@@ -192,10 +189,6 @@ def test_the_exercises_that_only_print_print_what_the_page_says(capsys):
     states = re.findall(r"^(pass|warn|fail|inconclusive)\b", capsys.readouterr().out, re.MULTILINE)
     assert states == ["pass"] * 4
     assert "four checks" in WORDS
-    loss = loss_of_reversal(length=10, heads=4, positions=True, steps=1000)
-    assert loss == pytest.approx(0.0004, abs=3e-4)
-    without = loss_of_reversal(length=10, heads=4, positions=False, steps=1000)
-    assert without == pytest.approx(0.88, abs=0.05)
 
 
 def test_every_question_has_an_answer_with_a_command():

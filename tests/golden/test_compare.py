@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import vitlens
-from tests.kit.commands import ran, report
+from tests.kit.commands import figures, ran, report
 from tests.kit.first_page import check_first_page
 from tests.kit.making import save, untrained
 from tests.kit.select import select, values_of
@@ -61,6 +61,16 @@ def test_panels_by_rising_agreement_say_and_show_what_the_rows_hold(record):
     assert pixels.shape == first.shape == second.shape
     assert (pixels == 255).all(-1).any(), "the object is outlined"
     assert not np.array_equal(first, second)
+
+
+def test_all_panels_are_drawn_on_sheets(tmp_path, tiny_vit, tiny_cnn):
+    more = "--limit 24 --panels 20 --maps 20 --checked 0 --no-harder --method saliency"
+    record = ran(tmp_path / "out", f"compare {tiny_vit} {tiny_cnn} --data digits {more}")
+    sheets = [figure for figure in report(record).figures if figure.name.startswith("all_panels")]
+    assert [sheet.name for sheet in sheets] == ["all_panels_1", "all_panels_2"]
+    assert {sheet.name for sheet in sheets} <= figures(record)
+    assert [sheet.caption.split()[0] for sheet in sheets] == ["18", "2"]
+    check_first_page(report(record))
 
 
 def test_unusable_maps_are_counted(tmp_path, tiny_vit):

@@ -42,6 +42,20 @@ def record(golden) -> EvaluateRecord:
     return golden("evaluate").record
 
 
+def test_predictions_of_the_grid_are_drawn_by_the_seed_from_right_and_wrong_ones(record, tmp_path):
+    for arrays in record.predictions.values():
+        right = arrays.prediction == arrays.label
+        drawn = right[arrays.sampled]
+        assert (drawn.sum(), (~drawn).sum()) == (min(8, right.sum()), min(8, (~right).sum()))
+        assert len(set(arrays.sampled)) == len(arrays.sampled) == len(arrays.sampled_pixels)
+    again = ran(tmp_path / "again", f"{LINE} --seed 0").predictions["vit-digits"]
+    other = ran(tmp_path / "other", f"{LINE} --seed 1").predictions["vit-digits"]
+    assert again.sampled.tolist() == record.predictions["vit-digits"].sampled.tolist()
+    assert again.sampled.tolist() != other.sampled.tolist()
+    (grid,) = [figure for figure in report(record).figures if figure.name == "predictions"]
+    assert "seed 0" in grid.caption
+
+
 def test_numbers_are_those_of_the_models_and_of_the_arrays(record):
     """Calibration, classes and confusions: tests/public/evaluation."""
     words = ("accuracy", "cross_entropy", "calibration_error", "confidence_gap")

@@ -44,6 +44,21 @@ def test_words_and_tests_are_those_of_the_function(golden, tiny_vit):
     assert counts.heads == len(named_heads.heads) == 4
 
 
+def test_the_pair_and_the_map_are_those_of_the_functions(golden, tiny_vit):
+    record = golden("head").record
+    model = load(str(tiny_vit))
+    image = torch.from_numpy(record.pair_image.pixels).float() / 255
+    pair = vitlens.neurons(model, image, layer=1, head=0)
+    (row,) = record.pair
+    assert (row.key_patch, row.score) == (pair.key_patch, pytest.approx(pair.score, abs=1e-4))
+    products = sum(each.product for each in record.dimensions)
+    assert products + row.bias == pytest.approx(row.score, abs=1e-4)
+    assert (row.weight, row.without) == pytest.approx((pair.weight, pair.without), abs=1e-5)
+    (space,) = record.space
+    assert space.after <= space.before
+    assert len(record.space_maps.own) == 2 * space.tokens
+
+
 def test_what_is_lost_without_the_head_is_that_of_the_ablated_model(golden, tiny_vit):
     record = golden("head").record
     split = digits("test").limit(60)

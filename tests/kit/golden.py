@@ -80,6 +80,8 @@ LINES: Final = {
     "study of pretraining": "study --kind pretraining --seeds 2 --epochs 1 --limit 32 --batch-size "
     "16",
     "walkthrough": "walkthrough {vit} --images {pictures}/1.png --layer 1 --head 1",
+    "reversal": "reversal --length 5 --heads 2 --steps 200",
+    "reversal without positions": "reversal --task sort --length 4 --positions none --steps 20",
 }
 UNMET: Final = ("audit",)  # under a requirement that does not hold: exit code 3
 # whose figures are saved by the command and again by `report`, and are the same byte by byte; the

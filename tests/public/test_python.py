@@ -103,7 +103,16 @@ OTHER_WAYS: dict[str, Take] = {  # in which batches are read, too
     "intervene": means_of,
 }
 # of 20 images or more, of files, of one
-OTHERS = {"choose_method", "reliance", "shape_bias", "show", "show_heads", "walkthrough"}
+OTHERS = {
+    "choose_method",
+    "neurons",
+    "query_key_map",
+    "reliance",
+    "shape_bias",
+    "show",
+    "show_heads",
+    "walkthrough",
+}
 WITH_LABELS = ("class folders", "a path of class folders", "Split")
 
 

@@ -9,12 +9,14 @@ from typing import Any, Final
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgba
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 from matplotlib.patches import ConnectionPatch
 from matplotlib.patheffects import withStroke
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from vitlens.charts.overlay import enlarged
@@ -100,6 +102,66 @@ def feature_space(clouds: Sequence[Cloud], title: str) -> Figure:
         axes.set_visible(False)
     if marks:
         _legend_of_marks(figure, marks, columns=_legend_columns(across))
+    heading(figure, title)
+    return figure
+
+
+@dataclass(frozen=True)
+class QueryKeyCloud:
+    """A panel of `query_key_space`.
+
+    points: (n, 2); is_key: (n,); layers: (n,) numbers, or None for one colour each of queries and
+    keys; marked: (n,) points with a black edge, or None.
+    """
+
+    title: str
+    points: Array
+    is_key: Array
+    layers: Array | None = None
+    marked: Array | None = None
+
+
+@styled
+def query_key_space(clouds: Sequence[QueryKeyCloud], title: str) -> Figure:
+    """Draw queries as dots and keys as triangles, coloured by kind or by layer."""
+    across = abreast(len(clouds))
+    down = -(-len(clouds) // across)
+    figure = sheet(full_width(), 0.4 + 3.3 * down)
+    panels = figure.subplots(down, across, squeeze=False)
+    handles = [
+        Line2D([], [], linestyle="", marker="o", markersize=5, color=SERIES[0], label="query"),
+        Line2D([], [], linestyle="", marker="^", markersize=5, color=SERIES[1], label="key"),
+    ]
+    for axes, cloud in zip(panels.flat, clouds):
+        last = 1 if cloud.layers is None else max(1, int(cloud.layers.max()))
+        for marker, kind in (("o", ~cloud.is_key), ("^", cloud.is_key)):
+            colours: Any = SERIES[int(marker == "^")]
+            if cloud.layers is not None:
+                colours = colormaps[MAGNITUDE](cloud.layers[kind] / last)
+            edges = np.zeros(int(kind.sum()))
+            if cloud.marked is not None:
+                edges = np.where(cloud.marked[kind], 0.9, 0.0)
+            x, y = cloud.points[kind].T
+            axes.scatter(
+                x,
+                y,
+                s=11,
+                marker=marker,
+                c=colours,
+                alpha=0.8,
+                linewidths=edges,
+                edgecolors="black",
+            )
+        if cloud.layers is not None:
+            scale = Normalize(0, last)
+            bar = figure.colorbar(
+                ScalarMappable(scale, MAGNITUDE), ax=axes, shrink=0.8, label="layer"
+            )
+            bar.outline.set_visible(False)
+            bar.locator = MaxNLocator(6, integer=True)
+        axes.set_title(cloud.title)
+        _frame(axes)
+    figure.legend(handles=handles, loc="outside lower center", ncol=2, fontsize=SMALL)
     heading(figure, title)
     return figure
 

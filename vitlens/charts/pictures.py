@@ -29,6 +29,8 @@ _LINES: Final = 6  # of images with many maps each, on a page
 _DARK: Final = 0.25  # share of a scale up to which all colours are dark
 _NAME: Final = 14  # letters of a line of a name
 _LONGEST: Final = 16  # letters of a line below a picture
+_NARROW: Final = 0.6  # inch of a picture, below which a number above it takes a line
+_DENSE: Final = 2  # lines of a name in a dense figure
 _MOSAIC: Final = 8  # most maps in a row or column
 
 
@@ -150,6 +152,7 @@ def images(
     smooth: bool = True,
     largest: float = _LARGEST,
     under: bool = False,
+    dense: bool = False,
 ) -> Draw:
     """Return a chart of pictures by row and column; columns that do not fit form further blocks
     below.
@@ -157,7 +160,7 @@ def images(
     scale: each map from 0 to its own maximum, or one scale for all maps, symmetric around 0 if
     signed; label: of the colour bar, which is drawn for one scale, and with a label also for maps
     up to their own maximum; largest: the greatest side of a picture, inch; under: True for names of
-    rows below them.
+    rows below them; dense: True for as few blocks as make the pictures largest, however small.
     """
 
     @style.styled
@@ -174,6 +177,8 @@ def images(
         beside: dict[int, str] = {}
         if not under:
             beside = _names_beside(rows, row_names, joint_scale)
+        if dense:
+            beside = {row: _first_lines(text, _DENSE) for row, text in beside.items()}
         longest = max(map(len, "\n".join(beside.values()).split("\n")))
         left = _GAP
         if longest:
@@ -182,7 +187,7 @@ def images(
         if legend:
             right = BAR_ROOM
         room = style.full_width() - left - right
-        count, across, side, ratio = _sizes(rows, grid, room, largest)
+        count, across, side, ratio = _sizes(rows, grid, room, largest, dense=dense)
         letters = max(10, int((side + _GAP) / _LETTER))
         below = [_wrapped(picture.below, letters) for picture in rows]
         text = 0.05 + 0.14 * max(map(_lines, below)) + 0.16 * under
@@ -234,32 +239,48 @@ def _names_beside(
     return beside
 
 
+def _first_lines(text: str, count: int) -> str:
+    """Return the first lines of a text, with an ellipsis if there are more."""
+    lines = text.split("\n")
+    if len(lines) <= count:
+        return text
+    return "\n".join(lines[:count]) + "…"
+
+
 def _heads(rows: Sequence[Picture], side: float, scale: overlay.Scale | None) -> dict[str, str]:
     """Return the title of each column by its name; dark columns have their largest value."""
-    letters = max(8, int(side / 0.07))
+    letters = max(6, int(side / 0.07))
     heads = {}
     for picture in rows:
         heads[picture.column] = textwrap.fill(style.shortened(picture.column, 60), letters)
     for name, value in _dark(rows, "column", scale).items():
-        heads[name] += f"\nup to {value:.2g}"
+        words = f"up to {value:.2g}"
+        if side < _NARROW:
+            words = words.replace("to ", "to\n")
+        heads[name] += f"\n{words}"
     return heads
 
 
 def _sizes(
-    rows: Sequence[Picture], grid: _Grid, room: float, largest: float
+    rows: Sequence[Picture], grid: _Grid, room: float, largest: float, *, dense: bool
 ) -> tuple[int, int, float, float]:
     """Return the number of blocks, the columns of each, the width of a picture and its height as a
     share of it.
     """
     has_images = sum(picture.image is not None for picture in rows) > 1
     least = _LEAST[has_images]
-    blocks = -(-grid.across // max(1, int((room + _GAP) / (least + _GAP))))
-    across = -(-grid.across // blocks)
     ratio = max(height / width for height, width in map(_shape, rows))
     most = max(_LARGEST, min(largest, _TALL / grid.down))
-    side_by_width = (room + _GAP) / across - _GAP
-    side_by_height = (style.TALL - 1) / (blocks * grid.down * ratio)
-    return blocks, across, min(side_by_width, most / max(1.0, ratio), side_by_height), ratio
+
+    def side_of(blocks: int) -> float:
+        side_by_width = (room + _GAP) / -(-grid.across // blocks) - _GAP
+        side_by_height = (style.TALL - 1) / (blocks * grid.down * ratio)
+        return min(side_by_width, most / max(1.0, ratio), side_by_height)
+
+    blocks = -(-grid.across // max(1, int((room + _GAP) / (least + _GAP))))
+    if dense:
+        blocks = max(range(1, blocks + 1), key=side_of)
+    return blocks, -(-grid.across // blocks), side_of(blocks), ratio
 
 
 def _name_rows_below(board: Board, blocks: _Blocks, names: dict[int, str]) -> None:

@@ -14,9 +14,13 @@ from matplotlib.patches import Rectangle
 
 from vitlens.charts import style
 from vitlens.charts.overlay import Array, blend, colour_bar, joint_scale
-from vitlens.charts.panels import without_frames
+from vitlens.charts.panels import BAR_ROOM, Margins, board, without_frames
 
 _TICKS: Final = 6  # numbers along an axis of tokens, at most
+_ABREAST: Final = 4  # heads in a row of a page
+_PATH_SIDE: Final = 1.6  # inch of a head's weights, at most
+_PATH_GAP: Final = 0.4  # inch between two heads, for their titles
+_OUTLINED: Final = 32  # tokens up to which cells are large enough for an outline
 _MOST: Final = 99.5  # percentile of absolute values that has the full colour
 
 
@@ -61,6 +65,92 @@ def weights_with_row(
     right.imshow(blend(image, row, scale=joint_scale(row), smooth=False))
     right.set_title("its row, over the image")
     without_frames([right])
+    style.heading(figure, title)
+    return figure
+
+
+@style.styled
+def path_maps(weights: Array, title: str, *, is_reversed: bool) -> Figure:
+    """Draw the weights (heads, query, key) of each head on one scale, with the path outlined.
+
+    is_reversed: True if the path is the anti-diagonal, else it is the diagonal.
+    """
+    heads = len(weights)
+    across = min(heads, style.abreast(_ABREAST))
+    side = min(_PATH_SIDE, (style.full_width() - BAR_ROOM - 0.5) / across - _PATH_GAP)
+    drawn = board(
+        title=title,
+        count=heads,
+        across=across,
+        panel=(side, side),
+        gap=(_PATH_GAP, _PATH_GAP),
+        margins=Margins(left=0.5, right=BAR_ROOM, top=0.25, bottom=0.4),
+    )
+    scale = joint_scale(100 * weights)
+    for head, axes in enumerate(drawn.panels):
+        axes.imshow(100 * weights[head], cmap=style.MAGNITUDE, norm=scale.norm)
+        axes.set_title(f"head {head}")
+        _name_tokens(axes, ())
+        axes.set_ylabel("query token" if head % across == 0 else "")
+        axes.set_xlabel("key token" if head >= heads - across else "")
+        if weights.shape[-1] <= _OUTLINED:
+            _outline_path(axes, weights.shape[-1], is_reversed=is_reversed)
+    colour_bar(drawn.bar(), scale=scale, label="weight (% of its row)")
+    return drawn.figure
+
+
+def _outline_path(axes: Axes, length: int, *, is_reversed: bool) -> None:
+    """Outline the cells of the diagonal or the anti-diagonal."""
+    for query in range(length):
+        key = length - 1 - query if is_reversed else query
+        cell = Rectangle(
+            (key - 0.5, query - 0.5), 1, 1, fill=False, edgecolor=style.VERMILLION, linewidth=0.6
+        )
+        axes.add_patch(cell)
+
+
+@style.styled
+def score_by_dimension(
+    image: Array,
+    patches: Sequence[tuple[int, int] | None],
+    grid: tuple[int, int],
+    values: Sequence[tuple[str, Array]],
+    title: str,
+) -> Figure:
+    """Draw an image (3, height, width) with the patches of a query and a key outlined, and vectors
+    by dimension as bars below one another.
+
+    patches: (row, column) of the query and the key, None for a token that is no patch.
+    """
+    figure = style.sheet(style.full_width(), 3.4)
+    room = figure.add_gridspec(len(values), 2, width_ratios=[1, 2.6])
+    picture = figure.add_subplot(room[:, 0])
+    picture.imshow(image.transpose(1, 2, 0))
+    words = []
+    for patch, colour, name in zip(patches, (style.VERMILLION, style.SKY), ("query", "key")):
+        if patch is None:
+            words.append(f"{name}: not a patch")
+            continue
+        height = image.shape[1] / grid[0]
+        width = image.shape[2] / grid[1]
+        corner = (patch[1] * width - 0.5, patch[0] * height - 0.5)
+        picture.add_patch(
+            Rectangle(corner, width, height, fill=False, edgecolor=colour, linewidth=2.0)
+        )
+        words.append(f"{name}: {'orange' if name == 'query' else 'blue'}")
+    without_frames([picture])
+    picture.set_xlabel("\n".join(words))
+    for index, (name, vector) in enumerate(values):
+        axes = figure.add_subplot(room[index, 1])
+        colours = [style.BLUE if value >= 0 else style.VERMILLION for value in vector]
+        axes.bar(np.arange(len(vector)), vector, color=colours, width=0.85)
+        axes.axhline(0.0, color=style.GREY, linewidth=0.6)
+        axes.set_ylabel(name)
+        axes.set_xlim(-0.7, len(vector) - 0.3)
+        if index < len(values) - 1:
+            axes.set_xticklabels([])
+        else:
+            axes.set_xlabel("dimension")
     style.heading(figure, title)
     return figure
 

@@ -276,6 +276,13 @@ _ENTRIES: Final = (
         needs=("walkthrough",),
         html=True,
     ),
+    Command(
+        "reversal",
+        "One attention layer trained on the spot to reverse, copy or sort vectors, and where its "
+        "heads attend; no model.",
+        "vitlens reversal --heads 1",
+        "Train and evaluate",
+    ),
 )
 # a mutable table, so that a test may add to it
 COMMANDS: Final[dict[str, Command]] = {command.word: command for command in _ENTRIES}

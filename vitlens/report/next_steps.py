@@ -163,6 +163,18 @@ NEXT_STEPS: Final[Mapping[str, NextStep]] = MappingProxyType(
         "timings": NextStep(
             "other work on this machine disturbed the times", "vitlens profile {models}"
         ),
+        "exercise without positions": NextStep(
+            "positions are all that the layer lacks", "vitlens reversal --positions learned"
+        ),
+        "exercise with fixed positions": NextStep(
+            "positions that are learned can grow until they stand out from the vectors",
+            "vitlens reversal --positions learned",
+        ),
+        "exercise to sort": NextStep(
+            "one layer cannot count ranks, however long it is trained",
+            "vitlens reversal --task sort --steps 5000",
+        ),
+        "exercise": NextStep("the training was too short", "vitlens reversal --steps 5000"),
         "steps": NextStep("the walkthrough misreads a part of this model", _AUDIT),
         "collapse": NextStep(
             "its features do not separate classes", "vitlens features {model} {data}"
@@ -228,10 +240,12 @@ def command_of(entry: NextStep, subject: str, config: Config) -> str:
     subjects = subject.split(" and ")
     about = [name for alias, name in typed.items() if alias in subjects] or all_models
     models = about if len(about) > 1 else all_models
-    if not about or (word == "compare" and len(models) != 2):
+    if (not about and "{model" in entry.command) or (word == "compare" and len(models) != 2):
         return ""
     line = entry.command.format(
-        model=shlex.quote(about[0]), models=shlex.join(models), data=shlex.join(images or [])
+        model=shlex.join(about[:1]),
+        models=shlex.join(models),
+        data=shlex.join(images or []),
     )
     return " ".join(line.split())
 

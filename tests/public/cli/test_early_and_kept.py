@@ -41,7 +41,6 @@ def test_adversarial_images_are_kept_exactly_and_as_rounded_png(sharp_vit, tmp_p
 def test_attention_draws_every_image_and_the_layers_asked_for(pictures, tmp_path, capsys):
     record = ran(tmp_path / "run", "attention vit-digits --data digits --limit 8 --layers all")
     assert len(record.shown) == 8
-    assert {"layers", "layers_more"} <= figures(record) or any(
-        name.startswith("layers_more") for name in figures(record)
-    )
+    assert {"layers", "development"} <= figures(record)
+    assert not [name for name in figures(record) if "_more" in name]  # one sheet of all
     assert "--layers" in refusal(capsys, f"attention vit-digits --images {pictures} --layers 0,9")

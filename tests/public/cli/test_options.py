@@ -92,6 +92,13 @@ TYPED: dict[str, dict[str, Any]] = {
     },
     "stats runs/a --over-training": {"over_training": True, "renormalise": True},
     "attention m --layer 3 --query 7,8 --key 0,1": {"layer": 3, "query": (7, 8), "key": (0, 1)},
+    "reversal --task sort --length 4 --heads 2 --positions fixed --steps 9": {
+        "task": "sort",
+        "length": 4,
+        "heads": 2,
+        "positions": "fixed",
+        "steps": 9,
+    },
     "walkthrough m --layer 3 --head 1 --images a": {"layer": 3, "head": 1, "images": ("a",)},
     "ablate m --replace mean,zero --units head,block --no-curves --greedy --pairs 3 --no-patch "
     "--clean a --corrupted b --prune 0.5 --save s --resume r --predicted": {
@@ -283,14 +290,14 @@ def test_every_option_arrives(line, stand_in, capsys):
     "word", [word for word, command in COMMANDS.items() if command.reports and not command.serves]
 )
 def test_defaults_of_the_command_line_are_those_of_the_options(word, stand_in):
-    parsed = options_of(stand_in, [word, "m"])
-    names = (
-        {"images": ("m",)}
-        if word == "look"
-        else {"models": ("m",)}
-        if hasattr(parsed, "models")
-        else {"model": "m"}
-    )
+    parsed = options_of(stand_in, [word] if word == "reversal" else [word, "m"])
+    names = {"model": "m"}
+    if word == "reversal":
+        names = {}
+    elif word == "look":
+        names = {"images": ("m",)}
+    elif hasattr(parsed, "models"):
+        names = {"models": ("m",)}
     expected = COMMANDS[word].options(**names)
     assert {**vars(parsed), "run": None} == {**vars(expected), "run": None}
     assert {**vars(parsed.run), "command": ""} == vars(expected.run)

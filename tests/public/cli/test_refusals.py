@@ -89,6 +89,10 @@ walkthrough {vit} --layer 2 | expected a layer from 0 to 1
 walkthrough {vit} --layer -1 | expected --layer
 walkthrough {vit} --layer 0 --head 2 | expected a head from 0 to 1 in layer 0
 walkthrough {vit} --images x.png --data digits | expected --images or --data
+reversal --heads 3 | expected a number of heads that divides 64, found 3
+reversal --length 1 | expected --length
+reversal --task revers | expected --task
+reversal --positions learnt | expected --positions
 walkthrough {cnn} | expected softmax attention
 
 ablate {cnn} --data digits | tiny-cnn

@@ -17,6 +17,7 @@ ARGUMENTS = {
     "models": [],
     "data": [],
     "look": ["cat.jpg"],
+    "reversal": [],
 }
 
 

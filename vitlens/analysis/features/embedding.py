@@ -44,20 +44,21 @@ def embed(
     method: Projection = "tsne",
     perplexity: float = PERPLEXITY,
     seed: int = 0,
+    unit: bool = True,
 ) -> Embedding:
     """Embed features (of images, or of patches) in two dimensions.
 
     Vectors are first scaled to length 1, so that the distances of t-SNE order them as the cosine
-    does; t-SNE runs on the first 50 principal components and starts from the first two. t-SNE shows
-    neighbourhoods only: the sizes of clusters and the distances between them mean nothing. At least
-    4 rows; a perplexity that `require_perplexity` takes. Raises DataError for features that are all
-    the same.
+    does (unit: False leaves them as they are); t-SNE runs on the first 50 principal components and
+    starts from the first two. t-SNE shows neighbourhoods only: the sizes of clusters and the
+    distances between them mean nothing. At least 4 rows; a perplexity that `require_perplexity`
+    takes. Raises DataError for features that are all the same.
     """
     if method not in PROJECTIONS:
         raise UnknownNameError("projection", method, PROJECTIONS)
     from sklearn.manifold import TSNE, trustworthiness  # takes a second to import
 
-    units = unit_vectors(values)
+    units = unit_vectors(values) if unit else values
     # trustworthiness is defined for less than half of the points
     neighbours = min(NEIGHBOURS, (len(values) - 1) // 2)
     scores, explained = principal(units, count=min(_REDUCED, *values.shape))

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from vitlens.charts import Picture
 from vitlens.charts.pictures import images_on_a_page, of_heads, with_maps
 from vitlens.charts.windows import windows_and_shift
-from vitlens.commands.attention.options import ALL, SOME_LAYERS
+from vitlens.commands.attention.options import ALL, MANY_IMAGES, MANY_LAYERS, SOME_LAYERS
 from vitlens.commands.attention.record import AttentionRecord
 from vitlens.commands.shared.sheets import EACH, evenly
 
@@ -32,16 +32,21 @@ def rollout_pictures(record: AttentionRecord) -> Iterator[Picture]:
 
 def _pictures(record: AttentionRecord, maps: Mapping[int, Any]) -> Iterator[Picture]:
     """Yield every image with its maps in the drawn layers; a sheet has at most EACH images and
-    SOME_LAYERS layers.
+    SOME_LAYERS layers, with --layers MANY_IMAGES and MANY_LAYERS.
 
     maps: (images, rows, columns) by row of the table of layers.
     """
     assert record.maps is not None
     layers = _drawn_layers(record)
-    parts = [layers[start : start + SOME_LAYERS] for start in range(0, len(layers), SOME_LAYERS)]
+    images_each = EACH
+    layers_each = SOME_LAYERS
+    if record.options.get("layers"):
+        images_each = MANY_IMAGES
+        layers_each = MANY_LAYERS
+    parts = [layers[start : start + layers_each] for start in range(0, len(layers), layers_each)]
     for at, (name, image) in enumerate(zip(record.names, record.maps.pixels)):
         for number, part in enumerate(parts):
-            sheet = at // EACH * len(parts) + number
+            sheet = at // images_each * len(parts) + number
             yield Picture(image, row=name, column="image", sheet=sheet)
             for index in part:
                 layer = record.layers[index].layer

@@ -12,6 +12,9 @@ from vitlens.errors import InputError
 
 ALL: Final = "all"
 SOME_LAYERS: Final = 6  # on one sheet
+# on one sheet of the layers of --layers
+MANY_LAYERS: Final = 12
+MANY_IMAGES: Final = 20
 _PANEL: Final = "Views (layers, rows and columns count from 0)"
 _view = partial(option, default=None, shown=False, panel=_PANEL)
 
@@ -40,7 +43,8 @@ class AttentionOptions(ModelOnImages):
     )
     layers: tuple[str, ...] = option(
         "--layers",
-        "Layers whose mean maps are drawn: all, or a list such as 0,5,11.",
+        "Layers whose mean maps are drawn: all, or a list such as 0,5,11; "
+        f"{MANY_IMAGES} images on a sheet.",
         default=(),
         metavar="all|LIST",
         parse=_layers,

@@ -78,8 +78,8 @@ def _view_chart(view: Literal["query", "key"], preposition: str) -> Chart:
 
 _PICTURE: Final = Chart(
     "layers",
-    images(scale="joint", label="attention (%)"),
-    "Each image with the mean map of the heads in some layers (`--layers all` draws every "
+    images(scale="joint", label="attention (%)", dense=True),
+    "Each image with the mean map of the heads in the drawn layers (`--layers all` draws every "
     "layer). All panels share one colour scale.",
     title="Attention of {{ record.aliases[0] }} to each patch, mean of heads",
     rows=layer_pictures,
@@ -87,7 +87,7 @@ _PICTURE: Final = Chart(
 
 _ROLLOUT: Final = Chart(
     "development",
-    images(),
+    images(dense=True),
     "Rollout up to each layer. Each map has a separate colour scale: compare places.",
     title="Rollout up to a layer",
     rows=rollout_pictures,

@@ -16,6 +16,7 @@ from vitlens.report.document import ImagePanel, Tags
 from vitlens.report.prose import say
 
 PICTURED: Final = 6  # images of a figure
+SHEET: Final = 18  # images of a sheet of all panels
 LITTLE: Final = 0.3  # rank correlation of two maps below which they agree little
 MUCH: Final = 0.6  # rank correlation from which they agree well
 # cells with the errors of one model, and the column with the confidence of that model
@@ -44,6 +45,16 @@ def spread_of_panels(record: CompareRecord) -> Iterator[Picture]:
     positions = np.linspace(0, len(panels) - 1, count).round().astype(int)
     rows = [panels[position] for position in dict.fromkeys(positions.tolist())]
     yield from _pictures(record, rows)
+
+
+def sheets_of_panels(record: CompareRecord) -> Iterator[Picture]:
+    """Yield all panels by rising agreement, SHEET on a sheet; nothing where a figure shows all."""
+    panels = panel_rows(record)
+    if len(panels) <= PICTURED:
+        return
+    pictures_each = 1 + len(record.aliases)
+    for position, picture in enumerate(_pictures(record, panels)):
+        yield replace(picture, sheet=1 + position // pictures_each // SHEET)
 
 
 def panel_rows(record: CompareRecord) -> list[ImageRow]:

@@ -22,6 +22,7 @@ from vitlens.commands.compare.pictures import (
     errors_of_one_model,
     image_panels,
     panel_rows,
+    sheets_of_panels,
     spread_of_panels,
 )
 from vitlens.commands.compare.record import CellRow, CompareRecord, DisturbedPairRow, ScoreRow
@@ -122,8 +123,9 @@ def _maps(record: CompareRecord) -> str:
         return agreement
     command = f"vitlens report {quote(str(record.folder))} --html"
     return say(
-        "{{ agreement }} The figure shows {{ pictured }} of {{ count }} panels. {{ command }} "
-        "writes all of them to report.html, which a browser can print to PDF.",
+        "{{ agreement }} The figure shows {{ pictured }} of {{ count }} panels, and the next "
+        "section all of them. {{ command }} writes them to report.html, where they can be "
+        "filtered.",
         agreement=Marked(agreement),
         pictured=PICTURED,
         count=count,
@@ -327,6 +329,21 @@ REPORT: Final = Report(
                 ),
             ),
             panels=image_panels,
+        ),
+        Section(
+            "What do both models mark on every image of the panels?",
+            lambda record: list(sheets_of_panels(record)),
+            charts=(
+                Chart(
+                    "all_panels",
+                    images(),
+                    "{{ rows|selectattr('row', 'eq', 'input')|list|length }} of the "
+                    "{{ record.images }} images, ordered by the agreement of the two maps. The "
+                    "colour scales of the maps differ.",
+                    title="Input and both maps, sheet {{ first.sheet }}",
+                    each="sheet",
+                ),
+            ),
         ),
         Section(
             "Do the maps lie on the objects?",

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import torch
+from jaxtyping import Bool, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -41,6 +43,7 @@ SAMPLED: Final = 450  # images on which a model is checked for too few errors to
 MOST_SCENES: Final = 3600
 MANY_CLASSES: Final = 20  # from this number on, top-5 accuracy is measured too
 SHOWN: Final = 12  # errors that are drawn
+SAMPLE: Final = 8  # right predictions that are drawn, and wrong ones
 
 
 def measure(options: EvaluateOptions) -> Path | None:
@@ -119,7 +122,7 @@ def _evaluate(run: Run[EvaluateOptions], index: int) -> Evaluation:
 def _record(run: Run[EvaluateOptions], evaluations: Sequence[Evaluation]) -> rows.EvaluateRecord:
     predictions = {}
     for evaluation, split in zip(evaluations, run.splits):
-        predictions[evaluation.alias] = _prediction_arrays(evaluation, split)
+        predictions[evaluation.alias] = _prediction_arrays(evaluation, split, seed=run.run.seed)
     record = recorded(evaluations, classes=len(run.split.classes), seed=run.run.seed)
     scores = [
         _with_candidates(*of_model) for of_model in zip(record.scores, run.models, evaluations)
@@ -247,21 +250,35 @@ def _predicted_row(evaluation: Evaluation, index: int, seed: int) -> rows.Predic
     )
 
 
-def _prediction_arrays(evaluation: Evaluation, split: Split) -> rows.PredictionArrays:
+def _prediction_arrays(evaluation: Evaluation, split: Split, *, seed: int) -> rows.PredictionArrays:
     probability, prediction = evaluation.probabilities.max(-1)
     errors = (~evaluation.correct).nonzero().flatten()
     order = probability[errors].argsort(descending=True, stable=True)
     surest_errors = errors[order[:SHOWN]]
-    if len(surest_errors):
-        pixels = split.source.read(surest_errors).numpy()
-    else:
-        pixels = np.zeros((0, 3, *split.size), np.uint8)
+    sampled = torch.cat(
+        [_drawn(evaluation.correct, seed=seed), _drawn(~evaluation.correct, seed=seed)]
+    )
     return rows.PredictionArrays(
         classes=np.array(evaluation.classes),
         label=evaluation.labels.numpy(),
         prediction=prediction.numpy(),
         probability=probability.numpy(),
         surest_errors=surest_errors.numpy(),
-        surest_errors_pixels=pixels,
+        surest_errors_pixels=_pixels(split, surest_errors),
         groups=_as_array(evaluation.groups),
+        sampled=sampled.numpy(),
+        sampled_pixels=_pixels(split, sampled),
     )
+
+
+def _drawn(chosen: Bool[Tensor, " images"], *, seed: int) -> Int[Tensor, " drawn"]:
+    """Return at most SAMPLE of the chosen images, drawn by the seed, in their order."""
+    images = chosen.nonzero().flatten()
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    return images[order[:SAMPLE].sort().values]
+
+
+def _pixels(split: Split, images: Int[Tensor, " images"]) -> NDArray[np.uint8]:
+    if not len(images):
+        return np.zeros((0, 3, *split.size), np.uint8)
+    return np.asarray(split.source.read(images).numpy())

@@ -58,7 +58,9 @@ class PredictionArrays:
     """Every prediction of one model, as indices into classes.
 
     surest_errors: indices of the errors with the highest confidence, highest first;
-    surest_errors_pixels: their pixels; groups: of images that share a source, None if no images do.
+    surest_errors_pixels: their pixels; groups: of images that share a source, None if no images do;
+    sampled: indices of right predictions, then of wrong ones, drawn by the seed, None in folders of
+    earlier versions; sampled_pixels: their pixels.
     """
 
     classes: Words
@@ -68,6 +70,8 @@ class PredictionArrays:
     surest_errors: Indices
     surest_errors_pixels: Pixels
     groups: Indices | None = None
+    sampled: Indices | None = None
+    sampled_pixels: Pixels | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -205,6 +205,30 @@ def _errors(record: EvaluateRecord) -> list[Picture]:
     return pictures
 
 
+def _sampled(record: EvaluateRecord) -> list[Picture]:
+    """Return the predictions drawn by the seed: a row of right ones and a row of wrong ones for
+    each model.
+    """
+    aliases = [alias for alias in record.aliases[:_PICTURED] if alias in record.predictions]
+    pictures = []
+    for alias in aliases:
+        arrays = record.predictions[alias]
+        if arrays.sampled is None or arrays.sampled_pixels is None:
+            continue
+        for index, pixels in zip(arrays.sampled, arrays.sampled_pixels):
+            is_right = arrays.prediction[index] == arrays.label[index]
+            row = "right" if is_right else "wrong"
+            picture = Picture.predicted(
+                pixels / np.float32(255),
+                str(arrays.classes[arrays.prediction[index]]),
+                float(arrays.probability[index]),
+                str(arrays.classes[arrays.label[index]]),
+                row=row if len(aliases) == 1 else f"{alias}: {row}",
+            )
+            pictures.append(picture)
+    return pictures
+
+
 _confidence_rows: Final = _without_saturated("by_prediction")
 
 
@@ -267,6 +291,20 @@ REPORT: Final = Report(
     sections=(
         SECTION,
         *_class_sections(),
+        Section(
+            "What do right and wrong predictions look like?",
+            _sampled,
+            charts=(
+                Chart(
+                    "predictions",
+                    images(),
+                    "Predictions with their confidence, as many right as wrong ones where there "
+                    "are so many, drawn at random (seed {{ record.config.seed }}); not in "
+                    "proportion to the accuracy.",
+                    title="Right and wrong predictions",
+                ),
+            ),
+        ),
         Section(
             "Is the confidence right?",
             _confidence_section,

@@ -20,6 +20,41 @@ def claims(record: HeadRecord) -> Iterator[Claim]:
         yield _attends_claim(attends)
     for looks in record.looks:
         yield _looks_claim(looks)
+    for pair in record.pair:
+        yield Claim(
+            "score of a pair",
+            pair.model,
+            pair_words(record),
+            evidence="intervened",
+            place="neurons",
+        )
+    for space in record.space:
+        yield Claim(
+            "distance of queries and keys", space.model, space_words(record), place="query_key"
+        )
+
+
+def pair_words(record: HeadRecord) -> str:
+    """Return the score of the pair, and its weight without some dimensions."""
+    return say(
+        "On {{ row.image }}, the score of {{ row.query }} and {{ row.key }} is "
+        "{{ row.score|number }}, {{ row.weight|percent(1) }} of the weight. With the "
+        "{{ row.dropped }} dimensions of the largest products set to zero it is "
+        "{{ row.without|percent(1) }}{% if row.control is not none %}; with as many others, "
+        "{{ row.control|percent(1) }} on average{% endif %}.",
+        row=record.pair[0],
+    )
+
+
+def space_words(record: HeadRecord) -> str:
+    """Return how well distance stands for attention in the map of queries and keys."""
+    return say(
+        "Vectors are changed so that attention stays as it is and near keys have large scores: the "
+        "correlation of distance and score is {{ row.after|number }} instead of "
+        "{{ row.before|number }}.{% if row.near %} In the map, the key with the largest score is "
+        "among the nearest tenth for {{ row.near|alone }} of the queries.{% endif %}",
+        row=record.space[0],
+    )
 
 
 def _attends_claim(row: AttendsRow) -> Claim:

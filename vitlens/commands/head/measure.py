@@ -25,6 +25,7 @@ from vitlens.commands.head.maps import (
     with_largest_patch,
 )
 from vitlens.commands.head.options import HeadOptions
+from vitlens.commands.head.query_key import measure_pair, measure_space
 from vitlens.commands.run.run import ImageRequest, Run
 from vitlens.commands.shared.names import NoteRow
 from vitlens.commands.shared.naming import attributes_of, heads_named
@@ -56,13 +57,16 @@ def measure(options: HeadOptions) -> Path | None:
         partners, note = _partners(run, head, labels)
         pushed = measure_pushed(run, head)
         placed = tuple(measure_placed(run, head, labels))
+        indices, exemplars = choose_exemplars(head, run.split)
+        pair = measure_pair(run, head, run.split.pick(torch.tensor(indices[:1])))
+        space = measure_space(run, head)
 
         def record() -> rows.HeadRecord:
             alias = model.alias
-            indices, exemplars = choose_exemplars(head, run.split)
             drawn = exemplar_maps(model, run.split, head, indices)
+            shown = exemplars
             if drawn.of_contributions:
-                exemplars = list(map(with_largest_patch, exemplars, drawn.arrays.maps))
+                shown = list(map(with_largest_patch, exemplars, drawn.arrays.maps))
             return rows.HeadRecord(
                 attends=(as_row(AttendsRow, head.attends),) if head.attends else (),
                 parts=tuple(_parts(head)),
@@ -73,9 +77,11 @@ def measure(options: HeadOptions) -> Path | None:
                 partners=partners,
                 heads=(_counts(alias, names),),
                 pushed=pushed,
-                exemplars=tuple(exemplars),
+                exemplars=tuple(shown),
                 notes=tuple(map(NoteRow, filter(None, (*names.notes, note)))),
                 shown={alias: drawn.arrays},
+                **pair,
+                **space,
             )
 
         return folder.publish(record)

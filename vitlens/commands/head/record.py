@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vitlens.analysis.naming.rows import AttendsRow, LooksRow, OfHead, WritesRow
-from vitlens.arrays import Pixels, Stack
+from vitlens.arrays import Flags, Indices, Matrix, Pixels, Stack
 from vitlens.commands.shared.names import NoteRow
 from vitlens.record import OfModel, Record, arrays, col, table
 from vitlens.uncertainty import LEVEL, Estimate
@@ -98,6 +98,72 @@ class PushedRow:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class PairRow(OfHead):
+    """The score of one query and one key on one image, and the weight without some dimensions."""
+
+    image: str = col("image")
+    query: str = col("query")
+    key: str = col("key")
+    query_patch: tuple[int, int] | None = None  # None for a token before the patches
+    key_patch: tuple[int, int] | None = None
+    grid: tuple[int, int] = (1, 1)  # patches (rows, columns)
+    score: float = col("score")
+    bias: float = col("of it bias")
+    weight: float = col("weight", unit="fraction")
+    dropped: int = col("dimensions")  # with the largest products
+    without: float = col("weight without them", unit="fraction")
+    control: float | None = col("weight without as many others", unit="fraction", default=None)
+
+
+@dataclass(frozen=True)
+class DimensionRow:
+    """One dimension of the pair's score."""
+
+    dimension: int = col("dimension")
+    query: float = col("query")
+    key: float = col("key")
+    product: float = col("query × key / √d")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpaceRow(OfHead):
+    """Queries and keys of the head in one plane."""
+
+    tokens: int = col("tokens")
+    before: float = col("correlation of distance and score, as they are")
+    after: float = col(
+        "correlation of distance and score",
+        term="Pearson's correlation over the keys of a query, in the space from which the map is "
+        "made: -1 if a key with a larger score is always nearer",
+    )
+    near: Estimate | None = col(
+        "key with the largest score among the nearest tenth",
+        term="share of queries; by chance a tenth",
+        default=None,
+    )
+    trustworthiness: float = col("trustworthiness of the map")
+
+
+@dataclass(frozen=True)
+class SpaceArrays:
+    """Points in a plane, of the head and of all heads: queries and keys, in two maps."""
+
+    own: Matrix  # (n, 2)
+    own_is_key: Flags
+    every: Matrix  # (m, 2)
+    every_is_key: Flags
+    every_layer: Indices
+    every_is_own: Flags  # of this head
+
+
+@dataclass(frozen=True)
+class PairArrays:
+    """The image of the pair."""
+
+    pixels: Pixels  # (1, 3, height, width)
+
+
 @dataclass(frozen=True)
 class HeadArrays:
     """The exemplars with their maps.
@@ -125,4 +191,9 @@ class HeadRecord(Record):
     heads: tuple[ModelRow, ...] = table()
     exemplars: tuple[ExemplarRow, ...] = table()
     notes: tuple[NoteRow, ...] = table()
+    pair: tuple[PairRow, ...] = table()
+    dimensions: tuple[DimensionRow, ...] = table()
+    space: tuple[SpaceRow, ...] = table()
+    space_maps: SpaceArrays | None = arrays("query_key")
+    pair_image: PairArrays | None = arrays("pair")
     shown: Mapping[str, HeadArrays] = arrays("head-{model}")

@@ -3,11 +3,14 @@ without it.
 """
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
-from vitlens.charts import Picture, bars, images, intervals
+import numpy as np
+from matplotlib.figure import Figure
+
+from vitlens.charts import Picture, bars, features, images, intervals, walkthrough
 from vitlens.charts.pictures import patch_mask
-from vitlens.commands.head.claims import claims, unknown
+from vitlens.commands.head.claims import claims, pair_words, space_words, unknown
 from vitlens.commands.head.record import ExemplarRow, HeadRecord, PartnerRow, PushedRow
 from vitlens.report.claims import ASKED
 from vitlens.report.numbers import percent
@@ -94,6 +97,35 @@ def _on_pairs(record: HeadRecord) -> str:
     )
 
 
+def _pair_figure(record: Any, title: str) -> Figure:
+    row = record.pair[0]
+    by_dimension = sorted(record.dimensions, key=lambda each: each.dimension)
+    values = [
+        ("query", np.array([each.query for each in by_dimension])),
+        ("key", np.array([each.key for each in by_dimension])),
+        ("q × k / √d", np.array([each.product for each in by_dimension])),
+    ]
+    image = record.pair_image.pixels[0] / np.float32(255)
+    return walkthrough.score_by_dimension(
+        image, [row.query_patch, row.key_patch], row.grid, values, title
+    )
+
+
+def _space_figure(record: Any, title: str) -> Figure:
+    maps = record.space_maps
+    clouds = [
+        features.QueryKeyCloud(record.space[0].name, maps.own, maps.own_is_key),
+        features.QueryKeyCloud(
+            "all heads (this one: black edges)",
+            maps.every,
+            maps.every_is_key,
+            layers=maps.every_layer,
+            marked=maps.every_is_own,
+        ),
+    ]
+    return features.query_key_space(clouds, title)
+
+
 REPORT: Final = Report(
     HeadRecord,
     claims=claims,
@@ -122,6 +154,38 @@ REPORT: Final = Report(
                     "Shares of the attention logits by the parts of query and key; they sum to "
                     "one.",
                     title="Parts of the attention logits",
+                ),
+            ),
+        ),
+        Section(
+            "Which dimensions make the score of a pair?",
+            "dimensions",
+            opening=pair_words,
+            columns=("dimension", "query", "key", "product"),
+            charts=(
+                Chart(
+                    "neurons",
+                    _pair_figure,
+                    "The pair on its image, and its query, key and product by dimension. The "
+                    "products and the bias sum to the score.",
+                    title="{{ record.pair[0].name }}: query times key, by dimension",
+                    whole=True,
+                ),
+            ),
+        ),
+        Section(
+            "Which keys lie near its queries?",
+            "space",
+            opening=space_words,
+            columns=("tokens", "before", "after", "near", "trustworthiness"),
+            charts=(
+                Chart(
+                    "query_key",
+                    _space_figure,
+                    "Queries and keys of the same tokens in one plane (t-SNE), of this head and of "
+                    "all. Compare distances within a head; sizes of clusters mean nothing.",
+                    title="Queries and keys of {{ record.space[0].name }}, and of all heads",
+                    whole=True,
                 ),
             ),
         ),

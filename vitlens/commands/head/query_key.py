@@ -1,0 +1,137 @@
+"""Queries and keys of one head: the score of a pair by dimension, and the map of both."""
+
+from typing import Any, Final
+
+import torch
+
+from vitlens.analysis.heads.query_key import TOP, Neurons, QueryKeyMap, neurons, query_key_map
+from vitlens.analysis.naming.names import HeadName
+from vitlens.commands.head.options import HeadOptions
+from vitlens.commands.head.record import (
+    DimensionRow,
+    PairArrays,
+    PairRow,
+    SpaceArrays,
+    SpaceRow,
+)
+from vitlens.commands.run.progress import phase
+from vitlens.commands.run.run import Run
+from vitlens.data.split import Split
+from vitlens.errors import UnsupportedError
+from vitlens.lens.trace import layers
+from vitlens.uncertainty import share_of
+
+_IMAGES: Final = 4  # whose queries and keys are mapped
+_OWN: Final = 500  # points of the head's map
+_EVERY: Final = 1000  # points of the map of all heads
+_EACH: Final = 16  # points of a head at least, in models with many heads
+
+
+@phase("The score of a pair by dimension")
+def measure_pair(run: Run[HeadOptions], head: HeadName, split: Split) -> dict[str, Any]:
+    """Return the tables and arrays of the pair of --query and --key on the first image of a split.
+
+    Empty for a layer without queries and keys of the whole image, unless a patch was chosen.
+    """
+    (batch,) = split.batches(1, device=run.model.device)
+    options = run.options
+    try:
+        pair = neurons(
+            run.model,
+            batch.images,
+            layer=head.layer,
+            head=head.head,
+            query=options.query,
+            key=options.key,
+            seed=run.run.seed,
+        )
+    except UnsupportedError:
+        if options.query is not None or options.key is not None:
+            raise
+        return {}
+    pixels = (batch.images.float().cpu() * 255).round().byte().numpy()
+    return {
+        "pair": (_pair_row(run, pair, split.names[0]),),
+        "dimensions": tuple(_dimension_row(pair, index) for index in pair.order.tolist()),
+        "pair_image": PairArrays(pixels),
+    }
+
+
+def _pair_row(run: Run[HeadOptions], pair: Neurons, image: str) -> PairRow:
+    control = pair.control
+    return PairRow(
+        model=run.model.alias,
+        layer=pair.layer,
+        head=pair.head,
+        image=image,
+        query=_name(pair.query_patch, pair.query),
+        key=_name(pair.key_patch, pair.key),
+        query_patch=pair.query_patch,
+        key_patch=pair.key_patch,
+        grid=run.model.layout.grid,
+        score=pair.score,
+        bias=pair.bias,
+        weight=pair.weight,
+        dropped=TOP,
+        without=pair.without,
+        control=None if control != control else control,  # NaN: the head has too few dimensions
+    )
+
+
+def _name(patch: tuple[int, int] | None, position: int) -> str:
+    if patch is None:
+        return "CLS" if position == 0 else f"token {position}"
+    return f"the patch in row {patch[0]}, column {patch[1]}"
+
+
+def _dimension_row(pair: Neurons, index: int) -> DimensionRow:
+    return DimensionRow(
+        index,
+        float(pair.query_values[index]),
+        float(pair.key_values[index]),
+        float(pair.products[index]),
+    )
+
+
+@phase("Queries and keys in one map")
+def measure_space(run: Run[HeadOptions], head: HeadName) -> dict[str, Any]:
+    """Return the map of the head's queries and keys, and that of all heads; empty for a layer
+    without queries and keys of the whole image.
+    """
+    model = run.model
+    split = run.split.pick(torch.arange(min(_IMAGES, len(run.split))))
+    (batch,) = split.batches(len(split), device=model.device)
+    seed = run.run.seed
+    try:
+        own = query_key_map(
+            model, batch.images, heads=[(head.layer, head.head)], points=_OWN, seed=seed
+        )
+        heads = sum(layer.heads for layer in layers(model))
+        every = query_key_map(model, batch.images, points=max(_EVERY, 2 * _EACH * heads), seed=seed)
+    except UnsupportedError:
+        return {}
+    return {
+        "space": (_space_row(model.alias, head, own),),
+        "space_maps": SpaceArrays(
+            own=own.points.float().numpy(),
+            own_is_key=own.is_key.numpy(),
+            every=every.points.float().numpy(),
+            every_is_key=every.is_key.numpy(),
+            every_layer=every.layer.numpy(),
+            every_is_own=((every.layer == head.layer) & (every.head == head.head)).numpy(),
+        ),
+    }
+
+
+def _space_row(alias: str, head: HeadName, own: QueryKeyMap) -> SpaceRow:
+    (alignment,) = own.alignments
+    return SpaceRow(
+        model=alias,
+        layer=head.layer,
+        head=head.head,
+        tokens=int(own.is_key.sum()),
+        before=alignment.before,
+        after=alignment.after,
+        near=share_of(own.near.numpy()) if len(own.near) else None,
+        trustworthiness=own.trustworthiness,
+    )
