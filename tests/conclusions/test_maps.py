@@ -67,7 +67,7 @@ def claims(rows, **more) -> list[Claim]:
         ),
         ({"cascade": STAYING}, "fail", "ignores the weights"),
         ({"cascade": None}, "inconclusive", "not finite"),
-        ({"kept": 0.95}, "inconclusive", "keep 90 % or more of the predictions"),
+        ({"kept_share": 0.95}, "inconclusive", "keep 90 % or more of the predictions"),
         ({"randomised": 4}, "inconclusive", "fewer than 10 images"),
         ({"n": 5}, "inconclusive", "fewer than 10 images"),
         ({"usable": 0}, "fail", "uniform maps"),
