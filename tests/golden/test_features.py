@@ -64,12 +64,12 @@ def test_two_models_are_paired_on_the_same_images_and_probes_and_queries_recorde
 
 
 def test_pretraining_is_read_or_told(pair, tiny_vit, tiny_cnn, tmp_path):
-    assert values_of(pair.features, "objective") == ["supervised"] * 2
+    assert values_of(pair.features, "objective") == ["not known"] * 2
     models = [f"a={tiny_vit}", f"b={tiny_cnn}", f"c={tiny_vit}@random"]
     line = f"features {' '.join(models)} {FAST} --bank 20 --k 1 --objective b=self-supervised"
     record = ran(tmp_path / "out", line)
     assert values_of(record.features, "objective") == [
-        "supervised",
+        "not known",
         "self-supervised",
         "random weights",
     ]
@@ -77,7 +77,7 @@ def test_pretraining_is_read_or_told(pair, tiny_vit, tiny_cnn, tmp_path):
         load(name).parameter_count() for name in models
     ]
     glance = {row[0]: row[1:4] for row in report(record).first.glance.rows}
-    assert glance["pretraining"] == ("supervised", "self-supervised", "random weights")
+    assert glance["pretraining"] == ("not known", "self-supervised", "random weights")
     assert tuple(record.metric(f"knn_accuracy/{alias}/1") for alias in "abc") in glance.values()
 
 

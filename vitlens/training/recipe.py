@@ -152,7 +152,7 @@ def equal_budgets(
     """
     recipes = {preset: recipe_for(preset, data) for preset in presets}
     batch_sizes = {recipe.batch_size for recipe in recipes.values()}
-    most_epochs = max(recipe.epochs for recipe in recipes.values())
+    most_epochs = max((recipe.epochs for recipe in recipes.values()), default=0)
     changes_by_preset: dict[str, Mapping[str, object]] = {}
     for preset, recipe in recipes.items():
         budget = {name: getattr(recipes[presets[0]], name) for name in _AUGMENTATION}

@@ -453,7 +453,7 @@ FOLDERS = {  # files written into a folder (None: removed), and a word of the me
     "no weights": ({"model.safetensors": None}, "found none"),
     "a pickle": (
         {"model.safetensors": None, "pytorch_model.bin": "x"},
-        r"pytorch_model\.bin alone.*save_pretrained",
+        r"pytorch_model\.bin.*save_pretrained",
     ),
     "an adapter": ({"adapter_config.json": "{}"}, "merge_and_unload"),
     "an index of other files": (
