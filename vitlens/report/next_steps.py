@@ -216,7 +216,7 @@ def words_of(entry: NextStep, subject: str, config: Config) -> str:
         return ""
     sentence = f"Hypothesis: {entry.hypothesis}. Test it: {Marked(as_code(command))}"
     if entry.refuted_by:
-        sentence += f". It is refuted if {entry.refuted_by}"
+        sentence += f". It is refuted if {entry.refuted_by}."
     return sentence
 
 
