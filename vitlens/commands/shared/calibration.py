@@ -54,7 +54,7 @@ def calibration_words(scores: Sequence[Any]) -> str:
         gaps.append(f"{number(points, 1)} points{of}")
     leaning = [score for score in scores if 100 * (score.confidence_gap.low or 0.0) >= SMALLEST]
     return say(
-        "{{ verdict }}: on average, confidence and accuracy differ by {{ gaps }}{% if leaning %} "
+        "{{ verdict }}: confidence and accuracy differ by {{ gaps }}{% if leaning %} "
         "({{ leaning }} too confident){% endif %}.",
         verdict=Marked(_calibrated(states)),
         gaps=listed(gaps),

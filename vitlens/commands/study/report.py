@@ -411,9 +411,9 @@ def _doubt(claim: Claim) -> str:
     assert effect is not None  # as its images are known
     topic = _slot_of(claim).topic
     if not claim.rank or size_of(claim) is None:
-        return say("{{ topic }}, from {{ n }} images", topic=topic, n=effect.n)
+        return say("{{ topic }} ({{ n }} images)", topic=topic, n=effect.n)
     return say(
-        "{{ topic }}, from {{ n }} images ({{ what }} from {{ low|number(1) }} to {{ high }})",
+        "{{ topic }} ({{ n }} images; the {{ what }} may be {{ low|number(1) }} to {{ high }})",
         topic=topic,
         n=effect.n,
         what="difference" if effect.unit == "points" else "value",

@@ -153,12 +153,12 @@ def trust_words(checks: Sequence[MapCheckRow]) -> str:
         if best.state == "pass":
             trusted.append(name)
         else:
-            unit = "" if closest else " checks passed"
+            unit = "" if closest else " passed"
             closest.append(f"{name} ({_count_checks(best, rows)}{unit})")
     return say(
         "{% if trusted %}You can trust {{ trusted_maps }}, which passes{% else %}None "
-        "passes{% endif %} all checks (its patches matter, twice; it depends on the weights; it "
-        "survives one-pixel shifts).{% if closest %} {% if trusted %}No other map does; "
+        "passes{% endif %} all checks (removing its patches matters, with two fillings; it "
+        "depends on the weights; it survives one-pixel shifts).{% if closest %} {% if trusted %}No other map does; "
         "the{% else %}The{% endif %} closest {{ closest|are }} {{ closest_maps }}.{% endif %}",
         trusted=trusted,
         trusted_maps=listed(trusted),
