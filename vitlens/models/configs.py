@@ -161,12 +161,12 @@ class SwinConfig:
         rows, columns = (
             -(-side // patch) for side, patch in zip(image_size or self.image_size, self.patch_size)
         )
-        found = []
+        sizes = []
         for _ in self.depths:
-            found.append((rows, columns))
+            sizes.append((rows, columns))
             rows = -(-rows // 2)
             columns = -(-columns // 2)
-        return tuple(found)
+        return tuple(sizes)
 
 
 def _faults_of_swin(config: SwinConfig) -> Iterator[str]:

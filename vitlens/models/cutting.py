@@ -24,13 +24,13 @@ UNCUT: Final = "vitlens ablate removes its heads by setting them to zero"
 class MultiheadCut(nn.Module):
     """nn.MultiheadAttention that may lose heads: self-attention, batch first, no mask."""
 
-    def __init__(self, whole: nn.MultiheadAttention) -> None:
+    def __init__(self, attention: nn.MultiheadAttention) -> None:
         super().__init__()
-        self.heads = whole.num_heads
-        self.dropout = whole.dropout
-        self.in_proj_weight = whole.in_proj_weight
-        self.in_proj_bias = whole.in_proj_bias
-        self.out_proj = whole.out_proj
+        self.heads = attention.num_heads
+        self.dropout = attention.dropout
+        self.in_proj_weight = attention.in_proj_weight
+        self.in_proj_bias = attention.in_proj_bias
+        self.out_proj = attention.out_proj
 
     def forward(
         self, tokens: Tokens, *_key_and_value: Tensor, **_options: bool

@@ -143,8 +143,8 @@ def _require_one_network(prefix: str, counts: Mapping[str, int]) -> None:
         )
 
 
-def _is_one_of(value: Tensor, others: Iterable[Tensor]) -> bool:
-    return any(value is other for other in others)
+def _is_one_of(value: Tensor, candidates: Iterable[Tensor]) -> bool:
+    return any(value is other for other in candidates)
 
 
 def _require_floats(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

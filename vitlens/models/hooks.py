@@ -429,7 +429,7 @@ def first_tensor(output: Any) -> Tensor | None:
     return None
 
 
-class _Kept:
+class _Store:
     """The stored values of one model.
 
     state: of the model when they were computed; zeros: its weights that are all zeros; held: how
@@ -454,14 +454,14 @@ class _Kept:
         self.state = state
 
 
-_KEPT: Final[WeakKeyDictionary[Any, _Kept]] = WeakKeyDictionary()  # by model
+_STORES: Final[WeakKeyDictionary[Any, _Store]] = WeakKeyDictionary()  # by model
 
 
-def _kept(model: "Model") -> _Kept:
-    kept = _KEPT.get(model)
-    if kept is None:
-        kept = _KEPT.setdefault(model, _Kept())
-    return kept
+def _store_of(model: "Model") -> _Store:
+    store = _STORES.get(model)
+    if store is None:
+        store = _STORES.setdefault(model, _Store())
+    return store
 
 
 @contextmanager
@@ -470,29 +470,29 @@ def holding(model: "Model") -> Iterator[None]:
     valid.
     """
     with turn(model):
-        kept = _kept(model)
-        kept.refresh(model)
-        kept.held += 1
+        store = _store_of(model)
+        store.refresh(model)
+        store.held += 1
         try:
             yield
         finally:
-            kept.held -= 1
+            store.held -= 1
 
 
 @contextmanager
 def _trial(model: "Model") -> Iterator[None]:
     """Run a trial: the model is unchanged, and its weights of zeros are noise."""
     with holding(model), unchanged():
-        kept = _kept(model)
-        if kept.zeros is None:
-            kept.zeros = zero_weights(model)
-        is_outermost = kept.trials == 0
-        kept.trials += 1
+        store = _store_of(model)
+        if store.zeros is None:
+            store.zeros = zero_weights(model)
+        is_outermost = store.trials == 0
+        store.trials += 1
         try:
-            with with_noise(kept.zeros if is_outermost else ()):
+            with with_noise(store.zeros if is_outermost else ()):
                 yield
         finally:
-            kept.trials -= 1
+            store.trials -= 1
 
 
 class Memo(Generic[T]):
@@ -505,20 +505,20 @@ class Memo(Generic[T]):
         """Return the value kept for a model and key; computed on the unchanged model where there is
         none.
         """
-        kept = _kept(model)
-        kept.refresh(model)
-        if (self, key) not in kept.values:
+        store = _store_of(model)
+        store.refresh(model)
+        if (self, key) not in store.values:
             with _trial(model):
                 value = compute()
-            kept.values.setdefault((self, key), value)
-        stored: T = kept.values[self, key]
+            store.values.setdefault((self, key), value)
+        stored: T = store.values[self, key]
         return stored
 
     def known(self, model: "Model", key: Hashable = None) -> T | None:
         """Return the value kept for a model and key, or None; nothing is computed."""
-        kept = _kept(model)
-        kept.refresh(model)
-        return kept.values.get((self, key))
+        store = _store_of(model)
+        store.refresh(model)
+        return store.values.get((self, key))
 
 
 def per_model(

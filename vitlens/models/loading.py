@@ -289,12 +289,12 @@ def _require_kernel(key: str, stored: Tensor, built: Tensor, name: str) -> None:
     """
     if stored.ndim != 4 or built.ndim != 4 or stored.shape[2:] == built.shape[2:]:
         return
-    found = "{}x{} px".format(*stored.shape[2:])
+    actual = "{}x{} px".format(*stored.shape[2:])
     expected = "{}x{} px".format(*built.shape[2:])
     raise ModelError(
-        f"expected patches of {expected} in {key!r} of the weights, as {name} has, found {found}; "
+        f"expected patches of {expected} in {key!r} of the weights, as {name} has, found {actual}; "
         "choose the "
-        f"architecture with patches of {found}"
+        f"architecture with patches of {actual}"
     )
 
 

@@ -142,8 +142,8 @@ def _output(module: nn.Module, values: Arguments) -> Tensor | None:
 def _reaches_others(changes: Tensor, corner: int) -> bool:
     """Return True if more has changed than the token at a corner, in whichever order the axes
     are."""
-    others = changes.clone()
-    others[(corner,) * (changes.dim() - 1)] = False  # channels last
+    elsewhere = changes.clone()
+    elsewhere[(corner,) * (changes.dim() - 1)] = False  # channels last
     if changes.dim() == 4:
-        others[corner, :, corner, corner] = False  # channels first
-    return bool(others.any())
+        elsewhere[corner, :, corner, corner] = False  # channels first
+    return bool(elsewhere.any())

@@ -244,9 +244,10 @@ def first_output(output: Any) -> Tensor:
     if isinstance(output, Tensor):
         return output
     size = f" of {len(output)}" if isinstance(output, tuple | list | Mapping) else ""
-    found = f"{type(output).__name__}{size}"
+    description = f"{type(output).__name__}{size}"
     raise TypeError(
-        f"expected a tensor, a tuple that begins with one, or an object with .logits, found {found}"
+        "expected a tensor, a tuple that begins with one, or an object with .logits, found "
+        f"{description}"
     )
 
 
@@ -269,21 +270,21 @@ def _as_two(logit: Tensor) -> Tensor:
     return torch.cat([-half, half], dim=1)
 
 
-def require_model(given: object, other: object = None) -> None:
+def require_model(value: object, other: object = None) -> None:
     """Raise InputError unless it is a Model; other: the argument beside it, to recognise two that
     were exchanged.
     """
-    if isinstance(given, Model):
+    if isinstance(value, Model):
         return
     if isinstance(other, Model):
         raise InputError(
-            f"expected a Model, found {type(given).__name__}, and a Model beside it; exchange the "
+            f"expected a Model, found {type(value).__name__}, and a Model beside it; exchange the "
             "two"
         )
-    if isinstance(given, str | Path):
+    if isinstance(value, str | Path):
         raise InputError(
-            f"expected a Model, found the text {str(given)!r}; load one with vitlens.load(NAME)"
+            f"expected a Model, found the text {str(value)!r}; load one with vitlens.load(NAME)"
         )
     wrap = "wrap it with vitlens.wrap(module, image_size=..., mean=..., std=...)"
-    advice = wrap if isinstance(given, nn.Module) else "load one with vitlens.load(NAME)"
-    raise InputError(f"expected a Model, found {type(given).__name__}; {advice}")
+    advice = wrap if isinstance(value, nn.Module) else "load one with vitlens.load(NAME)"
+    raise InputError(f"expected a Model, found {type(value).__name__}; {advice}")

@@ -178,8 +178,8 @@ def _overlaps(name: str, units: Sequence[str]) -> bool:
     )
 
 
-def _holds(name: str, others: Sequence[str]) -> bool:
-    return any(other.startswith(f"{name}.") for other in others)
+def _holds(name: str, names: Sequence[str]) -> bool:
+    return any(other.startswith(f"{name}.") for other in names)
 
 
 def _is_unit(module: nn.Module, name: str) -> bool:

@@ -183,7 +183,7 @@ def told_objectives(texts: Sequence[str], aliases: Sequence[str]) -> Mapping[str
     Raises InputError for another form, UnknownNameError for another objective or an alias of no
     model.
     """
-    told: dict[str, Objective] = {}
+    chosen: dict[str, Objective] = {}
     for text in texts:
         alias, equals, word = text.partition("=")
         if not equals:
@@ -196,8 +196,8 @@ def told_objectives(texts: Sequence[str], aliases: Sequence[str]) -> Mapping[str
         objectives = {str(objective): objective for objective in OBJECTIVES}
         if word not in objectives:
             raise UnknownNameError("objective", word, OBJECTIVES)
-        told[alias] = objectives[word]
-    return told
+        chosen[alias] = objectives[word]
+    return chosen
 
 
 def _read(model: Model) -> Pretraining:

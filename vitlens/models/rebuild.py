@@ -94,11 +94,11 @@ def build(
     if (
         pruned and state is not None
     ):  # libraries load whole models only: lost heads are random, and cut out again
-        whole = build_source(architecture, state=None, pretrained=False)[0]
+        unpruned = build_source(architecture, state=None, pretrained=False)[0]
         prefixes = tuple(f"{name}." for name in pruned)
         weights = {key: value for key, value in state.items() if not key.startswith(prefixes)}
         weights |= {
-            key: value for key, value in whole.state_dict().items() if key.startswith(prefixes)
+            key: value for key, value in unpruned.state_dict().items() if key.startswith(prefixes)
         }
     module: nn.Module
     preprocessing: Preprocessing

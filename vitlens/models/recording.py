@@ -151,11 +151,22 @@ class Recorder:
         self.running.pop()
         begin, traced = self._begun.pop()
         first = first_tensor(output)
-        whole = self._traced(output) if isinstance(output, Tensor) else TracedTensor((), 0, 0)
+        traced_output = (
+            self._traced(output) if isinstance(output, Tensor) else TracedTensor((), 0, 0)
+        )
         shape = None if first is None else tuple(first.shape)
-        kept = values if self.keeps_values(begin) else {}
+        stored_values = values if self.keeps_values(begin) else {}
         self.calls.append(
-            ModuleCall(name, begin, self.clock, traced, shape, whole.bytes, whole.number, kept)
+            ModuleCall(
+                name,
+                begin,
+                self.clock,
+                traced,
+                shape,
+                traced_output.bytes,
+                traced_output.number,
+                stored_values,
+            )
         )
 
 
@@ -453,9 +464,9 @@ def maps_heads(weights: Tensor, operands: Sequence[Tensor], result: Tensor) -> b
     """Return True for a product of weights with a square matrix (heads, heads), and not with
     values.
     """
-    others = [operand for operand in operands if operand.numel() != weights.numel()]
+    factors = [operand for operand in operands if operand.numel() != weights.numel()]
     is_square = (
-        len(others) == 1 and others[0].dim() == 2 and others[0].shape[0] == others[0].shape[1]
+        len(factors) == 1 and factors[0].dim() == 2 and factors[0].shape[0] == factors[0].shape[1]
     )
     return is_square and result.numel() == weights.numel()
 

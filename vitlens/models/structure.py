@@ -122,10 +122,11 @@ class _Traced:
         )
 
     def _without_attention(self) -> Anatomy:
-        found = self.trace.elsewhere or "none in a forward pass"
+        elsewhere = self.trace.elsewhere or "none in a forward pass"
         if self.told.heads is not None or self.told.grid is not None:
             raise UnsupportedError(
-                f"expected attention in {self.name}, as heads= or grid= says, found {found}; {SEEN}"
+                f"expected attention in {self.name}, as heads= or grid= says, found {elsewhere}; "
+                f"{SEEN}"
             )
         blocks = self._told_blocks() or tuple(residual_blocks(self.module))
         if (
@@ -133,7 +134,7 @@ class _Traced:
             and not self.trace.tokens
         ):
             return Anatomy("cnn", blocks, attention=())
-        unread = f"found {found}; {SEEN}"
+        unread = f"found {elsewhere}; {SEEN}"
         return Anatomy(
             "other", blocks, attention=(), unread=unread, attends_unread=bool(self.trace.elsewhere)
         )
@@ -227,9 +228,11 @@ class _Traced:
         It is the outermost module that holds no other attention and that adds to a residual stream.
         """
         stack = self.calls[attention].stack
-        others = [other for other in self.calls if other != attention]
+        other_modules = [other for other in self.calls if other != attention]
         for name in stack[: stack.index(attention) + 1]:
-            holds_others = any(other == name or other.startswith(f"{name}.") for other in others)
+            holds_others = any(
+                other == name or other.startswith(f"{name}.") for other in other_modules
+            )
             if name and not holds_others and self._is_residual(name, attention):
                 return name
         return ""

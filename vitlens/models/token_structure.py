@@ -56,18 +56,18 @@ class TokenStructure:
         module = self.module
         images = self.images
         calls = self.calls
-        whole = []
+        unpooled = []
         for name, call in calls.items():
             if call.queries == call.keys and call.batch == self.trace.images:
-                whole.append(name)
+                unpooled.append(name)
         if any(call.batch > self.trace.images for call in calls.values()):
             if any(has_windows(module, name) for name in calls):
                 return replace(anatomy, family="windowed", readout="mean")
             return replace(
                 anatomy, unread="its attention is in windows whose place in the image is not known"
             )
-        lengths = sorted({calls[name].queries for name in whole})
-        pooled = [name for name, call in calls.items() if name not in whole and call.queries > 1]
+        lengths = sorted({calls[name].queries for name in unpooled})
+        pooled = [name for name, call in calls.items() if name not in unpooled and call.queries > 1]
         if not lengths:
             first = next(iter(calls.values()))
             reason = (
@@ -85,7 +85,7 @@ class TokenStructure:
             return replace(
                 anatomy, unread=f"its attention layers have fewer keys than queries ({pooled[0]})"
             )
-        order = self._order(whole[0], lengths[0])
+        order = self._order(unpooled[0], lengths[0])
         if order.grid is None:
             return replace(anatomy, unread=order.reason, row_by_row=False)
         height = int(images.shape[2])
@@ -102,7 +102,7 @@ class TokenStructure:
         reordering = None if order.is_canonical else self._reordering(order, lengths[0])
         if not order.is_canonical and (
             reordering is None
-            or not keeps_logits(module, reordering, whole[0], images, self.logits_of)
+            or not keeps_logits(module, reordering, unpooled[0], images, self.logits_of)
         ):
             reason = (
                 f"tokens {list(order.special[:8])} do not depend on the image and are not "
@@ -112,10 +112,10 @@ class TokenStructure:
                 anatomy, unread=f"{reason}; put them first", row_by_row=False, special_first=False
             )
         names = list(calls)
-        after = names[names.index(whole[-1]) + 1 :]
+        after = names[names.index(unpooled[-1]) + 1 :]
         with reordered(module, reordering):
             unused = self._without_gradient(after)
-            read = tokens_read(module, whole[-1], images, self.logits_of, len(order.special))
+            read = tokens_read(module, unpooled[-1], images, self.logits_of, len(order.special))
         later = [calls[name] for name in after if name not in unused]
         layout = TokenLayout(order.grid, patch_size, self._prefix(order, read))
         return replace(
@@ -159,23 +159,23 @@ class TokenStructure:
         Raises UnsupportedError where the given order is not the one read.
         """
         read = read_order(self.module, attention, self.images)
-        told = self.told
+        hints = self.told
         agrees = (
             read.grid is not None
-            and told.prefix is not None
-            and len(read.special) == len(told.prefix)
+            and hints.prefix is not None
+            and len(read.special) == len(hints.prefix)
         )
-        if told.grid is None and (told.prefix is None or agrees):
+        if hints.grid is None and (hints.prefix is None or agrees):
             return read
-        if told.prefix is not None:
-            prefix = len(told.prefix)
+        if hints.prefix is not None:
+            prefix = len(hints.prefix)
         else:
-            assert told.grid is not None  # one of the two is given
-            prefix = tokens - told.grid[0] * told.grid[1]
+            assert hints.grid is not None  # one of the two is given
+            prefix = tokens - hints.grid[0] * hints.grid[1]
         side = round(max(tokens - prefix, 0) ** 0.5)
-        grid = told.grid or (side, side)
+        grid = hints.grid or (side, side)
         if prefix < 0 or prefix + grid[0] * grid[1] != tokens:
-            if told.grid is None:
+            if hints.grid is None:
                 raise UnsupportedError(
                     f"expected a square grid beside {prefix} special tokens, found "
                     f"{tokens - prefix} patches in {self.name}; say grid=(rows, columns)"

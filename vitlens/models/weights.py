@@ -255,9 +255,9 @@ def _unwrapped(stored: object, path: Path) -> tuple[dict[str, Tensor], tuple[str
         if wrapper is None:
             break
         note = f"took the weights from {wrapper[:80]!r}"
-        others = [key for key in keys if key != wrapper]
-        if others:
-            note += f", not {listed(others)}"
+        other_keys = [key for key in keys if key != wrapper]
+        if other_keys:
+            note += f", not {listed(other_keys)}"
         notes.append(note)
         stored = stored[wrapper]
     if (
@@ -351,14 +351,15 @@ def _contents(stored: object) -> str:
         return f"an object of type {type(stored).__name__}"
     if not stored:
         return "an empty one"
-    others = [key for key, value in stored.items() if not isinstance(value, Tensor)]
+    other_entries = [key for key, value in stored.items() if not isinstance(value, Tensor)]
     if all(isinstance(value, Ignored) for value in stored.values()):
         return (
             "arrays of NumPy or other objects in place of tensors (torch.from_numpy makes "
             "tensors of arrays)"
         )
-    if len(others) < len(stored):
-        return f"{str(others[0])[:80]!r} ({type(stored[others[0]]).__name__}) among the tensors"
+    if len(other_entries) < len(stored):
+        first = other_entries[0]
+        return f"{str(first)[:80]!r} ({type(stored[first]).__name__}) among the tensors"
     entries = [f"{str(key)[:40]!r} ({type(value).__name__})" for key, value in stored.items()]
     text = f"the entries {', '.join(entries[:_SHOWN])}"
     if len(entries) > _SHOWN:

@@ -123,7 +123,7 @@ def _load_images(run: Run[AttackOptions]) -> Split:
             data=options.data,
             images=options.images,
             scenes=1,
-            beside=run.models[1:],
+            other_models=run.models[1:],
         )
 
 

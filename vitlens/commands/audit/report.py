@@ -62,12 +62,12 @@ def _requirements(record: AuditRecord) -> dict[str, Any]:
         requirements.append(text)
         if not outcome.holds:
             unmet[text] = None
-    asked = ""
+    required_text = ""
     if len(requirements) == 1:
-        asked = requirements[0]
+        required_text = requirements[0]
     elif requirements:
-        asked = f"all {len(requirements)} requirements"
-    return {"unmet": list(unmet), "asked": asked}
+        required_text = f"all {len(requirements)} requirements"
+    return {"unmet": list(unmet), "asked": required_text}
 
 
 def claims(record: AuditRecord) -> Iterator[Claim]:
@@ -186,18 +186,18 @@ def _without_labels(record: AuditRecord, claim: Claim) -> Claim:
     error = record.metrics.get(f"mean_error_on_corruptions/{record.aliases[0]}")
     if error is None:
         return claim
-    kept = Estimate(
+    unchanged = Estimate(
         1 - error.value,
         low=None if error.high is None else 1 - error.high,
         high=None if error.low is None else 1 - error.low,
         n=error.n,
     )
     because = "predictions that corruptions do not change"
-    if (kept.n or 0) < FEW:
+    if (unchanged.n or 0) < FEW:
         because = say("{{ what }}, of fewer than {{ few }} images", what=because, few=FEW)
         verdict = Verdict("inconclusive", because, "consistency")
-        return Claim(claim.question, claim.subject, verdict=verdict, effect=kept)
-    return judge(claim.question, claim.subject, kept, "consistency", because=because)
+        return Claim(claim.question, claim.subject, verdict=verdict, effect=unchanged)
+    return judge(claim.question, claim.subject, unchanged, "consistency", because=because)
 
 
 def requirement_outcomes(record: AuditRecord) -> tuple[RequirementOutcome, ...]:

@@ -28,18 +28,16 @@ def measure(options: DataOptions) -> Iterator[str]:
 
 
 def _parts(load: Callable[..., Split]) -> Iterator[str]:
-    whole = load(part="test", whole=True)
-    parts = {"all": whole}
+    all_images = load(part="test", whole=True)
+    parts = {"all": all_images}
     with suppress(DataError):  # a folder that cannot be divided, or has no training part
-        if whole.labels is not None:
+        if all_images.labels is not None:
             training = load(part="train")
             parts = {"train": training, "test": load(part="test")}
-    classes = whole.classes
-    shown = ", ".join(classes[:10]) + (" ..." if len(classes) > 10 else "")
-    yield (
-        f"{whole.title or whole.name}: "
-        f"{f'{len(classes)} classes ({shown})' if classes else 'no labels'}"
-    )
+    classes = all_images.classes
+    class_list = ", ".join(classes[:10]) + (" ..." if len(classes) > 10 else "")
+    labels = f"{len(classes)} classes ({class_list})" if classes else "no labels"
+    yield f"{all_images.title or all_images.name}: {labels}"
     for part, split in parts.items():
         extras = [
             name

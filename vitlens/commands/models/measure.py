@@ -31,12 +31,12 @@ def measure(options: ModelsOptions) -> Iterator[str]:
     pattern = options.pattern
     matching = {kind: source.matching(pattern) for kind, source in SOURCES.items()}
     in_library = sum(len(names) for kind, names in matching.items() if SOURCES[kind].prefix)
-    shown = any(matching.values())
+    matches = any(matching.values())
     for kind, names in matching.items():
         source = SOURCES[kind]
         if source.prefix and not source.list_names:
             if not pattern or pattern.startswith(source.prefix):
-                shown = True
+                matches = True
                 yield _line(source.usage, "not listed", f"{source.help} Such as {source.example}")
         elif source.prefix and not pattern:
             if source.extra and not names:
@@ -56,7 +56,7 @@ def measure(options: ModelsOptions) -> Iterator[str]:
             f"more than {_DESCRIBED_AT_MOST} models: a narrower pattern also says which "
             "commands each supports"
         )
-    if not shown:
+    if not matches:
         raise unknown_model(pattern)
 
 
@@ -95,8 +95,8 @@ def _without_weights(source: ModelSource, name: str) -> Model:
             outputs = module(torch.empty(1, 3, *preprocessing.size)).shape[-1]
     classes = () if is_headless(module) else default_classes(int(outputs))
     architecture = replace(architecture, classes=int(outputs) if classes else 0)
-    made = assemble(module, architecture, preprocessing, classes, name, Provenance(name, "random"))
-    return made.to("meta").eval().requires_grad_(False)
+    model = assemble(module, architecture, preprocessing, classes, name, Provenance(name, "random"))
+    return model.to("meta").eval().requires_grad_(False)
 
 
 def _line(name: str, kind: str, commands: str) -> str:

@@ -137,13 +137,13 @@ class ChapterRunner:
         """
         folder = f"{CHAPTERS_FOLDER}/{'-'.join(filter(None, (word, part, alias)))}"
         place = self.path / folder
-        whole = self.placed(word, options, place)
-        kept = None if word in _TIMED else self.cache
-        cached = kept is not None and kept.restore(word, whole, place)
+        chapter_options = self.placed(word, options, place)
+        cache = None if word in _TIMED else self.cache
+        cached = cache is not None and cache.restore(word, chapter_options, place)
         if not cached:
-            COMMANDS[word].measure(whole)
-            if kept is not None:
-                kept.keep(word, whole, place)
+            COMMANDS[word].measure(chapter_options)
+            if cache is not None:
+                cache.keep(word, chapter_options, place)
         seconds = float(str(read_run(place).results["seconds"]))
         self.done.append(ChapterRow(word, alias, folder, cached, part, seconds))
         return_free_memory()
@@ -180,10 +180,10 @@ def return_free_memory() -> None:
 
 def cache_folder() -> Path:
     """Return where chapters are kept: $VITLENS_CACHE, or vitlens/chapters in the user's cache."""
-    named = os.environ.get(_PLACE)
+    chosen_place = os.environ.get(_PLACE)
     return (
-        Path(named)
-        if named
+        Path(chosen_place)
+        if chosen_place
         else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vitlens"
     )
 
@@ -234,14 +234,15 @@ class ChapterCache:
         source = self.root / self._key(word, options)
         temporary = place.with_name(_temporary_name(place))
         try:
-            kept = _read_kept(source)
+            entry = _read_kept(source)
             if read_run(source).status != "done":
                 return False
             shutil.copytree(source, temporary, ignore=shutil.ignore_patterns(_KEPT))
-            if _read_kept(source) != kept:  # another process has replaced it while it was copied
+            if _read_kept(source) != entry:  # another process has replaced it while it was copied
                 return False
             write_json(
-                temporary / CONFIG, self._as_now(read_json(temporary / CONFIG), kept.names, options)
+                temporary / CONFIG,
+                self._as_now(read_json(temporary / CONFIG), entry.names, options),
             )
             write_report(temporary)
             shutil.rmtree(place, ignore_errors=True)
@@ -285,12 +286,14 @@ class ChapterCache:
         models = []
         for model in config.get("models", ()):
             alias = model["alias"]
-            known = (
+            is_same_model = (
                 alias in then
                 and alias in now
                 and model.get("name") == parse_model(then[alias]).name
             )
-            models.append({**model, "name": parse_model(now[alias]).name} if known else model)
+            if is_same_model:
+                model = {**model, "name": parse_model(now[alias]).name}
+            models.append(model)
         return {
             **config,
             "command_line": options.run.command,
@@ -417,9 +420,9 @@ def _drop_oldest(root: Path) -> None:
                 )
             elif time.time() - used[folder] > _STALE:
                 shutil.rmtree(folder, ignore_errors=True)
-    whole = sum(sizes.values())
-    for folder in sorted(sizes, key=lambda each: used[each]):
-        if whole <= MOST:
+    total = sum(sizes.values())
+    for folder in sorted(sizes, key=lambda path: used[path]):
+        if total <= MOST:
             return
         _remove_at_once(folder)
-        whole -= sizes[folder]
+        total -= sizes[folder]

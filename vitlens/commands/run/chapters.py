@@ -104,13 +104,10 @@ class Chapter:
             glance = () if first.glance is None else (first.glance,)
             page = Section("", first.answer, glance, (first.picture,))
             return self._placed(page, chart)
-        held = (
-            each
-            for each in document.sections
-            if any(f.name.startswith(chart) for f in each.figures)
-        )
-        found = next(held, None)
-        return None if found is None else self._placed(found, chart)
+        for section in document.sections:
+            if any(figure.name.startswith(chart) for figure in section.figures):
+                return self._placed(section, chart)
+        return None
 
     def _placed(self, section: Section, chart: str) -> Section:
         """Return a section whose figures have the larger run's names and are those of the chart
@@ -125,15 +122,18 @@ class Chapter:
         )
         figures = tuple(
             replace(
-                each,
-                name=self.figure(each.name),
-                caption=placed(each.caption),
-                chapter=(self.row.folder, each.name),
+                figure,
+                name=self.figure(figure.name),
+                caption=placed(figure.caption),
+                chapter=(self.row.folder, figure.name),
             )
-            for each in section.figures
-            if each.name.startswith(chart)
+            for figure in section.figures
+            if figure.name.startswith(chart)
         )
-        tables = tuple(replace(each, caption=placed(each.caption)) for each in section.tables)
+        tables = tuple(
+            replace(chapter_table, caption=placed(chapter_table.caption))
+            for chapter_table in section.tables
+        )
         return replace(section, sentences=sentences, figures=figures, tables=tables)
 
     def glance(self, title: str) -> Mapping[str, Cell]:
@@ -141,12 +141,12 @@ class Chapter:
         is none.
         """
         table = self.document.first.glance
-        lines = (
-            []
-            if table is None
-            else [dict(zip(table.columns, row)) for row in table.rows if row[0] == title]
-        )
-        return lines[0] if lines else {}
+        if table is None:
+            return {}
+        for row in table.rows:
+            if row[0] == title:
+                return dict(zip(table.columns, row))
+        return {}
 
 
 @dataclass(frozen=True)
@@ -169,41 +169,52 @@ def answered(
     answers it: at most three sentences, one chart and one table, and the way to the chapter.
     """
     for question in questions:
-        for name in question.names:
-            own = [
-                (chapter, section)
-                for chapter in chapters
-                if chapter.name == name and (section := chapter.section(question.chart)) is not None
-            ]
-            judged = together(claim for claim in claims if claim.question in question.about)
-            for chapter, section in own:
-                of = f" ({chapter.row.alias})" if len(own) > 1 else ""
-                placed = [
-                    Sentence(each.says)
-                    for each in chapter.claims
-                    if each.place == question.chart and each.says
-                ]
-                said = {each.text: each for each in (*placed, *section.sentences)}
-                yield replace(
-                    section,
-                    title=f"{question.title}{of}",
-                    sentences=tuple(said.values())[:SAID],
-                    tables=section.tables[:1],
-                    figures=section.figures[:1],
-                    panels=(),
-                    more=chapter.report,
-                    status=judged or section.status,
-                )
-            if own:
-                break
+        status = together(claim for claim in claims if claim.question in question.about)
+        answers = _answers(chapters, question)
+        for chapter, section in answers:
+            of_model = f" ({chapter.row.alias})" if len(answers) > 1 else ""
+            yield replace(
+                section,
+                title=f"{question.title}{of_model}",
+                sentences=_sentences(chapter, section, question.chart),
+                tables=section.tables[:1],
+                figures=section.figures[:1],
+                panels=(),
+                more=chapter.report,
+                status=status or section.status,
+            )
 
 
-def finished(chapters: Sequence[Chapter], shown: Sequence[Section]) -> Iterator[Section]:
+def _answers(chapters: Sequence[Chapter], question: Question) -> list[tuple[Chapter, Section]]:
+    """Return the chapters of the first name that answers a question, each with its section."""
+    for name in question.names:
+        answers = []
+        for chapter in chapters:
+            section = chapter.section(question.chart) if chapter.name == name else None
+            if section is not None:
+                answers.append((chapter, section))
+        if answers:
+            return answers
+    return []
+
+
+def _sentences(chapter: Chapter, section: Section, chart: str) -> tuple[Sentence, ...]:
+    """Return the chapter's claims about a chart, then the section's sentences: at most SAID."""
+    sentences: dict[str, Sentence] = {}
+    for claim in chapter.claims:
+        if claim.place == chart and claim.says:
+            sentences[claim.says] = Sentence(claim.says)
+    for sentence in section.sentences:
+        sentences[sentence.text] = sentence
+    return tuple(sentences.values())[:SAID]
+
+
+def finished(chapters: Sequence[Chapter], sections: Sequence[Section]) -> Iterator[Section]:
     """Yield a section for each chapter of a run that was stopped that no other section leads to.
 
-    shown: the other sections.
+    sections: the other sections.
     """
-    linked = {section.more for section in shown}
+    linked = {section.more for section in sections}
     for chapter in chapters:
         if chapter.report in linked:
             continue
@@ -237,37 +248,40 @@ class Chaptered(Record):
 
     def of(self, word: str) -> tuple[Chapter, ...]:
         """Return the chapters of one command."""
-        return tuple(each for each in self.parts if each.row.word == word)
+        return tuple(chapter for chapter in self.parts if chapter.row.word == word)
 
     def about(self, word: str, alias: str) -> Chapter | None:
         """Return the chapter of one command about one model."""
-        return next((each for each in self.of(word) if each.row.alias == alias), None)
+        return next((chapter for chapter in self.of(word) if chapter.row.alias == alias), None)
 
     @property
     def hardware(self) -> str:
         """Return the machine of the chapter that recorded it."""
-        return next((each.record.hardware for each in self.parts if each.record.hardware), "")
+        return next(
+            (chapter.record.hardware for chapter in self.parts if chapter.record.hardware), ""
+        )
 
     @property
     def metrics(self) -> Mapping[str, Estimate]:
         """Return its own metrics and the chapters'; where two have the same one, the first's, as
         later ones use fewer images.
         """
-        found = dict(super().metrics)
-        for record in (
-            chapter.record for chapter in self.parts if chapter.row.word != "train"
-        ):  # as evaluate has it
+        metrics = dict(super().metrics)
+        for chapter in self.parts:
+            if chapter.row.word == "train":  # evaluate measures the same
+                continue
+            record = chapter.record
             predicted = record.options.get("predicted", False)
             for name, number in record.metrics.items():
                 if not (predicted and name.startswith("accuracy/")):  # 1 by construction
-                    found.setdefault(name, number)
-        return found
+                    metrics.setdefault(name, number)
+        return metrics
 
     def column(self, name: str) -> Column | None:
         """Return the column that declares a metric, its own or a chapter's; first one that says
         what is better.
         """
-        columns = [super().column(name), *(each.record.column(name) for each in self.parts)]
+        columns = [super().column(name), *(chapter.record.column(name) for chapter in self.parts)]
         declared = [column for column in columns if column is not None]
         judged = [column for column in declared if column.better is not None]
         return next(iter([*judged, *declared]), None)
@@ -275,6 +289,8 @@ class Chaptered(Record):
     @classmethod
     def contents(cls) -> Contents:
         """Return what it writes: the metrics of every command that can be a chapter, too."""
-        own = super().contents()
-        others = (metric for word in _COMMANDS for metric in COMMANDS[word].contents.metrics)
-        return replace(own, metrics=tuple(dict.fromkeys((*own.metrics, *others))))
+        contents = super().contents()
+        metrics = dict.fromkeys(contents.metrics)
+        for word in _COMMANDS:
+            metrics |= dict.fromkeys(COMMANDS[word].contents.metrics)
+        return replace(contents, metrics=tuple(metrics))

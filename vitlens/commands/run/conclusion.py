@@ -48,8 +48,8 @@ def conclusion_of(
         return Conclusion(outcome, (), not requirements)
     record = read_folder(folder)
     judged = tuple(outcomes(requirements, record))
-    holds = all(each.holds for each in judged)
-    lines = () if quiet and holds else summary_lines(COMMANDS[record.command].report(record))
-    return Conclusion(
-        outcome, (*lines, *(each.line for each in judged if not (quiet and holds))), holds
-    )
+    holds = all(check.holds for check in judged)
+    if quiet and holds:
+        return Conclusion(outcome, (), holds)
+    lines = summary_lines(COMMANDS[record.command].report(record))
+    return Conclusion(outcome, (*lines, *(check.line for check in judged)), holds)

@@ -77,7 +77,9 @@ def reconciled(record: Record) -> tuple[str, ...]:
 
 def errors(record: Record) -> tuple[str, ...]:
     """Return the conflicts that no sentence reconciles, which are errors of this package."""
-    return tuple(f"{each.about}: {each.error}" for each in conflicts(record) if not each.says)
+    return tuple(
+        f"{conflict.about}: {conflict.error}" for conflict in conflicts(record) if not conflict.says
+    )
 
 
 def _sources(record: Record) -> list[_Source]:
@@ -101,15 +103,15 @@ def _of_numbers(sources: Sequence[_Source]) -> Iterator[Conflict]:
     """Yield metrics with two values on as many images, or on other images; one sentence names the
     latter's parts.
     """
-    known: dict[str, tuple[_Source, Estimate]] = {}
-    others: dict[str, int] = {}
+    first_values: dict[str, tuple[_Source, Estimate]] = {}
+    image_counts: dict[str, int] = {}
     on_others: list[Conflict] = []
     for source in sources:
         predicted = source.record.options.get("predicted", False)
         for name, value in source.record.metrics.items():
             if predicted and name.startswith("accuracy/"):  # 1 by construction
                 continue
-            first, other = known.setdefault(name, (source, value))
+            first, other = first_values.setdefault(name, (source, value))
             if abs(other.value - value.value) <= _SAME and other.n == value.n:
                 continue
             differs = (
@@ -125,22 +127,22 @@ def _of_numbers(sources: Sequence[_Source]) -> Iterator[Conflict]:
             if len({*counts}) == 1:
                 yield conflict
                 continue
-            others |= {each.name: each.record.images for each in (first, source)}
+            image_counts |= {part.name: part.record.images for part in (first, source)}
             on_others.append(conflict)
     says = say(
         "Numbers of images: {{ parts }}. Numbers of the same name differ where the images do.",
         parts=listed(
-            [say("{{ name }} {{ n }}", name=name, n=count) for name, count in others.items()]
+            [say("{{ name }} {{ n }}", name=name, n=count) for name, count in image_counts.items()]
         ),
     )
-    yield from (replace(each, says=says) for each in on_others)
+    yield from (replace(conflict, says=says) for conflict in on_others)
 
 
 def _of_labels(sources: Sequence[_Source]) -> Iterator[Conflict]:
     """Yield heads with two labels of what they attend to; on other images one sentence names all of
     them.
     """
-    known: dict[tuple[str, int, int], tuple[_Source, str]] = {}
+    first_labels: dict[tuple[str, int, int], tuple[_Source, str]] = {}
     differing: dict[tuple[str, str], list[Conflict]] = {}
     by_name = {source.name: source for source in sources}
     for source in sources:
@@ -148,16 +150,20 @@ def _of_labels(sources: Sequence[_Source]) -> Iterator[Conflict]:
             if row.head is None or row.label is None:
                 continue
             model = getattr(row, "model", "")
-            first, label = known.setdefault((model, row.layer, row.head), (source, row.label))
+            first, label = first_labels.setdefault(
+                (model, row.layer, row.head), (source, row.label)
+            )
             if label != row.label:
                 error = f"labels {label} in {first.name} and {row.label} in {source.name}"
                 conflict = Conflict(f"L{row.layer}.H{row.head}", error)
                 differing.setdefault((first.name, source.name), []).append(conflict)
-    for (first_name, second_name), found in differing.items():
+    for (first_name, second_name), label_conflicts in differing.items():
         says = _on_other_images(
-            by_name[first_name], by_name[second_name], [each.about for each in found]
+            by_name[first_name],
+            by_name[second_name],
+            [conflict.about for conflict in label_conflicts],
         )
-        yield from (replace(each, says=says) for each in found)
+        yield from (replace(conflict, says=says) for conflict in label_conflicts)
 
 
 def _on_other_images(first: _Source, second: _Source, heads: Sequence[str]) -> str:
@@ -183,19 +189,21 @@ def _of_heads(sources: Sequence[_Source]) -> Iterator[Conflict]:
         for row in _rows_with(source.record, "layer", "head", "effect"):
             if row.head is not None and row.effect == "no effect":
                 spared[getattr(row, "model", "") or row.unit, row.layer, row.head] = row.unit
-    named = [
+    contradictory = [
         row
         for source in sources
         for row in _rows_with(source.record, "layer", "head", "writes", "state")
         if row.state == MATTERS and (row.model, row.layer, row.head) in spared
     ]
-    if named:
+    if contradictory:
         heads = Marked(
-            listed([say("**{{ row.name }}** ({{ row.writes }})", row=row) for row in named[:5]])
+            listed(
+                [say("**{{ row.name }}** ({{ row.writes }})", row=row) for row in contradictory[:5]]
+            )
         )
         yield Conflict(
             "heads without an effect on the mean loss",
-            f"{len(named)} matter to a class",
+            f"{len(contradictory)} matter to a class",
             say(
                 "Removing {{ heads }} lowers the log-odds of one class more than of others. "
                 "Their effect on the loss over all classes is smaller than what ablation counts.",
@@ -250,7 +258,7 @@ def bare_statuses(text: str) -> list[str]:
     """Return the statuses of a report.md that stand without their reason: in headings, and in cells
     of tables.
     """
-    found = _HEADING.findall(text)
+    statuses = _HEADING.findall(text)
     columns: list[str] = []
     for line in text.splitlines():
         if not line.startswith("|"):
@@ -261,5 +269,5 @@ def bare_statuses(text: str) -> list[str]:
             columns = cells
             continue
         if not any(name in columns for name in _REASONED):
-            found += [cell for cell in cells if _BARE.fullmatch(cell)]
-    return found
+            statuses += [cell for cell in cells if _BARE.fullmatch(cell)]
+    return statuses

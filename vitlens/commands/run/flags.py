@@ -49,13 +49,14 @@ def argument(metavar: str, help: str, *, default: Any = MISSING, **more: Any) ->
     )
 
 
-def choices(name: str, help: str, known: Iterable[str], *, default: Any, **more: Any) -> Any:
-    """Return a field of several names, typed as a comma-separated list of known ones; known: or a
-    registry, as it then is.
+def choices(name: str, help: str, allowed: Iterable[str], *, default: Any, **more: Any) -> Any:
+    """Return a field of several names, typed as a comma-separated list.
+
+    allowed: the names, or a registry, which is read when the option is parsed.
     """
 
     def parse(option: str, text: str) -> tuple[str, ...]:
-        return one_of(option, text, tuple(known))
+        return one_of(option, text, tuple(allowed))
 
     return option(
         name, help, default=default, parse=parse, metavar=more.pop("metavar", "LIST"), **more
@@ -109,7 +110,7 @@ def typed(options: Any) -> Iterator[str]:
 def as_text(value: Any, between: str = ",") -> str:
     """Return a value as it would be typed."""
     if isinstance(value, Mapping):
-        return between.join(f"{name}={as_text(each)}" for name, each in value.items())
+        return between.join(f"{name}={as_text(item)}" for name, item in value.items())
     if isinstance(value, tuple):
         return between.join(map(as_text, value))
     return f"{value:g}" if isinstance(value, float) else str(value)

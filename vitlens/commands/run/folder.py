@@ -150,7 +150,7 @@ class RunFolder:
             return cls.reopen(resume, needs=needs, config=config)
         path = default_place(command, name_parts) if run.out is None else run.out
         hold = make_folder(path, overwrite=run.overwrite)
-        whole: dict[str, object] = {
+        content: dict[str, object] = {
             "command": command,
             "title": title or " ".join((command.capitalize(), *name_parts)),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -159,8 +159,8 @@ class RunFolder:
             "versions": versions(),
             **(config or {}),
         }
-        files.write_json(path / CONFIG, whole)
-        folder = cls(path, command, whole, hold=hold)
+        files.write_json(path / CONFIG, content)
+        folder = cls(path, command, content, hold=hold)
         folder._write("running")
         return folder
 
@@ -182,11 +182,11 @@ class RunFolder:
         """
         record = read_run(path)
         require_plain(path)
-        own = {name: value for name, value in (config or {}).items() if name != "command_line"}
+        updates = {name: value for name, value in (config or {}).items() if name != "command_line"}
         folder = cls(
-            path, record.command, {**record.config, **own}, record.results, hold=Hold(path)
+            path, record.command, {**record.config, **updates}, record.results, hold=Hold(path)
         )
-        _require_same_images(path, record.config.get("fingerprints"), own.get("fingerprints"))
+        _require_same_images(path, record.config.get("fingerprints"), updates.get("fingerprints"))
         needed = {} if needs is None else {**dict.fromkeys(_WRITTEN), **needs}
         for name, value in needed.items():
             if name not in record.config or value not in (None, record.config[name]):
@@ -195,7 +195,7 @@ class RunFolder:
                     "something else; begin anew without --resume"
                 )
         remove_unfinished(path)
-        if own:
+        if updates:
             files.write_json(path / CONFIG, folder.config)
         folder._write("running")
         return folder
@@ -229,16 +229,16 @@ class RunFolder:
         is one.
         """
         options = self.config.get("options")
-        known = options if isinstance(options, Mapping) else {}
+        saved_options = options if isinstance(options, Mapping) else {}
         whole_study = (
             self.command == "study" and "points" not in self.config
         )  # its chapters are in the cache
-        if "resume" not in known or whole_study:
+        if "resume" not in saved_options or whole_study:
             return f"what was done lies in {self.path}"
         words = ["vitlens", self.command, "--resume", str(self.path)]
-        bundle = known.get("model_options")
+        bundle = saved_options.get("model_options")
         files = (
-            known.get("model_file")
+            saved_options.get("model_file")
             or (bundle.get("model_file") if isinstance(bundle, Mapping) else None)
             or ()
         )
@@ -357,7 +357,7 @@ def settings(
     return {
         **content,
         "data": _split(split),
-        "fingerprints": fingerprints_of({each.part: each for each in (split, *others)}),
+        "fingerprints": fingerprints_of({used.part: used for used in (split, *others)}),
     }
 
 
@@ -470,17 +470,19 @@ def _holds_no_results(path: Path) -> bool:
     A new run may use such a folder. It must hold nothing else: no metric, figure, checkpoint or
     file of the user's.
     """
-    kept = [file for file in path.rglob("*") if file.is_symlink() or not file.is_dir()]
-    if not (path / RESULTS).is_file() or any(file.name not in (CONFIG, RESULTS) for file in kept):
+    entries = [file for file in path.rglob("*") if file.is_symlink() or not file.is_dir()]
+    if not (path / RESULTS).is_file() or any(
+        file.name not in (CONFIG, RESULTS) for file in entries
+    ):
         return False
     try:
-        records = [read_run(file.parent) for file in kept if file.name == RESULTS]
+        records = [read_run(file.parent) for file in entries if file.name == RESULTS]
     except VitlensError:
         return False
     results: list[Any] = [
         record.results for record in records if record.status in ("failed", "interrupted")
     ]
-    filled = any(each["metrics"] or any(each["tables"].values()) for each in results)
+    filled = any(result["metrics"] or any(result["tables"].values()) for result in results)
     return len(results) == len(records) and not filled
 
 

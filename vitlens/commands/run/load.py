@@ -43,13 +43,13 @@ def load_models(
         raise InputError(
             f"expected --weights with one model, found {len(models)}; write NAME@FILE for each"
         )
-    given = dict(vars(model_options))
-    given |= {
-        "code_files": given.pop("model_file"),
+    arguments = dict(vars(model_options))
+    arguments |= {
+        "code_files": arguments.pop("model_file"),
         "device": resolve_device(options.device),
         "seed": options.seed,
     }
-    given["classes"] = (
+    arguments["classes"] = (
         None if model_options.classes is None else _read_classes(model_options.classes)
     )
     typed = [model for model in models if isinstance(model, str)]
@@ -59,7 +59,7 @@ def load_models(
     for typed_name in models:
         name = next(names) if isinstance(typed_name, str) else typed_name
         with phase(f"Loading {name.alias}"):
-            loaded.append(load(name, **given))
+            loaded.append(load(name, **arguments))
     if command is not None:
         for model in loaded:
             with phase(f"Checking what {model.alias} supports"):
@@ -83,9 +83,9 @@ def require_data(data: str | None, images: Sequence[str], *, labels: Path | None
         reader_of(data, Path(data).expanduser())
 
 
-def load_split(model: Model, **given: Any) -> Split:
-    """Return the images of one model; given: as load_splits."""
-    (split,) = load_splits((model,), **given)
+def load_split(model: Model, **arguments: Any) -> Split:
+    """Return the images of one model; arguments: as for load_splits."""
+    (split,) = load_splits((model,), **arguments)
     return split
 
 
@@ -95,7 +95,7 @@ def load_splits(
     options: RunOptions,
     data: str | None = None,
     images: Sequence[str] | None = None,
-    beside: Sequence[Model] = (),
+    other_models: Sequence[Model] = (),
     limit: int | None = None,
     scenes: int | None = None,
     repeat: bool = False,
@@ -105,9 +105,9 @@ def load_splits(
     preprocessed for it (read once where preprocessing agrees); without either, digits for a model
     of digits.
 
-    Of a folder or .npz without a test part those are given that neither these models nor those
-    beside them (others that answer the same images) were trained on; the split's first note says
-    so, and so does a line on stderr. limit: at most so many where --limit says nothing; scenes: so
+    Of a folder or .npz without a test part those are read that neither these models nor
+    other_models (which answer the same images) were trained on; the split's first note says so, and
+    so does a line on stderr. limit: at most so many where --limit says nothing; scenes: so
     many of each source digit where nothing limits the images (None: the default of the data);
     repeat: digits are shown in as many scenes as the limit needs, also in more than the default;
     first: file names of images to begin with, whatever the sample.
@@ -116,7 +116,7 @@ def load_splits(
     """
     require_data(data, images or (), labels=options.labels)
     count = options.limit or limit
-    named = data or "digits"
+    data_name = data or "digits"
 
     def read(model: Model) -> Split:
         if images:
@@ -129,21 +129,23 @@ def load_splits(
                 f"expected images for {model.alias}, found none; give --images PATH... or --data "
                 "DATA"
             )
-        drawn = named in SETS and SETS[named].scenes
+        drawn = data_name in SETS and SETS[data_name].scenes
         if drawn and repeat and count is not None and not first:
-            return scenes_of_digits(count, seed=options.seed, shortcut=named == SHORTCUT)
+            return scenes_of_digits(count, seed=options.seed, shortcut=data_name == SHORTCUT)
         part = partial(
             load_data,
-            named,
+            data_name,
             preprocessing=model.preprocessing,
             data_dir=options.data_dir,
             labels=options.labels,
             limit=count if drawn and not first else None,
             scenes=scenes if drawn and count is None else None,
         )
-        if split_by_seed(named):
-            known = training_images_of((*models, *beside), seed=options.seed)
-            split = unseen(lambda whole, seed: part(seed=seed, whole=whole), known)
+        if split_by_seed(data_name):
+            training_images = training_images_of((*models, *other_models), seed=options.seed)
+            split = unseen(
+                lambda all_images, seed: part(seed=seed, whole=all_images), training_images
+            )
         else:
             split = part(seed=options.seed)
         if options.labels is not None:
@@ -177,12 +179,12 @@ def _with_note(split: Split, model: Model) -> Split:
 
 def once_each(models: Sequence[Model], read: Callable[[Model], Split]) -> list[Split]:
     """Return what is read for each model, once for those with the same preprocessing."""
-    known: dict[object, Split] = {}
-    keys = [each.preprocessing.geometry for each in models]
+    by_geometry: dict[object, Split] = {}
+    keys = [model.preprocessing.geometry for model in models]
     for key, model in zip(keys, models):
-        if key not in known:
-            known[key] = read(model)
-    return [known[key] for key in keys]
+        if key not in by_geometry:
+            by_geometry[key] = read(model)
+    return [by_geometry[key] for key in keys]
 
 
 def print_data(split: Split, options: RunOptions) -> None:
@@ -190,9 +192,9 @@ def print_data(split: Split, options: RunOptions) -> None:
     read."""
     _tell([f"{split.title or split.name}: {note}" for note in split.notes], options)
     if split.skipped:
-        named = "; ".join(f"{skipped.file}: {skipped.reason}" for skipped in split.skipped[:3])
+        reasons = "; ".join(f"{skipped.file}: {skipped.reason}" for skipped in split.skipped[:3])
         more = f"; and {len(split.skipped) - 3} more" if len(split.skipped) > 3 else ""
-        _tell([f"left out {len(split.skipped)} of the images ({named}{more})"], options)
+        _tell([f"left out {len(split.skipped)} of the images ({reasons}{more})"], options)
 
 
 def _tell(lines: Sequence[str], options: RunOptions) -> None:

@@ -9,20 +9,20 @@ from vitlens.errors import InputError, UnknownNameError
 Word = TypeVar("Word", bound=str)
 
 
-def one_of(option: str, text: str, known: tuple[Word, ...]) -> tuple[Word, ...]:
-    """Return the words of a comma-separated list, each once and each known.
+def one_of(option: str, text: str, allowed: tuple[Word, ...]) -> tuple[Word, ...]:
+    """Return the words of a comma-separated list, each once and each allowed.
 
-    Raises InputError for an empty list, UnknownNameError for a word that is not in known.
+    Raises InputError for an empty list, UnknownNameError for a word that is not allowed.
     """
     words = dict.fromkeys(_parts(text))
     if not words:
         raise InputError(
-            f"expected {option} with at least one of {', '.join(known)}, found {text!r}"
+            f"expected {option} with at least one of {', '.join(allowed)}, found {text!r}"
         )
-    by_text = {str(word): word for word in known}
+    by_text = {str(word): word for word in allowed}
     for word in words:
         if word not in by_text:
-            raise UnknownNameError(f"{option} value", word, known)
+            raise UnknownNameError(f"{option} value", word, allowed)
     return tuple(by_text[word] for word in words)
 
 

@@ -54,8 +54,8 @@ def publish(folder: RunFolder, *, final: bool = True) -> Path:
         save_figures(document, record, copy=True, skip=folder.figures)
         folder.figures = tuple(figure.name for figure in document.figures)
         run = record.config.options.get("run")
-        asked = run.get("html") if isinstance(run, Mapping) else None
-        html = COMMANDS[record.command].html if asked is None else bool(asked)
+        html_option = run.get("html") if isinstance(run, Mapping) else None
+        html = COMMANDS[record.command].html if html_option is None else bool(html_option)
         if final:
             record = replace(record, status="done", seconds=folder.stop())
         return _write(document, record, html=html)
@@ -199,15 +199,13 @@ def _write_tables(record: Record) -> None:
         if rows:
             text = StringIO()
             cells = [flat(row) for row in rows]
-            writer = csv.DictWriter(
-                text, list(dict.fromkeys(key for each in cells for key in each))
-            )
+            columns = dict.fromkeys(key for row_cells in cells for key in row_cells)
+            writer = csv.DictWriter(text, list(columns))
             writer.writeheader()
             writer.writerows(cells)
-            whole = (
-                text.getvalue().encode("utf-8", "backslashreplace").decode("utf-8")
-            )  # lone bytes of names
-            write_text(inside(record.folder, "tables", named_file(name, ".csv")), whole)
+            # names of files may hold lone bytes
+            content = text.getvalue().encode("utf-8", "backslashreplace").decode("utf-8")
+            write_text(inside(record.folder, "tables", named_file(name, ".csv")), content)
 
 
 def _write(document: Document, record: Record, *, html: bool) -> Path:
@@ -257,15 +255,21 @@ def shown_in(report: Path) -> tuple[str, ...]:
     )
 
 
-def _remove_old_figures(folder: Path, shown: Iterable[str], *, keep: Collection[str]) -> None:
+def _remove_old_figures(
+    folder: Path, shown_before: Iterable[str], *, keep: Collection[str]
+) -> None:
     """Remove the files of figures that were shown before and are not among those to keep, from a
     run's figures/.
 
-    shown: names, from shown_in before the report was written again; keep: names of the figures
-    drawn now. A link, a file in another format and a file without matplotlib's signature stay.
+    shown_before: names, from shown_in before the report was written again; keep: names of the
+    figures drawn now. A link, a file in another format and a file without matplotlib's signature
+    stay.
     """
     old = {
-        f"{name}.{form}" for name in shown if name not in keep for form in get_args(FigureFormat)
+        f"{name}.{form}"
+        for name in shown_before
+        if name not in keep
+        for form in get_args(FigureFormat)
     }
     for path in sorted((folder / "figures").glob("*")):
         if (

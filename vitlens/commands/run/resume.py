@@ -107,11 +107,13 @@ def _begun_run(resume: Path, command: str) -> Mapping[str, Any]:
 
 
 def _require_same(resume: Path, config: Mapping[str, Any], identity: Mapping[str, object]) -> None:
-    known = config.get("identity")
-    begun = known if isinstance(known, Mapping) else {}
+    saved = config.get("identity")
+    begun = saved if isinstance(saved, Mapping) else {}
     for name, value in identity.items():
-        if begun.get(name) != value:
-            then, now = (str(each)[:40] for each in (begun.get(name), value))
+        begun_value = begun.get(name)
+        if begun_value != value:
+            then = str(begun_value)[:40]
+            now = str(value)[:40]
             raise InputError(
                 f"expected to resume {resume} with its {name} ({then}), found another ({now}); "
                 "give what it began with, or begin anew without --resume"
@@ -142,28 +144,28 @@ def resumed(options: Any, resume: Path, command: str, *, typed: Collection[str] 
             f"expected --resume {resume} or --out {options.run.out}, found both; a resumed run "
             "keeps its folder"
         )
-    given = _begun_run(resume, command).get("options")
+    saved_options = _begun_run(resume, command).get("options")
     source = f"the options in {resume / CONFIG}"
-    begun = read_as(type(options), given, source=source, hint="begin anew without --resume")
+    begun = read_as(type(options), saved_options, source=source, hint="begin anew without --resume")
     run = replace(options.run, **{name: getattr(begun.run, name) for name in DECIDING})
-    kept = _begun(
+    resumed_options = _begun(
         options, begun, ("run", "resume", *typed), f"expected to resume {resume} with its "
     )
-    return replace(kept, run=run, resume=resume)
+    return replace(resumed_options, run=run, resume=resume)
 
 
 def _begun(options: Any, begun: Any, typed: Collection[str], expected: str) -> Any:
     """Return the options that a run began with, those in bundles, too, but for those that hold as
     they are typed now.
     """
-    kept = {}
-    for each in fields(options):
-        value = getattr(options, each.name)
-        before = getattr(begun, each.name)
-        if each.name in typed:
-            kept[each.name] = value
+    settings = {}
+    for field in fields(options):
+        value = getattr(options, field.name)
+        before = getattr(begun, field.name)
+        if field.name in typed:
+            settings[field.name] = value
         elif is_dataclass(value):
-            kept[each.name] = _begun(value, before, typed, f"{expected}{each.name}.")
-        elif value not in (each.default, before):
-            raise InputError(f"{expected}{each.name}, {before}, found {value}; leave it out")
-    return replace(begun, **kept)
+            settings[field.name] = _begun(value, before, typed, f"{expected}{field.name}.")
+        elif value not in (field.default, before):
+            raise InputError(f"{expected}{field.name}, {before}, found {value}; leave it out")
+    return replace(begun, **settings)

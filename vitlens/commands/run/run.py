@@ -188,9 +188,11 @@ class Run(Generic[Options]):
         run's precision.
         """
         device = self.model.device
-        wanted = self.run.batch_size or size or min(map(fitting_batch_size, self.models))
+        batch_size = self.run.batch_size or size or min(map(fitting_batch_size, self.models))
         with self.progress(what, len(self.shares[0])) as advance:
-            for batches in zip(*(split.batches(wanted, device=device) for split in self.shares)):
+            for batches in zip(
+                *(split.batches(batch_size, device=device) for split in self.shares)
+            ):
                 with autocast(device, self.run.precision):
                     yield batches
                 advance(len(batches[0].images))
@@ -215,14 +217,14 @@ class Run(Generic[Options]):
         # a command without images, such as profile, has no option --data
         split = self.split if hasattr(self.options, "data") else None
         *before, last = self.aliases
-        named = f"{title} {', '.join(before)}{' and ' if before else ''}{last}"
+        models_title = f"{title} {', '.join(before)}{' and ' if before else ''}{last}"
         config = settings(self.options, self.run, models=self.models, split=split, **more)
         opened = RunFolder.opened(
             self.command,
             self.run,
             config,
             name_parts=(*self.aliases, *([split.name] if split else [])),
-            title=f"{named} on {split.title or split.name}" if split else named,
+            title=f"{models_title} on {split.title or split.name}" if split else models_title,
             resume=resume,
             needs={"data": None},
         )
@@ -241,14 +243,14 @@ class Writing:
     def __init__(self, folder: RunFolder | None) -> None:
         self.folder = folder
 
-    def publish(self, made: Callable[[], Record], *, final: bool = True) -> Path | None:
-        """Write the record that `made` gives, and the report; returns its path, None where nothing
-        is written.
+    def publish(self, make_record: Callable[[], Record], *, final: bool = True) -> Path | None:
+        """Write the record that `make_record` returns, and the report.
 
-        final: False for a report that is written again before the run ends.
+        Returns the path of the report, None where nothing is written. final: False for a report
+        that is written again before the run ends.
         """
         if self.folder is None:
             return None
         with phase("Putting the results together"):
-            self.folder.keep(made())
+            self.folder.keep(make_record())
         return publish(self.folder, final=final)

@@ -129,12 +129,14 @@ class TrackerWatcher:
         step = metrics.step
         self._log(dict(entropies(statistics(model, images, evidence=False))), step)
         if metrics.epoch % EVERY_EPOCHS == 0:
-            shown = {"attention_rollout": overlay(model, images[:SHOWN], metrics.epoch + 1)[None]}
+            pictures = {
+                "attention_rollout": overlay(model, images[:SHOWN], metrics.epoch + 1)[None]
+            }
             settings = (
                 {"dataformats": "NHWC"} if self.name == "tensorboard" else {}
             )  # W&B's default
             self._attempt(
-                self.name, lambda: self._open(step).log_images(shown, step=step, **settings)
+                self.name, lambda: self._open(step).log_images(pictures, step=step, **settings)
             )
 
     def _attempt(self, what: str, act: Callable[[], object]) -> None:

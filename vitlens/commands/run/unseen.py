@@ -101,7 +101,7 @@ def training_images_of(models: Sequence[Model], *, seed: int) -> KnownTrainingIm
     )
 
 
-def unseen(read: Callable[[bool, int], Split], known: KnownTrainingImages) -> Split:
+def unseen(read: Callable[[bool, int], Split], training_images: KnownTrainingImages) -> Split:
     """Return the images to evaluate, with a note that names and explains the choice.
 
     read: returns all images (True), or the part that a seed holds out (False). Images that none of
@@ -109,15 +109,15 @@ def unseen(read: Callable[[bool, int], Split], known: KnownTrainingImages) -> Sp
     that the models were trained on them. If the training images of a model are not known, the part
     that its training would have held out is evaluated.
     """
-    if known.unknown:
-        return _held_out(read(False, known.seed), known)
-    split = read(True, known.seed)
-    if not len(known.numbers):
+    if training_images.unknown:
+        return _held_out(read(False, training_images.seed), training_images)
+    split = read(True, training_images.seed)
+    if not len(training_images.numbers):
         return split
-    fresh = torch.from_numpy(~np.isin(image_numbers(split), known.numbers))
+    fresh = torch.from_numpy(~np.isin(image_numbers(split), training_images.numbers))
     count = int(fresh.sum())
     total = len(split)
-    names = " and ".join(known.names)
+    names = " and ".join(training_images.names)
     if count == total:
         return _noted(
             split, f"none of these {total:,} images is a training image of {names}: all are used"
@@ -135,26 +135,25 @@ def unseen(read: Callable[[bool, int], Split], known: KnownTrainingImages) -> Sp
     return _noted(split.pick(fresh.nonzero().squeeze(1)), left_out)
 
 
-def seen(split: Split, known: KnownTrainingImages) -> torch.Tensor:
+def seen(split: Split, training_images: KnownTrainingImages) -> torch.Tensor:
     """Return a mask (n,) of the images that one of the models was trained on."""
-    if not len(known.numbers):
+    if not len(training_images.numbers):
         return torch.zeros(len(split), dtype=torch.bool)
-    return torch.from_numpy(np.isin(image_numbers(split), known.numbers))
+    return torch.from_numpy(np.isin(image_numbers(split), training_images.numbers))
 
 
-def _held_out(split: Split, known: KnownTrainingImages) -> Split:
+def _held_out(split: Split, training_images: KnownTrainingImages) -> Split:
     """Add a note to a part drawn by seed that says why; a test part of the data itself stays as it
     is.
     """
-    hold_out = describe_hold_out(known.seed)
+    hold_out = describe_hold_out(training_images.seed)
     if hold_out not in split.notes:
         return split
     rest = tuple(note for note in split.notes if note != hold_out)
     note = (
-        f"the training images of {' and '.join(known.unknown)} are not known (the run was written "
-        "before vitlens kept them, or there is none beside the weights): a fifth of each class, "
-        "drawn with seed "
-        f"{known.seed}, is used, as "
+        f"the training images of {' and '.join(training_images.unknown)} are not known (the run "
+        "was written before vitlens kept them, or there is none beside the weights): a fifth of "
+        f"each class, drawn with seed {training_images.seed}, is used, as "
         "training would have held it out; put the class folders into test/ inside the folder to "
         "use all"
     )

@@ -75,8 +75,8 @@ def compared(
     rows = []
     for (first, second, one, two), counts, p, p_holm in zip(correct, alone, tests, holm(tests)):
         gain = accuracy_difference(one, two, groups=groups, seed=seed)
-        shown = len(one) >= FEW and p_holm <= LEVEL and abs(gain.value) >= SMALLEST
-        better = (first if gain.value > 0 else second) if shown else UNDECIDED
+        significant = len(one) >= FEW and p_holm <= LEVEL and abs(gain.value) >= SMALLEST
+        better = (first if gain.value > 0 else second) if significant else UNDECIDED
         both = int((one & two).sum())
         neither = int((~one & ~two).sum())
         rows.append(PairRow(first, second, both, *counts, neither, p, p_holm, gain, better))
@@ -105,10 +105,10 @@ def which_is_better(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow])
         if top in (row.first, row.second)
     }
     alike = [other for other, row in pairs.items() if not row.decided]
-    known = {"top": top, "accuracy": accuracies[top], "pairs": pairs, "alike": alike}
+    values = {"top": top, "accuracy": accuracies[top], "pairs": pairs, "alike": alike}
     for other, row in pairs.items():
         if row.decided:
-            given = known | {"other": other, "row": row, "size": row.gain(top)}
+            pair_values = values | {"other": other, "row": row, "size": row.gain(top)}
             yield Claim(
                 "which is better",
                 f"{top} and {other}",
@@ -118,7 +118,7 @@ def which_is_better(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow])
                     "(McNemar's exact test, {% if row.p_holm < 0.001 %}p < 0.001{% else %}p = "
                     "{{ row.p_holm|number }}{% endif %}).",
                     other_accuracy=accuracies[other],
-                    **given,
+                    **pair_values,
                 ),
                 brief=say(
                     "By accuracy, **{{ top }}**: it classifies {{ accuracy|value }} of "
@@ -126,13 +126,13 @@ def which_is_better(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow])
                     "{{ other_accuracy|value }}. Chance alone would give such a "
                     "difference in {{ row.p_holm|frequency }} tests.",
                     other_accuracy=accuracies[other],
-                    **given,
+                    **pair_values,
                 ),
                 title=say(
                     "{% if not alike %}{{ top }} classifies more images correctly than "
                     "{% if pairs|length > 1 %}the {{ pairs|length }} other "
                     "models{% else %}{{ other }}{% endif %}{% endif %}",
-                    **given,
+                    **pair_values,
                 ),
                 effect=row.gain(top),
                 p=row.p_holm,
@@ -151,12 +151,12 @@ def which_is_better(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow])
                 "{% endif %}.",
                 row=row,
                 size=row.gain(top),
-                **known,
+                **values,
             ),
             brief=_level(accuracies, top, row) if len(pairs) == 1 else "",
             title=say(
                 "{{ top }} has no significant lead over {{ alike[:2]|join(' or ') }} in accuracy",
-                **known,
+                **values,
             ),
             kind="answer",
             is_null=True,
@@ -166,7 +166,7 @@ def which_is_better(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow])
 def _level(accuracies: Mapping[str, Estimate], top: str, row: PairRow) -> str:
     """Return that neither of two models is shown to be better, in short."""
     other = row.second if row.first == top else row.first
-    given = {
+    values = {
         "top": top,
         "other": other,
         "accuracy": accuracies[top],
@@ -176,14 +176,14 @@ def _level(accuracies: Mapping[str, Estimate], top: str, row: PairRow) -> str:
     if accuracies[top].value == accuracies[other].value:
         return say(
             "Neither: both classify {{ accuracy|value }} of {{ accuracy.n }} images correctly.",
-            **given,
+            **values,
         )
     return say(
         "Neither is shown to be: **{{ top }}** classifies {{ accuracy|value }} of "
         "{{ accuracy.n }} images correctly, **{{ other }}** {{ other_accuracy|value }}. Chance "
         "may explain this: equally good models would differ so much in "
         "{{ row.p_holm|frequency }} tests.",
-        **given,
+        **values,
     )
 
 
@@ -227,14 +227,14 @@ def accuracy_effects(rows: Sequence[PairRow]) -> Iterator[Claim]:
         ahead, behind = (
             (row.first, row.second) if row.difference.value >= 0 else (row.second, row.first)
         )
-        given = {"ahead": ahead, "behind": behind}
+        values = {"ahead": ahead, "behind": behind}
         yield found(
             "which is better",
             f"{row.first} and {row.second}",
             "**{{ ahead }}** classifies {{ effect|alone }} more images correctly than "
             "**{{ behind }}**.",
             row.gain(ahead),
-            given=given,
+            given=values,
             headline="{{ ahead }} classifies more images correctly than {{ behind }}",
             p=row.p,
             kind="comparison",

@@ -90,13 +90,13 @@ class Shown:
     words: Sequence[Sequence[str]] = ()
 
 
-def explorer_of(record: Any, shown: Shown) -> Explorer | None:
+def explorer_of(record: Any, contents: Shown) -> Explorer | None:
     """Return the explorer of the first model that has one.
 
     A record class has it as the fields `explorer`, a table, and `explorer_arrays`, by model.
     """
     row = next((row for row in record.explorer if row.model in record.explorer_arrays), None)
-    return None if row is None else explorer(row, record.explorer_arrays[row.model], shown)
+    return None if row is None else explorer(row, record.explorer_arrays[row.model], contents)
 
 
 def without_explorer(rows: Sequence[ExplorerRow]) -> Iterator[str]:
@@ -161,9 +161,9 @@ def sinks_claim(record: Any, model: str) -> Iterator[Claim]:
         patches = row.keys[0] * row.keys[1]
         every = list(sink_rows(row, record.explorer_arrays[row.model]))
         last = every[-max(1, len(every) // 4) :]
-        found = [one for one in last if LIMITS["sinks"].state(one.mass) != "pass"]
-        if found:
-            most = max(found, key=lambda one: one.mass)
+        sinks = [one for one in last if LIMITS["sinks"].state(one.mass) != "pass"]
+        if sinks:
+            most = max(sinks, key=lambda one: one.mass)
             yield Claim(
                 "attention sinks",
                 model,
@@ -173,7 +173,7 @@ def sinks_claim(record: Any, model: str) -> Iterator[Claim]:
                     "same few of them ({{ few }} of {{ n }}): bright spots there are attention "
                     "sinks, which need not be evidence for a class.",
                     model=model,
-                    layers=[one.layer for one in found],
+                    layers=[one.layer for one in sinks],
                     l=most,
                     few=round(most.patches),
                     n=patches,
@@ -183,14 +183,15 @@ def sinks_claim(record: Any, model: str) -> Iterator[Claim]:
             )
 
 
-def explorer(row: ExplorerRow, arrays: ExplorerArrays, shown: Shown) -> Explorer:
+def explorer(row: ExplorerRow, arrays: ExplorerArrays, contents: Shown) -> Explorer:
     """Return the explorer of one model's arrays."""
     images = tuple(
-        _image(row, arrays, shown, index) for index in range(min(row.images, len(shown.pictures)))
+        _image(row, arrays, contents, index)
+        for index in range(min(row.images, len(contents.pictures)))
     )
     importance = None
-    if shown.importance is not None:
-        importance = np.asarray(shown.importance, float)
+    if contents.importance is not None:
+        importance = np.asarray(contents.importance, float)
         if row.layers is not None:
             importance = importance[[layer for layer in row.layers if layer < len(importance)]]
     return Explorer(
@@ -199,10 +200,10 @@ def explorer(row: ExplorerRow, arrays: ExplorerArrays, shown: Shown) -> Explorer
         row.keys,
         tuple(_SPECIAL.get(token, token) for token in row.special),
         row.queries,
-        labels=of_layers(shown.labels, row.layers),
+        labels=of_layers(contents.labels, row.layers),
         importance=importance,
-        notes=tuple(_notes(row, len(shown.pictures))),
-        words=of_layers(shown.words, row.layers),
+        notes=tuple(_notes(row, len(contents.pictures))),
+        words=of_layers(contents.words, row.layers),
         layers=row.layers or (),
     )
 
@@ -218,7 +219,7 @@ def of_layers(
     return tuple(tuple(by_number[layer]) for layer in layers if layer < len(by_number))
 
 
-def _image(row: ExplorerRow, arrays: ExplorerArrays, shown: Shown, index: int) -> ExplorerImage:
+def _image(row: ExplorerRow, arrays: ExplorerArrays, contents: Shown, index: int) -> ExplorerImage:
     rest = index - row.whole
     special = len(row.special)
     heads = means = None
@@ -227,13 +228,19 @@ def _image(row: ExplorerRow, arrays: ExplorerArrays, shown: Shown, index: int) -
     else:
         means = restored(arrays.means[rest], arrays.means_most[rest], special, LEVELS)
     return ExplorerImage(
-        Path(unprotected(shown.names[index])).name,
-        np.ascontiguousarray(shown.pictures[index].transpose(1, 2, 0)),
+        Path(unprotected(contents.names[index])).name,
+        np.ascontiguousarray(contents.pictures[index].transpose(1, 2, 0)),
         heads,
         means,
         arrays.rollout[index].astype(np.float32),
-        {name: np.asarray(maps[index]) for name, maps in shown.maps.items() if index < len(maps)},
-        tuple(unprotected(fact) for fact in shown.facts[index]) if index < len(shown.facts) else (),
+        {
+            name: np.asarray(maps[index])
+            for name, maps in contents.maps.items()
+            if index < len(maps)
+        },
+        tuple(unprotected(fact) for fact in contents.facts[index])
+        if index < len(contents.facts)
+        else (),
     )
 
 

@@ -62,8 +62,8 @@ def explored(model: Model, images: Images) -> dict[str, Any]:
         require_token_attention(model)
     except (LensError, UnsupportedError) as error:
         return {"explorer": (ExplorerRow(model.alias, str(error)),)}
-    several, each = _fitting(model)
-    row, arrays = measured(model, images[:several], whole=each)
+    several, with_every_head = _fitting(model)
+    row, arrays = measured(model, images[:several], whole=with_every_head)
     return {"explorer": (row,), "explorer_arrays": {model.alias: arrays}}
 
 
@@ -81,22 +81,26 @@ def measured(
             np.ascontiguousarray(pooled(weights.numpy(), special, layout.grid)[0])
         )
 
-    found = token_attention(
+    attention = token_attention(
         model, images, whole=whole, pool=fewer
     )  # with as few queries as a page shows
-    heads, heads_most = quantised(found.heads.numpy(), special, LEVELS)
-    means, means_most = quantised(found.means[len(found.heads) :].numpy(), special, LEVELS)
+    heads, heads_most = quantised(attention.heads.numpy(), special, LEVELS)
+    means, means_most = quantised(attention.means[len(attention.heads) :].numpy(), special, LEVELS)
     row = ExplorerRow(
         model.alias,
         "",
         layout.grid,
         _queries(layout),
         layout.prefix,
-        images=len(found.means),
-        whole=len(found.heads),
-        layers=None if found.layers == tuple(range(len(found.layers))) else found.layers,
+        images=len(attention.means),
+        whole=len(attention.heads),
+        layers=None
+        if attention.layers == tuple(range(len(attention.layers)))
+        else attention.layers,
     )
-    return row, ExplorerArrays(heads, heads_most, means, means_most, found.rollout.half().numpy())
+    return row, ExplorerArrays(
+        heads, heads_most, means, means_most, attention.rollout.half().numpy()
+    )
 
 
 def _fitting(model: Model) -> tuple[int, int]:
@@ -107,8 +111,8 @@ def _fitting(model: Model) -> tuple[int, int]:
     rows, columns = _queries(layout)
     sites = [site for site in survey_weights(model, probe_images(model, 1)) if site.kind == "patch"]
     mean = len(sites) * (len(layout.prefix) + rows * columns) * layout.tokens
-    each = max(1, min(WHOLE, _BYTES // (mean * sites[0].heads)))
-    return each + _BYTES // mean, each
+    with_every_head = max(1, min(WHOLE, _BYTES // (mean * sites[0].heads)))
+    return with_every_head + _BYTES // mean, with_every_head
 
 
 def _queries(layout: TokenLayout) -> tuple[int, int]:
@@ -134,14 +138,14 @@ class ExplorerView(Summary):
 
     def summary(self) -> Iterator[Line]:
         """Yield the model, its images, and what is shown of them."""
-        shown = self.explorer
+        data = self.explorer
         first = self.explorer.images[0].weights
-        yield Line("model", shown.model)
-        yield Line("images", len(shown.images))
+        yield Line("model", data.model)
+        yield Line("images", len(data.images))
         if first is not None:
             yield Line("layers, heads", "{}, {}".format(*first.shape[:2]))
-        yield Line("patches", "{}x{}".format(*shown.keys))
-        yield Line("maps", ", ".join(shown.images[0].maps) or "none")
+        yield Line("patches", "{}x{}".format(*data.keys))
+        yield Line("maps", ", ".join(data.images[0].maps) or "none")
 
     def _repr_html_(self) -> str:
         # in a frame of its own, so that neither its style nor its script meets the notebook's
@@ -197,12 +201,12 @@ def explorer(
     row, arrays = measured(model, images, whole=whole)
     depth = 1 + max(row.numbers(arrays))
     heads = arrays.heads.shape[2]
-    named = {"map": maps} if isinstance(maps, Tensor) else maps or {}
-    shown = Shown(
+    maps_by_name = {"map": maps} if isinstance(maps, Tensor) else maps or {}
+    contents = Shown(
         (images.detach().cpu() * 255).round().to(torch.uint8).numpy(),
         [f"image {index}" for index in range(len(images))],
         _facts(model, images),
-        {name: _map(values, name, len(images)) for name, values in named.items()},
+        {name: _map(values, name, len(images)) for name, values in maps_by_name.items()},
         ()
         if statistics is None
         else _checked(specialise(statistics).labels, depth, heads, "statistics"),
@@ -211,7 +215,7 @@ def explorer(
         else _checked(ablation.delta_loss, depth, heads, "ablation").detach().cpu().numpy(),
         () if names is None else _checked(word_table(names.heads), depth, heads, "names"),
     )
-    return ExplorerView(explorer_of_arrays(row, arrays, shown))
+    return ExplorerView(explorer_of_arrays(row, arrays, contents))
 
 
 def _facts(model: Model, images: Images) -> list[tuple[str, ...]]:
@@ -230,9 +234,9 @@ def _facts(model: Model, images: Images) -> list[tuple[str, ...]]:
 def _map(values: Tensor, name: str, count: int) -> Any:
     """Return maps as an array. Raises InputError unless there is one an image."""
     if not isinstance(values, Tensor) or values.ndim != 3 or len(values) != count:
-        found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        description = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise InputError(
-            f"expected maps ({count}, rows, columns), one an image, found {name} of {found}"
+            f"expected maps ({count}, rows, columns), one an image, found {name} of {description}"
         )
     return values.detach().cpu().float().numpy()
 
@@ -320,8 +324,8 @@ def given_attention(
     side = isqrt(tokens - special)
     grid = (side, side)
     queries = pooled(np.zeros((tokens, 1)), special, grid)[1]
-    kept = layers * heads * (special + prod(queries)) * tokens
-    if max(kept, layers * tokens * tokens // 2) > _KEPT:
+    weight_count = layers * heads * (special + prod(queries)) * tokens
+    if max(weight_count, layers * tokens * tokens // 2) > _KEPT:
         raise InputError(
             f"expected at most {_KEPT:,} weights to show, found more in {layers} layers and "
             f"{heads} heads; save "
@@ -331,24 +335,24 @@ def given_attention(
     means = []
     sums = []
     for layer in range(layers):
-        own = np.asarray(weights[layer], np.float32)
-        if not np.isfinite(own).all():
+        layer_weights = np.asarray(weights[layer], np.float32)
+        if not np.isfinite(layer_weights).all():
             raise InputError(
                 f"expected finite weights, found others in layer {layer}; save them after the "
                 "softmax"
             )
-        if own.min() < 0:
+        if layer_weights.min() < 0:
             raise InputError(
-                f"expected weights of at least 0, found {own.min():.3g} in layer {layer}; save "
-                "them after the softmax"
+                f"expected weights of at least 0, found {layer_weights.min():.3g} in layer "
+                f"{layer}; save them after the softmax"
             )
-        sums.append(own.sum(-1, dtype=np.float64))
-        fewer, _ = pooled(own, special, grid)
+        sums.append(layer_weights.sum(-1, dtype=np.float64))
+        fewer, _ = pooled(layer_weights, special, grid)
         packed.append(quantised(fewer, special, LEVELS))
-        means.append(own.mean(0))
+        means.append(layer_weights.mean(0))
     every = np.stack(sums)
     of_layers = np.stack(means)
-    heads_, most = (np.stack(each)[None] for each in zip(*packed))
+    heads_, most = (np.stack(parts)[None] for parts in zip(*packed))
     none = np.zeros(
         (0, *heads_.shape[1:2], *heads_.shape[3:]), np.uint8
     )  # there is no image without its heads
@@ -409,18 +413,14 @@ def _prefix(tokens: int, prefix: int | None, option: str) -> int:
                 f"{prefix}; try {option} {tokens - isqrt(tokens) ** 2}"
             )
         return prefix
-    squares = (
-        each
-        for each in range(min(MOST_PREFIX + 1, tokens))
-        if isqrt(tokens - each) ** 2 == tokens - each
+    for count in range(min(MOST_PREFIX + 1, tokens)):
+        patches = tokens - count
+        if isqrt(patches) ** 2 == patches:
+            return count
+    raise InputError(
+        f"expected a square of patches after at most {MOST_PREFIX} tokens, found {tokens} "
+        f"tokens; give {option} N"
     )
-    found = next(squares, None)
-    if found is None:
-        raise InputError(
-            f"expected a square of patches after at most {MOST_PREFIX} tokens, found {tokens} "
-            f"tokens; give {option} N"
-        )
-    return found
 
 
 def picture_of(image: Any) -> NDArray[np.uint8]:
@@ -465,11 +465,11 @@ def attention_explorer(
         if isinstance(weights, torch.Tensor)
         else np.asarray(weights)
     )
-    given = given_attention(array, prefix=prefix, name=name)
+    attention = given_attention(array, prefix=prefix, name=name)
     sums = (
-        f"{given.off:,} of {given.rows:,} rows do not sum to 1 (sums from {given.least:.3g} to "
-        f"{given.most:.3g}): a "
+        f"{attention.off:,} of {attention.rows:,} rows do not sum to 1 (sums from "
+        f"{attention.least:.3g} to {attention.most:.3g}): a "
         "part of the keys may be missing, or dropout was on."
     )
-    shown = Shown(picture_of(image)[None], ["image"], [(sums,) if given.off else ()])
-    return ExplorerView(explorer_of_arrays(given.row, given.arrays, shown))
+    contents = Shown(picture_of(image)[None], ["image"], [(sums,) if attention.off else ()])
+    return ExplorerView(explorer_of_arrays(attention.row, attention.arrays, contents))

@@ -71,13 +71,13 @@ def claims(record: FailuresRecord) -> Iterator[Claim]:
     for model, rows in by(record.covariates, "model").items():
         if is_saturated(rows[0].errors):
             continue
-        found = explanations(model, record.covariates, record.interventions)
-        named = [cause for cause in found if not cause.rivals]
-        if named:
-            yield _named(record, named[0])
+        candidates = explanations(model, record.covariates, record.interventions)
+        unrivalled = [cause for cause in candidates if not cause.rivals]
+        if unrivalled:
+            yield _named(record, unrivalled[0])
         else:
-            says = _undecided(found[0]) if found else _not_known(record, model)
-            brief = "" if found else _not_fixed(record, model)
+            says = _undecided(candidates[0]) if candidates else _not_known(record, model)
+            brief = "" if candidates else _not_fixed(record, model)
             yield Claim("why it fails", model, says=says, brief=brief, is_null=True)
 
 
@@ -140,7 +140,8 @@ def _frequent(record: FailuresRecord, row: CovariateRow) -> str:
 
 def _has_quarters(record: FailuresRecord, row: CovariateRow) -> bool:
     return any(
-        (each.model, each.covariate) == (row.model, row.covariate) for each in record.quarters
+        (quarter.model, quarter.covariate) == (row.model, row.covariate)
+        for quarter in record.quarters
     )
 
 
@@ -174,7 +175,8 @@ def _named(record: FailuresRecord, cause: Cause) -> Claim:
 def unknown(record: FailuresRecord) -> Iterator[str]:
     """Yield the models of whose failures no cause is known, and those with too few errors."""
     rows = by(record.covariates, "model")
-    few = {model: own[0].errors for model, own in rows.items() if is_saturated(own[0].errors)}
+    errors = {model: model_rows[0].errors for model, model_rows in rows.items()}
+    few = {model: count for model, count in errors.items() if is_saturated(count)}
     unnamed = [model for model in rows if model not in few and not _causes(record, model)]
     mended = {row.model for row in record.interventions if row.supported}
     reasons = {
@@ -205,9 +207,9 @@ def _ends(record: FailuresRecord, row: CovariateRow) -> tuple[list[QuarterRow], 
     and in the opposite one.
     """
     parts = [
-        each
-        for each in record.quarters
-        if (each.model, each.covariate) == (row.model, row.covariate)
+        quarter
+        for quarter in record.quarters
+        if (quarter.model, quarter.covariate) == (row.model, row.covariate)
     ]
     worst, best = (parts[-1], parts[0]) if row.more_in_errors else (parts[0], parts[-1])
     return parts, worst.accuracy, best.accuracy
@@ -288,12 +290,13 @@ def _not_known(record: FailuresRecord, model: str) -> str:
     errors = rows[0].errors
     total = max(row.area.n or 0 for row in rows)
     row = differs = _strongest(rows)
-    test = next((each for each in record.interventions if row and _same(each, row)), None)
+    test = _test_of(record, row)
     if differs is None:  # what a change mends all the same
-        test = next(
-            (each for each in record.interventions if each.model == model and each.supported), None
-        )
-        row = next((each for each in rows if test and _same(test, each)), None)
+        for candidate in record.interventions:
+            if candidate.model == model and candidate.supported:
+                test = candidate
+                break
+        row = next((candidate for candidate in rows if test and _same(test, candidate)), None)
     few = "**{{ model }}** misclassifies {{ errors }} of {{ total }} images, which leaves too few "
     more = (
         "We do not know why **{{ model }}** fails: its errors are more frequent on "
@@ -357,8 +360,8 @@ def _not_known(record: FailuresRecord, model: str) -> str:
         words = more + "no change of the images tests it here"
         following = "images with masks of their objects"
     words += ". The next test would be {{ following|whole }}."
-    given = {"errors": errors, "total": total, "following": following, "chance": "0.5"}
-    return say(words, model=model, row=row, test=test, **given)
+    values = {"errors": errors, "total": total, "following": following, "chance": "0.5"}
+    return say(words, model=model, row=row, test=test, **values)
 
 
 def _not_fixed(record: FailuresRecord, model: str) -> str:
@@ -366,7 +369,7 @@ def _not_fixed(record: FailuresRecord, model: str) -> str:
     changed.
     """
     row = _strongest(by(record.covariates, "model")[model])
-    test = next((each for each in record.interventions if row and _same(each, row)), None)
+    test = _test_of(record, row)
     if row is None or test is None or test.supported:
         return ""
     return say(
@@ -382,6 +385,14 @@ def _not_fixed(record: FailuresRecord, model: str) -> str:
 _CHANGED: Final = "with all {{ row.known.noun }} {{ test.change|whole }}"
 
 
+def _test_of(record: FailuresRecord, row: CovariateRow | None) -> InterventionRow | None:
+    """Return the change of the images that tests a property; None where there is none."""
+    for test in record.interventions:
+        if row is not None and _same(test, row):
+            return test
+    return None
+
+
 def _same(test: InterventionRow, row: CovariateRow) -> bool:
     return (test.model, test.covariate) == (row.model, row.covariate)
 
@@ -390,9 +401,9 @@ def _strongest(rows: Sequence[CovariateRow]) -> CovariateRow | None:
     """Return what one model's errors differ in most: of the images given all others, else of its
     predictions.
     """
-    known = [row for row in rows if row.differs and (not row.known.outcome or row.next_test)]
+    candidates = [row for row in rows if row.differs and (not row.known.outcome or row.next_test)]
     return min(
-        known,
+        candidates,
         key=lambda row: (row.known.outcome, -(row.likelihood_ratio or 0.0), row.p),
         default=None,
     )
@@ -433,8 +444,8 @@ def _two_strongest(record: FailuresRecord) -> list[QuarterRow]:
     best."""
     rows = [row for row in record.covariates if row.p is not None and not row.known.outcome]
     ranked = [
-        sorted(own, key=lambda row: (not row.differs, -(row.likelihood_ratio or 0.0), row.p))
-        for own in by(rows, "model").values()
+        sorted(model_rows, key=lambda row: (not row.differs, -(row.likelihood_ratio or 0.0), row.p))
+        for model_rows in by(rows, "model").values()
     ]
     names = list(
         dict.fromkeys(row.covariate for place in zip_longest(*ranked) for row in place if row)
@@ -444,17 +455,18 @@ def _two_strongest(record: FailuresRecord) -> list[QuarterRow]:
 
 def _examples(record: FailuresRecord) -> Iterator[Picture]:
     """Yield errors that a change fixes: the image, then after the change and after the control."""
-    for model, own in record.failure_examples.items():
+    for model, examples in record.failure_examples.items():
         test = next(cause.test for cause in _causes(record, model) if cause.test is not None)
-        shown = {
-            "image": own.pixels,
-            "after the change": own.changed,
-            "after the control": own.control,
+        pixels_by_column = {
+            "image": examples.pixels,
+            "after the change": examples.changed,
+            "after the control": examples.control,
         }
-        for at, image in enumerate(own.image.tolist()):
-            for (column, pixels), told in zip(shown.items(), own.predictions[:, at].tolist()):
-                right = told == own.truth[at]
-                below = f"{RIGHT_SYMBOL if right else WRONG_SYMBOL} {shortened(told, 16)}"
+        for at, image in enumerate(examples.image.tolist()):
+            predictions = examples.predictions[:, at].tolist()
+            for (column, pixels), prediction in zip(pixels_by_column.items(), predictions):
+                right = prediction == examples.truth[at]
+                below = f"{RIGHT_SYMBOL if right else WRONG_SYMBOL} {shortened(prediction, 16)}"
                 yield Picture(
                     pixels[at].astype(np.float32) / 255,
                     row=f"{shortened(model, 12)} {image}: {test.change}",

@@ -23,35 +23,36 @@ def failure_fields(subjects: Sequence[Subject], *, quiet: bool) -> dict[str, Any
     """Return the tables and arrays of one or of two models' failures, as keyword arguments of a
     record.
     """
-    found = diagnose(subjects, progress=partial(progress, "changing images", quiet=quiet))
+    diagnosis = diagnose(subjects, progress=partial(progress, "changing images", quiet=quiet))
     return {
-        "covariates": found.covariates,
-        "covariate_differences": found.differences,
-        "quarters": found.quarters,
-        "interventions": found.interventions,
-        "failure_examples": _examples(subjects, found),
+        "covariates": diagnosis.covariates,
+        "covariate_differences": diagnosis.differences,
+        "quarters": diagnosis.quarters,
+        "interventions": diagnosis.interventions,
+        "failure_examples": _examples(subjects, diagnosis),
     }
 
 
-def _examples(subjects: Sequence[Subject], found: Diagnosis) -> Mapping[str, MendedArrays]:
+def _examples(subjects: Sequence[Subject], diagnosis: Diagnosis) -> Mapping[str, MendedArrays]:
     """Errors that the change of each model's first cause mends and its control does not."""
     examples = {}
     for subject in subjects:
         evaluation = subject.evaluation
-        named = causes(evaluation.alias, found.covariates, found.interventions)
-        for row in [cause.row for cause in named if cause.test is not None][:1]:
+        model_causes = causes(evaluation.alias, diagnosis.covariates, diagnosis.interventions)
+        for row in [cause.row for cause in model_causes if cause.test is not None][:1]:
             wrong = (~evaluation.correct).nonzero().flatten()[:_TRIED]
             labels = evaluation.labels[wrong]
             pictures = Pictures(subject, wrong)
-            shown = (pictures.images, *CHANGES[row.covariate](pictures, row.sign))
-            told = torch.stack(
-                [evaluation.predictions[wrong], *(predictions(subject, each) for each in shown[1:])]
-            )
-            chosen = ((told[1] == labels) & (told[2] != labels)).nonzero().flatten()[:EXAMPLES]
+            variants = (pictures.images, *CHANGES[row.covariate](pictures, row.sign))
+            predictions_of_changed = [predictions(subject, variant) for variant in variants[1:]]
+            predicted = torch.stack([evaluation.predictions[wrong], *predictions_of_changed])
+            is_example = (predicted[1] == labels) & (predicted[2] != labels)
+            chosen = is_example.nonzero().flatten()[:EXAMPLES]
             if len(chosen):
                 names = np.array(evaluation.classes)
                 before, changed, control = (
-                    (255 * each[chosen].clamp(0, 1)).round().byte().cpu().numpy() for each in shown
+                    (255 * variant[chosen].clamp(0, 1)).round().byte().cpu().numpy()
+                    for variant in variants
                 )
                 examples[evaluation.alias] = MendedArrays(
                     wrong[chosen].numpy(),
@@ -59,6 +60,6 @@ def _examples(subjects: Sequence[Subject], found: Diagnosis) -> Mapping[str, Men
                     changed,
                     control,
                     names[labels[chosen].numpy()],
-                    names[told[:, chosen].numpy()],
+                    names[predicted[:, chosen].numpy()],
                 )
     return examples

@@ -44,12 +44,12 @@ def heads_named(
     attributes: Mapping[str, Tensor],
     *,
     slow: str = "",
-    known: Statistics | None = None,
+    statistics: Statistics | None = None,
 ) -> Named:
     """Label every head on these images; a note explains missing labels of what heads write.
 
     attributes: as returned by `attributes_of`; slow: the reason for which no head is removed, "" if
-    each is; known: the statistics from which heads are labelled, None to measure them.
+    each is; statistics: those from which heads are labelled, None to measure them.
     """
     model = run.model
     labels = None
@@ -74,7 +74,7 @@ def heads_named(
             run.run.seed,
             run.progress,
             remove=labels is not None,
-            statistics=known,
+            statistics=statistics,
         )
     if why:
         names = replace(names, notes=(*names.notes, f"what heads write: {why}"))

@@ -102,19 +102,21 @@ def _accuracy(
     return share_of(answers[side], groups=None if groups is None else groups[side])
 
 
-def judgement(rows: Sequence[FactorRow], named: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def judgement(
+    rows: Sequence[FactorRow], cues_by_model: Mapping[str, Sequence[str]]
+) -> Iterator[str]:
     """Yield, for each planted cause, whether a report recovered it.
 
-    named: by model, the cues that the report names as misleading.
+    cues_by_model: by model, the cues that the report names as misleading.
     """
     for factor, planted in PLANTED.items():
         of_factor = [row for row in rows if row.factor == factor]
         using = [row for row in of_factor if row.is_used]
-        right = [row for row in using if set(planted.cues) & set(named.get(row.model, ()))]
+        right = [row for row in using if set(planted.cues) & set(cues_by_model.get(row.model, ()))]
         wrong = [
             row
             for row in of_factor
-            if not row.is_used and set(planted.cues) & set(named.get(row.model, ()))
+            if not row.is_used and set(planted.cues) & set(cues_by_model.get(row.model, ()))
         ]
         if using:
             yield _recovered(planted, using, right)

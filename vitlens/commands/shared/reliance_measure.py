@@ -43,17 +43,17 @@ def plan_of(splits: Sequence[Split], *, thorough: bool, levels: bool) -> Plan:
     return Plan(interventions, tuple(every))
 
 
-def reliance_fields(found: Measured) -> dict[str, Any]:
+def reliance_fields(reliance: Measured) -> dict[str, Any]:
     """Return the tables, as keyword arguments of a record."""
     return {
-        "reliance": found.rows,
-        "reliance_pairs": found.pairs,
-        "reliance_left_out": found.left_out,
+        "reliance": reliance.rows,
+        "reliance_pairs": reliance.pairs,
+        "reliance_left_out": reliance.left_out,
     }
 
 
 def traced_fields(
-    found: Measured, viewers: Sequence[Viewer], *, limit: int, seed: int, progress: Progress
+    reliance: Measured, viewers: Sequence[Viewer], *, limit: int, seed: int, progress: Progress
 ) -> dict[str, Any]:
     """Trace the strongest suspect cue of each model, and return the tables as keyword arguments of
     a record.
@@ -63,7 +63,7 @@ def traced_fields(
     traces: dict[str, Trace] = {}
     for viewer in viewers:
         alias = viewer.model.alias
-        for row in suspects(found.rows, alias)[:1]:
+        for row in suspects(reliance.rows, alias)[:1]:
             methods = _methods(viewer.model)
             count = min(limit, len(viewer.split))
             with progress(f"tracing {row.title} in {alias}", count * (1 + len(methods))) as advance:

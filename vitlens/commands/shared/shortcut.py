@@ -202,21 +202,21 @@ def _heads(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
 
 def _best_map(record: RelianceRecord, row: RelianceRow) -> CueMapRow | None:
     """Return the maps that show a cue best, None where none do."""
-    shown = [each for each in record.cue_maps if _is_about(each, row) and each.shows]
-    return max(shown, key=lambda each: each.area.value, default=None)
+    showing = [map_row for map_row in record.cue_maps if _is_about(map_row, row) and map_row.shows]
+    return max(showing, key=lambda map_row: map_row.area.value, default=None)
 
 
 def _maps(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
     """Yield the claim about the maps that show a cue and those that do not."""
-    judged = [each for each in record.cue_maps if _is_about(each, row)]
+    judged = [map_row for map_row in record.cue_maps if _is_about(map_row, row)]
     if not judged:
         return
-    order = sorted(judged, key=lambda each: -each.area.value)
-    shown = [each for each in order if each.shows]
-    hidden = [each.method for each in order if not each.shows]
+    order = sorted(judged, key=lambda map_row: -map_row.area.value)
+    showing = [map_row for map_row in order if map_row.shows]
+    hidden = [map_row.method for map_row in order if not map_row.shows]
     best = order[0]
     brief = ""
-    if shown:
+    if showing:
         brief = say(
             "By **{{ best.method }}**, {{ best.decided|value }} of the evidence is on the "
             "{{ region }} if the cue decides, else {{ best.others|value }}.",
@@ -261,11 +261,11 @@ def _pictures(record: RelianceRecord) -> Iterator[Picture]:
 
 
 def _pictures_of(record: RelianceRecord, row: RelianceRow) -> Iterator[Picture]:
-    examples = [each for each in record.cue_examples if _is_about(each, row)]
+    examples = [example for example in record.cue_examples if _is_about(example, row)]
     pictures = record.cue_pictures.get(row.model)
     if pictures is None or not examples:
         return
-    methods = [each for each in _map_rows(record) if _is_about(each, row)]
+    methods = [map_row for map_row in _map_rows(record) if _is_about(map_row, row)]
     for at, example in enumerate(examples):
         column = str(at + 1)
         before = pictures.before[at] / _BYTE
@@ -323,14 +323,14 @@ def _fixed(record: RelianceRecord) -> list[RelianceRow]:
 def _map_rows(record: RelianceRecord) -> list[CueMapRow]:
     """Return the maps judged on the cues that mislead, of each model the best first."""
     misled = misleading(record)
-    rows = [row for row in record.cue_maps if any(_is_about(row, each) for each in misled)]
+    rows = [row for row in record.cue_maps if any(_is_about(row, cue) for cue in misled)]
     return sorted(rows, key=lambda row: (row.model, -row.area.value))
 
 
 def _head_rows(record: RelianceRecord) -> list[CueHeadRow]:
     """Return the heads measured on the cues that mislead, those that carry them first."""
     misled = misleading(record)
-    rows = [row for row in record.cue_heads if any(_is_about(row, each) for each in misled)]
+    rows = [row for row in record.cue_heads if any(_is_about(row, cue) for cue in misled)]
     return sorted(rows, key=lambda row: (not row.carries, row.control.value - row.share.value))
 
 

@@ -121,7 +121,7 @@ def _names(
     slow = ""
     if not is_requested and _removal_cost(run.model, len(split)) > QUICK:
         slow = "removing every head takes long; add --names"
-    return heads_named(run, split, attributes, slow=slow, known=statistics).names
+    return heads_named(run, split, attributes, slow=slow, statistics=statistics).names
 
 
 def _named_images(run: Run[StatsOptions]) -> Split:

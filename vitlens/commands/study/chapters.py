@@ -154,10 +154,10 @@ class Chapters(ChapterRunner):
     def run(self, word: str, alias: str, options: Any, *, part: str = "") -> ChapterRow:
         """Run one chapter, or only plan it, and say how long the others take."""
         if self.plan is not None:
-            known = self.cache is not None and self.cache.holds(
+            is_cached = self.cache is not None and self.cache.holds(
                 word, self.placed(word, options, self.path)
             )
-            self.plan.append(PlannedChapter(word, alias, options, known))
+            self.plan.append(PlannedChapter(word, alias, options, is_cached))
             return ChapterRow(word, alias, "")
         start = time.monotonic()
         with phase(f"Chapter {word}"):
@@ -217,9 +217,9 @@ class Chapters(ChapterRunner):
         run = self.run_options
         data = self.images.data
         every = tuple(map(as_typed, names))
-        own = {"model_options": self.common["model_options"]}
+        model_options = {"model_options": self.common["model_options"]}
         if labelled:
-            self.run("evaluate", "", EvaluateOptions(every, data, run=run, **own))
+            self.run("evaluate", "", EvaluateOptions(every, data, run=run, **model_options))
         for vit in vits:
             enough = (
                 min(map(len, splits)) >= FEWEST_FOR_MEAN
@@ -237,24 +237,24 @@ class Chapters(ChapterRunner):
                     **self.common,
                 )
                 self.run("explain", name.alias, options)
-        others = [name for name in names if name not in vits] or [
+        other_names = [name for name in names if name not in vits] or [
             name for name in names if name != vits[0]
         ]
-        if others and labelled:
-            self._compare(vits[0], others[0])
+        if other_names and labelled:
+            self._compare(vits[0], other_names[0])
         attack = AttackOptions(
             every, self_checks="all" if depth.thorough else "few", **self.labelled
         )
         singles = {
             name: epsilon for name, epsilon in depth.singles.items() if name in depth.attacks
         }
-        usual = replace(
+        standard = replace(
             attack,
             attacks=depth.attacks,
             single_epsilons=singles or None,
             run=self.at_most(depth.attacked),
         )
-        self.run("attack", "", usual)
+        self.run("attack", "", standard)
         if depth.searched:  # C&W alone, without what the first run measures
             search = replace(
                 attack,
@@ -272,13 +272,13 @@ class Chapters(ChapterRunner):
             self.run(
                 "features",
                 "",
-                FeaturesOptions(every, data, bank=bank, cache=False, run=limited, **own),
+                FeaturesOptions(every, data, bank=bank, cache=False, run=limited, **model_options),
             )
         sizes = () if depth.thorough else (PROFILED,)
         self.run(
             "profile",
             "",
-            ProfileOptions(every, batch_sizes=sizes, run=replace(run, limit=None), **own),
+            ProfileOptions(every, batch_sizes=sizes, run=replace(run, limit=None), **model_options),
         )
 
     def _analyse_vit(self, model: ModelName, replacements: tuple[Replacement, ...]) -> None:

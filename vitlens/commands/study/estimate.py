@@ -79,8 +79,8 @@ def clock_of(
             expected.append(0.0)
             continue
         count = min(images, chapter.options.run.limit or images)
-        own = [chapter.alias] if chapter.alias else list(costs)
-        passes = sum(costs[alias] * _passes(chapter, units[alias]) for alias in own)
+        aliases = [chapter.alias] if chapter.alias else list(costs)
+        passes = sum(costs[alias] * _passes(chapter, units[alias]) for alias in aliases)
         expected.append(_FIXED + count * passes)
     return StudyClock(expected)
 

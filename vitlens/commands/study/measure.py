@@ -66,13 +66,13 @@ def _measure_whole(options: StudyOptions) -> Path:
     names = options.models or SHORTCUT_PAIR
     run = options.run
     require_rule(names)
-    named = parse_models(names)
+    model_names = parse_models(names)
     require_data(options.data, options.images, labels=run.labels)
     data = None if options.images else options.data or "digits"
     images = ChapterImages(data, options.images, options.predicted, run.data_dir)
-    presets = [model.name for model in named if trained_first(model, options.model_options)]
-    studied, labelled = _checked(named, presets, images, options)
-    aliases = [model.alias for model in named]
+    presets = [model.name for model in model_names if trained_first(model, options.model_options)]
+    studied, labelled = _checked(model_names, presets, images, options)
+    aliases = [model.alias for model in model_names]
     data_name = data or "images"
     title = f"Study of {' and '.join(aliases)} on {Path(data_name).name}"
     with RunFolder.opened(
@@ -89,9 +89,9 @@ def _measure_whole(options: StudyOptions) -> Path:
         )
         ready = [
             chapters.trained(model, budgets[model.name]) if model.name in budgets else model
-            for model in named
+            for model in model_names
         ]
-        vits = [name for name, model in zip(ready, named) if model in studied]
+        vits = [name for name, model in zip(ready, model_names) if model in studied]
         models = chapters.analyse(ready, vits, labelled=labelled)
         left_out = () if labelled else tuple(map(LeftOutRow, NEED_LABELS))
         if left_out and not run.quiet:
@@ -113,7 +113,10 @@ def _measure_whole(options: StudyOptions) -> Path:
 
 
 def _checked(
-    named: Sequence[ModelName], presets: Sequence[str], images: ChapterImages, options: StudyOptions
+    model_names: Sequence[ModelName],
+    presets: Sequence[str],
+    images: ChapterImages,
+    options: StudyOptions,
 ) -> tuple[list[ModelName], bool]:
     """Return the models that are analysed, with which the others are compared, and whether the
     images have labels.
@@ -128,7 +131,7 @@ def _checked(
         untrained(model.name, classes=default_classes(2), alias=model.alias).eval()
         if trained_first(model, options.model_options)
         else load_models([model], model_options=options.model_options, options=options.run)[0]
-        for model in named
+        for model in model_names
     ]
     for model in models:
         require(model, *needs_of("compare"))
@@ -146,4 +149,4 @@ def _checked(
         if not images.predicted:
             require_labelled(split, doing="study")
         labelled = split.labels is not None
-    return [model for model, reason in zip(named, reasons) if reason is None], labelled
+    return [model for model, reason in zip(model_names, reasons) if reason is None], labelled

@@ -111,13 +111,11 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
         answers[0] = replace(answers[0], title=_title(answers))
     yield from answers
     said = " ".join(claim.says for claim in answers)
+    answered_questions = {(answer.question, answer.subject) for answer in answers}
     for chapter in record.parts:
         if chapter.row.word != "train":  # evaluate judges the same models on the same images
             for claim in chapter.claims:
-                if not any(
-                    (claim.question, claim.subject) == (each.question, each.subject)
-                    for each in answers
-                ):
+                if (claim.question, claim.subject) not in answered_questions:
                     yield _as_fact(claim, said)
 
 
@@ -139,8 +137,8 @@ def _title(answers: Sequence[Claim]) -> str:
     """Return the title of the first answer and of the first other one with an effect, where both
     are short.
     """
-    first, *others = answers
-    titled = [claim for claim in others if claim.title and size_of(claim) is not None]
+    first, *later = answers
+    titled = [claim for claim in later if claim.title and size_of(claim) is not None]
     if not titled:
         return first.title
     both = f"{first.title}; {titled[0].title.partition(':')[0]}" if first.title else titled[0].title
@@ -175,8 +173,8 @@ def _asked(record: StudyRecord) -> Iterator[Claim]:
     """Yield the answer to each question of the first page, also those that show no effect."""
     for slot in _SLOTS:
         candidates = list(_candidates(record, slot))
-        shown = [claim for claim in candidates if not claim.is_null]
-        for claim in (shown or candidates)[:1]:
+        with_effect = [claim for claim in candidates if not claim.is_null]
+        for claim in (with_effect or candidates)[:1]:
             sentences = _sentences_of(record, slot, claim)
             lead = ALONE if slot == BETTER and len(record.studied) == 1 else slot.lead
             yield replace(claim, kind="answer", says=" ".join(filter(None, sentences)), lead=lead)
@@ -188,9 +186,11 @@ def _candidates(record: StudyRecord, slot: Slot) -> Iterator[Claim]:
     """
     for word, question in slot.sources:
         for chapter in record.of(word):
-            asked = [claim for claim in chapter.claims if claim.says and _answers(claim, question)]
-            asked.sort(key=lambda claim: bool(question) and claim.evidence != "intervened")
-            for claim in asked:
+            candidates = [
+                claim for claim in chapter.claims if claim.says and _answers(claim, question)
+            ]
+            candidates.sort(key=lambda claim: bool(question) and claim.evidence != "intervened")
+            for claim in candidates:
                 yield replace(claim, place=chapter.figure(claim.place))
 
 
@@ -303,17 +303,17 @@ def _once(effects: Iterable[Claim]) -> Iterator[Claim]:
     """Yield each effect once: two chapters may measure the same difference, and the one of more
     images counts.
     """
-    known: dict[tuple[object, ...], Claim] = {}
+    by_name: dict[tuple[object, ...], Claim] = {}
     for claim in effects:
         name = (
             (claim.question, claim.subject)
             if claim.question == "which is better"
             else (claim.question, claim.says)
         )
-        kept = known.get(name)
-        if kept is None or _images(claim) > _images(kept):
-            known[name] = claim
-    yield from known.values()
+        earlier = by_name.get(name)
+        if earlier is None or _images(claim) > _images(earlier):
+            by_name[name] = claim
+    yield from by_name.values()
 
 
 def _images(claim: Claim) -> int:
@@ -327,8 +327,8 @@ def _weakest(answers: Sequence[Claim]) -> list[Claim]:
     The distance of an effect from none is measured by its interval.
     """
     few = [claim for claim in answers if 0 < _images(claim) <= _FEW]
-    known = [claim for claim in answers if claim.rank and size_of(claim) is not None]
-    return sorted(few, key=_images)[:2] or sorted(known, key=lambda claim: claim.rank)[:1]
+    with_effect = [claim for claim in answers if claim.rank and size_of(claim) is not None]
+    return sorted(few, key=_images)[:2] or sorted(with_effect, key=lambda claim: claim.rank)[:1]
 
 
 def unknown(record: StudyRecord) -> Iterator[Sentence]:
@@ -367,10 +367,10 @@ def unknown(record: StudyRecord) -> Iterator[Sentence]:
 
 def _too_few(record: StudyRecord) -> Iterator[Sentence]:
     """Yield the questions that so few images, or so few errors, do not answer."""
-    asked = {claim.lead for claim in _asked(record)}
+    answered_leads = {claim.lead for claim in _asked(record)}
     for chapter in record.of("evaluate"):
         scores = chapter.record.scores
-        if not asked & {BETTER.lead, ALONE} and scores:
+        if not answered_leads & {BETTER.lead, ALONE} and scores:
             right = listed(
                 [
                     say("**{{ score.model }}** {{ score.accuracy|value }}", score=score)
@@ -382,7 +382,7 @@ def _too_few(record: StudyRecord) -> Iterator[Sentence]:
             yield Sentence(say(says, n=chapter.record.images, right=right), lead=lead)
         errors = {score.model: _count_errors(score) for score in scores}
         if (
-            CAUSES.lead not in asked
+            CAUSES.lead not in answered_leads
             and record.of("compare")
             and all(map(is_saturated, errors.values()))
         ):
@@ -446,13 +446,13 @@ def known_answer(record: StudyRecord) -> Iterator[str]:
     known.
     """
     for chapter in record.of("evaluate")[:1]:
-        named: dict[str, list[str]] = {}
+        cues_by_model: dict[str, list[str]] = {}
         for compared in record.of("compare"):
             for row in compared.record.reliance:
                 if row.misleads:
-                    named.setdefault(row.model, []).append(row.cue)
+                    cues_by_model.setdefault(row.model, []).append(row.cue)
         if record.of("compare"):
-            yield from judgement(chapter.record.by_factor, named)
+            yield from judgement(chapter.record.by_factor, cues_by_model)
 
 
 def glance(record: StudyRecord) -> Table | None:
@@ -518,9 +518,9 @@ def _without_cue(record: StudyRecord) -> Iterator[Mapping[str, Cell]]:
 def picture(record: StudyRecord) -> FigureSpec | None:
     """Images that show the answer: both models' maps on the same images, or the surest errors."""
     for chapter in record.of("compare"):
-        shown = chapter.section("cue_examples")
-        if shown is not None and shown.figures:
-            return shown.figures[0]
+        examples = chapter.section("cue_examples")
+        if examples is not None and examples.figures:
+            return examples.figures[0]
     for chapter in (*record.of("compare"), *record.of("evaluate"), *record.of("attention")):
         first = chapter.document.first
         section = (
@@ -552,15 +552,15 @@ def explorer(record: StudyRecord) -> Explorer | None:
         attention, ablate, stats = (
             record.about(word, alias) for word in ("attention", "ablate", "stats")
         )
-        found = None if attention is None else attention.document.explorer
-        if found is None:
+        view = None if attention is None else attention.document.explorer
+        if view is None:
             continue
-        numbers = found.layers or None
+        numbers = view.layers or None
         if stats is not None:
-            found = replace(found, words=of_layers(word_table(stats.record.names), numbers))
-        weights = found.images[0].weights
+            view = replace(view, words=of_layers(word_table(stats.record.names), numbers))
+        weights = view.images[0].weights
         if ablate is None or weights is None:
-            return found
+            return view
         layers, heads = weights.shape[:2]
         place_of = {number: place for place, number in enumerate(numbers or range(layers))}
         importance = np.full((layers, heads), np.nan)
@@ -570,7 +570,7 @@ def explorer(record: StudyRecord) -> Explorer | None:
                 place = place_of[row.layer]
                 importance[place, row.head] = row.loss.value
                 labels[place][row.head] = row.label or ""
-        return replace(found, labels=tuple(map(tuple, labels)), importance=importance)
+        return replace(view, labels=tuple(map(tuple, labels)), importance=importance)
     return None
 
 

@@ -177,22 +177,22 @@ class _Measured:
         if self.attention is None or self.attention.record.maps is None:
             return {}
         record = self.attention.record
-        found = {}
+        maps = {}
         for index, row in enumerate(record.layers):
             for head, values in enumerate(
                 record.maps.layer[index][0] if index in record.maps.layer else ()
             ):
-                found[row.layer, head] = values
-        return found
+                maps[row.layer, head] = values
+        return maps
 
     @cached_property
     def exemplars(self) -> Mapping[tuple[int, int], list[Any]]:
         """Return the images that each head helps most, by layer and head."""
-        found: dict[tuple[int, int], list[Any]] = {}
+        exemplars: dict[tuple[int, int], list[Any]] = {}
         if self.ablate is not None and self.ablate.record.pictures is not None:
             for row in self.ablate.record.exemplars:
-                found.setdefault((row.layer, row.head), []).append(row)
-        return found
+                exemplars.setdefault((row.layer, row.head), []).append(row)
+        return exemplars
 
     @property
     def image(self) -> Any:
@@ -265,7 +265,9 @@ def _draw(model: _Measured, title: str) -> Figure:
 
 def _views(model: _Measured) -> list[LayerView]:
     """Return what the picture shows of each layer."""
-    stage_of = {layer: stage for stage, own in model.stages.items() for layer in own}
+    stage_of: dict[int, str] = {}
+    for stage, stage_layers in model.stages.items():
+        stage_of |= dict.fromkeys(stage_layers, stage)
     has_roles = bool(model.names or model.exemplars)
     views = []
     for layer in model.layers:
@@ -299,17 +301,20 @@ def _stage_sentences(model: _Measured) -> Iterator[str]:
     """Yield one sentence for each stage: how far its heads attend, what they are needed for, and
     what can be read.
     """
-    for stage, own in model.stages.items():
-        places = [(layer, head) for layer in own for head in model.heads_of(layer)]
+    for stage, stage_layers in model.stages.items():
+        places = [(layer, head) for layer in stage_layers for head in model.heads_of(layer)]
         shares = [model.distances[place] for place in places if place in model.distances]
         names = [model.names[place] for place in places if place in model.names]
         needed = [name for name in names if _is_needed(name)]
         role, count = _most_common_role([name for name in names if name.tested])
-        lens = model.lens.get(own[-1])
+        lens = model.lens.get(stage_layers[-1])
+        numbers = f"layer {stage_layers[0]}"
+        if len(stage_layers) > 1:
+            numbers = f"layers {stage_layers[0]}–{stage_layers[-1]}"
         yield say(
             _STAGE,
             name=stage.capitalize(),
-            layers=f"layer {own[0]}" if len(own) == 1 else f"layers {own[0]}–{own[-1]}",
+            layers=numbers,
             heads=len(places),
             reach=_reach(float(np.mean(shares))) if shares else "",
             needed=sorted(needed, key=_margin, reverse=True),

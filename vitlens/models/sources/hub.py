@@ -130,8 +130,8 @@ def _bar(advance: Callable[[int], None]) -> type[Any]:
         def update(self, n: float | None = 1) -> None:
             before = self.done
             self.done += n or 0
-            if whole := int(self.done / 1e6) - int(before / 1e6):
-                advance(whole)
+            if megabytes := int(self.done / 1e6) - int(before / 1e6):
+                advance(megabytes)
 
     return Bar
 

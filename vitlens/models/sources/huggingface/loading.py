@@ -532,11 +532,11 @@ class _ImageTower(nn.Module):
 class _TextTower(nn.Module):
     """The whole model, in the form that `TextTower` takes."""
 
-    def __init__(self, whole: Any) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
-        self.whole = whole
-        self.logit_scale: Tensor = whole.logit_scale
-        self.logit_bias: Tensor | None = getattr(whole, "logit_bias", None)
+        self.whole = model
+        self.logit_scale: Tensor = model.logit_scale
+        self.logit_bias: Tensor | None = getattr(model, "logit_bias", None)
 
     def encode_text(self, ids: Tensor) -> Tensor:
         """Return embeddings (texts, dim) of token ids (texts, context).

@@ -96,10 +96,10 @@ def reached_rows(curves: Sequence[CurveRow]) -> Iterator[ReachedRow]:
     means: list[CurveRow] = []
     for of_variant in by(curves, "label").values():
         means += map(_mean_over_seeds, by(of_variant, "epochs").values())
-    wanted = REACHED * max(row.accuracy for row in means)
+    target = REACHED * max(row.accuracy for row in means)
     for label, rows in by(means, "label").items():
-        high_enough = [row for row in rows if row.accuracy >= wanted]
-        row = ReachedRow(label, rows[0].words, accuracy=wanted)
+        high_enough = [row for row in rows if row.accuracy >= target]
+        row = ReachedRow(label, rows[0].words, accuracy=target)
         if high_enough:
             first = min(high_enough, key=lambda row: row.epochs)
             row = replace(row, epochs=first.epochs, seconds=first.seconds)
