@@ -29,6 +29,7 @@ POSITIVE = {  # of any size: relative to a mean, norms, places
     "LayerRow.statistics.greatest_norm",
     "HeadRow.statistics.energy",
     "HeadsRow.statistics.energy",
+    "LayerRow.remaining",  # a loss, relative to that of uniform attention
 }
 UNBOUNDED = {
     "ChoiceScores.selection.score",

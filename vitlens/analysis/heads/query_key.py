@@ -276,6 +276,12 @@ def query_key_map(
     seed, the same for all heads. Vectors of different heads have unrelated axes: compare distances
     within a head. Raises InputError for a head that is not there and for too few points,
     UnsupportedError for a model without queries and keys of the whole image.
+
+    >>> import vitlens
+    >>> digits = vitlens.load_data("digits", limit=2)
+    >>> joint = vitlens.query_key_map(vitlens.load("vit-digits"), digits, heads=[(5, 2)], points=40)
+    >>> joint.points.shape, int(joint.is_key.sum())
+    (torch.Size([40, 2]), 20)
     """
     parts = as_parts(images)
     batch = parts[: len(parts)].to(model.device)

@@ -82,7 +82,13 @@ class Finding:
 
 @dataclass(frozen=True, repr=False)
 class AttentionCheck:
-    """The checks of an attention layer, in plain sentences."""
+    """The checks of an attention layer, in plain sentences.
+
+    >>> import torch, vitlens
+    >>> check = vitlens.check_attention(torch.nn.MultiheadAttention(8, 2, batch_first=True))
+    >>> check.passed
+    True
+    """
 
     findings: tuple[Finding, ...]
 
@@ -100,8 +106,9 @@ class AttentionCheck:
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td>{_mark(each)}</td><td>{each.check}</td><td>{escape(each.says)}</td></tr>"
-            for each in self.findings
+            f"<tr><td>{_mark(finding)}</td><td>{finding.check}</td>"
+            f"<td>{escape(finding.says)}</td></tr>"
+            for finding in self.findings
         )
         return f"<table><caption>AttentionCheck: {self._headline()}</caption>{rows}</table>"
 

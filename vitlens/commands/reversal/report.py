@@ -100,7 +100,7 @@ def _views_claim(row: LayerRow, views: tuple[ViewRow, ...]) -> Claim:
 def unknown(record: ReversalRecord) -> Iterator[str]:
     """Yield what one training of a toy task does not show."""
     yield say(
-        "This is one training, with one seed. Other seeds: `--seed N`; other lengths, heads and "
+        "This is one training, with one seed. Other seeds: `--seed 1`; other lengths, heads and "
         "positions are options, too."
     )
     yield (
