@@ -31,9 +31,10 @@ from vitlens.commands.run.publish import read_folder
 from vitlens.commands.run.requirements import outcomes, requirements_of
 from vitlens.record import Record, col, columns, table
 from vitlens.report.claims import Claim, judge, shown, title_of
+from vitlens.report.help import help_of
 from vitlens.report.junit import junit
 from vitlens.report.prose import Marked, environment, finalize, say
-from vitlens.report.sections import Chart, Glance, Report, Section, build_section, help_of
+from vitlens.report.sections import Chart, Glance, Report, Section, build_section
 from vitlens.report.verdicts import Verdict
 from vitlens.uncertainty import Estimate
 

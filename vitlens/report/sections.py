@@ -18,7 +18,6 @@ is None. A function takes the place of a template only if a test decides between
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from jinja2 import meta
@@ -30,6 +29,7 @@ from vitlens.report.claims import Claim, shown, title_of, together, vetoed
 from vitlens.report.document import Cell, Document, FigureSpec, FirstPage, Sentence, Table
 from vitlens.report.explorer import Explorer
 from vitlens.report.glossary import Term
+from vitlens.report.help import help_of
 from vitlens.report.next_steps import needs_a_next_step, next_step
 from vitlens.report.numbers import COUNTED
 from vitlens.report.prose import Marked, environment, finalize, say
@@ -596,20 +596,3 @@ def _help(package: str, definitions: Sequence[tuple[str, str]]) -> Iterator[page
             f"**{name}**: {text}" for name, text in definitions
         ]  # ours, from registries and columns
         yield page.Section("Definitions", _as_sentences(lines))
-
-
-def help_of(package: str) -> Mapping[str, tuple[str, ...]]:
-    """Return the paragraphs of a command's help.md by heading, none if it has no such file."""
-    path = files(package).joinpath("help.md")
-    if not path.is_file():
-        return {}
-    parts: dict[str, tuple[str, ...]] = {}
-    for block in path.read_text("utf-8").split("\n## ")[1:]:
-        title, _, text = block.partition("\n")
-        paragraphs = []
-        for paragraph in text.replace("\n- ", "\n\n").split("\n\n"):
-            line = " ".join(paragraph.split())
-            if line:
-                paragraphs.append(line)
-        parts[title.strip()] = tuple(paragraphs)
-    return parts

@@ -6,19 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import numpy as np
-
 from vitlens.commands.run.chapters import Question, answered, finished
 from vitlens.commands.run.consistency import reconciled
 from vitlens.commands.shared.calibration import calibration_words
-from vitlens.commands.shared.explorer import of_layers
 from vitlens.commands.shared.maps.report import trust_words
-from vitlens.commands.shared.names import word_table
 from vitlens.commands.shared.planted import judgement
 from vitlens.commands.shared.saturation import is_saturated
 from vitlens.commands.shared.shortcut import CUE_HEADS, CUE_MAPS, SHORTCUT, misleading
 from vitlens.commands.shared.trainings import differences
 from vitlens.commands.study import choice, works
+from vitlens.commands.study.explorer import explorer
 from vitlens.commands.study.kinds.pretraining.report import REPORT as PRETRAINING
 from vitlens.commands.study.kinds.record import KindRecord
 from vitlens.commands.study.kinds.report import STOPPED
@@ -28,7 +25,6 @@ from vitlens.commands.study.record import StudyRecord
 from vitlens.record import Record
 from vitlens.report.claims import Claim
 from vitlens.report.document import Cell, Document, FigureSpec, Section, Sentence, Table
-from vitlens.report.explorer import Explorer
 from vitlens.report.findings import largest, not_doubted, size_of
 from vitlens.report.glossary import find_terms
 from vitlens.report.prose import listed, say, value_of
@@ -544,34 +540,6 @@ def _sections(record: StudyRecord) -> Iterator[Section]:
     yield from sections
     if not record.training:  # which is written at the end
         yield from finished(record.parts, sections)
-
-
-def explorer(record: StudyRecord) -> Explorer | None:
-    """Return the explorer of the first ViT, with its heads' labels, words and importance."""
-    for alias in record.vits:
-        attention, ablate, stats = (
-            record.about(word, alias) for word in ("attention", "ablate", "stats")
-        )
-        view = None if attention is None else attention.document.explorer
-        if view is None:
-            continue
-        numbers = view.layers or None
-        if stats is not None:
-            view = replace(view, words=of_layers(word_table(stats.record.names), numbers))
-        weights = view.images[0].weights
-        if ablate is None or weights is None:
-            return view
-        layers, heads = weights.shape[:2]
-        place_of = {number: place for place, number in enumerate(numbers or range(layers))}
-        importance = np.full((layers, heads), np.nan)
-        labels = [[""] * heads for _ in range(layers)]
-        for row in ablate.record.heads:
-            if row.layer in place_of and row.head < heads:
-                place = place_of[row.layer]
-                importance[place, row.head] = row.loss.value
-                labels[place][row.head] = row.label or ""
-        return replace(view, labels=tuple(map(tuple, labels)), importance=importance)
-    return None
 
 
 WHOLE: Final = Report(
