@@ -7,7 +7,7 @@ import vitlens
 from tests.kit.making import untrained
 from tests.kit.trainings import plain_recipe, trained
 from vitlens import Model, Split
-from vitlens.data.captions import captions_of
+from vitlens.data.captions import PROMPTS, captions_of
 from vitlens.training.metrics import TrainingResult
 from vitlens.training.objectives import clip, dino, mae, pretraining
 from vitlens.training.objectives.clip import text_classifier
@@ -75,3 +75,8 @@ def pretrained(
         recipe=recipe,
         **changes,
     )
+
+
+def with_prompts_of_training(model):
+    """Return the zero-shot classifier of a model by the prompts that its training chose."""
+    return vitlens.zero_shot(model, model.classes, templates=PROMPTS)

@@ -18,7 +18,6 @@ REMADE = "stale until remade"
 # be emptied as they are made again: a report in this list must fail.
 STALE = {
     "attack-deit-tiny": REMADE,
-    "compare-cifar10-jpeg": REMADE,
     "explain-deit-tiny": REMADE,
     "features-cifar10-jpeg": REMADE,
     "profile-vit-resnet-swin": REMADE,

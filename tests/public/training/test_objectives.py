@@ -11,7 +11,15 @@ from safetensors.torch import load_file
 
 import vitlens
 from tests.kit.commands import ran, refusal, report
-from tests.kit.objectives import NAMES, captions_of, headless, pretrained, scenes, text_classifier
+from tests.kit.objectives import (
+    NAMES,
+    captions_of,
+    headless,
+    pretrained,
+    scenes,
+    text_classifier,
+    with_prompts_of_training,
+)
 from tests.kit.select import select_one, values_of
 from tests.kit.trainings import (
     EnoughError,
@@ -22,7 +30,6 @@ from tests.kit.trainings import (
     state,
     timeless,
 )
-from vitlens.data.captions import PROMPTS
 from vitlens.errors import InputError
 from vitlens.training.objectives.registry import COLLAPSE, OBJECTIVES
 
@@ -143,7 +150,7 @@ def test_features_compares_objectives_and_reads_any_wording_with_the_text_tower(
 def test_the_text_tower_of_a_run_classifies_as_its_own_classifier_does(folders):
     model = vitlens.load(str(folders["clip"].folder))
     images = next(scenes("test").batches(24)).images
-    zero_shot = vitlens.zero_shot(model, model.classes, templates=PROMPTS)
+    zero_shot = with_prompts_of_training(model)
     assert torch.equal(zero_shot(images).argmax(1), model(images).argmax(1))
     star_classifier = vitlens.zero_shot(model, ("a ring", "a star"))
     assert star_classifier(images).shape == (24, 2)
