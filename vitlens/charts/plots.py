@@ -36,6 +36,7 @@ from vitlens.charts.values import (
 )
 
 _MOST = 30  # rows of a chart that has a line for each
+_LETTERS_OF_HEIGHT = 34  # of a label along the lowest panel
 
 
 def intervals(
@@ -195,7 +196,7 @@ def lines(
             axes.set_visible(False)
         if len(ys) == 1:
             for axes in grid[::across]:
-                axes.set_ylabel(label(rows, ys[0]))
+                axes.set_ylabel(textwrap.fill(label(rows, ys[0]), _LETTERS_OF_HEIGHT))
         legend(figure, *grid)
         heading(figure, title)
         return figure
