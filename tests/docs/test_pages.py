@@ -138,7 +138,7 @@ def test_a_number_on_a_page_is_the_reports_own(page):
         page(text)
         == f"{in_words(estimate)}; {in_words(Estimate(estimate.value, unit=estimate.unit))}\n"
     )
-    assert page("`{{ line('study-shortcut') }}`") == "`vitlens study --html`\n"
+    assert page("`{{ line('study-shortcut') }}`") == "`vitlens study`\n"
     assert page("{{ link('study-digits') }}") == "[report](../reports/study-digits/report.md)\n"
 
 
