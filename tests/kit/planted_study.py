@@ -12,7 +12,7 @@ from vitlens import Model, Split
 from vitlens.analysis.evaluation.intervals import accuracy_over_seeds
 from vitlens.analysis.features.features import extract
 from vitlens.analysis.features.probe import probe
-from vitlens.commands.study.kinds.kinds import KINDS
+from vitlens.commands.study.kinds.catalogue import KINDS
 from vitlens.commands.study.kinds.pretraining.features import probe_frozen
 from vitlens.commands.study.kinds.pretraining.record import PretrainingRecord
 from vitlens.commands.study.kinds.pretraining.rows import objectness_rows, score_rows

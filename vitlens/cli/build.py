@@ -49,7 +49,7 @@ def complete_model(incomplete: str) -> list[str]:
 
 def complete_kind(incomplete: str) -> list[str]:
     """Return the kinds of study."""
-    from vitlens.commands.study.kinds.kinds import KINDS
+    from vitlens.commands.study.kinds.catalogue import KINDS
     from vitlens.commands.study.options import WHOLE
 
     return [name for name in (WHOLE, *KINDS) if name.startswith(incomplete)]

@@ -2,7 +2,8 @@
 
 In `digits` the hue of the background is independent of the class. In the training part of
 `digits-shortcut` it agrees with the class in 90 % of the scenes: a planted shortcut. All else is
-equal, and so are the test parts.
+equal, and so are the test parts. `digits-clear` has large digits of high contrast without a bar, so
+that small models can be trained until they have learned them.
 
 Source: Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI (CC BY 4.0), as 8x8
 counts of ink. Train and test share no source digit, but they share writers, who are not identified
@@ -22,8 +23,11 @@ from vitlens.data.draws import keys, mix, uniform
 from vitlens.data.factors import Factors
 from vitlens.data.registry import DataRequest
 from vitlens.data.scenes import (
+    CLEAR,
+    HARD,
     HUES,
     REFERENCE,
+    Difficulty,
     drawn_split,
     factors_of,
     render,
@@ -43,6 +47,7 @@ _CHANCE = 1 / HUES  # share of the other scenes whose drawn hue agrees by chance
 _PLANTED = (AGREEMENT - _CHANCE) / (1 - _CHANCE)  # share of the scenes whose hue is set
 CLASSES = tuple("0123456789")
 SHORTCUT: Final = "digits-shortcut"
+CLEAR_DIGITS: Final = "digits-clear"
 
 
 def digits(
@@ -52,13 +57,15 @@ def digits(
     scenes: int | None = None,
     seed: int = 0,
     shortcut: bool = False,
+    clear: bool = False,
 ) -> Split:
     """Return the embedded scenes: class = digit, masks = its visible ink, groups = source digit.
 
     canvas: px; scenes: number per source digit (default 4); the first scenes do not depend on this
-    number. shortcut: plant the class in the hue of the background, in the training part only. The
-    test part is held in memory with its masks; the training part is drawn when read (Split.epoch
-    draws new scenes) and has no masks. Raises DataError for sizes that cannot be drawn.
+    number. shortcut: plant the class in the hue of the background, in the training part only.
+    clear: large digits of high contrast without a bar. The test part is held in memory with its
+    masks; the training part is drawn when read (Split.epoch draws new scenes) and has no masks.
+    Raises DataError for sizes that cannot be drawn.
     """
     if scenes is None:
         scenes = TRAIN_SCENES if part == "train" else TEST_SCENES
@@ -69,16 +76,24 @@ def digits(
     repeated = sources.repeat(scenes)
     numbers = torch.arange(scenes).repeat_interleave(len(sources))
     is_planted = shortcut and part == "train"
+    difficulty = CLEAR if clear else HARD
     drawings = Drawings(
-        render=partial(_draw_scenes, seed=seed, planted=is_planted, canvas=canvas),
+        render=partial(
+            _draw_scenes, seed=seed, planted=is_planted, canvas=canvas, difficulty=difficulty
+        ),
         subjects=repeated,
         numbers=numbers,
-        place=partial(_compute_places, seed=seed),
-        describe=partial(_compute_factors, seed=seed, planted=is_planted),
+        place=partial(_compute_places, seed=seed, difficulty=difficulty),
+        describe=partial(_compute_factors, seed=seed, planted=is_planted, difficulty=difficulty),
     )
     _, source_labels = _load_sources()
+    name = "digits"
+    if shortcut:
+        name = SHORTCUT
+    elif clear:
+        name = CLEAR_DIGITS
     split = drawn_split(
-        SHORTCUT if shortcut else "digits",
+        name,
         part,
         drawings,
         canvas,
@@ -109,18 +124,22 @@ def _draw_hues(sources: Tensor, scene_keys: Tensor, *, planted: bool) -> Int[Ten
     return torch.where(draws[:, 1] < _PLANTED, source_labels[sources], hues)
 
 
-def _compute_places(sources: Tensor, numbers: Tensor, *, seed: int) -> Tensor:
-    return whereabouts(keys(seed, sources, numbers))
+def _compute_places(
+    sources: Tensor, numbers: Tensor, *, seed: int, difficulty: Difficulty
+) -> Tensor:
+    return whereabouts(keys(seed, sources, numbers), difficulty)
 
 
-def _compute_factors(sources: Tensor, numbers: Tensor, *, seed: int, planted: bool) -> Factors:
+def _compute_factors(
+    sources: Tensor, numbers: Tensor, *, seed: int, planted: bool, difficulty: Difficulty
+) -> Factors:
     """Return the factors of each scene: those of `SceneFactors`, and `hue_agrees`.
 
     `hue_agrees` is True if the hue is that of the class.
     """
     scene_keys = keys(seed, sources, numbers)
     hues = _draw_hues(sources, scene_keys, planted=planted)
-    factors = factors_of(scene_keys, hues)
+    factors = factors_of(scene_keys, hues, difficulty)
     columns = {field.name: getattr(factors, field.name).numpy() for field in fields(factors)}
     _, source_labels = _load_sources()
     columns["hue_agrees"] = (hues == source_labels[sources]).numpy()
@@ -134,16 +153,29 @@ def load(request: DataRequest) -> Split:
     """
     canvas = REFERENCE if request.canvas is None else request.canvas
     shortcut = request.name == SHORTCUT
+    clear = request.name == CLEAR_DIGITS
     if request.part == "test" and request.scenes is None and request.limit is not None:
         count = min(request.limit, TEST_SCENES * TEST_PER_CLASS * len(CLASSES))
-        return scenes_of_digits(count, seed=request.seed, canvas=canvas, shortcut=shortcut)
+        return scenes_of_digits(
+            count, seed=request.seed, canvas=canvas, shortcut=shortcut, clear=clear
+        )
     return digits(
-        request.part, canvas=canvas, scenes=request.scenes, seed=request.seed, shortcut=shortcut
+        request.part,
+        canvas=canvas,
+        scenes=request.scenes,
+        seed=request.seed,
+        shortcut=shortcut,
+        clear=clear,
     )
 
 
 def scenes_of_digits(
-    count: int, *, seed: int = 0, canvas: int = REFERENCE, shortcut: bool = False
+    count: int,
+    *,
+    seed: int = 0,
+    canvas: int = REFERENCE,
+    shortcut: bool = False,
+    clear: bool = False,
 ) -> Split:
     """Return `count` scenes of the test digits.
 
@@ -152,7 +184,7 @@ def scenes_of_digits(
     """
     source_count = TEST_PER_CLASS * len(CLASSES)
     rounds = max(1, ceil(count / source_count))
-    split = digits("test", seed=seed, canvas=canvas, shortcut=shortcut, scenes=rounds)
+    split = digits("test", seed=seed, canvas=canvas, shortcut=shortcut, clear=clear, scenes=rounds)
     if rounds == 1:
         return split.limit(count, seed=seed)
     scenes = f"{rounds - 1} to {rounds}" if count < len(split) else str(rounds)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from jaxtyping import Float, Int
@@ -29,17 +29,12 @@ LUMINANCE = (0.2126, 0.7152, 0.0722)  # of red, green and blue (Rec. 709)
 REFERENCE = 32  # px: thickness and length of strokes are stated for a canvas this wide
 STROKES = 6  # largest number of distractors in a scene
 HUES = 10  # equally spaced hues of backgrounds
-_DIGIT = (0.35, 0.8)  # smallest and largest height of a digit as a fraction of the canvas
 _TURN = 12  # degrees: the largest rotation of a digit
-# The ink is always lighter. With random polarity vit-mini was at chance after 10,240 images, with
-# light ink at 65 %.
-_CONTRAST = (0.12, 0.55)  # luminance of the ink minus that of the background
 _GROUND = (0.22, 0.42)  # luminance of the background, before the texture of at most 0.07
 # texture and grain: channels of a background keep this distance from 0 and 1, so that none is
 # clipped
 _HEADROOM = 0.1
 _JITTER = 9  # degrees of hue around one of the HUES, a quarter of their spacing
-_BAR_SHARE = 0.5  # of the scenes
 _BAR_WIDTH = (0.12, 0.22)  # of the digit's height
 _BAR_OFFSET = 0.1  # of the digit's height, the bar's largest distance from its centre
 _EDGE = 0.42  # fraction of ink at which the digit's outline is drawn
@@ -48,6 +43,26 @@ _SLOPE = 0.9
 _GRAIN = 0.06  # range of the grain, of a channel
 _OTHER = 100  # added to a stream for the draws of another ground
 _CHUNK = 1 << 18  # canvas pixels drawn at a time, to bound the memory
+
+
+@dataclass(frozen=True)
+class Difficulty:
+    """Limits of the factors that decide how hard a digit is to read.
+
+    height: smallest and largest height of a digit as a fraction of the canvas; contrast: luminance
+    of the ink minus that of the background, which is always positive: with random polarity vit-mini
+    was at chance after 10,240 images, with light ink at 65 %; bar_share: share of the scenes in
+    which a bar hides part of the digit.
+    """
+
+    height: tuple[float, float]
+    contrast: tuple[float, float]
+    bar_share: float
+
+
+HARD: Final = Difficulty(height=(0.35, 0.8), contrast=(0.12, 0.55), bar_share=0.5)
+# A ViT of 0.2 M parameters learns these within minutes on one core.
+CLEAR: Final = Difficulty(height=(0.55, 0.8), contrast=(0.4, 0.55), bar_share=0.0)
 
 
 def drawn_split(
@@ -115,22 +130,25 @@ class SceneFactors:
     bar: Tensor
 
 
-def factors_of(keys: Int[Tensor, " batch"], hues: Int[Tensor, " batch"]) -> SceneFactors:
+def factors_of(
+    keys: Int[Tensor, " batch"], hues: Int[Tensor, " batch"], difficulty: Difficulty = HARD
+) -> SceneFactors:
     """Return the factors of the scenes with these keys and hues."""
     place = uniform(keys, 4, stream=1)
     draws = uniform(keys, 5, stream=7)
-    height = _between(_DIGIT, place[:, 0])
+    height = _between(difficulty.height, place[:, 0])
     turn = (2 * place[:, 1] - 1) * _TURN
     angle = torch.deg2rad(turn)
     rotated_side = height * (angle.cos() + angle.sin().abs())
     room = (1 - rotated_side).clamp(min=0)
-    bar = torch.where(draws[:, 3] < _BAR_SHARE, _between(_BAR_WIDTH, draws[:, 4]), 0.0)
+    has_bar = draws[:, 3] < difficulty.bar_share
+    bar = torch.where(has_bar, _between(_BAR_WIDTH, draws[:, 4]), 0.0)
     return SceneFactors(
         height=height,
         across=0.5 + (place[:, 3] - 0.5) * room,
         down=0.5 + (place[:, 2] - 0.5) * room,
         turn=turn,
-        contrast=_between(_CONTRAST, draws[:, 0]),
+        contrast=_between(difficulty.contrast, draws[:, 0]),
         luminance=_between(_GROUND, draws[:, 1]),
         hue=hues,
         strokes=1 + (draws[:, 2] * STROKES).long(),
@@ -150,21 +168,29 @@ def render(
     canvas: int = REFERENCE,
     strokes: int = STROKES,
     ground: int = 0,
+    difficulty: Difficulty = HARD,
 ) -> Drawn:
     """Draw one scene for each glyph (fraction of ink); it depends only on its key and its hue.
 
     canvas: px, square; strokes: the largest number; ground: 0 for the scene's texture, 1 for
     another one of the same luminance and hue.
     """
-    draw = partial(_draw, size=canvas, strokes=strokes, ground=ground)
+    draw = partial(_draw, size=canvas, strokes=strokes, ground=ground, difficulty=difficulty)
     return in_chunks(draw, canvas, glyphs, keys, hues)
 
 
 def _draw(
-    glyphs: Tensor, keys: Tensor, hues: Tensor, *, size: int, strokes: int, ground: int
+    glyphs: Tensor,
+    keys: Tensor,
+    hues: Tensor,
+    *,
+    size: int,
+    strokes: int,
+    ground: int,
+    difficulty: Difficulty,
 ) -> Drawn:
     """Draw the background, then strokes around the digit, then the digit outside the bar."""
-    factors = factors_of(keys, hues)
+    factors = factors_of(keys, hues, difficulty)
     ink_share, cell = _place_glyphs(glyphs, factors, size)
     # the outline is smoothed over one or two pixels
     alpha = ((ink_share - _EDGE) * (cell / _SLOPE) + 0.5).clamp(0, 1)
@@ -237,10 +263,12 @@ def _bar(keys: Tensor, factors: SceneFactors, canvas: int) -> Plane:
     return cover * (half_width > 0)
 
 
-def whereabouts(keys: Int[Tensor, " batch"]) -> Float[Tensor, "batch 3"]:
+def whereabouts(
+    keys: Int[Tensor, " batch"], difficulty: Difficulty = HARD
+) -> Float[Tensor, "batch 3"]:
     """Return the size and centre of each scene's digit, see `Drawings`."""
-    factors = factors_of(keys, torch.zeros_like(keys))
-    low, high = _DIGIT
+    factors = factors_of(keys, torch.zeros_like(keys), difficulty)
+    low, high = difficulty.height
     return torch.stack(((factors.height - low) / (high - low), factors.across, factors.down), 1)
 
 

@@ -370,6 +370,33 @@ def hold_out(
     return is_member.nonzero().squeeze(1), (describe_hold_out(seed),)
 
 
+def hold_out_groups(split: Split, share: float, *, seed: int = 0) -> tuple[Split, Split | None]:
+    """Return the rest of a training split, and a share (fraction) of each class that is held out.
+
+    Images of one group, such as scenes of one digit, stay together. The part is held in memory, so
+    that it is the same in every epoch; it is None, and the split unchanged, if some class has fewer
+    than 1 / share groups or there are no labels.
+    """
+    if split.labels is None:
+        return split, None
+    groups = torch.arange(len(split)) if split.groups is None else split.groups
+    _, group_of_image = groups.unique(return_inverse=True)
+    first_image = torch.full((int(group_of_image.max()) + 1,), len(split))
+    first_image = first_image.scatter_reduce(0, group_of_image, torch.arange(len(split)), "amin")
+    labels = split.labels[first_image]
+    class_sizes = labels.bincount(minlength=len(split.classes))
+    if int(class_sizes.min()) * share < 1:
+        return split, None
+    order, turns = in_turn(labels, seed)
+    is_out = torch.empty(len(labels), dtype=torch.bool)
+    is_out[order] = turns < (share * class_sizes.double()).floor()[labels[order]]
+    out_of_image = is_out[group_of_image]
+    out = split.pick(out_of_image.nonzero()[:, 0])
+    pixels = out.source.read(torch.arange(len(out)))
+    out = replace(out, source=InMemory(pixels), part="test", scenes=None)
+    return split.pick((~out_of_image).nonzero()[:, 0]), out
+
+
 def describe_hold_out(seed: int) -> str:
     """Return the report's note on the division."""
     return (
@@ -391,13 +418,14 @@ def in_turn(labels: Labels, seed: int) -> tuple[Tensor, Tensor]:
     return order[by_turn], turns[by_turn]
 
 
-def share_of(split: Split, share: float, *, seed: int) -> Split:
-    """Return a seeded, class-balanced share (fraction) of a training split, repeated to its length.
+def share_of(split: Split, share: float, *, seed: int, repeated: bool = True) -> Split:
+    """Return a seeded, class-balanced share (fraction) of a training split.
 
-    Repeated, an epoch has as many steps as with all images, so that shares differ in their images
-    and not in the length of training. Shares with the same seed are nested: 5 % is a subset of 10
-    %. A source that draws new images every epoch is fixed to those of its first. Raises InputError
-    for a share outside (0, 1], DataError if a class is left without an image.
+    repeated: to the split's length. An epoch then has as many steps as with all images, so that
+    shares differ in their images and not in the length of training. Shares with the same seed are
+    nested: 5 % is a subset of 10 %. A source that draws new images every epoch is fixed to those of
+    its first. Raises InputError for a share outside (0, 1], DataError if a class is left without an
+    image.
     """
     subset = split.limit(images_in(split, share), seed=seed)
     if subset.epoch(1) is not subset:
@@ -405,7 +433,7 @@ def share_of(split: Split, share: float, *, seed: int) -> Split:
         subset = replace(
             subset, source=InMemory(pixels), masks=None, scenes=None, places=subset.drawn_places
         )
-    if len(subset) == len(split):
+    if len(subset) == len(split) or not repeated:
         return subset
     return subset.pick(torch.arange(len(split)) % len(subset))
 

@@ -244,6 +244,13 @@ _DIGITS = Recipe(
     average=0.99,
     source="Muon with averaged weights and small batches, for minutes on two cores",
 )
+_CLEAR_DIGITS = replace(
+    _DIGITS,
+    epochs=8,
+    batch_size=32,
+    learning_rate=4e-3,
+    source="as for digits, with smaller batches and a higher rate, which clear scenes allow",
+)
 
 NAMED: Final[Mapping[str, Recipe]] = MappingProxyType(
     {
@@ -300,5 +307,6 @@ RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
         **dict.fromkeys(("resnet20", "resnet18", "resnet50"), _RESNET),
         **dict.fromkeys([f"{name}/digits" for name in _SMALL_PRESETS], _DIGITS),
         **dict.fromkeys([f"{name}/digits-shortcut" for name in _SMALL_PRESETS], _DIGITS),
+        **dict.fromkeys([f"{name}/digits-clear" for name in _SMALL_PRESETS], _CLEAR_DIGITS),
     }
 )

@@ -14,7 +14,7 @@ from vitlens.commands.run.progress import phase
 from vitlens.commands.run.unseen import split_by_seed, training_images_of, unseen
 from vitlens.data.catalogue import load_data, load_images, reader_of
 from vitlens.data.digits import CLASSES as DIGITS
-from vitlens.data.digits import SHORTCUT, scenes_of_digits
+from vitlens.data.digits import CLEAR_DIGITS, SHORTCUT, scenes_of_digits
 from vitlens.data.registry import SETS
 from vitlens.data.split import Split
 from vitlens.devices import resolve_device
@@ -131,7 +131,12 @@ def load_splits(
             )
         drawn = data_name in SETS and SETS[data_name].scenes
         if drawn and repeat and count is not None and not first:
-            return scenes_of_digits(count, seed=options.seed, shortcut=data_name == SHORTCUT)
+            return scenes_of_digits(
+                count,
+                seed=options.seed,
+                shortcut=data_name == SHORTCUT,
+                clear=data_name == CLEAR_DIGITS,
+            )
         part = partial(
             load_data,
             data_name,

@@ -6,7 +6,7 @@ from typing import Final
 
 from vitlens.commands.run.flags import argument, option
 from vitlens.commands.run.options import SharedOptions, data_option, images_option, predicted_option
-from vitlens.commands.study.kinds.kinds import KINDS
+from vitlens.commands.study.kinds.catalogue import KINDS
 from vitlens.errors import UnknownNameError
 
 WHOLE: Final = "whole"  # the kind that runs every analysis

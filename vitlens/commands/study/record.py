@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from vitlens.commands.run.chapters import Chaptered
 from vitlens.commands.shared.trainings import Budget
-from vitlens.commands.study.kinds.kinds import KINDS
+from vitlens.commands.study.kinds.catalogue import KINDS
 from vitlens.commands.study.kinds.pretraining.record import PretrainingRecord
 from vitlens.commands.study.kinds.transfer.record import TransferRecord
 from vitlens.commands.study.kinds.variants.record import VariantsRecord

@@ -39,6 +39,7 @@ from vitlens.training.speed import choose_precision
 OF_DIGITS: Final = (
     "digits",
     "digits-shortcut",
+    "digits-clear",
     "mnist",
     "svhn",
 )  # data sets of digits, which mirroring would change

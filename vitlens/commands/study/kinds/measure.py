@@ -14,10 +14,10 @@ from vitlens.commands.run.load import print_data
 from vitlens.commands.run.publish import publish
 from vitlens.commands.run.resume import resumed
 from vitlens.commands.run.unseen import keep_training_images
+from vitlens.commands.study.kinds.catalogue import KINDS
 from vitlens.commands.study.kinds.kinds import (
     ADAPTING_EPOCHS,
     EPOCHS,
-    KINDS,
     OTHER_EPOCHS,
     SEEDS,
     Extra,
@@ -29,7 +29,10 @@ from vitlens.commands.study.kinds.rows import (
     Comparisons,
     Trials,
     correct_predictions,
+    curve_rows,
+    finding_rows,
     image_groups,
+    level_rows,
     recipe_rows,
     trial_rows,
     variant_row,
@@ -41,6 +44,7 @@ from vitlens.commands.study.kinds.variants.measure import (
     measure_cut,
     measure_fields,
     measure_positions,
+    measure_sinks,
 )
 from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.study.record import record_class
@@ -52,6 +56,7 @@ _EXTRAS: Final[Mapping[Extra, Callable[[Setup, Mapping[str, VariantRow]], dict[s
     "fields": measure_fields,
     "cut": measure_cut,
     "positions": measure_positions,
+    "sinks": measure_sinks,
     "inside": measure_transfer,
     "pretraining": measure_features,
 }
@@ -160,6 +165,7 @@ def _record(setup: Setup, trials: Trials) -> KindRecord:
     }
     comparisons = Comparisons(variants, correct, image_groups(setup))
     planned = comparisons.planned(setup.kind.pairs, setup.kind.steps)
+    findings = finding_rows(setup.kind.findings, planned)
     extra: dict[str, Any] = {}
     if setup.kind.extra is not None:
         extra = _EXTRAS[setup.kind.extra](setup, variants)
@@ -170,6 +176,9 @@ def _record(setup: Setup, trials: Trials) -> KindRecord:
         trials=tuple(trial_rows(setup, trials)),
         comparisons=(*planned, *extra.pop("comparisons", ())),
         recipes=tuple(recipe_rows(setup)),
+        curves=tuple(curve_rows(setup, trials)),
+        levels=tuple(level_rows(setup, trials)),
+        findings=tuple(findings),
         correct=CorrectArrays(dict(enumerate(correct.values()))),
         **extra,
     )
@@ -184,6 +193,7 @@ def _design_row(setup: Setup) -> DesignRow:
         test_images=len(setup.test),
         classes=len(setup.test.classes),
         image_size=setup.test.size,
+        validation_images=0 if setup.validation is None else len(setup.validation),
     )
     if setup.model is None:
         return design

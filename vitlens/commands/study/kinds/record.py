@@ -3,19 +3,25 @@ recipes.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final, Literal, TypeAlias
 
 from vitlens.arrays import FlagMatrix
 from vitlens.commands.shared.trainings import TrainingImages
 from vitlens.record import Record, arrays, col, table
 from vitlens.uncertainty import Estimate
 
+# points: a training whose last quarter adds more has not levelled off
+RISE: Final = 1.0
+Agreement: TypeAlias = Literal["agrees", "contradicts", "undecided"]
+
 
 @dataclass(frozen=True)
 class DesignRow:
     """How the variants were trained.
 
-    image_size: (height, width) in px. model: the model that is adapted, which has `blocks` blocks;
+    validation_images: held out of the training images, 0 for none. image_size: (height, width) in
+    px. model: the model that is adapted, which has `blocks` blocks;
     one variant trains only the `last` of them.
     """
 
@@ -26,6 +32,7 @@ class DesignRow:
     test_images: int = col("test images")
     classes: int = col("classes")
     image_size: tuple[int, int] = col("image size (px)")
+    validation_images: int = col("validation images", default=0)
     model: str | None = col("model", default=None)
     blocks: int | None = col("blocks", default=None)
     last: int | None = col("last blocks", default=None)
@@ -53,7 +60,8 @@ class VariantRow(OfVariant):
     line: its line in the chart over the number of images; candidate: True if it can be chosen;
     chance: the accuracy of guessing; trained: parameters that are trained; flops: of the forward
     pass of one image; images_per_second, seconds: of one training, medians over seeds; before:
-    seconds that its teacher was trained; training_bytes: memory that autograd keeps for one image
+    seconds that its teacher was trained; failed: trainings whose loss became infinite, or that are
+    not better than guessing; training_bytes: memory that autograd keeps for one image
     in a training step; tokens: of an image in the first block, prefix included; patch: (height,
     width) in px; grid: patches (rows, columns).
     """
@@ -76,6 +84,7 @@ class VariantRow(OfVariant):
     images_per_second: float = col("training, images/s")
     seconds: float = col("time of a training", unit="s")
     before: float = col("time of its teacher's training", unit="s", default=0.0)
+    failed: int = col("failed trainings", default=0)
     training_bytes: int | None = col("training memory per image", unit="bytes", default=None)
     tokens: int | None = col("tokens", default=None)
     patch: tuple[int, int] | None = col("patch (px)", default=None)
@@ -106,6 +115,46 @@ class TrialRow:
     accuracy: float = col("top-1 accuracy", unit="fraction")
     seconds: float = col("time", unit="s")
     images_per_second: float = col("images/s")
+
+
+@dataclass(frozen=True)
+class CurveRow(OfVariant):
+    """Accuracy of a variant on the validation images after an epoch, over seeds."""
+
+    epoch: int = col("epochs")
+    accuracy: Estimate = col("validation accuracy")
+
+
+@dataclass(frozen=True)
+class LevelRow(OfVariant):
+    """Whether the training of a variant has levelled off.
+
+    accuracy: on the validation images at the end; rise: what the last quarter of the training
+    added, points; levelled: True if that is at most RISE points.
+    """
+
+    accuracy: Estimate = col("validation accuracy")
+    rise: Estimate = col("gain in the last quarter", metric="rise/{label}")
+    levelled: bool = col("levelled off")
+
+
+@dataclass(frozen=True)
+class FindingRow:
+    """A result of the literature next to that of the study.
+
+    expects: "higher" or "equal"; difference: of the first variant minus the second, points; reason:
+    how the study differs from the paper.
+    """
+
+    words: str = col("variant")
+    against_words: str = col("against")
+    expects: str = col("reported")
+    statement: str = col("result of the literature")
+    source: str = col("source")
+    difference: Estimate = col("difference here")
+    p_holm: float | None = col("p (Holm)", default=None)
+    agreement: Agreement = col("agreement", default="undecided")
+    reason: str = col("how the study differs", default="")
 
 
 @dataclass(frozen=True)
@@ -142,6 +191,14 @@ class ComparisonRow:
     images: int | None = col("training images", default=None)
 
 
+def negated(difference: Estimate) -> Estimate:
+    """Return a difference with the other sign."""
+    value = -difference.value
+    if difference.low is None or difference.high is None:
+        return replace(difference, value=value, low=None, high=None)
+    return replace(difference, value=value, low=-difference.high, high=-difference.low)
+
+
 @dataclass(frozen=True)
 class RecipeRow:
     """The main settings of a recipe, which several variants may share; config.json has all of
@@ -172,6 +229,9 @@ class KindRecord(Record):
     trials: tuple[TrialRow, ...] = table()
     comparisons: tuple[ComparisonRow, ...] = table()
     recipes: tuple[RecipeRow, ...] = table()
+    curves: tuple[CurveRow, ...] = table()
+    levels: tuple[LevelRow, ...] = table()
+    findings: tuple[FindingRow, ...] = table()
     correct: CorrectArrays | None = arrays("correct")
     training_images: TrainingImages | None = arrays("training_images")
 

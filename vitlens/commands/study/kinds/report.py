@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from vitlens.charts import intervals, lines
+from vitlens.commands.study.kinds.catalogue import KINDS
 from vitlens.commands.study.kinds.choose import (
     Candidate,
     Choice,
@@ -14,12 +15,19 @@ from vitlens.commands.study.kinds.choose import (
     compared_with_best,
     undetectable,
 )
-from vitlens.commands.study.kinds.kinds import KINDS
-from vitlens.commands.study.kinds.record import ComparisonRow, DesignRow, KindRecord, VariantRow
+from vitlens.commands.study.kinds.record import (
+    RISE,
+    ComparisonRow,
+    DesignRow,
+    FindingRow,
+    KindRecord,
+    VariantRow,
+    negated,
+)
 from vitlens.record import by
 from vitlens.report.claims import SMALLEST, Claim
 from vitlens.report.numbers import number
-from vitlens.report.prose import Marked, say
+from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Overview, Report, Section
 from vitlens.report.verdicts import Verdict
 from vitlens.uncertainty import LEVEL, Estimate, Side, beyond
@@ -149,15 +157,91 @@ def in_accuracy(difference: Estimate) -> Marked:
     words = "more accurate"
     if difference.value < 0:
         words = "less accurate"
-        difference = _negated(difference)
+        difference = negated(difference)
     return Marked(say("{{ difference|alone }} {{ words }}", difference=difference, words=words))
 
 
-def _negated(difference: Estimate) -> Estimate:
-    value = -difference.value
-    if difference.low is None or difference.high is None:
-        return replace(difference, value=value, low=None, high=None)
-    return replace(difference, value=value, low=-difference.high, high=-difference.low)
+def literature_claims(record: KindRecord) -> Iterator[Claim]:
+    """Yield each result of the literature that the study repeats or contradicts.
+
+    Contradictions come first; what is undecided is in the table only.
+    """
+    contradictions = [row for row in record.findings if row.agreement == "contradicts"]
+    agreements = [row for row in record.findings if row.agreement == "agrees"]
+    for row in (*contradictions, *agreements):
+        yield Claim(
+            "literature",
+            f"{row.words} and {row.against_words}",
+            _finding_in_words(row),
+            effect=row.difference,
+            p=row.p_holm,
+            kind="answer",
+            place="points",
+        )
+
+
+def _finding_in_words(row: FindingRow) -> str:
+    """Return a result of the literature, that of the study, and what may explain the difference."""
+    agrees = row.agreement == "agrees"
+    if agrees and row.expects == "equal":
+        result = say(
+            "**{{ row.words }}** and **{{ row.against_words }}** do not differ measurably, "
+            "{{ row.difference|alone }}",
+            row=row,
+        )
+    else:
+        result = say(
+            "**{{ row.words }}** is {{ more }} than **{{ row.against_words }}**",
+            row=row,
+            more=in_accuracy(row.difference),
+        )
+    relation = "As reported" if agrees else "Other than reported"
+    return say(
+        "{{ relation }} ({{ row.source }}: {{ row.statement }}), {{ result }}."
+        "{% if not agrees %} Here the study differs from the paper: {{ row.reason }}.{% endif %}",
+        relation=relation,
+        row=row,
+        result=Marked(result),
+        agrees=agrees,
+    )
+
+
+def failure_claims(record: KindRecord) -> Iterator[Claim]:
+    """Yield how many trainings failed, where any did or the study is about it."""
+    trained = [row for row in record.points if row.epochs]
+    failed = sum(row.failed for row in trained)
+    total = len(trained) * record.design[0].seeds
+    if not failed and not KINDS[record.design[0].kind].about_failures:
+        return
+    title = say("{{ failed }} of {{ total }} trainings failed", failed=failed, total=total)
+    yield Claim(
+        "failed trainings",
+        record.design[0].kind,
+        say(
+            "{{ title }}{% if rows %}: {{ rows }}{% endif %}.",
+            title=title,
+            rows=listed(
+                [say("{{ r.failed }} of **{{ r.words }}**", r=row) for row in trained if row.failed]
+            ),
+        ),
+        kind="answer",
+        place="points",
+    )
+
+
+def _pair_in_words(row: ComparisonRow | FindingRow) -> frozenset[str]:
+    return frozenset((row.words, row.against_words))
+
+
+def beyond_literature(record: KindRecord, rows: Iterable[ComparisonRow]) -> Iterator[ComparisonRow]:
+    """Yield the comparisons that no sentence on the literature reports."""
+    reported = set()
+    for finding in record.findings:
+        if finding.agreement != "undecided":
+            reported.add(_pair_in_words(finding))
+    for row in rows:
+        if _pair_in_words(row) not in reported:
+            yield row
 
 
 def difference_claims(rows: Iterable[ComparisonRow]) -> Iterator[Claim]:
@@ -189,17 +273,35 @@ def unknown(record: KindRecord) -> Iterator[str]:
             "Models were trained by an earlier run, perhaps on other hardware. The time of this "
             "report is that of its measures, and times of trainings are not compared."
         )
-    yield say(
-        "Training is short ({{ epochs }} epoch{{ epochs|s }}): larger models and random weights "
-        "may need longer training (`--epochs`).",
-        epochs=design.epochs,
-    )
+    yield _doubt_of_length(record, design)
     if design.model:
         yield "The model may have seen images of these classes during its pretraining."
     yield say(
         "Learning rates were not searched ({{ rates|join(', ') }}): another may suit some variants "
         "better.",
         rates=list(map(number, by(record.recipes, "learning_rate"))),
+    )
+
+
+def _doubt_of_length(record: KindRecord, design: DesignRow) -> str:
+    """Return what a longer training might change."""
+    rising = [row.words for row in record.levels if not row.levelled]
+    if rising:
+        return say(
+            "The last quarter of the training still added more than {{ most }} point to "
+            "{{ rising|names }}: more epochs may change their ranks (`--epochs`).",
+            most=RISE,
+            rising=rising,
+        )
+    if record.levels:
+        return (
+            "All variants levelled off, but the learning rate falls to 0 with every number of "
+            "epochs: a longer training may still end higher (`--epochs`)."
+        )
+    return say(
+        "Training is short ({{ epochs }} epoch{{ epochs|s }}): larger models and random weights "
+        "may need longer training (`--epochs`).",
+        epochs=design.epochs,
     )
 
 
@@ -255,7 +357,7 @@ def _highest(record: KindRecord) -> list[VariantRow]:
     """
     candidates = sorted(record.candidates, key=lambda row: -row.accuracy.value)
     hidden: dict[str, Any] = {}
-    for name in ("train_images", "trained", "flops"):
+    for name in ("train_images", "trained", "flops", "failed"):
         if len({getattr(row, name) for row in candidates}) == 1:
             hidden[name] = None
     if _reuses_trainings(record):
@@ -323,6 +425,31 @@ CHANGES: Final = Section(
         ),
     ),
 )
+_LITERATURE: Final = Section(
+    "Does it agree with the literature?",
+    "findings",
+    opening="{{ rows|selectattr('agreement', 'eq', 'agrees')|list|length }} of {{ rows|length }} "
+    "results are repeated, {{ rows|selectattr('agreement', 'eq', 'contradicts')|list|length }} "
+    "contradicted; the others are undecided here.",
+    columns=("statement", "source", "words", "against_words", "difference", "p_holm", "agreement"),
+)
+_LEVELS: Final = Section(
+    "Had the trainings levelled off?",
+    "levels",
+    opening="{{ rows|selectattr('levelled')|list|length }} of {{ rows|length }} variants gained at "
+    f"most {RISE:g} point of validation accuracy in the last quarter of the training.",
+    columns=("words", "accuracy", "rise", "levelled"),
+    charts=(
+        Chart(
+            "curves",
+            lines("epoch", "accuracy", of="words", band=False),
+            "Accuracy on images held out of the training part, mean over seeds. Tests used other "
+            "images.",
+            title="Validation accuracy during training",
+            rows="curves",
+        ),
+    ),
+)
 _RECIPES: Final = Section(
     "How were the variants trained?",
     "recipes",
@@ -373,9 +500,10 @@ def kind_report(
             whole=True,
         ),
         glance=Overview(
-            _highest, ("words", "accuracy", "train_images", "trained", "flops", "seconds")
+            _highest,
+            ("words", "accuracy", "failed", "train_images", "trained", "flops", "seconds"),
         ),
-        sections=(*sections, _RECIPES),
+        sections=(*sections, _LITERATURE, _LEVELS, _RECIPES),
     )
 
 

@@ -10,17 +10,30 @@ from numpy.typing import NDArray
 from vitlens.analysis.cost.passes import saved_for_training
 from vitlens.analysis.evaluation.intervals import accuracy_over_seeds, difference_over_seeds
 from vitlens.commands.shared.trainings import augmentation_words
-from vitlens.commands.study.kinds.kinds import Variant
-from vitlens.commands.study.kinds.record import ComparisonRow, RecipeRow, TrialRow, VariantRow
+from vitlens.commands.study.kinds.choose import DETECTED
+from vitlens.commands.study.kinds.kinds import Finding, Variant
+from vitlens.commands.study.kinds.record import (
+    RISE,
+    Agreement,
+    ComparisonRow,
+    CurveRow,
+    FindingRow,
+    LevelRow,
+    RecipeRow,
+    TrialRow,
+    VariantRow,
+    negated,
+)
 from vitlens.commands.study.kinds.setup import Setup
 from vitlens.commands.study.kinds.trials import Trial
 from vitlens.lens.trace import probe_images
 from vitlens.models.model import Model
 from vitlens.training.finetune import trained_share
 from vitlens.training.recipe import Recipe
-from vitlens.uncertainty import LEVEL, holm
+from vitlens.uncertainty import LEVEL, holm, student_mean
 
 Trials = Mapping[str, Sequence[Trial]]  # of each variant by its label, one for each seed
+_LAST_QUARTER: Final = 0.75  # of the epochs, after which it begins
 # images in the training step whose memory is measured: batch norm needs more than one
 _STEP: Final = 2
 
@@ -50,6 +63,7 @@ def variant_row(setup: Setup, variant: Variant, trials: Trials) -> VariantRow:
             np.median([trial.images_per_second for trial in trials_of_variant])
         ),
         seconds=_median_seconds(trials_of_variant),
+        failed=_count_failed(setup, trials_of_variant),
         training_bytes=_training_bytes(setup, model),
     )
     if variant.is_trained:
@@ -61,6 +75,26 @@ def variant_row(setup: Setup, variant: Variant, trials: Trials) -> VariantRow:
     if layout is not None:
         row = replace(row, tokens=layout.tokens, patch=layout.patch_size, grid=layout.grid)
     return row
+
+
+def _count_failed(setup: Setup, trials: Sequence[Trial]) -> int:
+    """Return how many trainings had an infinite loss or are not shown to be better than guessing.
+
+    This is an exact one-sided binomial test of each training, over groups of images as one image
+    each.
+    """
+    from scipy.stats import binomtest
+
+    chance = 1 / len(setup.test.classes)
+    groups = image_groups(setup)
+    failed = 0
+    for trial in trials:
+        n = len(trial.correct) if groups is None else len(np.unique(groups))
+        right = round(float(trial.correct.mean()) * n)
+        p = binomtest(right, n, chance, alternative="greater").pvalue
+        if not trial.finite or p > LEVEL:
+            failed += 1
+    return failed
 
 
 def _median_seconds(trials: Sequence[Trial]) -> float:
@@ -86,6 +120,94 @@ def image_groups(setup: Setup) -> NDArray[Any] | None:
     independent.
     """
     return None if setup.test.groups is None else setup.test.groups.cpu().numpy()
+
+
+def curve_rows(setup: Setup, trials: Trials) -> Iterator[CurveRow]:
+    """Yield the validation accuracy of every variant after each epoch."""
+    for variant in setup.variants:
+        followed = _followed(trials[variant.label])
+        if followed:
+            accuracies = np.stack([trial.validation for trial in followed])
+            for epoch, values in zip(followed[0].epochs, accuracies.T, strict=True):
+                mean = student_mean(values, least=0.0, most=1.0)
+                yield CurveRow(variant.label, variant.words, int(epoch), mean)
+
+
+def level_rows(setup: Setup, trials: Trials) -> Iterator[LevelRow]:
+    """Yield what the last quarter of the training added to each variant."""
+    for variant in setup.variants:
+        ends = []
+        rises = []
+        for trial in _followed(trials[variant.label]):
+            before = np.searchsorted(trial.epochs, _LAST_QUARTER * trial.epochs[-1], "right") - 1
+            ends.append(trial.validation[-1])
+            rises.append(100 * (trial.validation[-1] - trial.validation[max(before, 0)]))
+        if rises:
+            rise = student_mean(rises, unit="points", least=-100.0, most=100.0)
+            accuracy = student_mean(ends, least=0.0, most=1.0)
+            levelled = rise.value <= RISE
+            yield LevelRow(variant.label, variant.words, accuracy, rise, levelled)
+
+
+def _followed(trials: Sequence[Trial]) -> list[Trial]:
+    """Return the trainings that were followed to their end on validation images."""
+    return [trial for trial in trials if len(trial.epochs) > 1]
+
+
+def finding_rows(
+    findings: Sequence[Finding], comparisons: Sequence[ComparisonRow]
+) -> Iterator[FindingRow]:
+    """Yield each result of the literature next to the comparison that tests it."""
+    for finding in findings:
+        row = _comparison_of_pair(comparisons, finding.label, finding.against)
+        yield FindingRow(
+            words=row.words,
+            against_words=row.against_words,
+            expects=finding.expects,
+            statement=finding.statement,
+            source=finding.source,
+            difference=row.difference,
+            p_holm=row.p_holm,
+            agreement=_agreement(finding.expects, row),
+            reason=finding.difference,
+        )
+
+
+def _comparison_of_pair(
+    comparisons: Sequence[ComparisonRow], label: str, against: str
+) -> ComparisonRow:
+    """Return the planned comparison of two variants with the smallest p, first minus second."""
+    rows = []
+    for row in comparisons:
+        if row.family != "best" and {row.label, row.against} == {label, against}:
+            rows.append(row if row.label == label else reversed_comparison(row))
+    return min(rows, key=lambda row: 1.0 if row.p_holm is None else row.p_holm)
+
+
+def reversed_comparison(row: ComparisonRow) -> ComparisonRow:
+    """Return the comparison of the second variant with the first."""
+    return replace(
+        row,
+        label=row.against,
+        against=row.label,
+        words=row.against_words,
+        against_words=row.words,
+        difference=negated(row.difference),
+    )
+
+
+def _agreement(expects: str, row: ComparisonRow) -> Agreement:
+    """Return whether a comparison agrees with the literature.
+
+    No difference agrees with "equal" only if a difference of DETECTED points would have been found.
+    """
+    is_significant = row.p_holm is not None and row.p_holm <= LEVEL
+    if is_significant and expects == "equal":
+        return "contradicts"
+    if is_significant:
+        return "agrees" if row.difference.value > 0 else "contradicts"
+    has_power = row.detectable is not None and row.detectable <= DETECTED
+    return "agrees" if expects == "equal" and has_power else "undecided"
 
 
 def trial_rows(setup: Setup, trials: Trials) -> Iterator[TrialRow]:

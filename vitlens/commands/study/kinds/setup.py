@@ -11,10 +11,11 @@ import torch
 from vitlens.commands.needs import require
 from vitlens.commands.run.load import load_models
 from vitlens.commands.run.options import RunOptions
-from vitlens.commands.study.kinds.kinds import KINDS, Kind, Variant
+from vitlens.commands.study.kinds.catalogue import KINDS
+from vitlens.commands.study.kinds.kinds import Kind, Variant
 from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.train.start import OF_DIGITS, both_parts
-from vitlens.data.split import Split, images_in, share_of
+from vitlens.data.split import Split, hold_out_groups, images_in, share_of
 from vitlens.devices import resolve_device
 from vitlens.errors import DataError, InputError
 from vitlens.models.loading import load, untrained
@@ -41,6 +42,8 @@ POINTS_FOLDER: Final = "points"
 FEWEST_TRAINED: Final = 20
 # test images: 16 or fewer do not even separate 70 % from guessing among five classes
 FEWEST_TESTED: Final = 10
+# share of the training images, and of each class, that training is followed by
+_VALIDATION: Final = 0.1
 _LAST_PART: Final = 4  # the last blocks are this part of all blocks
 _SHORT: Final = NAMED["short"]
 # Fine-tuning's usual rate hardly moves a new head of zeros within ten short epochs.
@@ -68,8 +71,9 @@ class Setup:
     """The shared settings of a study.
 
     options: with their defaults filled in. variants: those for which there are enough images.
-    model: the model that is adapted, with its original classes. path: the study's folder, once it
-    exists.
+    validation: images held out of the training images, by which training is followed; None if they
+    are too few, and for a model that is adapted. model: the model that is adapted, with its
+    original classes. path: the study's folder, once it exists.
     """
 
     options: StudyOptions
@@ -77,6 +81,7 @@ class Setup:
     train: Split
     test: Split
     device: torch.device
+    validation: Split | None = None
     model: Model | None = None
     path: Path = Path()
 
@@ -153,7 +158,7 @@ class Setup:
         """Return the training images of a variant."""
         if variant.share is None:
             return self.train
-        return share_of(self.train, variant.share, seed=seed)
+        return share_of(self.train, variant.share, seed=seed, repeated=variant.repeated)
 
     def count_images(self, variant: Variant) -> int:
         """Return how many distinct training images a variant has. Raises DataError if a class has
@@ -172,14 +177,16 @@ class Setup:
         """
         recipe = self._plain_recipe(variant)
         if self.run.batch_size is not None:
-            return override(recipe, {"batch_size": self.run.batch_size})
-        if self.model is not None:
-            return fitted(recipe, len(self.train))
-        sizes = []
-        for other in self.variants:
-            if other.is_trained:
-                sizes.append(fitted(self._plain_recipe(other), len(self.train)).batch_size)
-        return with_batch_size(recipe, min(sizes))
+            recipe = override(recipe, {"batch_size": self.run.batch_size})
+        elif self.model is not None:
+            recipe = fitted(recipe, len(self.train))
+        else:
+            sizes = []
+            for other in self.variants:
+                if other.is_trained:
+                    sizes.append(fitted(self._plain_recipe(other), len(self.train)).batch_size)
+            recipe = with_batch_size(recipe, min(sizes))
+        return override(recipe, variant.recipe)
 
     def _plain_recipe(self, variant: Variant) -> Recipe:
         """Return the recipe of a variant before its batch size is set."""
@@ -187,8 +194,9 @@ class Setup:
             recipe = objective_named(variant.objective).recipe or recipe_for(
                 variant.preset, self.data
             )
+            tests = self.epochs if self.validation is None else 1
             return override(
-                recipe, {"epochs": self.epochs, "evaluate_every": self.epochs, "drop_path": 0.0}
+                recipe, {"epochs": self.epochs, "evaluate_every": tests, "drop_path": 0.0}
             )
         if variant.trained == "head":
             return FROZEN
@@ -231,7 +239,10 @@ def prepare(options: StudyOptions) -> Setup:
     if model is not None:
         _require_enough(train, test)
     device = resolve_device(options.run.device) if model is None else model.device
-    setup = Setup(options, kind.variants, train, test, device, model)
+    validation = None
+    if model is None and kind.extra != "pretraining":
+        train, validation = hold_out_groups(train, _VALIDATION)
+    setup = Setup(options, kind.variants, train, test, device, validation, model)
     feasible = [
         variant for variant in kind.variants if variant.candidate or _has_images(setup, variant)
     ]

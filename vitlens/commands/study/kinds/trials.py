@@ -1,7 +1,8 @@
 """One training of one variant, whose result lies in a file of its folder."""
 
 import shutil
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -10,14 +11,23 @@ from numpy.typing import NDArray
 
 from vitlens.analysis.cost.flops import flops_by_part
 from vitlens.analysis.evaluation.evaluate import evaluate
-from vitlens.arrays import Flags, Form, arrays_of, as_arrays, read_arrays, write_arrays
+from vitlens.arrays import (
+    Flags,
+    Form,
+    Indices,
+    Vector,
+    arrays_of,
+    as_arrays,
+    read_arrays,
+    write_arrays,
+)
 from vitlens.commands.run.progress import training_progress
 from vitlens.commands.study.kinds.kinds import Variant
 from vitlens.commands.study.kinds.pretraining.features import probe_frozen
 from vitlens.commands.study.kinds.setup import Setup
 from vitlens.commands.train.start import compute_outputs, objective_of
 from vitlens.data.split import Split
-from vitlens.errors import InputError
+from vitlens.errors import InputError, NonFiniteError
 from vitlens.models.model import Model
 from vitlens.training import checkpoint
 from vitlens.training.distill import Distillation, StandardObjective, cacheable_views
@@ -35,12 +45,17 @@ _DISTILLATION: Final = Distillation(kind="soft", weight=0.5, token=False)
 class Trial:
     """The result of one training, which is complete once its file is written.
 
-    correct: (n,) True where a test image is classified correctly. seconds: of training, evaluations
-    included. images_per_second: of training alone, the median over epochs. flops: of the forward
-    pass of one image.
+    correct: (n,) True where a test image is classified correctly; a training whose loss became
+    infinite counts as guessing the first class. epochs, validation: (c,) the epochs after which the
+    validation images were classified, and the accuracies. finite: False if the loss became
+    infinite. seconds: of training, evaluations included. images_per_second: of training alone, the
+    median over epochs. flops: of the forward pass of one image.
     """
 
     correct: Flags
+    epochs: Indices
+    validation: Vector
+    finite: Annotated[NDArray[np.bool_], Form("b")]
     seconds: Annotated[NDArray[np.float64], Form("f")]
     images_per_second: Annotated[NDArray[np.float64], Form("f")]
     steps: Annotated[NDArray[np.int64], Form("iu")]
@@ -90,23 +105,28 @@ def _train(setup: Setup, variant: Variant, seed: int) -> Trial:
     folder.mkdir(parents=True, exist_ok=True)
     parameters = np.array(model.parameter_count())
     flops = np.array(int(sum(flops_by_part(model).values())))
+    unchanged = Trial(
+        correct=np.zeros(0, bool),
+        epochs=np.zeros(0, int),
+        validation=np.zeros(0),
+        finite=np.array(True),
+        seconds=np.array(0.0),
+        images_per_second=np.array(0.0),
+        steps=np.array(0),
+        parameters=parameters,
+        flops=flops,
+    )
     if not variant.is_trained:
-        return Trial(
-            correct=probe_frozen(setup, model, seed=seed),
-            seconds=np.array(0.0),
-            images_per_second=np.array(0.0),
-            steps=np.array(0),
-            parameters=parameters,
-            flops=flops,
-        )
+        return replace(unchanged, correct=probe_frozen(setup, model, seed=seed))
     images = setup.images(variant, seed=seed)
     objective = _objective(setup, variant, images, seed)
     fit = fit_head if variant.trained == "head" else train_on_images
+    began = time.monotonic()
     with training_progress(_title(setup, variant, seed), quiet=setup.run.quiet) as on_progress:
         task = Task(
             model=model,
             train=images,
-            test=setup.test,
+            test=setup.validation or setup.test,
             recipe=setup.recipe(variant),
             directory=folder,
             seed=seed,
@@ -117,16 +137,32 @@ def _train(setup: Setup, variant: Variant, seed: int) -> Trial:
             train_last=setup.trained_last(variant),
             on_progress=on_progress,
         )
-        result = fit(task)
+        try:
+            result = fit(task)
+        except NonFiniteError:
+            seconds = np.array(time.monotonic() - began)
+            correct = _guesses(setup.test)
+            return replace(unchanged, correct=correct, finite=np.array(False), seconds=seconds)
     speeds = [epoch.images_per_second for epoch in result.history]
-    return Trial(
+    tested = []
+    if setup.validation is not None:
+        tested = [epoch for epoch in result.history if epoch.test_accuracy is not None]
+    return replace(
+        unchanged,
         correct=_classified(setup, variant, model, seed),
+        epochs=np.array([epoch.epochs for epoch in tested], int),
+        validation=np.array([epoch.test_accuracy for epoch in tested], float),
         seconds=np.array(float(result.seconds)),
         images_per_second=np.array(float(np.median(speeds))),
         steps=np.array(result.history[-1].step),
-        parameters=parameters,
-        flops=flops,
     )
+
+
+def _guesses(test: Split) -> Flags:
+    """Return which test images a model classifies correctly that always answers the first class."""
+    assert test.labels is not None
+    first_class: Flags = (test.labels == 0).cpu().numpy()
+    return first_class
 
 
 def _title(setup: Setup, variant: Variant, seed: int) -> str:

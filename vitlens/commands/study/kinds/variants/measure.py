@@ -9,15 +9,23 @@ import torch
 
 from vitlens.analysis.attention.positions import position_similarity, rank_correlation
 from vitlens.analysis.features.receptive_field import receptive_field
+from vitlens.analysis.heads.statistics import statistics
 from vitlens.commands.shared.receptive import field_rows
 from vitlens.commands.study.kinds.kinds import Variant
 from vitlens.commands.study.kinds.record import VariantRow
 from vitlens.commands.study.kinds.setup import Setup
-from vitlens.commands.study.kinds.variants.record import CutArrays, OrderArrays, PositionRow
+from vitlens.commands.study.kinds.variants.record import (
+    CutArrays,
+    OrderArrays,
+    PositionRow,
+    SinkRow,
+)
 from vitlens.models.model import Model
 from vitlens.uncertainty import Estimate, student_mean
 
 _FIELD_IMAGES: Final = 16  # test images of the receptive fields
+_SINK_IMAGES: Final = 200  # test images of the statistics of sinks
+_OF_SINKS: Final = ("high_norm_patches", "sink_mass", "register_mass")
 
 
 def measure_fields(setup: Setup, _variants: Mapping[str, VariantRow]) -> dict[str, Any]:
@@ -39,6 +47,28 @@ def measure_fields(setup: Setup, _variants: Mapping[str, VariantRow]) -> dict[st
 def measure_cut(setup: Setup, _variants: Mapping[str, VariantRow]) -> dict[str, Any]:
     """Return the first test image, which the report shows as the patches of each variant."""
     return {"cut": CutArrays(setup.test.source.read(torch.arange(1)).numpy())}
+
+
+def measure_sinks(setup: Setup, _variants: Mapping[str, VariantRow]) -> dict[str, Any]:
+    """Return the outlying tokens of each variant, after training."""
+    images = setup.test.pick(torch.arange(min(_SINK_IMAGES, len(setup.test))))
+    rows = []
+    for variant in setup.variants:
+        values = []
+        for model in setup.trained_models(variant.label):
+            table = statistics(model, images, evidence=False)
+            values.append([float(getattr(table, name).nanmean()) for name in _OF_SINKS])
+        norms, sinks, registers = zip(*values, strict=True)
+        rows.append(
+            SinkRow(
+                variant.label,
+                variant.words,
+                high_norm=student_mean(norms, unit="tokens", least=0.0),
+                sink_mass=student_mean(sinks, least=0.0, most=1.0),
+                register_mass=student_mean(registers, least=0.0, most=1.0),
+            )
+        )
+    return {"sinks": tuple(rows)}
 
 
 def measure_positions(setup: Setup, _variants: Mapping[str, VariantRow]) -> dict[str, Any]:

@@ -38,6 +38,19 @@ class PositionRow(OfVariant):
 
 
 @dataclass(frozen=True)
+class SinkRow(OfVariant):
+    """Outlying tokens of a variant, means over layers, heads and test images, then over seeds.
+
+    high_norm: patches of an image whose norm is an outlier; sink_mass, register_mass: the share of
+    the patches' attention on keys that all of them prefer, and on registers.
+    """
+
+    high_norm: Estimate = col("high-norm patches", metric="high_norm_patches/{label}")
+    sink_mass: Estimate = col("mass on sinks", metric="sink_mass/{label}")
+    register_mass: Estimate = col("mass on registers", metric="register_mass/{label}")
+
+
+@dataclass(frozen=True)
 class CutArrays:
     """image: the first test image (1, 3, height, width), which is shown as the patches of each
     variant.
@@ -62,6 +75,7 @@ class VariantsRecord(KindRecord):
 
     receptive_fields: tuple[FieldRow, ...] = table()
     position_order: tuple[PositionRow, ...] = table()
+    sinks: tuple[SinkRow, ...] = table()
     cut: CutArrays | None = arrays("cut")
     field_maps: FieldArrays | None = arrays("receptive_fields")
     position_similarity: OrderArrays | None = arrays("position_similarity")

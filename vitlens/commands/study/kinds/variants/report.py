@@ -9,14 +9,17 @@ from vitlens.charts import Picture, images
 from vitlens.charts.pictures import cut, mosaic
 from vitlens.commands.shared.receptive import field_charts
 from vitlens.commands.study.kinds.choose import claim_of
-from vitlens.commands.study.kinds.record import ComparisonRow, VariantRow
+from vitlens.commands.study.kinds.record import ComparisonRow, VariantRow, negated
 from vitlens.commands.study.kinds.report import (
     CHANGES,
     CHOICE,
+    beyond_literature,
     by_images_section,
     decision,
     difference_claims,
+    failure_claims,
     kind_report,
+    literature_claims,
     of_family,
     pairs_by_images,
     range_claim,
@@ -36,11 +39,14 @@ def claims(record: VariantsRecord) -> Iterator[Claim]:
     """Yield the choice, its range, and every other difference that is significant."""
     doubt = undecidable(record)
     if doubt is None:
+        yield from _hunger_claims(record)
         yield from _lead_claims(record)
     yield doubt or claim_of(decision(record), record.design[0].kind)
     yield range_claim(record)
+    yield from failure_claims(record)
     if doubt is None:
-        yield from difference_claims(_main_differences(record))
+        yield from literature_claims(record)
+        yield from difference_claims(beyond_literature(record, _main_differences(record)))
 
 
 def _main_differences(record: VariantsRecord) -> list[ComparisonRow]:
@@ -98,6 +104,52 @@ def _lead_claims(record: VariantsRecord) -> Iterator[Claim]:
             kind="answer",
             place="by_images",
         )
+
+
+def _hunger_claims(record: VariantsRecord) -> Iterator[Claim]:
+    """Yield what a small share of the images costs each line: for lack of images, and of steps.
+
+    The first is the gain with all images at equal steps, the second the gain of equal steps over
+    equal epochs.
+    """
+    by_label = by(record.points, "label")
+    for row in of_family(record, "difference"):
+        short = by_label[row.label][0]
+        repeated = by_label[row.against][0]
+        if repeated.steps <= short.steps or repeated.train_images != short.train_images:
+            continue
+        whole = max(
+            (point for point in record.points if point.line == repeated.line),
+            key=lambda point: point.train_images,
+        )
+        images = _difference_of(record, whole.label, repeated.label)
+        if images is None:
+            continue
+        yield Claim(
+            "hunger",
+            short.words,
+            say(
+                "With {{ point.train_images }} training images **{{ point.line }}** is "
+                "{{ images }} than with all {{ whole.train_images }} in as many steps (lack of "
+                "images), and with as many epochs {{ steps }} than that (lack of steps).",
+                point=repeated,
+                whole=whole,
+                images=in_accuracy(negated(images.difference)),
+                steps=in_accuracy(row.difference),
+            ),
+            effect=row.difference,
+            p=row.p_holm,
+            kind="answer",
+            place="points",
+        )
+
+
+def _difference_of(record: VariantsRecord, label: str, against: str) -> ComparisonRow | None:
+    """Return the planned comparison of two variants, or None."""
+    for row in of_family(record, "difference"):
+        if (row.label, row.against) == (label, against):
+            return row
+    return None
 
 
 def _won_sizes(record: VariantsRecord) -> str:
@@ -214,6 +266,14 @@ _POSITIONS: Final = Section(
         ),
     ),
 )
+_SINKS: Final = Section(
+    "Are there sinks and high-norm patches?",
+    "sinks",
+    opening="{% set many = rows|sort(attribute='high_norm.value') %}From "
+    "{{ many[0].high_norm|alone }} (**{{ many[0].words }}**) to {{ many[-1].high_norm|alone }} "
+    "(**{{ many[-1].words }}**) of an image's patches have an outlying norm, mean over layers.",
+    columns=("words", "high_norm", "sink_mass", "register_mass"),
+)
 _RECEPTIVE_FIELDS: Final = Section(
     "How far does a patch see?",
     _last_layers,
@@ -227,5 +287,5 @@ _RECEPTIVE_FIELDS: Final = Section(
 REPORT: Final = kind_report(
     VariantsRecord,
     claims,
-    (CHOICE, CHANGES, by_images_section(_won_sizes), _CUTS, _POSITIONS, _RECEPTIVE_FIELDS),
+    (CHOICE, CHANGES, by_images_section(_won_sizes), _CUTS, _POSITIONS, _SINKS, _RECEPTIVE_FIELDS),
 )

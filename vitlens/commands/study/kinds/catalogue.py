@@ -1,0 +1,668 @@
+"""Every kind of `vitlens study --kind` as a literal list of variants."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from vitlens.commands.study.kinds.kinds import Finding, Kind, Overrides, Part, Start, Variant
+
+# vit-mini at half its width: a quarter of the arithmetic, so that a laptop can train every variant
+# several times.
+_SMALL: Final[Overrides] = {"dim": 64, "heads": 4, "depth": 4}
+_BARE: Final[Overrides] = {
+    **_SMALL,
+    "depth": 1,
+    "pooling": "mean",
+    "residual": False,
+    "norm": False,
+    "mlp": False,
+}
+_BLOCK: Final[Overrides] = {**_SMALL, "depth": 1, "pooling": "mean"}
+_BASE: Final = "The base is `vit-mini` at half its width: dim 64, depth 4, 4 heads, patch 4."
+_WINDOWED: Final[Overrides] = {"dim": 22, "depths": [2, 2, 2], "heads": [2, 4, 8]}
+# The ViT of `swin` has about as many parameters as the Swin.
+_WIDER: Final[Overrides] = {**_SMALL, "dim": 72}
+_WITH_AND_WITHOUT: Final = ("random", "supervised")  # no training, and training with labels
+_SHARES: Final = (5, 25, 100)
+_FEW: Final = 0.1  # share of the images on which a student learns with and without a teacher
+_HIGH_RATE: Final = 2e-2  # five times the rate of the recipe for digits-clear
+_WINDOWS: Final = (2, 4, 8)
+_ADAPTED_SHARES: Final = (20, 50)
+_ADAPTED: Final[tuple[tuple[str, str, Start, Part], ...]] = (
+    ("scratch", "from scratch", "random", "all"),
+    ("frozen", "frozen", "pretrained", "head"),
+    ("full", "full", "pretrained", "all"),
+)  # label, words, start and trained part of the ways that are trained on fewer images, too
+
+
+def _taught_and_alone(share: float, words: str) -> tuple[Variant, ...]:
+    """Return a CNN, a ViT and a ViT that the CNN teaches, on a share of the images."""
+    number = round(100 * share)
+    teacher = Variant(
+        f"teacher-{number}", f"CNN, {words}", "resnet20", share=share, candidate=False
+    )
+    alone = Variant(
+        f"alone-{number}", f"ViT, {words}", shape=_SMALL, share=share, against=(teacher.label,)
+    )
+    taught = Variant(
+        f"taught-{number}",
+        f"ViT with teacher, {words}",
+        shape=_SMALL,
+        share=share,
+        teacher=teacher.label,
+        against=(alone.label,),
+    )
+    return teacher, alone, taught
+
+
+KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
+    {
+        "architecture": Kind(
+            "A vision transformer, one part at a time",
+            (
+                Variant(
+                    "no-attention",
+                    "no attention (an MLP)",
+                    shape={**_BARE, "attention": False, "mlp": True},
+                ),
+                Variant(
+                    "one-head",
+                    "attention, one head",
+                    shape={**_BARE, "heads": 1},
+                    base="no-attention",
+                ),
+                Variant("four-heads", "four heads", shape=_BARE, base="one-head"),
+                Variant(
+                    "residual",
+                    "+ residual connection",
+                    shape={**_BARE, "residual": True},
+                    base="four-heads",
+                ),
+                Variant(
+                    "norm",
+                    "+ norm",
+                    shape={**_BARE, "residual": True, "norm": True},
+                    base="residual",
+                ),
+                Variant("mlp", "+ MLP: a whole block", shape=_BLOCK, base="norm"),
+                Variant(
+                    "post-norm",
+                    "the block post-norm",
+                    shape={**_BLOCK, "norm_first": False},
+                    base="mlp",
+                ),
+                Variant("depth-2", "depth 2", shape={**_BLOCK, "depth": 2}, base="mlp"),
+                Variant("depth-4", "depth 4", shape={**_BLOCK, "depth": 4}, base="depth-2"),
+                Variant(
+                    "depth-6",
+                    "depth 6",
+                    shape={**_BLOCK, "depth": 6},
+                    against=("no-attention", "mlp"),
+                    base="depth-4",
+                ),
+                Variant(
+                    "post-norm-6",
+                    "depth 6, post-norm",
+                    shape={**_BLOCK, "depth": 6, "norm_first": False},
+                    base="depth-6",
+                ),
+                Variant("depth-12", "depth 12", shape={**_BLOCK, "depth": 12}, base="depth-6"),
+                Variant(
+                    "post-norm-12",
+                    "depth 12, post-norm",
+                    shape={**_BLOCK, "depth": 12, "norm_first": False},
+                    base="depth-12",
+                ),
+            ),
+            "other widths and patch sizes, other orders of adding the parts, a separate learning "
+            "rate for each variant, and more data",
+            (
+                "All variants have dim 64, patch 4 and position embeddings, and classify by the "
+                "mean of the patches: without attention a CLS token would receive nothing from "
+                "them.",
+                "The first variant has an MLP in place of attention; the next ones have "
+                "attention and no MLP, until one adds it again. The depth is 1 unless it is "
+                "given.",
+                "Norms stand before attention and MLP (pre-norm) and once before the classifier; "
+                "a post-norm block has them after each addition, without that last norm. Later "
+                "variants change the pre-norm block.",
+            ),
+            findings=(
+                Finding(
+                    "mlp",
+                    "no-attention",
+                    "higher",
+                    "a block with attention is more accurate than an MLP on each patch, as only "
+                    "attention moves information between patches",
+                    "Vaswani 2017; Dosovitskiy 2021",
+                    "the digits are large, so a few patches with their positions decide much",
+                ),
+                Finding(
+                    "depth-6",
+                    "mlp",
+                    "higher",
+                    "more blocks are more accurate than one",
+                    "Dosovitskiy 2021",
+                    "one block may suffice for ten digits",
+                ),
+                Finding(
+                    "depth-12",
+                    "post-norm-12",
+                    "higher",
+                    "deep models train more stably with pre-norm than with post-norm",
+                    "Xiong 2020",
+                    "width 64, a short warm-up, and Muon, whose steps have a fixed size whatever "
+                    "the size of the gradient",
+                ),
+            ),
+        ),
+        "patch-size": Kind(
+            "Patch size",
+            (
+                Variant("patch-2", "patch 2 px", shape={**_SMALL, "patch_size": [2, 2]}),
+                Variant(
+                    "patch-4",
+                    "patch 4 px",
+                    shape={**_SMALL, "patch_size": [4, 4]},
+                    against=("patch-2",),
+                ),
+                Variant(
+                    "patch-8",
+                    "patch 8 px",
+                    shape={**_SMALL, "patch_size": [8, 8]},
+                    against=("patch-4",),
+                ),
+                Variant(
+                    "patch-16",
+                    "patch 16 px",
+                    shape={**_SMALL, "patch_size": [16, 16]},
+                    against=("patch-8",),
+                ),
+            ),
+            "larger images (a patch of 4 px at 32 px covers as much as one of 28 px at 224 px), "
+            "objects of other sizes, a separate width or depth for each patch size, and tasks "
+            "that need fine maps",
+            (
+                _BASE,
+                "Halving the patch size makes four times as many tokens; the cost of attention "
+                "grows with the square of their number.",
+            ),
+            extra="cut",
+            findings=(
+                Finding(
+                    "patch-4",
+                    "patch-8",
+                    "higher",
+                    "smaller patches are more accurate and cost more",
+                    "Dosovitskiy 2021; Beyer 2023",
+                    "at 32 px a patch of 8 px covers a quarter of the image's side",
+                ),
+                Finding(
+                    "patch-8",
+                    "patch-16",
+                    "higher",
+                    "smaller patches are more accurate and cost more",
+                    "Dosovitskiy 2021; Beyer 2023",
+                    "four patches of 16 px hold the whole image: the model is nearly an MLP on "
+                    "pixels",
+                ),
+                Finding(
+                    "patch-2",
+                    "patch-4",
+                    "higher",
+                    "smaller patches are more accurate and cost more",
+                    "Dosovitskiy 2021; Beyer 2023",
+                    "256 patches of 2 px hold little each, and more steps are needed to learn "
+                    "which belong together",
+                ),
+            ),
+        ),
+        "pooling": Kind(
+            "Pooling before the classifier",
+            (
+                Variant("cls", "CLS token", shape={**_SMALL, "pooling": "cls"}),
+                Variant("mean", "mean of the patches", shape={**_SMALL, "pooling": "mean"}),
+            ),
+            "larger models, attention pooling, both poolings together, and uses of the features "
+            "other than classification",
+            (_BASE,),
+            findings=(
+                Finding(
+                    "mean",
+                    "cls",
+                    "equal",
+                    "the mean of the patches and a CLS token are equally accurate once each has "
+                    "its learning rate",
+                    "Dosovitskiy 2021, appendix D.3",
+                    "one rate for both, and a short training",
+                ),
+            ),
+        ),
+        "size": Kind(
+            "Size of the model",
+            (
+                Variant("vit-mini", "vit-mini", "vit-mini"),
+                Variant("vit-micro", "vit-micro", "vit-micro"),
+                Variant("vit-tiny", "vit-tiny", "vit-tiny"),
+                Variant(
+                    "vit-384",
+                    "dim 384, 8 heads, depth 6",
+                    "vit-tiny",
+                    shape={"dim": 384, "heads": 8, "depth": 6},
+                ),
+            ),
+            "a separate recipe for each size, more data, and sizes other than these",
+            (
+                "Three presets without changes: dim 128, depth 4; dim 128, depth 6; dim 192, "
+                "depth 6. The largest has dim 384, 8 heads and depth 6.",
+            ),
+            findings=(
+                Finding(
+                    "vit-384",
+                    "vit-mini",
+                    "equal",
+                    "a larger ViT gains little without more data",
+                    "Dosovitskiy 2021, figure 4",
+                    "new scenes are drawn in every epoch, so that no image is seen twice",
+                ),
+            ),
+        ),
+        "data": Kind(
+            "Share of the training data",
+            (
+                *(
+                    Variant(
+                        f"vit-{share}",
+                        f"ViT, {share} %",
+                        shape=_SMALL,
+                        share=share / 100,
+                        line="ViT",
+                    )
+                    for share in _SHARES
+                ),
+                *(
+                    Variant(
+                        f"vit-{share}-epochs",
+                        f"ViT, {share} %, equal epochs",
+                        shape=_SMALL,
+                        share=share / 100,
+                        repeated=False,
+                        line="ViT, equal epochs",
+                        against=(f"vit-{share}",),
+                    )
+                    for share in _SHARES[:-1]
+                ),
+                *(
+                    Variant(
+                        f"cnn-{share}",
+                        f"CNN, {share} %",
+                        "resnet20",
+                        share=share / 100,
+                        line="CNN",
+                        against=(f"vit-{share}", *(("cnn-5",) if share != _SHARES[0] else ())),
+                    )
+                    for share in _SHARES
+                ),
+                *(
+                    Variant(
+                        f"cnn-{share}-epochs",
+                        f"CNN, {share} %, equal epochs",
+                        "resnet20",
+                        share=share / 100,
+                        repeated=False,
+                        line="CNN, equal epochs",
+                        against=(f"cnn-{share}", f"vit-{share}-epochs"),
+                    )
+                    for share in _SHARES[:-1]
+                ),
+            ),
+            "pretrained weights, a separate recipe for each share, larger models, and more images "
+            "than there were",
+            (
+                "The ViT is `vit-mini` at half its width (dim 64, depth 4, 4 heads, patch 4), the "
+                "CNN is `resnet20`.",
+                "Every share is trained twice: with as many steps as all images have (it is "
+                "repeated, so its images are seen more often), and with as many epochs (fewer "
+                "steps). The difference of the two is hunger for steps, that of the shares with "
+                "equal steps is hunger for data.",
+                "Shares are class-balanced and nested, and drawn anew for each seed. Images are "
+                "fixed: scenes that are otherwise drawn anew every epoch stay those of the first "
+                "epoch.",
+            ),
+            findings=(
+                Finding(
+                    "cnn-5",
+                    "vit-5",
+                    "higher",
+                    "with few images a CNN is more accurate than a ViT",
+                    "Dosovitskiy 2021, figures 3 and 4",
+                    "hundreds of images in place of millions",
+                ),
+            ),
+        ),
+        "registers": Kind(
+            "Register tokens",
+            (
+                Variant("registers-0", "0 registers", shape={**_SMALL, "registers": 0}),
+                Variant("registers-1", "1 register", shape={**_SMALL, "registers": 1}),
+                Variant("registers-4", "4 registers", shape={**_SMALL, "registers": 4}),
+            ),
+            "large models and long training, in which high-norm tokens appear (Darcet 2024), and "
+            "tasks that need clean maps rather than accuracy",
+            (
+                _BASE,
+                "Registers (Darcet 2024) absorb high-norm tokens, which small models may not have.",
+            ),
+            extra="sinks",
+            findings=(
+                Finding(
+                    "registers-4",
+                    "registers-0",
+                    "equal",
+                    "registers clean the maps of large models and hardly change accuracy",
+                    "Darcet 2024",
+                    "0.2 M parameters and minutes of training, in which no high-norm tokens need "
+                    "appear",
+                ),
+            ),
+        ),
+        "positions": Kind(
+            "Position embeddings",
+            (
+                Variant("none", "none", shape={**_SMALL, "positions": "none"}),
+                Variant("learned", "learned 1-D", shape={**_SMALL, "positions": "learned"}),
+                Variant(
+                    "sine",
+                    "fixed 1-D sine-cosine",
+                    shape={**_SMALL, "positions": "sine"},
+                    against=("none", "learned"),
+                ),
+                Variant(
+                    "sine-2d",
+                    "fixed 2-D sine-cosine",
+                    shape={**_SMALL, "positions": "sine-2d"},
+                    against=("none", "sine"),
+                ),
+            ),
+            "relative and rotary positions, images of another size than in training (where "
+            "learned embeddings are interpolated and fixed ones computed again), and data in "
+            "which places matter more or less",
+            (
+                _BASE,
+                "Without position embeddings the model is invariant to the order of the patches. "
+                "The 1-D sines are those of Vaswani 2017, of the patch's number row by row; the "
+                "2-D ones those of MAE (He 2022), half of the dimensions for the column and half "
+                "for the row; learned ones begin as noise. The root mean square of the sines is "
+                "0.71, that of the noise 0.88.",
+            ),
+            extra="positions",
+            findings=(
+                Finding(
+                    "learned",
+                    "none",
+                    "higher",
+                    "position embeddings are more accurate than none",
+                    "Dosovitskiy 2021, appendix D.4",
+                    "learned positions begin as noise and need steps to find an order",
+                ),
+                Finding(
+                    "sine-2d",
+                    "sine",
+                    "equal",
+                    "1-D and 2-D positions are equally accurate",
+                    "Dosovitskiy 2021, appendix D.4",
+                    "fixed sines in place of learned ones, and a grid of 8 x 8 patches",
+                ),
+                Finding(
+                    "sine",
+                    "learned",
+                    "equal",
+                    "fixed and learned positions are equally accurate",
+                    "Vaswani 2017",
+                    "a training too short for learned positions to find the order that sines "
+                    "begin with",
+                ),
+            ),
+        ),
+        "swin": Kind(
+            "Attention in windows",
+            (
+                Variant("vit", "ViT", shape=_WIDER),
+                Variant("swin", "Swin", "swin-micro", shape=_WINDOWED),
+                Variant(
+                    "swin-no-shift",
+                    "Swin without shift",
+                    "swin-micro",
+                    shape={**_WINDOWED, "shift": False},
+                    against=("swin",),
+                ),
+                Variant("cnn", "CNN", "resnet20"),
+            ),
+            "larger images, where the ViT's attention grows with the square of the number of "
+            "patches and Swin's with the number (`vitlens profile vit-micro swin-micro --sizes "
+            "32,64,128`); a separate recipe for each; pretrained weights; tasks that need maps, "
+            "such as segmentation",
+            (
+                "About equal parameters: the ViT is `vit-mini` with dim 72, patch 4; the Swin is "
+                "`swin-micro` with dim 22, patch 2, windows of 4x4 patches; the CNN is "
+                "`resnet20`. The ViT and both Swins share a recipe, the CNN has another one with "
+                "the same batch size.",
+                "Without shift, patches of different windows meet only where patches are merged.",
+            ),
+            extra="fields",
+            findings=(
+                Finding(
+                    "swin",
+                    "swin-no-shift",
+                    "higher",
+                    "shifted windows are more accurate than windows that do not move",
+                    "Liu 2021, table 4",
+                    "merging already joins windows: after two merges of a 16 x 16 map one window "
+                    "holds everything",
+                ),
+                Finding(
+                    "swin",
+                    "vit",
+                    "higher",
+                    "Swin is more accurate than a ViT of its size trained on the same images",
+                    "Liu 2021, table 1",
+                    "10 classes at 32 px, where global attention is cheap and patches are 4 px",
+                ),
+            ),
+        ),
+        "window": Kind(
+            "Size of the attention windows",
+            tuple(
+                Variant(
+                    f"window-{side}",
+                    f"windows of {side} x {side} patches",
+                    "swin-micro",
+                    shape={**_WINDOWED, "window": [side, side]},
+                    base="" if side == _WINDOWS[0] else f"window-{side // 2}",
+                )
+                for side in _WINDOWS
+            ),
+            "larger images, where large windows cost more, windows without shift, a separate "
+            "depth or width for each window, and tasks that need maps",
+            (
+                "`swin-micro` with dim 22 and patch 2: maps of 16 x 16, 8 x 8 and 4 x 4 patches. A "
+                "window that is larger than its map is the whole map.",
+                "A larger window has more position biases and more products of queries and keys; "
+                "all else is equal.",
+            ),
+            extra="fields",
+            findings=(
+                Finding(
+                    "window-8",
+                    "window-2",
+                    "higher",
+                    "larger windows are more accurate",
+                    "Liu 2022, table 1",
+                    "shift and merging already join the windows of so small an image",
+                ),
+            ),
+        ),
+        "recipe": Kind(
+            "Stability of training",
+            (
+                Variant("base", "the recipe", shape=_SMALL),
+                Variant("low-rate", "rate / 5", shape=_SMALL, recipe={"learning_rate": 8e-4}),
+                Variant(
+                    "no-warm-up",
+                    "no warm-up",
+                    shape=_SMALL,
+                    recipe={"warmup": 0.0},
+                ),
+                Variant("no-clipping", "no clipping", shape=_SMALL, recipe={"clip": 0.0}),
+                Variant(
+                    "high-rate",
+                    "rate x 5",
+                    shape=_SMALL,
+                    recipe={"learning_rate": _HIGH_RATE},
+                ),
+                Variant(
+                    "high-rate-no-warm-up",
+                    "rate x 5, no warm-up",
+                    shape=_SMALL,
+                    recipe={"learning_rate": _HIGH_RATE, "warmup": 0.0},
+                    against=("base", "high-rate"),
+                ),
+                Variant(
+                    "high-rate-no-clipping",
+                    "rate x 5, no clipping",
+                    shape=_SMALL,
+                    recipe={"learning_rate": _HIGH_RATE, "clip": 0.0},
+                    against=("base", "high-rate"),
+                ),
+                Variant(
+                    "adamw",
+                    "AdamW",
+                    shape=_SMALL,
+                    recipe={"optimiser": "adamw", "learning_rate": 1e-3},
+                ),
+            ),
+            "other schedules, batch sizes and depths, post-norm, and a search of the rate for "
+            "each change",
+            (
+                _BASE,
+                "Each variant changes the recipe of `vit-mini` for digits-clear: Muon, rate 4e-3, "
+                "5 % of the steps as warm-up, gradients clipped to a norm of 1.",
+                "A training has failed if its loss became infinite, or if it classifies no better "
+                "than guessing (one-sided binomial test, 5 %). An infinite loss counts as guessing "
+                "the first class.",
+            ),
+            about_failures=True,
+            findings=(
+                Finding(
+                    "high-rate",
+                    "high-rate-no-warm-up",
+                    "higher",
+                    "a high learning rate needs a warm-up",
+                    "Goyal 2017; Xiong 2020",
+                    "pre-norm needs warm-up less than post-norm, and the norm of Muon's steps is "
+                    "fixed",
+                ),
+            ),
+        ),
+        "distillation": Kind(
+            "A CNN as the teacher of a ViT",
+            tuple(
+                variant
+                for share, words in ((_FEW, f"{_FEW:.0%}"), (1.0, "100%"))
+                for variant in _taught_and_alone(share, words.replace("%", " %"))
+            ),
+            "other teachers, hard labels, a distillation token, other temperatures and weights of "
+            "the teacher's loss, and larger models",
+            (
+                "The student is `vit-mini` at half its width (dim 64, depth 4, 4 heads, patch 4); "
+                "the teacher is `resnet20`, trained on the same images.",
+                "The student learns from the labels and from the teacher's probabilities, half "
+                "and half, on the same augmented views. A tenth of the images is repeated, so "
+                "that all variants have equal steps; images are fixed.",
+            ),
+            findings=(
+                Finding(
+                    "taught-10",
+                    "alone-10",
+                    "higher",
+                    "a CNN as teacher makes a ViT more accurate",
+                    "Touvron 2021",
+                    "the teacher was trained on the same few images",
+                ),
+            ),
+        ),
+        "transfer": Kind(
+            "A trained model adapted to other data",
+            (
+                Variant("scratch", "from scratch", "", line="from scratch"),
+                Variant("frozen", "frozen", "", start="pretrained", trained="head", line="frozen"),
+                Variant("last-blocks", "last blocks", "", start="pretrained", trained="last"),
+                Variant(
+                    "full",
+                    "full",
+                    "",
+                    start="pretrained",
+                    line="full",
+                    against=("scratch", "frozen", "last-blocks"),
+                ),
+                Variant("distilled", "distilled", "", teacher="full"),
+                *(
+                    Variant(
+                        f"{label}-{share}",
+                        f"{words}, {share} % of the images",
+                        "",
+                        start=start,
+                        trained=trained,
+                        share=share / 100,
+                        line=words,
+                        candidate=False,
+                        against=(f"scratch-{share}",) if label != "scratch" else (),
+                    )
+                    for share in _ADAPTED_SHARES
+                    for label, words, start, trained in _ADAPTED
+                ),
+            ),
+            "more images, other models and teachers, other augmentation than mirroring, another "
+            "number of last blocks, and test images from another source",
+            (
+                "Frozen: only a new head, on features of the unchanged model. Last blocks: the "
+                "last quarter of the blocks and a new head. Full: all weights. From scratch: the "
+                "same architecture from random weights. Distilled: from scratch, but also "
+                "learning from the outputs of the fully trained model.",
+                "Learning rates are fixed, from trials on other images: training from random "
+                "weights takes larger steps. All variants except the frozen one have the same "
+                "epochs and augmentation; the frozen one computes its features once. Fewer "
+                "images are repeated, so that the number of steps is the same.",
+            ),
+            extra="inside",
+        ),
+        "pretraining": Kind(
+            "Learning with and without labels",
+            (
+                Variant("random", "random weights", shape=_SMALL, trained="none"),
+                Variant("supervised", "supervised", shape=_SMALL, against=("random",)),
+                Variant("mae", "MAE", shape=_SMALL, objective="mae", against=_WITH_AND_WITHOUT),
+                Variant("dino", "DINO", shape=_SMALL, objective="dino", against=_WITH_AND_WITHOUT),
+                Variant("clip", "CLIP", shape=_SMALL, objective="clip", against=_WITH_AND_WITHOUT),
+            ),
+            "larger models and images, a thousand times more images as in the papers, a separate "
+            "budget for each objective, photographs, and fine-tuning of all weights, at which "
+            "MAE is best in its paper (He 2022)",
+            (
+                f"{_BASE} Accuracy is that of a linear probe on frozen features of all training "
+                "images: the same "
+                f"measure for "
+                "all variants, with or without a classifier.",
+                "Features are the CLS token and the mean of the patches of the last layer, side "
+                "by side, for all variants. The supervised variant has seen the labels, CLIP has "
+                "seen captions that name the class; MAE and DINO have seen neither.",
+                "All trainings have the same number of epochs and steps; a step of DINO needs "
+                "the most passes, as it sees several crops. Random weights are those with which "
+                "the other variants begin.",
+            ),
+            extra="pretraining",
+            data="shapes",
+            epochs=30,
+        ),
+    }
+)
