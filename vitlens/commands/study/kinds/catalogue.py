@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from vitlens.commands.study.kinds.kinds import Finding, Kind, Overrides, Part, Start, Variant
+from vitlens.commands.study.kinds.kinds import Kind, Overrides, Part, Start, Variant
 
 # vit-mini at half its width: a quarter of the arithmetic, so that a laptop can train every variant
 # several times.
@@ -127,34 +127,6 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 "a post-norm block has them after each addition, without that last norm. Later "
                 "variants change the pre-norm block.",
             ),
-            findings=(
-                Finding(
-                    "mlp",
-                    "no-attention",
-                    "higher",
-                    "a block with attention is more accurate than an MLP on each patch, as only "
-                    "attention moves information between patches",
-                    "Vaswani 2017; Dosovitskiy 2021",
-                    "the digits are large, so a few patches with their positions decide much",
-                ),
-                Finding(
-                    "depth-6",
-                    "mlp",
-                    "higher",
-                    "more blocks are more accurate than one",
-                    "Dosovitskiy 2021",
-                    "one block may suffice for ten digits",
-                ),
-                Finding(
-                    "depth-12",
-                    "post-norm-12",
-                    "higher",
-                    "deep models train more stably with pre-norm than with post-norm",
-                    "Xiong 2020",
-                    "width 64, a short warm-up, and Muon, whose steps have a fixed size whatever "
-                    "the size of the gradient",
-                ),
-            ),
         ),
         "patch-size": Kind(
             "Patch size",
@@ -188,34 +160,6 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 "grows with the square of their number.",
             ),
             extra="cut",
-            findings=(
-                Finding(
-                    "patch-4",
-                    "patch-8",
-                    "higher",
-                    "smaller patches are more accurate and cost more",
-                    "Dosovitskiy 2021; Beyer 2023",
-                    "at 32 px a patch of 8 px covers a quarter of the image's side",
-                ),
-                Finding(
-                    "patch-8",
-                    "patch-16",
-                    "higher",
-                    "smaller patches are more accurate and cost more",
-                    "Dosovitskiy 2021; Beyer 2023",
-                    "four patches of 16 px hold the whole image: the model is nearly an MLP on "
-                    "pixels",
-                ),
-                Finding(
-                    "patch-2",
-                    "patch-4",
-                    "higher",
-                    "smaller patches are more accurate and cost more",
-                    "Dosovitskiy 2021; Beyer 2023",
-                    "256 patches of 2 px hold little each, and more steps are needed to learn "
-                    "which belong together",
-                ),
-            ),
         ),
         "pooling": Kind(
             "Pooling before the classifier",
@@ -226,17 +170,6 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             "larger models, attention pooling, both poolings together, and uses of the features "
             "other than classification",
             (_BASE,),
-            findings=(
-                Finding(
-                    "mean",
-                    "cls",
-                    "equal",
-                    "the mean of the patches and a CLS token are equally accurate once each has "
-                    "its learning rate",
-                    "Dosovitskiy 2021, appendix D.3",
-                    "one rate for both, and a short training",
-                ),
-            ),
         ),
         "size": Kind(
             "Size of the model",
@@ -255,16 +188,6 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             (
                 "Three presets without changes: dim 128, depth 4; dim 128, depth 6; dim 192, "
                 "depth 6. The largest has dim 384, 8 heads and depth 6.",
-            ),
-            findings=(
-                Finding(
-                    "vit-384",
-                    "vit-mini",
-                    "equal",
-                    "a larger ViT gains little without more data",
-                    "Dosovitskiy 2021, figure 4",
-                    "new scenes are drawn in every epoch, so that no image is seen twice",
-                ),
             ),
         ),
         "data": Kind(
@@ -329,16 +252,6 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 "fixed: scenes that are otherwise drawn anew every epoch stay those of the first "
                 "epoch.",
             ),
-            findings=(
-                Finding(
-                    "cnn-5",
-                    "vit-5",
-                    "higher",
-                    "with few images a CNN is more accurate than a ViT",
-                    "Dosovitskiy 2021, figures 3 and 4",
-                    "hundreds of images in place of millions",
-                ),
-            ),
         ),
         "registers": Kind(
             "Register tokens",
@@ -354,17 +267,6 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 "Registers (Darcet 2024) absorb high-norm tokens, which small models may not have.",
             ),
             extra="sinks",
-            findings=(
-                Finding(
-                    "registers-4",
-                    "registers-0",
-                    "equal",
-                    "registers clean the maps of large models and hardly change accuracy",
-                    "Darcet 2024",
-                    "0.2 M parameters and minutes of training, in which no high-norm tokens need "
-                    "appear",
-                ),
-            ),
         ),
         "positions": Kind(
             "Position embeddings",
@@ -396,33 +298,6 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 "0.71, that of the noise 0.88.",
             ),
             extra="positions",
-            findings=(
-                Finding(
-                    "learned",
-                    "none",
-                    "higher",
-                    "position embeddings are more accurate than none",
-                    "Dosovitskiy 2021, appendix D.4",
-                    "learned positions begin as noise and need steps to find an order",
-                ),
-                Finding(
-                    "sine-2d",
-                    "sine",
-                    "equal",
-                    "1-D and 2-D positions are equally accurate",
-                    "Dosovitskiy 2021, appendix D.4",
-                    "fixed sines in place of learned ones, and a grid of 8 x 8 patches",
-                ),
-                Finding(
-                    "sine",
-                    "learned",
-                    "equal",
-                    "fixed and learned positions are equally accurate",
-                    "Vaswani 2017",
-                    "a training too short for learned positions to find the order that sines "
-                    "begin with",
-                ),
-            ),
         ),
         "swin": Kind(
             "Attention in windows",
@@ -450,25 +325,6 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 "Without shift, patches of different windows meet only where patches are merged.",
             ),
             extra="fields",
-            findings=(
-                Finding(
-                    "swin",
-                    "swin-no-shift",
-                    "higher",
-                    "shifted windows are more accurate than windows that do not move",
-                    "Liu 2021, table 4",
-                    "merging already joins windows: after two merges of a 16 x 16 map one window "
-                    "holds everything",
-                ),
-                Finding(
-                    "swin",
-                    "vit",
-                    "higher",
-                    "Swin is more accurate than a ViT of its size trained on the same images",
-                    "Liu 2021, table 1",
-                    "10 classes at 32 px, where global attention is cheap and patches are 4 px",
-                ),
-            ),
         ),
         "window": Kind(
             "Size of the attention windows",
@@ -491,16 +347,6 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 "all else is equal.",
             ),
             extra="fields",
-            findings=(
-                Finding(
-                    "window-8",
-                    "window-2",
-                    "higher",
-                    "larger windows are more accurate",
-                    "Liu 2022, table 1",
-                    "shift and merging already join the windows of so small an image",
-                ),
-            ),
         ),
         "recipe": Kind(
             "Stability of training",
@@ -552,17 +398,6 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 "the first class.",
             ),
             about_failures=True,
-            findings=(
-                Finding(
-                    "high-rate",
-                    "high-rate-no-warm-up",
-                    "higher",
-                    "a high learning rate needs a warm-up",
-                    "Goyal 2017; Xiong 2020",
-                    "pre-norm needs warm-up less than post-norm, and the norm of Muon's steps is "
-                    "fixed",
-                ),
-            ),
         ),
         "distillation": Kind(
             "A CNN as the teacher of a ViT",
@@ -579,16 +414,6 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 "The student learns from the labels and from the teacher's probabilities, half "
                 "and half, on the same augmented views. A tenth of the images is repeated, so "
                 "that all variants have equal steps; images are fixed.",
-            ),
-            findings=(
-                Finding(
-                    "taught-10",
-                    "alone-10",
-                    "higher",
-                    "a CNN as teacher makes a ViT more accurate",
-                    "Touvron 2021",
-                    "the teacher was trained on the same few images",
-                ),
             ),
         ),
         "transfer": Kind(

@@ -85,7 +85,7 @@ class Kind:
 
     extra: measured in addition to accuracy: receptive fields, an image cut into patches, the order
     of position embeddings, sinks and high-norm patches, changes inside a model that is adapted, or
-    features. findings: results of the literature. about_failures: True if the study is about the
+    features. about_failures: True if the study is about the
     share of trainings that fail. data, epochs: the defaults (epochs None: by the
     data).
     """
@@ -95,7 +95,6 @@ class Kind:
     untried: str
     notes: tuple[str, ...] = ()
     extra: Extra | None = None
-    findings: tuple[Finding, ...] = ()
     about_failures: bool = False
     data: str = "digits-clear"
     epochs: int | None = None

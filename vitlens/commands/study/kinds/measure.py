@@ -23,18 +23,19 @@ from vitlens.commands.study.kinds.kinds import (
     Extra,
     Kind,
 )
+from vitlens.commands.study.kinds.literature import FINDINGS
 from vitlens.commands.study.kinds.pretraining.measure import measure_features
 from vitlens.commands.study.kinds.record import CorrectArrays, DesignRow, KindRecord, VariantRow
 from vitlens.commands.study.kinds.rows import (
     Comparisons,
     Trials,
     correct_predictions,
-    curve_rows,
     finding_rows,
     image_groups,
     level_rows,
     recipe_rows,
     trial_rows,
+    validation_rows,
     variant_row,
 )
 from vitlens.commands.study.kinds.setup import Setup, prepare
@@ -165,7 +166,7 @@ def _record(setup: Setup, trials: Trials) -> KindRecord:
     }
     comparisons = Comparisons(variants, correct, image_groups(setup))
     planned = comparisons.planned(setup.kind.pairs, setup.kind.steps)
-    findings = finding_rows(setup.kind.findings, planned)
+    findings = finding_rows(FINDINGS.get(str(setup.options.kind), ()), planned)
     extra: dict[str, Any] = {}
     if setup.kind.extra is not None:
         extra = _EXTRAS[setup.kind.extra](setup, variants)
@@ -176,7 +177,7 @@ def _record(setup: Setup, trials: Trials) -> KindRecord:
         trials=tuple(trial_rows(setup, trials)),
         comparisons=(*planned, *extra.pop("comparisons", ())),
         recipes=tuple(recipe_rows(setup)),
-        curves=tuple(curve_rows(setup, trials)),
+        validation=tuple(validation_rows(setup, trials)),
         levels=tuple(level_rows(setup, trials)),
         findings=tuple(findings),
         correct=CorrectArrays(dict(enumerate(correct.values()))),

@@ -4,7 +4,7 @@ recipes.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 from vitlens.arrays import FlagMatrix
 from vitlens.commands.shared.trainings import TrainingImages
@@ -13,7 +13,8 @@ from vitlens.uncertainty import Estimate
 
 # points: a training whose last quarter adds more has not levelled off
 RISE: Final = 1.0
-Agreement: TypeAlias = Literal["agrees", "contradicts", "undecided"]
+Agreement: TypeAlias = Literal["contradicts", "agrees", "undecided"]
+AGREEMENTS: Final[tuple[Agreement, ...]] = get_args(Agreement)
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class TrialRow:
 
 
 @dataclass(frozen=True)
-class CurveRow(OfVariant):
+class ValidationRow(OfVariant):
     """Accuracy of a variant on the validation images after an epoch, over seeds."""
 
     epoch: int = col("epochs")
@@ -229,7 +230,7 @@ class KindRecord(Record):
     trials: tuple[TrialRow, ...] = table()
     comparisons: tuple[ComparisonRow, ...] = table()
     recipes: tuple[RecipeRow, ...] = table()
-    curves: tuple[CurveRow, ...] = table()
+    validation: tuple[ValidationRow, ...] = table()
     levels: tuple[LevelRow, ...] = table()
     findings: tuple[FindingRow, ...] = table()
     correct: CorrectArrays | None = arrays("correct")

@@ -16,7 +16,9 @@ from vitlens.commands.study.kinds.choose import (
     undetectable,
 )
 from vitlens.commands.study.kinds.record import (
+    AGREEMENTS,
     RISE,
+    Agreement,
     ComparisonRow,
     DesignRow,
     FindingRow,
@@ -161,14 +163,23 @@ def in_accuracy(difference: Estimate) -> Marked:
     return Marked(say("{{ difference|alone }} {{ words }}", difference=difference, words=words))
 
 
-def literature_claims(record: KindRecord) -> Iterator[Claim]:
-    """Yield each result of the literature that the study repeats or contradicts.
+_FINDINGS: Final[Mapping[Agreement, str]] = {
+    "contradicts": "This contradicts {{ row.source }}, where {{ row.statement }}: "
+    "**{{ row.words }}** is {{ more }} than **{{ row.against_words }}**. The study differs from "
+    "the paper: {{ row.reason }}.",
+    "agrees": "As in {{ row.source }}, {{ row.statement }}: "
+    "{% if is_equal %}**{{ row.words }}** and **{{ row.against_words }}** do not differ "
+    "measurably, {{ row.difference|alone }}"
+    "{% else %}**{{ row.words }}** is {{ more }} than **{{ row.against_words }}**{% endif %}.",
+    "undecided": "In {{ row.source }}, {{ row.statement }}. Here this is undecided: the accuracy "
+    "of **{{ row.words }}** minus that of **{{ row.against_words }}** is "
+    "{{ row.difference|alone }}.",
+}
 
-    Contradictions come first; what is undecided is in the table only.
-    """
-    contradictions = [row for row in record.findings if row.agreement == "contradicts"]
-    agreements = [row for row in record.findings if row.agreement == "agrees"]
-    for row in (*contradictions, *agreements):
+
+def literature_claims(record: KindRecord) -> Iterator[Claim]:
+    """Yield each result of the literature next to that of the study, contradictions first."""
+    for row in sorted(record.findings, key=lambda row: AGREEMENTS.index(row.agreement)):
         yield Claim(
             "literature",
             f"{row.words} and {row.against_words}",
@@ -177,32 +188,17 @@ def literature_claims(record: KindRecord) -> Iterator[Claim]:
             p=row.p_holm,
             kind="answer",
             place="points",
+            is_null=row.agreement == "undecided",
         )
 
 
 def _finding_in_words(row: FindingRow) -> str:
     """Return a result of the literature, that of the study, and what may explain the difference."""
-    agrees = row.agreement == "agrees"
-    if agrees and row.expects == "equal":
-        result = say(
-            "**{{ row.words }}** and **{{ row.against_words }}** do not differ measurably, "
-            "{{ row.difference|alone }}",
-            row=row,
-        )
-    else:
-        result = say(
-            "**{{ row.words }}** is {{ more }} than **{{ row.against_words }}**",
-            row=row,
-            more=in_accuracy(row.difference),
-        )
-    relation = "As reported" if agrees else "Other than reported"
     return say(
-        "{{ relation }} ({{ row.source }}: {{ row.statement }}), {{ result }}."
-        "{% if not agrees %} Here the study differs from the paper: {{ row.reason }}.{% endif %}",
-        relation=relation,
+        _FINDINGS[row.agreement],
         row=row,
-        result=Marked(result),
-        agrees=agrees,
+        more=in_accuracy(row.difference),
+        is_equal=row.expects == "equal",
     )
 
 
@@ -431,7 +427,7 @@ _LITERATURE: Final = Section(
     opening="{{ rows|selectattr('agreement', 'eq', 'agrees')|list|length }} of {{ rows|length }} "
     "results are repeated, {{ rows|selectattr('agreement', 'eq', 'contradicts')|list|length }} "
     "contradicted; the others are undecided here.",
-    columns=("statement", "source", "words", "against_words", "difference", "p_holm", "agreement"),
+    columns=("source", "words", "against_words", "difference", "p_holm", "agreement"),
 )
 _LEVELS: Final = Section(
     "Had the trainings levelled off?",
@@ -446,7 +442,7 @@ _LEVELS: Final = Section(
             "Accuracy on images held out of the training part, mean over seeds. Tests used other "
             "images.",
             title="Validation accuracy during training",
-            rows="curves",
+            rows="validation",
         ),
     ),
 )

@@ -16,11 +16,11 @@ from vitlens.commands.study.kinds.record import (
     RISE,
     Agreement,
     ComparisonRow,
-    CurveRow,
     FindingRow,
     LevelRow,
     RecipeRow,
     TrialRow,
+    ValidationRow,
     VariantRow,
     negated,
 )
@@ -122,7 +122,7 @@ def image_groups(setup: Setup) -> NDArray[Any] | None:
     return None if setup.test.groups is None else setup.test.groups.cpu().numpy()
 
 
-def curve_rows(setup: Setup, trials: Trials) -> Iterator[CurveRow]:
+def validation_rows(setup: Setup, trials: Trials) -> Iterator[ValidationRow]:
     """Yield the validation accuracy of every variant after each epoch."""
     for variant in setup.variants:
         followed = _followed(trials[variant.label])
@@ -130,7 +130,7 @@ def curve_rows(setup: Setup, trials: Trials) -> Iterator[CurveRow]:
             accuracies = np.stack([trial.validation for trial in followed])
             for epoch, values in zip(followed[0].epochs, accuracies.T, strict=True):
                 mean = student_mean(values, least=0.0, most=1.0)
-                yield CurveRow(variant.label, variant.words, int(epoch), mean)
+                yield ValidationRow(variant.label, variant.words, int(epoch), mean)
 
 
 def level_rows(setup: Setup, trials: Trials) -> Iterator[LevelRow]:

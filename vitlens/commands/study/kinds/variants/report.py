@@ -18,6 +18,7 @@ from vitlens.commands.study.kinds.report import (
     decision,
     difference_claims,
     failure_claims,
+    in_accuracy,
     kind_report,
     literature_claims,
     of_family,
