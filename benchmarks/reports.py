@@ -1,5 +1,5 @@
 """Make the committed reports again: `python -m benchmarks.reports [NAME ...]`; without a name,
-those that take minutes.
+those that take minutes. `benchmarks.studies` makes the studies of one factor.
 
 Each runs its command in a working folder with links to data and weights under short names, so that
 no path of the machine is in it, and is copied to reports/NAME without arrays, weights, panels and
@@ -72,17 +72,7 @@ SLOW: Final = {  # up to two hours each, in this order: the pair is trained befo
     f"relevance,gradcam,gradient-rollout,rollout,attention,legrad --show {','.join(SHOWN)}",
     "attack-deit-tiny": f"attack {DEIT} --data photos --limit 50 --steps pgd=10,cw=20 "
     "--self-checks few",
-    "architecture-digits": "study --kind architecture",
-    "patch-size-digits": "study --kind patch-size --epochs 6 --batch-size 32",
-    "positions-digits": "study --kind positions",
-    "pooling-digits": "study --kind pooling",
-    "data-digits": "study --kind data --epochs 5 --batch-size 32",
-    "swin-digits": "study --kind swin --epochs 4",
     "pretraining-shapes": "study --kind pretraining",
-    "distillation-digits": "train vit-mini --data digits --epochs 8 --out reports/untaught-digits "
-    "&& "
-    "train vit-mini --data digits --epochs 8 --distill-from cnn-digits --beside "
-    "untaught=reports/untaught-digits",
     "transfer-deit-tiny": f"study {DEIT.partition('=')[2]} --kind transfer --data cifar10-five "
     "--image-size 112",
     "train-vit-cifar10-jpeg": "train vit-mini --data cifar10-jpeg --recipe short",

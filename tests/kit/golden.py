@@ -74,9 +74,10 @@ LINES: Final = {
     "train from a teacher": "train vit-mini --data digits --epochs 2 --limit 60 --batch-size 20 "
     "--dim 16 --depth 1 "
     "--heads 2 --patch-size 8 --distill-from {vit} --beside cnn-digits",
-    "study of points": "study --kind pooling --seeds 2 --epochs 2 --limit 20 --batch-size 10",
-    "study along an axis": "study --kind patch-size --seeds 1 --epochs 1 --limit 20 --batch-size "
-    "10",
+    "study of points": "study --kind pooling --data digits --seeds 2 --epochs 2 --limit 20 "
+    "--batch-size 10",
+    "study along an axis": "study --kind patch-size --data digits --seeds 1 --epochs 1 --limit 20 "
+    "--batch-size 10",
     "study of pretraining": "study --kind pretraining --seeds 2 --epochs 1 --limit 32 --batch-size "
     "16",
     "walkthrough": "walkthrough {vit} --images {pictures}/1.png --layer 1 --head 1",

@@ -1,6 +1,7 @@
 """`study --kind`: every kind, results against the trained models, resuming."""
 
 import json
+from dataclasses import replace
 from shutil import copytree
 
 import numpy as np
@@ -13,7 +14,13 @@ from tests.kit.making import digits
 from tests.kit.marks import slow_among
 from tests.kit.select import index_by, names_in, select, values_of
 from tests.kit.training_runs import interrupted
+from vitlens.commands.study.kinds.catalogue import KINDS
+from vitlens.commands.study.kinds.kinds import Finding
+from vitlens.commands.study.kinds.findings import FINDINGS
+from vitlens.commands.study.kinds.record import ComparisonRow
+from vitlens.commands.study.kinds.rows import finding_rows
 from vitlens.commands.study.kinds.variants.record import VariantsRecord
+from vitlens.uncertainty import Estimate
 
 LINE = "study --data digits --limit 20 --batch-size 10"
 ENDS = "--device cpu --quiet"
@@ -30,7 +37,7 @@ def trained(record: VariantsRecord, label: str, seed: int = 0) -> vitlens.Model:
     return vitlens.load(str(record.folder / "points" / label / f"seed-{seed}"))
 
 
-SLOW = ("data", "size", "swin", "positions", "patch-size")
+SLOW = ("data", "size", "swin", "positions", "patch-size", "window", "recipe", "distillation")
 
 
 @pytest.mark.parametrize(
@@ -38,12 +45,15 @@ SLOW = ("data", "size", "swin", "positions", "patch-size")
     slow_among(["architecture", "registers", *SLOW], SLOW),
 )
 def test_every_point_of_a_kind_is_built_and_does_a_step(kind, tmp_path):
-    limit = "--limit 200 --batch-size 100" if kind == "data" else "--limit 10"
+    limit = "--limit 10"
+    if kind in ("data", "distillation"):
+        limit = "--limit 200 --batch-size 50"
     record = ran(tmp_path / "out", f"{LINE} --kind {kind} --seeds 1 --epochs 1 {limit}")
     points = index_by(record.points, "label")
     assert len(points) == len(record.points) >= 2
     assert len(set(values_of(record.points, "words"))) == len(points)
-    assert len(set(values_of(record.points, "steps"))) == 1  # also of shares of the data
+    steps = {row.steps for label, row in points.items() if not label.endswith("-epochs")}
+    assert len(steps) == 1  # also of shares of the data
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert [point["label"] for point in config["points"]] == [*points]
     shapes = {}
@@ -74,12 +84,22 @@ def test_every_point_of_a_kind_is_built_and_does_a_step(kind, tmp_path):
             {"depth"},
             {"depth"},
             {"depth"},
+            {"norm_first"},
+            {"depth"},
+            {"norm_first"},
         ]
     if kind == "data":
         images = {label: row.train_images for label, row in points.items()}
-        assert images == {
-            f"{name}-{share}": 2 * share for name in ("vit", "cnn") for share in (5, 25, 100)
-        }
+        held_out = record.design[0].validation_images
+        assert held_out == 20
+        expected = {}
+        for name in ("vit", "cnn"):
+            for share in (5, 25, 100):
+                expected[f"{name}-{share}"] = round((200 - held_out) * share / 100)
+        for label in ("vit-5", "vit-25", "cnn-5", "cnn-25"):
+            expected[f"{label}-epochs"] = expected[label]
+            assert points[f"{label}-epochs"].steps < points[label].steps
+        assert images == expected
     if kind == "swin":  # equal sizes, and how far they see
         parameters = values_of(points.values(), "parameters")
         assert max(parameters) < 1.04 * min(parameters)
@@ -237,7 +257,7 @@ def test_another_study_and_results_about_other_images_are_not_resumed(done, tmp_
 def test_position_embeddings_of_every_training_are_measured(pictures, tmp_path):
     record = ran(tmp_path / "positions", f"{LINE} --kind positions --seeds 2 --epochs 1 --limit 10")
     rows = index_by(record.position_order, "label")
-    assert list(rows) == ["sine", "sine-2d", "learned"]
+    assert list(rows) == ["learned", "sine", "sine-2d"]
     for label, seeds in (("sine", (0,)), ("learned", (0, 1))):
         seed_values = []
         for seed in seeds:
@@ -259,7 +279,7 @@ def test_position_embeddings_of_every_training_are_measured(pictures, tmp_path):
     assert sorted(stored) == [1, 2, 3]
     places = trained(record, "learned").module.get_parameter("pos_embed").detach()[0, 1:]
     unit = torch.nn.functional.normalize(places, dim=1)
-    np.testing.assert_allclose(stored[3].reshape(len(unit), -1), unit @ unit.T, atol=1e-5)
+    np.testing.assert_allclose(stored[1].reshape(len(unit), -1), unit @ unit.T, atol=1e-5)
     assert "position_similarity" in figures(record)
 
 
@@ -268,6 +288,71 @@ def test_the_image_that_is_cut_is_the_first_of_the_test_images(golden):
     image = digits("test").limit(20).source.read(torch.arange(1)).numpy()
     assert np.array_equal(record.cut.image, image)
     assert values_of(record.points, "tokens", "grid", "patch") == [
-        (1 + side * side, (side, side), (32 // side, 32 // side)) for side in (8, 4, 2)
+        (1 + side * side, (side, side), (32 // side, 32 // side)) for side in (16, 8, 4, 2)
     ]
     assert "cuts" in figures(record)
+
+
+def test_training_is_followed_on_images_that_it_never_sees(tmp_path):
+    line = "study --kind pooling --data digits --limit 120 --batch-size 30 --seeds 1 --epochs 4"
+    record = ran(tmp_path / "out", f"{line} {ENDS}")
+    design = record.design[0]
+    assert design.train_images + design.validation_images == 120
+    assert 10 <= design.validation_images <= 12  # one digit of each class, some in two scenes
+    rows = select(record.validation, label="mean")
+    assert values_of(rows, "epoch") == [1, 2, 3, 4]
+    (level,) = select(record.levels, label="mean")
+    rise = 100 * (rows[-1].accuracy.value - rows[-2].accuracy.value)
+    assert level.rise.value == pytest.approx(rise)
+    assert level.levelled == (rise <= 1)
+
+
+def test_too_few_images_leave_no_validation_part(done):
+    assert done.design[0].validation_images == 0
+    assert not done.validation
+    assert not done.levels
+
+
+def test_a_training_with_an_infinite_loss_counts_as_failed(monkeypatch, tmp_path):
+    base, *_ = KINDS["recipe"].variants
+    exploding = replace(base, label="exploding", words="exploding", recipe={"learning_rate": 1e30})
+    kind = replace(KINDS["recipe"], variants=(base, exploding))
+    for module in ("setup", "measure", "report"):
+        monkeypatch.setattr(f"vitlens.commands.study.kinds.{module}.KINDS", {"recipe": kind})
+    monkeypatch.setattr("vitlens.commands.study.kinds.measure.FINDINGS", {})
+    record = ran(tmp_path / "out", f"{LINE} --kind recipe --seeds 2 --epochs 2 {ENDS}")
+    points = index_by(record.points, "label")
+    assert points["exploding"].failed == 2
+    assert points["exploding"].accuracy.value == pytest.approx(0.1)  # guesses the first class
+    assert "4 of 4" in (tmp_path / "out" / "report.md").read_text()
+
+
+@pytest.mark.parametrize("kind", FINDINGS)
+def test_every_result_of_the_literature_is_about_two_compared_variants(kind):
+    compared = [{*pair} for pair in (*KINDS[kind].pairs, *KINDS[kind].steps)]
+    for finding in FINDINGS[kind]:
+        assert {finding.label, finding.against} in compared
+        assert finding.expects in ("higher", "equal")
+        assert not finding.statement.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("expects", "difference", "p", "detectable", "agreement"),
+    [
+        ("higher", 5.0, 0.01, 2.0, "agrees"),
+        ("higher", -5.0, 0.01, 2.0, "contradicts"),
+        ("higher", 5.0, 0.2, 9.0, "undecided"),
+        ("equal", 1.0, 0.2, 2.0, "agrees"),
+        ("equal", 1.0, 0.2, 9.0, "undecided"),
+        ("equal", 5.0, 0.01, 2.0, "contradicts"),
+    ],
+)
+def test_agreement_needs_significance_or_power(expects, difference, p, detectable, agreement):
+    row = ComparisonRow(
+        "difference", "b", "a", "B", "A", Estimate(difference, unit="points"), p, p, detectable
+    )
+    finding = Finding("b", "a", expects, "B is better", "Nobody 2000", "nothing")
+    (result,) = finding_rows([finding], [row])
+    assert result.agreement == agreement
+    (turned,) = finding_rows([replace(finding, label="a", against="b")], [row])
+    assert turned.difference.value == -difference

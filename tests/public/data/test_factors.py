@@ -188,3 +188,12 @@ def test_factors_and_masks_that_do_not_fit_are_refused_in_one_line(test_digits):
     columns = {"height": np.zeros(3), "hue": np.zeros(2)}
     with pytest.raises(DataError, match="height 3, hue 2"):
         type(test_digits.factors)(columns)
+
+
+def test_clear_scenes_have_large_digits_of_high_contrast_without_a_bar():
+    clear = load_data("digits-clear").factors
+    hard = load_data("digits").factors
+    assert float(clear["bar"].max()) == 0 < float(hard["bar"].max())
+    assert float(clear["height"].min()) >= 0.55 > float(hard["height"].min())
+    assert float(clear["contrast"].min()) >= 0.4 > float(hard["contrast"].min())
+    assert load_data("digits-clear").labels.tolist() == load_data("digits").labels.tolist()

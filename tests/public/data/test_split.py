@@ -7,6 +7,7 @@ import torch
 
 from tests.kit.datasets import numbered, pixels_of, seen_in_share
 from vitlens import Split, load_data
+from vitlens.data.split import hold_out_groups
 from vitlens.errors import DataError
 
 
@@ -108,3 +109,21 @@ def test_a_share_of_scenes_is_held_still():
 def test_refused(split, act, message):
     with pytest.raises(DataError, match=message):
         act(split)
+
+
+def test_scenes_of_one_digit_are_held_out_together():
+    train = load_data("digits", part="train", scenes=2)
+    rest, held_out = hold_out_groups(train, 0.1)
+    assert len(rest) + len(held_out) == len(train)
+    assert not {*rest.groups.tolist()} & {*held_out.groups.tolist()}
+    sizes = held_out.labels.bincount(minlength=10) / train.labels.bincount(minlength=10)
+    assert 0.08 < float(sizes.min()) <= float(sizes.max()) <= 0.1
+    # the same in every epoch, while the rest is drawn anew
+    assert torch.equal(pixels_of(held_out.epoch(1)), pixels_of(held_out))
+    assert not torch.equal(pixels_of(rest.epoch(1)), pixels_of(rest))
+
+
+def test_nothing_is_held_out_of_a_class_with_too_few_images(split):
+    assert hold_out_groups(split, 0.5) == (split, None)
+    unlabelled = replace(split, labels=None)
+    assert hold_out_groups(unlabelled, 0.1) == (unlabelled, None)

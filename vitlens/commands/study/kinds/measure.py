@@ -23,7 +23,7 @@ from vitlens.commands.study.kinds.kinds import (
     Extra,
     Kind,
 )
-from vitlens.commands.study.kinds.literature import FINDINGS
+from vitlens.commands.study.kinds.findings import FINDINGS
 from vitlens.commands.study.kinds.pretraining.measure import measure_features
 from vitlens.commands.study.kinds.record import CorrectArrays, DesignRow, KindRecord, VariantRow
 from vitlens.commands.study.kinds.rows import (

@@ -158,7 +158,7 @@ FINDINGS: Final[Mapping[str, tuple[Finding, ...]]] = MappingProxyType(
                 "window-2",
                 "higher",
                 "larger windows are more accurate",
-                "Liu 2022, table 1",
+                "Liu 2022",
                 "shift and merging already join the windows of so small an image",
             ),
         ),
