@@ -47,7 +47,7 @@ SLOW = ("data", "size", "swin", "positions", "patch-size", "window", "recipe", "
 def test_every_point_of_a_kind_is_built_and_does_a_step(kind, tmp_path):
     limit = "--limit 10"
     if kind in ("data", "distillation"):
-        limit = "--limit 200 --batch-size 50"
+        limit = "--limit 300 --batch-size 100"
     record = ran(tmp_path / "out", f"{LINE} --kind {kind} --seeds 1 --epochs 1 {limit}")
     points = index_by(record.points, "label")
     assert len(points) == len(record.points) >= 2
@@ -91,11 +91,11 @@ def test_every_point_of_a_kind_is_built_and_does_a_step(kind, tmp_path):
     if kind == "data":
         images = {label: row.train_images for label, row in points.items()}
         held_out = record.design[0].validation_images
-        assert held_out == 20
+        assert 20 <= held_out <= 30
         expected = {}
         for name in ("vit", "cnn"):
             for share in (5, 25, 100):
-                expected[f"{name}-{share}"] = round((200 - held_out) * share / 100)
+                expected[f"{name}-{share}"] = round((300 - held_out) * share / 100)
         for label in ("vit-5", "vit-25", "cnn-5", "cnn-25"):
             expected[f"{label}-epochs"] = expected[label]
             assert points[f"{label}-epochs"].steps < points[label].steps

@@ -336,7 +336,7 @@ def test_an_attack_can_have_one_epsilon_alone():
         ),
         ("vitlens predict resnet", {"resnet20", "resnet18", "resnet50"}),
         ("vitlens predict runs", {"runs/a"}),
-        ("vitlens predict m --data dig", {"digits", "digits-shortcut"}),
+        ("vitlens predict m --data dig", {"digits", "digits-shortcut", "digits-clear"}),
         ("vitlens predict m --data sc", {"scenes.npz"}),
         ("vitlens study --kind po", {"pooling", "positions"}),
         ("vitlens study --kind wh", {"whole"}),

@@ -15,6 +15,7 @@ from vitlens.commands.run.publish import publish
 from vitlens.commands.run.resume import resumed
 from vitlens.commands.run.unseen import keep_training_images
 from vitlens.commands.study.kinds.catalogue import KINDS
+from vitlens.commands.study.kinds.findings import FINDINGS
 from vitlens.commands.study.kinds.kinds import (
     ADAPTING_EPOCHS,
     EPOCHS,
@@ -23,7 +24,6 @@ from vitlens.commands.study.kinds.kinds import (
     Extra,
     Kind,
 )
-from vitlens.commands.study.kinds.findings import FINDINGS
 from vitlens.commands.study.kinds.pretraining.measure import measure_features
 from vitlens.commands.study.kinds.record import CorrectArrays, DesignRow, KindRecord, VariantRow
 from vitlens.commands.study.kinds.rows import (
