@@ -22,13 +22,8 @@ _BARE: Final[Overrides] = {
     "mlp": False,
 }
 _BLOCK: Final[Overrides] = {**_SMALL, "depth": 1, "pooling": "mean"}
-_BASE: Final = (
-    "The base is `vit-mini` at half its width (dim 64, depth 4, 4 heads, patch 4) with fixed 2-D "
-    "positions."
-)
-_BASE_OF_FEATURES: Final = (
-    "The base is `vit-mini` at half its width: dim 64, depth 4, 4 heads, patch 4."
-)
+_HALF_BASE: Final = "The base is `vit-mini` at half its width: dim 64, depth 4, 4 heads, patch 4."
+_BASE: Final = f"{_HALF_BASE} Its positions are fixed 2-D sines and cosines."
 _WINDOWED: Final[Overrides] = {"dim": 22, "depths": [2, 2, 2], "heads": [2, 4, 8]}
 # The ViT of `swin` has about as many parameters as the Swin.
 _WIDER: Final[Overrides] = {**_SMALL, "dim": 72}
@@ -485,8 +480,8 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             "budget for each objective, photographs, and fine-tuning of all weights, at which "
             "MAE is best in its paper (He 2022)",
             (
-                f"{_HALF_BASE} Accuracy is that of a linear probe on frozen features of all training "
-                "images: the same measure for all variants, with or without a classifier.",
+                f"{_HALF_BASE} Accuracy is that of a linear probe on frozen features of all "
+                "training images: the same measure for all variants, with or without a classifier.",
                 "Features are the CLS token and the mean of the patches of the last layer, side "
                 "by side, for all variants. The supervised variant has seen the labels, CLIP has "
                 "seen captions that name the class; MAE and DINO have seen neither.",
