@@ -278,7 +278,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         "positions": Kind(
             "Position embeddings",
             (
-                Variant("none", "none", shape={**_SMALL, "positions": "none"}),
+                Variant("none", "no positions", shape={**_SMALL, "positions": "none"}),
                 Variant("learned", "learned 1-D", shape={**_SMALL, "positions": "learned"}),
                 Variant(
                     "sine",
