@@ -15,8 +15,8 @@ from tests.kit.marks import slow_among
 from tests.kit.select import index_by, names_in, select, values_of
 from tests.kit.training_runs import interrupted
 from vitlens.commands.study.kinds.catalogue import KINDS
-from vitlens.commands.study.kinds.kinds import Finding
 from vitlens.commands.study.kinds.findings import FINDINGS
+from vitlens.commands.study.kinds.kinds import Finding
 from vitlens.commands.study.kinds.record import ComparisonRow
 from vitlens.commands.study.kinds.rows import finding_rows
 from vitlens.commands.study.kinds.variants.record import VariantsRecord
