@@ -258,7 +258,7 @@ def _vectors_of(vectors: Floats | None, index: int) -> Floats | None:
     """Return the queries or keys of one image; None if there are none."""
     if vectors is None or index >= len(vectors):
         return None
-    return vectors[index]
+    return np.asarray(vectors[index])
 
 
 def _notes(row: ExplorerRow, drawn: int) -> Iterator[str]:

@@ -65,7 +65,7 @@ function makePairs() {
   const strips = [["query", "query"], ["key", "key"], ["products", "query × key"]];
   let shown = null, order = "number";
 
-  const said = make("p", { class: "ex-said", "aria-live": "polite" });
+  const said = make("p", { class: "ex-detail", "aria-live": "polite" });
   const check = make("p", { class: "ex-note" });
   const note = make("p", { class: "ex-note" });
   const bars = make("div", { class: "ex-bars" });

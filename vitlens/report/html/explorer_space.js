@@ -15,7 +15,7 @@ function makeSpace({ chosen, moved }) {
   let scene = null, planes = [], pointed = null, turning = 0, waiting = false;
 
   const canvas = make("canvas", { class: "ex-space", tabindex: 0, role: "img" });
-  const said = make("p", { class: "ex-said", text: " " });
+  const said = make("p", { class: "ex-detail", text: " " });
   const bar = make("canvas", { class: "ex-bar", width: 256, height: 1, "aria-hidden": "true" });
   const ticks = make("div", { class: "ex-ticks" });
   const [thresholdField, thresholdInput] = slider("Hide below", { min: 0, max: 1, step: 0.01, value: 0 }, (share) => {

@@ -198,7 +198,7 @@ def packed_vectors(vectors: NDArray[np.floating]) -> bytes:
     steps = np.round(values / divisor * COMPONENT_STEPS).astype(np.int16)
     high = (steps >> 8).astype(np.int8)
     low = (steps & 255).astype(np.uint8)
-    return largest.tobytes() + high.tobytes() + low.tobytes()
+    return b"".join(part.tobytes() for part in (largest, high, low))
 
 
 def restored_vectors(vectors: NDArray[np.floating]) -> NDArray[np.float32]:

@@ -14,6 +14,7 @@ POLICY: Final = (
 )
 _EXPLORER: Final = (
     "explorer_parts.js",
+    "explorer_data.js",
     "explorer_space.js",
     "explorer_pairs.js",
     "explorer.js",
