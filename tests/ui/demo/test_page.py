@@ -65,6 +65,9 @@ def test_look_shows_the_prediction_and_the_explorer_answers_to_the_mouse(visitor
     said.filter(
         has_text=re.compile(r"L1\.H3.*who looks at the patch in row 2, column 4")
     ).wait_for()
+    explorer.get_by_role("radio", name="3-D", exact=True).click()
+    in_space = explorer.locator(".ex-in-space .ex-detail")
+    in_space.filter(has_text=re.compile(r"L\d\.H\d.*row \d, column \d: 0\.\d+")).wait_for()
     explorer.locator("a[href='#figure-1']").first.click()  # leads to its place within the report
     assert eventually(lambda: visitor.tab.frames[-1].evaluate("scrollY") > 0)
     visitor.tab.get_by_label("cnn-digits", exact=True).first.check()

@@ -1,7 +1,7 @@
 // The maps of all layers and heads in space: layers along the depth, heads from top to bottom, patches in the plane.
 // The projection is parallel: all maps have one size, and a map is a parallelogram, which a canvas draws exactly.
 
-const VIEWS = { oblique: [-50, 16], front: [0, 0], side: [-82, 8] }; // degrees around, and from above
+const VIEWS = { oblique: [-42, 12], front: [0, 0], side: [-82, 8] }; // degrees around, and from above
 const BETWEEN_HEADS = 0.22; // of the width of a map
 const STEP = 5; // degrees that a key turns
 const TURNING = 350; // ms from one view to another
@@ -118,7 +118,7 @@ function makeSpace({ chosen, moved }) {
 
   // ---- the projection ---------------------------------------------------------------------------------------------------
   // layers lie further apart in a model of many heads, so that the whole is about as wide as it is high
-  const betweenLayers = () => view.spread * Math.max(0.55, Math.min(1.7, (1.6 * heightOfHeads()) / scene.layers));
+  const betweenLayers = () => view.spread * Math.max(0.75, Math.min(1.8, (1.6 * heightOfHeads()) / scene.layers));
   const heightOfHeads = () => scene.heads * (scene.ratio + BETWEEN_HEADS);
 
   function makeCamera() {
