@@ -323,7 +323,7 @@
         column: Math.max(0, Math.min(data.grid[1] - 1, from.column + moves[1])) });
     } else if (event.key === "[") setLayer(state.layer - 1);
     else if (event.key === "]") setLayer(state.layer + 1);
-    else if (event.key === "x") setTo(!state.to);
+    else if (event.key === "x" && state.face !== "pair") setTo(!state.to);
     else return;
     event.preventDefault();
   }

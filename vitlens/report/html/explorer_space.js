@@ -147,7 +147,7 @@ function makeSpace({ chosen, moved }) {
       const [across, down] = turned(x, y, z);
       return [width / 2 + (across - middle[0]) * scale, height / 2 + (down - middle[1]) * scale];
     };
-    return { project, width, height, isFront: Math.cos(around) * Math.cos(above) >= 0 };
+    return { project, isFront: Math.cos(around) * Math.cos(above) >= 0 };
   }
 
   function placeOf(layer, head) {
@@ -172,7 +172,7 @@ function makeSpace({ chosen, moved }) {
 
   // ---- drawing ----------------------------------------------------------------------------------------------------------
   function draw() {
-    if (!scene || !planes.length || !canvas.clientWidth || waiting) return;
+    if (!scene || waiting) return;
     waiting = true;
     requestAnimationFrame(() => {
       waiting = false;
@@ -181,10 +181,11 @@ function makeSpace({ chosen, moved }) {
   }
 
   function paint() {
-    const camera = makeCamera();
     const density = window.devicePixelRatio || 1;
-    canvas.width = Math.round(camera.width * density);
-    canvas.height = Math.round(camera.height * density);
+    canvas.width = Math.round(canvas.clientWidth * density);
+    canvas.height = Math.round(canvas.clientHeight * density);
+    if (!planes.length) return;
+    const camera = makeCamera();
     const pen = canvas.getContext("2d");
     const style = getComputedStyle(canvas);
     const colours = { ink: style.color, line: style.borderTopColor, accent: style.outlineColor, page: style.backgroundColor };
