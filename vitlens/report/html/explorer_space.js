@@ -17,7 +17,7 @@ function makeSpace({ chosen, moved }) {
   const canvas = make("canvas", { class: "ex-space", tabindex: 0, role: "img" });
   const said = make("p", { class: "ex-detail", text: " " });
   const bar = make("canvas", { class: "ex-bar", width: 256, height: 1, "aria-hidden": "true" });
-  const ticks = make("div", { class: "ex-ticks" });
+  const ticks = make("div", { class: "ex-marks" });
   const [thresholdField, thresholdInput] = slider("Hide below", { min: 0, max: 1, step: 0.01, value: 0 }, (share) => {
     view.threshold = share;
     repaint();
