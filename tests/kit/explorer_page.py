@@ -80,3 +80,27 @@ def _restored(content: bytes, rows: tuple[int, ...], keys: int, special: int, le
     steps = np.frombuffer(content, np.uint8, offset=maxima.nbytes).reshape(*rows, keys)
     of = np.where(np.arange(keys) < special, maxima[..., :1], maxima[..., 1:])
     return np.asarray(of * (steps / levels) ** 2, np.float64)
+
+
+def shown_vectors(page: str, image: int) -> tuple[Shown, Shown] | None:
+    """Return queries and keys (last layers, heads, tokens, head_dim) of one image."""
+    data = shown_data(page)
+    shape = data["pairs"]
+    block = data["images"][image].get("vectors")
+    if block is None:
+        return None
+    content = zlib.decompress(b64decode(_script(page, block)))
+    half = len(content) // 2
+    return _vectors(content[:half], shape), _vectors(content[half:], shape)
+
+
+def _vectors(content: bytes, shape: dict[str, Any]) -> Shown:
+    """Return vectors from the largest component of each, and the high and low bytes of steps."""
+    sizes = shape["layers"], shape["heads"], shape["tokens"], shape["dim"]
+    count = int(np.prod(sizes))
+    largest = np.frombuffer(content, "<f4", count=count // sizes[-1])
+    high = np.frombuffer(content, np.int8, count=count, offset=largest.nbytes)
+    low = np.frombuffer(content, np.uint8, count=count, offset=largest.nbytes + count)
+    steps = 256 * high.astype(np.float64) + low
+    scale = largest.reshape(*sizes[:-1], 1) / shape["steps"]
+    return np.asarray(steps.reshape(sizes) * scale, np.float64)

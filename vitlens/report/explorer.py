@@ -27,7 +27,8 @@ class ExplorerImage:
     distribution over the keys, or None where only layer means are kept; layer_weights: (layers,
     queries, keys), the mean over heads; rollout: (layers, keys), from CLS (or the mean of all
     tokens) through the layers so far; maps: (rows, columns) by name, e.g. the relevance for a
-    class, raw; name, facts: what is said under it (file, prediction, label).
+    class, raw; name, facts: what is said under it (file, prediction, label); query_vectors,
+    key_vectors: (last layers, heads, tokens, head_dim).
     """
 
     name: str
@@ -37,6 +38,8 @@ class ExplorerImage:
     rollout: NDArray[np.floating] | None = None
     maps: "dict[str, NDArray[np.floating]]" = field(default_factory=dict)
     facts: tuple[str, ...] = ()
+    query_vectors: NDArray[np.floating] | None = None
+    key_vectors: NDArray[np.floating] | None = None
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,9 @@ class Explorer:
     grid of the rows of the weights, `keys` itself unless queries were pooled; labels: what each
     head attends to, (layers, heads); words: more about each, as its three tested words; importance:
     the rise of the loss without each head in nats, (layers, heads), NaN where it is not known;
-    notes: sentences shown above it; layers: their numbers, () for 0, 1, 2 and so on. Raises
-    InputError where the shapes do not fit.
+    notes: sentences shown above it; layers: their numbers, () for 0, 1, 2 and so on; scales: of the
+    products of queries and keys, in the layers of which images have them; without_pairs: why none
+    has them. Raises InputError where the shapes do not fit.
     """
 
     model: str
@@ -62,6 +66,8 @@ class Explorer:
     notes: tuple[str, ...] = ()
     words: Sequence[Sequence[str]] = ()
     layers: tuple[int, ...] = ()
+    scales: tuple[float, ...] = ()
+    without_pairs: str = ""
 
     def __post_init__(self) -> None:
         queries = len(self.special) + self.queries[0] * self.queries[1]

@@ -1,7 +1,7 @@
 """One headless Chromium for all tests of this folder; skipped, with the reason, without one."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +89,23 @@ def opened(browser: Any, whole_page: Path) -> Iterator[Opened]:
     page = Opened(browser, whole_page)
     yield page
     page.close()
+
+
+@pytest.fixture
+def of(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
+    """Open the page of a text."""
+    pages: list[Opened] = []
+
+    def open_(text: str, **settings: Any) -> Opened:
+        (tmp_path / "page.html").write_text(text, "utf-8")
+        pages.append(Opened(browser, tmp_path / "page.html", **settings))
+        return pages[-1]
+
+    yield open_
+    for page in pages:
+        page.close()
+
+
+def radio(page: Opened, name: str) -> Any:
+    """Return the radio button of this name."""
+    return page.tab.get_by_role("radio", name=name, exact=True)

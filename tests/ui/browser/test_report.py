@@ -1,7 +1,6 @@
 """report.html driven in headless Chromium, with planted weights (tests/kit/pages.py)."""
 
 import re
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -9,29 +8,10 @@ import pytest
 
 from tests.kit.explorer_page import shown_rollout
 from tests.kit.pages import COLUMNS, ROWS, document, explorer, page_problems, written
-from tests.ui.browser.conftest import Opened
+from tests.ui.browser.conftest import Opened, radio
 from vitlens.report.document import FirstPage, Section, Sentence
 from vitlens.report.explorer import Explorer, ExplorerImage
 from vitlens.report.html import explorer_fragment
-
-
-@pytest.fixture
-def of(browser, tmp_path) -> Iterator[Callable[..., Opened]]:
-    """Open the page of a text."""
-    pages: list[Opened] = []
-
-    def open_(text: str, **settings) -> Opened:
-        (tmp_path / "page.html").write_text(text, "utf-8")
-        pages.append(Opened(browser, tmp_path / "page.html", **settings))
-        return pages[-1]
-
-    yield open_
-    for page in pages:
-        page.close()
-
-
-def radio(page: Opened, name: str):
-    return page.tab.get_by_role("radio", name=name, exact=True)
 
 
 def test_the_head_that_matters_most_or_that_a_sentence_names_is_shown_first(opened, of, tmp_path):

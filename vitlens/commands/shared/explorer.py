@@ -35,6 +35,8 @@ class ExplorerRow(OfModel):
     images: int = 0
     whole: int = 0
     layers: tuple[int, ...] | None = None
+    scales: tuple[float, ...] = ()
+    without_pairs: str = ""
 
     def numbers(self, arrays: "ExplorerArrays") -> tuple[int, ...]:
         """Return the number of each layer of its arrays."""
@@ -42,6 +44,7 @@ class ExplorerRow(OfModel):
 
 
 _Bytes = NDArray[np.uint8]
+Vectors = Annotated[NDArray[np.floating[Any]], Form("f", (None, None, None, None, None))]
 _Scales = NDArray[np.float32]
 
 
@@ -52,7 +55,8 @@ class ExplorerArrays:
 
     heads (whole, layers, heads, queries, keys), heads_most (whole, layers, heads, queries, 2): of
     the first images; means (n - whole, layers, queries, keys), means_most: over heads, of the
-    others; rollout (n, layers, keys): through the layers so far.
+    others; rollout (n, layers, keys): through the layers so far; query_vectors, key_vectors
+    (images, last layers, heads, tokens, head_dim): of as many first images as there is room for.
     """
 
     heads: Annotated[_Bytes, Form("u", (None, None, None, None, None))]
@@ -60,6 +64,8 @@ class ExplorerArrays:
     means: Annotated[_Bytes, Form("u", (None, None, None, None))]
     means_most: Annotated[_Scales, Form("f", (None, None, None, 2))]
     rollout: Stack
+    query_vectors: Vectors | None = None
+    key_vectors: Vectors | None = None
 
 
 LEVELS: Final = 255  # of a byte
@@ -205,6 +211,8 @@ def explorer(row: ExplorerRow, arrays: ExplorerArrays, contents: Shown) -> Explo
         notes=tuple(_notes(row, len(contents.pictures))),
         words=of_layers(contents.words, row.layers),
         layers=row.layers or (),
+        scales=row.scales,
+        without_pairs=row.without_pairs,
     )
 
 
@@ -241,7 +249,16 @@ def _image(row: ExplorerRow, arrays: ExplorerArrays, contents: Shown, index: int
         tuple(unprotected(fact) for fact in contents.facts[index])
         if index < len(contents.facts)
         else (),
+        query_vectors=_vectors_of(arrays.query_vectors, index),
+        key_vectors=_vectors_of(arrays.key_vectors, index),
     )
+
+
+def _vectors_of(vectors: Floats | None, index: int) -> Floats | None:
+    """Return the queries or keys of one image; None if there are none."""
+    if vectors is None or index >= len(vectors):
+        return None
+    return np.asarray(vectors[index])
 
 
 def _notes(row: ExplorerRow, drawn: int) -> Iterator[str]:

@@ -3,7 +3,7 @@ attention weights that are given as an array, of any model, which is not run her
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from math import isqrt, prod
 from pathlib import Path
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.ablation.importance import Importance
+from vitlens.analysis.attention.pairs import queries_and_keys
 from vitlens.analysis.attention.registry import WHOLE
 from vitlens.analysis.attention.tokens import require_token_attention, token_attention
 from vitlens.analysis.heads.specialisation import specialise
@@ -51,6 +52,7 @@ _KEPT: Final = (
 )  # weights that an explorer holds, at most; twice as many in the means over heads
 _FORM: Final = "(layers, heads, tokens, tokens)"
 _BYTES = 48 << 20  # of the weights by head, and of the means over heads, of one model
+_NUMBERS = 1_000_000  # of the queries and keys of one model: DeiT-tiny has 907,776 on an image
 
 
 @phase("Attention of every head, for the page")
@@ -98,8 +100,23 @@ def measured(
         if attention.layers == tuple(range(len(attention.layers)))
         else attention.layers,
     )
-    return row, ExplorerArrays(
-        heads, heads_most, means, means_most, attention.rollout.half().numpy()
+    arrays = ExplorerArrays(heads, heads_most, means, means_most, attention.rollout.half().numpy())
+    return _with_pairs(model, images[: row.whole], row, arrays)
+
+
+def _with_pairs(
+    model: Model, images: Images, row: ExplorerRow, arrays: ExplorerArrays
+) -> tuple[ExplorerRow, ExplorerArrays]:
+    """Return both with queries and keys of these images, or with the reason why there are none."""
+    if row.queries != row.keys:
+        reason = "the queries are pooled, and a mean of queries has no score"
+        return replace(row, without_pairs=reason), arrays
+    try:
+        pairs = queries_and_keys(model, images, most=_NUMBERS)
+    except UnsupportedError as error:
+        return replace(row, without_pairs=str(error)), arrays
+    return replace(row, scales=pairs.scales), replace(
+        arrays, query_vectors=pairs.queries.numpy(), key_vectors=pairs.keys.numpy()
     )
 
 
@@ -364,7 +381,9 @@ def given_attention(
         else ("CLS",) * special
     )
     return GivenAttention(
-        ExplorerRow(name, "", grid, queries, names, 1, 1),
+        ExplorerRow(
+            name, "", grid, queries, names, 1, 1, without_pairs="only the weights were saved"
+        ),
         arrays,
         of_layers,
         special,

@@ -1,4 +1,3 @@
-"use strict";
 // The attention explorer: plain JavaScript, no library, no request. It reads #vl-explorer (JSON) and its data blocks,
 // and builds its controls inside the element [data-explorer]; all texts are set as textContent.
 (() => {
@@ -8,109 +7,14 @@
   performance.mark("vitlens-explorer-start");
   const data = JSON.parse(source.textContent);
   const special = data.special.length;
+  const LINES = 10; // to the patches of the largest weights
   const state = { image: 0, layer: 0, head: 0, view: "head", to: false, token: null, opacity: 0.65,
-    shared: false, board: "maps", label: "" };
+    shared: false, board: "maps", label: "", face: "board", key: null, pointing: "query", lines: false };
   const decoded = new Map();
+  const vectors = new Map(); // queries and keys by image, or the promise of them
   let weights = null, grey = null, playing = null, waiting = false;
 
-  // ---- small makers -------------------------------------------------------------------------------------------------
-  function make(tag, attributes = {}, ...children) {
-    const element = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes)) {
-      if (name === "text") element.textContent = value;
-      else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-      else if (value !== false && value !== null) element.setAttribute(name, value === true ? "" : value);
-    }
-    element.append(...children);
-    return element;
-  }
-
-  function choice(title, options, chosen, changed) {
-    const select = make("select", { onchange: () => changed(select.value) });
-    for (const [value, text] of options) {
-      select.append(make("option", { value, text, selected: value === chosen }));
-    }
-    return make("label", { class: "ex-field" }, make("span", { text: title }), select);
-  }
-
-  function slider(title, attributes, changed) {
-    const input = make("input", { type: "range", ...attributes, oninput: () => changed(Number(input.value)) });
-    return [make("label", { class: "ex-field" }, make("span", { text: title }), input), input];
-  }
-
-  // ---- colours: viridis for amounts, blue to red where values are signed ------------------------------------------------
-  const AMOUNT = ["440154", "481a6c", "472f7d", "414487", "39568c", "31688e", "2a788e", "23888e", "1f988b", "22a884",
-    "35b779", "54c568", "7ad151", "a5db36", "d2e21b", "fde725"];
-  const SIGNED = ["2166ac", "4393c3", "92c5de", "d1e5f0", "f7f7f7", "fddbc7", "f4a582", "d6604d", "b2182b"];
-  function table(stops) {
-    const colours = stops.map((hex) => [0, 2, 4].map((at) => parseInt(hex.slice(at, at + 2), 16)));
-    const filled = new Uint8Array(256 * 3);
-    for (let index = 0; index < 256; index++) {
-      const place = (index / 255) * (colours.length - 1);
-      const low = Math.min(Math.floor(place), colours.length - 2);
-      for (let channel = 0; channel < 3; channel++) {
-        filled[index * 3 + channel] =
-          Math.round(colours[low][channel] + (place - low) * (colours[low + 1][channel] - colours[low][channel]));
-      }
-    }
-    return filled;
-  }
-  const amount = table(AMOUNT), signed = table(SIGNED);
-
-  // ---- data -------------------------------------------------------------------------------------------------------------
-  function bytesOf(base64) {
-    const text = atob(base64.trim());
-    const bytes = new Uint8Array(text.length);
-    for (let index = 0; index < text.length; index++) bytes[index] = text.charCodeAt(index);
-    return bytes;
-  }
-
-  async function inflated(bytes) {
-    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-    return new Uint8Array(await new Response(stream).arrayBuffer());
-  }
-
-  async function unpack(image) {
-    if (!image.weights) return null;
-    const { layers, heads, queries, keys, levels, block } = image.weights;
-    const maps = layers * Math.max(heads, 1);
-    const rows = special + queries[0] * queries[1], columns = special + keys[0] * keys[1];
-    const content = await inflated(bytesOf(document.getElementById(block).textContent));
-    const maxima = new Float32Array(content.slice(0, maps * rows * 8).buffer);
-    const square = Float32Array.from({ length: 256 }, (_, byte) => (byte / levels) ** 2);
-    return { layers, heads: Math.max(heads, 1), byHead: heads > 0, queries, keys, rows, columns, maxima, square,
-      bytes: content.subarray(maps * rows * 8) };
-  }
-
-  // the map of one head (or their mean, head = null): values over patches, and of the special tokens
-  function mapOf(tensor, layer, head, token, to) {
-    const heads = head === null ? [...Array(tensor.heads).keys()] : [Math.min(head, tensor.heads - 1)];
-    const size = to ? tensor.rows : tensor.columns, row = new Float32Array(size);
-    const place = placeOf(token, to ? tensor.keys : tensor.queries);
-    for (const each of heads) {
-      const first = (layer * tensor.heads + each) * tensor.rows;
-      if (to) {
-        for (let query = 0; query < size; query++) {
-          row[query] += tensor.maxima[2 * (first + query) + (place < special ? 0 : 1)] *
-            tensor.square[tensor.bytes[(first + query) * tensor.columns + place]];
-        }
-      } else {
-        const most = 2 * (first + place), start = (first + place) * tensor.columns;
-        for (let key = 0; key < size; key++) {
-          row[key] += tensor.maxima[most + (key < special ? 0 : 1)] * tensor.square[tensor.bytes[start + key]];
-        }
-      }
-    }
-    if (heads.length > 1) for (let index = 0; index < size; index++) row[index] /= heads.length;
-    return { values: row.subarray(special), special: row.subarray(0, special), grid: to ? tensor.queries : tensor.keys };
-  }
-
-  // a chosen token's place among the rows or columns: blocks of patches where they were pooled
-  function placeOf(token, grid) {
-    if (token.special !== undefined) return token.special;
-    const row = Math.floor((token.row * grid[0]) / data.grid[0]), column = Math.floor((token.column * grid[1]) / data.grid[1]);
-    return special + row * grid[1] + column;
-  }
+  const { unpack, unpackRollout, mapOf, rolloutOf, numberOfToken, tokenAt, nameOfToken } = makeReader(data);
 
   // a layer has the number of its block, which differs from its position where blocks without attention lie between
   const numberOf = (layer) => (data.layers ? data.layers[layer] : layer);
@@ -119,13 +23,7 @@
 
   function shownMap() {
     const image = data.images[state.image];
-    if (state.view === "rollout") {
-      const { maxima, bytes, levels } = image.rollout;
-      const columns = special + data.grid[0] * data.grid[1];
-      const row = Float32Array.from({ length: columns }, (_, key) =>
-        maxima[2 * state.layer + (key < special ? 0 : 1)] * (bytes[state.layer * columns + key] / levels) ** 2);
-      return { values: row.subarray(special), special: row.subarray(0, special), grid: data.grid };
-    }
+    if (state.view === "rollout") return rolloutOf(image.rollout, state.layer);
     if (state.view.startsWith("map:")) {
       const one = image.maps[Number(state.view.slice(4))];
       one.raw ??= bytesOf(one.data);
@@ -141,6 +39,29 @@
   const views = make("div", { class: "ex-segments", role: "radiogroup", "aria-label": "View" });
   const directions = make("div", { class: "ex-segments", role: "radiogroup", "aria-label": "Direction" });
   const tokens = make("div", { class: "ex-segments", role: "radiogroup", "aria-label": "Token" });
+  const faces = make("div", { class: "ex-segments", role: "radiogroup", "aria-label": "All heads" });
+  const pointing = make("div", { class: "ex-segments", role: "radiogroup", "aria-label": "Pointing chooses" });
+  const lastToken = special + data.grid[0] * data.grid[1] - 1;
+  const [queryField, queryInput] = slider("Query", { min: 0, max: lastToken, step: 1, id: "ex-query" }, (place) => {
+    setToken(tokenAt(place));
+  });
+  const queryText = make("output", { class: "ex-value ex-token", for: "ex-query" });
+  const [keyField, keyInput] = slider("Key", { min: 0, max: lastToken, step: 1, id: "ex-key" }, (place) => {
+    setKey(tokenAt(place));
+  });
+  const keyText = make("output", { class: "ex-value ex-token", for: "ex-key" });
+  const strongest = make("button", { type: "button", text: "Strongest key", onclick: () => setKey(null) });
+  const keyControls = make("div", { class: "ex-controls" }, keyField, keyText, strongest, pointing);
+  const linesInput = make("input", { type: "checkbox", onchange: () => {
+    state.lines = linesInput.checked;
+    later();
+  } });
+  const linesField = make("label", { class: "ex-field" }, linesInput, make("span", { text: "Lines" }));
+  const space = makeSpace({
+    chosen: chooseMap,
+    moved: (layers, heads) => chooseMap(state.layer + layers, state.head + heads),
+  });
+  const pairs = makePairs();
   const [layerField, layerInput] = slider("Layer", { min: 0, max: 0, step: 1, id: "ex-layer" }, setLayer);
   const layerText = make("output", { class: "ex-value", for: "ex-layer" });
   const [headField, headInput] = slider("Head", { min: 0, max: 0, step: 1, id: "ex-head" }, (head) => {
@@ -160,6 +81,7 @@
   const said = make("p", { class: "ex-said", "aria-live": "polite" });
   const board = make("div", { class: "ex-board", role: "grid", "aria-label": "Heads: a row each layer, a column each head" });
   const legend = make("div", { class: "ex-legend" });
+  const boardFace = make("div");
   const labels = [...new Set(data.labels.flat())].filter(Boolean).sort();
   const cells = [];
 
@@ -204,19 +126,21 @@
         later();
       }));
     }
+    boardFace.append(make("div", { class: "ex-controls" }, ...boardFields), make("div", { class: "ex-scroll" }, board), legend);
     root.replaceChildren(
       ...notes, images,
-      make("div", { class: "ex-controls" }, views, directions, tokens),
+      make("div", { class: "ex-controls" }, views, directions, tokens, queryField, queryText),
       make("div", { class: "ex-body" },
         make("div", { class: "ex-left" },
           stage,
           make("div", { class: "ex-scale" }, bar, ticks),
           shares, said, facts,
-          make("div", { class: "ex-controls" }, layerField, layerText, headField, headText, play, opacityField),
+          make("div", { class: "ex-controls" }, layerField, layerText, headField, headText, play, opacityField, linesField),
+          keyControls,
           make("p", { class: "ex-hint", text: "Point at a patch, or use the arrow keys on the image; [ and ] change " +
             "the layer, x switches between where a token looks and who looks at it." })),
-        make("div", { class: "ex-right" }, make("div", { class: "ex-controls" }, ...boardFields),
-          make("div", { class: "ex-scroll" }, board), legend)),
+        make("div", { class: "ex-right" }, make("div", { class: "ex-controls" }, faces),
+          boardFace, space.element, pairs.element)),
       ...exactness);
     data.images.forEach((image, index) => {
       images.append(make("button", {
@@ -226,6 +150,12 @@
     });
     images.hidden = data.images.length < 2;
     segment(directions, [["from", "where it looks"], ["to", "who looks at it"]], "from", (value) => setTo(value === "to"));
+    segment(faces, [["board", "board"], ["space", "3-D"], ["pair", "query × key"]], state.face, setFace);
+    segment(pointing, [["query", "point at the query"], ["key", "at the key"]], state.pointing, (value) => {
+      state.pointing = value;
+      check(pointing, value);
+    });
+    setFace(state.face);
     stage.addEventListener("pointermove", point);
     stage.addEventListener("pointerdown", point);
     stage.addEventListener("keydown", keys);
@@ -259,11 +189,7 @@
     }
     if (state.image !== index) return; // another one was chosen meanwhile
     weights = decoded.get(index);
-    if (image.rollout && !image.rollout.bytes) {
-      const content = bytesOf(image.rollout.data);
-      image.rollout.maxima = new Float32Array(content.slice(0, image.rollout.layers * 8).buffer);
-      image.rollout.bytes = content.subarray(image.rollout.layers * 8);
-    }
+    if (image.rollout) unpackRollout(image.rollout);
     stage.width = 448;
     stage.height = Math.max(1, Math.min(1792, Math.round((448 * image.height) / image.width)));
     stage.style.setProperty("--ratio", stage.width / stage.height);
@@ -325,6 +251,25 @@
     later();
   }
 
+  function setKey(token) {
+    state.key = token;
+    later();
+  }
+
+  function setFace(face) {
+    state.face = face;
+    check(faces, face);
+    root.dataset.face = face;
+    boardFace.hidden = face !== "board";
+    space.element.hidden = face !== "space";
+    pairs.element.hidden = keyControls.hidden = face !== "pair";
+    if (face === "pair" && weights && weights.byHead) {
+      setTo(false);
+      setView("head");
+    }
+    if (stage.width && state.token) later();
+  }
+
   function setBoard(value) {
     state.board = value;
     later();
@@ -336,6 +281,12 @@
     setLayer((layer + weights.layers) % weights.layers);
     if (weights.byHead) setView("head");
     if (focus) cells[state.layer * weights.heads + state.head].button.focus();
+  }
+
+  // a map of the view in space: of a head, or of a layer
+  function chooseMap(layer, head) {
+    if (state.view === "rollout" || state.view === "mean") setLayer(layer);
+    else setHead(layer, head);
   }
 
   function toggle() {
@@ -357,8 +308,11 @@
     const row = Math.floor(((event.clientY - box.top) / box.height) * data.grid[0]);
     const column = Math.floor(((event.clientX - box.left) / box.width) * data.grid[1]);
     if (row < 0 || column < 0 || row >= data.grid[0] || column >= data.grid[1]) return;
-    const now = state.token;
-    if (now.row !== row || now.column !== column) setToken({ row, column });
+    const isKey = state.face === "pair" && state.pointing === "key";
+    const now = isKey ? state.key : state.token;
+    if (now && now.row === row && now.column === column) return;
+    if (isKey) setKey({ row, column });
+    else setToken({ row, column });
   }
 
   function keys(event) {
@@ -369,7 +323,7 @@
         column: Math.max(0, Math.min(data.grid[1] - 1, from.column + moves[1])) });
     } else if (event.key === "[") setLayer(state.layer - 1);
     else if (event.key === "]") setLayer(state.layer + 1);
-    else if (event.key === "x") setTo(!state.to);
+    else if (event.key === "x" && state.face !== "pair") setTo(!state.to);
     else return;
     event.preventDefault();
   }
@@ -417,12 +371,6 @@
     return parts.join(" · ");
   }
 
-  function number(value) {
-    if (value === 0) return "0";
-    const size = Math.abs(value);
-    return size >= 0.001 && size < 10000 ? String(Number(value.toPrecision(3))) : value.toExponential(1);
-  }
-
   function later() {
     if (waiting) return;
     waiting = true;
@@ -441,7 +389,7 @@
     const ofHeads = state.view === "head" || state.view === "mean";
     drawStage(shown, shown && ofHeads ? shared : null);
     tokens.hidden = !ofHeads;
-    directions.hidden = !ofHeads;
+    directions.hidden = !ofHeads || state.face === "pair";
     play.disabled = layerInput.disabled = state.view.startsWith("map:");
     layerText.textContent = `${numberOf(state.layer)} (of ${numbersText()})`;
     headField.hidden = headText.hidden = !weights || !weights.byHead;
@@ -449,6 +397,100 @@
     headInput.value = state.head;
     headText.textContent = `${state.head} (of 0 to ${headInput.max})`;
     check(tokens, state.token.special === undefined ? "patch" : String(state.token.special));
+    queryField.hidden = queryText.hidden = !ofHeads;
+    queryField.firstChild.textContent = state.to ? "Key" : "Query";
+    queryInput.value = numberOfToken(state.token);
+    queryText.textContent = nameOfToken(state.token);
+    linesField.hidden = !ofHeads || state.token.special !== undefined;
+    if (state.face === "space") showSpace(all);
+    if (state.face === "pair") showPair(shown);
+  }
+
+  // all maps in space: those of the board, or the rollouts so far
+  function showSpace(all) {
+    const image = data.images[state.image];
+    const isRollout = state.view === "rollout";
+    let maps = cells.map(({ layer, head }, index) => ({ layer, head, ...all[index] }));
+    let layers = weights ? weights.layers : 0;
+    let heads = weights ? weights.heads : 1;
+    let nameOf = title;
+    const who = nameOfToken(state.token);
+    let subject = state.to ? `Who looks at ${who}` : `Where ${who} looks`;
+    if (isRollout || (state.view === "mean" && weights.byHead)) {
+      layers = layerCount();
+      heads = 1;
+      const ofLayer = (layer) => (isRollout ? rolloutOf(image.rollout, layer) : mapOf(weights, layer, null, state.token, state.to));
+      maps = Array.from({ length: layers }, (_, layer) => ({ layer, head: 0, ...ofLayer(layer) }));
+      nameOf = (layer) => (isRollout ? `rollout up to L${numberOf(layer)}` : `L${numberOf(layer)}, mean of its heads`);
+    }
+    if (isRollout) subject = "Rollout";
+    const grid = maps.length ? maps[0].grid : data.grid;
+    space.show({
+      maps, layers, heads, grid, nameOf,
+      nameOfLayer: (layer) => `L${numberOf(layer)}`,
+      nameOfHead: (head) => `H${head}`,
+      most: Math.max(0, ...maps.map((map) => greatestOf(map.values))),
+      uniform: 1 / (special + data.grid[0] * data.grid[1]),
+      unit: isRollout ? "share of rollout" : "share of attention",
+      chosen: { layer: state.layer, head: heads === 1 ? 0 : state.head },
+      query: isRollout || state.token.special !== undefined || String(grid) !== String(data.grid) ? null : state.token,
+      picture: grey.colour, ratio: image.height / image.width, title: subject,
+    });
+  }
+
+  const layerCount = () => Number(layerInput.max) + 1;
+
+  // the score of the chosen head by dimension; the key of the largest weight unless one was chosen
+  function showPair(shown) {
+    const image = data.images[state.image];
+    const first = weights ? weights.layers - (data.pairs.layers || 0) : 0;
+    keyControls.hidden = true;
+    if (!image.vectors) {
+      pairs.refuse(data.pairs.layers ? `This image has no queries and keys. ${data.pairs.note}` : data.pairs.note);
+      return;
+    }
+    if (state.layer < first) {
+      pairs.refuse(`${data.pairs.note} Choose one of the layers ${numberOf(first)} to ${numberOf(weights.layers - 1)}.`);
+      return;
+    }
+    if (state.view !== "head") {
+      pairs.refuse("Scores belong to one head: choose the view of one head.");
+      return;
+    }
+    const packed = vectors.get(state.image);
+    if (!packed || packed instanceof Promise) {
+      if (!packed) loadVectors(state.image, image.vectors);
+      pairs.refuse("Queries and keys are being unpacked.");
+      return;
+    }
+    keyControls.hidden = false;
+    const layer = state.layer - first;
+    const scores = scoresOf(packed, layer, state.head, numberOfToken(state.token));
+    const key = state.key ?? strongestKey(scores.weights);
+    keyInput.value = numberOfToken(key);
+    keyText.textContent = nameOfToken(key);
+    const isWhole = [weights.queries, weights.keys].every((grid) => String(grid) === String(data.grid));
+    const mapWeights = [...shown.special, ...shown.values];
+    pairs.show(pairOf(packed, scores, layer, state.head, numberOfToken(key)), {
+      title: `L${numberOf(state.layer)}.H${state.head}, query ${nameOfToken(state.token)}, key ${nameOfToken(key)}`,
+      mapWeight: isWhole ? mapWeights[numberOfToken(key)] : null,
+      most: greatestOf(mapWeights),
+      notes: data.pairs.note,
+    });
+  }
+
+  function strongestKey(weightsOfKeys) {
+    const ofPatches = weightsOfKeys.slice(special);
+    return tokenAt(special + ofPatches.indexOf(greatestOf(ofPatches)));
+  }
+
+  function loadVectors(index, block) {
+    const promise = unpackVectors(block, data.pairs);
+    vectors.set(index, promise);
+    promise.then((packed) => {
+      vectors.set(index, packed);
+      later();
+    });
   }
 
   function range(shown, shared) {
@@ -479,30 +521,49 @@
       drawScale(low, high, colours, shown);
     }
     const isPatch = state.token.special === undefined && (state.view === "head" || state.view === "mean");
-    if (isPatch) outline(pen, width, height);
+    if (isPatch) {
+      if (state.lines && shown) drawLines(pen, shown);
+      outline(pen, state.token, "#fff");
+    }
+    if (state.face === "pair" && state.key && state.key.special === undefined) outline(pen, state.key, "#ffb000");
     say(shown);
   }
 
-  const level = (value, low, high) =>
-    high > low ? Math.max(0, Math.min(255, Math.round(((value - low) / (high - low)) * 255))) : 0;
-
-  function outline(pen, width, height) {
+  function outline(pen, token, colour) {
     const [rows, columns] = data.grid;
-    const box = [(state.token.column * width) / columns, (state.token.row * height) / rows, width / columns, height / rows];
+    const { width, height } = stage;
+    const box = [(token.column * width) / columns, (token.row * height) / rows, width / columns, height / rows];
     pen.lineWidth = 4;
     pen.strokeStyle = "#000";
     pen.strokeRect(...box);
     pen.lineWidth = 2;
-    pen.strokeStyle = "#fff";
+    pen.strokeStyle = colour;
     pen.strokeRect(...box);
   }
 
-  function drawScale(low, high, colours, shown) {
-    const pen = bar.getContext("2d"), line = pen.createImageData(256, 1);
-    for (let at = 0; at < 256; at++) {
-      line.data.set([colours[at * 3], colours[at * 3 + 1], colours[at * 3 + 2], 255], at * 4);
+  // lines from the token to the patches of the largest weights, wider for larger ones
+  function drawLines(pen, shown) {
+    const centreOf = (row, column, [rows, columns]) =>
+      [((column + 0.5) * stage.width) / columns, ((row + 0.5) * stage.height) / rows];
+    const from = centreOf(state.token.row, state.token.column, data.grid);
+    const largest = [...shown.values.keys()].sort((one, other) => shown.values[other] - shown.values[one]).slice(0, LINES);
+    const most = shown.values[largest[0]];
+    for (const at of largest) {
+      const end = centreOf(Math.floor(at / shown.grid[1]), at % shown.grid[1], shown.grid);
+      const width = most > 0 ? (8 * shown.values[at]) / most : 0;
+      for (const [colour, extra] of [["#000", 2], ["#fff", 0]]) {
+        pen.strokeStyle = colour;
+        pen.lineWidth = width + extra;
+        pen.beginPath();
+        pen.moveTo(...from);
+        pen.lineTo(...end);
+        if (width >= 0.5) pen.stroke();
+      }
     }
-    pen.putImageData(line, 0, 0);
+  }
+
+  function drawScale(low, high, colours, shown) {
+    paintBar(bar, colours);
     const unit = shown.low === undefined ? "share of attention" : "value of the map";
     ticks.replaceChildren(...[low, (low + high) / 2, high].map((value) => make("span", { text: number(value) })));
     ticks.append(make("span", { class: "ex-unit", text: unit }));

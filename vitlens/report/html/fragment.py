@@ -1,6 +1,7 @@
 """The attention explorer as HTML: its data packed into the page, and a document of it alone."""
 
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -10,8 +11,18 @@ from numpy.typing import NDArray
 
 from vitlens.report.explorer import Explorer, ExplorerImage, rollout_of
 from vitlens.report.html import pictures
-from vitlens.report.html.packing import BUDGET, Packed, in_base64, packed_explorer, quantised
-from vitlens.report.html.templates import POLICY, asset, rendered
+from vitlens.report.html.packing import (
+    BUDGET,
+    COMPONENT_STEPS,
+    VECTORS,
+    Packed,
+    in_base64,
+    packed_explorer,
+    packed_vectors,
+    quantised,
+    restored_vectors,
+)
+from vitlens.report.html.templates import POLICY, asset, explorer_script, rendered
 from vitlens.report.html.text import name, plain
 
 _MAP: Final = 64  # rows and columns of a map on the page, at most
@@ -30,14 +41,16 @@ def explorer_fragment(explorer: Explorer) -> str:
         explorer=explorer_part(explorer),
         policy=POLICY,
         style=asset("style.css"),
-        explorer_script=asset("explorer.js"),
+        explorer_script=explorer_script(),
     )
 
 
-def explorer_part(explorer: Explorer, *, budget: int = BUDGET) -> dict[str, Any]:
-    """Return an explorer packed for the page: notes, the JSON and the blocks of weights by id.
+def explorer_part(
+    explorer: Explorer, *, budget: int = BUDGET, spare: int = VECTORS
+) -> dict[str, Any]:
+    """Return an explorer packed for the page: notes, the JSON and the blocks of data by id.
 
-    budget: bytes of base64 for its pictures and weights.
+    budget: bytes of base64 for its pictures and weights; spare: more bytes, for queries and keys.
     """
     photographs = [pictures.photograph(image.picture) for image in explorer.images]
     size_of_pictures = sum(len(photograph.uri) for photograph in photographs)
@@ -52,6 +65,12 @@ def explorer_part(explorer: Explorer, *, budget: int = BUDGET) -> dict[str, Any]
         images.append(_image(explorer, image, photograph, weights, block))
         if weights is not None:
             blocks.append((block, Markup(weights.data)))
+    size = size_of_pictures + sum(len(content) for _, content in blocks)
+    vectors = list(_vectors(explorer, room=min(VECTORS, budget + spare - size)))
+    for index, content in enumerate(vectors):
+        block = f"vl-vectors-{index}"
+        images[index]["vectors"] = block
+        blocks.append((block, content))
     data: dict[str, object] = {
         "model": name(explorer.model),
         "special": list(map(name, explorer.special)),
@@ -62,6 +81,7 @@ def explorer_part(explorer: Explorer, *, budget: int = BUDGET) -> dict[str, Any]
         "notes": notes,
         "exactness": tuple(_exactness(explorer, all_weights)),
         "images": images,
+        "pairs": _pairs(explorer, len(vectors)),
     }
     if explorer.layers:
         data["layers"] = explorer.layers
@@ -112,6 +132,67 @@ def _image(
         "rollout": _rollout(explorer, image),
         "maps": [_map(plain(title), values) for title, values in image.maps.items()],
     }
+
+
+def _vectors(explorer: Explorer, *, room: int) -> Iterator[Markup]:
+    """Yield the queries and keys of as many first images as take at most `room` bytes."""
+    for image in explorer.images:
+        if image.query_vectors is None or image.key_vectors is None:
+            return
+        content = packed_vectors(image.query_vectors) + packed_vectors(image.key_vectors)
+        block = in_base64(zlib.compress(content, 6))
+        room -= len(block)
+        if room < 0:
+            return
+        yield Markup(block)
+
+
+def _pairs(explorer: Explorer, images: int) -> dict[str, object]:
+    """Return the shape of the queries and keys on the page, and which of them are left out.
+
+    images: the number of images that have them.
+    """
+    if not images:
+        reason = "there is no room for them on this page"
+        if not explorer.scales:
+            reason = explorer.without_pairs or "this report was measured without them"
+        return {"note": f"No queries and keys are kept: {name(reason)}."}
+    first = explorer.images[0]
+    assert first.query_vectors is not None
+    layers, heads, tokens, dim = first.query_vectors.shape
+    return {
+        "layers": layers,
+        "heads": heads,
+        "tokens": tokens,
+        "dim": dim,
+        "scales": explorer.scales,
+        "steps": COMPONENT_STEPS,
+        "note": " ".join(_pair_notes(explorer, images)),
+    }
+
+
+def _pair_notes(explorer: Explorer, images: int) -> Iterator[str]:
+    first = explorer.images[0]
+    assert first.query_vectors is not None
+    assert first.key_vectors is not None
+    if first.weights is not None:
+        layers = len(first.query_vectors)
+        if layers < len(first.weights):
+            yield f"Queries and keys are kept of the last {layers} layers, to keep the page small."
+        weights = first.weights[-layers:]
+        scales = np.asarray(explorer.scales)[:, None, None, None]
+        queries = restored_vectors(first.query_vectors)
+        scores = queries @ restored_vectors(first.key_vectors).swapaxes(-1, -2) * scales
+        powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        from_scores = powers / powers.sum(axis=-1, keepdims=True)
+        error = np.abs(from_scores - weights).max(axis=-1) / weights.max(axis=-1)
+        yield (
+            f"Components are kept in {2 * COMPONENT_STEPS + 1:,} steps. The weights that follow "
+            f"from them differ by at most {100 * float(error.max()):.1f} % of the largest weight "
+            "of the same query."
+        )
+    if images < len(explorer.images):
+        yield f"Images with queries and keys: the first {images} of {len(explorer.images)}."
 
 
 def _rollout(explorer: Explorer, image: ExplorerImage) -> dict[str, object] | None:

@@ -5,6 +5,9 @@ of each weight's share of a maximum of the row: w = m * (byte / levels)^2. Speci
 patches have a maximum each, in float32, as CLS often takes most of a row and would leave the
 patches a few steps. The largest error is about m / levels, at the largest weights, and falls with
 the square root of the weight.
+
+Queries and keys have COMPONENT_STEPS steps to either side of 0, up to the largest component of
+their vector. A byte has 255 steps, which would change weights by some per cent.
 """
 
 import zlib
@@ -24,6 +27,8 @@ _ONE: Final = 5_700_000  # of one image
 _DEFLATED: Final = {255: 0.80, 191: 0.75, 127: 0.68, 63: 0.56, 31: 0.44}
 _MAXIMA: Final = 8  # bytes of the two maxima of a row
 _BASE64: Final = 4 / 3
+VECTORS: Final = 2_000_000  # bytes of base64 for all queries and keys of a page
+COMPONENT_STEPS: Final = 1023
 
 
 @dataclass(frozen=True)
@@ -180,6 +185,32 @@ def restored(
     """Return the weights that the page computes from bytes and maxima of rows."""
     maximum_of_weight = np.repeat(maxima, (special, bytes_.shape[-1] - special), axis=-1)
     return np.asarray((bytes_ / np.float32(levels)) ** 2 * maximum_of_weight, dtype=np.float32)
+
+
+def packed_vectors(vectors: NDArray[np.floating]) -> bytes:
+    """Return vectors (..., components) as bytes: the largest component of each, and all steps.
+
+    A step has two bytes. All high ones come first: they vary little and so deflate well.
+    """
+    values = np.nan_to_num(vectors.astype(np.float32))
+    largest = np.abs(values).max(axis=-1).astype("<f4")
+    divisor = np.where(largest > 0, largest, 1)[..., None]
+    steps = np.round(values / divisor * COMPONENT_STEPS).astype(np.int16)
+    high = (steps >> 8).astype(np.int8)
+    low = (steps & 255).astype(np.uint8)
+    return b"".join(part.tobytes() for part in (largest, high, low))
+
+
+def restored_vectors(vectors: NDArray[np.floating]) -> NDArray[np.float32]:
+    """Return vectors (..., components) as the page restores them from their bytes."""
+    content = packed_vectors(vectors)
+    count = vectors.size
+    largest = np.frombuffer(content, "<f4", count=count // vectors.shape[-1])
+    high = np.frombuffer(content, np.int8, count=count, offset=largest.nbytes)
+    low = np.frombuffer(content, np.uint8, count=count, offset=largest.nbytes + count)
+    steps = (high.astype(np.int32) * 256 + low).reshape(vectors.shape)
+    scale = largest.reshape(*vectors.shape[:-1], 1) / np.float32(COMPONENT_STEPS)
+    return np.asarray(steps * scale, dtype=np.float32)
 
 
 def _with_fewer_keys(

@@ -12,6 +12,13 @@ _HERE: Final = Path(__file__).parent
 POLICY: Final = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 )
+_EXPLORER: Final = (
+    "explorer_parts.js",
+    "explorer_data.js",
+    "explorer_space.js",
+    "explorer_pairs.js",
+    "explorer.js",
+)
 
 
 @cache
@@ -34,3 +41,10 @@ def rendered(template: str, **values: Any) -> str:
 def asset(name: str) -> Markup:
     """Return a style sheet or script of this folder, as it is."""
     return Markup((_HERE / name).read_text(encoding="utf-8"))
+
+
+@cache
+def explorer_script() -> Markup:
+    """Return the scripts of the attention explorer as one, in a block that shares no name."""
+    scripts = "\n".join(map(asset, _EXPLORER))
+    return Markup('"use strict";\n{\n' + scripts + "}\n")

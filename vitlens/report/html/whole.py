@@ -13,7 +13,7 @@ from vitlens.report.glossary import Term, find_terms
 from vitlens.report.html import pictures
 from vitlens.report.html.fragment import explorer_part
 from vitlens.report.html.packing import BUDGET
-from vitlens.report.html.templates import POLICY, asset, rendered
+from vitlens.report.html.templates import POLICY, asset, explorer_script, rendered
 from vitlens.report.html.text import Words, command_without_paths, plain
 from vitlens.report.markdown import UNFINISHED, citation, provenance, repeated_words, took
 from vitlens.report.numbers import in_words
@@ -102,7 +102,8 @@ def page(document: Document, record: Record) -> str:
     if document.explorer is not None:
         size_of_pictures = sum(len(picture.uri) for picture in parts.embedded)
         budget = max(_LEAST, min(BUDGET, _SIZE - size_of_pictures))
-        explorer = explorer_part(document.explorer, budget=budget)
+        spare = max(0, _SIZE - size_of_pictures - budget)
+        explorer = explorer_part(document.explorer, budget=budget, spare=spare)
     values = {
         "title": plain(document.title),
         "document": document,
@@ -111,7 +112,7 @@ def page(document: Document, record: Record) -> str:
         "policy": POLICY,
         "style": asset("style.css"),
         "page_script": asset("page.js"),
-        "explorer_script": asset("explorer.js"),
+        "explorer_script": explorer_script(),
         "words": parts.words,
         "in_words": in_words,
         "plain": plain,

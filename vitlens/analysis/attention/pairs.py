@@ -1,0 +1,70 @@
+"""Queries and keys of every token, from which scores of pairs are computed later."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitlens.errors import UnsupportedError
+from vitlens.lens.call import AttentionCall
+from vitlens.lens.observe import observe
+from vitlens.models.model import Model
+from vitlens.shapes import Images
+
+
+@dataclass(frozen=True)
+class QueriesKeys:
+    """Queries and keys of the first n images in the last layers; float16, on the CPU.
+
+    scales: by layer, the factor of the products of queries and keys.
+    """
+
+    queries: Float[Tensor, "n layers heads token head_dim"]
+    keys: Float[Tensor, "n layers heads token head_dim"]
+    scales: tuple[float, ...]
+
+
+def queries_and_keys(model: Model, images: Images, *, most: int) -> QueriesKeys:
+    """Return queries and keys of at most `most` numbers: of all layers of the first images.
+
+    If those of one image are more, only its last layers are returned. images: (n, 3, height, width)
+    in [0, 1]. Raises UnsupportedError for layers whose scores are not only products of queries and
+    keys, and where one layer has more numbers.
+    """
+    first = _of_images(model, images[:1])
+    layers = first.queries.shape[1]
+    size_of_layer = 2 * first.queries[:, 0].numel()
+    if size_of_layer > most:
+        raise UnsupportedError(
+            f"expected at most {most:,} numbers in the queries and keys of a layer of "
+            f"{model.alias}, found {size_of_layer:,}"
+        )
+    count = most // (size_of_layer * layers)
+    if count > 1 and len(images) > 1:
+        return _of_images(model, images[:count])
+    last = min(layers, most // size_of_layer)
+    return QueriesKeys(first.queries[:, -last:], first.keys[:, -last:], first.scales[-last:])
+
+
+def _of_images(model: Model, images: Images) -> QueriesKeys:
+    queries: list[Tensor] = []
+    keys: list[Tensor] = []
+    scales: list[float] = []
+
+    def take(call: AttentionCall) -> None:
+        if call.site.kind != "patch":
+            return
+        inputs = call.inputs
+        if inputs is None or inputs.bias is not None:
+            term = "a bias" if inputs is not None else "weights that the layer computes itself"
+            raise UnsupportedError(
+                "expected scores that are products of queries and keys only, found "
+                f"{term} in {call.site.module!r} of {model.alias}"
+            )
+        queries.append(inputs.query.detach().half().cpu())
+        keys.append(inputs.key.detach().half().cpu())
+        scales.append(inputs.scale)
+
+    observe(model, images.to(model.device), take)
+    return QueriesKeys(torch.stack(queries, 1), torch.stack(keys, 1), tuple(scales))
