@@ -146,6 +146,28 @@ def test_the_score_of_a_pair_is_the_sum_of_the_products_by_dimension(of):
     assert float(product_.replace("−", "-")) == pytest.approx(products[3], rel=0.02)
 
 
+def test_the_temperature_divides_the_scores_before_the_softmax(of):
+    data = with_vectors()
+    image = data.images[0]
+    page = of(explorer_fragment(data))
+    radio(page, "query × key").click()
+    page.tab.locator(".ex-pair .ex-detail").filter(has_text="L2.H0").wait_for()
+    page.tab.get_by_label("Query", exact=True).fill("7")
+    page.tab.get_by_label("Key", exact=True).fill("12")
+    page.tab.get_by_label("Temperature of the softmax").fill("-1")  # 2 to this power
+    page.words()
+    words = page.tab.locator(".ex-pair").inner_text()
+    temperature, weight, keys = re.search(
+        r"At temperature (\S+) the weight is (\S+) and .* over (\S+) of", words
+    ).groups()
+    powers = np.exp(0.5 / 0.5 * image.query_vectors[0, 0, 7] @ image.key_vectors[0, 0].T)
+    weights = powers / powers.sum()
+    entropy = -(weights * np.log(weights)).sum()
+    assert float(temperature) == 0.5
+    assert float(weight) == pytest.approx(weights[12], rel=0.03)
+    assert float(keys) == pytest.approx(np.exp(entropy), rel=0.03)
+
+
 def test_a_layer_or_image_without_queries_and_keys_says_so(of, opened):
     page = of(explorer_fragment(with_vectors()))
     radio(page, "query × key").click()

@@ -38,10 +38,20 @@ function scoresOf(packed, layer, head, query) {
     const key = vectorOf(packed, "keys", layer, head, token);
     return values.reduce((sum, value, at) => sum + value * key[at], 0);
   });
+  return { values, sums, scale: scales[layer], weights: softmax(sums, scales[layer]) };
+}
+
+// the weights of sums that are multiplied by a scale first
+function softmax(sums, scale) {
   const most = Math.max(...sums);
-  const powers = sums.map((sum) => Math.exp((sum - most) * scales[layer]));
+  const powers = sums.map((sum) => Math.exp((sum - most) * scale));
   const whole = powers.reduce((sum, power) => sum + power, 0);
-  return { values, sums, scale: scales[layer], weights: powers.map((power) => power / whole) };
+  return powers.map((power) => power / whole);
+}
+
+// the number of keys among which a uniform row of this entropy would divide its weight
+function effectiveKeys(weights) {
+  return Math.exp(-weights.reduce((sum, weight) => sum + (weight > 0 ? weight * Math.log(weight) : 0), 0));
 }
 
 // one of these scores by dimension
@@ -56,6 +66,8 @@ function pairOf(packed, scores, layer, head, key) {
     score: scores.sums[key] * scores.scale,
     weight: scores.weights[key],
     tokens: scores.weights.length,
+    weightsAt: (temperature) => softmax(scores.sums, scores.scale / temperature),
+    place: key,
   };
 }
 
@@ -63,7 +75,7 @@ function makePairs() {
   // the name space as the parser knows it: no address stands in a page that fetches nothing
   const SVG = new DOMParser().parseFromString("<svg></svg>", "text/html").body.firstChild.namespaceURI;
   const strips = [["query", "query"], ["key", "key"], ["products", "query × key"]];
-  let shown = null, order = "number";
+  let shown = null, order = "number", temperature = 1;
 
   const said = make("p", { class: "ex-detail", "aria-live": "polite" });
   const check = make("p", { class: "ex-note" });
@@ -74,8 +86,14 @@ function makePairs() {
     order = value;
     draw();
   });
-  const controls = make("div", { class: "ex-controls" }, orderField);
-  const element = make("div", { class: "ex-pair" }, said, controls, bars, pointed, check, note);
+  // the slider has the logarithm to base 2: a quarter to four times the scores' divisor
+  const [temperatureField] = slider("Temperature of the softmax", { min: -2, max: 2, step: 0.25, value: 0 }, (power) => {
+    temperature = 2 ** power;
+    sayTemperature();
+  });
+  const warmed = make("p", { class: "ex-note", "aria-live": "polite" });
+  const controls = make("div", { class: "ex-controls" }, orderField, temperatureField);
+  const element = make("div", { class: "ex-pair" }, said, controls, warmed, bars, pointed, check, note);
 
   // title: of the head, the query and the key; mapWeight: the weight on the map, null where the map is averaged over
   // blocks of patches; most: the largest one of the query
@@ -88,14 +106,23 @@ function makePairs() {
     check.textContent = isFar ? "The two weights differ by more than the steps of this page explain." : "";
     check.classList.toggle("ex-problem", isFar);
     note.textContent = notes;
-    controls.hidden = bars.hidden = pointed.hidden = false;
+    controls.hidden = bars.hidden = pointed.hidden = warmed.hidden = false;
+    sayTemperature();
     draw();
+  }
+
+  // what the weight and the whole row would be if scores were divided by the temperature
+  function sayTemperature() {
+    if (!shown) return;
+    const weights = shown.weightsAt(temperature);
+    warmed.textContent = `At temperature ${number(temperature)} the weight is ${number(weights[shown.place])} and the query ` +
+      `spreads over ${number(effectiveKeys(weights))} of ${shown.tokens} keys (the exponential of its entropy).`;
   }
 
   function refuse(reason) {
     said.textContent = reason;
     check.textContent = note.textContent = "";
-    controls.hidden = bars.hidden = pointed.hidden = true;
+    controls.hidden = bars.hidden = pointed.hidden = warmed.hidden = true;
   }
 
   function draw() {
