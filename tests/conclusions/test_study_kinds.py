@@ -1,5 +1,6 @@
 """Reports of studies: planted predictions, and the claims that they must and must not make."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ from tests.kit.contradictions import contradictions
 from tests.kit.planted_study import LABELS, UNTRIED, pretraining_record, study_record, with_curves
 from tests.kit.select import select, select_one, values_of
 from vitlens.commands.registry import COMMANDS
-from vitlens.commands.study.kinds.record import ComparisonRow
+from vitlens.commands.study.kinds.record import ComparisonRow, FindingRow
 from vitlens.commands.study.kinds.report import decision
 from vitlens.commands.study.kinds.transfer.report import caught_up, reasons
 from vitlens.commands.study.kinds.variants.record import PositionRow, VariantsRecord
@@ -283,3 +284,39 @@ def test_times_of_trainings_of_an_earlier_run_are_not_those_of_the_report(second
     record = replace(architecture(0.6), seconds=seconds)
     unknown = " ".join(sentence.text for sentence in REPORT(record).first.unknown)
     assert ("earlier run" in unknown) == is_noted
+
+
+def test_a_result_of_the_literature_is_repeated_contradicted_or_undecided_in_words():
+    record = study_record("pooling", {"cls": 0.6, "mean": 0.9})
+    row = FindingRow(
+        "mean of the patches",
+        "CLS token",
+        "equal",
+        "both read the same tokens, which is a statement as long as that of any paper may be",
+        "Nobody 2000",
+        Estimate(30.0, 20.0, 40.0, 450, "points"),
+        0.001,
+        "contradicts",
+        "the patches are made of paper",
+    )
+    says = {}
+    for agreement in ("contradicts", "agrees", "undecided"):
+        told = replace(record, findings=(replace(row, agreement=agreement),))
+        (claim,) = (claim for claim in REPORT(told).claims if claim.question == "literature")
+        says[agreement] = claim.says
+        assert row.statement in claim.says
+    assert "made of paper" in says["contradicts"]
+    assert "made of paper" not in says["agrees"] + says["undecided"]
+
+
+def test_hunger_for_images_and_for_steps_are_two_numbers():
+    shares = {"vit-5": 0.5, "vit-100": 0.9, "vit-5-epochs": 0.2}
+    record = study_record("data", shares)
+    points = []
+    for row in record.points:
+        points.append(replace(row, steps=2 if row.label.endswith("epochs") else 30))
+    claims = list(REPORT(replace(record, points=tuple(points))).claims)
+    (hunger,) = (claim for claim in claims if claim.question == "hunger")
+    numbers = re.findall(r"(\d+\.\d) points", hunger.says)
+    assert 35 < float(numbers[0]) < 45  # 0.9 - 0.5: lack of images
+    assert 25 < float(numbers[1]) < 35  # 0.5 - 0.2: lack of steps

@@ -1,8 +1,9 @@
 """The choice among several variants: one rule and its sentences; free of torch.
 
 Of the candidates that are shown to lose at most MARGIN points against the best (the whole interval
-of the paired difference), the cheapest is chosen. A candidate that is neither shown to be within
-the margin nor significantly worse is undecided. If an undecided one is cheaper, or may be better by
+of the paired difference), the cheapest is chosen. A candidate is worse if it is shown to lose more
+than that (again by the whole interval), or if it is significantly worse. One that is neither within
+the margin nor worse is undecided. If an undecided one is cheaper, or may be better by
 more than the margin, the outcome depends on what the comparison can detect: if it would have
 detected a difference of DETECTED points from every undecided one, the cheapest of all is chosen,
 else the choice is inconclusive.
@@ -51,8 +52,11 @@ class Candidate:
 
     @property
     def is_worse(self) -> bool:
-        """Return True if it is significantly worse and not within the margin."""
-        return not self.is_within and self.p is not None and self.p <= LEVEL
+        """Return True if it is shown to lose more than the margin, or significantly worse."""
+        if self.gap is None or self.is_within:
+            return False
+        loses_more = self.gap.high is not None and self.gap.high < -MARGIN
+        return loses_more or (self.p is not None and self.p <= LEVEL)
 
     @property
     def may_be_better(self) -> bool:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def decision(record: KindRecord) -> Choice:
-    """Return the choice among the variants of a study.
+    """Return the choice among the variants of a study, without those of which a training failed.
 
     A pair that is a planned comparison, too, has the smaller p of the two: it is not called alike
     in one place and different in another.
@@ -54,7 +54,8 @@ def decision(record: KindRecord) -> Choice:
             candidate = replace(
                 candidate, gap=comparison.difference, p=p, detectable=comparison.detectable
             )
-        candidates.append(candidate)
+        if not row.failed or candidate.gap is None:
+            candidates.append(candidate)
     return choose(candidates)
 
 
@@ -164,14 +165,14 @@ def in_accuracy(difference: Estimate) -> Marked:
 
 
 _FINDINGS: Final[Mapping[Agreement, str]] = {
-    "contradicts": "This contradicts {{ row.source }}, where {{ row.statement }}: "
+    "contradicts": "This contradicts {{ source }}, where {{ statement }}: "
     "**{{ row.words }}** is {{ more }} than **{{ row.against_words }}**. The study differs from "
-    "the paper: {{ row.reason }}.",
-    "agrees": "As in {{ row.source }}, {{ row.statement }}: "
+    "the paper: {{ reason }}.",
+    "agrees": "As in {{ source }}, {{ statement }}: "
     "{% if is_equal %}**{{ row.words }}** and **{{ row.against_words }}** do not differ "
     "measurably, {{ row.difference|alone }}"
     "{% else %}**{{ row.words }}** is {{ more }} than **{{ row.against_words }}**{% endif %}.",
-    "undecided": "In {{ row.source }}, {{ row.statement }}. Here this is undecided: the accuracy "
+    "undecided": "In {{ source }}, {{ statement }}. Here this is undecided: the accuracy "
     "of **{{ row.words }}** minus that of **{{ row.against_words }}** is "
     "{{ row.difference|alone }}.",
 }
@@ -197,6 +198,10 @@ def _finding_in_words(row: FindingRow) -> str:
     return say(
         _FINDINGS[row.agreement],
         row=row,
+        # sentences, which are not shortened as names are
+        source=Marked(row.source),
+        statement=Marked(row.statement),
+        reason=Marked(row.reason),
         more=in_accuracy(row.difference),
         is_equal=row.expects == "equal",
     )
