@@ -7,12 +7,13 @@ gradients of each block. Layers are numbered from 0: attention_entropy/patches/l
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
 from vitlens.analysis.attention.methods import rollout
@@ -161,10 +162,8 @@ def _drawn(images: Images, columns: Mapping[str, Tensor], label: str, title: str
 
 def _pixels(figure: Figure) -> Pixels:
     buffer = BytesIO()
-    figure.savefig(buffer, format="rgba", dpi="figure")
-    rgba: NDArray[Any] = np.frombuffer(buffer.getvalue(), np.uint8)
-    rgba = rgba.reshape(-1, int(figure.bbox.width), 4)
-    return np.ascontiguousarray(rgba[..., :3])
+    figure.savefig(buffer, format="png", dpi="figure")
+    return np.asarray(Image.open(buffer).convert("RGB"))
 
 
 def neighbour_accuracy(model: Model, images: Images, labels: Labels) -> float:

@@ -10,7 +10,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 
 from vitlens.analysis.attention.map_checks import alike, map_bits
 from vitlens.analysis.attention.methods import rollout
@@ -102,13 +104,13 @@ def _over_training(
     mean = partial(student_mean, groups=None if groups is None else groups.numpy())
     table = []
     for epoch, epoch_maps in zip(epochs, maps):
-        pair = torch.stack((epoch_maps, maps[-1]), 1)
+        correlation = F.cosine_similarity(_centred(epoch_maps), _centred(maps[-1]))
         row = rows.CheckpointRow(
             model.alias,
             epochs=epoch,
             map="rollout" if has_rollout(model) else "attention",
             information=mean(map_bits(epoch_maps).numpy(), unit="bits", least=0.0),
-            final=mean(alike(pair).numpy(), unit="", least=-1.0, most=1.0),
+            final=mean(correlation.numpy(), unit="", least=-1.0, most=1.0),
         )
         table.append(row)
     drawn = torch.stack(maps, 1)[:EACH]
@@ -116,6 +118,12 @@ def _over_training(
         "over_training": tuple(table),
         "training_maps": rows.TrainingArrays(as_array(drawn)),
     }
+
+
+def _centred(maps: Maps) -> Float[Tensor, "batch patches"]:
+    """Return maps minus their mean: nearly uniform maps are alike in everything but this."""
+    flat = maps.flatten(1)
+    return flat - flat.mean(1, keepdim=True)
 
 
 def _final_maps(model: Model, images: Images) -> Maps:

@@ -160,9 +160,9 @@ class CheckpointRow(OfModel):
     map: str = col("map")
     information: Estimate = col("information", metric="learning/{model}/map_information/{epochs}")
     final: Estimate = col(
-        "like the final map",
-        term="cosine similarity of the map to that of the last weights",
-        metric="learning/{model}/like_the_final_map/{epochs}",
+        "correlation with the final map",
+        term="Pearson's correlation, over patches, of the map with that of the last weights",
+        metric="learning/{model}/correlation_with_final_map/{epochs}",
     )
 
 

@@ -198,8 +198,8 @@ REPORT: Final = Report(
             opening="Maps of the {% if first.map == 'rollout' %}rollout{% else %}last layer's "
             "attention{% endif %}, of the weights that the run kept and the final ones. "
             "{% if first.epochs == 0 %}Before the training{% else %}After "
-            "{{ first.epochs }} epoch{{ first.epochs|s }}{% endif %}, the similarity to the final "
-            "map was {{ first.final|value }}.",
+            "{{ first.epochs }} epoch{{ first.epochs|s }}{% endif %}, the correlation with the "
+            "final map was {{ first.final|value }}.",
             charts=(
                 Chart(
                     "over_training",
@@ -212,9 +212,9 @@ REPORT: Final = Report(
                 Chart(
                     "over_training_final",
                     lines("epochs", "final"),
-                    "Cosine similarity of the map to that of the final weights, mean over images "
-                    "with its interval.",
-                    title="Similarity to the final map, by epoch",
+                    "Correlation of the map with that of the final weights, over patches; mean of "
+                    "the images, with its interval.",
+                    title="Correlation with the final map, by epoch",
                 ),
             ),
         ),

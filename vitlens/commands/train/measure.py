@@ -41,7 +41,7 @@ from vitlens.training.recipe import Recipe
 from vitlens.training.task import Task, first_batch
 
 FAILED: Final = 1  # exit code of --check
-SCHEDULED: Final = 200  # most updates with a learning rate in the record
+SCHEDULED: Final = 50  # most updates with a learning rate in the record
 
 
 def measure(options: TrainOptions) -> Path | Conclusion | None:
