@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from vitlens.analysis.attention.chain import require_chain
 from vitlens.analysis.attention.methods import rollout
 from vitlens.analysis.attention.weights import attention_maps
 from vitlens.analysis.features.features import features
@@ -142,7 +143,7 @@ def attention_sheet(model: Model, images: Images, title: str) -> Pixels:
     columns = {}
     for index in chosen:
         columns[f"layer {layers[index].site.layer}"] = layers[index].maps.mean(1)
-    if model.supports("rollout") is None:
+    if require_chain.is_met(model):
         columns["rollout"] = rollout(model, images)
     return _pixels(_drawn(images, columns, "attention (%)", title))
 

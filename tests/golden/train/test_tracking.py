@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from tests.golden.train.test_train import GOLDEN
+from tests.kit import tensorboard_logs
 from tests.kit.commands import gone_on, ran, refusal
 from tests.kit.making import digits
 from tests.kit.select import values_of
@@ -32,13 +33,8 @@ def weights(folder: Path) -> bytes:
 
 
 def events(folder: Path) -> Any:
-    """Return everything that TensorBoard would show of a folder."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    everything = {"scalars": 0, "images": 0, "histograms": 0}
-    log = EventAccumulator(str(folder / "tensorboard"), size_guidance=everything)
-    log.Reload()
-    return log
+    """Return everything that TensorBoard would show of a run."""
+    return tensorboard_logs.events(folder / "tensorboard")
 
 
 @needs_tensorboard

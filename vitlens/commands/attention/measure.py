@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitlens.analysis.attention.chain import require_chain
 from vitlens.analysis.attention.map_checks import alike, map_bits
 from vitlens.analysis.attention.methods import rollout
 from vitlens.analysis.attention.positions import (
@@ -108,7 +109,7 @@ def _over_training(
         row = rows.CheckpointRow(
             model.alias,
             epochs=epoch,
-            map="rollout" if has_rollout(model) else "attention",
+            map="rollout" if require_chain.is_met(model) else "attention",
             information=mean(map_bits(epoch_maps).numpy(), unit="bits", least=0.0),
             final=mean(correlation.numpy(), unit="", least=-1.0, most=1.0),
         )
@@ -128,14 +129,9 @@ def _centred(maps: Maps) -> Float[Tensor, "batch patches"]:
 
 def _final_maps(model: Model, images: Images) -> Maps:
     """Return the rollout of each image, or the mean attention of the last layer without one."""
-    if has_rollout(model):
+    if require_chain.is_met(model):
         return rollout(model, images).float().cpu()
     return attention_maps(model, images)[-1].maps.mean(1).float().cpu()
-
-
-def has_rollout(model: Model) -> bool:
-    """Return True if attention can be multiplied through all layers of the model."""
-    return model.supports("rollout") is None
 
 
 def _record(

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
+from vitlens.analysis.attention.chain import require_chain
 from vitlens.data.split import Split
 from vitlens.display import for_terminal
 from vitlens.errors import InputError, UnsupportedError
@@ -159,7 +160,7 @@ class TrackerWatcher:
     def _log_sheets(self, metrics: EpochMetrics, model: Model, images: Tensor) -> None:
         after = f"after epoch {metrics.epoch + 1}, share of each patch"
         pictures = {"attention": attention_sheet(model, images, f"Attention {after}")}
-        if model.supports("rollout") is None:
+        if require_chain.is_met(model):
             pictures["attention_rollout"] = rollout_sheet(
                 model, images, f"Attention rollout {after}"
             )
