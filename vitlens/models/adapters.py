@@ -27,6 +27,7 @@ _PREFIX: Final = "base_model.model."
 # MODULE.lora_A.weight; earlier versions of peft put the adapter's name before "weight"
 _FACTOR: Final = re.compile(r"(.+)\.lora_(A|B)\.(?:default\.)?weight")
 _WRAPPERS: Final = (".base_layer", ".modules_to_save.default", ".modules_to_save")
+_UNUSED: Final = ".original_module."  # of the module that a saved one replaces
 _PLAIN: Final = re.compile(r"[\w.]+")  # a pattern of module names without special signs
 _MERGE: Final = "merge it with merge_and_unload of peft, and give the merged model"
 # variants whose weights are not W + scale B A, by the setting that turns them on
@@ -157,7 +158,7 @@ def read_adapter(folder: Path) -> Adapter:
             raise UnsupportedError(
                 f"expected factors lora_A and lora_B in {file}, found {name[:80]!r}; {_MERGE}"
             )
-        else:
+        elif _UNUSED not in name:
             saved[_base_name(name)] = tensor
     pairs = {}
     for module, pair in factors.items():

@@ -201,6 +201,7 @@ def test_models_that_take_no_adapter_and_an_adapter_without_its_base(base, tmp_p
 
 
 @needs_transformers
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of peft about transformers
 @pytest.mark.parametrize("name", ["vit", "vit-features"])
 def test_peft_merges_to_the_same_outputs(tmp_path, name):
     """With a classifier of seven classes, on a classifier of five and on a backbone."""
