@@ -19,7 +19,7 @@ except ImportError:
     except ImportError as error:
         raise ImportError(
             "expected lightning for vitlens.integrations.lightning, found it missing; type pip "
-            "install lightning"
+            "install 'vitlens[lightning]'"
         ) from error
 
 
