@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -48,6 +48,7 @@ _VARIANTS: Final = {
 # initialisations that leave the weights of the base model unchanged
 _INITS: Final = (True, False, None, "gaussian", "orthogonal", "eva")
 
+_Value = TypeVar("_Value", int, float)
 _Number = Annotated[float, between(1e-6, 1e6)]
 _Rank = Annotated[int, between(1, 1 << 16)]
 
@@ -67,10 +68,12 @@ class _Settings:
         """Return the factor of B A for a module."""
         rank = _by_pattern(self.rank_pattern, module, self.r)
         alpha = _by_pattern(self.alpha_pattern, module, self.lora_alpha)
-        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+        if self.use_rslora:
+            return alpha / math.sqrt(rank)
+        return alpha / rank
 
 
-def _by_pattern(patterns: Mapping[str, Any], module: str, usual: Any) -> Any:
+def _by_pattern(patterns: Mapping[str, _Value], module: str, usual: _Value) -> _Value:
     """Return the value of the first pattern that is the end of a module's name."""
     for pattern, value in patterns.items():
         if f".{module}".endswith(f".{pattern}"):
@@ -111,7 +114,7 @@ class Adapter:
                 f"expected an adapter of {base} in {self.folder}, found targets that it does not "
                 f"have: {listed(unknown)}; name the base model that it was trained on"
             )
-        merged = dict(state) | self.saved
+        merged = {**state, **self.saved}
         for module, (first, second) in self.factors.items():
             name = f"{module}.weight"
             merged[name] = self._with_product(module, merged[name], first, second)
