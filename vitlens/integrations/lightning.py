@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from vitlens.errors import InputError
-from vitlens.integrations.watch import AttentionWatch, Measured, Triple
+from vitlens.integrations.watch import EVERY, AttentionWatch, Measured, Triple
 
 try:
     from lightning.pytorch import Callback
@@ -35,8 +35,8 @@ class AttentionCallback(Callback):  # type: ignore[misc]
     pixels, or both at once; mean, std: of the training's normalisation, for pixels in [0, 1];
     labels: (n,), None for those of a Split or of class folders; without labels there is no k-NN
     accuracy. module: the attribute of the LightningModule that maps images to logits, such as
-    "net" ("": the LightningModule itself does); every: epochs between two measurements, the last
-    epoch is always measured. Only the first process measures. Raises InputError for an interval
+    "net" ("": the LightningModule itself does); every: epochs between two measurements, from the
+    first epoch on; the last one is always measured. Only the first process measures. Raises InputError for an interval
     below 1.
     """
 
@@ -49,7 +49,7 @@ class AttentionCallback(Callback):  # type: ignore[misc]
         std: Triple,
         labels: Tensor | None = None,
         module: str = "",
-        every: int = 1,
+        every: int = EVERY,
     ) -> None:
         self._watch = AttentionWatch(images, labels, every)
         self._image_size = image_size

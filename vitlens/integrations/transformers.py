@@ -11,7 +11,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from vitlens.errors import InputError
-from vitlens.integrations.watch import AttentionWatch, Measured, Triple
+from vitlens.integrations.watch import EVERY, AttentionWatch, Measured, Triple
 
 try:
     from transformers import TrainerCallback
@@ -33,7 +33,7 @@ class AttentionCallback(TrainerCallback):  # type: ignore[misc]
 
     images: some tens, in any form that `vitlens.images` takes; labels: (n,), None for those of a
     Split or of class folders; without labels there is no k-NN accuracy. every: epochs between two
-    measurements, the last epoch is always measured; image_size: (height, width) in pixels, or both
+    measurements, from the first epoch on; the last one is always measured; image_size: (height, width) in pixels, or both
     at once; mean, std: of the training's normalisation, for pixels in [0, 1]. Where they are None,
     they are those of the trainer's image processor (`processing_class`) and of the model's
     configuration. Only the first process measures. Raises InputError for an interval below 1.
@@ -44,7 +44,7 @@ class AttentionCallback(TrainerCallback):  # type: ignore[misc]
         images: Any,
         *,
         labels: Tensor | None = None,
-        every: int = 1,
+        every: int = EVERY,
         image_size: int | tuple[int, int] | None = None,
         mean: Triple | None = None,
         std: Triple | None = None,

@@ -18,6 +18,7 @@ from vitlens.models.wrap import wrap
 from vitlens.shapes import Images, Labels
 from vitlens.snapshots import Pixels, attention_sheet, attention_snapshot, neighbour_accuracy
 
+EVERY: Final = 5  # epochs, so that measuring takes a small share of the training
 MEASURED: Final = 16  # images whose attention is measured
 DRAWN: Final = 4  # of them, on the sheet
 
@@ -74,8 +75,12 @@ class AttentionWatch:
         self._failed = False
 
     def is_due(self, epoch: int, *, last: bool) -> bool:
-        """Return True at the end of every n-th epoch, counted from 1, and of the last one."""
-        return self._model is not None and not self._failed and (last or epoch % self.every == 0)
+        """Return True at the end of every n-th epoch from the first one on, and of the last one.
+
+        epoch: counted from 1.
+        """
+        is_nth = (epoch - 1) % self.every == 0
+        return self._model is not None and not self._failed and (last or is_nth)
 
     def log(self, epoch: int, write: Callable[[Measured], None]) -> None:
         """Measure and write; a failure is a warning, and the training goes on without."""
