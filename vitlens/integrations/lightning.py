@@ -36,8 +36,8 @@ class AttentionCallback(Callback):  # type: ignore[misc]
     labels: (n,), None for those of a Split or of class folders; without labels there is no k-NN
     accuracy. module: the attribute of the LightningModule that maps images to logits, such as
     "net" ("": the LightningModule itself does); every: epochs between two measurements, from the
-    first epoch on; the last one is always measured. Only the first process measures. Raises InputError for an interval
-    below 1.
+    first epoch on; the last one is always measured. Only the first process measures. Raises
+    InputError for an interval below 1.
     """
 
     def __init__(
