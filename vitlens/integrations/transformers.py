@@ -129,9 +129,9 @@ def _write_to_wandb(measured: Measured, step: int) -> None:
 
 def _tensorboard_folder(output: Path) -> Path:
     """Return the folder to which the trainer's TensorBoardCallback writes: it began before."""
-    given = os.environ.get("TENSORBOARD_LOGGING_DIR")
-    if given:
-        return Path(given).expanduser()
+    folder = os.environ.get("TENSORBOARD_LOGGING_DIR")
+    if folder:
+        return Path(folder).expanduser()
     files = list(output.glob("runs/*/events.out.tfevents.*"))
     if not files:
         return output / "runs"

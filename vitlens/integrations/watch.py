@@ -45,7 +45,7 @@ class AttentionWatch:
         if every < 1:
             raise InputError(f"expected every of at least 1 epoch, found {every}")
         self.every = every
-        self._given = images
+        self._source = images
         self._labels = labels
         self._model: Model | None = None
         self._images: Images | None = None
@@ -61,7 +61,7 @@ class AttentionWatch:
         """
         model = wrap(module, image_size=size, mean=mean, std=std)
         require_statistics(model)
-        split = read_split(self._given, model.preprocessing)
+        split = read_split(self._source, model.preprocessing)
         self._images = images_of(split)
         labels: Labels | None = split.labels
         if self._labels is not None:

@@ -222,11 +222,11 @@ def _read_settings(folder: Path) -> _Settings:
             f"expected LoRA on unchanged weights of the base model in {path}, found "
             f"init_lora_weights {short(str(init))}, which changes them; {_MERGE}"
         )
-    known = {}
+    values = {}
     for name in _Settings.__dataclass_fields__:
         if fields.get(name) is not None:
-            known[name] = fields[name]
-    settings = read_as(_Settings, known, source=str(path), error=ModelError)
+            values[name] = fields[name]
+    settings = read_as(_Settings, values, source=str(path), error=ModelError)
     for pattern in (*settings.rank_pattern, *settings.alpha_pattern):
         if not _PLAIN.fullmatch(pattern):
             raise UnsupportedError(

@@ -58,8 +58,8 @@ def trained(folder: Path, *callbacks: Any, epochs: int = 2) -> nn.Module:
 def callback(**settings: Any) -> Any:
     from vitlens.integrations.lightning import AttentionCallback
 
-    given = {"image_size": 32, "mean": HALF, "std": HALF, "module": "net"} | settings
-    return AttentionCallback(digits("test").limit(12), **given)
+    arguments = {"image_size": 32, "mean": HALF, "std": HALF, "module": "net"} | settings
+    return AttentionCallback(digits("test").limit(12), **arguments)
 
 
 def test_numbers_and_sheets_are_those_of_the_model(tmp_path):

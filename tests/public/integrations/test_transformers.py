@@ -88,8 +88,8 @@ def callback(**settings: Any) -> Any:
     from vitlens.integrations.transformers import AttentionCallback
 
     pairs = Pairs(12)
-    given = {"labels": pairs.labels, "mean": HALF, "std": HALF} | settings
-    return AttentionCallback(pairs.pixels, **given)
+    arguments = {"labels": pairs.labels, "mean": HALF, "std": HALF} | settings
+    return AttentionCallback(pairs.pixels, **arguments)
 
 
 @needs_tensorboard
