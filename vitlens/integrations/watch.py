@@ -19,7 +19,7 @@ from vitlens.shapes import Images, Labels
 from vitlens.snapshots import Pixels, attention_sheet, attention_snapshot, neighbour_accuracy
 
 EVERY: Final = 5  # epochs, so that measuring takes a small share of the training
-MEASURED: Final = 16  # images whose attention is measured
+MEASURED: Final = 16  # images for the statistics of attention
 DRAWN: Final = 4  # of them, on the sheet
 
 Triple = tuple[float, float, float]

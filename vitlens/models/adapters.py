@@ -30,7 +30,7 @@ _WRAPPERS: Final = (".base_layer", ".modules_to_save.default", ".modules_to_save
 _UNUSED: Final = ".original_module."  # of the module that a saved one replaces
 _PLAIN: Final = re.compile(r"[\w.]+")  # a pattern of module names without special signs
 _MERGE: Final = "merge it with merge_and_unload of peft, and give the merged model"
-# variants whose weights are not W + scale B A, by the setting that turns them on
+# variants that do not add scale B A to W, by the setting that turns them on
 _VARIANTS: Final = {
     "use_dora": "DoRA",
     "use_qalora": "QALoRA",
