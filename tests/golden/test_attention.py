@@ -14,11 +14,32 @@ from tests.kit.commands import figures, ran, report
 from tests.kit.making import digits, save, untrained
 from tests.kit.planted_maps import attention, enlarged, on_highest, rollout, said
 from tests.kit.select import index_by, select_one, values_of
+from tests.kit.training_runs import kept_run
 from vitlens import load, load_data
 from vitlens.commands.attention.record import AttentionRecord
 from vitlens.uncertainty import Estimate
 
 OVERVIEW = {"layers", "development", "heads", "layer", "position_maps"}
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_maps_over_a_training_are_the_rollout_of_every_checkpoint(tmp_path):
+    trained = kept_run(tmp_path / "taught", saved_after=(0, 2), epochs=3)
+    record = ran(tmp_path / "out", f"attention {trained} --limit 8 --over-training")
+    files = [trained / "kept" / f"epoch-{epochs:04}.safetensors" for epochs in (0, 2)]
+    files.append(trained / "model.safetensors")
+    assert values_of(record.over_training, "epochs") == [0, 2, 3]
+    expected = [vitlens.rollout(load(str(file)), pixels(record)).numpy() for file in files]
+    maps = record.training_maps.maps
+    assert maps.shape[:2] == (6, 3)
+    for checkpoint, values in enumerate(expected):
+        np.testing.assert_allclose(maps[:, checkpoint], values[:6], atol=1e-6)
+    correlations = []
+    for first_map, last_map in zip(expected[0], expected[-1]):
+        correlations.append(np.corrcoef(first_map.ravel(), last_map.ravel())[0, 1])
+    first, _, last = record.over_training
+    assert first.final.value == pytest.approx(np.mean(correlations), abs=1e-4)
+    assert last.final.value == pytest.approx(1.0)
 
 
 def pixels(record: AttentionRecord) -> torch.Tensor:

@@ -7,6 +7,12 @@ from vitlens.files import read_json
 from vitlens.models.sources.registry import WEIGHTS_FILES
 
 CONFIG = "config.json"
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+def is_adapter(path: Path) -> bool:
+    """Return True for a folder with the configuration of an adapter of peft."""
+    return (path / ADAPTER_CONFIG).is_file()
 
 
 def typed_name(folder: Path) -> tuple[str, str]:

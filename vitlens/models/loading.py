@@ -10,13 +10,20 @@ from torch import Tensor
 
 from vitlens.devices import as_device
 from vitlens.errors import InputError, ModelError, UnknownNameError, argument, in_one_line
+from vitlens.models.adapters import read_adapter
 from vitlens.models.anatomy import is_headless
 from vitlens.models.configs import VIT_PRESETS
 from vitlens.models.fitting import fit_names
 from vitlens.models.language_image import is_language_image, zero_shot
 from vitlens.models.library_folders import CONFIG, typed_name
 from vitlens.models.model import Model, Provenance
-from vitlens.models.naming import RANDOM, ModelName, parse_model, require_rule
+from vitlens.models.naming import (
+    RANDOM,
+    ModelName,
+    divide_weights,
+    parse_model,
+    require_rule,
+)
 from vitlens.models.rebuild import (
     Architecture,
     Overrides,
@@ -57,7 +64,8 @@ def load(
 
     NAME: vit-digits, cnn-digits, vit-shortcut, cnn-shortcut, a run folder, a weights file (with
     arch), timm:NAME, torchvision:NAME, open-clip:ARCH/TAG, hf:REPO, hf:FOLDER, or a preset with
-    weights; "random" instead of the weights: the same architecture, untrained. A `ModelName` (from
+    weights; weights: a file, the folder of a LoRA adapter of peft, which is merged, or
+    FILE@FOLDER; "random": the same architecture, untrained. A `ModelName` (from
     `parse_model`) is used as it is. image_size: (height, width) in pixels, or both at once; mean,
     std: of the model's training, for pixels in [0, 1]; classes: names of the logits; device: one of
     torch, or auto, cpu, cuda, cuda:N or mps; code_files: each FILE.py:FUNCTION that may be a name,
@@ -82,24 +90,39 @@ def load(
     source = require_source(name.name)
     _require_no_folder(source, name.name)
     random = random_weights or name.weights == RANDOM
-    file = weights
+    file = str(weights) if weights else None
     if not file and name.weights != RANDOM:
         file = name.weights
-    if file and random:
+    adapter = None
+    if file:
+        file, adapter = divide_weights(file)
+    if (file or adapter) and random:
         raise InputError(
             f"expected either weights or {argument('random_weights', True)} for {name.name}, found "
             "both"
         )
     if file or random_weights:
         _require_replaceable_weights(source, name.name)
+    if adapter:
+        _require_adaptable(source, name.name, adapter)
     if (mean or std) and source.own_input:
         raise InputError(
             f"expected no {argument('mean')} and no {argument('std')} for {name.name}, whose "
             "weights define them; leave them out"
         )
-    path = Path(file) if file else None
     request = ModelRequest(
-        source, name.name, name.alias, path, random, arch, size, mean, std, seed, tuple(code_files)
+        source,
+        name.name,
+        name.alias,
+        Path(file) if file else None,
+        Path(adapter) if adapter else None,
+        random,
+        arch,
+        size,
+        mean,
+        std,
+        seed,
+        tuple(code_files),
     )
     model: Model = resolved(source.load)(request)
     if mean or std:
@@ -119,6 +142,17 @@ def _require_replaceable_weights(source: ModelSource, name: str) -> None:
     raise InputError(
         f"expected {', '.join(usages[:-1])} or {usages[-1]} with {argument('weights')} or "
         f"{argument('random_weights', True)}, found {name!r}, which has its own"
+    )
+
+
+def _require_adaptable(source: ModelSource, name: str, adapter: str) -> None:
+    """Raise ModelError for an adapter on a model into which none can be merged."""
+    if source.adapters:
+        return
+    usages = [other.typed_usage for other in SOURCES.values() if other.adapters]
+    raise ModelError(
+        f"expected {', '.join(usages[:-1])} or {usages[-1]} with the LoRA adapter {adapter}, found "
+        f"{name!r}"
     )
 
 
@@ -175,6 +209,12 @@ def load_built(request: ModelRequest) -> Model:
         weights = read_weights(file)
         architecture, state, fitting = _fitted(architecture, weights.state)
         notes = [*weights.notes, *fitting]
+    if request.adapter is not None:
+        adapter = read_adapter(request.adapter)
+        if state is None:  # the hub's
+            state = build(architecture, pretrained=True)[0].state_dict()
+        state = adapter.merged(state, name)
+        notes.append(adapter.note)
     size = "its own size" if image_size is None else "{}x{} px".format(*image_size)
     with in_one_line(f"{name} at {size} to run", f"check {argument('image_size')}"):
         with (
@@ -182,7 +222,7 @@ def load_built(request: ModelRequest) -> Model:
             _naming_architecture(request, config_architecture if is_other else ""),
         ):
             module, preprocessing = build(
-                architecture, state=state, pretrained=not (request.random or file)
+                architecture, state=state, pretrained=state is None and not request.random
             )
         outputs = count_classes(module, preprocessing.size)
     classes = () if is_headless(module) else default_classes(outputs)

@@ -1,4 +1,5 @@
-"""How a model is named: `[alias=]NAME[@weights]`.
+"""How a model is named: `[alias=]NAME[@weights]`; weights are a file, the folder of a LoRA adapter,
+or FILE@FOLDER.
 
 An alias names a model in metrics, tables and files, so it is restricted: letters, digits, ".", "_"
 and "-", beginning with a letter or digit, at most ALIAS_LENGTH characters. An alias that the user
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitlens.errors import InputError
+from vitlens.models.library_folders import is_adapter
 from vitlens.models.sources.registry import SOURCES, WEIGHTS_FILES
 from vitlens.typed import is_name
 
@@ -36,8 +38,8 @@ _ALIAS = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)$")
 class ModelName:
     """The parts of a model's name.
 
-    name: without alias and weights; alias: its name in reports; weights: the file after @,
-    "random", or None.
+    name: without alias and weights; alias: its name in reports; weights: the file or folder after
+    @, "random", or None.
     """
 
     name: str
@@ -86,6 +88,19 @@ def _weights_of(text: str) -> tuple[str, str]:
             return text[:position], text[position + 1 :]
     name, _, weights = text.partition("@")
     return name, weights
+
+
+def divide_weights(text: str) -> tuple[str | None, str | None]:
+    """Return the weights file and the folder of an adapter in FILE, FOLDER or FILE@FOLDER.
+
+    None stands for the one that is not there.
+    """
+    if is_adapter(Path(text)):
+        return None, text
+    file, at, folder = text.rpartition("@")
+    if at and not os.path.lexists(text) and is_adapter(Path(folder)):
+        return file, folder
+    return text, None
 
 
 def parse_models(texts: Sequence[str]) -> tuple[ModelName, ...]:

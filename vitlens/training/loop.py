@@ -38,6 +38,7 @@ from vitlens.training.feed import decoding_errors, portions, process_share
 from vitlens.training.finetune import partly_trainable
 from vitlens.training.metrics import (
     EpochMetrics,
+    GradientWatcher,
     Progress,
     StepMetrics,
     Tested,
@@ -241,13 +242,18 @@ class Updates:
         self.wrapped: nn.Module = torch.compile(wrapped) if compiled else wrapped  # type: ignore[assignment]
 
     def apply(
-        self, images: Tensor, labels: Tensor, *, batch_size: int
+        self,
+        images: Tensor,
+        labels: Tensor,
+        *,
+        batch_size: int,
+        watchers: Sequence[GradientWatcher] = (),
     ) -> tuple[float, float, float]:
         """Update the weights from the share of this process in a batch.
 
-        Returns the summed loss and the number of correct predictions of the share, and the norm of
-        the gradient of the batch. Raises NonFiniteError, before the weights change, when loss or
-        gradient is NaN or infinite.
+        watchers: receive the gradients. Returns the summed loss and the number of correct
+        predictions of the share, and the norm of the gradient of the batch. Raises NonFiniteError,
+        before the weights change, when loss or gradient is NaN or infinite.
         """
         task = self.task
         recipe = self.task.recipe
@@ -276,6 +282,8 @@ class Updates:
             if logits is not None:
                 hard = part_targets if part_targets.ndim == 1 else part_targets.argmax(1)
                 sums[1] += (logits.detach().argmax(1) == hard).sum()
+        for watcher in watchers:
+            watcher.on_gradients(self.model)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip or math.inf)
         # copied to the host in one transfer
         summed, correct, length = torch.cat((sums, norm.detach()[None])).tolist()
@@ -358,6 +366,9 @@ class Training:
         self.batches = batches
         self.test = test
         self.watchers = task.watchers if task.processes.is_first else ()
+        self.gradient_watchers = [
+            watcher for watcher in self.watchers if isinstance(watcher, GradientWatcher)
+        ]
         self.history: tuple[EpochMetrics, ...] = ()
         # sums over this epoch in this process: loss, correct predictions, images, and gradient
         # norms divided by the number of processes
@@ -485,7 +496,13 @@ class Training:
         seconds_before = self.seconds
         began = time.perf_counter()
         for inputs, labels in self.batches(epoch, task.shares(epoch)[done:]):
-            loss, correct, norm = updates.apply(inputs, labels, batch_size=task.batch_size)
+            is_last = (updates.step + 1) % task.steps_per_epoch == 0
+            loss, correct, norm = updates.apply(
+                inputs,
+                labels,
+                batch_size=task.batch_size,
+                watchers=self.gradient_watchers if is_last else (),
+            )
             share = norm / task.processes.count  # the norm is the same in all of them
             self.sums += torch.tensor((loss, correct, len(labels), share), dtype=torch.float64)
             self.images += task.batch_size

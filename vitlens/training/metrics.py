@@ -12,6 +12,8 @@ from vitlens.record import col
 from vitlens.typed import parse_json, read_as
 
 if TYPE_CHECKING:  # reports read metrics without torch
+    from torch import nn
+
     from vitlens.models.model import Model
 
 METRICS_FILE: Final = "metrics.jsonl"
@@ -142,6 +144,18 @@ class Watcher(Protocol):
 
     def close(self) -> None:
         """End the observation, also after an exception."""
+        ...
+
+
+@runtime_checkable
+class GradientWatcher(Watcher, Protocol):
+    """A Watcher that also receives the gradients of the last update of each epoch."""
+
+    def on_gradients(self, module: "nn.Module") -> None:
+        """Receive the trained module, with its gradients before clipping.
+
+        They are set to None after the update. The module must not be changed.
+        """
         ...
 
 

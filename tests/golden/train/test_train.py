@@ -72,6 +72,16 @@ def test_metrics_are_those_of_the_epochs(trained):
     assert metrics["training_seconds"] >= lines[-1]["seconds"]
 
 
+def test_the_schedule_is_the_learning_rate_of_every_update(trained):
+    record = vitlens.read(trained)
+    rates = {row.epochs: row.learning_rate for row in record.table("schedule")}
+    assert "schedule" in figures(record)
+    history = record.table("history")
+    assert len(rates) == history[-1].step
+    for metrics in history:
+        assert rates[metrics.epoch + 1] == pytest.approx(metrics.learning_rate)
+
+
 def test_a_stopped_run_says_so_and_resumes_to_the_same_weights_with_those_that_are_kept(
     trained, tmp_path, capsys
 ):

@@ -84,6 +84,7 @@ rollout swin-micro --random-weights --data digits --limit 2 --method flow | wind
 rollout vit-micro --random-weights --image-size 64 --data digits --limit 2 --method flow | found 257
 stats {cnn} --data digits | softmax attention
 stats {vit} --over-training | --keep-every N
+attention {vit} --data digits --over-training | --keep-every N
 stats vit-digits --over-training | found none kept in vit-digits
 walkthrough {vit} --layer 2 | expected a layer from 0 to 1
 walkthrough {vit} --layer -1 | expected --layer

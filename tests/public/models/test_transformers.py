@@ -455,7 +455,7 @@ FOLDERS = {  # files written into a folder (None: removed), and a word of the me
         {"model.safetensors": None, "pytorch_model.bin": "x"},
         r"pytorch_model\.bin.*save_pretrained",
     ),
-    "an adapter": ({"adapter_config.json": "{}"}, "merge_and_unload"),
+    "an adapter": ({"adapter_config.json": "{}"}, "write hf:BASE@"),
     "an index of other files": (
         {
             "model.safetensors": None,

@@ -78,11 +78,22 @@ def _of_layer(
     source: str,
     *views: View,
     need: Need = "grid",
+    tracked_as: str = "",
 ) -> Statistic:
     """Return a statistic of the attention between patches; of the row of CLS where it needs CLS."""
     needs: tuple[Need, ...] = ("grid",) if need == "grid" else ("grid", need)
     rows: Literal["patches", "CLS"] = "CLS" if need == "cls" else "patches"
-    return Statistic(title, unit, meaning, reading, source, rows=rows, needs=needs, views=views)
+    return Statistic(
+        title,
+        unit,
+        meaning,
+        reading,
+        source,
+        rows=rows,
+        needs=needs,
+        views=views,
+        tracked_as=tracked_as,
+    )
 
 
 def _of_cls(name: str, *views: View, tracked_as: str = "") -> Statistic:
@@ -176,6 +187,7 @@ STATISTICS: Final[dict[str, Statistic]] = {
         "Dosovitskiy 2021, appendix D.8; Raghu 2021",
         "training",
         "each head",
+        tracked_as="distance",
     ),
     **_OF_ROWS,
     "self_mass": _of_layer(

@@ -65,6 +65,18 @@ def _drawn_layers(record: AttentionRecord) -> list[int]:
     return [index for index, row in enumerate(record.layers) if str(row.layer) in chosen]
 
 
+def training_pictures(record: AttentionRecord) -> Iterator[Picture]:
+    """Yield the first images with their map after each of the epochs of a training."""
+    if record.maps is None or record.training_maps is None:
+        return
+    titles = []
+    for row in record.over_training:
+        titles.append(f"epoch {row.epochs}" if row.epochs else "before training")
+    shares = 100 * record.training_maps.maps.swapaxes(0, 1)
+    count = shares.shape[1]
+    yield from with_maps(record.maps.pixels[:count], list(shares), titles, record.names[:count])
+
+
 @dataclass(frozen=True)
 class HeadPicture(Picture):
     """A map in the figure of one stage; reading: the query whose attention it shows."""

@@ -6,13 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 
+from vitlens.analysis.attention.chain import require_chain
 from vitlens.analysis.attention.map_checks import alike, map_bits
+from vitlens.analysis.attention.methods import rollout
 from vitlens.analysis.attention.positions import (
     distance_correlation,
     position_similarity,
@@ -33,6 +37,7 @@ from vitlens.commands.attention.views import as_array, measure_views, measure_wi
 from vitlens.commands.run.progress import phase
 from vitlens.commands.run.run import Run
 from vitlens.commands.shared.explorer_measure import explored
+from vitlens.commands.shared.kept import kept_weights, models_over_training, spaced
 from vitlens.commands.shared.maps.measure import map_rows, on_object_rows
 from vitlens.commands.shared.maps.record import (
     ATTENTION,
@@ -42,7 +47,7 @@ from vitlens.commands.shared.maps.record import (
     OnObjectRow,
     mass_of,
 )
-from vitlens.commands.shared.sheets import DRAWN
+from vitlens.commands.shared.sheets import DRAWN, EACH
 from vitlens.data.identity import sources
 from vitlens.data.split import Split
 from vitlens.devices import autocast
@@ -51,7 +56,10 @@ from vitlens.lens.observe import survey_weights, talking_heads
 from vitlens.lens.site import NO_PLACE
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Maps
+from vitlens.training.checkpoint import KeptWeights
 from vitlens.uncertainty import Estimate, student_mean
+
+CHECKPOINTS: Final = 8  # most columns of the sheet over a training
 
 
 def measure(options: AttentionOptions) -> Path | None:
@@ -62,6 +70,7 @@ def measure(options: AttentionOptions) -> Path | None:
     """
     if options.same_as is not None and options.run.limit is not None:
         raise InputError("expected --same-as or --limit, found both; leave one out")
+    checkpoints = kept_weights(options.model) if options.over_training else ()
     earlier = None
     if options.same_as is not None:
         earlier = read_earlier(options.same_as)
@@ -77,8 +86,52 @@ def measure(options: AttentionOptions) -> Path | None:
         require_layers(layers, options)
         views = measure_views(model, images, options)
     layers = tuple(replace(layer, maps=layer.maps.float().cpu()) for layer in layers)
+    if checkpoints:
+        views |= _over_training(checkpoints, model, images, split.groups)
     with run.folder("Attention of") as folder:
         return folder.publish(lambda: replace(_record(model, split, images, layers), **views))
+
+
+@phase("Attention of the weights that were kept")
+def _over_training(
+    checkpoints: Sequence[KeptWeights], model: Model, images: Images, groups: Tensor | None
+) -> dict[str, Any]:
+    """Return the table and the maps of evenly spaced checkpoints, by their names in the record."""
+    epochs = []
+    maps = []
+    for epoch, checkpoint in models_over_training(spaced(checkpoints, CHECKPOINTS), model.device):
+        epochs.append(epoch)
+        maps.append(_final_maps(checkpoint, images))
+    mean = partial(student_mean, groups=None if groups is None else groups.numpy())
+    table = []
+    for epoch, epoch_maps in zip(epochs, maps):
+        correlation = F.cosine_similarity(_centred(epoch_maps), _centred(maps[-1]))
+        row = rows.CheckpointRow(
+            model.alias,
+            epochs=epoch,
+            map="rollout" if require_chain.is_met(model) else "attention",
+            information=mean(map_bits(epoch_maps).numpy(), unit="bits", least=0.0),
+            final=mean(correlation.numpy(), unit="", least=-1.0, most=1.0),
+        )
+        table.append(row)
+    drawn = torch.stack(maps, 1)[:EACH]
+    return {
+        "over_training": tuple(table),
+        "training_maps": rows.TrainingArrays(as_array(drawn)),
+    }
+
+
+def _centred(maps: Maps) -> Float[Tensor, "batch patches"]:
+    """Return maps minus their mean: nearly uniform maps are alike in everything but this."""
+    flat = maps.flatten(1)
+    return flat - flat.mean(1, keepdim=True)
+
+
+def _final_maps(model: Model, images: Images) -> Maps:
+    """Return the rollout of each image, or the mean attention of the last layer without one."""
+    if require_chain.is_met(model):
+        return rollout(model, images).float().cpu()
+    return attention_maps(model, images)[-1].maps.mean(1).float().cpu()
 
 
 def _record(

@@ -41,6 +41,12 @@ class AttentionOptions(ModelOnImages):
         metavar="FOLDER",
         shown=False,
     )
+    over_training: bool = option(
+        "--over-training",
+        "Also draw the attention of the weights that a run with --keep-every kept.",
+        default=False,
+        shown=False,
+    )
     layers: tuple[str, ...] = option(
         "--layers",
         "Layers whose mean maps are drawn: all, or a list such as 0,5,11; "

@@ -150,6 +150,30 @@ class WindowRow:
 
 
 @dataclass(frozen=True)
+class CheckpointRow(OfModel):
+    """The maps of a model after a number of epochs, 0 before the training; means over images.
+
+    map: "rollout", or "attention" of the last layer of a model without rollout.
+    """
+
+    epochs: int = col("epochs")
+    map: str = col("map")
+    information: Estimate = col("information", metric="learning/{model}/map_information/{epochs}")
+    final: Estimate = col(
+        "correlation with the final map",
+        term="Pearson's correlation, over patches, of the map with that of the last weights",
+        metric="learning/{model}/correlation_with_final_map/{epochs}",
+    )
+
+
+@dataclass(frozen=True)
+class TrainingArrays:
+    """Maps over a training (images, checkpoints, rows, columns), of the first images."""
+
+    maps: Stacks
+
+
+@dataclass(frozen=True)
 class AttentionArrays:
     """Images and maps."""
 
@@ -203,10 +227,12 @@ class AttentionRecord(Record):
     mixed_heads: tuple[MixedHeadsRow, ...] = table()
     windows: tuple[WindowRow, ...] = table()
     receptive_fields: tuple[FieldRow, ...] = table()
+    over_training: tuple[CheckpointRow, ...] = table()
     explorer: tuple[ExplorerRow, ...] = table()
     maps: AttentionArrays | None = arrays("attention")
     by_image: HeadArrays | None = arrays("heads")
     views: Mapping[str, ViewArrays] = arrays("view-{view}")
+    training_maps: TrainingArrays | None = arrays("over_training")
     window_maps: WindowArrays | None = arrays("windows")
     field_maps: FieldArrays | None = arrays("receptive_fields")
     explorer_arrays: Mapping[str, ExplorerArrays] = arrays("explorer-{model}")

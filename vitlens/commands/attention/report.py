@@ -15,6 +15,7 @@ from vitlens.commands.attention.figures import (
     heads_of_one_layer,
     layer_pictures,
     rollout_pictures,
+    training_pictures,
     view_pictures,
     windows_figure,
 )
@@ -189,6 +190,33 @@ REPORT: Final = Report(
         other_sheets(_PICTURE),
         replace(
             other_sheets(_ROLLOUT), question="How does the rollout of the other images develop?"
+        ),
+        Section(
+            "How did the maps change over the training?",
+            "over_training",
+            columns=("epochs", "information", "final"),
+            opening="Maps of the {% if first.map == 'rollout' %}rollout{% else %}last layer's "
+            "attention{% endif %}, of the weights that the run kept and the final ones. "
+            "{% if first.epochs == 0 %}Before the training{% else %}After "
+            "{{ first.epochs }} epoch{{ first.epochs|s }}{% endif %}, the correlation with the "
+            "final map was {{ first.final|value }}.",
+            charts=(
+                Chart(
+                    "over_training",
+                    images(scale="joint", label="attention (%)", dense=True),
+                    "The first images with the share of attention of each patch after the epochs "
+                    "above. All panels share one colour scale.",
+                    title="Attention over the training",
+                    rows=training_pictures,
+                ),
+                Chart(
+                    "over_training_final",
+                    lines("epochs", "final"),
+                    "Correlation of the map with that of the final weights, over patches; mean of "
+                    "the images, with its interval.",
+                    title="Correlation with the final map, by epoch",
+                ),
+            ),
         ),
         Section(
             "Which patches can attend to which?",

@@ -116,13 +116,18 @@ def model_file_option() -> Any:
 class ModelOptions:
     """What a weights file does not say itself.
 
-    weights: a file for the one model named; random_weights: untrained ones; arch: the architecture
+    weights: a file, or an adapter's folder, for the one
+    model named; random_weights: untrained ones; arch: the architecture
     of a weights file; image_size: pixels (height, width); mean, std: per channel, in [0, 1];
     classes: a file with one name a line; model_file: each FILE.py:FUNCTION that a MODEL may name,
     as it runs the code of that file.
     """
 
-    weights: Path | None = _model("--weights", "Weights for MODEL, from a file.", metavar="FILE")
+    weights: Path | None = _model(
+        "--weights",
+        "Weights for MODEL: a file, or a folder with a LoRA adapter of peft, which is merged.",
+        metavar="FILE",
+    )
     random_weights: bool = _model(
         "--random-weights", "Random, untrained weights (a sanity check).", default=False
     )

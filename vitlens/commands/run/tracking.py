@@ -2,34 +2,33 @@
 --track`).
 
 A tracker opens with its first value, after the processes have joined. If one fails, this is printed
-once, and the training goes on without it. Layers are numbered from 0, as in results.json:
-attention_entropy/patches/layer_00.
+once, and the training goes on without it. snapshots.py has what is measured.
 """
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
-from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitlens.analysis.attention.methods import rollout
-from vitlens.analysis.heads.registry import STATISTICS
-from vitlens.analysis.heads.statistics import Statistics, statistics
-from vitlens.charts import images as drawn_images
-from vitlens.charts.pictures import with_maps
+from vitlens.analysis.attention.chain import require_chain
 from vitlens.data.split import Split
 from vitlens.display import for_terminal
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.model import Model
 from vitlens.names import TrackerName
-from vitlens.shapes import Images
+from vitlens.snapshots import (
+    Histogram,
+    Pixels,
+    attention_sheet,
+    attention_snapshot,
+    parameter_histograms,
+    rollout_sheet,
+)
 from vitlens.training.metrics import EpochMetrics, StepMetrics
 
 EVERY_STEPS: Final = 10  # between numbers of single updates
@@ -63,11 +62,11 @@ def require_trackers(names: Sequence[TrackerName]) -> None:
 class TrackerWatcher:
     """A Watcher that logs a training to one tracker.
 
-    It logs loss, learning rate, gradient norm and rate every EVERY_STEPS updates; means and the
-    entropy of attention by layer every epoch; and the rollout of a few test images every
-    EVERY_EPOCHS epochs, from the first one on. name: of the tracker; folder: of the run, which gets
-    tensorboard/ or wandb/; config: settings of the run, for the tracker's table; say: called once
-    with a message for each part that fails.
+    It logs loss, learning rate, gradient norm and rate every EVERY_STEPS updates; means, statistics
+    of attention by layer, and histograms of weights and gradients every epoch; and the attention
+    and rollout of a few test images every EVERY_EPOCHS epochs, from the first one on. name: of the
+    tracker; folder: of the run, which gets tensorboard/ or wandb/; config: settings of the run, for
+    the tracker's table; say: called once with a message for each part that fails.
     """
 
     def __init__(
@@ -87,6 +86,8 @@ class TrackerWatcher:
         self.watched = test.limit(min(WATCHED, len(test)), seed=seed)
         self._backend: Any = None
         self._images: Tensor | None = None
+        # of the last update of the epoch, by parameter, on the CPU
+        self._gradients: dict[str, Tensor] = {}
         self._failed: set[str] = set()
 
     def on_step(self, facts: StepMetrics) -> None:
@@ -99,8 +100,15 @@ class TrackerWatcher:
                 values[f"train/{name}"] = float(value)
         self._log(values, facts.step)
 
+    def on_gradients(self, module: nn.Module) -> None:
+        """Keep the gradients until the end of the epoch."""
+        self._gradients = {}
+        for name, parameter in module.named_parameters():
+            if parameter.grad is not None:
+                self._gradients[name] = parameter.grad.detach().to("cpu", copy=True)
+
     def on_epoch(self, metrics: EpochMetrics, model: Model) -> None:
-        """Log the epoch's means and the statistics of its attention."""
+        """Log the epoch's means, the statistics of its attention, its weights and gradients."""
         values = {"epoch/number": float(metrics.epoch + 1)}
         for name in _EPOCH_METRICS:
             value = getattr(metrics, name, None)
@@ -110,6 +118,7 @@ class TrackerWatcher:
             values[f"features/{name}"] = float(value)
         self._log(values, metrics.step)
         self._attempt("attention", lambda: self._log_attention(metrics, model))
+        self._attempt("histograms", lambda: self._log_parameters(metrics.step, model))
 
     def close(self) -> None:
         """Flush and close the tracker."""
@@ -120,24 +129,51 @@ class TrackerWatcher:
     def _log(self, values: Mapping[str, float], step: int) -> None:
         self._attempt(self.name, lambda: self._open(step).log(dict(values), step=step))
 
+    def _log_histograms(self, histograms: Mapping[str, Histogram], step: int) -> None:
+        self._attempt(
+            self.name,
+            lambda: _log_histograms(self.name, self._open(step).tracker, histograms, step),
+        )
+
+    def _log_pictures(self, pictures: Mapping[str, Pixels], step: int) -> None:
+        settings = {}
+        if self.name == "tensorboard":  # W&B takes no other form
+            settings["dataformats"] = "NHWC"
+        batches = {name: pixels[None] for name, pixels in pictures.items()}
+        self._attempt(
+            self.name, lambda: self._open(step).log_images(batches, step=step, **settings)
+        )
+
     def _log_attention(self, metrics: EpochMetrics, model: Model) -> None:
-        """Log the entropy by layer, and every EVERY_EPOCHS epochs the rollout."""
+        """Log the statistics by layer, and every EVERY_EPOCHS epochs pictures of the attention."""
         if self._images is None:
             (batch,) = self.watched.batches(len(self.watched))
             self._images = batch.images
         images = self._images.to(model.device)
         step = metrics.step
-        self._log(dict(entropies(statistics(model, images, evidence=False))), step)
+        snapshot = attention_snapshot(model, images)
+        self._log(snapshot.scalars, step)
+        self._log_histograms(snapshot.histograms, step)
         if metrics.epoch % EVERY_EPOCHS == 0:
-            pictures = {
-                "attention_rollout": overlay(model, images[:SHOWN], metrics.epoch + 1)[None]
-            }
-            settings = (
-                {"dataformats": "NHWC"} if self.name == "tensorboard" else {}
-            )  # W&B's default
-            self._attempt(
-                self.name, lambda: self._open(step).log_images(pictures, step=step, **settings)
+            self._attempt("pictures", lambda: self._log_sheets(metrics, model, images[:SHOWN]))
+
+    def _log_sheets(self, metrics: EpochMetrics, model: Model, images: Tensor) -> None:
+        after = f"after epoch {metrics.epoch + 1}, share of each patch"
+        pictures = {"attention": attention_sheet(model, images, f"Attention {after}")}
+        if require_chain.is_met(model):
+            pictures["attention_rollout"] = rollout_sheet(
+                model, images, f"Attention rollout {after}"
             )
+        self._log_pictures(pictures, metrics.step)
+
+    def _log_parameters(self, step: int, model: Model) -> None:
+        """Log histograms of the tested weights, and of the gradients of the last update."""
+        blocks = model.anatomy.blocks
+        weights = dict(model.module.named_parameters())
+        histograms = parameter_histograms("weights", weights, blocks)
+        histograms |= parameter_histograms("gradients", self._gradients, blocks)
+        self._gradients = {}
+        self._log_histograms(histograms, step)
 
     def _attempt(self, what: str, act: Callable[[], object]) -> None:
         """Call `act` unless this part, or the tracker, has failed before.
@@ -175,31 +211,30 @@ class TrackerWatcher:
         return self._backend
 
 
-def entropies(table: Statistics) -> Iterator[tuple[str, float]]:
-    """Yield the tracked statistics of each layer: entropy in units of ln(keys), mean over heads."""
-    measured = {name for name, _ in table.moments.sums}
-    for name, statistic in STATISTICS.items():
-        if statistic.tracked_as and name in measured:
-            for layer, value in enumerate(getattr(table, name).nanmean(1).tolist()):
-                if np.isfinite(value):
-                    yield f"attention_{statistic.tracked_as}/layer_{layer:02}", value
+def _log_histograms(
+    name: TrackerName, tracker: Any, histograms: Mapping[str, Histogram], step: int
+) -> None:
+    """Log histograms by name. tracker: a SummaryWriter of TensorBoard, or a run of W&B."""
+    if name == "wandb":
+        import wandb
 
-
-def overlay(model: Model, images: Images, epoch: int) -> NDArray[np.uint8]:
-    """Draw images next to their attention rollout on one colour scale; return the pixels (height,
-    width, 3).
-    """
-    maps = rollout(model, images)
-    pixels = images.cpu().numpy()
-    shares = 100 * maps.cpu().numpy()
-    cells = with_maps(pixels, [shares], ["rollout"], [f"image {at}" for at in range(len(pixels))])
-    figure = drawn_images(scale="joint", label="rollout (%)")(
-        list(cells), f"Attention rollout after epoch {epoch}, share of each patch"
-    )
-    buffer = BytesIO()
-    figure.savefig(buffer, format="rgba", dpi="figure")
-    rgba = np.frombuffer(buffer.getvalue(), np.uint8).reshape(-1, int(figure.bbox.width), 4)
-    return np.ascontiguousarray(rgba[..., :3])
+        values = {}
+        for title, histogram in histograms.items():
+            values[title] = wandb.Histogram(np_histogram=(histogram.counts, histogram.edges))
+        tracker.log(values, step=step)
+        return
+    for title, histogram in histograms.items():
+        tracker.add_histogram_raw(
+            title,
+            min=histogram.edges[0],
+            max=histogram.edges[-1],
+            num=histogram.counts.sum(),
+            sum=histogram.total,
+            sum_squares=histogram.squares,
+            bucket_limits=histogram.edges[1:].tolist(),
+            bucket_counts=histogram.counts.tolist(),
+            global_step=step,
+        )
 
 
 def _say(message: str) -> None:

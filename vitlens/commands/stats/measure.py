@@ -25,6 +25,7 @@ from vitlens.analysis.heads.specialisation import Specialisation, specialise
 from vitlens.analysis.heads.statistics import Statistics, Stream, bounds_in
 from vitlens.analysis.naming.names import HeadNames
 from vitlens.commands.run.run import ImageRequest, Run
+from vitlens.commands.shared.kept import kept_weights, models_over_training, spaced
 from vitlens.commands.shared.names import NoteRow, name_rows
 from vitlens.commands.shared.naming import attributes_of, heads_named
 from vitlens.commands.stats import record as rows
@@ -34,11 +35,9 @@ from vitlens.devices import autocast
 from vitlens.errors import InputError
 from vitlens.lens.site import NO_PLACE
 from vitlens.lens.trace import layers
-from vitlens.models.loading import load
 from vitlens.models.model import Model
-from vitlens.models.naming import parse_model
 from vitlens.processes import share_of
-from vitlens.training.checkpoint import KeptWeights, weights_over_training
+from vitlens.training.checkpoint import KeptWeights
 from vitlens.uncertainty import Estimate, finite
 
 IMAGES: Final = 200  # of names, and of --over-training, at most
@@ -281,20 +280,6 @@ def _as_stacks(by_layer: Sequence[Tensor | None]) -> dict[int, NDArray[np.float3
     return stacks
 
 
-def kept_weights(model: str) -> tuple[KeptWeights, ...]:
-    """Return the weights that a run kept, and its final ones. Raises InputError where it kept
-    none."""
-    folder = Path(parse_model(model).name)
-    checkpoints = weights_over_training(folder) if folder.is_dir() else ()
-    if len(checkpoints) < 2:
-        raise InputError(
-            "expected a run that kept its weights for --over-training, found "
-            f"{len(checkpoints) or 'none'} kept in {model}; train one with vitlens train PRESET "
-            "--keep-every N"
-        )
-    return checkpoints
-
-
 def over_training(
     weights: Sequence[KeptWeights], run: Run[Any], *, renormalise: bool
 ) -> TrainingRows:
@@ -304,15 +289,11 @@ def over_training(
     """
     split = run.split.limit(IMAGES, seed=run.run.seed)
     images = share_of(split, run.processes)
-    chosen = np.linspace(0, len(weights) - 1, min(len(weights), CHECKPOINTS)).round().astype(int)
+    chosen = spaced(weights, CHECKPOINTS)
     epochs = []
     heads: list[rows.HeadEpochRow] = []
     with run.progress("Statistics over training", len(chosen), "checkpoints") as advance:
-        for index in chosen:
-            checkpoint = weights[index]
-            model = load(
-                f"epoch-{checkpoint.epochs}={checkpoint.file}", device=run.processes.device
-            )
+        for epoch, model in models_over_training(chosen, run.processes.device):
             stream = Stream(model, renormalise=renormalise, evidence=False, groups=split.groups)
             for batch in images.batches(
                 run.run.batch_size or fitting_batch_size(model), device=model.device
@@ -323,8 +304,8 @@ def over_training(
             statistics = stream.result()
             names = [name for name in shown_in("training") if (name, 0) in statistics.overall.sums]
             means = numbers_of(statistics.overall, 0, 0, names, statistics.keys)
-            epochs.append(rows.EpochRow(run.aliases[0], checkpoint.epochs, means))
-            heads += _head_epoch_rows(checkpoint.epochs, statistics, names)
+            epochs.append(rows.EpochRow(run.aliases[0], epoch, means))
+            heads += _head_epoch_rows(epoch, statistics, names)
             advance(1)
     return tuple(epochs), tuple(heads)
 

@@ -8,6 +8,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from vitlens.commands.run.conclusion import Conclusion
 from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.load import print_data
@@ -19,7 +21,12 @@ from vitlens.commands.run.tracking import TrackerWatcher, require_trackers
 from vitlens.commands.run.unseen import keep_training_images
 from vitlens.commands.shared.trainings import augmentation_words, budget_of, budget_of_run
 from vitlens.commands.train.options import TrainOptions, require_compatible
-from vitlens.commands.train.record import FirstBatchArrays, SetupRow, TrainRecord
+from vitlens.commands.train.record import (
+    FirstBatchArrays,
+    ScheduleRow,
+    SetupRow,
+    TrainRecord,
+)
 from vitlens.commands.train.results import pretraining_results, training_results
 from vitlens.commands.train.start import Start, base_recipe, compute_outputs, prepare, with_teacher
 from vitlens.processes import Processes
@@ -29,9 +36,12 @@ from vitlens.training.distill import StandardObjective, cacheable_views
 from vitlens.training.head import fit_head
 from vitlens.training.loop import train_on_images
 from vitlens.training.metrics import TrainingResult
+from vitlens.training.optimiser import learning_rate
+from vitlens.training.recipe import Recipe
 from vitlens.training.task import Task, first_batch
 
 FAILED: Final = 1  # exit code of --check
+SCHEDULED: Final = 50  # most updates with a learning rate in the record
 
 
 def measure(options: TrainOptions) -> Path | Conclusion | None:
@@ -94,7 +104,8 @@ def _train(options: TrainOptions, processes: Processes) -> Path | None:
         result = _fit(start, folder.path)
         record = _results(start, result, features_before)
         setup = replace(setup, computed=result.notes)
-        record = replace(record, setup=(setup,), first_batch=batch_arrays)
+        schedule = _schedule(start.recipe, steps=result.history[-1].step)
+        record = replace(record, setup=(setup,), schedule=schedule, first_batch=batch_arrays)
         folder.keep(record)
         _keep_budgets(start, folder, record)
         return publish(folder)
@@ -221,6 +232,16 @@ def _task(start: Start, directory: Path) -> Task:
         recompute=options.recompute,
         watchers=watchers,
     )
+
+
+def _schedule(recipe: Recipe, *, steps: int) -> tuple[ScheduleRow, ...]:
+    """Return the learning rate of evenly spaced updates, the first and the last included."""
+    chosen = np.linspace(0, steps - 1, min(steps, SCHEDULED)).round().astype(int)
+    rows = []
+    for step in chosen.tolist():
+        epochs = recipe.epochs * (step + 1) / steps
+        rows.append(ScheduleRow(epochs, learning_rate(step, recipe, total=steps)))
+    return tuple(rows)
 
 
 def _results(

@@ -80,6 +80,14 @@ class SetupRow:
 
 
 @dataclass(frozen=True)
+class ScheduleRow:
+    """The learning rate of one update; epochs: done after it."""
+
+    epochs: float = col("epochs")
+    learning_rate: float = col("learning rate")
+
+
+@dataclass(frozen=True)
 class SettingRow:
     """One setting of the recipe."""
 
@@ -218,6 +226,7 @@ class TrainRecord(Record):
     pairs: tuple[PairRow, ...] = table()
     setup: tuple[SetupRow, ...] = table()
     recipe: tuple[SettingRow, ...] = table()
+    schedule: tuple[ScheduleRow, ...] = table()
     started: tuple[FineTunedRow, ...] = table()
     taught: tuple[DistillationRow, ...] = table()
     training: tuple[Budget, ...] = table()  # of the student and the model without a teacher

@@ -282,6 +282,21 @@ REPORT: Final = Report(
                 ),
             ),
         ),
-        Section("How was it trained?", "recipe", opening=_settings, columns=("setting", "value")),
+        Section(
+            "How was it trained?",
+            "recipe",
+            opening=_settings,
+            columns=("setting", "value"),
+            charts=(
+                Chart(
+                    "schedule",
+                    lines("epochs", "learning_rate"),
+                    "Learning rate of each update: it rises in the warm-up, then falls as a "
+                    "cosine.",
+                    title="The learning-rate schedule",
+                    rows="schedule",
+                ),
+            ),
+        ),
     ),
 )

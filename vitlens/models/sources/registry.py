@@ -41,7 +41,8 @@ class ModelSource:
     weights: their origin without --weights: "own", the model includes its weights and accepts no
     others; "hub", they are downloaded; "none", the model must be trained first. extra: of vitlens,
     which its library needs; texts: whether its models also embed texts; own_input: whether --mean
-    and --std are refused; any_size: whether a built model accepts images of any size.
+    and --std are refused; any_size: whether a built model accepts images of any size; adapters:
+    whether LoRA adapters can be merged into its models.
     """
 
     kind: str
@@ -62,6 +63,7 @@ class ModelSource:
     texts: bool = False
     own_input: bool = False
     any_size: bool = False
+    adapters: bool = False
 
     @property
     def typed_usage(self) -> str:
@@ -101,7 +103,8 @@ def _is_other_file(name: str) -> bool:
 class ModelRequest:
     """A request for one model.
 
-    name: without alias and weights; file: of weights, if any; random: untrained; arch: the
+    name: without alias and weights; file: of weights, if any; adapter: a folder with a LoRA
+    adapter, if any; random: untrained; arch: the
     architecture of a file that does not contain it; image_size: (height, width) in pixels, None for
     the model's; mean, std: of its training, None for the model's; seed: of random weights;
     code_files: every FILE.py:FUNCTION with code that may be run.
@@ -111,6 +114,7 @@ class ModelRequest:
     name: str
     alias: str
     file: Path | None = None
+    adapter: Path | None = None
     random: bool = False
     arch: str | None = None
     image_size: tuple[int, int] | None = None
@@ -165,6 +169,7 @@ _ENTRIES: Final = (
         build="vitlens.models.sources.preset:build",
         weights="none",
         any_size=True,
+        adapters=True,
     ),
     ModelSource(
         kind="timm",
@@ -174,6 +179,7 @@ _ENTRIES: Final = (
         prefix="timm:",
         build="vitlens.models.sources.timm:build",
         list_names="vitlens.models.sources.timm:timm_names",
+        adapters=True,
         folder_config="vitlens.models.sources.timm_folder:read_folder_config",
     ),
     ModelSource(
@@ -184,6 +190,7 @@ _ENTRIES: Final = (
         prefix="torchvision:",
         build="vitlens.models.sources.torchvision:build",
         list_names="vitlens.models.sources.torchvision:torchvision_names",
+        adapters=True,
     ),
     ModelSource(
         kind="open-clip",
@@ -206,6 +213,7 @@ _ENTRIES: Final = (
         prefix="hf:",
         build="vitlens.models.sources.huggingface.loading:build",
         load="vitlens.models.sources.huggingface.loading:load",
+        adapters=True,
         extra="hf",
     ),
     ModelSource(

@@ -13,6 +13,8 @@ from typing import Any, Final
 from torch import Tensor
 
 from vitlens.errors import ModelError, UnsupportedError, argument, in_one_line
+from vitlens.models.adapters import base_of
+from vitlens.models.library_folders import ADAPTER_CONFIG, is_adapter
 from vitlens.models.sources.hub import pretrained_download
 from vitlens.models.sources.registry import ModelRequest
 from vitlens.models.weights import read_weights
@@ -119,10 +121,10 @@ def find(name: str, short_name: str, *, weights: bool) -> tuple[Path, str]:
     """
     path = Path(short_name).expanduser()
     if short_name and path.is_dir():
-        if (path / "adapter_config.json").exists():  # its weights would be left out
+        if is_adapter(path):  # its weights would be left out
             raise ModelError(
-                f"expected a whole model in {name}, found adapter_config.json, an adapter; merge "
-                "it into its model first (merge_and_unload of peft)"
+                f"expected a whole model in {name}, found {ADAPTER_CONFIG}, an adapter; write "
+                f"hf:{base_of(path)}@{path}"
             )
         return path, ""
     is_path = path.exists() or short_name.startswith((".", "~", "/"))

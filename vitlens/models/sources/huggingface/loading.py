@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vitlens.errors import ModelError, UnsupportedError, argument, in_one_line
 from vitlens.files import read_json
+from vitlens.models.adapters import Adapter, merge_into, read_adapter
 from vitlens.models.anatomy import Told
 from vitlens.models.fitting import fit_names, load_strictly
 from vitlens.models.language_image import LanguageImage, TextTower
@@ -113,6 +114,7 @@ _FEATURES: Final = {  # name in transformers' result, and description, by output
 }
 # classifiers of transformers' classes
 _HEADS: Final = ("cls_classifier", "distillation_classifier", "classifier")
+_CLASSIFIER: Final = "classifier."  # the beginning of the names of its tensors
 _CLASS_LENGTH: Final = 100  # characters of a class name that are read
 _ROOM: Final = 1 << 26  # numbers that a model may have beyond twice its weights'
 _MOST: Final = 1 << 33  # numbers of a model with random weights
@@ -198,6 +200,21 @@ class Described:
             )
         return model
 
+    def with_saved(self, state: Mapping[str, Tensor], adapter: Adapter) -> Mapping[str, Tensor]:
+        """Return the base model's weights with the classifier of an adapter, if it has one.
+
+        The weights of a backbone get the prefix that they have in the class with a classifier.
+        """
+        classifier = {
+            name: value for name, value in adapter.saved.items() if name.startswith(_CLASSIFIER)
+        }
+        if not classifier:
+            return state
+        prefix = f"{getattr(transformers(), self.class_name).base_model_prefix}."
+        if not any(name.startswith(prefix) for name in state):
+            state = {f"{prefix}{name}": value for name, value in state.items()}
+        return {**state, **classifier}
+
     def labels(self) -> tuple[str, ...]:
         """Return the names of the classes, in order; () for only numbers.
 
@@ -236,6 +253,28 @@ class Described:
         kind = {"model_type": self.fields["model_type"]}
         text = json.dumps(fields | kind, sort_keys=True, separators=(",", ":"))
         return Architecture("hf", name, classes, size, {"class": self.class_name, "config": text})
+
+
+def _with_classifier(fields: object, adapter: Adapter, name: str) -> object:
+    """Return a configuration with the class and the number of classes of an adapter's classifier.
+
+    It is unchanged if the adapter has none, or one of the same size.
+    """
+    weight = adapter.saved.get(f"{_CLASSIFIER}weight")
+    if weight is None:
+        return fields
+    changed = _require_fields(fields, name)
+    kind = str(changed["model_type"])
+    auto = transformers("models.auto.modeling_auto")
+    classifiers = auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES.get(kind, ())
+    if isinstance(classifiers, str):
+        classifiers = (classifiers,)
+    if classifiers and not {*(changed.get("architectures") or ())} & {*classifiers}:
+        changed = changed | {"architectures": [classifiers[0]]}
+    if len(changed.get("id2label") or ()) != len(weight):
+        kept = {key: value for key, value in changed.items() if key not in ("id2label", "label2id")}
+        changed = kept | {"num_labels": len(weight)}
+    return changed
 
 
 def described(fields: object, name: str, *, texts: bool = False) -> Described:
@@ -463,6 +502,10 @@ def load(request: ModelRequest) -> Model:
     folder, revision = find(name, request.short, weights=takes_stored)
     hint = "a folder of transformers' save_pretrained has it"
     fields = read_json(folder / CONFIG, error=ModelError, hint=hint)
+    adapter = None
+    if request.adapter is not None:
+        adapter = read_adapter(request.adapter)
+        fields = _with_classifier(fields, adapter, name)
     has_tokenizer = any((folder / tokenizer).is_file() for tokenizer in TOKENIZERS)
     description = described(fields, name, texts=has_tokenizer)
     notes = [note for note in (revision, *description.notes) if note]
@@ -474,8 +517,19 @@ def load(request: ModelRequest) -> Model:
         weights = read_weights(file)
         state = weights.state
         notes += weights.notes
+    if adapter is not None:
+        assert state is not None  # random weights are refused
+        state = description.with_saved(state, adapter)
+        notes.append(adapter.note)
+    is_merged = adapter is None
+    if adapter is not None and state is not None and adapter.fits(state):
+        state = adapter.merged(state, name)
+        is_merged = True
     with seeded(request.seed):
         network = description.network(state, name)
+    if adapter is not None and not is_merged:
+        # its names are those of the modules, not of the file
+        merge_into(network, adapter, name)
     projection = getattr(network, "visual_projection", None)  # SigLIP has none
     has_texts = description.class_name in _WHOLE
     image_network = _ImageTower(network.vision_model, projection) if has_texts else network

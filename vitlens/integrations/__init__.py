@@ -1,0 +1,1 @@
+"""Callbacks for other libraries, one file each, imported only when named."""
