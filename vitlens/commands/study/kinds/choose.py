@@ -232,7 +232,7 @@ def _price(choice: Choice) -> Marked:
 def compared_with_best(choice: Choice) -> str:
     """Return a sentence that compares the candidates with the best."""
     return say(
-        "**{{ best }}** has the highest accuracy.{% if worse %} Significantly lower: "
+        "**{{ best }}** has the highest accuracy.{% if worse %} Shown to be lower: "
         "{{ worse|names }}.{% endif %}{% if within %} At most {{ margin }} points lower: "
         "{{ within|names }}.{% endif %}{% if undecided %} Undecided: "
         "{{ undecided|names }}.{% endif %}",

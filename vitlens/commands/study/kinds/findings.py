@@ -14,8 +14,7 @@ FINDINGS: Final[Mapping[str, tuple[Finding, ...]]] = MappingProxyType(
                 "mlp",
                 "no-attention",
                 "higher",
-                "a block with attention is more accurate than an MLP on each patch: only "
-                "attention moves information between patches",
+                "a block with attention is more accurate than an MLP on each patch",
                 "Vaswani 2017; Dosovitskiy 2021",
                 "positions and pooling let an MLP add up what each patch shows",
             ),

@@ -179,8 +179,15 @@ _FINDINGS: Final[Mapping[Agreement, str]] = {
 
 
 def literature_claims(record: KindRecord) -> Iterator[Claim]:
-    """Yield each result of the literature next to that of the study, contradictions first."""
-    for row in sorted(record.findings, key=lambda row: AGREEMENTS.index(row.agreement)):
+    """Yield each result of the literature next to that of the study.
+
+    Contradictions come first, then large differences.
+    """
+
+    def rank(row: FindingRow) -> tuple[int, float]:
+        return AGREEMENTS.index(row.agreement), -abs(row.difference.value)
+
+    for row in sorted(record.findings, key=rank):
         yield Claim(
             "literature",
             f"{row.words} and {row.against_words}",
