@@ -19,8 +19,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from benchmarks.gpu.plain_loop import BATCH, plain_rate
 from benchmarks.gpu.session import Session, Values
-from benchmarks.train_rate import BATCH, plain
 from vitlens.data.catalogue import load_data
 from vitlens.data.split import InMemory, Split
 from vitlens.devices import evaluating
@@ -171,13 +171,13 @@ def _fit(
 
 
 def _rate(session: Session, folder: Path, train: Split, batch: int) -> Values:
-    """Images a second of training, the second of two epochs, and of a loop as courses teach it."""
+    """Return images a second of training (the second of two epochs) and of the plain loop."""
     count = len(train) if session.tiny else min(len(train), 200 * batch)
     name = "vit-tiny"
     ours = _measured(session, name, train, count)
     workers = min(_WORKERS, os.cpu_count() or 1) if not session.tiny else 1
     precision = "fp32" if session.tiny else "bf16"
-    theirs = plain(
+    theirs = plain_rate(
         folder,
         _cases(session)[name].preset,
         count - batch,
