@@ -35,7 +35,7 @@ def clustered_vectors(count: int, dim: int, *, classes: int, seed: int) -> tuple
 
 
 def run(session: Session) -> None:
-    """The checks, the features in bf16 and fp32, k-NN on the device and on the CPU."""
+    """Run the checks, the features in bf16 and fp32, k-NN on the device and on the CPU."""
     session.check("features of 8 images", _features, tolerance=TOLERANCE)
     session.check("nearest of 200 among 1,000, their indices", _indices, tolerance=0.0)
     one = subject(session.device, tiny=session.tiny, name=SMALL)

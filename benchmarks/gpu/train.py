@@ -65,9 +65,7 @@ TINY_CASES: Final = {
 
 
 def run(session: Session) -> None:
-    """The check, the rates, then each training until its epochs are done or the time of this
-    command is up.
-    """
+    """Run the check and the rates, then train each case until its epochs or the time are over."""
     session.check(
         "logits after 3 steps of training", partial(_check, session.folder), tolerance=TOLERANCE
     )
