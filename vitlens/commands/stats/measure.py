@@ -23,10 +23,10 @@ from vitlens.analysis.heads.registry import (
 )
 from vitlens.analysis.heads.specialisation import Specialisation, specialise
 from vitlens.analysis.heads.statistics import Statistics, Stream, bounds_in
-from vitlens.analysis.naming.names import HeadNames
+from vitlens.analysis.naming.labels import HeadNames
 from vitlens.commands.run.run import ImageRequest, Run
-from vitlens.commands.shared.names import NoteRow, name_rows
-from vitlens.commands.shared.naming import attributes_of, heads_named
+from vitlens.commands.shared.label_rows import NoteRow, name_rows
+from vitlens.commands.shared.labelling import attributes_of, heads_named
 from vitlens.commands.stats import record as rows
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.data.split import Split
@@ -36,7 +36,7 @@ from vitlens.lens.site import NO_PLACE
 from vitlens.lens.trace import layers
 from vitlens.models.loading import load
 from vitlens.models.model import Model
-from vitlens.models.naming import parse_model
+from vitlens.models.model_names import parse_model
 from vitlens.processes import share_of
 from vitlens.training.checkpoint import KeptWeights, weights_over_training
 from vitlens.uncertainty import Estimate, finite
