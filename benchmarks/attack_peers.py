@@ -66,7 +66,7 @@ class Case:
         return " / ".join(f"{255 * epsilon:g}" for epsilon in self.epsilons)
 
     def parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Indices, images and labels, batch by batch, on the model's device."""
+        """Yield indices, images and labels, batch by batch, on the model's device."""
         for rows in torch.arange(len(self.labels)).split(self.batch):
             images = self.images[rows]
             labels = self.labels[rows]

@@ -129,8 +129,9 @@ def speed(cases: Sequence[Case], repeats: int) -> None:
 
 
 def memory(names: Sequence[str], data: str, device: str) -> None:
-    """The peak over what the process had before, MB: of a process that runs one side once, on three
-    batches.
+    """Print the peak memory (MB) of a process that runs one side once, on three batches.
+
+    The memory that the process had before does not count.
     """
     print("| model | side | peak (MB) |")
     print("|---|---|---:|")

@@ -156,15 +156,16 @@ def table(rows: list[tuple[str, ...]]) -> str:
 Written by `python benchmarks/families.py` with {versions}: one image, random weights, the
 smallest model of each family (or close to it).
 
-*Layers observed*: attention modules whose weights were observed, of all that the model has. *Kind*: what attends to
-what, and in how many attention calls of one forward pass:
+*Layers observed*: attention modules whose weights were observed, of all that the model has. *Kind*:
+what attends to what, and in how many attention calls of one forward pass:
 
 {kinds}
 
-*Logits bit-equal*: the logits under observation are bit-equal to those of the unobserved model. *Rollout*: defined
-where every layer is patch attention over one sequence of tokens (or class attention after it), or in windows whose
-place is known, with nothing else between them that mixes patches. *None*: no softmax
-attention. Of models that mix their heads (CaiT), the weights are those of the softmax, before mixing.
+*Logits bit-equal*: the logits under observation are bit-equal to those of the unobserved model.
+*Rollout*: defined if every layer is patch attention over one sequence of tokens (or class attention
+after it), or in windows at known places, and nothing else between layers mixes patches. *None*: no
+softmax attention. For models that mix their heads (CaiT), the weights are those of the softmax,
+before mixing.
 
 {chr(10).join(lines)}
 """

@@ -17,7 +17,7 @@ from vitlens.analysis.heads.query_key import neurons as neurons
 from vitlens.analysis.heads.query_key import query_key_map as query_key_map
 from vitlens.analysis.heads.statistics import Statistics as Statistics
 from vitlens.analysis.heads.statistics import statistics as statistics
-from vitlens.analysis.naming.names import name_heads as name_heads
+from vitlens.analysis.naming.labels import name_heads as name_heads
 from vitlens.analysis.patching.contribution import (
     direct_logit_attribution as direct_logit_attribution,
 )

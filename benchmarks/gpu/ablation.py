@@ -24,9 +24,7 @@ LARGE_BUDGET: Final = 16 << 30  # bytes: everything of a clean pass of 128 image
 
 
 def run(session: Session) -> None:
-    """The check, then every precision, with what vitlens keeps of the clean pass by itself and with
-    all of it.
-    """
+    """Check, then measure every precision: with the clean pass kept as usual, and kept whole."""
     session.check("loss of 8 images without each of 12 heads", _check, tolerance=TOLERANCE)
     one = subject(session.device, tiny=session.tiny)
     with computing(

@@ -31,7 +31,7 @@ TOLERANCE: Final = 1e-3
 
 
 def run(session: Session) -> None:
-    """The checks, sweeps of the bundled ViT on its scenes, and the rate of steps on ViT-B/16."""
+    """Run the checks, the sweeps of the bundled ViT, and the rate of steps on ViT-B/16."""
     session.check("pixels of 8 images after 3 steps of PGD-L2", _pixels, tolerance=TOLERANCE)
     model = loading.load("vit-digits", device=session.device)
     count = 4 if session.tiny else 450

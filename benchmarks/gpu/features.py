@@ -8,7 +8,6 @@ import torch
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
-from benchmarks.features import made
 from benchmarks.gpu.machine import computing
 from benchmarks.gpu.session import Session, Values
 from benchmarks.gpu.subjects import Subject, small, subject
@@ -27,8 +26,16 @@ DIFFERENT: Final = 512  # images of which the others are repetitions: decoding i
 TOLERANCE: Final = 1e-4  # fp32, of features
 
 
+def clustered_vectors(count: int, dim: int, *, classes: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return vectors in clusters with much noise, so that votes are close, and their classes."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, classes, (count,), generator=generator)
+    centres = torch.randn(classes, dim, generator=torch.Generator().manual_seed(99))
+    return 0.15 * centres[labels] + torch.randn(count, dim, generator=generator), labels
+
+
 def run(session: Session) -> None:
-    """The checks, the features in bf16 and fp32, k-NN on the device and on the CPU."""
+    """Run the checks, the features in bf16 and fp32, k-NN on the device and on the CPU."""
     session.check("features of 8 images", _features, tolerance=TOLERANCE)
     session.check("nearest of 200 among 1,000, their indices", _indices, tolerance=0.0)
     one = subject(session.device, tiny=session.tiny, name=SMALL)
@@ -55,8 +62,8 @@ def _features(device: torch.device) -> Tensor:
 
 
 def _indices(device: torch.device) -> Tensor:
-    bank, _ = made(1_000, 32, classes=CLASSES, seed=0)
-    queries, _ = made(200, 32, classes=CLASSES, seed=1)
+    bank, _ = clustered_vectors(1_000, 32, classes=CLASSES, seed=0)
+    queries, _ = clustered_vectors(200, 32, classes=CLASSES, seed=1)
     return nearest(queries.to(device), bank.to(device), k=K).indices
 
 
@@ -98,8 +105,8 @@ def _neighbours(session: Session, device: torch.device, bank: int, queries: int)
     """From fp32 features to the predicted classes, plain majority, and scikit-learn's brute force
     on the same.
     """
-    known, truth = made(bank, DIM, classes=CLASSES, seed=0)
-    asked, labels = made(queries, DIM, classes=CLASSES, seed=1)
+    known, truth = clustered_vectors(bank, DIM, classes=CLASSES, seed=0)
+    asked, labels = clustered_vectors(queries, DIM, classes=CLASSES, seed=1)
     found: list[Tensor] = []
 
     def work() -> None:

@@ -36,7 +36,7 @@ JOBS: Final[dict[str, Job]] = {
 
 
 def run(session: Session) -> None:
-    """The checks, then every job in fp32 and in bf16."""
+    """Run the checks, then every job in fp32 and in bf16."""
     session.check(
         "relevance of 8 images", lambda device: relevance(*small(device)), tolerance=TOLERANCE
     )

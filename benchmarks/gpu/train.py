@@ -19,8 +19,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from benchmarks.gpu.plain_loop import BATCH, plain_rate
 from benchmarks.gpu.session import Session, Values
-from benchmarks.train_rate import BATCH, plain
 from vitlens.data.catalogue import load_data
 from vitlens.data.split import InMemory, Split
 from vitlens.devices import evaluating
@@ -65,9 +65,7 @@ TINY_CASES: Final = {
 
 
 def run(session: Session) -> None:
-    """The check, the rates, then each training until its epochs are done or the time of this
-    command is up.
-    """
+    """Run the check and the rates, then train each case until its epochs or the time are over."""
     session.check(
         "logits after 3 steps of training", partial(_check, session.folder), tolerance=TOLERANCE
     )
@@ -171,13 +169,13 @@ def _fit(
 
 
 def _rate(session: Session, folder: Path, train: Split, batch: int) -> Values:
-    """Images a second of training, the second of two epochs, and of a loop as courses teach it."""
+    """Return images a second of training (the second of two epochs) and of the plain loop."""
     count = len(train) if session.tiny else min(len(train), 200 * batch)
     name = "vit-tiny"
     ours = _measured(session, name, train, count)
     workers = min(_WORKERS, os.cpu_count() or 1) if not session.tiny else 1
     precision = "fp32" if session.tiny else "bf16"
-    theirs = plain(
+    theirs = plain_rate(
         folder,
         _cases(session)[name].preset,
         count - batch,

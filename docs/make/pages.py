@@ -16,26 +16,37 @@ PARTS: Final = DOCS / "parts"
 _OUTSIDE: Final = {"README.md": "../README.md", "reports.md": "../reports/README.md"}  # of docs/
 
 
-def generated() -> dict[str, str]:
-    """Return every generated page.
+def prose_pages() -> dict[str, str]:
+    """Return the pages with numbers of reports. They are committed, since GitHub shows them.
 
-    Raises MissingPartError for a command whose hand-written parts are missing, and
-    UnknownNumberError for a number that no committed report has.
+    Raises UnknownNumberError for a number that no committed report has.
+    """
+    places = {path: _OUTSIDE.get(path.name, path.name) for path in TEMPLATES.glob("*.md")}
+    return {place: filled(path, DOCS / place) for path, place in sorted(places.items())}
+
+
+def reference_pages() -> dict[str, str]:
+    """Return the pages that follow from the package. They are not committed (.gitignore).
+
+    Raises MissingPartError for a command whose hand-written parts are missing.
     """
     commands = {
         f"commands/{word}.md": command_page(command, PARTS) for word, command in COMMANDS.items()
     }
-    places = {path: _OUTSIDE.get(path.name, path.name) for path in TEMPLATES.glob("*.md")}
     return {
-        **{place: filled(path, DOCS / place) for path, place in sorted(places.items())},
         "commands/index.md": list_of_commands(COMMANDS.values()),
-        "commands/shared.md": shared_page(),
+        "commands/shared.md": shared_page(PARTS),
         **commands,
         "glossary.md": glossary_page(),
         "readable.md": readable_page(),
         "references.bib": bibliography(),
         "references.md": references_page(),
     }
+
+
+def generated() -> dict[str, str]:
+    """Return every generated page."""
+    return {**prose_pages(), **reference_pages()}
 
 
 def outdated(pages: Mapping[str, str], docs: Path = DOCS) -> list[str]:

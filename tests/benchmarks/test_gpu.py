@@ -162,7 +162,9 @@ def test_time_is_shared_by_kinds_of_kernels_and_with_the_time_in_which_the_card_
         "void pytorch_flash::flash_fwd_kernel<...>": "attention",
         "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNN": "matrix products",
         "Memcpy DtoH (Device -> Pageable)": "copies",
-        "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl>": "elementwise and sums",
+        "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl>": (
+            "elementwise and sums"
+        ),
     }
     assert {kernel: kind_of(kernel) for kernel in kernels} == kernels
     busy = summary(Busy(2.0, {"sgemm": 0.5, "gemm_2": 0.2, "gelu": 0.5}), torch.device("cuda"))

@@ -103,6 +103,16 @@ def test_a_report_can_be_read_shows_each_of_its_figures_and_names_no_path_of_the
         assert not re.search(r"""["' =(@]/[\w.-]+/""", (folder / file).read_text()), file
 
 
+def test_a_wheel_has_every_file_that_the_package_reads():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    package = ROOT / "vitlens"
+    included = set()
+    for pattern in settings["tool"]["setuptools"]["package-data"]["vitlens"]:
+        included |= set(package.glob(pattern))
+    committed = {path for path in committed_files(package) if path.suffix != ".py"}
+    assert committed - included == {package / "models" / "bundled" / "README.md"}
+
+
 def test_every_path_of_contributing_is_there():
     created = {block.file.as_posix() for title in guide.titles() for block in guide.blocks(title)}
     for path in re.findall(r"`((?:vitlens|tests|docs)/[^`]*)`", TEXT):

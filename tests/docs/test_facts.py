@@ -1,12 +1,17 @@
 """Facts on the pages and in the README: links, commands, Python code and cited works."""
 
 import ast
+import itertools
+import os
 import re
 import shlex
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from docs.make.pages import reference_pages
 from docs.make.references import citations, works
 from docs.make.site import REPOSITORY, outward
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
@@ -18,59 +23,115 @@ from vitlens.commands.registry import COMMANDS, Command
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "reports/README.md",
-    *sorted(DOCS.glob("*.md")),
-    *sorted(DOCS.glob("commands/*.md")),
-    *sorted(DOCS.glob("parts/*.md")),
+# pages that are generated and not committed
+REFERENCES = (
+    *(f"commands/{name}.md" for name in ("index", "shared", *COMMANDS)),
+    "glossary.md",
+    "readable.md",
+    "references.bib",
+    "references.md",
+)
+COMMITTED = [
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "reports/README.md",
+    *(f"docs/{path.name}" for path in sorted(DOCS.glob("*.md")) if path.name not in REFERENCES),
+    *(f"docs/parts/{path.name}" for path in sorted(DOCS.glob("parts/*.md"))),
 ]
-TYPED = [
-    page for page in PAGES if page.parent in (DOCS, DOCS / "commands") or page == ROOT / "README.md"
-]
+GENERATED = [f"docs/{name}" for name in REFERENCES if name.endswith(".md")]
+SITE = [name for name in (*COMMITTED, *GENERATED) if re.match(r"docs/(commands/)?[^/]+$", name)]
+TYPED = ["README.md", *SITE]
 BLOCKS = r"^```{}\n(.*?)^```"
 
 
-def on(pages: list[Path]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(
-        "path", pages, ids=[str(path.relative_to(ROOT)) for path in pages]
-    )
+@pytest.fixture(scope="module")
+def texts() -> dict[str, str]:
+    """Return the text of every page by its path: committed ones, and those that docs.make makes."""
+    committed = {name: (ROOT / name).read_text() for name in COMMITTED}
+    return committed | {f"docs/{name}": text for name, text in reference_pages().items()}
 
 
-def blocks(path: Path, kind: str) -> list[str]:
-    return re.findall(BLOCKS.format(kind), path.read_text(), flags=re.DOTALL | re.MULTILINE)
+def blocks(text: str, kind: str) -> list[str]:
+    return re.findall(BLOCKS.format(kind), text, flags=re.DOTALL | re.MULTILINE)
 
 
-def prose(path: Path) -> str:
+def prose(text: str) -> str:
     """Return a page without its blocks of code."""
-    return re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
-def anchors(path: Path) -> set[str]:
+def anchors(text: str) -> set[str]:
     """Return the anchors of a page's headings, as GitHub and MyST form them."""
-    titles = re.findall(r"^#+ (.+?)\s*$", prose(path), flags=re.MULTILINE)
+    titles = re.findall(r"^#+ (.+?)\s*$", prose(text), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@on(PAGES)
-def test_every_link_of_a_page_is_there_on_github_as_in_the_site(path):
-    text = re.sub(r"`[^`\n]*`", "``", prose(path))
-    for image, said, target in re.findall(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)", text):
-        place, _, anchor = target.partition("#")
-        if "://" in target:
-            continue
-        destination = (path.parent / place).resolve() if place else path
-        assert destination.exists(), target
-        assert ROOT in (destination, *destination.parents), f"{target} leaves the repository"
-        if anchor and destination.suffix == ".md":
-            assert anchor in anchors(destination), target
-        assert not image or len(said) > 10, f"{target}: an image needs an alternative text"
+def links(text: str) -> Iterator[tuple[str, str, str]]:
+    """Yield "!" for an image or "", the text and the target of each link within the repository."""
+    without_code = re.sub(r"`[^`\n]*`", "``", prose(text))
+    pattern = r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)"
+    for image, words, target in re.findall(pattern, without_code):
+        if "://" not in target:
+            yield image, words, target
 
 
-def test_every_page_is_in_the_table_of_contents():
-    listed = set(re.findall(r"^[\w/-]+$", (DOCS / "index.md").read_text(), flags=re.MULTILINE))
-    assert {path.stem for path in DOCS.glob("*.md")} - {"index"} | {"commands/index"} <= listed
+def destination_of(target: str, page: str) -> str:
+    """Return the path, from the root, of the file that a page links to."""
+    place = target.partition("#")[0]
+    return os.path.normpath(ROOT / page / ".." / place).removeprefix(f"{ROOT}/") if place else page
+
+
+def test_the_generated_pages_are_those_that_git_ignores():
+    assert set(reference_pages()) == set(REFERENCES)
+    names = [f"docs/{name}" for name in REFERENCES]
+    ignored = subprocess.run(
+        ["git", "check-ignore", "--no-index", *names], cwd=ROOT, capture_output=True, text=True
+    )
+    assert ignored.stdout.split() == names
+    tracked = subprocess.run(["git", "ls-files", *names], cwd=ROOT, capture_output=True, text=True)
+    assert tracked.stdout == ""
+
+
+@pytest.mark.parametrize("page", COMMITTED)
+def test_every_link_of_a_committed_page_leads_to_a_committed_file(page, texts):
+    for image, words, target in links(texts[page]):
+        destination = destination_of(target, page)
+        assert (ROOT / destination).exists(), target
+        assert destination not in GENERATED, f"{target} is not on GitHub"
+        assert not destination.startswith(("/", "..")), f"{target} leaves the repository"
+        anchor = target.partition("#")[2]
+        if anchor and destination.endswith(".md"):
+            text = texts.get(destination) or (ROOT / destination).read_text()
+            assert anchor in anchors(text), target
+        assert not image or len(words) > 10, f"{target}: an image needs an alternative text"
+
+
+@pytest.mark.parametrize("page", SITE)
+def test_every_link_of_a_page_of_the_site_is_there(page, texts):
+    folder = str(Path(page).parent.relative_to("docs")).removeprefix(".")
+    for image, _, target in links(outward(texts[page], folder)):
+        destination = destination_of(target, page)
+        is_page = destination in texts
+        assert is_page or (ROOT / destination).is_file(), target
+        anchor = target.partition("#")[2]
+        assert not anchor or anchor in anchors(texts[destination]), target
+        assert is_page or image or destination.startswith("docs/"), target
+
+
+@pytest.mark.parametrize("page", SITE)
+def test_no_heading_of_a_page_skips_a_level(page, texts):
+    levels = [len(marks) for marks in re.findall(r"^(#+) ", prose(texts[page]), re.MULTILINE)]
+    assert levels[0] == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+
+
+def test_every_page_is_in_the_table_of_contents(texts):
+    listed = set(re.findall(r"^[\w/-]+$", texts["docs/index.md"], flags=re.MULTILINE))
+    pages = {Path(name).stem for name in SITE if name.count("/") == 1}
+    assert pages - {"index"} | {"commands/index"} <= listed
+    commands = set(re.findall(r"^[\w/-]+$", texts["docs/commands/index.md"], flags=re.MULTILINE))
+    assert commands == {"shared", *COMMANDS}
 
 
 def test_a_link_that_leaves_the_site_becomes_an_address_of_the_repository():
@@ -83,14 +144,18 @@ def test_a_link_that_leaves_the_site_becomes_an_address_of_the_repository():
     assert below == f"[a](../stats.md) [b]({REPOSITORY}/README.md)"
 
 
-def typed(path: Path) -> list[str]:
+def test_a_link_to_the_source_of_a_generated_page_leads_to_that_page_on_the_site():
+    on_a_page = "[a](../tests/kit/readable.py#masks) [b](parts/look.md) [c](parts)"
+    assert outward(on_a_page, "") == "[a](readable.md#masks) [b](commands/look.md) [c](commands)"
+    on_a_command = "[a](shared.md#options) [b](../../vitlens/report/glossary.toml)"
+    assert outward(on_a_command, "commands") == "[a](shared.md#options) [b](../glossary.md)"
+
+
+def typed(text: str) -> list[str]:
     """Return what a page says to type after the word vitlens."""
-    code = "\n".join(blocks(path, "(?:sh|bash)")).replace("\\\n", " ")
+    code = "\n".join(blocks(text, "(?:sh|bash)")).replace("\\\n", " ")
     lines = re.split(r" && | \| |\n", code)
-    lines += [
-        with_model(inline)
-        for inline in re.findall(r"(?<!`)`(vitlens [^`\n]+)`(?!`)", path.read_text())
-    ]
+    lines += [with_model(inline) for inline in re.findall(r"(?<!`)`(vitlens [^`\n]+)`(?!`)", text)]
     matches = [
         re.search(r"(?:^|\s|/)vitlens (.+)$", line.split(" # ")[0].rstrip()) for line in lines
     ]
@@ -108,14 +173,16 @@ def with_model(inline: str) -> str:
     return " ".join(words)
 
 
-@on(TYPED)
-def test_the_command_line_takes_what_a_page_says_to_type(path, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("page", TYPED)
+def test_the_command_line_takes_what_a_page_says_to_type(
+    page, texts, tmp_path, monkeypatch, capsys
+):
     # a trained model that docs/python.md names
     (tmp_path / "runs" / "train-my-digits").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     # parsed, checked and not run
     monkeypatch.setattr(Command, "measure", property(lambda _: lambda _options: ()))
-    for arguments in typed(path):
+    for arguments in typed(texts[page]):
         words = [word for word in shlex.split(arguments) if word not in ("...", "\\")]
         if words[0] not in COMMANDS and not words[0].startswith("--"):
             assert words[0] == "COMMAND", arguments  # the word for any of them
@@ -124,25 +191,25 @@ def test_the_command_line_takes_what_a_page_says_to_type(path, tmp_path, monkeyp
             assert run(words) == 0, f"vitlens {arguments}: {capsys.readouterr().err}"
 
 
-def test_commands_are_found_and_python_on_a_page_compiles():
-    assert sum(len(typed(path)) for path in TYPED) > 100
-    for path in TYPED:
-        for code in blocks(path, "python"):
+def test_commands_are_found_and_python_on_a_page_compiles(texts):
+    assert sum(len(typed(texts[page])) for page in TYPED) > 100
+    for page in TYPED:
+        for code in blocks(texts[page], "python"):
             # those of docs/python.md are run by tests/public/test_examples.py
             if ">>>" not in code:
                 ast.parse(code)
 
 
-def test_every_work_is_cited_once_by_one_key():
+def test_every_work_is_cited_once_by_one_key(texts):
     keys = [paper.key for paper in works()]
     assert len(keys) == len(set(keys)) > 50
     # none was lost while reading
-    assert (DOCS / "references.bib").read_text().count("@misc{") == len(keys)
+    assert texts["docs/references.bib"].count("@misc{") == len(keys)
     for paper in works():
         assert re.fullmatch(r"(\d{4}\.\d{4,5})?", paper.arxiv)
 
 
-def test_registries_and_pages_cite_known_works():
+def test_registries_and_pages_cite_known_works(texts):
     paper_keys = {paper.key for paper in works()}
     texts = {
         **{f"attack {name}": attack.paper for name, attack in ATTACKS.items()},
@@ -151,9 +218,9 @@ def test_registries_and_pages_cite_known_works():
         **{f"statistic {name}": statistic.source for name, statistic in STATISTICS.items()},
         **{f"command {word}": command.help for word, command in COMMANDS.items()},
         **{
-            path.name: path.read_text()
-            for path in DOCS.glob("*.md")
-            if path.name != "references.md"
+            page: texts[page]
+            for page in SITE
+            if page.count("/") == 1 and page != "docs/references.md"
         },
     }
     cited = {where: set(citations(text)) for where, text in texts.items()}

@@ -1,6 +1,7 @@
 """The site is built without a warning or the network, and is complete when read from disk."""
 
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -9,9 +10,14 @@ from urllib.parse import unquote
 
 import pytest
 
+from docs.make.pages import reference_pages
 from docs.make.site import mathml
 
 ROOT = Path(__file__).parents[2]
+# of docs/: what is generated, which the test makes itself
+not_copied = shutil.ignore_patterns(
+    "_build", "commands", "glossary.md", "readable.md", "references.md", "references.bib"
+)
 RESOURCES = {
     "script": "src",
     "img": "src",
@@ -46,22 +52,21 @@ def site(tmp_path_factory):
     """Build the site."""
     for package in ("sphinx", "furo", "myst_parser", "latex2mathml"):
         pytest.importorskip(package, reason=f"{package} is in the extra docs")
+    source = tmp_path_factory.mktemp("checkout")
+    for name in ("vitlens", "reports", "README.md", "CONTRIBUTING.md"):
+        (source / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "docs", source / "docs", ignore=not_copied)
+    for path, text in reference_pages().items():
+        (source / "docs" / path).parent.mkdir(exist_ok=True)
+        (source / "docs" / path).write_text(text)
     out = tmp_path_factory.mktemp("site")
-    line = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "-W",
-        "--keep-going",
-        "-q",
-        "-E",
-        "-d",
-        str(out / "doctrees"),
-        "-b",
-        "html",
-    ]
+    options = ["-W", "--keep-going", "-q", "-E", "-d", str(out / "doctrees"), "-b", "html"]
     done = subprocess.run(
-        [*line, "docs", str(out / "html")], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "sphinx", *options, "docs", str(out / "html")],
+        cwd=source,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return out / "html"

@@ -89,7 +89,7 @@ def numbered(rows: int, columns: int) -> Tensor:
 
 
 def timm_tokens(resolution: Pair, window: Pair, shift: Pair) -> Tensor:
-    """Number the patches in the order of timm's block: rolled, then padded, then cut (_attn)."""
+    """Return patches in the order of timm's block: rolled, then padded, then cut (_attn)."""
     tokens = torch.arange(1.0, 1 + resolution[0] * resolution[1]).view(1, *resolution, 1)
     tokens = tokens.roll((-shift[0], -shift[1]), (1, 2))
     tokens = F.pad(tokens, (0, 0, 0, -resolution[1] % window[1], 0, -resolution[0] % window[0]))
@@ -97,7 +97,7 @@ def timm_tokens(resolution: Pair, window: Pair, shift: Pair) -> Tensor:
 
 
 def torchvision_tokens(resolution: Pair, window: Pair, shift: Pair) -> Tensor:
-    """Number the patches as torchvision's shifted_window_attention: padded, then rolled.
+    """Return patches in the order of torchvision's shifted_window_attention: padded, then rolled.
 
     It never rolls where one window covers all.
     """

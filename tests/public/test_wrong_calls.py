@@ -50,13 +50,17 @@ WRONG = {  # what is typed, and a part of the answer
     "vitlens.rollout(vit, np.zeros((3, 32, 48), dtype='uint8'))": r"numpy\.moveaxis",
     "vitlens.rollout(vit, images[0].permute(1, 2, 0))": r"permute\(2, 0, 1\)\[None\]",
     "vitlens.wrap(vit.module, image_size=32, mean=0.5, std=0.5)": "mean as 3 numbers",
-    "vitlens.wrap(vit.module, image_size='32', mean=(0, 0, 0), std=(1, 1, 1))": "image_size as 2 numbers",
+    "vitlens.wrap(vit.module, image_size='32', mean=(0, 0, 0), std=(1, 1, 1))": (
+        "image_size as 2 numbers"
+    ),
     "vitlens.show(images, {})": "found none",
     "vitlens.show(images, 'rollout')": "the text 'rollout'",
     "vitlens.show_board(vit)": "found Model",
     "vitlens.show_heads(None)": r"vitlens\.attention\(model, images\)",
     "vitlens.show_heads(vitlens.attention(vit, images), images)": "model=model",
-    "vitlens.show_heads(vitlens.attention(vit, images), images[:1], model=vit, image=1)": "the 2 images of",
+    "vitlens.show_heads(vitlens.attention(vit, images), images[:1], model=vit, image=1)": (
+        "the 2 images of"
+    ),
     "vitlens.show(np.zeros((9, 9, 3), dtype='uint8'), torch.rand(2, 2))": "model=model",
     "vitlens.show_heads(vitlens.attention(vit, images), model=vit, image=2)": "from 0 to 1",
     "vitlens.show_heads(vitlens.attention(vit, images), images, model=vit, layer=7)": "from 0 to 1",

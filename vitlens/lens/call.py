@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from vitlens.lens.site import Site, Windows
 from vitlens.models.attention import softmax_or_zero as softmax_or_zero
+from vitlens.renamed import RenamedAttribute
 from vitlens.shapes import Weights
 
 # timm and torchvision add -100 to the score of a masked key, not -inf
@@ -41,6 +42,8 @@ class AttentionInputs:
     value: Tensor
     bias: Tensor | None
     scale: float
+
+    each = RenamedAttribute("map_tensors")
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "AttentionInputs":
         """Return the inputs with the function applied to each tensor."""

@@ -17,7 +17,7 @@ from vitlens.models.fitting import fit_names
 from vitlens.models.language_image import is_language_image, zero_shot
 from vitlens.models.library_folders import CONFIG, typed_name
 from vitlens.models.model import Model, Provenance
-from vitlens.models.naming import (
+from vitlens.models.model_names import (
     RANDOM,
     ModelName,
     divide_weights,

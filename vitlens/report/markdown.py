@@ -187,7 +187,7 @@ def citation(record: Record) -> str:
     software = f"vitlens {finalize(record.config.versions.get('vitlens', ''))}".rstrip()
     return (
         f"To cite: The vitlens authors, {software}, github.com/vitlens/vitlens, "
-        "and the papers of the methods shown (docs/references.md there)."
+        "and the papers of the methods shown (vitlens/report/references.bib there)."
     )
 
 

@@ -130,7 +130,7 @@ def test_the_report_of_a_study_that_was_stopped_shows_its_finished_chapters(
 
 @pytest.fixture(scope="module")
 def written(inspected):
-    """The portfolio report of that study, as markdown."""
+    """Return the portfolio report of that study, as markdown."""
     assert run(["report", str(inspected.folder), "--portfolio", "--html"]) == 0
     return inspected.folder / "portfolio.md"
 

@@ -12,7 +12,12 @@ import vitlens
 from tests.kit.models.files import written
 from tests.kit.models.transformers import folder_of
 from tests.kit.tiny import timm_model
-from vitlens.models.pretraining import TRAINED, Pretraining, pretraining_of, read_name
+from vitlens.models.pretraining_history import (
+    TRAINED,
+    PretrainingHistory,
+    pretraining_of,
+    read_name,
+)
 from vitlens.training.objectives.registry import OBJECTIVES
 
 NAMES = {  # name -> objective, recipe, data, labels afterwards
@@ -78,7 +83,7 @@ def test_most_of_timms_names_are_known_and_none_of_dino_or_clip_is_called_superv
         assert {read for name, read in objectives.items() if word in name} == {objective}
 
 
-def told(model: vitlens.Model, name: str, weights: str = "hub", **said: Any) -> Pretraining:
+def told(model: vitlens.Model, name: str, weights: str = "hub", **said: Any) -> PretrainingHistory:
     """Describe the model as if these weights, of the hub or of a file, had been loaded."""
     model.provenance = replace(model.provenance, name=name, weights=weights)
     return pretraining_of(model, told=said.get("told"))
@@ -106,9 +111,9 @@ def test_the_source_tells_and_the_user_knows_better_but_not_of_random_weights():
     assert "user's file" in unstated.source
     assert told(dino, f"{name}.lvd142m", "mine.safetensors").data == "LVD-142M"
     assert told(dino, "torchvision:vit_b_16").data == "ImageNet-1k"
-    assert told(dino, "torchvision:vit_b_16", "mine.pth") == Pretraining("not known")
+    assert told(dino, "torchvision:vit_b_16", "mine.pth") == PretrainingHistory("not known")
     plain = "timm:vit_tiny_patch16_224", "mine.safetensors"
-    assert told(dino, *plain, told="self-supervised") == Pretraining(
+    assert told(dino, *plain, told="self-supervised") == PretrainingHistory(
         "self-supervised", source="--objective"
     )
     stated = told(dino, name, "mine.safetensors", told="self-supervised")
@@ -124,7 +129,7 @@ def test_the_source_tells_and_the_user_knows_better_but_not_of_random_weights():
 def test_weights_without_the_record_of_their_run_are_not_known(name, tmp_path):
     written(vitlens.load(name, image_size=32), tmp_path)
     for place in (tmp_path, tmp_path / "model.safetensors"):
-        assert pretraining_of(vitlens.load(str(place))) == Pretraining("not known")
+        assert pretraining_of(vitlens.load(str(place))) == PretrainingHistory("not known")
 
 
 def test_every_objective_of_training_is_a_known_pretraining():
@@ -165,7 +170,7 @@ def test_a_fine_tuned_run_has_the_pretraining_of_the_model_that_it_started_from(
     bundled = run_folder(tmp_path / "more", parent="vit-digits", **tuned)
     assert pretraining_of(vitlens.load(bundled)).objective == "supervised"
     lost = run_folder(tmp_path / "lost", parent=str(tmp_path / "gone"), **tuned)
-    assert pretraining_of(vitlens.load(lost)) == Pretraining("not known")
+    assert pretraining_of(vitlens.load(lost)) == PretrainingHistory("not known")
 
 
 def test_a_text_tower_tells():

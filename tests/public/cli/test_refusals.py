@@ -265,7 +265,7 @@ train vit-micro --check --recompute | --check without --recompute
 train vit-micro --check --track tensorboard | --check without --track
 train --resume {pictures} | expected the folder of a run
 train vit-micro --track tensorbord | did you mean 'tensorboard'
-"""
+"""  # noqa: E501 - one case a line
 
 
 @pytest.mark.parametrize("case", [line for line in WRONG.splitlines() if line])

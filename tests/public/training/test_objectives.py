@@ -270,7 +270,7 @@ train vit-mini --objective mae --set mask_ratio=1.0 --limit 20 | masks 1 to 63 o
 train vit-mini --objective mae --set mask_ratio=half --limit 20 | expected mask_ratio as in --set mask_ratio=0.75
 train vit-mini --objective mae --set mixup=0.5 --limit 20 | mixup 0 with --objective mae
 train vit-mini --set mask_ratio=0.5 --limit 20 | expected a field of the recipe
-"""
+"""  # noqa: E501 - one case a line
 
 
 @pytest.mark.parametrize("line", REFUSED.strip().splitlines())

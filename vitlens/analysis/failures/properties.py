@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from vitlens.renamed import RenamedAttribute
+
 
 @dataclass(frozen=True)
 class Property:
@@ -33,6 +35,8 @@ class Property:
     next_high: str = ""
     next_low: str = ""
     sought: bool = False
+
+    thing = RenamedAttribute("noun")
 
     @property
     def noun(self) -> str:

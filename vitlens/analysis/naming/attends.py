@@ -35,6 +35,7 @@ from vitlens.lens.call import AttentionCall
 from vitlens.lens.observe import observe
 from vitlens.models.model import Model
 from vitlens.pixels import Parts
+from vitlens.renamed import RenamedAttribute
 from vitlens.resampling import by_group
 from vitlens.shapes import Images, TokenLayout
 from vitlens.uncertainty import Estimate, student_mean, student_test
@@ -59,6 +60,9 @@ class AttendsBy(AttendsRow):
     shares: Mapping[str, float]
     sides: Mapping[str, Estimate]
     p: float | None
+
+    other = RenamedAttribute("next")
+    other_share = RenamedAttribute("next_share")
 
 
 def attends_by(

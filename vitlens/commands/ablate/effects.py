@@ -11,7 +11,7 @@ from vitlens.analysis.ablation.bench import Outcomes, Unit
 from vitlens.analysis.ablation.importance import Importance, first_order, mean_changes, summarise
 from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.analysis.evaluation.intervals import spearman
-from vitlens.commands.ablate.bench import Bench, name_of
+from vitlens.commands.ablate.ablation_setup import AblationSetup, name_of
 from vitlens.commands.ablate.record import (
     FIRST_ORDER,
     AblatedModelRow,
@@ -57,24 +57,24 @@ class UnitEffects:
 EffectsByReplacement = Mapping[Replacement, UnitEffects]  # the replacement of the figures first
 
 
-def measure_effects(bench: Bench, replacement: Replacement) -> UnitEffects:
+def measure_effects(setup: AblationSetup, replacement: Replacement) -> UnitEffects:
     """Return the effects of all units and their first-order estimates, gathered from all
     processes."""
-    analysis = bench.for_replacement(replacement)
-    sets = [(unit,) for unit in bench.units]
+    analysis = setup.for_replacement(replacement)
+    sets = [(unit,) for unit in setup.units]
     effects = analysis.without(sets, what=f"Removing each unit ({replacement})")
-    estimates = first_order(analysis, bench.units)
-    importance = summarise(effects, groups=bench.groups(), first=estimates, seed=bench.seed)
+    estimates = first_order(analysis, setup.units)
+    importance = summarise(effects, groups=setup.groups(), first=estimates, seed=setup.seed)
     return UnitEffects(effects, estimates, importance)
 
 
 def unit_rows(
-    bench: Bench, measured: EffectsByReplacement, labels: HeadLabels
+    setup: AblationSetup, measured: EffectsByReplacement, labels: HeadLabels
 ) -> Iterator[UnitRow]:
     """Yield a row for each unit with its effects and their tests."""
-    importance = measured[bench.replacement].importance
+    importance = measured[setup.replacement].importance
     smallest = smallest_effect(importance.clean_loss)
-    hidden = _hidden_by_mean(bench, measured)
+    hidden = _hidden_by_mean(setup, measured)
     for index, unit in enumerate(importance.units):
         tests = len(importance.of_kind(unit.kind))
         losses = {}
@@ -84,17 +84,17 @@ def unit_rows(
             losses[name] = effects.loss(index)
             p_values[name] = effects.p(index)
             judgements[name] = judge_effect(losses[name], p_values[name], smallest, tests)
-        alternatives = [name for name in measured if name != bench.replacement]
+        alternatives = [name for name in measured if name != setup.replacement]
         yield UnitRow(
-            model=bench.run.model.alias,
+            model=setup.run.model.alias,
             unit=name_of(unit),
             kind=unit.kind,
             layer=unit.layer,
-            replace=bench.replacement,
-            loss=losses[bench.replacement],
-            p=p_values[bench.replacement],
+            replace=setup.replacement,
+            loss=losses[setup.replacement],
+            p=p_values[setup.replacement],
             accuracy=importance.accuracy.estimate(index, importance.n, "points"),
-            effect=judgements[bench.replacement],
+            effect=judgements[setup.replacement],
             other_losses={name: losses[name] for name in alternatives},
             other_p=_without_none(p_values, alternatives),
             other_effects={name: judgements[name] for name in alternatives},
@@ -135,13 +135,15 @@ def _estimate_fields(importance: Importance, index: int) -> dict[str, Any]:
     return fields
 
 
-def _hidden_by_mean(bench: Bench, measured: EffectsByReplacement) -> dict[int, dict[str, Any]]:
+def _hidden_by_mean(
+    setup: AblationSetup, measured: EffectsByReplacement
+) -> dict[int, dict[str, Any]]:
     """Return the rise of the loss under resampling minus that under the mean, with p, by index of
     the head.
 
     Empty unless both replacements were measured.
     """
-    heads = [index for index, unit in enumerate(bench.units) if unit.kind == "head"]
+    heads = [index for index, unit in enumerate(setup.units) if unit.kind == "head"]
     if not heads or not {"mean", "resample"} <= measured.keys():
         return {}
     under_resampling = measured["resample"].effects.delta_loss[heads]
@@ -149,41 +151,44 @@ def _hidden_by_mean(bench: Bench, measured: EffectsByReplacement) -> dict[int, d
     [change] = mean_changes(
         (under_resampling - under_mean,),
         families=["head"] * len(heads),
-        groups=bench.groups(),
-        seed=bench.seed,
+        groups=setup.groups(),
+        seed=setup.seed,
     )
     fields = {}
     for row, index in enumerate(heads):
         fields[index] = {
-            "hidden": change.estimate(row, bench.images, "nats"),
+            "hidden": change.estimate(row, setup.images, "nats"),
             "hidden_p": finite(change.p_holm[row]),
         }
     return fields
 
 
 def model_row(
-    bench: Bench, measured: EffectsByReplacement, curves: RemovalCurves, units: Sequence[UnitRow]
+    setup: AblationSetup,
+    measured: EffectsByReplacement,
+    curves: RemovalCurves,
+    units: Sequence[UnitRow],
 ) -> AblatedModelRow:
     """Return the row of the model: its metrics without removal, and counts of heads."""
-    figures = measured[bench.replacement]
+    figures = measured[setup.replacement]
     heads = [row for row in units if row.kind == "head"]
     matter = None
     without_effect = None
     if heads:
         matter = _share([row.matters for row in heads])
-    if heads and bench.images > 1:
+    if heads and setup.images > 1:
         without_effect = _share([row.effect == "no effect" for row in heads])
-    groups = bench.groups()
+    groups = setup.groups()
     cross_entropy = bootstrap_mean(
         figures.effects.clean_loss.numpy(),
         groups=None if groups is None else groups.numpy(),
-        seed=bench.seed,
+        seed=setup.seed,
         unit="nats",
         least=0.0,
     )
     return AblatedModelRow(
-        model=bench.run.model.alias,
-        replace=bench.replacement,
+        model=setup.run.model.alias,
+        replace=setup.replacement,
         accuracy=accuracy(figures.effects.clean_correct, groups=groups),
         cross_entropy=cross_entropy,
         smallest=smallest_effect(figures.importance.clean_loss),

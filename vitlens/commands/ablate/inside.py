@@ -24,7 +24,7 @@ from vitlens.analysis.patching.contribution import (
 )
 from vitlens.analysis.patching.logit_lens import logits_by_depth
 from vitlens.analysis.patching.patching import corrupt, patch_parts
-from vitlens.commands.ablate.bench import Bench
+from vitlens.commands.ablate.ablation_setup import AblationSetup
 from vitlens.commands.ablate.record import (
     ContributionRow,
     ExemplarArrays,
@@ -56,15 +56,15 @@ Fields = dict[str, Any]  # of the record
 
 
 @phase("What each head attends to")
-def label_heads(bench: Bench) -> dict[tuple[int, int], str]:
+def label_heads(setup: AblationSetup) -> dict[tuple[int, int], str]:
     """Return a label for the attention of each head, by layer and head.
 
     Empty for attention without a place in the image.
     """
-    split = bench.run.split.pick(bench.first_images(_IMAGES))
-    stream = Stream(bench.run.model, groups=split.groups)
+    split = setup.run.split.pick(setup.first_images(_IMAGES))
+    stream = Stream(setup.run.model, groups=split.groups)
     try:
-        for batch in split.batches(bench.batch_size, device=bench.run.model.device):
+        for batch in split.batches(setup.batch_size, device=setup.run.model.device):
             masks = None if split.masks is None else split.masks[batch.indices]
             stream.add(batch.images, masks=masks)
     except UnsupportedError:  # attention between channels, or heads of several shapes in one layer
@@ -82,7 +82,7 @@ def _label_words(label: HeadLabel) -> str:
     return label.label
 
 
-def measure_inside(bench: Bench) -> tuple[Fields, tuple[str, ...]]:
+def measure_inside(setup: AblationSetup) -> tuple[Fields, tuple[str, ...]]:
     """Return the fields of the record that are measured inside the model, and the reasons for
     missing ones.
 
@@ -90,9 +90,9 @@ def measure_inside(bench: Bench) -> tuple[Fields, tuple[str, ...]]:
     """
     fields: Fields = {}
     reasons: dict[str, None] = {}
-    indices = bench.first_images(_IMAGES)
-    [batch] = bench.run.split.pick(indices).batches(len(indices), device=bench.run.model.device)
-    parts: tuple[Callable[[Bench, Tensor, Tensor], Fields], ...] = (
+    indices = setup.first_images(_IMAGES)
+    [batch] = setup.run.split.pick(indices).batches(len(indices), device=setup.run.model.device)
+    parts: tuple[Callable[[AblationSetup, Tensor, Tensor], Fields], ...] = (
         _patch,
         _apply_lens,
         _measure_contributions,
@@ -100,11 +100,11 @@ def measure_inside(bench: Bench) -> tuple[Fields, tuple[str, ...]]:
     )
     for part in parts:
         try:
-            fields |= part(bench, batch.images, bench.labels[indices])
+            fields |= part(setup, batch.images, setup.labels[indices])
         except UnsupportedError as error:
             reasons[str(error)] = None
         except InputError as error:
-            if bench.run.options.clean is not None:
+            if setup.run.options.clean is not None:
                 raise
             reasons[str(error)] = None
     return fields, tuple(reasons)
@@ -124,16 +124,16 @@ class ImagePair:
 
 
 @phase("Activation patching")
-def _patch(bench: Bench, images: Tensor, labels: Tensor) -> Fields:
-    pair = _pair_of_options(bench) or _corrupted_pair(bench.run.model, images, labels)
-    classes = bench.run.model.classes
-    layout = bench.run.model.anatomy.layout
+def _patch(setup: AblationSetup, images: Tensor, labels: Tensor) -> Fields:
+    pair = _pair_of_options(setup) or _corrupted_pair(setup.run.model, images, labels)
+    classes = setup.run.model.classes
+    layout = setup.run.model.anatomy.layout
     grid = None
     prefix = None
     if layout is not None:
         grid = (layout.grid[0], layout.grid[1])
         prefix = tuple(layout.prefix)
-    patched = patch_parts(bench.run.model, pair.clean, pair.corrupted)
+    patched = patch_parts(setup.run.model, pair.clean, pair.corrupted)
     row = PatchingRow(
         clean=pair.clean_name,
         corrupted=pair.corrupted_name,
@@ -154,13 +154,13 @@ def _patch(bench: Bench, images: Tensor, labels: Tensor) -> Fields:
     return {"patching": (row,), "patched": arrays}
 
 
-def _pair_of_options(bench: Bench) -> ImagePair | None:
+def _pair_of_options(setup: AblationSetup) -> ImagePair | None:
     """Return the images of --clean and --corrupted, if they are given."""
-    clean = bench.run.options.clean
-    corrupted = bench.run.options.corrupted
+    clean = setup.run.options.clean
+    corrupted = setup.run.options.corrupted
     if clean is None or corrupted is None:
         return None
-    model = bench.run.model
+    model = setup.run.model
     split = load_images([clean, corrupted], preprocessing=model.preprocessing)
     if len(split) != 2:
         raise InputError(
@@ -202,10 +202,10 @@ def predict(model: Model, images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @phase("Logit lens")
-def _apply_lens(bench: Bench, images: Tensor, labels: Tensor) -> Fields:
-    predictions = logits_by_depth(bench.run.model, images).float().cpu().argmax(-1)
+def _apply_lens(setup: AblationSetup, images: Tensor, labels: Tensor) -> Fields:
+    predictions = logits_by_depth(setup.run.model, images).float().cpu().argmax(-1)
     correct = predictions == labels.unsqueeze(1)
-    groups = bench.groups(torch.arange(len(labels)))
+    groups = setup.groups(torch.arange(len(labels)))
     rows = []
     for depth, correct_at_depth in enumerate(correct.unbind(1)):
         rows.append(LensRow(depth, accuracy(correct_at_depth, groups=groups)))
@@ -213,15 +213,15 @@ def _apply_lens(bench: Bench, images: Tensor, labels: Tensor) -> Fields:
 
 
 @phase("Contributions to the logits")
-def _measure_contributions(bench: Bench, images: Tensor, labels: Tensor) -> Fields:
-    parts = direct_logit_attribution(bench.run.model, images, labels)
+def _measure_contributions(setup: AblationSetup, images: Tensor, labels: Tensor) -> Fields:
+    parts = direct_logit_attribution(setup.run.model, images, labels)
     rows = []
     for layer, logits in enumerate(parts.heads.mean(0).tolist()):
         for head, logit in enumerate(logits):
             if finite(logit) is not None:
                 rows.append(ContributionRow(f"L{layer}.H{head}", "head", logit, layer, head))
     of_mlps = parts.mlps.mean(0).tolist()
-    for block in blocks(bench.run.model):
+    for block in blocks(setup.run.model):
         if block.attention or block.mlp is not None:
             layer = block.index
             rows.append(ContributionRow(f"L{layer}.MLP", "MLP", of_mlps[layer], layer))
@@ -231,14 +231,14 @@ def _measure_contributions(bench: Bench, images: Tensor, labels: Tensor) -> Fiel
 
 
 @phase("Exemplars of the heads")
-def _find_exemplars(bench: Bench, images: Tensor, labels: Tensor) -> Fields:
+def _find_exemplars(setup: AblationSetup, images: Tensor, labels: Tensor) -> Fields:
     """Return the images whose label each head raises most, if it raises any."""
-    model = bench.run.model
+    model = setup.run.model
     contributions = label_contributions(model, images, labels)
     logit_weights = above_mean(labels, len(model.classes))
     rows: list[ExemplarRow] = []
     pictures: dict[int, int] = {}  # row of the arrays by image
-    for unit in bench.heads:
+    for unit in setup.heads:
         head = unit.head or 0
         raised_by = contributions[:, unit.layer, head]
         best = _best_images(raised_by)
@@ -251,7 +251,7 @@ def _find_exemplars(bench: Bench, images: Tensor, labels: Tensor) -> Fields:
             row = ExemplarRow(
                 layer=unit.layer,
                 head=head,
-                image=bench.run.split.names[image],
+                image=setup.run.split.names[image],
                 class_name=model.classes[int(labels[image])],
                 adds=float(raised_by[image]),
                 picture=pictures.setdefault(image, len(pictures)),

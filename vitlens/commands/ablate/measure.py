@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vitlens.analysis.ablation.bench import replacement_for, replacement_note, units_of
 from vitlens.analysis.ablation.several import head_similarity
-from vitlens.commands.ablate.bench import Bench
+from vitlens.commands.ablate.ablation_setup import AblationSetup
 from vitlens.commands.ablate.effects import (
     EffectsByReplacement,
     HeadLabels,
@@ -75,14 +75,14 @@ def measure(options: AblateOptions) -> Path | None:
         "units": list(options.units),
     }
     with resumable(run, "Ablation of", options.resume, **settings) as (writing, store):
-        bench = Bench(run, labels, units, store)
+        setup = AblationSetup(run, labels, units, store)
         with autocast(run.model.device, run.run.precision):
-            bench = replace(bench, means=bench.measure_means())
-            measurements = _measure(bench)
+            setup = replace(setup, means=setup.measure_means())
+            measurements = _measure(setup)
 
         def record() -> AblateRecord:
             assert writing.folder is not None
-            return _record(bench, measurements, reason, writing.folder)
+            return _record(setup, measurements, reason, writing.folder)
 
         return writing.publish(record)
 
@@ -104,41 +104,41 @@ def _choose_replacements(
     return replacements, replacement_note(images, default)
 
 
-def _measure(bench: Bench) -> Measurements:
-    options = bench.run.options
-    effects = {name: measure_effects(bench, name) for name in options.replace}
-    figures = effects[bench.replacement]
-    has_several_heads = len(bench.heads) > 1
+def _measure(setup: AblationSetup) -> Measurements:
+    options = setup.run.options
+    effects = {name: measure_effects(setup, name) for name in options.replace}
+    figures = effects[setup.replacement]
+    has_several_heads = len(setup.heads) > 1
     curves = RemovalCurves()
     if options.curves and has_several_heads and figures.importance.is_ranked("head"):
-        curves = measure_curves(bench, figures.ranking, figures.first_order)
+        curves = measure_curves(setup, figures.ranking, figures.first_order)
     pairs = HeadPairs()
     if options.pairs and has_several_heads:
         with phase("How similar the outputs of heads are"):
-            analysis = bench.for_replacement(bench.replacement)
-            similarity = head_similarity(analysis, bench.heads, bench.first_images(REMOVAL_IMAGES))
-        pairs = measure_pairs(bench, figures.importance, similarity)
+            analysis = setup.for_replacement(setup.replacement)
+            similarity = head_similarity(analysis, setup.heads, setup.first_images(REMOVAL_IMAGES))
+        pairs = measure_pairs(setup, figures.importance, similarity)
     labels: HeadLabels = {}
-    if bench.run.first and bench.heads:
-        labels = label_heads(bench)
+    if setup.run.first and setup.heads:
+        labels = label_heads(setup)
     return Measurements(effects, curves, pairs, labels)
 
 
 def _record(
-    bench: Bench, measurements: Measurements, reason: str, folder: RunFolder
+    setup: AblationSetup, measurements: Measurements, reason: str, folder: RunFolder
 ) -> AblateRecord:
-    options = bench.run.options
+    options = setup.run.options
     pruning = Pruning()
     if options.prune is not None:
-        importance = measurements.effects[bench.replacement].importance
-        pruning = prune(bench, importance, options.prune, options.save or folder.place("pruned"))
+        importance = measurements.effects[setup.replacement].importance
+        pruning = prune(setup, importance, options.prune, options.save or folder.place("pruned"))
     inside: Fields = {}
     undone: tuple[str, ...] = ()
     if options.patch:
-        inside, undone = measure_inside(bench)
-    units = tuple(unit_rows(bench, measurements.effects, measurements.labels))
+        inside, undone = measure_inside(setup)
+    units = tuple(unit_rows(setup, measurements.effects, measurements.labels))
     row = replace(
-        model_row(bench, measurements.effects, measurements.curves, units),
+        model_row(setup, measurements.effects, measurements.curves, units),
         parameters_cut=pruning.parameters_cut,
         reason=reason,
         undone=undone,

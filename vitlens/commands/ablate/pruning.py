@@ -11,7 +11,7 @@ from vitlens.analysis.ablation.bench import Unit
 from vitlens.analysis.ablation.importance import Importance
 from vitlens.analysis.cost.passes import Latency, passes, quartiles
 from vitlens.analysis.evaluation.evaluate import accuracy
-from vitlens.commands.ablate.bench import Bench, name_of
+from vitlens.commands.ablate.ablation_setup import AblationSetup, name_of
 from vitlens.commands.ablate.inside import predict
 from vitlens.commands.ablate.record import PrunedRow
 from vitlens.commands.run.progress import phase
@@ -41,7 +41,7 @@ class Pruning:
 
 
 @phase("Pruning, and timing the pruned model")
-def prune(bench: Bench, importance: Importance, share: float, folder: Path) -> Pruning:
+def prune(setup: AblationSetup, importance: Importance, share: float, folder: Path) -> Pruning:
     """Prune the least important share of the heads, save the model, and compare it with the whole
     one.
 
@@ -55,10 +55,10 @@ def prune(bench: Bench, importance: Importance, share: float, folder: Path) -> P
             f"{share}"
         )
     least_important = ranking[::-1][:count]
-    model = bench.run.model
+    model = setup.run.model
     pruned = _save_without(model, least_important, folder)
     models: Models = {"whole": model, "pruned": pruned}
-    times = _time(bench, models)
+    times = _time(setup, models)
     rows = []
     for name, timed in models.items():
         removed: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ def prune(bench: Bench, importance: Importance, share: float, folder: Path) -> P
             model=name,
             heads=len(ranking) - len(removed),
             parameters=timed.parameter_count(),
-            accuracy=accuracy(_correct(bench, timed), groups=bench.groups()),
+            accuracy=accuracy(_correct(setup, timed), groups=setup.groups()),
             time=times[name],
             cut=removed,
         )
@@ -89,11 +89,11 @@ def _save_without(model: Model, heads: tuple[Unit, ...], folder: Path) -> Model:
     return pruned
 
 
-def _time(bench: Bench, models: Models) -> dict[str, Estimate]:
+def _time(setup: AblationSetup, models: Models) -> dict[str, Estimate]:
     """Return the time of a batch for each model, in milliseconds: the round with the lowest
     median."""
-    split = bench.run.split.pick(bench.first_images(_TIMED))
-    [batch] = split.batches(_TIMED, device=bench.run.model.device)
+    split = setup.run.split.pick(setup.first_images(_TIMED))
+    [batch] = split.batches(_TIMED, device=setup.run.model.device)
     rounds: dict[str, list[Latency]] = {name: [] for name in models}
     for _ in range(_ROUNDS):
         for name, model in models.items():
@@ -108,10 +108,10 @@ def _time(bench: Bench, models: Models) -> dict[str, Estimate]:
     return times
 
 
-def _correct(bench: Bench, model: Model) -> Tensor:
+def _correct(setup: AblationSetup, model: Model) -> Tensor:
     """Return True for each image (n,) that a model classifies correctly."""
     correct = []
-    for batch in bench.run.split.batches(bench.batch_size, device=model.device):
+    for batch in setup.run.split.batches(setup.batch_size, device=model.device):
         _, predictions = predict(model, batch.images)
-        correct.append(predictions.cpu() == bench.labels[batch.indices].cpu())
+        correct.append(predictions.cpu() == setup.labels[batch.indices].cpu())
     return torch.cat(correct)

@@ -17,7 +17,7 @@ from vitlens.analysis.ablation.several import (
     share_removable,
 )
 from vitlens.analysis.evaluation.evaluate import accuracy
-from vitlens.commands.ablate.bench import Bench, name_of
+from vitlens.commands.ablate.ablation_setup import AblationSetup, name_of
 from vitlens.commands.ablate.record import FIRST_ORDER, HeadPairRow, RemovalRow
 from vitlens.uncertainty import Estimate, fewest_images, finite
 
@@ -53,27 +53,27 @@ class HeadPairs:
     remark: str = ""
 
 
-def measure_curves(bench: Bench, ranking: Tensor, first_order: Tensor) -> RemovalCurves:
+def measure_curves(setup: AblationSetup, ranking: Tensor, first_order: Tensor) -> RemovalCurves:
     """Remove heads in the orders of their importance, which is ranked on half of the images, and
     measure on the rest.
 
     ranking, first_order: (units, n), the exact and the estimated effect of each unit on each image.
     """
-    ranked_on, measured_on = _halves(bench.images)
+    ranked_on, measured_on = _halves(setup.images)
     measured_on = measured_on[:REMOVAL_IMAGES]
-    orders = dict(_orders(bench, ranking[:, ranked_on].mean(1), first_order[:, ranked_on].mean(1)))
+    orders = dict(_orders(setup, ranking[:, ranked_on].mean(1), first_order[:, ranked_on].mean(1)))
     greedy_forwards = None
-    if bench.run.options.greedy:
-        orders["greedy"], greedy_forwards = _greedy_order(bench, ranked_on[:REMOVAL_IMAGES])
-    analysis = bench.for_replacement(bench.replacement)
+    if setup.run.options.greedy:
+        orders["greedy"], greedy_forwards = _greedy_order(setup, ranked_on[:REMOVAL_IMAGES])
+    analysis = setup.for_replacement(setup.replacement)
     curves = removal_curves(
         analysis, orders, points=_POINTS, images=measured_on, what="Removing heads in order"
     )
-    groups = bench.groups(measured_on)
+    groups = setup.groups(measured_on)
     least_first = next(iter(curves.values()))
     return RemovalCurves(
-        points=tuple(_points(bench, curves, groups)),
-        removable=share_removable(least_first, groups=groups, seed=bench.seed),
+        points=tuple(_points(setup, curves, groups)),
+        removable=share_removable(least_first, groups=groups, seed=setup.seed),
         greedy_forwards=greedy_forwards,
     )
 
@@ -89,14 +89,14 @@ def _halves(count: int) -> tuple[Tensor, Tensor]:
 
 
 def _orders(
-    bench: Bench, effects: Tensor, estimates: Tensor
+    setup: AblationSetup, effects: Tensor, estimates: Tensor
 ) -> Iterator[tuple[str, tuple[Unit, ...]]]:
     """Yield the orders of removal by name. effects, estimates: (units,) means over images."""
-    heads = [index for index, unit in enumerate(bench.units) if unit.kind == "head"]
+    heads = [index for index, unit in enumerate(setup.units) if unit.kind == "head"]
 
     def ascending(values: Tensor) -> tuple[Unit, ...]:
         ordered = sorted(heads, key=lambda index: float(values[index]))
-        return tuple(bench.units[index] for index in ordered)
+        return tuple(setup.units[index] for index in ordered)
 
     least_first = ascending(effects)
     yield "least first", least_first
@@ -104,39 +104,39 @@ def _orders(
     if not estimates[heads].isnan().any():
         yield FIRST_ORDER, ascending(estimates)
     for number in range(_RANDOM_ORDERS):
-        generator = torch.Generator().manual_seed(bench.seed + number)
+        generator = torch.Generator().manual_seed(setup.seed + number)
         shuffled = torch.randperm(len(heads), generator=generator).tolist()
-        yield f"random {number}", tuple(bench.heads[index] for index in shuffled)
+        yield f"random {number}", tuple(setup.heads[index] for index in shuffled)
 
 
-def _greedy_order(bench: Bench, images: Tensor) -> tuple[tuple[Unit, ...], float]:
+def _greedy_order(setup: AblationSetup, images: Tensor) -> tuple[tuple[Unit, ...], float]:
     """Return the order that ranks the remaining heads again after removals, and the forward passes
     it took.
     """
-    analysis = bench.for_replacement(bench.replacement)
+    analysis = setup.for_replacement(setup.replacement)
     subset = replace(
         analysis, images=analysis.images[images], labels=analysis.labels[images], groups=None
     )
-    removals_per_ranking = max(1, len(bench.heads) // _RERANKINGS)
-    with bench.run.progress("Ranking heads again", len(bench.heads), "heads") as advance:
-        return greedy_order(subset, bench.heads, every=removals_per_ranking, advance=advance)
+    removals_per_ranking = max(1, len(setup.heads) // _RERANKINGS)
+    with setup.run.progress("Ranking heads again", len(setup.heads), "heads") as advance:
+        return greedy_order(subset, setup.heads, every=removals_per_ranking, advance=advance)
 
 
 def _points(
-    bench: Bench, curves: Mapping[str, Outcomes], groups: Tensor | None
+    setup: AblationSetup, curves: Mapping[str, Outcomes], groups: Tensor | None
 ) -> Iterator[RemovalRow]:
     for order, curve in curves.items():
         for removed, correct, loss in zip(curve.sets, curve.correct, curve.loss):
             yield RemovalRow(
                 order=order,
                 removed=len(removed),
-                share=len(removed) / len(bench.heads),
+                share=len(removed) / len(setup.heads),
                 accuracy=accuracy(correct, groups=groups),
                 loss=float(loss.mean()),
             )
 
 
-def measure_pairs(bench: Bench, importance: Importance, similarity: Tensor) -> HeadPairs:
+def measure_pairs(setup: AblationSetup, importance: Importance, similarity: Tensor) -> HeadPairs:
     """Remove heads in pairs: the most important ones, and those whose outputs are most similar.
 
     The most important heads are paired only if heads are ranked significantly, similar ones only if
@@ -144,14 +144,14 @@ def measure_pairs(bench: Bench, importance: Importance, similarity: Tensor) -> H
     """
     important: tuple[Unit, ...] = ()
     if importance.is_ranked("head"):
-        important = importance.ranking("head")[: max(2, bench.run.options.pairs)]
-    pairs = _pairs_to_remove(bench, important, similarity)
+        important = importance.ranking("head")[: max(2, setup.run.options.pairs)]
+    pairs = _pairs_to_remove(setup, important, similarity)
     if not pairs:
         return HeadPairs()
     units = _units_of(pairs)
-    images = bench.first_images(REMOVAL_IMAGES)
+    images = setup.first_images(REMOVAL_IMAGES)
     effects = pairwise(
-        bench.for_replacement(bench.replacement),
+        setup.for_replacement(setup.replacement),
         units,
         [(units.index(first), units.index(second)) for first, second in pairs],
         images,
@@ -171,35 +171,35 @@ def measure_pairs(bench: Bench, importance: Importance, similarity: Tensor) -> H
             both=float(effects.both[index]),
             synergy=effects.synergy.estimate(index, len(images), "nats"),
             p=finite(effects.synergy.p_holm[index]),
-            similarity=finite(similarity[bench.heads.index(first), bench.heads.index(second)]),
+            similarity=finite(similarity[setup.heads.index(first), setup.heads.index(second)]),
         )
         rows.append(row)
     return HeadPairs(tuple(rows), effects.note)
 
 
 def _pairs_to_remove(
-    bench: Bench, important: Sequence[Unit], similarity: Tensor
+    setup: AblationSetup, important: Sequence[Unit], similarity: Tensor
 ) -> list[tuple[Unit, Unit]]:
     """Return each pair once, the earlier head first: pairs of important heads, then pairs of
     similar ones.
     """
-    heads = bench.heads
+    heads = setup.heads
     pairs: dict[tuple[Unit, Unit], None] = {}
     for one, other in combinations(important, 2):
         first, second = sorted((one, other), key=heads.index)
         pairs[first, second] = None
-    for first, second in _similar_pairs(bench, similarity):
+    for first, second in _similar_pairs(setup, similarity):
         pairs[first, second] = None
     return list(pairs)
 
 
-def _similar_pairs(bench: Bench, similarity: Tensor) -> Iterator[tuple[Unit, Unit]]:
+def _similar_pairs(setup: AblationSetup, similarity: Tensor) -> Iterator[tuple[Unit, Unit]]:
     """Yield the pairs with the most similar outputs, if the images suffice for a significant
     test."""
-    most = bench.run.options.pairs
-    if bench.images < fewest_images(max(most, 1)):
+    most = setup.run.options.pairs
+    if setup.images < fewest_images(max(most, 1)):
         return
-    heads = bench.heads
+    heads = setup.heads
     upper = similarity.triu(1).nan_to_num(nan=0.0)
     order = upper.flatten().argsort(descending=True, stable=True)
     for index in order[:most].tolist():

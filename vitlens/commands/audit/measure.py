@@ -83,7 +83,7 @@ from vitlens.data.split import Split
 from vitlens.errors import DataError, InputError, OutputError, UnsupportedError
 from vitlens.files import write_bytes
 from vitlens.models.model import Model
-from vitlens.models.naming import parse_models
+from vitlens.models.model_names import parse_models
 from vitlens.record import read_run
 from vitlens.report.claims import FEWEST as FEWEST_JUDGED
 from vitlens.report.junit import junit

@@ -21,9 +21,9 @@ from vitlens.commands.shared.reliance_measure import (
 )
 from vitlens.data.catalogue import load_data
 from vitlens.data.cue_conflict import cues_of
-from vitlens.data.shapes import CLASSES as SHAPES
-from vitlens.data.shapes import shapes
 from vitlens.data.split import Split
+from vitlens.data.textured_shapes import CLASSES as SHAPES
+from vitlens.data.textured_shapes import shapes
 from vitlens.models.model import Model
 
 

@@ -51,7 +51,7 @@ from vitlens.commands.run.progress import progress
 from vitlens.commands.run.run import Run
 from vitlens.errors import InputError
 from vitlens.lens.stages import embedding_stage, stages
-from vitlens.models.pretraining import pretraining_of, told_objectives
+from vitlens.models.pretraining_history import pretraining_of, told_objectives
 from vitlens.names import Objective
 from vitlens.processes import share_of
 from vitlens.record_files import joined

@@ -7,7 +7,7 @@ from vitlens.analysis.heads.registry import LABELS, MIXED, UNLABELLED
 from vitlens.analysis.naming.rows import AttendsRow, LooksRow, WritesRow
 from vitlens.analysis.naming.words import MATTERS
 from vitlens.commands.head.record import HeadRecord
-from vitlens.commands.shared.names import noted
+from vitlens.commands.shared.label_rows import noted
 from vitlens.report.claims import Claim, found
 from vitlens.report.prose import say
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.heads.geometry import geometry_of
-from vitlens.analysis.naming.names import HeadName
+from vitlens.analysis.naming.labels import HeadName
 from vitlens.analysis.patching.contribution import (
     above_mean,
     class_contributions,

@@ -11,8 +11,8 @@ from torch import Tensor
 from vitlens.analysis.ablation.bench import Bench, Unit, units_of
 from vitlens.analysis.ablation.several import pairwise
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
+from vitlens.analysis.naming.labels import HeadName, HeadNames
 from vitlens.analysis.naming.logits import PRODUCTS
-from vitlens.analysis.naming.names import HeadName, HeadNames
 from vitlens.analysis.naming.rows import AttendsRow, WritesRow
 from vitlens.analysis.naming.words import CORRELATES, MATTERS, NOTHING, SEVERAL
 from vitlens.analysis.naming.writes import tested_concepts
@@ -27,8 +27,8 @@ from vitlens.commands.head.maps import (
 from vitlens.commands.head.options import HeadOptions
 from vitlens.commands.head.query_key import measure_pair, measure_space
 from vitlens.commands.run.run import ImageRequest, Run
-from vitlens.commands.shared.names import NoteRow
-from vitlens.commands.shared.naming import attributes_of, heads_named
+from vitlens.commands.shared.label_rows import NoteRow
+from vitlens.commands.shared.labelling import attributes_of, heads_named
 from vitlens.devices import autocast
 from vitlens.errors import InputError
 from vitlens.models.model import Model

@@ -5,7 +5,7 @@ from typing import Any, Final
 import torch
 
 from vitlens.analysis.heads.query_key import TOP, Neurons, QueryKeyMap, neurons, query_key_map
-from vitlens.analysis.naming.names import HeadName
+from vitlens.analysis.naming.labels import HeadName
 from vitlens.commands.head.options import HeadOptions
 from vitlens.commands.head.record import (
     DimensionRow,

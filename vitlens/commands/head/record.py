@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vitlens.analysis.naming.rows import AttendsRow, LooksRow, OfHead, WritesRow
 from vitlens.arrays import Flags, Indices, Matrix, Pixels, Stack
-from vitlens.commands.shared.names import NoteRow
+from vitlens.commands.shared.label_rows import NoteRow
 from vitlens.record import OfModel, Record, arrays, col, table
 from vitlens.uncertainty import LEVEL, Estimate
 

@@ -19,7 +19,7 @@ from vitlens.data.split import Split
 from vitlens.display import for_terminal
 from vitlens.errors import DataError, InputError, ModelError
 from vitlens.models.model import Model
-from vitlens.models.naming import ModelName, parse_model
+from vitlens.models.model_names import ModelName, parse_model
 from vitlens.models.sources.hub import SMALL_VIT_SIZE, download_small_vit, vits_on_disk
 from vitlens.names import BUNDLED
 

@@ -14,7 +14,7 @@ from vitlens.errors import ModelError
 from vitlens.models.anatomy import is_headless
 from vitlens.models.loading import load
 from vitlens.models.model import Model, Provenance
-from vitlens.models.naming import RANDOM
+from vitlens.models.model_names import RANDOM
 from vitlens.models.rebuild import Architecture, assemble, build, default_classes
 from vitlens.models.sources.registry import SOURCES, ModelSource, unknown_model
 

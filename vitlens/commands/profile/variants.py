@@ -13,7 +13,7 @@ from vitlens.errors import InputError
 from vitlens.models.configs import VIT_PRESETS
 from vitlens.models.loading import untrained
 from vitlens.models.model import Model
-from vitlens.models.naming import ModelName, parse_models, require_rule
+from vitlens.models.model_names import ModelName, parse_models, require_rule
 from vitlens.models.rebuild import default_classes
 from vitlens.models.sources.registry import source_of
 

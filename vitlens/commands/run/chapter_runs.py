@@ -31,7 +31,7 @@ from vitlens.data.registry import SETS
 from vitlens.devices import resolve_device
 from vitlens.errors import VitlensError
 from vitlens.files import read_json, write_json
-from vitlens.models.naming import ModelName, parse_model
+from vitlens.models.model_names import ModelName, parse_model
 from vitlens.record import CONFIG, read_run
 from vitlens.references import resolved
 from vitlens.typed import read_as

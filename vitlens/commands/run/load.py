@@ -23,7 +23,7 @@ from vitlens.errors import InputError
 from vitlens.files import read_bounded
 from vitlens.models.loading import load
 from vitlens.models.model import Model
-from vitlens.models.naming import ModelName, parse_models, require_rule
+from vitlens.models.model_names import ModelName, parse_models, require_rule
 
 
 def load_models(

@@ -51,7 +51,7 @@ class RunOptions:
     out: Path | None = _run(
         "--out", "Folder to write (default: a new one named by the time).", metavar="DIR"
     )
-    overwrite: bool = _run("--overwrite", "Replace --out where it exists.", default=False)
+    overwrite: bool = _run("--overwrite", "Replace --out if it exists.", default=False)
     formats: tuple[str, ...] = choices(
         "--format",
         f"Formats of figures, comma-separated: {', '.join(FORMATS)}.",
@@ -103,9 +103,9 @@ def model_file_option() -> Any:
     """--model-file."""
     return _model(
         "--model-file",
-        "Run your code: MODEL may be FILE.py:FUNCTION, whose function, called without arguments, "
-        "returns vitlens.wrap(module, ...), or a folder that was trained from it. Alone, it is "
-        "the MODEL. May be repeated.",
+        "Run your code: MODEL may be FILE.py:FUNCTION, a function without arguments that returns "
+        "vitlens.wrap(module, ...), or a folder that was trained from it. Without MODEL, this "
+        "option is the MODEL. May be repeated.",
         default=(),
         metavar="FILE.py:FUNCTION",
         shown=False,
@@ -223,7 +223,7 @@ def attributes_option() -> Any:
     """--attributes."""
     return option(
         "--attributes",
-        "A CSV of the images: their file names (with folders where names repeat), then columns "
+        "A CSV of the images: their file names (with folders if names repeat), then columns "
         "of yes and no, or of a few values.",
         metavar="FILE",
     )

@@ -20,12 +20,12 @@ from vitlens.analysis.attention.registry import WHOLE
 from vitlens.analysis.attention.tokens import require_token_attention, token_attention
 from vitlens.analysis.heads.specialisation import specialise
 from vitlens.analysis.heads.statistics import Statistics
-from vitlens.analysis.naming.names import HeadNames
+from vitlens.analysis.naming.labels import HeadNames
 from vitlens.arrays import SIZE
 from vitlens.commands.run.progress import phase
 from vitlens.commands.shared.explorer import LEVELS, ExplorerArrays, ExplorerRow, Shown
 from vitlens.commands.shared.explorer import explorer as explorer_of_arrays
-from vitlens.commands.shared.names import word_table
+from vitlens.commands.shared.label_rows import word_table
 from vitlens.commands.shared.sheets import DRAWN
 from vitlens.data.catalogue import read_pictures
 from vitlens.devices import evaluating

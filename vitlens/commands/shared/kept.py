@@ -9,7 +9,7 @@ import torch
 from vitlens.errors import InputError
 from vitlens.models.loading import load
 from vitlens.models.model import Model
-from vitlens.models.naming import parse_model
+from vitlens.models.model_names import parse_model
 from vitlens.training.checkpoint import KeptWeights, weights_over_training
 
 

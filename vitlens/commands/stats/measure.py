@@ -23,11 +23,11 @@ from vitlens.analysis.heads.registry import (
 )
 from vitlens.analysis.heads.specialisation import Specialisation, specialise
 from vitlens.analysis.heads.statistics import Statistics, Stream, bounds_in
-from vitlens.analysis.naming.names import HeadNames
+from vitlens.analysis.naming.labels import HeadNames
 from vitlens.commands.run.run import ImageRequest, Run
 from vitlens.commands.shared.kept import kept_weights, models_over_training, spaced
-from vitlens.commands.shared.names import NoteRow, name_rows
-from vitlens.commands.shared.naming import attributes_of, heads_named
+from vitlens.commands.shared.label_rows import NoteRow, name_rows
+from vitlens.commands.shared.labelling import attributes_of, heads_named
 from vitlens.commands.stats import record as rows
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.data.split import Split

@@ -21,13 +21,13 @@ class StatsOptions(ModelOnImages):
     predicted: bool = predicted_option()
     renormalise: bool = option(
         "--renormalise/--no-renormalise",
-        "Distance of the attention on patches alone, or with the mass on CLS counted as 0 px.",
+        "Distance of the attention on patches only, or with the mass on CLS counted as 0 px.",
         default=True,
     )
     names: bool | None = option(
         "--names/--no-names",
-        "Name every head and test the names (default: what heads write only where it takes minutes "
-        "at most).",
+        "Name every head and test the names (default: what heads write only if it takes minutes at "
+        "most).",
         default=None,
         shown=False,
     )

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from vitlens.analysis.heads.registry import LABELS, MIXED, UNLABELLED, head_statistics, shown_in
 from vitlens.arrays import Stack
-from vitlens.commands.shared.names import NameRow, NoteRow
+from vitlens.commands.shared.label_rows import NameRow, NoteRow
 from vitlens.record import OfModel, Record, arrays, col, head_name, table
 from vitlens.uncertainty import Estimate
 

@@ -20,7 +20,7 @@ from vitlens.analysis.heads.registry import (
 )
 from vitlens.analysis.naming.words import CORRELATES, MATTERS, SEVERAL
 from vitlens.charts import Picture, board, images, lines
-from vitlens.commands.shared.names import NameRow, noted
+from vitlens.commands.shared.label_rows import NameRow, noted
 from vitlens.commands.stats.record import HeadEpochRow, HeadRow, HeadsRow, LayerRow, StatsRecord
 from vitlens.report.claims import Claim, above, below, found, judge, unjudged
 from vitlens.report.prose import listed, say

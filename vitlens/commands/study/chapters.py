@@ -44,7 +44,7 @@ from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.train.options import RecipeChanges, TrainOptions
 from vitlens.data.split import Split
 from vitlens.models.model import Model
-from vitlens.models.naming import ModelName
+from vitlens.models.model_names import ModelName
 from vitlens.names import FEWEST_FOR_MEAN, PRESETS, Replacement
 from vitlens.record import read_run
 

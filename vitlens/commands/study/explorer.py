@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from vitlens.commands.shared.explorer import of_layers
-from vitlens.commands.shared.names import word_table
+from vitlens.commands.shared.label_rows import word_table
 from vitlens.commands.study.record import StudyRecord
 from vitlens.report.explorer import Explorer
 

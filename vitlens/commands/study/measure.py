@@ -21,7 +21,7 @@ from vitlens.commands.study.options import WHOLE, StudyOptions
 from vitlens.commands.study.record import LeftOutRow, StudyRecord
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.loading import untrained
-from vitlens.models.naming import ModelName, parse_models, require_rule
+from vitlens.models.model_names import ModelName, parse_models, require_rule
 from vitlens.models.rebuild import default_classes
 from vitlens.names import SHORTCUT_PAIR
 from vitlens.training.recipe import equal_budgets

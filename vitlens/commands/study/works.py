@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from vitlens.analysis.naming.words import MATTERS, SAME, names_one
 from vitlens.charts.layers import Exemplar, HeadView, LayerView, RoleView, layers
 from vitlens.commands.run.chapters import Chapter
-from vitlens.commands.shared.names import NameRow
+from vitlens.commands.shared.label_rows import NameRow
 from vitlens.commands.study.record import StudyRecord
 from vitlens.report.document import FigureSpec, Section, Sentence
 from vitlens.report.numbers import percent

@@ -16,7 +16,7 @@ from torch.hub import get_dir
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from vitlens.errors import ModelError, argument, first_line
-from vitlens.models.naming import ModelName, parse_model
+from vitlens.models.model_names import ModelName, parse_model
 
 TIMEOUT = 5  # seconds until the first response; usually there within one
 SMALL_VIT: Final = "deit_tiny_patch16_224.fb_in1k"  # of timm: ImageNet's 1000 classes

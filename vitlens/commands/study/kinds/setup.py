@@ -20,7 +20,7 @@ from vitlens.devices import resolve_device
 from vitlens.errors import DataError, InputError
 from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
-from vitlens.models.naming import ModelName
+from vitlens.models.model_names import ModelName
 from vitlens.models.rebuild import for_classes, untrained_like
 from vitlens.preprocessing import Preprocessing
 from vitlens.training.finetune import require_learned

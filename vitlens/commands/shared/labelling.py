@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.heads.statistics import Statistics
-from vitlens.analysis.naming.names import HeadNames, Sample, label_heads
+from vitlens.analysis.naming.labels import HeadNames, Sample, label_heads
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import labels_of
 from vitlens.data.split import Split

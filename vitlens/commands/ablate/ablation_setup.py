@@ -26,7 +26,7 @@ _KEY_DIGITS: Final = 16  # hexadecimal digits of the digest that names stored ou
 
 
 @dataclass(frozen=True)
-class Bench:
+class AblationSetup:
     """A run of `vitlens ablate` with its labels and units.
 
     run: its options name at least one replacement. labels: (n,) columns of the model's logits.

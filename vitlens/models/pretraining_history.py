@@ -22,7 +22,7 @@ from vitlens.record import CONFIG
 
 
 @dataclass(frozen=True)
-class Pretraining:
+class PretrainingHistory:
     """The pretraining of one model.
 
     objective: of the first training; recipe: its name ("DINOv2"), data: what it saw, labels: the
@@ -125,7 +125,7 @@ TRAINED: Final[Mapping[str, tuple[Objective, str]]] = {
 _LONGEST_CHAIN: Final = 8  # run folders that were trained from one another
 
 
-def read_name(name: str) -> Pretraining:
+def read_name(name: str) -> PretrainingHistory:
     """Return the pretraining that a name with its tag shows, by the tables above; "not known"
     without a match.
     """
@@ -139,8 +139,8 @@ def read_name(name: str) -> Pretraining:
         after = tag
     for pattern, objective, recipe in RULES:
         if re.search(pattern, before):
-            return Pretraining(objective, recipe, _data(before), _data(after), "its name")
-    return Pretraining("not known")
+            return PretrainingHistory(objective, recipe, _data(before), _data(after), "its name")
+    return PretrainingHistory("not known")
 
 
 def _data(text: str) -> str:
@@ -155,7 +155,7 @@ def _data(text: str) -> str:
     return ", ".join(name for _, name in sorted(positions))
 
 
-def pretraining_of(model: Model, *, told: Objective | None = None) -> Pretraining:
+def pretraining_of(model: Model, *, told: Objective | None = None) -> PretrainingHistory:
     """Return the pretraining of a model: given by the user, else from its source, name and
     configuration.
 
@@ -165,11 +165,11 @@ def pretraining_of(model: Model, *, told: Objective | None = None) -> Pretrainin
     """
     weights = model.provenance.weights
     if weights == "random":
-        return Pretraining("random weights", source="its weights")
+        return PretrainingHistory("random weights", source="its weights")
     read = _read(model)
     if told is not None:
         if read.objective != told:
-            read = Pretraining(told)
+            read = PretrainingHistory(told)
         return replace(read, source="--objective")
     is_file = weights not in ("hub", "bundled", "training")
     if is_file and read.source == "its name":
@@ -200,7 +200,7 @@ def told_objectives(texts: Sequence[str], aliases: Sequence[str]) -> Mapping[str
     return chosen
 
 
-def _read(model: Model) -> Pretraining:
+def _read(model: Model) -> PretrainingHistory:
     name = model.provenance.name
     kind = str(model.architecture.get("kind", ""))
     source = source_of(name)
@@ -225,18 +225,20 @@ def _read(model: Model) -> Pretraining:
             return read_name(f"{short_name}.{config['tag']}")
         return read_name(short_name)
     if library == "torchvision" and from_hub:
-        return Pretraining("supervised", "labels", "ImageNet-1k", source="torchvision's weights")
+        return PretrainingHistory(
+            "supervised", "labels", "ImageNet-1k", source="torchvision's weights"
+        )
     if library == "hf":
         return read_name(f"{_model_type(model)} {short_name if from_hub else ''}")
-    return Pretraining("not known")
+    return PretrainingHistory("not known")
 
 
-def _of_bundled(name: str) -> Pretraining:
+def _of_bundled(name: str) -> PretrainingHistory:
     data = "digits-shortcut" if name.endswith("shortcut") else "digits"
-    return Pretraining("supervised", "vitlens train", data, source="bundled with vitlens")
+    return PretrainingHistory("supervised", "vitlens train", data, source="bundled with vitlens")
 
 
-def _of_run(folder: Path, depth: int = 0) -> Pretraining:
+def _of_run(folder: Path, depth: int = 0) -> PretrainingHistory:
     """Return the pretraining that the config.json of a run folder shows.
 
     A run that started from another model has the pretraining of that model, and its own data as
@@ -251,9 +253,9 @@ def _of_run(folder: Path, depth: int = 0) -> Pretraining:
         objective, recipe = TRAINED[config["options"]["objective"]]
         data = str(config["data"]["name"])
     except (InputError, KeyError, IndexError, TypeError):
-        return Pretraining("not known")
+        return PretrainingHistory("not known")
     if started["weights"] == "training":
-        return Pretraining(objective, recipe, data, source="its run folder")
+        return PretrainingHistory(objective, recipe, data, source="its run folder")
     read = _of_parent(parent, depth)
     if objective == "supervised" and read.objective != "not known":
         labels = ", ".join(name for name in (read.labels, data) if name)
@@ -261,18 +263,18 @@ def _of_run(folder: Path, depth: int = 0) -> Pretraining:
     return read
 
 
-def _of_parent(name: str, depth: int) -> Pretraining:
+def _of_parent(name: str, depth: int) -> PretrainingHistory:
     """Return the pretraining of the model that a run started from, by its name in config.json."""
     source = source_of(name)
     if source is None or depth == _LONGEST_CHAIN:
-        return Pretraining("not known")
+        return PretrainingHistory("not known")
     if source.kind == "bundled":
         return _of_bundled(name)
     if source.kind == "run":
         return _of_run(Path(name), depth + 1)
     if source.kind == "timm":
         return read_name(name.removeprefix(source.prefix))
-    return Pretraining("not known")
+    return PretrainingHistory("not known")
 
 
 def _model_type(model: Model) -> str:
