@@ -169,9 +169,8 @@ class CarliniWagner(Algorithm):
         search = state["search"] + end
         state = updated(updated(state, end & success, {"high": c}), end & ~success, {"low": c})
         between = torch.where(state["high"].isinf(), c * 10, (state["low"] + state["high"]) / 2)
-        if (
-            self.searches >= SEARCHES + 1
-        ):  # as published: the last search uses the smallest c that succeeded
+        # as published: the last search uses the smallest c that succeeded
+        if self.searches >= SEARCHES + 1:
             between = torch.where(
                 search == self.searches - 1, state["high"].clamp_max(LARGEST_C), between
             )

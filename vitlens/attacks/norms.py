@@ -55,9 +55,8 @@ def _euclidean(change: Change) -> PerImage:
 
 def _unit(change: Change) -> Change:
     smallest = torch.finfo(change.dtype).tiny
-    scaled = change / per_pixel(
-        _largest(change).clamp_min(smallest)
-    )  # squares of 1e-30 would underflow
+    # squares of 1e-30 would underflow
+    scaled = change / per_pixel(_largest(change).clamp_min(smallest))
     return scaled / per_pixel(_euclidean(scaled).clamp_min(smallest))
 
 

@@ -27,17 +27,8 @@ from vitlens.data.draws import mix, uniform
 from vitlens.shapes import Images
 
 FIRST_SHARE = 0.8  # of the image, covered by the first square
-_HALVINGS = (
-    10,
-    50,
-    200,
-    500,
-    1000,
-    2000,
-    4000,
-    6000,
-    8000,
-)  # of 10,000 queries; the schedule is scaled to fewer
+# of 10,000 queries; the schedule is scaled to fewer
+_HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 _PUBLISHED_QUERIES = 10_000
 
 

@@ -226,9 +226,8 @@ def _digits(values: Values, unit: str) -> int | None:
     """Return the decimals of the numbers in cells; None for three significant digits."""
     if unit == "fraction":
         return 1
-    is_share = (
-        np.abs(values).max(initial=0.0, where=~np.isnan(values)) <= 1.0
-    )  # correlations, areas
+    # correlations, areas
+    is_share = np.abs(values).max(initial=0.0, where=~np.isnan(values)) <= 1.0
     return 2 if is_share else None
 
 

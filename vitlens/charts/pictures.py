@@ -328,9 +328,8 @@ def _bar(rows: Sequence[Picture], kind: str) -> _Bar | None:
         return _Bar(overlay.Scale(-1.0, 1.0, clipped=True), style.SIGNED, "share of its maximum")
     if signs:
         return _Bar(overlay.Scale(0.0, 1.0, clipped=True), overlay.POSITIVE, "share of its maximum")
-    maps = [
-        np.ravel(picture.map) for picture in rows if picture.map is not None
-    ]  # their grids may differ
+    # their grids may differ
+    maps = [np.ravel(picture.map) for picture in rows if picture.map is not None]
     if not maps or kind == "own":
         return None
     values = np.concatenate(maps)

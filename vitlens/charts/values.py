@@ -72,9 +72,8 @@ def numbers(rows: Sequence[Any], name: str) -> Values:
     for index, row in enumerate(rows):
         number = value(row, name)
         if isinstance(number, Estimate):
-            drawn[:, index] = np.array(
-                [number.value, number.low, number.high], dtype=float
-            )  # None is NaN
+            # numpy converts None to NaN
+            drawn[:, index] = np.array([number.value, number.low, number.high], dtype=float)
         elif number is not None:
             drawn[0, index] = float(number)
     return drawn * scale

@@ -35,9 +35,9 @@ from vitlens.models.model import Model
 from vitlens.turns import turn
 
 TensorFunction = Callable[[Tensor], Tensor]  # to a tensor of the same shape
-Keep = Callable[
-    [Tensor, int, int], Tensor
-]  # a tensor of the call, queries, keys -> (1 or calls, heads, query, key)
+# from a tensor of the call and the numbers of queries and keys to a mask: which keys take
+# part, of shape (1 or calls, heads, query, key)
+Keep = Callable[[Tensor, int, int], Tensor]
 
 SITES: Final[Memo[tuple[Site, ...]]] = Memo()  # of each model, from its survey
 _SEEN: Final = frozenset(
@@ -379,9 +379,8 @@ class _Call:
             )
         output = per_head(output, self.heads)
         self._read(masked, computed, output, scored)
-        return output.reshape(
-            *query.shape[:-1], value.shape[-1]
-        )  # the reader's tensor is in the graph of the logits
+        # the reader's tensor is in the graph of the logits
+        return output.reshape(*query.shape[:-1], value.shape[-1])
 
     def _change_inputs(self, inputs: AttentionInputs) -> AttentionInputs:
         """Return the inputs after the changes of queries, keys and values; the same object where
@@ -499,9 +498,8 @@ def _heads_first(tensor: Tensor, axis: int) -> Tensor:
     return moved.flatten(0, 1) if axis == 0 else moved
 
 
-_MODES: Final[ContextVar[tuple[AttentionMode, ...]]] = ContextVar(
-    "modes", default=()
-)  # of the contexts around
+# the modes of the enclosing contexts
+_MODES: Final[ContextVar[tuple[AttentionMode, ...]]] = ContextVar("modes", default=())
 
 
 @contextmanager
@@ -591,8 +589,7 @@ def _tokens(entered: tuple[int, ...], queries: int, images: int) -> int:
         last = entered[1] * entered[2]
         first = entered[2] * entered[3]
         return last if last == queries else first
-    if (
-        len(entered) == 3
-    ):  # (batch, tokens, width), or nn.MultiheadAttention's default, (tokens, batch, width)
+    # (batch, tokens, width), or nn.MultiheadAttention's default, (tokens, batch, width)
+    if len(entered) == 3:
         return entered[0] if entered[:2] == (queries, images) else entered[1]
     return queries

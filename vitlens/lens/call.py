@@ -106,9 +106,8 @@ class AttentionCall:
         if stage in INPUTS:
             tensor: Tensor = getattr(self.inputs, INPUTS[stage])
             return tensor
-        with (
-            torch._C.DisableTorchFunction()
-        ):  # an outer observation must not count this softmax as the model's
+        # an outer observation must not count this softmax as the model's
+        with torch._C.DisableTorchFunction():
             if stage == "scores":
                 return self.inputs.scores(rows)
             return self.inputs.weights(rows)
@@ -140,9 +139,8 @@ class AttentionCall:
         """
         if self.gradient is None or self.inputs is None:
             return self.gradient
-        return self.gradient.to(self.inputs.value) @ self.inputs.value.transpose(
-            -2, -1
-        )  # output = weights @ value
+        # the output is the product of weights and values
+        return self.gradient.to(self.inputs.value) @ self.inputs.value.transpose(-2, -1)
 
     def parts(self) -> Iterator[tuple[slice, "AttentionCall"]]:
         """Yield the call in parts of a few images, each with its slice: a part's weights fit the
@@ -226,9 +224,8 @@ def attention_inputs(
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
         value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
     factor = query.shape[-1] ** -0.5 if scale is None else scale
-    if mask is not None and (
-        query.dim() != 4 or mask.dim() > 4
-    ):  # its axes are merged as the query's are
+    # the axes of the mask are merged as those of the query
+    if mask is not None and (query.dim() != 4 or mask.dim() > 4):
         mask = per_head(mask.expand(*query.shape[:-1], key.shape[-2]), heads)
     return AttentionInputs(
         per_head(query, heads), per_head(key, heads), per_head(value, heads), mask, factor
@@ -293,9 +290,8 @@ def window_index(windows: Windows) -> Int[Tensor, "count inside"]:
         index = F.pad(index, padding, value=-1).roll(shifts, (0, 1))
     else:
         index = F.pad(index.roll(shifts, (0, 1)), padding, value=-1)
-    blocks = index.unfold(0, height, height).unfold(
-        1, width, width
-    )  # (down, across, height, width)
+    # of shape (down, across, height, width)
+    blocks = index.unfold(0, height, height).unfold(1, width, width)
     return blocks.reshape(-1, height * width)
 
 
@@ -312,9 +308,8 @@ def received(
     count = len(index)
     patches = windows.resolution[0] * windows.resolution[1]
     queries = (index >= 0).to(weights.dtype)  # padding is not a query
-    split = weights.unflatten(0, (-1, count)).transpose(
-        1, 2
-    )  # (batch, heads, count, inside, inside)
+    # of shape (batch, heads, count, inside, inside)
+    split = weights.unflatten(0, (-1, count)).transpose(1, 2)
     mean = torch.einsum("bhcqk,cq->bhck", split, queries) / queries.sum(-1, keepdim=True)
     place = index.masked_fill(index < 0, patches).flatten()
     full = weights.new_zeros(*mean.shape[:2], patches + 1)

@@ -188,9 +188,8 @@ def channel_axis_of(module: nn.Module, shape: Shape) -> int | None:
             last |= shape[3] == layer.normalized_shape[0]
             first |= shape[1] == layer.normalized_shape[0] and "2d" in type(layer).__name__.lower()
         else:
-            width = getattr(
-                layer, "num_features", getattr(layer, "num_channels", None)
-            )  # batch and group norms
+            # batch and group norms
+            width = getattr(layer, "num_features", getattr(layer, "num_channels", None))
             first |= isinstance(width, int) and shape[1] == width
     if first == last:
         return None

@@ -223,9 +223,8 @@ def _changed(
         else:
             index = change.access.index()
             clean = tensor[index]
-            if (
-                change.function is not None
-            ):  # it, or autograd, may keep its argument, which must not change
+            # the function or autograd may keep its argument, which must not change
+            if change.function is not None:
                 clean = clean.clone()
             tensor[index] = change.new(clean).to(tensor.dtype)
     return first.access.raw(parts.flatten(0, 1), raw)

@@ -76,9 +76,8 @@ def needing_gradients(model: Model, *, instead: str = WITHOUT_GRADIENTS) -> Iter
                 "= x * 2, not x *= 2); "
                 f"{instead}"
             ) from error
-        if "is not implemented" in str(
-            error
-        ):  # of an operation (floor_divide), for which torch has no derivative
+        # torch has no derivative of an operation (floor_divide)
+        if "is not implemented" in str(error):
             operation = (
                 str(error).removeprefix("derivative for ").partition(" is not implemented")[0]
             )

@@ -141,9 +141,8 @@ def _softmax(func: Rule, *args: Any, **kwargs: Any) -> Any:
     weights = func(*args, **kwargs)
     if not isinstance(weights, Tensor) or weights.dim() < 3 or not weights.requires_grad:
         return weights  # of logits, not of attention
-    return (
-        weights.detach().requires_grad_()
-    )  # a leaf: relevance takes the gradient with respect to it
+    # a leaf: relevance takes the gradient with respect to it
+    return weights.detach().requires_grad_()
 
 
 def _layer_norm(

@@ -24,9 +24,8 @@ from vitlens.models.recording import maps_heads
 from vitlens.shapes import Images, Logits
 
 Reducer = Callable[[AttentionCall], None]
-_SUMS: Final = frozenset(
-    {"add", "sub", "rsub", "iadd", "isub", "radd", "lerp"}
-)  # names without _ at either end
+# names without _ at either end
+_SUMS: Final = frozenset({"add", "sub", "rsub", "iadd", "isub", "radd", "lerp"})
 _MAPS: Final = frozenset({"linear", "conv2d"})
 _PRODUCTS: Final = frozenset({"matmul", "bmm", "einsum"})
 _SCALING: Final = frozenset({"dropout", "mul", "rmul", "imul", "div", "neg"})  # of what was mixed

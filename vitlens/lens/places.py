@@ -283,9 +283,8 @@ def accesses(model: Model) -> dict[str, Access]:
     return {access.name: access for access in ordered}
 
 
-_Shapes = dict[
-    tuple[str, str], tuple[Shape, int]
-]  # by module and what of it, for one image, with the batch's axis
+# by module and the part of its call: the shape for one image, and the batch's axis
+_Shapes = dict[tuple[str, str], tuple[Shape, int]]
 
 
 def _batched_shapes(model: Model, model_layers: Sequence[Layer], blocks: Sequence[str]) -> _Shapes:
@@ -303,7 +302,7 @@ def _batched_shapes(model: Model, model_layers: Sequence[Layer], blocks: Sequenc
 def _shapes(
     model: Model, model_layers: Sequence[Layer], blocks: Sequence[str], count: int
 ) -> dict[tuple[str, str], Shape]:
-    """Return the shapes of a forward pass, by module and what of it, where it was computed once."""
+    """Return the shapes of a forward pass, by module and part, of what was computed once."""
     calls = trace(model, count).by_module
     names = list(blocks)
     for layer in model_layers:

@@ -24,9 +24,8 @@ from vitlens.models.hooks import Forward, has_global_hooks, holding, is_changed,
 from vitlens.models.model import Model
 from vitlens.turns import turn
 
-_CACHE: Final = (
-    12 << 20
-)  # bytes of the widest activation of one forward pass that fit a processor's cache
+# bytes of the widest activation of one forward pass that fit a processor's cache
+_CACHE: Final = 12 << 20
 _PRODUCT: Final = "_linear_pointwise"  # the operator that torch.compile uses for linear layers
 
 

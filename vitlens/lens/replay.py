@@ -214,9 +214,8 @@ class LinearCount(TorchFunctionMode):
         if func is F.linear:
             weight = args[1] if len(args) > 1 else kwargs["weight"]
             self.total += args[0].numel() * len(weight)
-        elif (
-            func is F.multi_head_attention_forward
-        ):  # projections of query, key and value, and the output projection
+        elif func is F.multi_head_attention_forward:
+            # projections of query, key and value, and the output projection
             query, key, value = args[:3]
             self.total += (2 * query.numel() + key.numel() + value.numel()) * query.shape[-1]
         return func(*args, **kwargs)

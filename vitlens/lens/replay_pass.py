@@ -243,9 +243,8 @@ def replay_pass(
         for name, shape in start.skipped:
             blank = model.mean.new_zeros(()).expand(shape[0] * count, *shape[1:])
             stack.enter_context(overridden(model.module.get_submodule(name), _returning(blank)))
-        blank_images = model.mean.new_zeros(1, 3, 1, 1).expand(
-            count, 3, *model.input_size
-        )  # not read
+        # the pass does not read these images
+        blank_images = model.mean.new_zeros(1, 3, 1, 1).expand(count, 3, *model.input_size)
         logits = model.run(blank_images)
     by_set: Tensor = logits.unflatten(0, (len(sets), -1))
     return by_set
@@ -418,13 +417,11 @@ def _first_of_attention(attention: Any, rows: int) -> Callable[[Forward], Forwar
         keys_and_values = F.linear(tokens, weight[width:], key_value_bias).unflatten(
             -1, (2, heads, -1)
         )
-        key, value = keys_and_values.permute(2, 0, 3, 1, 4).unbind(
-            0
-        )  # both (batch, heads, tokens, head_dim)
+        # both of shape (batch, heads, tokens, head_dim)
+        key, value = keys_and_values.permute(2, 0, 3, 1, 4).unbind(0)
         head_outputs = F.scaled_dot_product_attention(query_norm(query), key_norm(key), value)
-        result: Tensor = attention.proj(
-            head_outputs.transpose(1, 2).flatten(2)
-        )  # (batch, rows, dim)
+        # of shape (batch, rows, dim)
+        result: Tensor = attention.proj(head_outputs.transpose(1, 2).flatten(2))
         return result
 
     return lambda _forward: forward

@@ -245,9 +245,8 @@ def _pooling(module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
 
 def _unshifted(module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
     """Return the windows of timm's blocks that never shift them, padded below and on the right."""
-    first = {"TinyVitBlock": 1, "SpatialBlock": 2}.get(
-        type(module).__name__
-    )  # the axis of its input with the rows
+    # the axis of the module's input that has the rows
+    first = {"TinyVitBlock": 1, "SpatialBlock": 2}.get(type(module).__name__)
     if first is None or len(shape) != 4:
         return None
     window: Any = module.window_size

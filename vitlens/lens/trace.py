@@ -175,9 +175,8 @@ def blocks(model: Model) -> tuple[Layer, ...]:
 
     Raises UnsupportedError for a model without attention (a CNN).
     """
-    sites = {
-        site.layer: site for site in reversed(survey(model, probe_images(model, 1)))
-    }  # a layer's first call
+    # a layer's first call
+    sites = {site.layer: site for site in reversed(survey(model, probe_images(model, 1)))}
     numbered = [_layer(model, site) for site in sites.values()]
     parts = model.anatomy.parts
     before = [

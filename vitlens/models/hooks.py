@@ -38,10 +38,8 @@ Key = int | str  # of an argument of a call: its position or its name
 Arguments = dict[Key, Any]
 Forward = Callable[..., Any]
 
-_READING: Final = (
-    "vitlens.",
-    "transformers.utils.output_capturing",
-)  # modules whose hooks change nothing
+# modules whose hooks change nothing
+_READING: Final = ("vitlens.", "transformers.utils.output_capturing")
 _PLAIN: Final = (Tensor, nn.Parameter)
 _SAMPLED: Final = 512  # elements of each weight: sees a change of any contiguous 1/512 of it
 _DEPTH: Final = ContextVar("depth", default=0)  # of nested `unchanged` contexts
@@ -371,9 +369,8 @@ def _versions(tensors: Sequence[Tensor]) -> tuple[list[int], list[int]]:
     """Return how often each tensor was changed in place, and where its memory is."""
     try:
         return [tensor._version for tensor in tensors], [tensor.data_ptr() for tensor in tensors]
-    except (
-        RuntimeError
-    ):  # inference tensors are not counted, some subclasses have no memory of their own
+    except RuntimeError:
+        # inference tensors are not counted, some subclasses have no memory of their own
         counted = [0 if tensor.is_inference() else tensor._version for tensor in tensors]
         return counted, [id(tensor) for tensor in tensors]
 
@@ -391,9 +388,8 @@ def _samples(tensors: Sequence[Tensor]) -> list[Tensor]:
                 continue
             try:
                 sample = tensor.as_strided((min(count, _SAMPLED),), (max(1, count // _SAMPLED),))
-            except (
-                RuntimeError
-            ):  # an expanded tensor has fewer elements in memory, a sparse one no strides
+            except RuntimeError:
+                # an expanded tensor has fewer elements in memory, a sparse one no strides
                 continue
             by_device.setdefault(tensor.device, []).append(sample)
         return [torch.cat(samples).nan_to_num() for samples in by_device.values()]

@@ -164,9 +164,8 @@ class LanguageImage(nn.Module):
         (batch, dim).
         """
         output = self.visual(images)
-        embedding: Tensor = (
-            output[0] if isinstance(output, tuple) else output
-        )  # CoCa returns its tokens as well
+        # CoCa returns its tokens as well
+        embedding: Tensor = output[0] if isinstance(output, tuple) else output
         if self.prompts is None:
             return embedding
         logits: Tensor = (

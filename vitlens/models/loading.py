@@ -316,8 +316,7 @@ def untrained(
     architecture = Architecture("preset", name, len(classes), image_size, overrides or {})
     with seeded(seed):
         module, preprocessing = build(architecture)
-    architecture = replace(
-        architecture, image_size=preprocessing.size
-    )  # recorded, in case the preset's changes
+    # recorded, as the preset's size may change
+    architecture = replace(architecture, image_size=preprocessing.size)
     provenance = Provenance(name, "training", None, versions())
     return assemble(module, architecture, preprocessing, classes, alias or name, provenance)

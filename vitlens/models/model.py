@@ -25,11 +25,8 @@ if TYPE_CHECKING:
 
 
 ReadOutput = Callable[[Any], Tensor]  # from what a module returns to logits (batch, classes)
-_NAMES: Final = (
-    "logits",
-    "image_embeds",
-    "pooler_output",
-)  # of transformers' outputs, in order of preference
+# of transformers' outputs, in order of preference
+_NAMES: Final = ("logits", "image_embeds", "pooler_output")
 
 
 @dataclass(frozen=True)
@@ -88,9 +85,8 @@ class Model(nn.Module):
         self.read_output = read_output
         # structure given by the user, of a module whose structure was read from forward passes
         self.told = told
-        self.architecture = dict(
-            architecture
-        )  # the JSON of a rebuild.Architecture, from which it is built again
+        # the JSON of a rebuild.Architecture, from which it is built again
+        self.architecture = dict(architecture)
         self.register_buffer(
             "mean", torch.tensor(preprocessing.mean).view(1, 3, 1, 1), persistent=False
         )

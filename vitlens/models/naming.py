@@ -17,13 +17,8 @@ from vitlens.typed import is_name
 
 RANDOM = "random"  # instead of a weights file: random weights
 ALIAS_LENGTH = 80
-_USUAL = (
-    "build",
-    "main",
-    "model",
-    "get_model",
-    "make_model",
-)  # functions whose name says nothing of their model
+# functions whose name says nothing of their model
+_USUAL = ("build", "main", "model", "get_model", "make_model")
 _DERIVED_LENGTH = 60  # of an alias derived from a name, to which a number may be added
 ALIAS_RULE = (
     "letters, digits, '.', '_' and '-', beginning with a letter or digit, at most "

@@ -36,9 +36,8 @@ def _rebuilt(output: Any, tensors: Iterator[Tensor]) -> Any:
     if isinstance(output, Tensor):
         return next(tensors)
     if isinstance(output, Mapping):
-        changed: Any = copy.copy(
-            output
-        )  # the outputs of transformers set their attributes by their keys
+        # the outputs of transformers set their attributes by their keys
+        changed: Any = copy.copy(output)
         for key, value in output.items():
             changed[key] = _rebuilt(value, tensors)
         return changed

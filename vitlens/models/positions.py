@@ -42,16 +42,14 @@ def fixed_positions(
     rows, columns = grid
     numbers = torch.arange(rows * columns)
     if kind == "sine":
-        patches = (
-            sines(numbers, dim).transpose(1, 2).flatten(1)
-        )  # sine and cosine of one frequency side by side
+        # sine and cosine of one frequency side by side
+        patches = sines(numbers, dim).transpose(1, 2).flatten(1)
     else:
         of_column = sines(numbers % columns, dim // 2).flatten(1)
         of_row = sines(numbers // columns, dim // 2).flatten(1)
         patches = torch.cat((of_column, of_row), dim=1)
-    return torch.cat((torch.zeros(prefix, dim), patches.float()))[
-        None
-    ]  # (1, prefix + patches, dim)
+    # of shape (1, prefix + patches, dim)
+    return torch.cat((torch.zeros(prefix, dim), patches.float()))[None]
 
 
 def interpolate_positions(
@@ -69,9 +67,8 @@ def interpolate_positions(
     """
     if grid == to:
         return positions
-    patches = (
-        positions[:, prefix:].reshape(1, *grid, -1).permute(0, 3, 1, 2)
-    )  # (1, dim, rows, columns)
+    # of shape (1, dim, rows, columns)
+    patches = positions[:, prefix:].reshape(1, *grid, -1).permute(0, 3, 1, 2)
     # in float32: half precision has no antialiased kernel on the CPU
     resized = F.interpolate(
         patches.float(), size=to, mode="bicubic", antialias=True, align_corners=False

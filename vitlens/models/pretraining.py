@@ -131,9 +131,8 @@ def read_name(name: str) -> Pretraining:
     """
     text = name.lower()
     tag = text.partition(".")[2]
-    before, _, after = text.partition(
-        "_ft_"
-    )  # between the data of pretraining and the labelled data after it
+    # _ft_ separates the data of pretraining from the labelled data of the fine-tuning
+    before, _, after = text.partition("_ft_")
     if tag.startswith("ft_"):
         before = text
         after = tag
@@ -215,9 +214,8 @@ def _read(model: Model) -> Pretraining:
         return _of_run(Path(name).parent)
     if isinstance(model.module, LanguageImage):
         model_type = _model_type(model) or "clip"
-        hub_name = (
-            short_name if from_hub or library == "open-clip" else ""
-        )  # a folder's name shows nothing
+        # a folder's name shows nothing
+        hub_name = short_name if from_hub or library == "open-clip" else ""
         return replace(read_name(f"{model_type} {hub_name}"), source="its text tower")
     if library == "timm":
         config = getattr(model.module, "pretrained_cfg", None)

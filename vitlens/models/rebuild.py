@@ -91,9 +91,8 @@ def build(
     build_source = resolved(SOURCES[architecture.kind].build)
     pruned = architecture.pruned
     weights = state
-    if (
-        pruned and state is not None
-    ):  # libraries load whole models only: lost heads are random, and cut out again
+    # libraries load whole models only: lost heads are random, and cut out again
+    if pruned and state is not None:
         unpruned = build_source(architecture, state=None, pretrained=False)[0]
         prefixes = tuple(f"{name}." for name in pruned)
         weights = {key: value for key, value in state.items() if not key.startswith(prefixes)}

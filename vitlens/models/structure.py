@@ -246,9 +246,8 @@ class _Traced:
         calls = self.trace.by_module.get(name, ())
         if len(calls) != 1 or calls[0].stream is None:
             return False
-        if name == attention and not self._linear_after(
-            calls[0]
-        ):  # only attention: its output is a branch
+        # the output of a module of attention without a projection is a branch
+        if name == attention and not self._linear_after(calls[0]):
             return False
         return self._keeps_stream(name, calls[0].stream, calls[0].values)
 
@@ -278,12 +277,8 @@ class _Traced:
         try:
             with evaluating(block), torch.no_grad(), _LinearAtZero():
                 output = first_tensor(block(*args, **kwargs))
-        except (
-            RuntimeError,
-            TypeError,
-            ValueError,
-            IndexError,
-        ):  # a module that needs its surroundings
+        except (RuntimeError, TypeError, ValueError, IndexError):
+            # a module that needs its surroundings
             return False
         if output is None or output.shape != stream.shape:
             return False

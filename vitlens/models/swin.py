@@ -26,9 +26,8 @@ from torchvision.ops import StochasticDepth  # noqa: E402
 
 Pair = tuple[int, int]
 Maps = Float[Tensor, "batch rows columns dim"]
-Windows = Float[
-    Tensor, "windows inside dim"
-]  # windows of all images; inside: the places of one, row by row
+# windows of all images; inside: the places of one, row by row
+Windows = Float[Tensor, "windows inside dim"]
 _TIMM: Final = (
     ("attn.relative_position_bias_table", "position_bias.bias_table"),
     ("head.fc.", "head."),
@@ -40,12 +39,10 @@ def window_partition(maps: Maps, window: Pair) -> Windows:
     columns, dim).
     """
     down, across = window
-    blocks = maps.unflatten(1, (-1, down)).unflatten(
-        3, (-1, across)
-    )  # (batch, count, down, count, across, dim)
-    windows: Tensor = (
-        blocks.transpose(2, 3).flatten(3, 4).flatten(0, 2)
-    )  # (batch x count, down x across, dim)
+    # of shape (batch, count, down, count, across, dim)
+    blocks = maps.unflatten(1, (-1, down)).unflatten(3, (-1, across))
+    # (batch x count, down x across, dim)
+    windows: Tensor = blocks.transpose(2, 3).flatten(3, 4).flatten(0, 2)
     return windows
 
 
@@ -192,9 +189,8 @@ class SwinBlock(nn.Module):
         bias: Tensor = self.position_bias()  # (heads, inside, inside)
         if allowed is None:
             return bias[None]  # the same for all windows
-        masked = bias.masked_fill(
-            ~allowed[:, None].to(bias.device), -torch.inf
-        )  # (count, heads, inside, inside)
+        # of shape (count, heads, inside, inside)
+        masked = bias.masked_fill(~allowed[:, None].to(bias.device), -torch.inf)
         return masked.repeat(batch, 1, 1, 1)
 
 

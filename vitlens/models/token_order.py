@@ -36,9 +36,8 @@ _MOST_PREFIX: Final = 5  # special tokens that depend on the image
 _PATCHES_CHANGED: Final = 3  # whose effect on the logits is compared with that of a special token
 _SAY: Final = "say grid=(rows, columns) and prefix=('cls', ...)"
 _REORDER: Final = "put them row by row in forward, before the first block"
-_RUN: Final[ContextVar[object]] = ContextVar(
-    "run", default=None
-)  # the innermost `reordered` context
+# the innermost `reordered` context
+_RUN: Final[ContextVar[object]] = ContextVar("run", default=None)
 LogitsOf = Callable[[Any], Tensor]  # from what a module returns to the logits
 
 
@@ -291,9 +290,8 @@ def tokens_read(
         return None
     patches = strengths[special:]
     of_patch = patches[patches > 0]
-    least = (
-        of_patch.median() * len(of_patch) ** 0.5 if len(of_patch) else 0.0
-    )  # between a mean's share and a token's
+    # a threshold between a mean's share and a token's
+    least = of_patch.median() * len(of_patch) ** 0.5 if len(of_patch) else 0.0
     read = (strengths[:special] > least).nonzero().flatten().tolist()
     return TokensRead(tuple(read), len(of_patch) > 0)
 

@@ -17,9 +17,8 @@ from vitlens.errors import ModelError, argument, first_line
 from vitlens.models.library_folders import typed_name, weights_inside
 from vitlens.signatures import described, is_pickle, is_safetensors
 
-_AVERAGE = re.compile(
-    r"(^|_)(ema|swa|averaged?|shadow)(_|$)", re.IGNORECASE
-)  # in the key of averaged weights
+# in the key of averaged weights
+_AVERAGE = re.compile(r"(^|_)(ema|swa|averaged?|shadow)(_|$)", re.IGNORECASE)
 _WHOLE = (
     "state_dict",
     "model_state_dict",
@@ -34,14 +33,10 @@ _WHOLE = (
 )
 _PARTS = ("backbone", "encoder", "params", "weights")
 _WRAPPERS = (*_WHOLE, *_PARTS)
-_OF_TRAINING = re.compile(
-    r"optim|sched|scaler|amp|rng|momentum|queue|callback", re.IGNORECASE
-)  # keys without weights
-_INFIXES = (
-    "_orig_mod.",
-    "_checkpoint_wrapped_module.",
-    "_fsdp_wrapped_module.",
-)  # wrappers of blocks
+# keys without weights
+_OF_TRAINING = re.compile(r"optim|sched|scaler|amp|rng|momentum|queue|callback", re.IGNORECASE)
+# wrappers of blocks
+_INFIXES = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 _PREFIXES = ("module.", "model.", "ema.", "backbone.")
 _NESTED = 8  # nested wrappers, and prefixes one after the other
 _SHOWN = 3  # names and entries in a message

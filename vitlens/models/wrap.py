@@ -30,10 +30,8 @@ from vitlens.typed import read_as
 Triple = tuple[float, float, float]
 # the kind of the architecture of a module that vitlens cannot build again
 WRAPPED: Final = "wrapped"
-OBSERVABLE: Final = (
-    "eager",
-    "sdpa",
-)  # transformers' names of the implementations whose softmax torch computes itself
+# transformers' names of the implementations whose softmax torch computes itself
+OBSERVABLE: Final = ("eager", "sdpa")
 _TOLERANCE: Final = 1e-3  # of the largest logit
 _PROBABILITIES: Final = {
     torch.softmax: "softmax",
@@ -448,9 +446,8 @@ def _buffers_kept(module: nn.Module) -> Iterator[None]:
     finally:
         for name, value in before.items():
             now = module.get_buffer(name)
-            if now.shape != value.shape or not bool(
-                ((now == value) | (value != value)).all()
-            ):  # NaN is not itself
+            # NaN is not itself
+            if now.shape != value.shape or not bool(((now == value) | (value != value)).all()):
                 changed.append(name)
                 owner, _, attribute = name.rpartition(".")
                 module.get_submodule(owner)._buffers[attribute] = value

@@ -17,12 +17,8 @@ from vitlens.report.escape import as_code
 from vitlens.report.prose import Marked
 
 _FAILING: Final = ("warn", "fail")
-_PREDICTED: Final = (
-    "ablate",
-    "attack",
-    "audit",
-    "stats",
-)  # commands that take images without labels by --predicted
+# commands that take images without labels by --predicted
+_PREDICTED: Final = ("ablate", "attack", "audit", "stats")
 _UNLABELLED: Final = ("explain", "profile", "rollout", "attention")  # commands that need no labels
 
 

@@ -39,9 +39,8 @@ from vitlens.uncertainty import Estimate, in_points
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Rows: TypeAlias = (
-    str | Callable[[Any], Iterable[Any]]
-)  # the table of the record, or a function of the record
+# the table of the record, or a function of the record
+Rows: TypeAlias = str | Callable[[Any], Iterable[Any]]
 Words: TypeAlias = str | Callable[[Any], str]
 ROWS: Final = 8  # of a table in the body
 SAID: Final = 3  # sentences of a section
@@ -592,7 +591,6 @@ def _help(package: str, definitions: Sequence[tuple[str, str]]) -> Iterator[page
     for title, paragraphs in help_of(package).items():
         yield page.Section(title, _as_sentences(paragraphs))
     if definitions:
-        lines = [
-            f"**{name}**: {text}" for name, text in definitions
-        ]  # ours, from registries and columns
+        # ours, from registries and columns
+        lines = [f"**{name}**: {text}" for name, text in definitions]
         yield page.Section("Definitions", _as_sentences(lines))

@@ -79,13 +79,8 @@ class Threshold:
         return high, low
 
 
-ORDER: Final[tuple[State, ...]] = (
-    "fail",
-    "warn",
-    "inconclusive",
-    "not tested",
-    "pass",
-)  # the most urgent first
+# the most urgent first
+ORDER: Final[tuple[State, ...]] = ("fail", "warn", "inconclusive", "not tested", "pass")
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,8 @@ MARGIN = "pgd-dlr"
 SQUARE = "square"
 STEPS: Final[Mapping[str, int]] = {MARGIN: 10, SQUARE: 4}  # a step of Square has 50 queries
 RESTARTS: Final[Mapping[str, int]] = {MARGIN: 2, SQUARE: 1}
-_WITH_MARGIN: Final = (
-    MARGIN,
-    "apgd-dlr",
-    "apgd-targeted",
-    "auto",
-)  # attacks that include a margin loss
+# attacks that include a margin loss
+_WITH_MARGIN: Final = (MARGIN, "apgd-dlr", "apgd-targeted", "auto")
 _WITH_SQUARE: Final = (SQUARE, "auto")  # attacks that include Square
 
 
@@ -157,9 +153,8 @@ def _is_needed(victim: Victim, name: str) -> bool:
     attacks = set(victim.outcomes)
     if name == SQUARE:
         return attacks.isdisjoint(_WITH_SQUARE)
-    uses_gradients = any(
-        ATTACKS[attack].gradients for attack in attacks
-    )  # else the model may have none
+    # without gradient attacks, the model may have no gradients
+    uses_gradients = any(ATTACKS[attack].gradients for attack in attacks)
     has_enough_classes = len(victim.model.classes) >= FEWEST_CLASSES[dlr]
     return uses_gradients and has_enough_classes and attacks.isdisjoint(_WITH_MARGIN)
 

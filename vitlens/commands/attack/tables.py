@@ -43,9 +43,8 @@ from vitlens.commands.attack.sweep import Victim
 from vitlens.commands.shared.comparison import PairRow, compared
 from vitlens.uncertainty import Estimate
 
-Comparison = tuple[
-    str, str, NDArray[Any], NDArray[Any]
-]  # two models and which images each classifies correctly
+# two models and which images each classifies correctly
+Comparison = tuple[str, str, NDArray[Any], NDArray[Any]]
 
 
 @dataclass(frozen=True)

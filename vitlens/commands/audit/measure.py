@@ -410,9 +410,8 @@ def measure(options: AuditOptions) -> Path:
         )
     predicted = options.predicted or split.labels is None
     if not predicted:
-        label_columns(
-            model.classes, split
-        )  # classes that the model does not know are refused before any chapter
+        # classes that the model does not know are refused before any chapter
+        label_columns(model.classes, split)
     with run.folder("Audit of") as writing:
         folder = writing.folder
         assert folder is not None, "one process alone audits"

@@ -27,10 +27,8 @@ MAPPED_SHARE: Final = 0.1  # of it, which the question why the model fails may t
 RELIED_SHARE: Final = 0.1  # of it, which the question what the model relies on may take
 REPORT_SHARE: Final = 0.1  # of it, which is kept for the report
 MAPPED: Final = 200  # images with maps for the question why the model fails, at most
-EXPLAINED: Final = (
-    50,
-    FEWEST_JUDGED,
-)  # images on which the methods are checked; fewer judge no map
+# images on which the methods are checked; fewer judge no map
+EXPLAINED: Final = (50, FEWEST_JUDGED)
 COSTLY: Final = 20  # forward passes of a map, above which its time is not measured but counted
 BACKWARD: Final = 3.0  # forward passes that a forward and a backward pass together take
 # runs of an attack on the images of its self-checks, four of them in one with four times the steps
@@ -256,23 +254,19 @@ def considered(
         if not all(map(defined, parts)):
             rows.append(replace(candidate, state="undefined"))
             continue
-        fgsm = replace(
-            candidate, attacks=FGSM, restarts=1
-        )  # runs with the candidate, for the self-checks
+        # runs with the candidate, for the self-checks
+        fgsm = replace(candidate, attacks=FGSM, restarts=1)
         seconds = budget.pass_seconds * (passes_of(candidate, shares) + passes_of(fgsm, shares))
-        state: CandidateState = (
-            "weaker" if is_chosen else "too long"
-        )  # than the chosen one; than the rest of the budget
+        # weaker than the chosen one, or longer than the rest of the budget
+        state: CandidateState = "weaker" if is_chosen else "too long"
         if not is_chosen and seconds <= 60 * budget.left:
             state = "chosen"
             is_chosen = True
         rows.append(replace(candidate, minutes=seconds / 60, state=state))
     fgsm_state: CandidateState = "weaker" if is_chosen else "chosen"
     fgsm_images = images if attacked is None else attacked
-    return (
-        *rows,
-        CandidateRow(FGSM, 1, _FULL, fgsm_images, 0.0, fgsm_state),
-    )  # has been run already
+    # FGSM was run already
+    return (*rows, CandidateRow(FGSM, 1, _FULL, fgsm_images, 0.0, fgsm_state))
 
 
 def passes_of(candidate: CandidateRow, shares: Mapping[float, float]) -> float:

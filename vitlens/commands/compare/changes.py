@@ -60,9 +60,8 @@ def _accuracy_by_level(run: Run[CompareOptions], measured: Measured) -> Iterator
     if measured.groups is not None:
         groups = torch.from_numpy(measured.groups)
     for index, (model, split) in enumerate(zip(run.models, run.splits)):
-        classes = max(
-            len(split.classes), len(model.classes)
-        )  # the data may have only some classes of the model
+        # the data may have only some classes of the model
+        classes = max(len(split.classes), len(model.classes))
         for (kind, level), correct in measured.correct.items():
             yield HarderRow(
                 model=model.alias,

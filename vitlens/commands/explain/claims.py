@@ -15,10 +15,8 @@ from vitlens.report.claims import FEWEST, Claim, few_images, found, unjudged
 from vitlens.report.prose import Marked, say
 from vitlens.uncertainty import Estimate
 
-_TUNED_ON: Final = (
-    "Digits in scenes",
-    "coco_masks",
-)  # titles of data sets (benchmarks/best_map.md)
+# titles of data sets (benchmarks/best_map.md)
+_TUNED_ON: Final = ("Digits in scenes", "coco_masks")
 _VERBS: Final = {"confirmed": "confirm", "contradicted": "contradict"}
 _UNUSABLE: Final = 2  # methods with unusable maps that are named
 

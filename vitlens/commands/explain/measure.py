@@ -51,9 +51,8 @@ from vitlens.shapes import Labels
 from vitlens.uncertainty import Estimate, bootstrap_mean
 
 _BACKWARD: Final = 3  # forward passes that take about as long as one forward and backward pass
-_STORED_BYTES: Final = (
-    32 << 20
-)  # of the stored maps of a model, at most, unless the drawn ones are larger
+# of the stored maps of a model, at most, unless the drawn ones are larger
+_STORED_BYTES: Final = 32 << 20
 
 
 def measure(
@@ -81,9 +80,8 @@ def measure(
         print_left_out(drawn, len(run.split), quiet=run.run.quiet, more="maps are in arrays/")
         parts: list[ExplainRecord] = []
         for explainer in explainers:
-            has_explorer = any(
-                part.explorer_arrays for part in parts
-            )  # only the first model that can gets one
+            # only the first model that can gets one
+            has_explorer = any(part.explorer_arrays for part in parts)
             parts.append(explainer.record(drawn, explorer=not has_explorer))
         return folder.publish(lambda: joined(parts))
 
@@ -249,9 +247,8 @@ class Explainer:
                 classes = targets[batch.indices].to(device)
             with autocast(device, self._precision):
                 start = time.perf_counter()
-                parts.append(
-                    function(self.model, batch.images, classes).cpu()
-                )  # waits for an asynchronous device
+                # waits for an asynchronous device
+                parts.append(function(self.model, batch.images, classes).cpu())
                 seconds += time.perf_counter() - start
                 if sums_to_gain and classes is not None:
                     gains.append(logit_gain(self.model, batch.images, classes).cpu())

@@ -136,9 +136,8 @@ def as_function(name: str, options: ExplainOptions, *, batch_size: int | None) -
 
 def _passes(model: Model, method: str, engine: Engine) -> AbstractContextManager[object]:
     """Return a context in which passes are quick ones, if the method does not observe attention."""
-    if (
-        engine != "vitlens"
-    ):  # the package copies the model, and would call the quick layers of the original
+    # the package copies the model, and would call the quick layers of the original
+    if engine != "vitlens":
         return nullcontext()
     if ATTRIBUTIONS[method].needs not in (None, "cam"):
         return nullcontext()

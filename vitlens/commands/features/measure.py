@@ -57,10 +57,8 @@ from vitlens.processes import share_of
 from vitlens.record_files import joined
 from vitlens.uncertainty import Estimate
 
-_READ_BY_ALL: Final = {
-    "test",
-    "bank",
-}  # read by all processes; the other images may be fewer than processes
+# read by all processes; the other images may be fewer than processes
+_READ_BY_ALL: Final = {"test", "bank"}
 
 FeaturesOfSplits = Mapping[str, Features]  # by the purpose of the images, as in Subject.splits
 FeaturesOfModels = Sequence[FeaturesOfSplits]
@@ -107,9 +105,8 @@ def _require(run: Run[Any], subjects: Sequence[Subject], options: FeaturesOption
             )
     bank = subjects[0].bank
     if bank is not None and options.probe:
-        held_out(
-            require_labels(bank).cpu(), groups=bank.groups, seed=0
-        )  # raises if no image can be held out
+        # raises if no image can be held out
+        held_out(require_labels(bank).cpu(), groups=bank.groups, seed=0)
     if options.tsne:
         require_perplexity(options.perplexity, len(subjects[0].test))
     told_objectives(options.objective, run.aliases)

@@ -70,11 +70,8 @@ def _described(source: ModelSource, name: str) -> tuple[str, str]:
     try:
         model = _without_weights(source, name)
         commands = supported_commands(model)
-    except (
-        ModelError,
-        NotImplementedError,
-        RuntimeError,
-    ):  # some read their weights, or need another library
+    except (ModelError, NotImplementedError, RuntimeError):
+        # some read their weights, or need another library
         return "could not be built", "a command says whether it is supported"
     if source.weights == "none":
         return f"{model.anatomy.family}, untrained", " ".join(

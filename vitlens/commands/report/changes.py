@@ -199,9 +199,8 @@ def _changes_by_image(pair: _MetricPair) -> ImageValues | None:
 
 def _independent_difference(before: Estimate, after: Estimate) -> _Difference:
     """Return the difference of two estimates as if their images were independent."""
-    difference = difference_of(
-        after, before
-    )  # Newcombe's method needs only two intervals, not fractions
+    # Newcombe's method needs only two intervals, not fractions
+    difference = difference_of(after, before)
     if after.unit != "fraction":
         difference = _in_unit(difference, after)
     if difference.low is None or difference.high is None:
@@ -265,9 +264,8 @@ def _evaluation(record: Any) -> EvaluateRecord | None:
 
 def compare_images(before: Any, after: Any) -> SameImages:
     """Return whether two runs saw the same images, "" for runs without images."""
-    if (
-        before.config.data is None and _evaluation(before) is not None
-    ):  # a study, whose chapters have the images
+    # a study, whose chapters have the images
+    if before.config.data is None and _evaluation(before) is not None:
         before = _evaluation(before)
         after = _evaluation(after)
     if (

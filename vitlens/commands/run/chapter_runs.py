@@ -40,20 +40,12 @@ MOST: Final = 2 << 30  # bytes of the whole cache; the chapters used longest ago
 _PLACE: Final = "VITLENS_CACHE"  # environment variable: the folder of the cache
 # in a cached chapter: which copy it is, and the names of the models when it was made
 _KEPT: Final = ".kept.json"
-_OPEN: Final = (
-    "out",
-    "overwrite",
-    "quiet",
-    "command",
-    "at_least",
-    "at_most",
-)  # run options without effect on numbers
-_TIMED: Final = (
-    "profile",
-)  # commands whose numbers are of this machine and moment, and never taken from the cache
-_STALE: Final = (
-    24 * 3600.0
-)  # seconds after which what a killed process left in the cache is removed
+# run options without effect on numbers
+_OPEN: Final = ("out", "overwrite", "quiet", "command", "at_least", "at_most")
+# commands whose numbers are of this machine and moment, and never taken from the cache
+_TIMED: Final = ("profile",)
+# seconds after which what a killed process left in the cache is removed
+_STALE: Final = 24 * 3600.0
 
 
 @dataclass(frozen=True)

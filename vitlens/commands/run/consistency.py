@@ -22,12 +22,8 @@ from vitlens.uncertainty import Estimate
 
 _CAUSE: Final = re.compile(r"\b(because|due to|caused by)\b", re.IGNORECASE)
 _SAME: Final = 1e-9  # between two numbers that are one
-_REASONED: Final = (
-    "because",
-    "not passed",
-    "lacks",
-    "found",
-)  # columns that give the reason of a state in their row
+# columns that give the reason of a state in their row
+_REASONED: Final = ("because", "not passed", "lacks", "found")
 _STATUS_WORDS: Final = "|".join(ORDER)
 _BARE: Final = re.compile(rf"^(?:{_STATUS_WORDS})(?: \(.*\))?$")
 _HEADING: Final = re.compile(rf"^## .*\((?:{_STATUS_WORDS})\)$", re.MULTILINE)

@@ -9,9 +9,8 @@ from contextvars import ContextVar
 
 from vitlens.errors import RunError
 
-_END: ContextVar[tuple[float, float] | None] = ContextVar(
-    "end", default=None
-)  # of time.monotonic, and the seconds
+# the end as a time of time.monotonic, and the budget in seconds
+_END: ContextVar[tuple[float, float] | None] = ContextVar("end", default=None)
 
 
 class TooLongError(RunError):

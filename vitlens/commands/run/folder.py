@@ -36,14 +36,8 @@ if TYPE_CHECKING:
 
 Status = Literal["running", "done", "failed", "interrupted"]
 
-_WRITTEN = (
-    "title",
-    "formats",
-    "versions",
-    "command_line",
-    "options",
-    "models",
-)  # in config.json by every command
+# in config.json by every command
+_WRITTEN = ("title", "formats", "versions", "command_line", "options", "models")
 
 # All that a run ever writes; --overwrite takes these away and touches nothing else.
 _OURS = (
@@ -217,9 +211,8 @@ class RunFolder:
         try:
             self._write(status)
         except (VitlensError, OSError):
-            if (
-                kind is None
-            ):  # else the first error is the one to report; results.json still says running
+            # after another error, that one is reported, and results.json still says running
+            if kind is None:
                 raise
         finally:
             self._hold.release()
@@ -230,9 +223,8 @@ class RunFolder:
         """
         options = self.config.get("options")
         saved_options = options if isinstance(options, Mapping) else {}
-        whole_study = (
-            self.command == "study" and "points" not in self.config
-        )  # its chapters are in the cache
+        # its chapters are in the cache
+        whole_study = self.command == "study" and "points" not in self.config
         if "resume" not in saved_options or whole_study:
             return f"what was done lies in {self.path}"
         words = ["vitlens", self.command, "--resume", str(self.path)]
@@ -351,9 +343,8 @@ def settings(
     }
     if split is None:
         return content
-    fingerprints_of = resolved(
-        "vitlens.data.identity:fingerprints_of"
-    )  # torch is not imported for a report
+    # torch is not imported for a report
+    fingerprints_of = resolved("vitlens.data.identity:fingerprints_of")
     return {
         **content,
         "data": _split(split),

@@ -33,10 +33,8 @@ PAGE = "report.html"
 PORTFOLIO = "portfolio.md"
 PORTFOLIO_PAGE = "portfolio.html"
 _DOTS_PER_INCH = 200
-_UNDATED: Final = {
-    "svg": {"Date": None},
-    "pdf": {"CreationDate": None},
-}  # the same run draws the same bytes
+# the same run draws the same bytes
+_UNDATED: Final = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
 def publish(folder: RunFolder, *, final: bool = True) -> Path:

@@ -46,9 +46,8 @@ IMAGES: Final = 200  # of names, and of --over-training, at most
 QUICK: Final = 1e13
 CHECKPOINTS: Final = 50  # at most: more would not make the curves clearer
 _LOCAL: Final = 0.5  # of uniform attention's distance: a head with at most this share is local
-TrainingRows: TypeAlias = tuple[
-    tuple[rows.EpochRow, ...], tuple[rows.HeadEpochRow, ...]
-]  # of models, and of heads
+# the rows of models, and of heads
+TrainingRows: TypeAlias = tuple[tuple[rows.EpochRow, ...], tuple[rows.HeadEpochRow, ...]]
 
 
 def measure(options: StatsOptions) -> Path | None:

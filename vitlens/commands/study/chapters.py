@@ -221,9 +221,8 @@ class Chapters(ChapterRunner):
         if labelled:
             self.run("evaluate", "", EvaluateOptions(every, data, run=run, **model_options))
         for vit in vits:
-            enough = (
-                min(map(len, splits)) >= FEWEST_FOR_MEAN
-            )  # what a mean hides, another image's output shows
+            # what a mean hides, another image's output shows
+            enough = min(map(len, splits)) >= FEWEST_FOR_MEAN
             self._analyse_vit(vit, ("mean", "resample") if enough else ())
         for name, model in zip(names, models):
             if methods := supported_methods(model, depth.explained):

@@ -101,9 +101,8 @@ def _passes(chapter: PlannedChapter, units: int) -> float:
                 once = member.passes(restarts=options.restarts) * (
                     _BACKWARD if member.gradients else 1.0
                 )
-                steps += (
-                    once * len(options.epsilons_of(name)) / 2
-                )  # an image that is fooled is not attacked again
+                # an image that is fooled is not attacked again
+                steps += once * len(options.epsilons_of(name)) / 2
         return steps + (_CORRUPTED if options.corruptions else 0)
     return _PASSES.get(chapter.word, 1.0)
 

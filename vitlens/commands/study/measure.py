@@ -28,11 +28,8 @@ from vitlens.training.recipe import equal_budgets
 
 __all__ = ["measure"]
 
-NEED_LABELS: Final = (
-    "evaluate",
-    "compare",
-    "features",
-)  # chapters that are left out without labels
+# chapters that are left out without labels
+NEED_LABELS: Final = ("evaluate", "compare", "features")
 
 
 def measure(options: StudyOptions) -> Path:

@@ -87,12 +87,8 @@ MAPS: Final = Slot("Which map can you trust?", "maps", (("explain", ""), ("compa
 OTHERS: Final = Slot("What else was found?", "what else was found")
 _SLOTS: Final = (CAUSES, BETTER, HEADS, BREAKS, MAPS)
 _ORDER: Final = (CAUSES, PLACES, BETTER, HEADS, BREAKS, MAPS, OTHERS)  # on the page
-_FOUND: Final = {
-    "errors by": PLACES,
-    "which is better": BETTER,
-    "head": HEADS,
-    "attack": BREAKS,
-}  # slots of findings, by how their question begins
+# slots of findings, by how their question begins
+_FOUND: Final = {"errors by": PLACES, "which is better": BETTER, "head": HEADS, "attack": BREAKS}
 # The table of the first page: lines of the chapters' first pages.
 _GLANCED: Final[Mapping[str, tuple[str, ...]]] = {
     "evaluate": ("top-1 accuracy", "calibration error"),

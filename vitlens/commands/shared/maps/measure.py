@@ -46,14 +46,10 @@ from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps, Masks
 from vitlens.uncertainty import Estimate, difference_of, in_points, student_mean, widened
 
-_UNRANKED: Final = Judgement(
-    "inconclusive", lack="not finite"
-)  # of maps whose weights were not randomised
-_SCORES: Final = {
-    "pointing": pointing_hits,
-    "mass": mass_inside,
-    "roc_auc": roc_auc,
-}  # of maps on objects
+# of maps whose weights were not randomised
+_UNRANKED: Final = Judgement("inconclusive", lack="not finite")
+# of maps on objects
+_SCORES: Final = {"pointing": pointing_hits, "mass": mass_inside, "roc_auc": roc_auc}
 Gaps = Mapping[str, Tensor]  # insertion minus deletion of each method, or baseline, image by image
 
 
