@@ -28,12 +28,8 @@ from torch import Tensor
 from vitlens.analysis.failures.operations import frequency_bands
 from vitlens.attacks.losses import is_misclassified, margin
 from vitlens.attacks.robustness import ROUNDING, Outcome
-from vitlens.commands.attack.record import (
-    CandidateRow,
-    RobustnessGapRow,
-    UntestedGapRow,
-    typed_epsilon,
-)
+from vitlens.commands.attack.epsilon import typed_epsilon
+from vitlens.commands.attack.reason_rows import CandidateRow, RobustnessGapRow, UntestedGapRow
 from vitlens.commands.attack.sample import AttackSample
 from vitlens.commands.attack.sweep import Victim
 from vitlens.devices import evaluating

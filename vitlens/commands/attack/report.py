@@ -13,8 +13,8 @@ from vitlens.charts import Picture, amplification, images, intervals, lines, mat
 from vitlens.charts.style import shortened
 from vitlens.commands.attack import reason_claims
 from vitlens.commands.attack.claims import ORDER, claims, effects, sampled, unknown
+from vitlens.commands.attack.epsilon import AXES
 from vitlens.commands.attack.record import (
-    AXES,
     JUDGED,
     AttackCheckRow,
     AttackCurveRow,

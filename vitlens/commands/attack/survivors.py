@@ -13,7 +13,8 @@ from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.attacks.losses import FEWEST_CLASSES, dlr
 from vitlens.attacks.registry import ATTACKS, UNIT
 from vitlens.attacks.robustness import Outcome
-from vitlens.commands.attack.record import FAR, JUDGED, SURVIVED, SurvivorsRow, typed_epsilon
+from vitlens.commands.attack.epsilon import typed_epsilon
+from vitlens.commands.attack.record import FAR, JUDGED, SURVIVED, SurvivorsRow
 from vitlens.commands.attack.sweep import Victim
 
 MARGIN = "pgd-dlr"

@@ -14,6 +14,7 @@ from vitlens.analysis.failures.disturbances import CORRUPTIONS, SEVERITIES
 from vitlens.analysis.failures.operations import Corrupted
 from vitlens.attacks.registry import ATTACKS, Attack
 from vitlens.attacks.robustness import transfers
+from vitlens.commands.attack.epsilon import epsilon_words, scale_of, typed_epsilon
 from vitlens.commands.attack.inside import ChangesInside
 from vitlens.commands.attack.record import (
     JUDGED,
@@ -32,10 +33,7 @@ from vitlens.commands.attack.record import (
     MapAgreementRow,
     RobustPairRow,
     TransferRow,
-    epsilon_words,
-    scale_of,
     strongest,
-    typed_epsilon,
 )
 from vitlens.commands.attack.sample import AttackSample
 from vitlens.commands.attack.survivors import Survivors, survivors_rows
