@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.analysis.failures.operations import frequency_bands
-from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation, Setting, State, perturbed
+from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation, Setting, State, perturb
 from vitlens.attacks.losses import LOSSES, TARGETED, LossName
 from vitlens.attacks.norms import LINF, NORMS, PATCH, Change, Norm, PerImage, per_pixel
 from vitlens.attacks.registry import NormName
@@ -162,7 +162,7 @@ class Descent(Algorithm):
         return {**state, "points": self._inside(jobs, state, state["points"] - jobs.clean + change)}
 
     def _inside(self, jobs: Jobs, state: State, change: Change) -> Images:
-        return perturbed(
+        return perturb(
             jobs, self.norm.project(self.region.within(change, state), self.region.radius(jobs))
         )
 

@@ -129,7 +129,7 @@ class Evaluator:
     def exact(self, points: Images) -> Logits:
         """Return the logits in the module's precision, without a graph, in the points' dtype."""
         with torch.no_grad(), quick_linear(points.device):
-            logits: Tensor = self.model(_padded(points))
+            logits: Tensor = self.model(_pad(points))
         return logits[: len(points)].to(points.dtype)
 
     def success(self, logits: Logits, jobs: Jobs) -> Bool[Tensor, " batch"]:
@@ -179,7 +179,7 @@ class Evaluator:
         count = self.algorithm.objectives
         with torch.enable_grad(), autocast(points.device, self.precision), quick:
             leaf = points.detach().requires_grad_()
-            outputs = self.model(_padded(leaf))[: len(leaf)]
+            outputs = self.model(_pad(leaf))[: len(leaf)]
         with torch.enable_grad():
             logits = outputs.to(points.dtype)
             losses = self.algorithm.losses(logits, jobs)
@@ -195,7 +195,7 @@ class Evaluator:
         )
 
 
-def _padded(points: Images) -> Float[Tensor, "padded 3 height width"]:
+def _pad(points: Images) -> Float[Tensor, "padded 3 height width"]:
     """Return points padded on a CPU with copies of the last image to 1, 2, 4 or a multiple of 8.
 
     oneDNN caches code and memory for every shape, and a shrinking batch would produce all of them.
@@ -290,7 +290,7 @@ class Engine:
         hits = success.nonzero()[:, 0]
         if len(hits):
             if minimum:
-                points, distance = self._shortened(hits, jobs, state["best"], distance)
+                points, distance = self._shorten(hits, jobs, state["best"], distance)
             rows = torch.tensor(self.rows)[hits]
             self.outcome.level[rows] = torch.tensor(self.stages)[hits] // self.jobs_per_level
             self.outcome.distance[rows] = distance[hits].float()
@@ -318,7 +318,7 @@ class Engine:
         self.outcome.backwards[rows] += self.algorithm.objectives * (~last)
         self.outcome.silent[rows] &= last | (steepest == 0)
 
-    def _shortened(
+    def _shorten(
         self, hits: Int[Tensor, " hits"], jobs: Jobs, adversarial: Tensor, distance: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return the adversarial images and their distances, with these slots shortened.

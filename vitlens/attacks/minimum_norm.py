@@ -19,8 +19,8 @@ from vitlens.attacks.algorithm import (
     PointEvaluation,
     Setting,
     State,
-    perturbed,
-    updated,
+    perturb,
+    update_state,
 )
 from vitlens.attacks.losses import margin, rounding_error
 from vitlens.attacks.norms import L2, per_pixel
@@ -77,11 +77,11 @@ class DeepFool(Algorithm):
         here = state["points"]
         found = {"best": here, "nearest": L2.length(here - jobs.clean)}
         moved = {
-            "points": perturbed(jobs, (1 + OVERSHOOT) * total),
+            "points": perturb(jobs, (1 + OVERSHOOT) * total),
             "total": total,
             "over": seen.success,
         }
-        return {**updated(state, seen.success, found), **moved}
+        return {**update_state(state, seen.success, found), **moved}
 
 
 def deepfool(setting: Setting) -> DeepFool:
@@ -130,21 +130,21 @@ class CarliniWagner(Algorithm):
         gradient = in_pixels * 2 * points * (1 - points)  # the derivative of tanh
         length = L2.length(points - jobs.clean)
         nearer = seen.success & (length < state["nearest"])
-        state = updated(state, nearer, {"best": points, "nearest": length})
+        state = update_state(state, nearer, {"best": points, "nearest": length})
         state = self._adam_step({**state, "success": state["success"] | seen.success}, gradient)
-        state = self._checked(state, loss)
+        state = self._check_progress(state, loss)
         return self._next_search(
             state, (state["ticks"] == self.steps) | (state["still"] == _PATIENCE)
         )
 
-    def _checked(self, state: State, loss: Float[Tensor, " batch"]) -> State:
-        """Ten times in each search: whether the loss has fallen since the last check."""
+    def _check_progress(self, state: State, loss: Float[Tensor, " batch"]) -> State:
+        """Count the checks in a row at which the loss has not fallen; there are ten in a search."""
         check = (state["ticks"] - 1) % math.ceil(self.steps / _CHECKS) == 0
         still = torch.where(loss > _FALL * state["checked"], state["still"] + 1, 0)
-        return updated(state, check, {"still": still, "checked": loss})
+        return update_state(state, check, {"still": still, "checked": loss})
 
     def _adam_step(self, state: State, gradient: Images) -> State:
-        """Adam (Kingma & Ba 2015)."""
+        """Take one step of Adam (Kingma & Ba 2015)."""
         ticks = state["ticks"] + 1
         mean = _DECAY[0] * state["mean"] + (1 - _DECAY[0]) * gradient
         power = _DECAY[1] * state["power"] + (1 - _DECAY[1]) * gradient.square()
@@ -167,7 +167,9 @@ class CarliniWagner(Algorithm):
         c = state["c"]
         success = state["success"]
         search = state["search"] + end
-        state = updated(updated(state, end & success, {"high": c}), end & ~success, {"low": c})
+        state = update_state(
+            update_state(state, end & success, {"high": c}), end & ~success, {"low": c}
+        )
         between = torch.where(state["high"].isinf(), c * 10, (state["low"] + state["high"]) / 2)
         # as published: the last search uses the smallest c that succeeded
         if self.searches >= SEARCHES + 1:
@@ -175,7 +177,7 @@ class CarliniWagner(Algorithm):
                 search == self.searches - 1, state["high"].clamp_max(LARGEST_C), between
             )
         return {
-            **updated(state, end, {**_new_search(state["origin"]), "c": between}),
+            **update_state(state, end, {**_new_search(state["origin"]), "c": between}),
             "search": search,
             "over": search == self.searches,
         }
@@ -184,7 +186,7 @@ class CarliniWagner(Algorithm):
 def carlini_wagner(
     setting: Setting, *, searches: int = SEARCHES, first_c: float = FIRST_C
 ) -> CarliniWagner:
-    """C&W's L2 attack, confidence 0; steps of Adam for each of 9 values of c."""
+    """Return C&W's L2 attack at confidence 0, with steps of Adam for each of 9 values of c."""
     queries = setting.steps * searches
     return CarliniWagner(
         norm=L2, queries=queries, steps=setting.steps, searches=searches, first_c=first_c
@@ -208,6 +210,6 @@ def _new_search(origin: Images) -> State:
 
 
 def _as_image(place: Images) -> Images:
-    """From tanh space to [0, 1]."""
+    """Map points from tanh space to [0, 1]."""
     image: Tensor = (place.tanh() + 1) / 2
     return image.clamp(0, 1)

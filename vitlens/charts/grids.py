@@ -31,7 +31,7 @@ from vitlens.charts.style import (
     full_width,
     heading,
     sheet,
-    shortened,
+    shorten,
     styled,
 )
 from vitlens.charts.values import Draw, Values, label, numbers, series_of, unit_of, value
@@ -311,4 +311,4 @@ def _ink(share: float, *, signed: bool) -> str:
 def _name_ticks(axis: Axis, names: Sequence[str], room: int) -> None:
     """Write at most `room` of the names along an axis."""
     ticks = range(0, len(names), -(-len(names) // room))
-    axis.set_ticks(ticks, labels=[shortened(names[tick], 24) for tick in ticks])
+    axis.set_ticks(ticks, labels=[shorten(names[tick], 24) for tick in ticks])

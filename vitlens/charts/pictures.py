@@ -70,7 +70,7 @@ class Picture:
         row: str = "",
     ) -> "Picture":
         """Return an image with its prediction below, marked as right or wrong if it has a label."""
-        words = style.shortened(prediction, _LONGEST)
+        words = style.shorten(prediction, _LONGEST)
         if probability is not None:
             words += f", {percent(probability)}"
         if len(words) > _LONGEST:
@@ -189,7 +189,7 @@ def images(
         room = style.full_width() - left - right
         count, across, side, ratio = _sizes(rows, grid, room, largest, dense=dense)
         letters = max(10, int((side + _GAP) / _LETTER))
-        below = [_wrapped(picture.below, letters) for picture in rows]
+        below = [_wrap(picture.below, letters) for picture in rows]
         text = 0.05 + 0.14 * max(map(_lines, below)) + 0.16 * under
         heads = _heads(rows, side, joint_scale)
         above = 0.05
@@ -233,7 +233,7 @@ def _names_beside(
     dark = _dark(rows, "row", scale)
     beside = {}
     for row, name in names.items():
-        beside[row] = _name_lines(style.shortened(name, 40))
+        beside[row] = _name_lines(style.shorten(name, 40))
         if name in dark:
             beside[row] += f"\nup to {dark[name]:.2g}"
     return beside
@@ -252,7 +252,7 @@ def _heads(rows: Sequence[Picture], side: float, scale: overlay.Scale | None) ->
     letters = max(6, int(side / 0.07))
     heads = {}
     for picture in rows:
-        heads[picture.column] = textwrap.fill(style.shortened(picture.column, 60), letters)
+        heads[picture.column] = textwrap.fill(style.shorten(picture.column, 60), letters)
     for name, value in _dark(rows, "column", scale).items():
         words = f"up to {value:.2g}"
         if side < _NARROW:
@@ -286,7 +286,7 @@ def _sizes(
 def _name_rows_below(board: Board, blocks: _Blocks, names: dict[int, str]) -> None:
     width, height = board.figure.get_size_inches()
     for block, (row, name) in product(range(blocks.count), names.items()):
-        words = style.shortened(name, int(blocks.width / _LETTER))
+        words = style.shorten(name, int(blocks.width / _LETTER))
         y = blocks.y(board.top, block, row) + blocks.side * blocks.ratio + 0.04
         board.figure.text(board.left / width, 1 - y / height, words, va="top", fontsize=style.SMALL)
 
@@ -378,7 +378,7 @@ def _name_lines(name: str) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _wrapped(text: str, letters: int) -> str:
+def _wrap(text: str, letters: int) -> str:
     """Break lines that are too long, but not between a number and its % sign."""
     lines = []
     for line in style.drawable(text).split("\n"):
@@ -530,7 +530,7 @@ def mosaic(similarity: overlay.Array, grid: tuple[int, int]) -> overlay.Array:
     if off_diagonal.size:
         greatest = off_diagonal.max(initial=-1.0)
     values = np.minimum(similarity, greatest)
-    chosen = [_spaced(length) for length in grid]
+    chosen = [_spaced_numbers(length) for length in grid]
     maps = values.reshape(*grid, *grid)[np.ix_(*chosen)]  # (down, across, rows, columns)
     gap = max(1, round(max(grid) / 12))
     padded = np.pad(maps, ((0, 0), (0, 0), (0, gap), (0, gap)), constant_values=np.nan)
@@ -540,7 +540,7 @@ def mosaic(similarity: overlay.Array, grid: tuple[int, int]) -> overlay.Array:
     )
 
 
-def _spaced(length: int) -> range:
+def _spaced_numbers(length: int) -> range:
     """Return at most 8 numbers below a length, evenly spaced and centred."""
     step = -(-length // _MOSAIC)
     return range((length - 1) % step // 2, length, step)

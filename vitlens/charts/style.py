@@ -236,7 +236,7 @@ def heading(figure: Figure, title: str) -> None:
     figure.suptitle(text, fontsize=TITLE)
 
 
-def shortened(name: str, length: int = 18) -> str:
+def shorten(name: str, length: int = 18) -> str:
     """Return a name truncated to at most that many characters, ending in an ellipsis."""
     name = drawable(name)
     if len(name) <= length:

@@ -17,9 +17,8 @@ from vitlens.data.parts import (
     is_of_images,
     is_unlabelled,
     labelled_folders,
-    listed,
     require_classes,
-    unwrapped,
+    unwrap_folder,
 )
 from vitlens.data.registry import DataRequest
 from vitlens.data.split import Split, hold_out
@@ -79,7 +78,7 @@ def list_folder(root: Path, *, part: Part, seed: int = 0, whole: bool = False) -
     """
     if not root.is_dir():
         raise DataError(f"expected a folder of images, found no folder {str(root)!r}")
-    top = unwrapped(root)
+    top = unwrap_folder(root)
     parts = find_parts(top)
     notes = _notes_on_folders(root, top, parts)
     if parts.test is not None:

@@ -47,7 +47,7 @@ _SEEN: Final = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class Tap:
-    """What one context does in the attention of some modules (None: of all).
+    """The changes and readers of one context in the attention of some modules (None: of all).
 
     changes: by stage, of its tensor (calls, heads, ..); keep: which keys take part (True); joined:
     of the heads' outputs concatenated, (calls, tokens, heads x head_dim), before the output
@@ -390,7 +390,7 @@ class _Call:
             return inputs
         for stage, name in INPUTS.items():
             tensor = getattr(inputs, name)
-            changed = self._changed(stage, tensor)
+            changed = self._apply_changes(stage, tensor)
             if changed is not tensor:
                 inputs = replace(inputs, **{name: changed})  # type: ignore[arg-type]
         return inputs
@@ -425,7 +425,7 @@ class _Call:
         self._read(None, computed, None, scored)
         return computed.reshape(raw_scores.shape)  # the reader's tensor, as above
 
-    def _changed(self, stage: Stage, tensor: Tensor) -> Tensor:
+    def _apply_changes(self, stage: Stage, tensor: Tensor) -> Tensor:
         for tap in self.taps:
             if stage in tap.changes:
                 tensor = tap.changes[stage](tensor)
@@ -436,7 +436,7 @@ class _Call:
 
         Without changes, it is the same object.
         """
-        changed = self._changed("scores", scores)
+        changed = self._apply_changes("scores", scores)
         if keep is None:
             return changed
         return changed.masked_fill(~keep, -torch.inf)
@@ -446,7 +446,7 @@ class _Call:
 
         Explicit ones are in the autograd graph, also where nothing before them is.
         """
-        weights = self._changed("weights", weights)
+        weights = self._apply_changes("weights", weights)
         explicit = torch.is_grad_enabled() and any(tap.explicit for tap in self.taps)
         if explicit and not weights.requires_grad:
             return weights.requires_grad_()

@@ -157,7 +157,7 @@ def _in_force(
 
     def change(raw: Tensor, values: Arguments | None = None) -> Tensor:
         if not first.reads:
-            return _changed(raw, group, copies, values)
+            return _apply_changes(raw, group, copies, values)
         for _, reader in group:
             assert reader.function is not None  # which reads
             reader.function(reader.access.read(raw))
@@ -193,7 +193,7 @@ def _in_force(
     return tapped(model, tap)
 
 
-def _changed(
+def _apply_changes(
     raw: Tensor,
     group: Sequence[tuple[int, PlaceChange]],
     copies: int,

@@ -79,11 +79,11 @@ def intervene(
     >>> row[0].item(), round(row.sum().item(), 4)  # patches do not attend to CLS
     (0.0, 1.0)
     """
-    with in_force(model, prepared(model, changes, reference=reference, seed=seed)):
+    with in_force(model, prepare_changes(model, changes, reference=reference, seed=seed)):
         yield model
 
 
-def prepared(
+def prepare_changes(
     model: Model, changes: Changes, *, reference: Reference | None = None, seed: int = 0
 ) -> tuple[PlaceChange, ...]:
     """Return changes by place, checked against the model. Raises what `intervene` raises."""
@@ -135,7 +135,7 @@ def _prepared(model: Model, access: Access, change: Change, seed: int) -> PlaceC
         _require_fit(access, change)
         return PlaceChange(access, change)
     if isinstance(change, KnockOut):
-        return PlaceChange(access, knocked=_knocked(model, access, change))
+        return PlaceChange(access, knocked=_knockout_positions(model, access, change))
     if callable(change):
         return PlaceChange(access, function=_called(access, change))
     if not isinstance(change, str):
@@ -209,7 +209,9 @@ def another_image(count: int, seed: int) -> Int[Tensor, " batch"]:
     return index
 
 
-def _knocked(model: Model, access: Access, knock: KnockOut) -> tuple[tuple[int, ...], ...]:
+def _knockout_positions(
+    model: Model, access: Access, knock: KnockOut
+) -> tuple[tuple[int, ...], ...]:
     """Return the positions of the heads, queries and keys of a knock-out."""
     if access.place.kind != "weights":
         raise InputError(

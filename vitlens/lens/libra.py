@@ -192,7 +192,7 @@ def _constant(func: Rule, *args: Any, **kwargs: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
 
 
-def _normalised(
+def _normalise(
     func: Rule, tokens: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Any = None
 ) -> Any:
     """Compute F.normalize with the vector's length constant."""
@@ -227,7 +227,7 @@ RULES: Final[Mapping[Any, Rule]] = MappingProxyType(
             (torch.sigmoid, Tensor.sigmoid, F.sigmoid, F.hardsigmoid, F.softplus), _constant
         ),
         **dict.fromkeys((torch.norm, Tensor.norm, torch.linalg.vector_norm), _constant),
-        F.normalize: _normalised,
+        F.normalize: _normalise,
         **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__), _product),
     }
 )

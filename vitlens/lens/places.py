@@ -140,7 +140,7 @@ def _range(numbers: list[str]) -> str:
 
 @dataclass(frozen=True)
 class Access:
-    """How a place is reached.
+    """The way to the tensor of one place.
 
     module: the name of the module whose call it belongs to; part: that call's input (the argument
     `argument`), its output, the heads joined before its output projection, or a stage of its

@@ -24,7 +24,7 @@ from vitlens.errors import InputError, LensError, UnsupportedError
 from vitlens.inputs import takes_images
 from vitlens.lens.capture import Captured, capture
 from vitlens.lens.change import Set, in_force
-from vitlens.lens.intervene import Change, Changes, Reference, intervene, prepared
+from vitlens.lens.intervene import Change, Changes, Reference, intervene, prepare_changes
 from vitlens.lens.place_patterns import resolve_places
 from vitlens.lens.replay_method import method_of
 from vitlens.lens.replay_pass import PassKind, ReplayRecord, StopForward, recording, replay_pass
@@ -102,7 +102,10 @@ class Replay:
         `intervene` raises.
         """
         return self.run_prepared(
-            [prepared(self.model, changes, reference=reference, seed=seed) for changes in sets]
+            [
+                prepare_changes(self.model, changes, reference=reference, seed=seed)
+                for changes in sets
+            ]
         )
 
     def run_prepared(self, sets: Sequence[Set]) -> Float[Tensor, "sets batch classes"]:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
-from vitlens.lens.intervene import Changes, intervene, prepared
+from vitlens.lens.intervene import Changes, intervene, prepare_changes
 from vitlens.lens.places import accesses
 from vitlens.lens.replay_pass import (
     PassKind,
@@ -191,7 +191,7 @@ def _largest_difference(model: Model, method: ReplayMethod) -> tuple[float, floa
         def compute_difference(kind: PassKind, changes: Changes) -> float:
             with intervene(model, changes):
                 expected = model(images) if changes else plain
-            sets = [prepared(model, changes)]
+            sets = [prepare_changes(model, changes)]
             replayed = replay_pass(model, method, records[kind.start], kind, sets, slice(0, 2), 2)[
                 0
             ]

@@ -39,7 +39,7 @@ FirstTokens = Float[Tensor, "batch rows dim"]
 
 @dataclass
 class ReplayRecord:
-    """What is kept of one layer in a clean pass.
+    """The tensors of one layer that are stored in a clean pass.
 
     arguments: of its unit, by position or name; branch: its attention's output, before LayerScale;
     rest: further return values of the attention; heads: the output projection's input, (calls,
@@ -123,7 +123,7 @@ def recording(
 
 @dataclass(frozen=True)
 class ReplayStart:
-    """How to start a forward pass at one layer.
+    """The start of a forward pass at one layer.
 
     skipped: modules whose calls end before it begins, and the shape of their output for one image;
     batched: arguments of its unit whose first axis is the batch; carried: arguments that are passed
@@ -141,7 +141,7 @@ class ReplayStart:
 
 @dataclass(frozen=True)
 class ReplayMethod:
-    """How a model is replayed.
+    """The method by which a model is replayed.
 
     starts: by the number of the layer or block; largest: bytes of the largest module output for one
     image; rows: tokens computed in the last block (None: all); exact: whether replaying gives the

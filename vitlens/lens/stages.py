@@ -310,7 +310,7 @@ def _stage(
     layout = model.anatomy.layout
     if len(shape) == 3 and layout is not None:
         return FeatureStage(index, kind, name, shape[2], layout.grid, layout.prefix, 2, argument)
-    cells = _located(model, name, argument)
+    cells = _locate_cells(model, name, argument)
     if cells is not None:
         grid = None if cells.prefix else cells.grid  # all tokens are read
         return FeatureStage(
@@ -322,7 +322,7 @@ def _stage(
     return FeatureStage(index, kind, name, shape[axis], None, (), axis, argument)
 
 
-def _located(model: Model, name: str, argument: Key | None) -> Cells | None:
+def _locate_cells(model: Model, name: str, argument: Key | None) -> Cells | None:
     """Return the first cells of a module's output, or those of its argument."""
     located = located_cells(model)
     if argument is not None:

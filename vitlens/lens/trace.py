@@ -37,7 +37,7 @@ def trace(model: Model, images: int) -> Trace:
 
 @dataclass
 class TracedHeads:
-    """What one attention module computed in a forward pass.
+    """The shapes that one attention module computed in a forward pass.
 
     shapes: by stage, None where it has several calls; joined: of the heads' outputs concatenated,
     one shape a call; branch: whether the module's output is that of its projection; bytes: of the

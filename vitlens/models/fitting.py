@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from torch import Tensor, nn
 
 from vitlens.errors import ModelError, argument, by_caller
-from vitlens.models.weights import listed
 
 _DOT = re.compile(r"\.")
 

@@ -57,8 +57,7 @@ def unchanged() -> Iterator[None]:
 
 
 class _Scoped:
-    """Something that is in force only at the depth of `unchanged` contexts at which it was
-    created."""
+    """A change that is in force only at the depth of `unchanged` contexts of its creation."""
 
     def __init__(self) -> None:
         self._depth = _DEPTH.get()

@@ -173,7 +173,7 @@ def load_built(request: ModelRequest) -> Model:
     notes: list[str] = []
     if file is not None:
         weights = read_weights(file)
-        architecture, state, fitting = _fitted(architecture, weights.state)
+        architecture, state, fitting = _fit_weights(architecture, weights.state)
         notes = [*weights.notes, *fitting]
     size = "its own size" if image_size is None else "{}x{} px".format(*image_size)
     with in_one_line(f"{name} at {size} to run", f"check {argument('image_size')}"):
@@ -248,7 +248,7 @@ def _require_no_folder(source: ModelSource, name: str) -> None:
     )
 
 
-def _fitted(
+def _fit_weights(
     architecture: Architecture, state: dict[str, Tensor]
 ) -> tuple[Architecture, dict[str, Tensor], tuple[str, ...]]:
     """Return the architecture, without a classifier where the weights have none, and the weights by

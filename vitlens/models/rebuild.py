@@ -45,7 +45,7 @@ _IMAGENET: Final = 1000  # its classes
 
 @dataclass(frozen=True)
 class Architecture:
-    """Everything that is needed to build the same model again, without its weights.
+    """The description from which the same model is built again, without its weights.
 
     kind: of the source; name: in the source's list; classes: of the head; image_size: (height,
     width) in pixels, None for the model's own; overrides: fields of a ViTConfig that differ from
@@ -138,7 +138,7 @@ def assemble(
     """
     told = told or getattr(module, "told", None)
     if told is not None:
-        wrap = resolved("vitlens.models.wrap:wrapped")
+        wrap = resolved("vitlens.models.wrap:wrap_module")
         traced: Model = wrap(
             module, architecture, preprocessing, classes, alias, provenance, told=told
         )

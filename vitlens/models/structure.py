@@ -74,7 +74,7 @@ class _Traced:
     def _attention_module(self, call: TracedAttention) -> str:
         """Return the innermost module that computes an attention call and its output projection."""
         if call.projection_stack:
-            return _shared(call.stack, call.projection_stack)[-1]
+            return _common_prefix(call.stack, call.projection_stack)[-1]
         for name in reversed(call.stack):
             # not a plain layer, such as nn.Softmax
             if not type(self.module.get_submodule(name)).__module__.startswith("torch"):
@@ -315,7 +315,7 @@ class _Traced:
             return None
         shared = stacks[0]
         for stack in stacks[1:]:
-            shared = _shared(shared, stack)
+            shared = _common_prefix(shared, stack)
         name = shared[-1]
         if name in (block, attention):
             name = stacks[-1][-1]
@@ -373,7 +373,7 @@ class _LinearAtZero(TorchFunctionMode):
         return torch.zeros_like(result)
 
 
-def _shared(one: Stack, other: Stack) -> Stack:
+def _common_prefix(one: Stack, other: Stack) -> Stack:
     """Return the modules with which both stacks begin."""
     shared = []
     for name, other_name in zip(one, other):

@@ -264,7 +264,7 @@ def gradient_at(
 
 @dataclass(frozen=True)
 class TokensRead:
-    """What the classifier reads of the last layer's tokens.
+    """The tokens of the last layer that the classifier reads.
 
     special: the special tokens that it reads otherwise than the patches; patches: whether it reads
     patches.

@@ -95,7 +95,7 @@ def read_weights(path: Path) -> Weights:
             ) from error
     else:
         stored = _load_plainly(path)
-    state, notes = _unwrapped(stored, path)
+    state, notes = _unwrap(stored, path)
     _require_plain(state, path)
     require_finite(state, path)
     return Weights(state, metadata, notes)
@@ -241,7 +241,7 @@ class Ignored:
         """Keep nothing."""
 
 
-def _unwrapped(stored: object, path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+def _unwrap(stored: object, path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Return the tensors without the usual wrappers and prefixes, and notes of what was removed."""
     notes: list[str] = []
     while isinstance(stored, Mapping) and len(notes) < _NESTED:
@@ -252,7 +252,7 @@ def _unwrapped(stored: object, path: Path) -> tuple[dict[str, Tensor], tuple[str
         note = f"took the weights from {wrapper[:80]!r}"
         other_keys = [key for key in keys if key != wrapper]
         if other_keys:
-            note += f", not {listed(other_keys)}"
+            note += f", not {list_names(other_keys)}"
         notes.append(note)
         stored = stored[wrapper]
     if (
@@ -404,7 +404,7 @@ def require_finite(state: Mapping[str, Tensor], path: Path) -> None:
             )
 
 
-def listed(names: Sequence[str]) -> str:
+def list_names(names: Sequence[str]) -> str:
     """Return the first names of tensors or entries, as text."""
     text = ", ".join(repr(name[:80]) for name in names[:_SHOWN])
     if len(names) > _SHOWN:

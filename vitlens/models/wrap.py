@@ -110,7 +110,7 @@ def wrap(
             "grid=(14, 14), heads=3"
         ) from reason
     name = alias or type(module).__name__
-    return wrapped(
+    return wrap_module(
         module,
         {
             "kind": WRAPPED,
@@ -136,7 +136,7 @@ def _require_numbers(name: str, values: object, count: int, *, example: str) -> 
     raise InputError(f"expected {name} as {count} numbers, found {values!r}; e.g. {name}={example}")
 
 
-def wrapped(
+def wrap_module(
     module: nn.Module,
     architecture: Architecture | Mapping[str, object],
     preprocessing: Preprocessing,

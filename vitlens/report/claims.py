@@ -214,7 +214,7 @@ def verdict_rows(claims: Iterable[Claim]) -> list[dict[str, str]]:
     return rows
 
 
-def vetoed(claims: Iterable[Claim]) -> tuple[Claim, ...]:
+def veto_doubted(claims: Iterable[Claim]) -> tuple[Claim, ...]:
     """Remove the sentence and the title of claims that rest on a measurement in doubt.
 
     A claim doubted by the verdict of another is no answer any more: that verdict speaks in its

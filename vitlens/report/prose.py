@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from jinja2 import Environment, StrictUndefined, Template
 
-from vitlens.display import protected, shortened, visible
+from vitlens.display import protected, shorten, visible
 from vitlens.report.numbers import frequency, in_ranges, in_words, number, percent
 from vitlens.uncertainty import LEVEL, Estimate, Side, beyond, in_points
 
@@ -44,7 +44,7 @@ def finalize(value: Any) -> str:
         return value
     if value is None or isinstance(value, Estimate | int | float):
         return in_words(value)
-    return protected(shortened(visible(str(value))))
+    return protected(shorten(visible(str(value))))
 
 
 def names(values: Iterable[Any], most: int = NAMED) -> Marked:

@@ -25,7 +25,7 @@ from jinja2 import meta
 from vitlens.display import protected, visible
 from vitlens.record import Column, Record, SkippedEntry, columns
 from vitlens.report import document as page
-from vitlens.report.claims import Claim, shown, title_of, together, vetoed
+from vitlens.report.claims import Claim, shown, title_of, together, veto_doubted
 from vitlens.report.document import Cell, Document, FigureSpec, FirstPage, Sentence, Table
 from vitlens.report.explorer import Explorer
 from vitlens.report.glossary import Term
@@ -177,7 +177,7 @@ class Report:
         claims = self.register(record)
         picture = self._picture(record)
         answers = shown(claims)
-        terms = tuple(dict.fromkeys(_terms(self._declared(), record)))
+        terms = tuple(dict.fromkeys(_terms(self._declared_parts(), record)))
         definitions = [(term.name, term.sentence) for term in terms]
         definitions += self.definitions(record)
         package = self.package or type(record).__module__.rpartition(".")[0]
@@ -185,17 +185,19 @@ class Report:
             answer=tuple(_without_repeated_leads(answers)),
             picture=picture,
             glance=self._glance_table(record, claims),
-            unknown=_as_sentences((*self._untrained(record), *self.unknown(record)))[:_UNKNOWN],
+            unknown=_as_sentences((*self._untrained_notes(record), *self.unknown(record)))[
+                :_UNKNOWN
+            ],
             next=_to_test(answers, most=2),
             known_answer=_as_sentences(self.known_answer(record)),
         )
-        title = say(self.title, record=record, title=Marked(_protected(record.config.title)))
+        title = say(self.title, record=record, title=Marked(_protect(record.config.title)))
         images = " ".join(_images(record))
         return Document(
             title=title_of(claims, title),
             sections=tuple(self._parts(record, claims, picture)),
             first=first,
-            folded=(*self._differing(record), *_help(package, definitions)),
+            folded=(*self._reconciling_part(record), *_help(package, definitions)),
             explorer=self.explorer(record) if self.explorer else None,
             terms=terms,
             claims=claims,
@@ -204,9 +206,9 @@ class Report:
 
     def register(self, record: Any) -> tuple[Claim, ...]:
         """Return all claims of a record, those that fail or surprise with what to test next."""
-        return _with_next_steps(vetoed(self.claims(record)), record)
+        return _with_next_steps(veto_doubted(self.claims(record)), record)
 
-    def _untrained(self, record: Any) -> Iterator[str]:
+    def _untrained_notes(self, record: Any) -> Iterator[str]:
         """Yield which models have random weights, where that limits what the report shows."""
         names = [model.alias for model in record.config.models if model.weights == "random"]
         if names and self.about_weights:
@@ -216,7 +218,7 @@ class Report:
                 names=names,
             )
 
-    def _declared(self) -> list[Section | Overview]:
+    def _declared_parts(self) -> list[Section | Overview]:
         """Return the parts whose columns are declared here, not taken from a chapter."""
         parts: list[Section | Overview] = []
         for section in self.sections:
@@ -231,10 +233,10 @@ class Report:
     ) -> Iterator[page.Section]:
         """Yield the sections in order, without the figure that the first page shows."""
         for section in self.sections:
-            for part in _finished(section, record, claims):
+            for part in _finished_sections(section, record, claims):
                 yield part if picture is None else _without_figure(part, picture.name)
 
-    def _differing(self, record: Any) -> Iterator[page.Section]:
+    def _reconciling_part(self, record: Any) -> Iterator[page.Section]:
         """Yield a folded part on what the parts of the report say differently."""
         sentences = _as_sentences(self.reconciles(record))
         if sentences:
@@ -252,7 +254,7 @@ class Report:
             return self.glance(record)
         if isinstance(self.glance, Overview):
             return _overview(self.glance, record)
-        return _glanced(self.glance, record, claims)
+        return _metrics_table(self.glance, record, claims)
 
 
 def _without_repeated_leads(claims: Iterable[Claim]) -> Iterator[Sentence]:
@@ -314,7 +316,7 @@ def _images(record: Record) -> Iterator[str]:
     else:
         yield f"{data.images:,} {noun} of {finalize(data.title)}."
     for note in data.notes:
-        text = _protected(note)
+        text = _protect(note)
         yield f"{text[:1].upper()}{text[1:].rstrip('.')}."
     if data.skipped:
         yield _skipped_images(data.skipped)
@@ -322,14 +324,14 @@ def _images(record: Record) -> Iterator[str]:
 
 def _skipped_images(skipped: Sequence[SkippedEntry]) -> str:
     """Return a sentence that counts the files left out and gives reasons for the first of them."""
-    reasons = [f"{finalize(file.file)}: {_protected(file.reason)}" for file in skipped[:_SKIPPED]]
+    reasons = [f"{finalize(file.file)}: {_protect(file.reason)}" for file in skipped[:_SKIPPED]]
     if len(skipped) > _SKIPPED:
         reasons.append(f"and {len(skipped) - _SKIPPED} more in config.json")
     were = "image was" if len(skipped) == 1 else "images were"
     return f"{len(skipped)} {were} left out ({'; '.join(reasons)})."
 
 
-def _protected(text: str) -> str:
+def _protect(text: str) -> str:
     return protected(visible(text))
 
 
@@ -341,7 +343,7 @@ def rows_of(rows: Rows, record: Any) -> Sequence[Any]:
     return tuple(rows(record))
 
 
-def _finished(
+def _finished_sections(
     section: Section | Callable[[Any], Iterator[page.Section]], record: Any, claims: Sequence[Claim]
 ) -> Iterator[page.Section]:
     """Yield a declared section filled by the record, or the parts that a function takes from
@@ -491,7 +493,7 @@ def cell(value: Any, column: Column) -> Cell:
     if value is None:
         return None
     if column.unit == "text":
-        return Marked(_protected(value))
+        return Marked(_protect(value))
     if isinstance(value, bool):
         return "yes" if value else "no"
     if (isinstance(value, float) and column.unit) or (
@@ -513,7 +515,7 @@ def _overview(overview: Overview, record: Any) -> Table | None:
     return next(_table(overview, rows, record), None)
 
 
-def _glanced(glances: Sequence[Glance], record: Any, claims: Sequence[Claim]) -> Table | None:
+def _metrics_table(glances: Sequence[Glance], record: Any, claims: Sequence[Claim]) -> Table | None:
     """Return a table with a row for each metric and a column for each model; failing rows first."""
     names = ["metric", *map(finalize, record.aliases)]
     if len(record.aliases) == 2:

@@ -9,7 +9,7 @@ from tests.kit.first_page import suite_of
 from tests.kit.pages import written
 from tests.kit.select import values_of
 from vitlens.record import Record
-from vitlens.report.claims import Claim, shown, title_of, together, verdict_rows, vetoed
+from vitlens.report.claims import Claim, shown, title_of, together, verdict_rows, veto_doubted
 from vitlens.report.document import Document, FirstPage, Section, Table
 from vitlens.report.markdown import markdown, summary_lines
 
@@ -78,7 +78,7 @@ def test_a_measurement_that_its_verdict_doubts_gives_no_title_and_no_answer():
     )
     other = Claim("size", "vit", "It is small.", "vit is small", kind="answer")
     sound = Claim("robustness", "vit", verdict=Verdict("warn", "little is left", "robustness"))
-    assert title_of(vetoed([better, sound, other]), "") == "cnn is better"
-    doubted = vetoed([better, Claim("robustness", "vit", verdict=WEAK), other])
+    assert title_of(veto_doubted([better, sound, other]), "") == "cnn is better"
+    doubted = veto_doubted([better, Claim("robustness", "vit", verdict=WEAK), other])
     assert title_of(doubted, "") == "vit is small"
     assert values_of(shown(doubted), "question") == ["size"]

@@ -145,7 +145,7 @@ class Variants:
         self.device = images.device
         by_tokens = substrate != "imputed" and model.anatomy.layout is not None
         self._entry = entry_of(model) if by_tokens else None
-        kinds = [resized(model, images)]
+        kinds = [resize_to_model(model, images)]
         if substrate != "imputed":
             require_substrate(model, substrate)
             if substrate != "absent":
@@ -183,7 +183,7 @@ class Variants:
             for indices, patches in zip(which.split(size), removed.split(size)):
                 masks = pixel_masks(patches, self._grid, self._model.input_size)
                 if self._substrate == "imputed":
-                    variants = imputed(clean[indices], masks, seed=self._seed)
+                    variants = impute(clean[indices], masks, seed=self._seed)
                 else:
                     variants = torch.where(masks, other[indices], clean[indices])
                 yield self._model(variants).float()
@@ -220,7 +220,7 @@ class Variants:
                 removed = removed[count:]
 
 
-def resized(model: Model, images: Images) -> Float[Tensor, "batch 3 _ _"]:
+def resize_to_model(model: Model, images: Images) -> Float[Tensor, "batch 3 _ _"]:
     """Return images resized to the input size of the model, as the model does.
 
     Patches of pixels then match its patches.
@@ -378,7 +378,7 @@ def faithfulness(
         for parts, order_logits in zip(curves, logits):
             parts.append(_curve(shares, order_logits, batch_targets))
         advance(len(batch))
-    joined = [_joined(parts) for parts in curves]
+    joined = [_join_batches(parts) for parts in curves]
     return tuple(Faithfulness(first, last) for first, last in zip(joined[::2], joined[1::2]))
 
 
@@ -410,7 +410,7 @@ def _curve(
     )
 
 
-def _joined(parts: Sequence[RemovalCurve]) -> RemovalCurve:
+def _join_batches(parts: Sequence[RemovalCurve]) -> RemovalCurve:
     """Return the curves of the images of all batches."""
     return RemovalCurve(
         parts[0].shares,
@@ -455,7 +455,7 @@ def removal_counts(
     return torch.tensor(counts[:-1] if keep_one else counts)
 
 
-def imputed(images: Images, holes: Holes, *, noise: float = NOISE, seed: int = 0) -> Images:
+def impute(images: Images, holes: Holes, *, noise: float = NOISE, seed: int = 0) -> Images:
     """Return images with their holes imputed from the surrounding pixels to TOLERANCE.
 
     Noisy linear imputation: each removed pixel is the weighted mean of its eight neighbours (1/6
@@ -474,7 +474,7 @@ def imputed(images: Images, holes: Holes, *, noise: float = NOISE, seed: int = 0
     if images.device.type == "cpu":
         at_once = max(1, _AT_ONCE // images[0].numel())
     parts = zip(images.split(at_once), holes.split(at_once))
-    filled = torch.cat([_solved(part, part_holes) for part, part_holes in parts])
+    filled = torch.cat([_solve(part, part_holes) for part, part_holes in parts])
     generator = torch.Generator().manual_seed(seed)
     grain = torch.randn(1, *images.shape[1:], generator=generator).to(images)
     return torch.where(holes, (filled + noise * grain).clamp(0, 1), images)
@@ -495,7 +495,7 @@ class _Level:
         return self.inside * (self.weight * values - _neighbours(values))
 
 
-def _solved(images: Images, holes: Holes) -> Images:
+def _solve(images: Images, holes: Holes) -> Images:
     """Solve (D - W) x = W known in the holes by conjugate gradients, for every image and channel.
 
     known: the pixels outside the holes.

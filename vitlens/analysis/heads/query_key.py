@@ -84,7 +84,7 @@ class Neurons(Summary):
 
 @dataclass(frozen=True)
 class Alignment:
-    """How well distance stands for attention between queries and keys of one head.
+    """The agreement of distance and attention between queries and keys of one head.
 
     before, after: correlation of distance and dot product over the keys of a query, with the
     vectors as they are, and changed; factor: that of the queries.
@@ -310,7 +310,7 @@ def query_key_map(
         queries = call.inputs.query[:, head].flatten(0, 1)[drawn.to(batch.device)].double().cpu()
         keys = call.inputs.key[:, head].flatten(0, 1)[drawn.to(batch.device)].double().cpu()
         image = drawn // tokens
-        aligned, alignment = _aligned(queries, keys, image, layer, head)
+        aligned, alignment = _align(queries, keys, image, layer, head)
         vectors.append(aligned)
         products.append(queries @ keys.T)
         alignments.append(alignment)
@@ -326,10 +326,10 @@ def query_key_map(
                 )
             )
         )
-    return _mapped(vectors, products, alignments, torch.cat(columns, 1), seed)
+    return _map_vectors(vectors, products, alignments, torch.cat(columns, 1), seed)
 
 
-def _mapped(
+def _map_vectors(
     vectors: list[Tensor],
     products: list[Tensor],
     alignments: list[Alignment],
@@ -371,7 +371,7 @@ def _perplexity(points: int) -> float:
     return max(1.0, min(30.0, (points - 1) / 3))
 
 
-def _aligned(
+def _align(
     queries: Float[Tensor, "n head_dim"],
     keys: Float[Tensor, "n head_dim"],
     image: Int[Tensor, " n"],

@@ -152,11 +152,11 @@ def measure_reliance(
             left_out.append(LeftOutCueRow(cue.name, _too_few(intervention, count, run.count)))
             continue
         rows += [run.row(cue, intervention, outcome, clean, at) for at in range(len(viewers))]
-    rows = list(_corrected(rows))
+    rows = list(_correct_p_values(rows))
     pairs = list(run.pair_rows(rows, outcomes, clean))
     return Measured(
         tuple(rows),
-        tuple(_corrected(pairs)),
+        tuple(_correct_p_values(pairs)),
         (*run.without_masks(), *left_out),
         {level: run.correct_at(level, outcomes, clean) for level in plan.levels},
         run.is_correct(clean),
@@ -173,7 +173,7 @@ def _too_few(intervention: Intervention, count: int, total: int) -> str:
 
 
 class _Run:
-    """Everything that is measured of some models on the same images, in canonical order."""
+    """The measurement of several models on the same images, in canonical order."""
 
     def __init__(self, viewers: Sequence[Viewer], plan: Plan, seed: int, batch_size: int) -> None:
         first = viewers[0].split
@@ -230,7 +230,7 @@ class _Run:
                 for name, outcome in self._outcomes(views):
                     parts.setdefault(name, []).append(outcome)
                 advance(self.plan.passes * len(self.viewers) * len(indices))
-        outcomes = {name: _joined(batches) for name, batches in parts.items()}
+        outcomes = {name: _join_batches(batches) for name, batches in parts.items()}
         return outcomes, torch.cat(clean, -1)
 
     def views(self, indices: Tensor) -> list[View]:
@@ -267,10 +267,13 @@ class _Run:
         for cue, intervention in self.plan.interventions:
             if not intervention.suits(has_masks=self.has_masks):
                 continue
-            outcome = self._outcome(views, partial(_edited, intervention))
+            outcome = self._outcome(views, partial(_apply_intervention, intervention))
             yield (cue.name, intervention.name), outcome
         for kind, level in self.plan.further_levels:
-            yield (kind, f"{level:g}"), self._outcome(views, partial(_disturbed, kind, level))
+            yield (
+                (kind, f"{level:g}"),
+                self._outcome(views, partial(_apply_disturbance, kind, level)),
+            )
 
     def _outcome(
         self, views: Sequence[View], edit: Callable[[View], tuple[Images, ...]]
@@ -439,7 +442,7 @@ def changed_images(viewer: Viewer, row: RelianceRow, *, limit: int, seed: int = 
     for indices in chosen.split(_AT_ONCE):
         (view,) = run.views(indices)
         region = view.region(intervention.region)[:, 0] > 0
-        parts.append((view.images, *_edited(intervention, view), region))
+        parts.append((view.images, *_apply_intervention(intervention, view), region))
     images, changed, control, region = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
     groups = run.viewers[0].split.groups
     return ChangedImages(
@@ -491,7 +494,7 @@ class _Effect:
         return self.control.astype(np.int64) - self.then
 
 
-def _joined(batches: Sequence[_Outcome]) -> _Outcome:
+def _join_batches(batches: Sequence[_Outcome]) -> _Outcome:
     """Return the outcome of all batches."""
     return _Outcome(
         torch.cat([batch.predictions for batch in batches], -1),
@@ -506,11 +509,11 @@ def _canonical(numbers: Tensor, labels: Labels, groups: Tensor | None) -> Int[Te
     return torch.from_numpy(np.lexsort((sources, labels.numpy(), numbers.numpy())))
 
 
-def _disturbed(kind: str, level: float, view: View) -> tuple[Images]:
+def _apply_disturbance(kind: str, level: float, view: View) -> tuple[Images]:
     return (disturb(view, kind, level),)
 
 
-def _edited(intervention: Intervention, view: View) -> tuple[Images, Images]:
+def _apply_intervention(intervention: Intervention, view: View) -> tuple[Images, Images]:
     """Return the images after an intervention, and after its control."""
     if intervention.disturbance:
         changed = disturb(view, intervention.disturbance, intervention.level)
@@ -520,12 +523,12 @@ def _edited(intervention: Intervention, view: View) -> tuple[Images, Images]:
     return changed, control
 
 
-def _corrected(rows: Sequence[Row]) -> Iterator[Row]:
+def _correct_p_values(rows: Sequence[Row]) -> Iterator[Row]:
     """Yield the rows with p-values corrected by Holm over all matched rows; others have none."""
     matched = [at for at, row in enumerate(rows) if row.is_matched]
     p_holm = dict(zip(matched, holm([rows[at].p for at in matched])))
     p_lost_holm = dict(zip(matched, holm([rows[at].p_lost for at in matched])))
-    p_gained_holm = _corrected_gains(rows)
+    p_gained_holm = _correct_gains(rows)
     for at, row in enumerate(rows):
         corrected = replace(row, p_holm=p_holm.get(at), p_lost_holm=p_lost_holm.get(at))
         if isinstance(corrected, RelianceRow):
@@ -533,7 +536,7 @@ def _corrected(rows: Sequence[Row]) -> Iterator[Row]:
         yield corrected
 
 
-def _corrected_gains(rows: Sequence[RelianceRow | ReliancePairRow]) -> dict[int, float]:
+def _correct_gains(rows: Sequence[RelianceRow | ReliancePairRow]) -> dict[int, float]:
     """Return the corrected p-values of the accuracy gained, by place; pairs of models have none."""
     p_values = {
         at: row.p_gained

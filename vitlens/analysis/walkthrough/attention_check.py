@@ -299,7 +299,7 @@ def _findings(layer: _Layer) -> Iterator[Finding]:
     if match is not None:
         yield from _of_match(layer, match)
     else:
-        yield _unmatched(layer)
+        yield _describe_mismatch(layer)
         yield from _of_behaviour(layer)
     if layer.weights is not None:
         yield _rows(layer.weights)
@@ -367,7 +367,7 @@ def _of_match(layer: _Layer, match: _Match) -> Iterator[Finding]:
         if projections.output is not None:
             yield _projection(variant)
     if layer.weights is not None:
-        yield _returned(layer.weights, match.weights)
+        yield _check_returned_weights(layer.weights, match.weights)
 
 
 def _heads(variant: Variant, heads: int, words: dict[str, int]) -> Finding:
@@ -392,7 +392,7 @@ def _projection(variant: Variant) -> Finding:
     return Finding("projection", False, says)
 
 
-def _returned(weights: Tensor, expected: Tensor) -> Finding:
+def _check_returned_weights(weights: Tensor, expected: Tensor) -> Finding:
     """Return whether the weights that a layer returns are those that it uses."""
     wanted = (expected, expected.mean(1), expected[:, 0])
     if any(_is_close(weights.double(), each) for each in wanted):
@@ -400,7 +400,7 @@ def _returned(weights: Tensor, expected: Tensor) -> Finding:
     return Finding("weights", False, "The weights that it returns are not those that it uses.")
 
 
-def _unmatched(layer: _Layer) -> Finding:
+def _describe_mismatch(layer: _Layer) -> Finding:
     """Return why the values are not compared, or that they are of no variant that is known here."""
     if layer.has_weights and not layer.candidates:
         return Finding(
@@ -474,7 +474,7 @@ def _forms(allowed: Bool[Tensor, "query key"]) -> Iterator[tuple[str, Tensor]]:
         yield words, mask.expand(_BATCH, 1, *mask.shape)
 
 
-def _masked(
+def _masked_outputs(
     layer: _Layer, allowed: Bool[Tensor, "query key"], inputs: Sequence[Tensor] | None = None
 ) -> list[tuple[str, Tensor]]:
     """Return the outputs under a mask in each form that the layer takes.
@@ -505,7 +505,7 @@ def _mask(layer: _Layer, match: _Match | None) -> Finding:
     if match is not None and match.variant.axis != "keys":
         return Finding("mask", None, "Not checked: the softmax runs over another axis.")
     allowed = torch.ones(_TOKENS, _TOKENS, dtype=torch.bool).tril()
-    outputs = _masked(layer, allowed)
+    outputs = _masked_outputs(layer, allowed)
     if not outputs:
         return Finding("mask", None, "Not checked: no mask of the usual forms was taken.")
     for words, output in outputs:
@@ -544,7 +544,7 @@ def _is_right(
     return any(
         _is_close(other[..., :1, :], output[..., :1, :])
         and not _is_close(other[..., 1:, :], output[..., 1:, :])
-        for _, other in _masked(layer, allowed, changed)
+        for _, other in _masked_outputs(layer, allowed, changed)
     )
 
 

@@ -280,7 +280,7 @@ def _walk(model: Model, image: Images, layer: Layer, head: int | None, seed: int
         entropies=entropies,
         order=order.cpu(),
         permutations=permutations,
-        changed=tuple(_changed(model, image, logits, changes)),
+        changed=tuple(_run_changes(model, image, logits, changes)),
         logits=logits[0].cpu(),
         **fields,
     )
@@ -426,7 +426,7 @@ def _changes(
     return changes
 
 
-def _changed(
+def _run_changes(
     model: Model, images: Images, logits: Logits, changes: dict[Change, Changes]
 ) -> Iterator[Changed]:
     yield Changed("none", logits.cpu(), 0.0)

@@ -36,7 +36,7 @@ MapPair = tuple[Tensor, Tensor]  # before and after the attack, (n, rows, column
 
 @dataclass(frozen=True)
 class ChangesInside:
-    """What an attack changes inside one model.
+    """The changes that an attack makes inside one model.
 
     halfway: the first block whose outputs for a clean and an adversarial image differ at least half
     as much as for two different images.

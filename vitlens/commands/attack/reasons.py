@@ -241,7 +241,7 @@ def _row(
         value_second=tested.values[1],
         control=mean_points(sign * before, groups=groups),
         after=mean_points(sign * after, groups=groups),
-        accounted=_bounded(accounted, groups),
+        accounted=_mean_change(accounted, groups),
         p=_p_of(accounted, groups),
     )
 
@@ -257,7 +257,7 @@ def _p_of(points: NDArray[np.float64], groups: NDArray[np.integer] | None) -> fl
     return student_test(points, groups=groups)
 
 
-def _bounded(points: NDArray[np.float64], groups: NDArray[np.integer] | None) -> Estimate:
+def _mean_change(points: NDArray[np.float64], groups: NDArray[np.integer] | None) -> Estimate:
     """Return the mean of changes of a difference, each between -200 and 200 points."""
     half = mean_points(points / 2, groups=groups)
     ends = [None if end is None else 2 * end for end in (half.low, half.high)]
@@ -286,9 +286,9 @@ def _candidates(
         own_margin / own_gradient.clamp_min(_TINY)
         for own_margin, own_gradient in zip(margins, gradients)
     )
-    yield _matched("gradient", targets, usual, gradients, inverse=True)
-    yield _matched("margin", targets, usual, margins)
-    yield _matched("distance", targets, usual, distances)
+    yield _match_budgets("gradient", targets, usual, gradients, inverse=True)
+    yield _match_budgets("margin", targets, usual, margins)
+    yield _match_budgets("distance", targets, usual, distances)
 
 
 def _frequency(targets: Sequence[Target]) -> _Tested:
@@ -382,7 +382,7 @@ def _jump_at_borders(change: Images, patch: tuple[int, int]) -> float:
     return float(np.mean(ratios)) if ratios else 1.0
 
 
-def _matched(
+def _match_budgets(
     name: str,
     targets: Sequence[Target],
     usual: Sequence[Right],

@@ -142,7 +142,7 @@ def _attack_again(
         for name in names:
             indices = after.nonzero().flatten()
             share = indices[processes.index :: processes.count]
-            fooled = processes.gathered(_fooled(victim, name, share, epsilon)).bool()
+            fooled = processes.gathered(_fooled_by(victim, name, share, epsilon)).bool()
             after[indices[fooled]] = False
             broken[name] = int(fooled.sum())
             advance(1)
@@ -160,7 +160,7 @@ def _is_needed(victim: Victim, name: str) -> bool:
     return uses_gradients and has_enough_classes and attacks.isdisjoint(_WITH_MARGIN)
 
 
-def _fooled(victim: Victim, name: str, indices: Tensor, epsilon: float) -> Tensor:
+def _fooled_by(victim: Victim, name: str, indices: Tensor, epsilon: float) -> Tensor:
     """Return which of these images one attack breaks, (m,)."""
     if not len(indices):
         return torch.zeros(0, dtype=torch.bool)

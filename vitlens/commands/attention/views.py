@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.attention.weights import LayerMaps, Side, patch_views
-from vitlens.analysis.attention.windows import WindowLayer, reached, window_layers
+from vitlens.analysis.attention.windows import WindowLayer, reachable_patches, window_layers
 from vitlens.analysis.features.receptive_field import receptive_field
 from vitlens.commands.attention.options import AttentionOptions
 from vitlens.commands.attention.record import PatchRow, ViewArrays, WindowArrays, WindowRow
@@ -79,7 +79,7 @@ def measure_windows(model: Model, images: Images) -> dict[str, Any]:
         stage = [other for other in layers[: index + 1] if other.windows.resolution == size]
         start = torch.tensor([patch.row * size[1] + patch.column])
         part[index] = layer.part.numpy()
-        reach[index] = reached(stage, start)[0].view(size).numpy()
+        reach[index] = reachable_patches(stage, start)[0].view(size).numpy()
         mask[index] = layer.allowed[-1].numpy()
         rows.append(_window_row(layer, patch))
     fields, field_maps = field_rows({(model.alias, model.alias): receptive_field(model, images)})

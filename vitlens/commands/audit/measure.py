@@ -44,7 +44,7 @@ from vitlens.commands.audit.plan import (
     CorruptionCosts,
     MapCosts,
     changed_images,
-    considered,
+    consider_candidates,
     corrupted_images,
     fitting_methods,
     mapped_images,
@@ -236,7 +236,7 @@ class AuditChapters(ChapterRunner):
             self._leave_out("corruptions", self.budget.refusal(what, costs.seconds(least), share))
             return
         run = self.run_options if images == count else self.at_most(images)
-        self.quick = self._attacked(self._attack_options(FGSM, run), part=CORRUPTIONS_PART)
+        self.quick = self._run_attack(self._attack_options(FGSM, run), part=CORRUPTIONS_PART)
 
     def reliance(self) -> dict[str, Any]:
         """Measure what the model relies on, on as many images as fit; return fields of the
@@ -279,7 +279,7 @@ class AuditChapters(ChapterRunner):
         if self.quick is None:
             return budget, ()
         budget = replace(budget, pass_seconds=pass_seconds(self.quick.attacks[0]))
-        candidates = considered(
+        candidates = consider_candidates(
             CANDIDATES,
             budget,
             images=len(self.split),
@@ -293,7 +293,7 @@ class AuditChapters(ChapterRunner):
             options = self._attack_options(
                 (*FGSM, *chosen.attacks), replace(self.run_options, limit=chosen.images)
             )
-            self._attacked(
+            self._run_attack(
                 replace(
                     options,
                     epsilons=(0.0, *chosen.epsilons),
@@ -314,7 +314,7 @@ class AuditChapters(ChapterRunner):
             run=run,
         )
 
-    def _attacked(self, options: AttackOptions, *, part: str = "") -> AttackRecord:
+    def _run_attack(self, options: AttackOptions, *, part: str = "") -> AttackRecord:
         """Run a chapter of attack; return its record."""
         row = self.run("attack", self.alias, options, part=part)
         record: AttackRecord = read(read_run(self.path / row.folder))

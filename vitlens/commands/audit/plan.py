@@ -95,12 +95,12 @@ class Budget:
 
     @property
     def spent(self) -> float:
-        """Seconds that all chapters so far took, when they were made."""
+        """Return the seconds that all chapters so far took when they were first run."""
         return self.clock() + self.cached
 
     @property
     def left(self) -> float:
-        """Seconds that are left; the report's are kept."""
+        """Return the seconds that are left, without those reserved for the report."""
         return max(0.0, (1 - REPORT_SHARE) * self.seconds - self.spent)
 
     def share(self, fraction: float) -> float:
@@ -228,7 +228,7 @@ def pass_seconds(row: AttackRow) -> float:
     return row.seconds / passes if passes else 0.0
 
 
-def considered(
+def consider_candidates(
     candidates: Sequence[CandidateRow],
     budget: BudgetRow,
     *,

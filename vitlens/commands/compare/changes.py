@@ -12,7 +12,7 @@ from vitlens.analysis.reliance.measure import Measured, measure_reliance
 from vitlens.commands.compare.options import CompareOptions
 from vitlens.commands.compare.record import BiasRow, DisturbedPairRow, HarderRow
 from vitlens.commands.run.run import Run
-from vitlens.commands.shared.comparison import compared
+from vitlens.commands.shared.comparison import comparison_rows
 from vitlens.commands.shared.reliance_measure import (
     plan_of,
     reliance_fields,
@@ -78,7 +78,7 @@ def _differences_by_level(
     """Yield the difference of the models at each level, all tests corrected together (Holm)."""
     first, second = run.aliases
     tests = [(first, second, correct[0], correct[1]) for correct in measured.correct.values()]
-    pairs = compared(tests, groups=measured.groups, seed=run.run.seed)
+    pairs = comparison_rows(tests, groups=measured.groups, seed=run.run.seed)
     for (kind, level), pair in zip(measured.correct, pairs):
         yield DisturbedPairRow(**vars(pair), kind=kind, level=level)
 

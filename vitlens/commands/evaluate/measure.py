@@ -123,7 +123,7 @@ def _record(run: Run[EvaluateOptions], evaluations: Sequence[Evaluation]) -> row
     predictions = {}
     for evaluation, split in zip(evaluations, run.splits):
         predictions[evaluation.alias] = _prediction_arrays(evaluation, split, seed=run.run.seed)
-    record = recorded(evaluations, classes=len(run.split.classes), seed=run.run.seed)
+    record = build_record(evaluations, classes=len(run.split.classes), seed=run.run.seed)
     scores = [
         _with_candidates(*of_model) for of_model in zip(record.scores, run.models, evaluations)
     ]
@@ -136,7 +136,9 @@ def _record(run: Run[EvaluateOptions], evaluations: Sequence[Evaluation]) -> row
     )
 
 
-def recorded(evaluations: Sequence[Evaluation], *, classes: int, seed: int) -> rows.EvaluateRecord:
+def build_record(
+    evaluations: Sequence[Evaluation], *, classes: int, seed: int
+) -> rows.EvaluateRecord:
     """Return the tables about models on the same images. classes: number of classes of the data."""
     scores: list[rows.ScoreRow] = []
     by_class: list[ClassRow] = []
@@ -256,7 +258,7 @@ def _prediction_arrays(evaluation: Evaluation, split: Split, *, seed: int) -> ro
     order = probability[errors].argsort(descending=True, stable=True)
     surest_errors = errors[order[:SHOWN]]
     sampled = torch.cat(
-        [_drawn(evaluation.correct, seed=seed), _drawn(~evaluation.correct, seed=seed)]
+        [_draw_sample(evaluation.correct, seed=seed), _draw_sample(~evaluation.correct, seed=seed)]
     )
     return rows.PredictionArrays(
         classes=np.array(evaluation.classes),
@@ -271,7 +273,7 @@ def _prediction_arrays(evaluation: Evaluation, split: Split, *, seed: int) -> ro
     )
 
 
-def _drawn(chosen: Bool[Tensor, " images"], *, seed: int) -> Int[Tensor, " drawn"]:
+def _draw_sample(chosen: Bool[Tensor, " images"], *, seed: int) -> Int[Tensor, " drawn"]:
     """Return at most SAMPLE of the chosen images, drawn by the seed, in their order."""
     images = chosen.nonzero().flatten()
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))

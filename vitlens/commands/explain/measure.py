@@ -46,7 +46,7 @@ from vitlens.commands.shared.sheets import DRAWN, EACH, file_names, left_out_wor
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.models.model import Model
-from vitlens.record_files import joined
+from vitlens.record_files import join_records
 from vitlens.shapes import Labels
 from vitlens.uncertainty import Estimate, bootstrap_mean
 
@@ -83,7 +83,7 @@ def measure(
             # only the first model that can gets one
             has_explorer = any(part.explorer_arrays for part in parts)
             parts.append(explainer.record(drawn, explorer=not has_explorer))
-        return folder.publish(lambda: joined(parts))
+        return folder.publish(lambda: join_records(parts))
 
 
 def _loader(models: Sequence[Model]) -> Callable[[RunOptions], tuple[Model, ...]] | None:
@@ -211,7 +211,9 @@ class Explainer:
         explained = {}
         with progress(title, total, unit="passes", quiet=self.options.run.quiet) as advance:
             for name in names:
-                explained[name] = self._explain(name, classes, _scaled(advance, costs[name]))
+                explained[name] = self._explain(
+                    name, classes, _advance_by_cost(advance, costs[name])
+                )
         return explained
 
     def _passes(self, method: str) -> int:
@@ -333,7 +335,7 @@ class Explainer:
         )
 
 
-def _scaled(advance: Advance, cost: int) -> Advance:
+def _advance_by_cost(advance: Advance, cost: int) -> Advance:
     """Return a function that advances by the cost of each image."""
     return lambda images: advance(images * cost)
 

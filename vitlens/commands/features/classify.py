@@ -27,7 +27,7 @@ from vitlens.classes import match_classes
 from vitlens.commands.features.images import Subject
 from vitlens.commands.features.record import PROBE, DepthRow, HeadRow, PairRow
 from vitlens.commands.run.progress import progress
-from vitlens.commands.shared.comparison import compared
+from vitlens.commands.shared.comparison import comparison_rows
 from vitlens.errors import InputError
 from vitlens.names import Weighting
 from vitlens.uncertainty import Estimate, bootstrap_mean
@@ -238,7 +238,7 @@ def pair_rows(correct: Mapping[str, Correct], subject: Subject) -> Iterator[Pair
                     (first, second, correct[first][classifier], correct[second][classifier])
                 )
                 classifiers.append(classifier)
-    rows = compared(tests, groups=subject.groups, seed=subject.seed)
+    rows = comparison_rows(tests, groups=subject.groups, seed=subject.seed)
     for classifier, row in zip(classifiers, rows):
         k = int(classifier.partition("-")[2] or 0)
         yield PairRow(
@@ -265,6 +265,6 @@ def head_rows(correct: Mapping[str, Correct], subject: Subject) -> Iterator[Head
         for classifier, is_correct in correct_by_classifier.items():
             if classifier != BY_MODEL:
                 tests.append((alias, classifier, is_correct, correct_by_classifier[BY_MODEL]))
-    for row in compared(tests, groups=subject.groups, seed=subject.seed):
+    for row in comparison_rows(tests, groups=subject.groups, seed=subject.seed):
         assert row.difference is not None  # always set by `compared`
         yield HeadRow(row.first, row.second, row.difference, row.p, row.p_holm)

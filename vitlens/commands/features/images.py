@@ -14,7 +14,7 @@ from torch import Tensor
 from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.run.load import load_splits, once_each, print_data
 from vitlens.commands.run.options import RunOptions
-from vitlens.commands.run.unseen import KnownTrainingImages, seen, training_images_of
+from vitlens.commands.run.unseen import KnownTrainingImages, seen_mask, training_images_of
 from vitlens.data.catalogue import load_data, load_images
 from vitlens.data.registry import SETS
 from vitlens.data.split import Split, balanced, describe_hold_out
@@ -181,7 +181,7 @@ def _load_part(
     if training_images.unknown or not len(training_images.numbers) or not is_divided:
         return by_seed
     all_images = _load(model, data, "test", options, seed, undivided=True)
-    trained = seen(all_images, training_images)
+    trained = seen_mask(all_images, training_images)
     if not trained.any() or trained.all():
         return by_seed
     members = trained if part == "train" else ~trained

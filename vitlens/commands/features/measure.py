@@ -18,7 +18,7 @@ from vitlens.analysis.features.features import (
     extract,
     resolve_pool,
 )
-from vitlens.analysis.features.probe import held_out
+from vitlens.analysis.features.probe import held_out_mask
 from vitlens.analysis.features.similarity import Similarity, distance_correlation, similarity
 from vitlens.commands.features.classify import (
     BY_MODEL,
@@ -54,7 +54,7 @@ from vitlens.lens.stages import embedding_stage, stages
 from vitlens.models.pretraining import pretraining_of, told_objectives
 from vitlens.names import Objective
 from vitlens.processes import share_of
-from vitlens.record_files import joined
+from vitlens.record_files import join_records
 from vitlens.uncertainty import Estimate
 
 # read by all processes; the other images may be fewer than processes
@@ -106,7 +106,7 @@ def _require(run: Run[Any], subjects: Sequence[Subject], options: FeaturesOption
     bank = subjects[0].bank
     if bank is not None and options.probe:
         # raises if no image can be held out
-        held_out(require_labels(bank).cpu(), groups=bank.groups, seed=0)
+        held_out_mask(require_labels(bank).cpu(), groups=bank.groups, seed=0)
     if options.tsne:
         require_perplexity(options.perplexity, len(subjects[0].test))
     told_objectives(options.objective, run.aliases)
@@ -171,7 +171,7 @@ def _record(
         else:
             within.append(row)
     return replace(
-        joined(records),
+        join_records(records),
         sets=(_sets_row(first),),
         pairs=tuple(pair_rows(correct, first)),
         head=tuple(head_rows(correct, first)),

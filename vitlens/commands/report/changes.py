@@ -41,11 +41,11 @@ def changes_between(before: Record, after: Record) -> tuple[MetricChange, ...]:
     changes = []
     for name, name_before in common_metrics(before, after).items():
         changes.append(_change(_MetricPair(before, after, name_before, name)))
-    corrected = _corrected(changes)
+    corrected = _correct_p_values(changes)
     return tuple(replace(change, p_holm=corrected.get(change.metric)) for change in changes)
 
 
-def _corrected(changes: Sequence[MetricChange]) -> dict[str, float]:
+def _correct_p_values(changes: Sequence[MetricChange]) -> dict[str, float]:
     """Return p after Holm's correction within each family, by metric."""
     families: dict[str, dict[str, float]] = {}
     for change in changes:

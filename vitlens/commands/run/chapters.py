@@ -162,7 +162,7 @@ class Question:
     about: tuple[str, ...] = ()
 
 
-def answered(
+def answer_sections(
     chapters: Sequence[Chapter], questions: Sequence[Question], claims: Sequence[Claim] = ()
 ) -> Iterator[Section]:
     """Yield a section for each question, from the report of each chapter of the first name that
@@ -209,7 +209,9 @@ def _sentences(chapter: Chapter, section: Section, chart: str) -> tuple[Sentence
     return tuple(sentences.values())[:SAID]
 
 
-def finished(chapters: Sequence[Chapter], sections: Sequence[Section]) -> Iterator[Section]:
+def unlinked_sections(
+    chapters: Sequence[Chapter], sections: Sequence[Section]
+) -> Iterator[Section]:
     """Yield a section for each chapter of a run that was stopped that no other section leads to.
 
     sections: the other sections.

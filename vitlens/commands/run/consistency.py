@@ -14,7 +14,7 @@ from vitlens.analysis.naming.words import MATTERS
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.chapters import Chaptered
 from vitlens.record import Record
-from vitlens.report.claims import Claim, vetoed
+from vitlens.report.claims import Claim, veto_doubted
 from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Report
 from vitlens.report.verdicts import ORDER
@@ -52,7 +52,7 @@ class _Source:
     @property
     def claims(self) -> tuple[Claim, ...]:
         report = COMMANDS[self.record.command].report
-        return vetoed(report.claims(self.record)) if isinstance(report, Report) else ()
+        return veto_doubted(report.claims(self.record)) if isinstance(report, Report) else ()
 
 
 def conflicts(record: Record) -> Iterator[Conflict]:

@@ -19,9 +19,7 @@ class TooLongError(RunError):
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Inside, `require_time` raises TooLongError once these seconds have passed; for this thread
-    alone.
-    """
+    """Make `require_time` raise TooLongError after these seconds, in this thread only."""
     before = _END.set((time.monotonic() + seconds, seconds))
     try:
         yield

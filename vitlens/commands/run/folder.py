@@ -26,7 +26,7 @@ from vitlens.errors import InputError, OutputError, VitlensError
 from vitlens.files import inside, require_no_links
 from vitlens.names import LABELS, fingerprinted
 from vitlens.record import CONFIG, RESULTS, SCHEMA, Record, RunRecord, read_run
-from vitlens.record_files import written, written_tables
+from vitlens.record_files import serialise_record, serialise_tables
 from vitlens.references import resolved
 from vitlens.version import __version__
 
@@ -242,12 +242,12 @@ class RunFolder:
         """Write the tables of a record that is not whole yet, from which a report can be made if
         the run is stopped.
         """
-        self._tables = written_tables(record)
+        self._tables = serialise_tables(record)
         self._write("running")
 
     def keep(self, record: Record) -> None:
         """Keep a record: its metrics and tables, and write its arrays."""
-        self._metrics, self._tables, arrays = written(record)
+        self._metrics, self._tables, arrays = serialise_record(record)
         for name, values in arrays.items():
             self.arrays(name, **values)
 
@@ -384,9 +384,7 @@ def require_plain(path: Path) -> None:
 
 
 def default_place(command: str, name_parts: Sequence[str]) -> Path:
-    """reports/<command>-<name parts>-<time>, for train runs/<name parts>-<time>; of a name that is
-    not there yet.
-    """
+    """Return a new path: reports/<command>-<parts>-<time>, for train runs/<parts>-<time>."""
     words = [re.sub(r"[^\w.=-]+", "-", Path(part).name).strip("-.") for part in name_parts]
     root, words = (
         (Path("runs"), words) if command == "train" else (Path("reports"), [command, *words])

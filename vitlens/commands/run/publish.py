@@ -75,7 +75,7 @@ def report(path: Path, *, html: bool = False) -> Path:
         document = COMMANDS[record.command].report(record)
         save_figures(document, record)
         page = html or inside(path, PAGE).is_file()
-        before = shown_in(inside(path, REPORT))
+        before = figures_in(inside(path, REPORT))
         written = _write(document, record, html=page)
         _remove_old_figures(path, before, keep={figure.name for figure in document.figures})
         return written
@@ -244,7 +244,7 @@ def foreign_contents(run: RunRecord | Record) -> Iterator[None]:
 _SIGNATURE: Final = b"Matplotlib"  # in the metadata of each of them
 
 
-def shown_in(report: Path) -> tuple[str, ...]:
+def figures_in(report: Path) -> tuple[str, ...]:
     """Return the names of the figures in an earlier report.md; none where there is no such file."""
     return (
         figures_shown(report.read_text(encoding="utf-8", errors="replace"))

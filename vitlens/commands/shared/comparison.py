@@ -61,7 +61,7 @@ def signed(difference: Estimate, keep: bool) -> Estimate:
     return replace(difference, value=-difference.value, low=low, high=high)
 
 
-def compared(
+def comparison_rows(
     correct: Sequence[tuple[str, str, NDArray[np.bool_], NDArray[np.bool_]]],
     *,
     groups: NDArray[Any] | None = None,
@@ -91,7 +91,7 @@ def in_pairs(
         (first, second, correct[first], correct[second])
         for first, second in combinations(correct, 2)
     ]
-    return tuple(compared(pairs, groups=groups, seed=seed))
+    return tuple(comparison_rows(pairs, groups=groups, seed=seed))
 
 
 def which_is_better(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow]) -> Iterator[Claim]:

@@ -20,7 +20,7 @@ from vitlens.analysis.failures.rows import (
 )
 from vitlens.arrays import Form, Indices, Pixels, Words
 from vitlens.charts import Picture, images, intervals, lines
-from vitlens.charts.style import RIGHT, RIGHT_SYMBOL, WRONG, WRONG_SYMBOL, shortened
+from vitlens.charts.style import RIGHT, RIGHT_SYMBOL, WRONG, WRONG_SYMBOL
 from vitlens.commands.shared.comparison import signed
 from vitlens.commands.shared.saturation import is_saturated, saturated_words
 from vitlens.record import Record, arrays, by, col, table
@@ -76,7 +76,7 @@ def claims(record: FailuresRecord) -> Iterator[Claim]:
         if unrivalled:
             yield _named(record, unrivalled[0])
         else:
-            says = _undecided(candidates[0]) if candidates else _not_known(record, model)
+            says = _undecided_words(candidates[0]) if candidates else _not_known(record, model)
             brief = "" if candidates else _not_fixed(record, model)
             yield Claim("why it fails", model, says=says, brief=brief, is_null=True)
 
@@ -271,7 +271,7 @@ def _confuses(record: FailuresRecord, row: CovariateRow, title: str) -> Claim:
     )
 
 
-def _undecided(cause: Cause) -> str:
+def _undecided_words(cause: Cause) -> str:
     """Return the sentence on properties that the data cannot separate."""
     rows = [cause.row, *cause.rivals]
     return say(
@@ -440,8 +440,7 @@ def _answer(record: FailuresRecord, comparable: Callable[[Any], bool]) -> str:
 
 
 def _two_strongest(record: FailuresRecord) -> list[QuarterRow]:
-    """Quarters by the two properties of images that separate the errors of each model in turn
-    best."""
+    """Return the quarters by the two properties that best separate the errors of each model."""
     rows = [row for row in record.covariates if row.p is not None and not row.known.outcome]
     ranked = [
         sorted(model_rows, key=lambda row: (not row.differs, -(row.likelihood_ratio or 0.0), row.p))
@@ -476,7 +475,7 @@ def _examples(record: FailuresRecord) -> Iterator[Picture]:
                 )
 
 
-def _unsaturated(record: FailuresRecord) -> list[CovariateRow]:
+def _unsaturated_rows(record: FailuresRecord) -> list[CovariateRow]:
     """Return the properties of the models with enough errors."""
     return [row for row in record.covariates if row.p is not None and not is_saturated(row.errors)]
 
@@ -521,7 +520,7 @@ def sections(comparable: Callable[[Any], bool] = lambda _: True) -> tuple[Sectio
 
 _WHY: Final = Section(
     "Why do the models fail?",
-    _unsaturated,
+    _unsaturated_rows,
     about=("why it fails",),
     charts=(
         Chart(

@@ -34,7 +34,7 @@ def failure_fields(subjects: Sequence[Subject], *, quiet: bool) -> dict[str, Any
 
 
 def _examples(subjects: Sequence[Subject], diagnosis: Diagnosis) -> Mapping[str, MendedArrays]:
-    """Errors that the change of each model's first cause mends and its control does not."""
+    """Return errors that a change of each model's first cause corrects, and its control not."""
     examples = {}
     for subject in subjects:
         evaluation = subject.evaluation

@@ -168,11 +168,11 @@ def head_rows(alias: str, statistics: Statistics, roles: Specialisation) -> Iter
             numbers = numbers_of(statistics.moments, site.layer, head, names, site.keys)
             row = rows.HeadRow(alias, site.layer, head, numbers)
             if geometry is not None and head < len(roles.head_labels[site.layer]):
-                row = _labelled(row, roles, geometry.map_grid, statistics.images)
+                row = _labelled_row(row, roles, geometry.map_grid, statistics.images)
             yield row
 
 
-def _labelled(
+def _labelled_row(
     row: rows.HeadRow, roles: Specialisation, grid: tuple[int, int], images: int
 ) -> rows.HeadRow:
     """Return the row of a head with its label. grid: rows and columns of patches; images: number of

@@ -20,7 +20,7 @@ from vitlens.analysis.heads.registry import (
 )
 from vitlens.analysis.naming.words import CORRELATES, MATTERS, SEVERAL
 from vitlens.charts import Picture, board, images, lines
-from vitlens.commands.shared.names import NameRow, noted
+from vitlens.commands.shared.names import NameRow, note_sentences
 from vitlens.commands.stats.record import HeadEpochRow, HeadRow, HeadsRow, LayerRow, StatsRecord
 from vitlens.report.claims import Claim, above, below, found, judge, unjudged
 from vitlens.report.prose import listed, say
@@ -441,7 +441,7 @@ def _learned(record: StatsRecord) -> str:
 def unknown(record: StatsRecord) -> Iterator[str]:
     """Yield what statistics of attention do not show."""
     labelled = [head for head in record.heads if head.label is not None]
-    yield from noted(record.notes)
+    yield from note_sentences(record.notes)
     if labelled and all(name.state is None for name in record.names):
         yield (
             "No head was removed: `vitlens ablate` measures whether predictions depend on what a "

@@ -177,11 +177,10 @@ class Chapters(ChapterRunner):
     def analyse(
         self, names: Sequence[ModelName], vits: Sequence[ModelName], *, labelled: bool
     ) -> tuple[Model, ...]:
-        """Return all chapters of analysis: of each model, of a ViT compared with another model, and
-        of all models together.
+        """Run all chapters of analysis, and return the models.
 
-        Returns the models. Raises InputError, before a later chapter does, where one does not know
-        the data's classes.
+        They are on each model, on a ViT compared with another model, and on all models together.
+        Raises InputError before the first chapter if a model does not know the data's classes.
         """
         run = self.run_options
         models = load_models(names, model_options=self.common["model_options"], options=run)
@@ -281,7 +280,7 @@ class Chapters(ChapterRunner):
         )
 
     def _analyse_vit(self, model: ModelName, replacements: tuple[Replacement, ...]) -> None:
-        """Attention, rollout, statistics and ablation of one model."""
+        """Run attention, rollout, statistics and ablation on one model."""
         name = as_typed(model)
         alias = model.alias
         run = self.run_options
@@ -298,8 +297,7 @@ class Chapters(ChapterRunner):
         )
 
     def _compare(self, *pair: ModelName) -> None:
-        """Two models side by side, by the maps whose checks went best, which are not checked
-        again."""
+        """Compare two models by the maps whose checks went best, which are not checked again."""
         best = dict[str, str]()
         for row in self.done:
             if row.word == "explain":

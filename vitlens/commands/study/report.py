@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from vitlens.commands.run.chapters import Question, answered, finished
+from vitlens.commands.run.chapters import Question, answer_sections, unlinked_sections
 from vitlens.commands.run.consistency import reconciled
 from vitlens.commands.shared.calibration import calibration_words
 from vitlens.commands.shared.maps.report import trust_words
@@ -141,7 +141,7 @@ def _answers_of(record: StudyRecord) -> list[Claim]:
     """Return the answers of the first page: those that show an effect, then the largest findings on
     other questions.
     """
-    answers = [claim for claim in _asked(record) if not claim.is_null]
+    answers = [claim for claim in _answers_to_slots(record) if not claim.is_null]
     answered_leads = {claim.lead for claim in answers}
     for finding in findings(record):
         if len(answers) >= len(_SLOTS):
@@ -161,7 +161,7 @@ def _slot_of(claim: Claim) -> Slot:
     return next((slot for slot in _ORDER if slot.lead == claim.lead), BETTER)
 
 
-def _asked(record: StudyRecord) -> Iterator[Claim]:
+def _answers_to_slots(record: StudyRecord) -> Iterator[Claim]:
     """Yield the answer to each question of the first page, also those that show no effect."""
     for slot in _SLOTS:
         candidates = list(_candidates(record, slot))
@@ -288,10 +288,10 @@ def findings(record: StudyRecord, most: int | None = None) -> tuple[Claim, ...]:
             continue
         trusted = not_doubted(chapter.effects, chapter.claims)
         effects += [replace(claim, place=chapter.figure(claim.place)) for claim in trusted]
-    return largest(_once(effects), most)
+    return largest(_without_repeats(effects), most)
 
 
-def _once(effects: Iterable[Claim]) -> Iterator[Claim]:
+def _without_repeats(effects: Iterable[Claim]) -> Iterator[Claim]:
     """Yield each effect once: two chapters may measure the same difference, and the one of more
     images counts.
     """
@@ -324,14 +324,14 @@ def _weakest(answers: Sequence[Claim]) -> list[Claim]:
 
 
 def unknown(record: StudyRecord) -> Iterator[Sentence]:
-    """Yield what could overturn the first page, the most serious first, and what would tell."""
+    """Yield what could overturn the first page, the most serious first."""
     answers = _answers_of(record)
     weakest = _weakest(answers)
     if weakest:
         lead = "Weakest claim:" if len(weakest) == 1 else "Weakest claims:"
         yield Sentence(f"{'; '.join(map(_doubt, weakest))}.", lead=lead)
     leads = {claim.lead for claim in answers}
-    for claim in _asked(record):
+    for claim in _answers_to_slots(record):
         if claim.is_null:
             yield Sentence(claim.says, lead="" if claim.lead in leads else claim.lead)
     yield from _too_few(record)
@@ -359,7 +359,7 @@ def unknown(record: StudyRecord) -> Iterator[Sentence]:
 
 def _too_few(record: StudyRecord) -> Iterator[Sentence]:
     """Yield the questions that so few images, or so few errors, do not answer."""
-    answered_leads = {claim.lead for claim in _asked(record)}
+    answered_leads = {claim.lead for claim in _answers_to_slots(record)}
     for chapter in record.of("evaluate"):
         scores = chapter.record.scores
         if not answered_leads & {BETTER.lead, ALONE} and scores:
@@ -462,12 +462,12 @@ def glance(record: StudyRecord) -> Table | None:
         keys.insert(-1, "difference")
         titles_of_columns.insert(-1, "first minus second")
     lines.sort(key=lambda line: urgency(str(line.get("status") or "")))
-    rows = [_shortened(line, keys) for line in lines]
+    rows = [_shorten_line(line, keys) for line in lines]
     caption = "A status judges the worse end of an interval"
     return Table(caption, tuple(titles_of_columns), tuple(rows))
 
 
-def _shortened(line: Mapping[str, Cell], keys: Sequence[str]) -> tuple[Cell, ...]:
+def _shorten_line(line: Mapping[str, Cell], keys: Sequence[str]) -> tuple[Cell, ...]:
     """Return a line with the number of images in its first cell, and intervals only of what has no
     difference.
     """
@@ -508,7 +508,7 @@ def _without_cue(record: StudyRecord) -> Iterator[Mapping[str, Cell]]:
 
 
 def picture(record: StudyRecord) -> FigureSpec | None:
-    """Images that show the answer: both models' maps on the same images, or the surest errors."""
+    """Return images that show the answer: both models' maps of them, or the surest errors."""
     for chapter in record.of("compare"):
         examples = chapter.section("cue_examples")
         if examples is not None and examples.figures:
@@ -528,14 +528,14 @@ def _sections(record: StudyRecord) -> Iterator[Section]:
     chapters.
     """
     sections = (
-        *answered(record.parts, _BEFORE),
+        *answer_sections(record.parts, _BEFORE),
         *works.sections(record),
-        *answered(record.parts, _AFTER),
+        *answer_sections(record.parts, _AFTER),
         *choice.sections(record),
     )
     yield from sections
     if not record.training:  # which is written at the end
-        yield from finished(record.parts, sections)
+        yield from unlinked_sections(record.parts, sections)
 
 
 WHOLE: Final = Report(

@@ -41,7 +41,7 @@ from vitlens.models.sources.huggingface.files import (
 )
 from vitlens.models.sources.registry import ModelRequest
 from vitlens.models.weights import read_weights
-from vitlens.models.wrap import OBSERVABLE, wrapped
+from vitlens.models.wrap import OBSERVABLE, wrap_module
 from vitlens.names import imagenet_classes
 from vitlens.preprocessing import Preprocessing
 from vitlens.typed import SIZE, parse_json, short
@@ -238,7 +238,7 @@ class Described:
         return Architecture("hf", name, classes, size, {"class": self.class_name, "config": text})
 
 
-def described(fields: object, name: str, *, texts: bool = False) -> Described:
+def describe_config(fields: object, name: str, *, texts: bool = False) -> Described:
     """Return the model that the fields of a configuration describe.
 
     Its class is that of AutoModelForImageClassification and AutoModel. name: of the model, for
@@ -441,7 +441,7 @@ def build(
         fields |= {"architectures": [class_name]}
     else:
         fields = None
-    description = described(fields, name)
+    description = describe_config(fields, name)
     network = description.network(None, name, classes)
     module = TransformersModule(network, description.output, classes)
     if state is not None:
@@ -464,7 +464,7 @@ def load(request: ModelRequest) -> Model:
     hint = "a folder of transformers' save_pretrained has it"
     fields = read_json(folder / CONFIG, error=ModelError, hint=hint)
     has_tokenizer = any((folder / tokenizer).is_file() for tokenizer in TOKENIZERS)
-    description = described(fields, name, texts=has_tokenizer)
+    description = describe_config(fields, name, texts=has_tokenizer)
     notes = [note for note in (revision, *description.notes) if note]
     state: Mapping[str, Tensor] | None = None
     digest: str | None = None
@@ -505,7 +505,7 @@ def load(request: ModelRequest) -> Model:
     architecture = description.architecture(
         request.alias, outputs if classes else 0, preprocessing.size
     )
-    return wrapped(
+    return wrap_module(
         module, architecture, preprocessing, classes, request.alias, provenance, told=visual.told
     ).eval()
 
