@@ -197,7 +197,8 @@ def _mismatch(model: Sequence[str], data: Sequence[str]) -> InputError:
         hint = f"give every class a name of its own with {classes}"
     return InputError(
         f"expected the model's {len(model)} classes to include the data's {len(data)}; only in the "
-        f"data: {_list_names(only_in_data)}; only in the model: {_list_names(only_in_model)}; {hint}"
+        f"data: {_list_names(only_in_data)}; only in the model: {_list_names(only_in_model)}; "
+        f"{hint}"
     )
 
 

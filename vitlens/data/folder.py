@@ -17,6 +17,7 @@ from vitlens.data.parts import (
     is_of_images,
     is_unlabelled,
     labelled_folders,
+    list_names,
     require_classes,
     unwrap_folder,
 )
@@ -174,7 +175,7 @@ def _list_classes(folder: Path, parts: Sequence[Path]) -> Listing:
     notes = _note_on_loose_images(folder)
     without_images = [child.name for child in folders_of_others(folder)]
     if without_images:
-        notes = (*notes, f"not used, as without images: {listed(without_images)}")
+        notes = (*notes, f"not used, as without images: {list_names(without_images)}")
     return Listing(tuple(paths), tuple(labels), readable_classes(class_names), notes)
 
 
@@ -191,7 +192,7 @@ def _note_on_unlabelled(folders: Sequence[Path]) -> tuple[str, ...]:
     for folder in dict.fromkeys(folders):
         used = labelled_folders(folder)
         names += [child.name for child in class_folders(folder) if child not in used]
-    return (f"not used, as without labels: {listed(names)}",) if names else ()
+    return (f"not used, as without labels: {list_names(names)}",) if names else ()
 
 
 def _note_on_loose_images(folder: Path) -> tuple[str, ...]:

@@ -240,8 +240,8 @@ def require_classes(folder: Path) -> None:
             command=f"--data {first} --labels FILE.csv",
         )
         raise DataError(
-            f"expected class folders in {list_names(names)} of {folder}, found images without them, so "
-            f"without labels; sort them into a folder a class, give {table}, or "
+            f"expected class folders in {list_names(names)} of {folder}, found images without them, "
+            f"so without labels; sort them into a folder a class, give {table}, or "
             f"{images_alone(first)}"
         )
     _refuse_masks(folder, names)
@@ -249,8 +249,8 @@ def require_classes(folder: Path) -> None:
     if shared:
         raise DataError(
             f"expected class folders in {folder}, found {list_names(names)} that all hold "
-            f"{list_names(shared)}; name one of them ({folder / names[0]}), or call the parts train/ "
-            "and test/"
+            f"{list_names(shared)}; name one of them ({folder / names[0]}), or call the parts "
+            "train/ and test/"
         )
 
 

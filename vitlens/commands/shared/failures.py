@@ -20,7 +20,7 @@ from vitlens.analysis.failures.rows import (
 )
 from vitlens.arrays import Form, Indices, Pixels, Words
 from vitlens.charts import Picture, images, intervals, lines
-from vitlens.charts.style import RIGHT, RIGHT_SYMBOL, WRONG, WRONG_SYMBOL
+from vitlens.charts.style import RIGHT, RIGHT_SYMBOL, WRONG, WRONG_SYMBOL, shorten
 from vitlens.commands.shared.comparison import signed
 from vitlens.commands.shared.saturation import is_saturated, saturated_words
 from vitlens.record import Record, arrays, by, col, table
@@ -465,10 +465,10 @@ def _examples(record: FailuresRecord) -> Iterator[Picture]:
             predictions = examples.predictions[:, at].tolist()
             for (column, pixels), prediction in zip(pixels_by_column.items(), predictions):
                 right = prediction == examples.truth[at]
-                below = f"{RIGHT_SYMBOL if right else WRONG_SYMBOL} {shortened(prediction, 16)}"
+                below = f"{RIGHT_SYMBOL if right else WRONG_SYMBOL} {shorten(prediction, 16)}"
                 yield Picture(
                     pixels[at].astype(np.float32) / 255,
-                    row=f"{shortened(model, 12)} {image}: {test.change}",
+                    row=f"{shorten(model, 12)} {image}: {test.change}",
                     column=column,
                     below=below,
                     frame=RIGHT if right else WRONG,
