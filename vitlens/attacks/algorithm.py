@@ -96,7 +96,7 @@ class Algorithm(ABC):
         return self.loss(logits, jobs.labels, jobs.targets)[:, None]
 
     @abstractmethod
-    def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
+    def step(self, jobs: Jobs, state: State, evaluation: PointEvaluation) -> State:
         """Return the next state from the model's outputs.
 
         State "over" marks jobs that end before their last query.

@@ -58,10 +58,10 @@ class AutoPGD(Algorithm):
             "step": 2 * jobs.epsilon,
         }
 
-    def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
+    def step(self, jobs: Jobs, state: State, evaluation: PointEvaluation) -> State:
         """Record the loss, check the step size, take the next step."""
-        loss = seen.losses[:, 0]
-        gradient = seen.gradients[0]
+        loss = evaluation.losses[:, 0]
+        gradient = evaluation.gradients[0]
         points = state["points"]
         first = jobs.queries == 0
         state = {**state, "rises": state["rises"] + (~first & (loss > state["loss"])), "loss": loss}

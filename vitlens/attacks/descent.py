@@ -155,9 +155,9 @@ class Descent(Algorithm):
         draw = self.norm.draw(jobs.keys, jobs.clean) * per_pixel(self.region.radius(jobs))
         return {**state, "points": self._inside(jobs, state, draw)}
 
-    def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
+    def step(self, jobs: Jobs, state: State, evaluation: PointEvaluation) -> State:
         """Return one step, projected into the region and clamped to [0, 1]."""
-        ascent = self.norm.steepest(self.region.within(seen.gradients[0], state))
+        ascent = self.norm.steepest(self.region.within(evaluation.gradients[0], state))
         change = per_pixel(self.stride / self.steps * self.region.radius(jobs)) * ascent
         return {**state, "points": self._inside(jobs, state, state["points"] - jobs.clean + change)}
 

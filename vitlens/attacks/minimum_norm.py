@@ -59,18 +59,18 @@ class DeepFool(Algorithm):
         others = logits.gather(1, jobs.runners_up[:, : self.objectives])
         return others - logits.gather(1, jobs.labels[:, None])
 
-    def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
+    def step(self, jobs: Jobs, state: State, evaluation: PointEvaluation) -> State:
         """Return a step across the nearest linearised boundary.
 
         The job is over as soon as the image is adversarial.
         """
-        lengths = seen.gradients.flatten(2).square().sum(2).sqrt().T  # batch, objectives
+        lengths = evaluation.gradients.flatten(2).square().sum(2).sqrt().T  # batch, objectives
         tiny = torch.finfo(lengths.dtype).tiny
-        gap = seen.losses.abs() + rounding_error(seen.logits)[:, None]
+        gap = evaluation.losses.abs() + rounding_error(evaluation.logits)[:, None]
         distances = gap / lengths.clamp_min(tiny)
         distances = torch.where(lengths > 0, distances, torch.inf)
         nearest, chosen = distances.min(1)
-        gradient = seen.gradients[chosen, torch.arange(len(chosen), device=chosen.device)]
+        gradient = evaluation.gradients[chosen, torch.arange(len(chosen), device=chosen.device)]
         # no step where all gradients are 0
         length = torch.where(nearest.isfinite(), nearest + _PUSH, 0)
         total = state["total"] + per_pixel(length) * L2.steepest(gradient)
@@ -79,9 +79,9 @@ class DeepFool(Algorithm):
         moved = {
             "points": perturb(jobs, (1 + OVERSHOOT) * total),
             "total": total,
-            "over": seen.success,
+            "over": evaluation.success,
         }
-        return {**update_state(state, seen.success, found), **moved}
+        return {**update_state(state, evaluation.success, found), **moved}
 
 
 def deepfool(setting: Setting) -> DeepFool:
@@ -118,20 +118,22 @@ class CarliniWagner(Algorithm):
         """Return the negative margin of the label; 0 where another class has the largest logit."""
         return -(margin(logits, jobs.labels) + rounding_error(logits)).clamp_min(0)[:, None]
 
-    def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
+    def step(self, jobs: Jobs, state: State, evaluation: PointEvaluation) -> State:
         """Keep the nearest adversarial image and take a step of Adam.
 
         Where a search has ended, the next one starts.
         """
         points = state["points"]
         change = state["points"] - _as_image(state["origin"])
-        loss = change.flatten(1).square().sum(1) - state["c"] * seen.losses[:, 0]
-        in_pixels = 2 * change - per_pixel(state["c"]) * seen.gradients[0]
+        loss = change.flatten(1).square().sum(1) - state["c"] * evaluation.losses[:, 0]
+        in_pixels = 2 * change - per_pixel(state["c"]) * evaluation.gradients[0]
         gradient = in_pixels * 2 * points * (1 - points)  # the derivative of tanh
         length = L2.length(points - jobs.clean)
-        nearer = seen.success & (length < state["nearest"])
+        nearer = evaluation.success & (length < state["nearest"])
         state = update_state(state, nearer, {"best": points, "nearest": length})
-        state = self._adam_step({**state, "success": state["success"] | seen.success}, gradient)
+        state = self._adam_step(
+            {**state, "success": state["success"] | evaluation.success}, gradient
+        )
         state = self._check_progress(state, loss)
         return self._next_search(
             state, (state["ticks"] == self.steps) | (state["still"] == _PATIENCE)

@@ -65,9 +65,9 @@ class SquareSearch(Algorithm):
             "least": torch.full_like(jobs.epsilon, torch.inf),
         }
 
-    def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
+    def step(self, jobs: Jobs, state: State, evaluation: PointEvaluation) -> State:
         """Keep the points whose margin fell, and change one more square of the best points."""
-        margins = margin(seen.logits, jobs.labels)
+        margins = margin(evaluation.logits, jobs.labels)
         state = update_state(
             state, margins < state["least"], {"top": state["points"], "least": margins}
         )

@@ -240,8 +240,8 @@ def require_classes(folder: Path) -> None:
             command=f"--data {first} --labels FILE.csv",
         )
         raise DataError(
-            f"expected class folders in {list_names(names)} of {folder}, found images without them, "
-            f"so without labels; sort them into a folder a class, give {table}, or "
+            f"expected class folders in {list_names(names)} of {folder}, found images without "
+            f"them, so without labels; sort them into a folder a class, give {table}, or "
             f"{images_alone(first)}"
         )
     _refuse_masks(folder, names)

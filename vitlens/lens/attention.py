@@ -30,7 +30,8 @@ from vitlens.lens.call import (
 from vitlens.lens.site import Caller, Site, decide_kind, windows_of
 from vitlens.models.anatomy import read_attention
 from vitlens.models.attention import SOFTMAX, multi_head_attention, positional, softmax_or_zero
-from vitlens.models.hooks import Forward, Memo, ScopedMode, overridden, unchanged
+from vitlens.models.hooks import Forward, ScopedMode, overridden, unchanged
+from vitlens.models.memo import Memo
 from vitlens.models.model import Model
 from vitlens.turns import turn
 

@@ -34,7 +34,8 @@ from vitlens.models.bands import (
     mean_bands,
     shows_places,
 )
-from vitlens.models.hooks import Arguments, Key, per_model, watching
+from vitlens.models.hooks import Arguments, Key, watching
+from vitlens.models.memo import per_model
 from vitlens.models.model import Model
 from vitlens.models.nested import tensors_in, with_tensor
 from vitlens.models.recording import ModuleCall, Shape

@@ -18,7 +18,8 @@ from torch.utils.checkpoint import CheckpointError
 from vitlens.devices import evaluating
 from vitlens.errors import LensError, UnsupportedError, lacks_memory
 from vitlens.lens.trace import probe_images
-from vitlens.models.hooks import Arguments, per_model, watching
+from vitlens.models.hooks import Arguments, watching
+from vitlens.models.memo import per_model
 from vitlens.models.model import Model
 from vitlens.models.nested import tensors_in
 

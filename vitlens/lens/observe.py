@@ -18,7 +18,8 @@ from vitlens.lens.attention import SITES, AttentionMode, Tap, tapped
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.site import Site
 from vitlens.models.attention import SOFTMAX, positional
-from vitlens.models.hooks import ScopedMode, once_per_model, watching
+from vitlens.models.hooks import ScopedMode, watching
+from vitlens.models.memo import once_per_model
 from vitlens.models.model import Model
 from vitlens.models.recording import maps_heads
 from vitlens.shapes import Images, Logits

@@ -18,7 +18,8 @@ from vitlens.lens.call import Stage
 from vitlens.lens.stages import holds_another, stages, stream_width
 from vitlens.lens.trace import Layer, trace, traced_heads
 from vitlens.lens.trace import blocks as numbered_blocks
-from vitlens.models.hooks import Key, once_per_model
+from vitlens.models.hooks import Key
+from vitlens.models.memo import once_per_model
 from vitlens.models.model import Model, require_model
 from vitlens.models.recording import Shape
 

@@ -23,7 +23,8 @@ from vitlens.lens.cells import (
     reaches_logits,
 )
 from vitlens.lens.trace import trace
-from vitlens.models.hooks import Arguments, Key, first_tensor, once_per_model, watching
+from vitlens.models.hooks import Arguments, Key, first_tensor, watching
+from vitlens.models.memo import once_per_model
 from vitlens.models.model import Model
 from vitlens.models.nested import tensors_in
 from vitlens.models.recording import Shape, Trace

@@ -19,7 +19,8 @@ from vitlens.lens.attention import Tap, TensorFunction, projection_of, tapped
 from vitlens.lens.call import AttentionCall, Stage
 from vitlens.lens.observe import exact, survey
 from vitlens.lens.site import Site
-from vitlens.models.hooks import Arguments, Key, first_tensor, once_per_model, per_model, watching
+from vitlens.models.hooks import Arguments, Key, first_tensor, watching
+from vitlens.models.memo import once_per_model, per_model
 from vitlens.models.model import Model
 from vitlens.models.numbering import no_layer
 from vitlens.models.recording import Recorder, Shape, Trace

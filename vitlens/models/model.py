@@ -21,7 +21,7 @@ from vitlens.turns import turn
 
 if TYPE_CHECKING:
     from vitlens.lens.places import Places
-    from vitlens.models.anatomy import Told
+    from vitlens.models.anatomy import StructureHints
 
 
 ReadOutput = Callable[[Any], Tensor]  # from what a module returns to logits (batch, classes)
@@ -71,7 +71,7 @@ class Model(nn.Module):
         provenance: Provenance,
         architecture: Mapping[str, object],
         read_output: ReadOutput = mean_of_pair,
-        told: "Told | None" = None,
+        hints: "StructureHints | None" = None,
     ) -> None:
         super().__init__()
         self.module = module
@@ -84,7 +84,7 @@ class Model(nn.Module):
         self.provenance = provenance
         self.read_output = read_output
         # structure given by the user, of a module whose structure was read from forward passes
-        self.told = told
+        self.structure_hints = hints
         # the JSON of a rebuild.Architecture, from which it is built again
         self.architecture = dict(architecture)
         self.register_buffer(

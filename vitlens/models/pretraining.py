@@ -154,11 +154,10 @@ def _data(text: str) -> str:
     return ", ".join(name for _, name in sorted(positions))
 
 
-def pretraining_of(model: Model, *, told: Objective | None = None) -> Pretraining:
-    """Return the pretraining of a model: given by the user, else from its source, name and
-    configuration.
+def pretraining_of(model: Model, *, objective: Objective | None = None) -> Pretraining:
+    """Return the pretraining of a model, from its source, name and configuration.
 
-    told: the user's objective, which replaces all others except "random weights". A weights file of
+    objective: given by the user; it replaces all others except "random weights". A weights file of
     the user's under a library's name is read by that name, and the result says so; the pretraining
     of a run folder is what its config.json says, "not known" without one.
     """
@@ -166,9 +165,9 @@ def pretraining_of(model: Model, *, told: Objective | None = None) -> Pretrainin
     if weights == "random":
         return Pretraining("random weights", source="its weights")
     read = _read(model)
-    if told is not None:
-        if read.objective != told:
-            read = Pretraining(told)
+    if objective is not None:
+        if read.objective != objective:
+            read = Pretraining(objective)
         return replace(read, source="--objective")
     is_file = weights not in ("hub", "bundled", "training")
     if is_file and read.source == "its name":
@@ -176,7 +175,7 @@ def pretraining_of(model: Model, *, told: Objective | None = None) -> Pretrainin
     return read
 
 
-def told_objectives(texts: Sequence[str], aliases: Sequence[str]) -> Mapping[str, Objective]:
+def stated_objectives(texts: Sequence[str], aliases: Sequence[str]) -> Mapping[str, Objective]:
     """Return the objectives of `--objective ALIAS=OBJECTIVE` by alias.
 
     Raises InputError for another form, UnknownNameError for another objective or an alias of no

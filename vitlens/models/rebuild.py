@@ -22,8 +22,9 @@ from vitlens.models.anatomy import read_anatomy
 from vitlens.models.configs import CLASSES
 from vitlens.models.cutting import UNCUT, add_means, cut_heads, output_projection
 from vitlens.models.fitting import load_strictly
-from vitlens.models.hooks import Arguments, is_changed, is_within_context, per_model, watching
+from vitlens.models.hooks import Arguments, is_changed, is_within_context, watching
 from vitlens.models.language_image import LanguageImage
+from vitlens.models.memo import per_model
 from vitlens.models.model import Model, Provenance, first_output, mean_of_pair, two_classes_of_pair
 from vitlens.models.numbering import no_layer
 from vitlens.models.requirement import requirement
@@ -37,7 +38,7 @@ from vitlens.typed import between, length, read_as
 from vitlens.version import __version__
 
 if TYPE_CHECKING:
-    from vitlens.models.anatomy import Told
+    from vitlens.models.anatomy import StructureHints
 
 Overrides = Mapping[str, int | float | bool | str | list[int]]
 _IMAGENET: Final = 1000  # its classes
@@ -128,19 +129,19 @@ def assemble(
     alias: str,
     provenance: Provenance,
     *,
-    told: "Told | None" = None,
+    hints: "StructureHints | None" = None,
 ) -> Model:
     """Return a Model around a module, with the anatomy of its modules' attributes or of forward
     passes.
 
-    told: the structure given by the user or the model source; with it, the anatomy is read from
+    hints: the structure given by the user or the model source; with it, the anatomy is read from
     forward passes.
     """
-    told = told or getattr(module, "told", None)
-    if told is not None:
+    hints = hints or getattr(module, "structure_hints", None)
+    if hints is not None:
         wrap = resolved("vitlens.models.wrap:wrap_module")
         traced: Model = wrap(
-            module, architecture, preprocessing, classes, alias, provenance, told=told
+            module, architecture, preprocessing, classes, alias, provenance, hints=hints
         )
         return traced
     note = ""
@@ -180,7 +181,13 @@ def rebuilt(
     classes = model.classes if classes is None else classes
     preprocessing = preprocessing or model.preprocessing
     new = assemble(
-        module, architecture, preprocessing, classes, model.alias, provenance, told=model.told
+        module,
+        architecture,
+        preprocessing,
+        classes,
+        model.alias,
+        provenance,
+        hints=model.structure_hints,
     )
     dtype = _parameter_dtype(module)
     new.mean = new.mean.to(dtype)
@@ -427,7 +434,7 @@ def classifiers(model: Model) -> tuple[str, ...]:
     logits; else the library's attributes or the names of its layers show it. Raises
     UnsupportedError for a model without such a layer.
     """
-    if model.told is not None:
+    if model.structure_hints is not None:
         return _observed_classifier(model)
     return named_classifiers(model.module)
 

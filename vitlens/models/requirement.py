@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from vitlens.errors import LensError, UnsupportedError
-from vitlens.models.hooks import Memo
+from vitlens.models.memo import Memo
 from vitlens.references import provided, resolved
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, ModelError, UnsupportedError, VitlensError, lacks_memory
-from vitlens.models.anatomy import Told, is_headless
+from vitlens.models.anatomy import StructureHints, is_headless
 from vitlens.models.hooks import Arguments, watching
 from vitlens.models.inputs import why_no_images
 from vitlens.models.model import Model, Provenance, ReadOutput, first_output, two_classes
@@ -98,7 +98,7 @@ def wrap(
     require_side_lengths(size)
     structure = {"blocks": blocks, "heads": heads, "prefix": prefix, "grid": grid}
     try:
-        told = read_as(Told, structure, source="wrap")
+        hints = read_as(StructureHints, structure, source="wrap")
     except InputError as reason:
         arguments = ", ".join(
             f"{name}={value!r}" for name, value in structure.items() if value is not None
@@ -121,7 +121,7 @@ def wrap(
         None if classes is None else tuple(classes),
         name,
         Provenance(name, "given", None, versions()),
-        told=told,
+        hints=hints,
     )
 
 
@@ -144,7 +144,7 @@ def wrap_module(
     alias: str,
     provenance: Provenance,
     *,
-    told: Told | None = None,
+    hints: StructureHints | None = None,
 ) -> Model:
     """Return a Model whose anatomy is read from forward passes.
 
@@ -153,7 +153,7 @@ def wrap_module(
     Raises what `wrap` raises.
     """
     device, dtype = _readable(module)
-    told = told or Told()
+    hints = hints or StructureHints()
     with (  # neither autocast nor inference mode is in force; random states are restored on exit
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
         torch.inference_mode(mode=False),
@@ -185,7 +185,7 @@ def wrap_module(
             raise InputError(
                 f"expected {count} class names for {alias}, found {len(classes)}; it has {logits}"
             )
-        anatomy = trace_anatomy(module, noise, read_output, told)
+        anatomy = trace_anatomy(module, noise, read_output, hints)
         note = numbering_note(anatomy)
         if note:
             provenance = replace(provenance, notes=(*provenance.notes, note))
@@ -200,7 +200,7 @@ def wrap_module(
             if isinstance(architecture, Architecture)
             else architecture,
             read_output=read_output,
-            told=told,
+            hints=hints,
         )
         model.mean = model.mean.to(device, dtype)
         model.std = model.std.to(device, dtype)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 import vitlens
 from tests.kit.tiny import images, ours
-from vitlens.models.hooks import Memo, once_per_model, per_model, watching
+from vitlens.models.hooks import watching
+from vitlens.models.memo import Memo, once_per_model, per_model
 
 CHANGED = {
     "queries": {"blocks.0.attention.queries": "zero"},

@@ -35,7 +35,8 @@ from vitlens.devices import evaluating
 from vitlens.errors import InputError
 from vitlens.lens.quick_passes import quick_passes
 from vitlens.lens.trace import probe_images
-from vitlens.models.hooks import Arguments, holding, per_model, watching
+from vitlens.models.hooks import Arguments, watching
+from vitlens.models.memo import holding, per_model
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps
 from vitlens.uncertainty import Estimate

@@ -51,7 +51,7 @@ from vitlens.commands.run.progress import progress
 from vitlens.commands.run.run import Run
 from vitlens.errors import InputError
 from vitlens.lens.stages import embedding_stage, stages
-from vitlens.models.pretraining import pretraining_of, told_objectives
+from vitlens.models.pretraining import pretraining_of, stated_objectives
 from vitlens.names import Objective
 from vitlens.processes import share_of
 from vitlens.record_files import join_records
@@ -109,7 +109,7 @@ def _require(run: Run[Any], subjects: Sequence[Subject], options: FeaturesOption
         held_out_mask(require_labels(bank).cpu(), groups=bank.groups, seed=0)
     if options.tsne:
         require_perplexity(options.perplexity, len(subjects[0].test))
-    told_objectives(options.objective, run.aliases)
+    stated_objectives(options.objective, run.aliases)
     require_texts(run.models, options)
 
 
@@ -147,7 +147,7 @@ def _record(
 ) -> FeaturesRecord:
     """Return the tables of all models and of their comparison."""
     first = subjects[0]
-    objectives = told_objectives(options.objective, [subject.alias for subject in subjects])
+    objectives = stated_objectives(options.objective, [subject.alias for subject in subjects])
     classifications: dict[str, Classification] = {}
     for subject, features_of_splits in zip(subjects, features):
         classifications[subject.alias] = classify(subject, features_of_splits)
@@ -208,7 +208,7 @@ def _record_of_model(
     prompts = explain_prompts(subject)
     row = FeaturesRow(
         model=subject.alias,
-        **vars(pretraining_of(subject.model, told=objective)),
+        **vars(pretraining_of(subject.model, objective=objective)),
         parameters=subject.model.parameter_count(),
         pool=test.pool,
         **_layer_fields(test),

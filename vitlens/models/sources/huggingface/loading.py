@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vitlens.errors import ModelError, UnsupportedError, argument, in_one_line
 from vitlens.files import read_json
-from vitlens.models.anatomy import Told
+from vitlens.models.anatomy import StructureHints
 from vitlens.models.fitting import fit_names, load_strictly
 from vitlens.models.language_image import LanguageImage, TextTower
 from vitlens.models.library_folders import weights_inside
@@ -114,8 +114,9 @@ _FEATURES: Final = {  # name in transformers' result, and description, by output
 # classifiers of transformers' classes
 _HEADS: Final = ("cls_classifier", "distillation_classifier", "classifier")
 _CLASS_LENGTH: Final = 100  # characters of a class name that are read
-_ROOM: Final = 1 << 26  # numbers that a model may have beyond twice its weights'
-_MOST: Final = 1 << 33  # numbers of a model with random weights
+# a model may have twice as many parameters as the file, and so many more
+_EXTRA_PARAMETERS: Final = 1 << 26
+_MOST_PARAMETERS: Final = 1 << 33  # of a model with random weights
 # tensors that may be missing
 _HARMLESS: Final = (
     "position_ids",
@@ -162,11 +163,13 @@ class Described:
         with in_one_line(f"transformers to build {self.class_name}", f"check {CONFIG}"), quietly():
             with torch.device("meta"):  # before any memory is allocated
                 expected = kind(config, **extra).state_dict()
-            numbers = _count_numbers(expected)
-            most = _MOST if state is None else 2 * _count_numbers(state) + _ROOM
-            if numbers > most:
+            count = _count_elements(expected)
+            most = _MOST_PARAMETERS
+            if state is not None:
+                most = 2 * _count_elements(state) + _EXTRA_PARAMETERS
+            if count > most:
                 raise ModelError(
-                    f"expected a model of at most {most:,} numbers for {name}, found {numbers:,}"
+                    f"expected a model of at most {most:,} numbers for {name}, found {count:,}"
                 )
             if state is None:
                 return kind(config, **extra)
@@ -222,7 +225,7 @@ class Described:
         """Return the architecture from which `build` makes the same model.
 
         It has the fields of the configuration that differ from transformers' defaults, as JSON.
-        With a text tower it is one that is refused, as such models are not saved.
+        For a model with a text tower it is one that `build` refuses: such models are not saved.
         """
         if self.class_name in _WHOLE:
             return {"kind": "hf-unsaved", "name": name, "pruned": {}}
@@ -242,7 +245,7 @@ def describe_config(fields: object, name: str, *, texts: bool = False) -> Descri
     """Return the model that the fields of a configuration describe.
 
     Its class is that of AutoModelForImageClassification and AutoModel. name: of the model, for
-    messages; texts: whether its texts can be read. Raises ModelError and UnsupportedError.
+    messages; texts: whether the folder has a tokenizer, so that texts can be embedded. Raises ModelError and UnsupportedError.
     """
     fields = _require_fields(fields, name)
     kind = str(fields["model_type"])
@@ -352,7 +355,7 @@ def _notes(
     return notes
 
 
-def _count_numbers(state: Mapping[str, Tensor]) -> int:
+def _count_elements(state: Mapping[str, Tensor]) -> int:
     return sum(tensor.numel() for tensor in state.values())
 
 
@@ -374,9 +377,11 @@ class TransformersModule(nn.Module):
         self.native: Size = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
         parameters = inspect.signature(model.forward).parameters
         self.interpolates = "interpolate_pos_encoding" in parameters or config.model_type == "clip"
-        # its structure is read from forward passes; DeiT's second token is for distillation,
-        # whatever reads it
-        self.told = Told(prefix=("cls", "distillation")) if config.model_type == "deit" else Told()
+        # the structure is read from forward passes, but these do not show that DeiT's second token
+        # is for distillation
+        self.structure_hints = StructureHints()
+        if config.model_type == "deit":
+            self.structure_hints = StructureHints(prefix=("cls", "distillation"))
         self.head: nn.Module = nn.Identity()
         if classes and output != "logits":
             self.reset_classifier(classes)
@@ -506,7 +511,13 @@ def load(request: ModelRequest) -> Model:
         request.alias, outputs if classes else 0, preprocessing.size
     )
     return wrap_module(
-        module, architecture, preprocessing, classes, request.alias, provenance, told=visual.told
+        module,
+        architecture,
+        preprocessing,
+        classes,
+        request.alias,
+        provenance,
+        hints=visual.structure_hints,
     ).eval()
 
 
