@@ -271,11 +271,10 @@ class Engine:
         points = state["points"]
         evaluation = self.evaluator.evaluate(points, jobs, last)
         state = self.algorithm.step(jobs, state, evaluation)
-        nearest = (
-            state["nearest"]
-            if self.is_minimum_norm
-            else self.algorithm.norm.length(points - jobs.clean)
-        )
+        if self.is_minimum_norm:
+            nearest = state["nearest"]
+        else:
+            nearest = self.algorithm.norm.length(points - jobs.clean)
         over = state.get("over", torch.zeros_like(evaluation.success))
         steepest = torch.zeros_like(nearest)
         if evaluation.losses.shape[1]:

@@ -23,8 +23,8 @@ from vitlens.lens.call import (
     INPUTS,
     AttentionCall,
     AttentionInputs,
+    FusedArguments,
     Stage,
-    attention_inputs,
     per_head,
 )
 from vitlens.lens.site import Caller, Site, decide_kind, windows_of
@@ -221,7 +221,7 @@ class AttentionMode(ScopedMode):
             self._running.clear()
             self._ran.clear()
             self.sites.clear()
-            surveyed = SITES.known(self.model) if isinstance(self.model, Model) else None
+            surveyed = SITES.peek(self.model) if isinstance(self.model, Model) else None
             self._surveyed_sites = {(site.module, site.part): site for site in surveyed or ()}
             try:
                 with self:
@@ -307,23 +307,29 @@ class _Call:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """Compute scaled dot-product attention, by its kernel where neither scores nor weights are
-        changed.
-        """
+        """Compute scaled dot-product attention under the taps, with the arguments of torch."""
         axis = self._axis_before_windows(query)
         if axis is None:
-            return self._fused(
-                query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+            return self._attend(
+                FusedArguments(
+                    query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+                )
             )
         if attn_mask is not None:
             attn_mask = self._windows_first(
                 attn_mask.expand(*query.shape[:-1], key.shape[-2]), axis
             )
-        query = self._windows_first(query, axis)
-        key = self._windows_first(key, axis)
-        value = self._windows_first(value, axis)
-        output = self._fused(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        return _heads_first(output, axis)
+        arguments = FusedArguments(
+            self._windows_first(query, axis),
+            self._windows_first(key, axis),
+            self._windows_first(value, axis),
+            attn_mask,
+            dropout_p,
+            is_causal,
+            scale,
+            enable_gqa,
+        )
+        return _heads_first(self._attend(arguments), axis)
 
     def _axis_before_windows(self, tensor: Tensor) -> int | None:
         """Return the axis of the heads where they stand before windows (see `AttentionPart`); None
@@ -342,46 +348,46 @@ class _Call:
         split = tensor.unflatten(0, (-1, self.heads)) if axis == 0 else tensor
         return split.transpose(1, 2)
 
-    def _fused(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None,
-        dropout_p: float,
-        is_causal: bool,
-        scale: float | None,
-        enable_gqa: bool,
-    ) -> Tensor:
-        original = attention_inputs(
-            query, key, value, attn_mask, is_causal, scale, enable_gqa, self.heads
-        )
+    def _attend(self, arguments: FusedArguments) -> Tensor:
+        """Return the output, by torch's kernel unless scores or weights are changed."""
+        original = arguments.inputs(self.heads)
         inputs = self._change_inputs(original)
         keep = self._keep(inputs.query, inputs.query.shape[-2], inputs.key.shape[-2])
-        masked = inputs if keep is None else replace(inputs, bias=_both(inputs.bias, keep))
-        scored = None
-        computed = None
-        if any(
-            tap.explicit or "scores" in tap.changes or "weights" in tap.changes for tap in self.taps
-        ):
+        masked = inputs
+        if keep is not None:
+            masked = replace(inputs, bias=_both(inputs.bias, keep))
+        changed_scores = None
+        weights = None
+        if self._needs_weights():
             scores = inputs.scores(slice(None))
-            scored = self._scores(scores, keep)
-            plain = scored is scores and inputs.bias is None
-            computed = self._weights(scored.softmax(-1) if plain else softmax_or_zero(scored))
-            output = F.dropout(computed, dropout_p) @ inputs.value
-        elif masked is not original:
-            output = F.scaled_dot_product_attention(
-                masked.query, masked.key, masked.value, masked.bias, dropout_p, scale=masked.scale
-            )
+            changed_scores = self._scores(scores, keep)
+            if changed_scores is scores and inputs.bias is None:
+                weights = self._weights(scores.softmax(-1))
+            else:
+                weights = self._weights(softmax_or_zero(changed_scores))
+            output = F.dropout(weights, arguments.dropout) @ inputs.value
+        elif masked is original:
+            output = arguments.attend()
         else:
-            options: dict[str, Any] = {"enable_gqa": True} if enable_gqa else {}
             output = F.scaled_dot_product_attention(
-                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **options
+                masked.query,
+                masked.key,
+                masked.value,
+                masked.bias,
+                arguments.dropout,
+                scale=masked.scale,
             )
         output = per_head(output, self.heads)
-        self._read(masked, computed, output, scored)
+        self._read(masked, weights, output, changed_scores)
         # the reader's tensor is in the graph of the logits
-        return output.reshape(*query.shape[:-1], value.shape[-1])
+        return output.reshape(*arguments.query.shape[:-1], arguments.value.shape[-1])
+
+    def _needs_weights(self) -> bool:
+        """Return True if a tap changes scores or weights, or needs them in the autograd graph."""
+        for tap in self.taps:
+            if tap.explicit or "scores" in tap.changes or "weights" in tap.changes:
+                return True
+        return False
 
     def _change_inputs(self, inputs: AttentionInputs) -> AttentionInputs:
         """Return the inputs after the changes of queries, keys and values; the same object where
@@ -415,16 +421,20 @@ class _Call:
     ) -> Tensor:
         raw_scores, *rest = args
         scores = per_head(raw_scores, self.heads)
-        keep = self._keep(scores, *scores.shape[-2:]) if scores.shape[1] == self.heads else None
-        scored = self._scores(scores, keep)
-        if scored is scores:
-            weights = func(raw_scores, *rest, **kwargs)
+        keep = None
+        if scores.shape[1] == self.heads:
+            keep = self._keep(scores, *scores.shape[-2:])
+        changed_scores = self._scores(scores, keep)
+        if changed_scores is scores:
+            raw_weights = func(raw_scores, *rest, **kwargs)
         else:
-            changed = scored.reshape(raw_scores.shape)
-            weights = softmax_or_zero(changed, lambda tensor: func(tensor, *rest, **kwargs))
-        computed = self._weights(per_head(weights, self.heads))
-        self._read(None, computed, None, scored)
-        return computed.reshape(raw_scores.shape)  # the reader's tensor, as above
+            raw_weights = softmax_or_zero(
+                changed_scores.reshape(raw_scores.shape),
+                lambda tensor: func(tensor, *rest, **kwargs),
+            )
+        weights = self._weights(per_head(raw_weights, self.heads))
+        self._read(None, weights, None, changed_scores)
+        return weights.reshape(raw_scores.shape)  # the reader's tensor, as above
 
     def _apply_changes(self, stage: Stage, tensor: Tensor) -> Tensor:
         for tap in self.taps:
@@ -473,24 +483,25 @@ class _Call:
     def _read(
         self,
         inputs: AttentionInputs | None,
-        computed: Tensor | None,
+        weights: Tensor | None,
         output: Tensor | None,
-        scored: Tensor | None,
+        scores: Tensor | None,
     ) -> None:
+        """Hand the call to the readers; it has inputs, or weights, or both."""
         readers = [tap.read for tap in self.taps if tap.read is not None]
         if not readers:
             return
         if inputs is not None:
             shape = torch.Size((*inputs.query.shape[:3], inputs.key.shape[2]))
         else:
-            assert computed is not None  # a call has inputs or weights
-            shape = computed.shape
+            assert weights is not None
+            shape = weights.shape
         call = AttentionCall(
-            self.mode.site(self.module, shape), self.mode.images, inputs, computed, output
+            self.mode.site(self.module, shape), self.mode.images, inputs, weights, output
         )
         with unchanged():  # a reader may run the model again
             for read in readers:
-                read(call, scored)
+                read(call, scores)
 
 
 def _heads_first(tensor: Tensor, axis: int) -> Tensor:

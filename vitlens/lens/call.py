@@ -4,7 +4,7 @@ and its windows.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -202,34 +202,56 @@ class AttentionCall:
         )
 
 
-def attention_inputs(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    grouped: bool,
-    heads: int,
-) -> AttentionInputs:
-    """Return the arguments of F.scaled_dot_product_attention with four axes each.
+@dataclass(frozen=True)
+class FusedArguments:
+    """The arguments of F.scaled_dot_product_attention.
 
-    mask: boolean or additive, or None.
+    mask: boolean or additive, or None; grouped: whether several query heads share a key head.
     """
-    if causal:
-        mask = torch.ones(
-            query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device
-        ).tril()
-    if grouped:
-        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
-        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
-    factor = query.shape[-1] ** -0.5 if scale is None else scale
-    # the axes of the mask are merged as those of the query
-    if mask is not None and (query.dim() != 4 or mask.dim() > 4):
-        mask = per_head(mask.expand(*query.shape[:-1], key.shape[-2]), heads)
-    return AttentionInputs(
-        per_head(query, heads), per_head(key, heads), per_head(value, heads), mask, factor
-    )
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    dropout: float
+    causal: bool
+    scale: float | None
+    grouped: bool
+
+    def attend(self) -> Tensor:
+        """Return the output of torch's kernel."""
+        options: dict[str, Any] = {"enable_gqa": True} if self.grouped else {}
+        return F.scaled_dot_product_attention(
+            self.query,
+            self.key,
+            self.value,
+            self.mask,
+            self.dropout,
+            self.causal,
+            scale=self.scale,
+            **options,
+        )
+
+    def inputs(self, heads: int) -> AttentionInputs:
+        """Return the inputs of attention with four axes each."""
+        query = self.query
+        key = self.key
+        value = self.value
+        mask = self.mask
+        if self.causal:
+            mask = torch.ones(
+                query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device
+            ).tril()
+        if self.grouped:
+            key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+            value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+        scale = query.shape[-1] ** -0.5 if self.scale is None else self.scale
+        # the axes of the mask are merged as those of the query
+        if mask is not None and (query.dim() != 4 or mask.dim() > 4):
+            mask = per_head(mask.expand(*query.shape[:-1], key.shape[-2]), heads)
+        return AttentionInputs(
+            per_head(query, heads), per_head(key, heads), per_head(value, heads), mask, scale
+        )
 
 
 def precise(tensor: Tensor) -> Tensor:

@@ -198,7 +198,7 @@ class Memo(Generic[T]):
         stored: T = store.values[self, key]
         return stored
 
-    def known(self, model: "Model", key: Hashable = None) -> T | None:
+    def peek(self, model: "Model", key: Hashable = None) -> T | None:
         """Return the value kept for a model and key, or None; nothing is computed."""
         store = _store_of(model)
         store.refresh(model)
