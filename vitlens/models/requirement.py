@@ -79,7 +79,7 @@ def checked_requirement(model: "Model", name: str) -> bool | None:
     """Return True if a model meets a requirement, None where that has not been checked yet; nothing
     is computed.
     """
-    reason = _REASONS.known(model, name)
+    reason = _REASONS.peek(model, name)
     return None if reason is None else not reason
 
 
