@@ -11,13 +11,12 @@ from tests.kit.map_rows import FALLING, STAGES, STAYING
 from tests.kit.tiny import images, ours, timm_model
 from vitlens import Model
 from vitlens.analysis.faithfulness.checks import Judgement, Stage, judged_cascade, judged_stability
+from vitlens.analysis.faithfulness.imputation import TOLERANCE, impute
 from vitlens.analysis.faithfulness.removal import (
     SHARES,
-    TOLERANCE,
     Variants,
     both_orders,
     faithfulness,
-    impute,
     substrate_images,
 )
 from vitlens.errors import InputError, UnsupportedError

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from vitlens.analysis.failures.covariates import PerImage, Subject, centroids
 from vitlens.analysis.failures.occlusion import grown, margin_of, outlines
 from vitlens.analysis.failures.operations import blurred, distance, luminance
-from vitlens.analysis.faithfulness.removal import impute
+from vitlens.analysis.faithfulness.imputation import impute
 from vitlens.shapes import Images
 
 Shift = Float[Tensor, "batch 2"]  # down and to the right, px

@@ -26,8 +26,8 @@ from torch.nn import functional as F
 
 from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.analysis.faithfulness.defaults import COMPOSITES, CONFIDENT
+from vitlens.analysis.faithfulness.imputation import impute
 from vitlens.analysis.faithfulness.maps import AnyMaps, PerImage, Size, enlarge_maps, map_faults
-from vitlens.analysis.faithfulness.removal import impute
 from vitlens.errors import DataError, InputError
 from vitlens.shapes import Images, Labels, Logits, Maps, Masks
 from vitlens.uncertainty import Estimate, bootstrap_mean

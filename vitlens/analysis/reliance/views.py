@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.faithfulness.removal import impute
+from vitlens.analysis.faithfulness.imputation import impute
 from vitlens.analysis.reliance.cues import Region
 from vitlens.shapes import Images, Masks
 
