@@ -61,9 +61,9 @@ _AFTER: Final = (
 class Slot:
     """A question of the first page.
 
-    lead: the question; topic: what its answer is about, after "on"; sources: the claims that may
-    answer it, by their chapter and their question ("": the answer to what the chapter was asked),
-    those that are preferred first.
+    lead: the question; topic: of its answer, in a few words; sources: the claims that may answer
+    it, the preferred ones first, by chapter and question ("": the answer to what the chapter was
+    asked).
     """
 
     lead: str
@@ -76,7 +76,7 @@ CAUSES: Final = Slot(
 )
 PLACES: Final = Slot("Where do errors occur?", "where errors occur")
 BETTER: Final = Slot("Which is better?", "accuracy", (("evaluate", ""),))
-ALONE: Final = "How accurate is it?"  # of one model, in place of which is better
+ONE_MODEL: Final = "How accurate is it?"  # asked of a single model, in place of which is better
 HEADS: Final = Slot("Which heads matter?", "heads", (("compare", CUE_HEADS), ("ablate", "")))
 BREAKS: Final = Slot(
     "What breaks predictions?",
@@ -88,7 +88,12 @@ OTHERS: Final = Slot("What else was found?", "what else was found")
 _SLOTS: Final = (CAUSES, BETTER, HEADS, BREAKS, MAPS)
 _ORDER: Final = (CAUSES, PLACES, BETTER, HEADS, BREAKS, MAPS, OTHERS)  # on the page
 # slots of findings, by how their question begins
-_FOUND: Final = {"errors by": PLACES, "which is better": BETTER, "head": HEADS, "attack": BREAKS}
+_SLOT_OF_QUESTION: Final = {
+    "errors by": PLACES,
+    "which is better": BETTER,
+    "head": HEADS,
+    "attack": BREAKS,
+}
 # The table of the first page: lines of the chapters' first pages.
 _GLANCED: Final[Mapping[str, tuple[str, ...]]] = {
     "evaluate": ("top-1 accuracy", "calibration error"),
@@ -146,9 +151,7 @@ def _answers_of(record: StudyRecord) -> list[Claim]:
     for finding in findings(record):
         if len(answers) >= len(_SLOTS):
             break
-        slot = next(
-            (slot for start, slot in _FOUND.items() if finding.question.startswith(start)), OTHERS
-        )
+        slot = _slot_of_finding(finding)
         if slot.lead not in answered_leads:
             says = finding.brief or finding.says
             answers.append(replace(finding, kind="answer", says=says, lead=slot.lead))
@@ -156,8 +159,16 @@ def _answers_of(record: StudyRecord) -> list[Claim]:
     return sorted(answers, key=lambda claim: _ORDER.index(_slot_of(claim)))
 
 
+def _slot_of_finding(finding: Claim) -> Slot:
+    """Return the slot that a finding fills, by how its question begins."""
+    for beginning, slot in _SLOT_OF_QUESTION.items():
+        if finding.question.startswith(beginning):
+            return slot
+    return OTHERS
+
+
 def _slot_of(claim: Claim) -> Slot:
-    """Return the question that an answer is to."""
+    """Return the slot of an answer."""
     return next((slot for slot in _ORDER if slot.lead == claim.lead), BETTER)
 
 
@@ -168,7 +179,9 @@ def _answers_to_slots(record: StudyRecord) -> Iterator[Claim]:
         with_effect = [claim for claim in candidates if not claim.is_null]
         for claim in (with_effect or candidates)[:1]:
             sentences = _sentences_of(record, slot, claim)
-            lead = ALONE if slot == BETTER and len(record.studied) == 1 else slot.lead
+            lead = slot.lead
+            if slot == BETTER and len(record.studied) == 1:
+                lead = ONE_MODEL
             yield replace(claim, kind="answer", says=" ".join(filter(None, sentences)), lead=lead)
 
 
@@ -179,15 +192,19 @@ def _candidates(record: StudyRecord, slot: Slot) -> Iterator[Claim]:
     for word, question in slot.sources:
         for chapter in record.of(word):
             candidates = [
-                claim for claim in chapter.claims if claim.says and _answers(claim, question)
+                claim for claim in chapter.claims if claim.says and _is_answer(claim, question)
             ]
-            candidates.sort(key=lambda claim: bool(question) and claim.evidence != "intervened")
+            if question:
+                candidates.sort(key=lambda claim: claim.evidence != "intervened")
             for claim in candidates:
                 yield replace(claim, place=chapter.figure(claim.place))
 
 
-def _answers(claim: Claim, question: str) -> bool:
-    return claim.question == question if question else claim.kind == "answer"
+def _is_answer(claim: Claim, question: str) -> bool:
+    """Return True if a claim answers a question, or, for "", what its chapter was asked."""
+    if question:
+        return claim.question == question
+    return claim.kind == "answer"
 
 
 def _sentences_of(record: StudyRecord, slot: Slot, claim: Claim) -> Iterator[str]:
@@ -228,11 +245,8 @@ def _heads(record: StudyRecord, claim: Claim) -> Iterator[str]:
 def _role_sentence(head: works.ImportantHead) -> str:
     """Return what a head does: its tested label, or else over how many tokens it attends."""
     if head.role != works.NO_ROLE:
-        return say(
-            "It {{ is }}{{ role|whole }}.",
-            role=head.role,
-            **{"is": "is " if head.role.startswith("needed") else ""},
-        )
+        verb = "is " if head.role.startswith("needed") else ""
+        return say("It {{ verb }}{{ role|whole }}.", role=head.role, verb=verb)
     if head.attended_keys is None:
         return "No tested label fits it."
     return say(
@@ -251,7 +265,7 @@ def _brief(record: StudyRecord, word: str, question: str, subject: str = "") -> 
             if (
                 claim.says
                 and claim.brief
-                and _answers(claim, question)
+                and _is_answer(claim, question)
                 and subject in ("", claim.subject)
             ):
                 yield claim.brief
@@ -292,20 +306,19 @@ def findings(record: StudyRecord, most: int | None = None) -> tuple[Claim, ...]:
 
 
 def _without_repeats(effects: Iterable[Claim]) -> Iterator[Claim]:
-    """Yield each effect once: two chapters may measure the same difference, and the one of more
-    images counts.
+    """Yield each effect once.
+
+    If two chapters measure the same difference, the one on more images counts.
     """
-    by_name: dict[tuple[object, ...], Claim] = {}
+    claims_by_key: dict[tuple[str, str], Claim] = {}
     for claim in effects:
-        name = (
-            (claim.question, claim.subject)
-            if claim.question == "which is better"
-            else (claim.question, claim.says)
-        )
-        earlier = by_name.get(name)
+        key = (claim.question, claim.says)
+        if claim.question == "which is better":
+            key = (claim.question, claim.subject)
+        earlier = claims_by_key.get(key)
         if earlier is None or _images(claim) > _images(earlier):
-            by_name[name] = claim
-    yield from by_name.values()
+            claims_by_key[key] = claim
+    yield from claims_by_key.values()
 
 
 def _images(claim: Claim) -> int:
@@ -362,7 +375,7 @@ def _too_few(record: StudyRecord) -> Iterator[Sentence]:
     answered_leads = {claim.lead for claim in _answers_to_slots(record)}
     for chapter in record.of("evaluate"):
         scores = chapter.record.scores
-        if not answered_leads & {BETTER.lead, ALONE} and scores:
+        if not answered_leads & {BETTER.lead, ONE_MODEL} and scores:
             right = listed(
                 [
                     say("**{{ score.model }}** {{ score.accuracy|value }}", score=score)
@@ -370,7 +383,7 @@ def _too_few(record: StudyRecord) -> Iterator[Sentence]:
                 ]
             )
             says = "{{ n }} images are too few to tell (accuracy: {{ right }})."
-            lead = ALONE if len(scores) == 1 else BETTER.lead
+            lead = ONE_MODEL if len(scores) == 1 else BETTER.lead
             yield Sentence(say(says, n=chapter.record.images, right=right), lead=lead)
         errors = {score.model: _count_errors(score) for score in scores}
         if (
@@ -515,9 +528,9 @@ def picture(record: StudyRecord) -> FigureSpec | None:
             return examples.figures[0]
     for chapter in (*record.of("compare"), *record.of("evaluate"), *record.of("attention")):
         first = chapter.document.first
-        section = (
-            None if first is None or first.picture is None else chapter.section(first.picture.name)
-        )
+        if first is None or first.picture is None:
+            continue
+        section = chapter.section(first.picture.name)
         if section is not None:
             return section.figures[0]
     return None
