@@ -40,10 +40,10 @@ from vitlens.uncertainty import (
 
 Level = tuple[str, float]  # of a disturbance
 Row = TypeVar("Row", RelianceRow, ReliancePairRow)
-_VISIBLE: Final = 0.5 / 255  # of a pixel: what changes less is as it was
+_VISIBLE: Final = 0.5 / 255  # an image counts as changed if a pixel changes by more
 _AT_ONCE: Final = 64  # images at a time: more do not fit a processor's cache
 _SEARCHED: Final = 200  # images among which a partner of another class is sought
-_WORD: Final = 0xFFFFFFFF
+_WORD: Final = 0xFFFFFFFF  # keys of random draws are made from 32-bit words
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,8 @@ def measure_reliance(
         if count < FEWEST:
             left_out.append(LeftOutCueRow(cue.name, _too_few(intervention, count, run.count)))
             continue
-        rows += [run.row(cue, intervention, outcome, clean, at) for at in range(len(viewers))]
+        for index in range(len(viewers)):
+            rows.append(run.row(cue, intervention, outcome, clean, index))
     rows = list(_correct_p_values(rows))
     pairs = list(run.pair_rows(rows, outcomes, clean))
     return Measured(
@@ -194,9 +195,10 @@ class _Run:
 
     @cached_property
     def partners(self) -> Int[Tensor, " batch"]:
-        """Return for each image the next one of another class and another group, in a drawn order.
+        """Return for each image the index of another one, in an order drawn by the keys.
 
-        Where there is none, the class may be the same, and then the group.
+        It is the next image of another class and group. If there is none, the next one of another
+        group, then any next image.
         """
         labels = self.viewers[0].labels.tolist()
         groups = list(range(self.count)) if self.groups is None else self.groups.tolist()
@@ -317,18 +319,18 @@ class _Run:
         return self.is_correct(outcomes[name].predictions[:, 0])
 
     def row(
-        self, cue: Cue, intervention: Intervention, outcome: _Outcome, clean: Tensor, at: int
+        self, cue: Cue, intervention: Intervention, outcome: _Outcome, clean: Tensor, index: int
     ) -> RelianceRow:
         """Return the row of one model, of the images that the intervention changes."""
-        effect = _Effect(self, outcome, clean, at)
+        effect = _Effect(self, outcome, clean, index)
         size, control_size = outcome.size[:, outcome.visible].double().mean(1).tolist()
         groups = effect.groups
         return RelianceRow(
-            model=self.viewers[at].model.alias,
+            model=self.viewers[index].model.alias,
             cue=cue.name,
             intervention=intervention.name,
-            n=len(effect.right),
-            unchanged=self.count - len(effect.right),
+            n=len(effect.correct_before),
+            unchanged=self.count - len(effect.correct_before),
             size=size,
             control_size=control_size,
             changed_by=share_of(effect.moved, groups=groups),
@@ -336,16 +338,20 @@ class _Run:
             changed=accuracy_difference(
                 effect.moved, effect.moved_by_control, groups=groups, seed=self.seed
             ),
-            lost=accuracy_difference(effect.control, effect.then, groups=groups, seed=self.seed),
-            gained=accuracy_difference(effect.then, effect.right, groups=groups, seed=self.seed),
-            errors=int((~effect.right).sum()),
-            fixed=int((effect.then & ~effect.right).sum()),
-            broken=int((effect.right & ~effect.then).sum()),
-            control_fixed=int((effect.control & ~effect.right).sum()),
-            control_broken=int((effect.right & ~effect.control).sum()),
+            lost=accuracy_difference(
+                effect.correct_after_control, effect.correct_after, groups=groups, seed=self.seed
+            ),
+            gained=accuracy_difference(
+                effect.correct_after, effect.correct_before, groups=groups, seed=self.seed
+            ),
+            errors=int((~effect.correct_before).sum()),
+            fixed=int((effect.correct_after & ~effect.correct_before).sum()),
+            broken=int((effect.correct_before & ~effect.correct_after).sum()),
+            control_fixed=int((effect.correct_after_control & ~effect.correct_before).sum()),
+            control_broken=int((effect.correct_before & ~effect.correct_after_control).sum()),
             p=paired_test(effect.moved, effect.moved_by_control, groups=groups),
-            p_lost=paired_test(effect.control, effect.then, groups=groups),
-            p_gained=paired_test(effect.then, effect.right, groups=groups),
+            p_lost=paired_test(effect.correct_after_control, effect.correct_after, groups=groups),
+            p_gained=paired_test(effect.correct_after, effect.correct_before, groups=groups),
         )
 
     def pair_rows(
@@ -355,15 +361,17 @@ class _Run:
         clean: Tensor,
     ) -> Iterator[ReliancePairRow]:
         """Yield the differences of all pairs of models under every judged intervention."""
-        places = {viewer.model.alias: at for at, viewer in enumerate(self.viewers)}
+        aliases = [viewer.model.alias for viewer in self.viewers]
         rows_by_name: dict[tuple[str, str], list[RelianceRow]] = {}
         for row in rows:
             rows_by_name.setdefault((row.cue, row.intervention), []).append(row)
         for (cue, intervention), judged in rows_by_name.items():
             relying = [row.model for row in judged if row.is_relied_on]
             outcome = outcomes[cue, intervention]
-            effects = {alias: _Effect(self, outcome, clean, at) for alias, at in places.items()}
-            for first, second in combinations(places, 2):
+            effects = {}
+            for index, alias in enumerate(aliases):
+                effects[alias] = _Effect(self, outcome, clean, index)
+            for first, second in combinations(aliases, 2):
                 one = effects[first]
                 other = effects[second]
                 yield ReliancePairRow(
@@ -379,7 +387,7 @@ class _Run:
                     changed_by=100 * float(one.moved.mean() - other.moved.mean()),
                     relying=tuple(model for model in relying if model in (first, second)),
                     accuracy=accuracy_difference(
-                        one.then, other.then, groups=one.groups, seed=self.seed
+                        one.correct_after, other.correct_after, groups=one.groups, seed=self.seed
                     ),
                 )
 
@@ -426,7 +434,7 @@ class ChangedImages:
             self,
             images=self.images[:count],
             changed=self.changed[:count],
-            control=self.control[:count],
+            control=self.correct_after_control[:count],
             region=self.region[:count],
             labels=self.labels[:count],
             groups=None if self.groups is None else self.groups[:count],
@@ -461,18 +469,19 @@ def changed_images(viewer: Viewer, row: RelianceRow, *, limit: int, seed: int = 
 class _Effect:
     """The predictions of one model on the images (n,) that an intervention changes.
 
-    right, then, control: whether each is classified correctly before, after the intervention and
-    after its control; moved, moved_by_control: whether the prediction differs from before.
+    correct_before, correct_after, correct_after_control: whether each is classified correctly
+    before, after the intervention and after its control; moved, moved_by_control: whether the
+    prediction differs from before.
     """
 
-    def __init__(self, run: _Run, outcome: _Outcome, clean: Tensor, at: int) -> None:
+    def __init__(self, run: _Run, outcome: _Outcome, clean: Tensor, index: int) -> None:
         visible = outcome.visible
-        before = clean[at, visible]
-        after, after_control = outcome.predictions[at][:, visible]
-        labels = run.viewers[at].labels[visible]
-        self.right: NDArray[np.bool_] = (before == labels).numpy()
-        self.then: NDArray[np.bool_] = (after == labels).numpy()
-        self.control: NDArray[np.bool_] = (after_control == labels).numpy()
+        before = clean[index, visible]
+        after, after_control = outcome.predictions[index][:, visible]
+        labels = run.viewers[index].labels[visible]
+        self.correct_before: NDArray[np.bool_] = (before == labels).numpy()
+        self.correct_after: NDArray[np.bool_] = (after == labels).numpy()
+        self.correct_after_control: NDArray[np.bool_] = (after_control == labels).numpy()
         self.moved: NDArray[np.bool_] = (after != before).numpy()
         self.moved_by_control: NDArray[np.bool_] = (after_control != before).numpy()
         self.groups = None if run.groups is None else run.groups[visible.numpy()]
@@ -491,7 +500,7 @@ class _Effect:
 
         1 where an image is right after the control only, -1 after the intervention only, else 0.
         """
-        return self.control.astype(np.int64) - self.then
+        return self.correct_after_control.astype(np.int64) - self.correct_after
 
 
 def _join_batches(batches: Sequence[_Outcome]) -> _Outcome:
