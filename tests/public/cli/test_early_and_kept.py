@@ -7,7 +7,6 @@ from PIL import Image
 from tests.kit.commands import figures, ran, refusal
 from vitlens.commands.registry import Command
 
-
 # a short attack that fools some images and saves them
 ATTACK = (
     "--data digits --limit 4 --predicted --attack pgd --steps 3 --step 1.5 --epsilon 32 "
