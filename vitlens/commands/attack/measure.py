@@ -27,7 +27,7 @@ from vitlens.commands.attack.survivors import follow_up
 from vitlens.commands.attack.sweep import Victim, sweep_all
 from vitlens.commands.attack.tables import Measurements, record_of
 from vitlens.commands.run.folder import RunFolder
-from vitlens.commands.run.load import load_split
+from vitlens.commands.run.load import ImageRequest, load_split
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.progress import ProgressStore, phase
 from vitlens.commands.run.resume import resumable, with_its_settings
@@ -122,7 +122,7 @@ def _load_images(run: Run[AttackOptions]) -> Split:
             options=run.run,
             data=options.data,
             images=options.images,
-            scenes=1,
+            request=ImageRequest(scenes=1),
             other_models=run.models[1:],
         )
 

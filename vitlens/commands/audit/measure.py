@@ -70,12 +70,13 @@ from vitlens.commands.run.chapter_runs import (
 )
 from vitlens.commands.run.chapters import ChapterRow
 from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.load import ImageRequest
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.progress import phase
 from vitlens.commands.run.publish import publish, read, read_folder
 from vitlens.commands.run.requirements import outcomes, requirements_of
 from vitlens.commands.run.resume import content_digest
-from vitlens.commands.run.run import ImageRequest, Run
+from vitlens.commands.run.run import Run
 from vitlens.commands.shared.failures_measure import failure_fields
 from vitlens.commands.shared.reliance_measure import plan_of, reliance_fields, viewers_of
 from vitlens.commands.stats.options import StatsOptions

@@ -25,8 +25,8 @@ from vitlens.analysis.evaluation.log_odds import cross_entropy
 from vitlens.analysis.evaluation.rows import CalibrationRow, ClassRow, ConfusionRow
 from vitlens.commands.evaluate import record as rows
 from vitlens.commands.evaluate.options import EvaluateOptions
-from vitlens.commands.run.load import load_splits, read_as
-from vitlens.commands.run.run import ImageRequest, Run
+from vitlens.commands.run.load import ImageRequest, load_splits, read_as
+from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import require_evaluable
 from vitlens.commands.shared.comparison import in_pairs
 from vitlens.commands.shared.planted import FactorRow, factor_rows
@@ -69,9 +69,8 @@ def _open(options: EvaluateOptions) -> Run[EvaluateOptions]:
         images=ImageRequest(repeat=True),
     )
     if _needs_more_scenes(run):
-        scenes = load_splits(
-            run.models, options=run.run, data=run.options.data, limit=MOST_SCENES, repeat=True
-        )
+        request = ImageRequest(limit=MOST_SCENES, repeat=True)
+        scenes = load_splits(run.models, options=run.run, data=run.options.data, request=request)
         run = run.with_images(scenes)
     for split in run.splits:
         require_labels(split)

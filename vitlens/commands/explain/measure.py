@@ -36,9 +36,10 @@ from vitlens.commands.explain.record import (
     ImageRow,
     MethodRow,
 )
+from vitlens.commands.run.load import ImageRequest
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.progress import Advance, progress
-from vitlens.commands.run.run import ImageRequest, Run
+from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import chosen_targets
 from vitlens.commands.shared.explorer_measure import explored
 from vitlens.commands.shared.maps.record import MapCheckRow, removal_check

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.commands.features.options import FeaturesOptions
-from vitlens.commands.run.load import load_splits, once_each, print_data
+from vitlens.commands.run.load import ImageRequest, load_splits, once_each, print_data
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.unseen import KnownTrainingImages, seen_mask, training_images_of
 from vitlens.data.catalogue import load_data, load_images
@@ -126,7 +126,13 @@ def _load_tests(models: Sequence[Model], options: FeaturesOptions) -> list[Split
     """Return the images that are classified, for each model."""
     run = options.run
     if options.images or options.data is None:
-        return load_splits(models, options=run, data=options.data, images=options.images, scenes=1)
+        return load_splits(
+            models,
+            options=run,
+            data=options.data,
+            images=options.images,
+            request=ImageRequest(scenes=1),
+        )
     parts = _load_parts(models, options.data, "test", run)
     tests = [split.limit(run.limit, seed=run.seed) for split in parts]
     print_data(tests[0], run)

@@ -24,7 +24,8 @@ from vitlens.commands.rollout.record import (
     RolloutRecord,
     RolloutRow,
 )
-from vitlens.commands.run.run import ImageRequest, Run
+from vitlens.commands.run.load import ImageRequest
+from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import chosen_targets
 from vitlens.commands.shared.explorer_measure import explored
 from vitlens.commands.shared.maps.measure import map_rows

@@ -24,7 +24,8 @@ from vitlens.analysis.heads.registry import (
 from vitlens.analysis.heads.specialisation import Specialisation, specialise
 from vitlens.analysis.heads.statistics import Statistics, Stream, bounds_in
 from vitlens.analysis.naming.names import HeadNames
-from vitlens.commands.run.run import ImageRequest, Run
+from vitlens.commands.run.load import ImageRequest
+from vitlens.commands.run.run import Run
 from vitlens.commands.shared.names import NoteRow, name_rows
 from vitlens.commands.shared.naming import attributes_of, heads_named
 from vitlens.commands.stats import record as rows
