@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from vitlens.classes import position_note, reading
 from vitlens.commands.needs import needs_of, require
@@ -98,6 +98,9 @@ class ImageRequest:
     first: tuple[str, ...] = ()
 
 
+ANY_IMAGES: Final = ImageRequest()  # of a command that leaves every choice to its options
+
+
 def load_split(model: Model, **arguments: Any) -> Split:
     """Return the images of one model; arguments: as for load_splits."""
     (split,) = load_splits((model,), **arguments)
@@ -111,7 +114,7 @@ def load_splits(
     data: str | None = None,
     images: Sequence[str] | None = None,
     other_models: Sequence[Model] = (),
-    request: ImageRequest = ImageRequest(),
+    request: ImageRequest = ANY_IMAGES,
 ) -> list[Split]:
     """Return the images of --images or --data, the same in the same order for each model.
 

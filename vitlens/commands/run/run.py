@@ -12,7 +12,13 @@ from typing import Any, Generic, Self, TypeVar
 
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.commands.run.folder import RunFolder, settings
-from vitlens.commands.run.load import ImageRequest, load_models, load_splits, require_data
+from vitlens.commands.run.load import (
+    ANY_IMAGES,
+    ImageRequest,
+    load_models,
+    load_splits,
+    require_data,
+)
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.progress import Advance, phase, progress
 from vitlens.commands.run.publish import publish
@@ -53,7 +59,7 @@ class Run(Generic[Options]):
         *,
         needs: str | None = None,
         most: int | None = None,
-        images: ImageRequest = ImageRequest(),
+        images: ImageRequest = ANY_IMAGES,
         load: Callable[[RunOptions], tuple[Model, ...]] | None = None,
     ) -> None:
         """Join the processes, and load the models; images are read when they are first used.
