@@ -506,8 +506,10 @@ def _labelled_name(role: RoleView, lines: int) -> list[str]:
 
 
 def _within(text: str, wide: float, lines: int) -> list[str]:
-    """Break a text into at most `lines` lines of this width in inches; the last one is
-    shortened."""
+    """Break a text into at most `lines` lines of this width in inches.
+
+    The last one is shortened.
+    """
     broken = [""]
     for word in style.drawable(text).split():
         longer = f"{broken[-1]} {word}".strip()

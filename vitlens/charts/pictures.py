@@ -166,13 +166,13 @@ def images(
     under: bool = False,
     dense: bool = False,
 ) -> Draw:
-    """Return a chart of pictures by row and column; columns that do not fit form further blocks
-    below.
+    """Return a chart of pictures by row and column.
 
-    scale: each map from 0 to its own maximum, or one scale for all maps, symmetric around 0 if
-    signed; label: of the colour bar, which is drawn for one scale, and with a label also for maps
-    up to their own maximum; largest: the greatest side of a picture, inch; under: True for names of
-    rows below them; dense: True for as few blocks as make the pictures largest, however small.
+    Columns that do not fit form further blocks below. scale: each map from 0 to its own
+    maximum, or one scale for all maps, symmetric around 0 if signed; label: of the colour bar,
+    which is drawn for one scale, and with a label also for maps up to their own maximum;
+    largest: the greatest side of a picture, inch; under: True for names of rows below them;
+    dense: True for as few blocks as make the pictures largest, however small.
     """
 
     @style.styled
@@ -471,8 +471,9 @@ def amplification(changes: NDArray[np.floating]) -> int:
 
 
 def images_on_a_page(panels: int) -> int:
-    """Return the number of images that fit on a page if each has this many maps next to it; at
-    least one.
+    """Return the number of images that fit on a page if each has this many maps next to it.
+
+    At least one.
     """
     return max(1, _LINES // -(-(panels + 1) // 8))
 

@@ -212,8 +212,9 @@ def _columns(panels: int) -> int:
 
 
 def _log_axes(axes: Axes) -> None:
-    """Make both axes logarithmic, with plain numbers where these are short; called after everything
-    is drawn.
+    """Make both axes logarithmic, with plain numbers where these are short.
+
+    Called after everything is drawn.
     """
     axes.set_xscale("log")
     axes.set_yscale("log")

@@ -332,8 +332,9 @@ class _Call:
         return _heads_first(self._attend(arguments), axis)
 
     def _axis_before_windows(self, tensor: Tensor) -> int | None:
-        """Return the axis of the heads where they stand before windows (see `AttentionPart`); None
-        elsewhere.
+        """Return the axis of the heads where they stand before windows (see `AttentionPart`).
+
+        Returns None elsewhere.
         """
         if tensor.dim() == 4 and self.heads_axis == 0:
             return 0
@@ -390,8 +391,9 @@ class _Call:
         return False
 
     def _change_inputs(self, inputs: AttentionInputs) -> AttentionInputs:
-        """Return the inputs after the changes of queries, keys and values; the same object where
-        there are none.
+        """Return the inputs after the changes of queries, keys and values.
+
+        Returns the same object where there are none.
         """
         if not any(tap.changes for tap in self.taps):
             return inputs
@@ -516,8 +518,9 @@ _MODES: Final[ContextVar[tuple[AttentionMode, ...]]] = ContextVar("modes", defau
 
 @contextmanager
 def tapped(model: Model | nn.Module, *taps: Tap) -> Iterator[AttentionMode]:
-    """Run the model's attention under the taps; contexts nest, and are undone also after an
-    exception.
+    """Run the model's attention under the taps.
+
+    Contexts nest, and are undone also after an exception.
     """
     with turn(model), ExitStack() as stack:
         around = _MODES.get()
@@ -557,8 +560,9 @@ def is_tapped(model: Model, module: str | None = None) -> bool:
 
 
 def projection_of(model: Model, name: str) -> nn.Linear | None:
-    """Return the linear layer that reads the concatenated heads of an attention module; None where
-    there is none.
+    """Return the linear layer that reads the concatenated heads of an attention module.
+
+    Returns None where there is none.
     """
     part = model.anatomy.parts.get(name)
     if part is None:

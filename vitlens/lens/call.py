@@ -50,8 +50,9 @@ class AttentionInputs:
         )
 
     def scores(self, rows: Rows) -> Tensor:
-        """Return q kᵀ · scale + bias of these query rows, before the softmax; -inf where a key
-        takes no part.
+        """Return q kᵀ · scale + bias of these query rows, before the softmax.
+
+        Returns -inf where a key takes no part.
         """
         query = self.query[..., rows, :]
         scores = (query * self.scale) @ self.key.transpose(-2, -1)
@@ -126,8 +127,9 @@ class AttentionCall:
         return row_by_row(self.weights(), self.site.windows)
 
     def rows(self, rows: Rows) -> Weights:
-        """Return the weights of some query rows only; the cost is rows x keys instead of queries x
-        keys.
+        """Return the weights of some query rows only.
+
+        The cost is rows x keys instead of queries x keys.
         """
         weights = self.at("weights", rows)
         assert weights is not None  # a call has inputs or weights
@@ -289,8 +291,9 @@ def row_by_row(weights: Weights, windows: Windows | None) -> Placed:
 
 
 def window_index(windows: Windows) -> Int[Tensor, "count inside"]:
-    """Return the index of the patch (row by row) at each position (row by row) of each window; -1
-    for padding.
+    """Return the index of the patch (row by row) at each position (row by row) of each window.
+
+    Returns -1 for padding.
     """
     rows, columns = windows.resolution
     height, width = windows.window

@@ -66,8 +66,10 @@ class Cells:
 
 @dataclass(frozen=True)
 class LocatedCells:
-    """The cells of all outputs and of the blocks' arguments; a tensor that is no map is left
-    out."""
+    """The cells of all outputs and of the blocks' arguments.
+
+    A tensor that is no map is left out.
+    """
 
     outputs: Mapping[str, tuple[Cells, ...]]  # by module
     arguments: Mapping[tuple[str, Key], Cells]  # by block and argument
@@ -207,8 +209,10 @@ def _is_plain(module: nn.Module) -> bool:
 
 
 def _cells(model: Model, name: str, part: int, tensor: Tensor) -> Cells | None:
-    """Return the cells of a tensor that was computed from `banded_images`; None where it is
-    no map."""
+    """Return the cells of a tensor that was computed from `banded_images`.
+
+    Returns None where it is no map.
+    """
     if len(tensor) != IMAGES or tensor.numel() == 0:
         return None
     if tensor.dim() == 3:

@@ -60,8 +60,9 @@ class PlaceChange:
         return self.access.part == "joined" and self.data is not None and self.access.tokens is None
 
     def new(self, clean: Tensor) -> Tensor:
-        """Return the replacement tensor. Raises InputError for a tensor of another number of
-        images.
+        """Return the replacement tensor.
+
+        Raises InputError for a tensor of another number of images.
         """
         if self.function is not None:
             changed: Tensor = self.function(clean)
@@ -70,8 +71,9 @@ class PlaceChange:
         return self.of_images(slice(None), len(clean)).to(clean).expand(clean.shape)
 
     def of_images(self, part: slice, images: int) -> Tensor:
-        """Return its tensor for some of the images. Raises InputError for a tensor of another
-        number of images.
+        """Return its tensor for some of the images.
+
+        Raises InputError for a tensor of another number of images.
         """
         assert self.data is not None
         if self.data.dim() <= len(self.access.place.shape) or len(self.data) == 1:

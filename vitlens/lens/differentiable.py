@@ -97,8 +97,9 @@ def needing_gradients(model: Model, *, instead: str = WITHOUT_GRADIENTS) -> Iter
 
 @per_model
 def cut_off(model: Model) -> str:
-    """Return where the gradient of the logits with respect to the image is cut off; "" where it is
-    not.
+    """Return where the gradient of the logits with respect to the image is cut off.
+
+    Returns "" where it is not.
     """
     causes = list[str]()
     index_causes = list[str]()

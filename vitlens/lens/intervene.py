@@ -27,12 +27,12 @@ Reference: TypeAlias = AnyImages  # images over which means are taken
 
 @dataclass(frozen=True)
 class KnockOut:
-    """Some queries of a layer do not attend to some keys; the rest of each row is scaled to sum to
-    1.
+    """Some queries of a layer do not attend to some keys.
 
-    A change of "blocks.3.attention.weights". keys, queries: token positions, or "cls", "register"
-    or "patch"; heads: numbers; None: all of them. The row of a query without any key left is zeros.
-    In a windowed layer, positions are those in every window.
+    The rest of each row is scaled to sum to 1. A change of "blocks.3.attention.weights". keys,
+    queries: token positions, or "cls", "register" or "patch"; heads: numbers; None: all of
+    them. The row of a query without any key left is zeros. In a windowed layer, positions are
+    those in every window.
     """
 
     keys: Tokens | None = None
@@ -50,14 +50,14 @@ Changes = Mapping[str, Change]
 def intervene(
     model: Model, changes: Changes, *, reference: Reference | None = None, seed: int = 0
 ) -> Iterator[Model]:
-    """Run the model with the tensors at some places changed; undone on exit, also after an
-    exception.
+    """Run the model with the tensors at some places changed.
 
-    changes: by place, a name or a pattern of `model.places()`, each of: "zero"; "mean" over
-    `reference` images, computed once; "resample": another image's of the same batch, by `seed`; a
-    tensor that broadcasts to (batch, *shape) from the right: (dim,), (tokens, dim) or (batch,
-    tokens, dim); a function of the place's tensor (batch, *shape) to one of the same shape;
-    "remove" at "blocks.3": the block's output is its input; KnockOut at attention weights.
+    They are undone on exit, also after an exception. changes: by place, a name or a pattern of
+    `model.places()`, each of: "zero"; "mean" over `reference` images, computed once;
+    "resample": another image's of the same batch, by `seed`; a tensor that broadcasts to
+    (batch, *shape) from the right: (dim,), (tokens, dim) or (batch, tokens, dim); a function of
+    the place's tensor (batch, *shape) to one of the same shape; "remove" at "blocks.3": the
+    block's output is its input; KnockOut at attention weights.
 
     Replaced weights need not sum to 1: they are multiplied by the values unchanged. Contexts nest:
     of two changes of one place, the outer one comes first; every function of vitlens inside sees

@@ -84,8 +84,9 @@ def observe(
 def observing(
     model: Model | nn.Module, reducer: Reducer, *, explicit: bool = False
 ) -> Iterator[AttentionMode]:
-    """Hand every attention call to the reducer, in the order of the forward pass; no tensor is
-    kept.
+    """Hand every attention call to the reducer, in the order of the forward pass.
+
+    No tensor is kept.
     """
     if isinstance(model, Model) and not model.anatomy.attention and model.anatomy.unread:
         raise UnsupportedError(

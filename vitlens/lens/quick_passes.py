@@ -227,8 +227,9 @@ def quick_passes(model: Model) -> Iterator[None]:
 
 
 def quick_batch_size(model: Model) -> int:
-    """Return how many images fit the processor's cache, by the widest activation of one image; at
-    least 1.
+    """Return how many images fit the processor's cache, by the widest activation of one image.
+
+    At least 1.
     """
     leaves = {name for name, module in model.module.named_modules() if not any(module.children())}
     activation_sizes = [call.bytes for call in trace(model, 1).calls if call.module in leaves]

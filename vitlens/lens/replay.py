@@ -292,8 +292,9 @@ class Patched(Summary):
     exact: bool
 
     def __getitem__(self, name: str) -> Logits:
-        """Return the logits (batch, classes) of a place that was patched alone. Raises InputError
-        otherwise.
+        """Return the logits (batch, classes) of a place that was patched alone.
+
+        Raises InputError otherwise.
         """
         if (name,) not in self.places:
             raise InputError(

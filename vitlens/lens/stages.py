@@ -65,8 +65,9 @@ class FeatureStage:
         return self.kind if self.index is None else f"{self.kind} {self.index}"
 
     def tokens(self, output: Any) -> Tokens:
-        """Return the module's output (or argument) as (batch, tokens, width); a map is flattened
-        row by row.
+        """Return the module's output (or argument) as (batch, tokens, width).
+
+        A map is flattened row by row.
         """
         tensor = tensors_in(output)[self.part]
         tokens: Tokens = tensor.movedim(self.channel_axis, -1).flatten(1, -2)
@@ -121,8 +122,9 @@ def final_norm(model: Model) -> FinalNorm | None:
 def watching_stages(
     model: Model, chosen: Sequence[FeatureStage], reducer: Callable[[FeatureStage, Tokens], None]
 ) -> Iterator[None]:
-    """Hand the chosen layers' tokens to the reducer as they are computed; the hooks are removed on
-    exit.
+    """Hand the chosen layers' tokens to the reducer as they are computed.
+
+    The hooks are removed on exit.
     """
     outputs = {stage.module: stage for stage in chosen if stage.argument is None}
     inputs = {
@@ -305,8 +307,9 @@ def _stage(
     shape: Shape,
     argument: Key | None = None,
 ) -> FeatureStage | None:
-    """Return the layer that reads a module's output, or its argument; None where the channel axis
-    is unknown.
+    """Return the layer that reads a module's output, or its argument.
+
+    Returns None where the channel axis is unknown.
     """
     layout = model.anatomy.layout
     if len(shape) == 3 and layout is not None:

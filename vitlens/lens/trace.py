@@ -145,8 +145,9 @@ def layers(model: Model) -> tuple[Layer, ...]:
 
 
 def layer_at(model: Model, number: int) -> Layer:
-    """Return the layer of this number. Raises InputError where its block has no attention, and
-    where there is none.
+    """Return the layer of this number.
+
+    Raises InputError where its block has no attention, and where there is none.
     """
     model_layers = layers(model)
     for layer in model_layers:

@@ -134,8 +134,9 @@ def read_attention(model: nn.Module) -> tuple[AttentionPart, ...]:
 
 
 def heads_of(module: nn.Module) -> int | None:
-    """Return the number of attention heads of a module by its attributes; None where it has no such
-    attribute.
+    """Return the number of attention heads of a module by its attributes.
+
+    Returns None where it has no such attribute.
     """
     for name in ("num_heads", "heads", "n_heads"):  # n_heads: torchvision's MaxViT
         count = getattr(module, name, None)
@@ -358,8 +359,9 @@ def _runs_that_of(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 
 def _are_idle(module: nn.Module, names: Iterable[str]) -> bool:
-    """Return True if these children do nothing in evaluation mode; a child that is not there does
-    nothing.
+    """Return True if these children do nothing in evaluation mode.
+
+    A child that is not there does nothing.
     """
     children = dict(module.named_children())
     return all(runs(children[name], _IDLE) for name in names if name in children)

@@ -180,11 +180,11 @@ def watching(
     before: Callable[[str, Arguments], object] | None = None,
     always: bool = False,
 ) -> Iterator[None]:
-    """Report every call of the named modules; the hooks are removed on exit, also after an
-    exception.
+    """Report every call of the named modules.
 
-    before: called with the module's name and its arguments; after: with its output as well. always:
-    `after` is also called for a module that raised, with None as its output.
+    The hooks are removed on exit, also after an exception. before: called with the module's
+    name and its arguments; after: with its output as well. always: `after` is also called for a
+    module that raised, with None as its output.
     """
     scope = _Scoped()
 
@@ -220,10 +220,9 @@ def watching(
 def overridden(
     module: nn.Module, wrap: Callable[[Forward], Forward], *, equal: bool = False
 ) -> Iterator[None]:
-    """Replace the module's forward by wrap(its forward and the hooks of others); contexts may be
-    nested.
+    """Replace the module's forward by wrap(its forward and the hooks of others).
 
-    equal: as in `Replaced`.
+    Contexts may be nested. equal: as in `Replaced`.
     """
     before = module.__dict__.get("forward")
     plain = _Hooked(module)
@@ -318,7 +317,8 @@ def as_call(values: Arguments) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def first_tensor(output: Any) -> Tensor | None:
-    """Return a module's output where it is a tensor, or the first tensor in a tuple, list or dict;
+    """Return a module's output where it is a tensor, or the first tensor in a tuple, list or dict.
+
     None without one.
     """
     for tensor in tensors_in(output):

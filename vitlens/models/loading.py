@@ -218,8 +218,9 @@ def load_built(request: ModelRequest) -> Model:
 
 @contextmanager
 def _naming_architecture(request: ModelRequest, other: str) -> Iterator[None]:
-    """Name in a refusal of weights the other architecture that their config.json gives; "" for
-    none.
+    """Name in a refusal of weights the other architecture that their config.json gives.
+
+    Returns "" for none.
     """
     try:
         yield
@@ -307,8 +308,9 @@ def untrained(
     alias: str | None = None,
     overrides: Overrides | None = None,
 ) -> Model:
-    """Return a preset with seeded random weights, ready to train. Raises UnknownNameError for
-    another name.
+    """Return a preset with seeded random weights, ready to train.
+
+    Raises UnknownNameError for another name.
     """
     if name not in PRESETS:
         raise UnknownNameError("preset", name, PRESETS, hint="vitlens models")

@@ -150,8 +150,9 @@ def _store_of(model: "Model") -> _Store:
 
 @contextmanager
 def holding(model: "Model") -> Iterator[None]:
-    """Take the thread's turn; inside, the model is assumed unchanged, and its stored values stay
-    valid.
+    """Take the thread's turn.
+
+    Inside, the model is assumed unchanged, and its stored values stay valid.
     """
     with turn(model):
         store = _store_of(model)
@@ -186,8 +187,9 @@ class Memo(Generic[T]):
     """
 
     def get(self, model: "Model", compute: Callable[[], T], *, key: Hashable = None) -> T:
-        """Return the value kept for a model and key; computed on the unchanged model where there is
-        none.
+        """Return the value kept for a model and key.
+
+        Computed on the unchanged model where there is none.
         """
         store = _store_of(model)
         store.refresh(model)

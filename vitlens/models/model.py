@@ -115,8 +115,9 @@ class Model(nn.Module):
 
     @property
     def layout(self) -> TokenLayout:
-        """Return the layout of its token sequence. Raises UnsupportedError for a model without one
-        token sequence.
+        """Return the layout of its token sequence.
+
+        Raises UnsupportedError for a model without one token sequence.
         """
         if self.anatomy.layout is None:
             reason = f": {self.anatomy.unread}" if self.anatomy.unread else "; see vitlens models"
@@ -178,10 +179,9 @@ class Model(nn.Module):
             return self.read_output(self.module(prepared))
 
     def supports(self, command: str) -> str | None:
-        """Return why this model does not support a command, and which commands it supports; None
-        where it does.
+        """Return why this model does not support a command, and which commands it supports.
 
-        Raises UnknownNameError for a command that takes no model.
+        Returns None where it does. Raises UnknownNameError for a command that takes no model.
         """
         reason: str | None = resolved(provided("why_unsupported"))(self, command)
         return reason
@@ -212,8 +212,10 @@ class Model(nn.Module):
 
 @contextmanager
 def trainable(model: Model) -> Iterator[Model]:
-    """Put the model in training mode with gradients for its parameters; both are restored on
-    exit."""
+    """Put the model in training mode with gradients for its parameters.
+
+    Both are restored on exit.
+    """
     with turn(model):
         flags = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
         modes = {name: module.training for name, module in model.named_modules()}
@@ -228,8 +230,9 @@ def trainable(model: Model) -> Iterator[Model]:
 
 
 def first_output(output: Any) -> Tensor:
-    """Return a tensor, the first of several, or an object's `logits`. Raises TypeError for anything
-    else.
+    """Return a tensor, the first of several, or an object's `logits`.
+
+    Raises TypeError for anything else.
     """
     for name in _NAMES:
         value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)

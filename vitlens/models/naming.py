@@ -41,10 +41,10 @@ class ModelName:
 
 
 def parse_model(text: str) -> ModelName:
-    """Return the parts of `[alias=]NAME[@weights]`; without an alias, it is derived from the last
-    part of the name.
+    """Return the parts of `[alias=]NAME[@weights]`.
 
-    "=" and "@" in the name of an existing file or folder are part of it.
+    Without an alias, it is derived from the last part of the name. "=" and "@" in the name of
+    an existing file or folder are part of it.
     """
     typed, rest = _alias_of(text)
     name, weights = _weights_of(rest)

@@ -13,8 +13,9 @@ def tensors_in(output: Any) -> tuple[Tensor, ...]:
 
 
 def with_tensor(output: Any, index: int, tensor: Tensor) -> Any:
-    """Return the output with another tensor at an index of `tensors_in`; the output itself is not
-    changed.
+    """Return the output with another tensor at an index of `tensors_in`.
+
+    The output itself is not changed.
     """
     tensors = list(_tensors(output))
     tensors[index] = tensor

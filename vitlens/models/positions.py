@@ -27,10 +27,9 @@ def sines(places: Int[Tensor, " places"], dim: int) -> Float[Tensor, "places 2 h
 def fixed_positions(
     kind: str, *, grid: tuple[int, int], prefix: int, dim: int
 ) -> Float[Tensor, "1 placed dim"]:
-    """Return fixed position embeddings of a grid of patches, row by row; zeros for the prefix, as
-    in MAE.
+    """Return fixed position embeddings of a grid of patches, row by row.
 
-    grid: (rows, columns).
+    Returns zeros for the prefix, as in MAE. grid: (rows, columns).
 
     sine: PE(n, 2i) = sin(n / 10000^(2i/dim)) and PE(n, 2i+1) = cos(...) of the patch's number n
     (Vaswani 2017); sine-2d: half of the dimensions for the column, half for the row, each sines

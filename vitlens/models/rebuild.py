@@ -70,8 +70,9 @@ class Architecture:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, object]) -> "Architecture":
-        """Return an architecture from the JSON of dataclasses.asdict. Raises ModelError for
-        anything else.
+        """Return an architecture from the JSON of dataclasses.asdict.
+
+        Raises ModelError for anything else.
         """
         return read_as(
             cls, dict(fields), source="an architecture written by vitlens", error=ModelError
@@ -173,10 +174,10 @@ def rebuilt(
     classes: tuple[str, ...] | None = None,
     preprocessing: Preprocessing | None = None,
 ) -> Model:
-    """Return a model around this module, on the device of `model`; its anatomy is read again in the
-    same way.
+    """Return a model around this module, on the device of `model`.
 
-    classes, preprocessing: those of `model` where not given.
+    Its anatomy is read again in the same way. classes, preprocessing: those of `model` where
+    not given.
     """
     classes = model.classes if classes is None else classes
     preprocessing = preprocessing or model.preprocessing
@@ -245,8 +246,9 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def default_classes(count: int) -> tuple[str, ...]:
-    """Return ImageNet's class names for 1000 logits, numbers for any other count; one logit counts
-    as two classes.
+    """Return ImageNet's class names for 1000 logits, numbers for any other count.
+
+    One logit counts as two classes.
     """
     if count == _IMAGENET:
         return imagenet_classes()
@@ -259,8 +261,10 @@ def numbered_classes(count: int) -> tuple[str, ...]:
 
 
 def both_classes(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of classes; for one logit with one name, both: its complement comes
-    first."""
+    """Return the names of classes.
+
+    For one logit with one name, both: its complement comes first.
+    """
     if len(names) != 1:
         return names
     if names == ("0",):
@@ -364,8 +368,9 @@ def _copy_of(model: Model) -> nn.Module:
 
 
 def _resize_positions(module: VisionTransformer, size: tuple[int, int]) -> str:
-    """Resize the position embeddings of our ViT to another image size; return a note for the
-    provenance.
+    """Resize the position embeddings of our ViT to another image size.
+
+    Return a note for the provenance.
     """
     height, width = module.config.image_size
     new_height, new_width = size

@@ -85,10 +85,9 @@ class ModuleCall:
 
 @dataclass(frozen=True)
 class Trace:
-    """The calls of all modules of a model in one forward pass, in the order of their ends; the
-    model itself is "".
+    """The calls of all modules of a model in one forward pass, in the order of their ends.
 
-    logits: their shape.
+    The model itself is "". logits: their shape.
     """
 
     calls: tuple[ModuleCall, ...]

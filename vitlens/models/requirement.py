@@ -76,8 +76,9 @@ def requirement(
 
 
 def checked_requirement(model: "Model", name: str) -> bool | None:
-    """Return True if a model meets a requirement, None where that has not been checked yet; nothing
-    is computed.
+    """Return True if a model meets a requirement, None where that has not been checked yet.
+
+    Nothing is computed.
     """
     reason = _REASONS.peek(model, name)
     return None if reason is None else not reason

@@ -76,13 +76,12 @@ def window_shift(size: Pair, window: Pair, shift: Pair) -> Pair:
 def window_mask(
     size: Pair, window: Pair, shift: Pair
 ) -> Bool[Tensor, "count inside inside"] | None:
-    """Return which places of each window may attend to which (True = take part); None where all may
-    attend to all.
+    """Return which places of each window may attend to which (True = take part).
 
-    size: (rows, columns) of the map before padding; shift: as applied. The map is padded and rolled
-    by the shift, so a window at the end also holds patches from the start of the map, on the far
-    side of the image: they are kept apart, and so is padding, which attends only to itself, as a
-    row without any key has no softmax.
+    Returns None where all may attend to all. size: (rows, columns) of the map before padding;
+    shift: as applied. The map is padded and rolled by the shift, so a window at the end also holds
+    patches from the start of the map, on the far side of the image: they are kept apart, and so is
+    padding, which attends only to itself, as a row without any key has no softmax.
     """
     rows, columns = padded_size(size, window)
     if shift == (0, 0) and size == (rows, columns):
@@ -238,8 +237,9 @@ class SwinStage(nn.Module):
 
 
 class PatchMap(nn.Module):
-    """Cuts an image into patches and maps each to a vector, normalised; an incomplete patch is
-    padded with zeros.
+    """Cuts an image into patches and maps each to a vector, normalised.
+
+    An incomplete patch is padded with zeros.
     """
 
     def __init__(self, patch_size: Pair, dim: int) -> None:
@@ -292,8 +292,9 @@ class SwinTransformer(nn.Module):
 
 
 def padding_note(config: SwinConfig, image_size: Pair) -> str:
-    """Return which maps are padded to whole windows, for images of (height, width); "" where none
-    is.
+    """Return which maps are padded to whole windows, for images of (height, width).
+
+    Returns "" where none is.
     """
     changes = []
     for stage, size in enumerate(config.maps(image_size)):
@@ -309,8 +310,9 @@ def padding_note(config: SwinConfig, image_size: Pair) -> str:
 
 
 def from_timm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights with timm's names replaced by those of `SwinTransformer`; other names
-    stay.
+    """Return the weights with timm's names replaced by those of `SwinTransformer`.
+
+    Other names stay.
     """
     renamed = {}
     for name, value in state.items():

@@ -232,8 +232,9 @@ def keeps_logits(
 def gradient_at(
     module: nn.Module, attention: str, images: Tensor, logits_of: LogitsOf
 ) -> Tensor | None:
-    """Return the gradient of a random mix of the logits at an attention module's output; None
-    without a graph.
+    """Return the gradient of a random mix of the logits at an attention module's output.
+
+    Returns None without a graph.
     """
     leaves: list[Tensor] = []
 
@@ -277,11 +278,11 @@ class TokensRead:
 def tokens_read(
     module: nn.Module, attention: str, images: Tensor, logits_of: LogitsOf, special: int
 ) -> TokensRead | None:
-    """Return what the classifier reads of the output of an attention module; None where nothing
-    shows it.
+    """Return what the classifier reads of the output of an attention module.
 
-    special: the number of special tokens, which are the first ones. A classifier of the mean or the
-    maximum of all tokens reads the special ones as it reads the patches.
+    Returns None where nothing shows it. special: the number of special tokens, which are the first
+    ones. A classifier of the mean or the maximum of all tokens reads the special ones as it
+    reads the patches.
     """
     strengths = _strengths(gradient_at(module, attention, images, logits_of))
     if strengths is None or not strengths.any():

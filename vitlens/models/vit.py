@@ -32,8 +32,9 @@ class PatchEmbedding(nn.Module):
         self.proj = nn.Conv2d(3, dim, kernel_size=patch_size, stride=patch_size)
 
     def grid(self, images: Images) -> tuple[int, int]:
-        """Return the patches (rows, columns) of these images. Raises InputError unless patches
-        cover them exactly.
+        """Return the patches (rows, columns) of these images.
+
+        Raises InputError unless patches cover them exactly.
         """
         height, width = images.shape[-2:]
         patch_height, patch_width = self.patch_size

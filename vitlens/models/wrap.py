@@ -317,8 +317,9 @@ def _is_quantized(part: nn.Module) -> bool:
 
 
 def _has_compiled_forward(module: nn.Module) -> bool:
-    """Return True where torch.compile decorates the forward; `module.compile()` leaves the forward
-    as it is.
+    """Return True where torch.compile decorates the forward.
+
+    `module.compile()` leaves the forward as it is.
     """
     forward = getattr(module, "forward", None)
     is_wrapped = getattr(forward, "_torchdynamo_orig_callable", None) is not None
@@ -393,8 +394,9 @@ def _output_form(module: nn.Module, images: Tensor) -> tuple[ReadOutput, int, bo
 
 
 def _logits(module: nn.Module, images: Tensor) -> Tensor:
-    """Return the logits of the module's output. Raises ModelError where it fails, or where there
-    are none.
+    """Return the logits of the module's output.
+
+    Raises ModelError where it fails, or where there are none.
     """
     name = type(module).__name__
     several = len(images) > 1

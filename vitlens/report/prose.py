@@ -91,10 +91,9 @@ def _by_count(singular: str, plural: str) -> Callable[[Sized | int], str]:
 
 
 def borderline(difference: Estimate, p: float) -> Marked:
-    """Return a remark in parentheses where an interval and a test of the same difference disagree;
-    "" where they agree.
+    """Return a remark in parentheses where an interval and a test of the same difference disagree.
 
-    p: of an exact test, or after a correction, whose answer holds.
+    Returns "" where they agree. p: of an exact test, or after a correction, whose answer holds.
     """
     excludes_zero = beyond(difference, 0.0) is not Side.UNDECIDED
     if difference.low is None or excludes_zero == (p <= LEVEL):

@@ -460,8 +460,9 @@ def _table_name(section: Section | Overview, row: Any, record: Record) -> str:
 
 
 def _of_property(name: str, row: Any) -> Column:
-    """Return the column of a property; its text is ours, which a table does not shorten as it does
-    a name.
+    """Return the column of a property.
+
+    Its text is ours, which a table does not shorten as it does a name.
     """
     unit = "text" if isinstance(getattr(row, name), str) else ""
     return Column(name.replace("_", " "), unit=unit)
@@ -537,8 +538,9 @@ def _metrics_table(glances: Sequence[Glance], record: Any, claims: Sequence[Clai
 
 
 def _glance_line(glance: Glance, record: Any, claims: Sequence[Claim]) -> Iterator[list[Cell]]:
-    """Yield the title, a value for each model, the difference of two, and the status; nothing
-    without a value.
+    """Yield the title, a value for each model, the difference of two, and the status.
+
+    Returns nothing without a value.
     """
     rows = rows_of(glance.table, record)
     if not rows:
@@ -569,8 +571,9 @@ def _glance_line(glance: Glance, record: Any, claims: Sequence[Claim]) -> Iterat
 
 
 def urgency(status: str | None) -> int:
-    """Return the place in ORDER of a status with its reason; the most urgent is 0, a row without
-    one comes last.
+    """Return the place in ORDER of a status with its reason.
+
+    The most urgent is 0, a row without one comes last.
     """
     state = (status or "").partition(":")[0]
     return ORDER.index(state) if state in ORDER else len(ORDER)

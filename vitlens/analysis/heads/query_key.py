@@ -202,8 +202,9 @@ def _weight_without(
 def _position(
     patch: tuple[int, int] | None, geometry: Geometry, otherwise: int | None
 ) -> int | None:
-    """Return the position of a patch among the tokens. Raises InputError for one that is not
-    there.
+    """Return the position of a patch among the tokens.
+
+    Raises InputError for one that is not there.
     """
     if patch is None:
         return otherwise

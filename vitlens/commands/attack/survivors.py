@@ -42,10 +42,10 @@ class Survivors:
 
 
 def follow_up(victims: Sequence[Victim]) -> list[Survivors]:
-    """Attack the survivors of weak attacks on each model again; return nothing if no attack looks
-    weak.
+    """Attack the survivors of weak attacks on each model again.
 
-    All models are compared at one epsilon: the smallest of at least 8/255, or else the largest.
+    Return nothing if no attack looks weak. All models are compared at one epsilon: the smallest
+    of at least 8/255, or else the largest.
     """
     epsilon = _compared_epsilon(victims[0])
     if epsilon is None:

@@ -63,8 +63,9 @@ class _Patch(NamedTuple):
 
 
 def measure_windows(model: Model, images: Images) -> dict[str, Any]:
-    """Return the windows of each layer, and the receptive field, as fields of the record; empty for
-    other models.
+    """Return the windows of each layer, and the receptive field, as fields of the record.
+
+    Returns nothing for other models.
     """
     layers = _window_layers(model, images)
     if not layers:

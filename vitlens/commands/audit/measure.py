@@ -240,8 +240,10 @@ class AuditChapters(ChapterRunner):
         self.quick = self._run_attack(self._attack_options(FGSM, run), part=CORRUPTIONS_PART)
 
     def reliance(self) -> dict[str, Any]:
-        """Measure what the model relies on, on as many images as fit; return fields of the
-        record."""
+        """Measure what the model relies on, on as many images as fit.
+
+        Return fields of the record.
+        """
         if self.predicted:
             return {}
         plan = plan_of([self.split], thorough=False, levels=False)
@@ -255,8 +257,10 @@ class AuditChapters(ChapterRunner):
         return {}
 
     def failures(self) -> dict[str, Any]:
-        """Ask why the model fails, with maps of as many images as fit; return fields of the
-        record."""
+        """Ask why the model fails, with maps of as many images as fit.
+
+        Return fields of the record.
+        """
         if self.predicted:
             return {}
         count = len(self.split)
@@ -271,8 +275,9 @@ class AuditChapters(ChapterRunner):
         return {}
 
     def attack(self) -> tuple[BudgetRow, tuple[CandidateRow, ...]]:
-        """Run the strongest attack that fits what the others leave; return the budget and the
-        candidates.
+        """Run the strongest attack that fits what the others leave.
+
+        Return the budget and the candidates.
         """
         budget = BudgetRow(
             self.budget.minutes, self.budget.spent / 60, self.budget.left / 60, self.one_pass

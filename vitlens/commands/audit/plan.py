@@ -185,8 +185,9 @@ class CorruptionCosts:
 
 
 def corrupted_images(costs: CorruptionCosts, seconds: float, images: int) -> int:
-    """Return on how many images corruptions and FGSM take these seconds at most; 0 where that
-    judges nothing.
+    """Return on how many images corruptions and FGSM take these seconds at most.
+
+    Returns 0 where that judges nothing.
     """
     least = min(FEWEST_JUDGED, images)
     for count in range(images, least - 1, -1):
@@ -196,10 +197,9 @@ def corrupted_images(costs: CorruptionCosts, seconds: float, images: int) -> int
 
 
 def mapped_images(a_map: float, one_pass: float, seconds: float, images: int) -> int:
-    """Return on how many images maps are made for the question why the model fails; 0 if too few
-    fit.
+    """Return on how many images maps are made for the question why the model fails.
 
-    a_map: seconds of one; all images are classified, too.
+    Returns 0 if too few fit. a_map: seconds of one; all images are classified, too.
     """
     most = min(MAPPED, images)
     fitting = most
@@ -219,10 +219,10 @@ def changed_images(passes: int, one_pass: float, seconds: float, images: int) ->
 
 
 def pass_seconds(row: AttackRow) -> float:
-    """Return the seconds of one forward pass of one image in an attack that was run; 0 where it
-    attacked nothing.
+    """Return the seconds of one forward pass of one image in an attack that was run.
 
-    row: its forward passes include those whose gradients it took.
+    Returns 0 where it attacked nothing. row: its forward passes include those whose gradients it
+    took.
     """
     passes = row.forwards + (BACKWARD - 1) * row.backwards
     return row.seconds / passes if passes else 0.0
@@ -237,12 +237,11 @@ def consider_candidates(
     defined: Callable[[Attack], bool] = lambda _: True,
     attacked: int | None = None,
 ) -> tuple[CandidateRow, ...]:
-    """Return all candidates in their order, and FGSM at the end; the first that fits what is left
-    is chosen.
+    """Return all candidates in their order, and FGSM at the end.
 
-    images: that there are; candidates that differ in more images than these alone are one. shares:
-    as `passes_of`; defined: whether the model has enough classes for an attack; attacked: images on
-    which FGSM ran (None: all).
+    The first that fits what is left is chosen. images: that there are; candidates that differ
+    in more images than these alone are one. shares: as `passes_of`; defined: whether the model
+    has enough classes for an attack; attacked: images on which FGSM ran (None: all).
     """
     unique = dict.fromkeys(
         replace(candidate, images=min(candidate.images, images)) for candidate in candidates

@@ -110,8 +110,10 @@ def _release(record: AuditRecord, judged: Sequence[Claim]) -> Claim:
 
 
 def _judged(record: AuditRecord) -> Iterator[Claim]:
-    """Yield what each chapter judges, once; for chapters that were not run, that it is not
-    tested."""
+    """Yield what each chapter judges, once.
+
+    For chapters that were not run, that it is not tested.
+    """
     yield _accuracy(record)
     is_attacked = "attack" in record.named
     for name, chapter in record.named.items():

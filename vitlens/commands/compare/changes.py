@@ -123,8 +123,9 @@ def _knows_shapes(model: Model) -> bool:
 
 
 def shape_bias_fields(run: Run[CompareOptions], conflicts: Sequence[Split]) -> dict[str, Any]:
-    """Return the fields of the record on the shape bias of both models; empty tables without cue
-    conflicts.
+    """Return the fields of the record on the shape bias of both models.
+
+    Returns empty tables without cue conflicts.
     """
     rows = []
     rows_by_shape = list[ClassBias]()

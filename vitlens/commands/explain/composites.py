@@ -85,8 +85,10 @@ class Sources:
 
 
 def composite_names(chosen: tuple[str, ...], *, has_masks: bool) -> tuple[str, ...]:
-    """Return the kinds of --composites; "auto" stands for the default kinds if there are no
-    masks."""
+    """Return the kinds of --composites.
+
+    "auto" stands for the default kinds if there are no masks.
+    """
     names = set(chosen)
     if AUTO in chosen and not has_masks:
         names |= {kind.name for kind in COMPOSITE_KINDS.values() if kind.default}

@@ -88,8 +88,9 @@ def measure(
 
 
 def _loader(models: Sequence[Model]) -> Callable[[RunOptions], tuple[Model, ...]] | None:
-    """Return a function that returns these models instead of loading the named ones; None without
-    models.
+    """Return a function that returns these models instead of loading the named ones.
+
+    Returns None without models.
     """
     if not models:
         return None
@@ -294,8 +295,9 @@ class Explainer:
         )
 
     def _completeness(self, maps: Tensor, gain: Tensor) -> Estimate | None:
-        """Return the mean error of the sums of maps; None if a map is not finite. gain: of each
-        image, in logits.
+        """Return the mean error of the sums of maps.
+
+        Returns None if a map is not finite. gain: of each image, in logits.
         """
         if not bool(maps.isfinite().all()):
             return None
@@ -364,8 +366,9 @@ def image_rows(
 
 
 def choice_tables(alias: str, choice: MethodChoice) -> dict[str, object]:
-    """Return the tables of a choice; the table of checks has the removal check of the chosen
-    method.
+    """Return the tables of a choice.
+
+    The table of checks has the removal check of the chosen method.
     """
     selection = len(choice.selection)
     row = ChoiceRow(
@@ -394,8 +397,9 @@ def choice_tables(alias: str, choice: MethodChoice) -> dict[str, object]:
 
 
 def _chosen_check(alias: str, choice: MethodChoice) -> Iterator[MapCheckRow]:
-    """Yield the removal check of the chosen method on the report half; nothing if it was not
-    compared.
+    """Yield the removal check of the chosen method on the report half.
+
+    Returns nothing if it was not compared.
     """
     margins = {}
     for baseline in BASELINES:

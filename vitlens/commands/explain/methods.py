@@ -54,12 +54,12 @@ def refinement_of(options: RefineOptions) -> Refinement:
 def chosen_methods(
     models: Sequence[Model], names: Sequence[str], *, engine: Engine, refinement: Refinement
 ) -> list[tuple[str, ...]]:
-    """Return the methods of each model, in the order of names; the default methods if there are no
-    names.
+    """Return the methods of each model, in the order of names.
 
-    A method that is not named is left out if the refinement does not apply to its maps. Raises
-    UnknownNameError for an unknown name. Raises UnsupportedError for a method that no model has, a
-    model that has none of the methods, or a refinement that does not apply.
+    The default methods if there are no names. A method that is not named is left out if the
+    refinement does not apply to its maps. Raises UnknownNameError for an unknown name. Raises
+    UnsupportedError for a method that no model has, a model that has none of the methods, or a
+    refinement that does not apply.
     """
     if refinement.refine == "affinity":
         for model in models:

@@ -183,8 +183,9 @@ def _explored_images(record: ExplainRecord, alias: str) -> Shown:
 
 
 def removed_patches(record: ExplainRecord) -> Iterator[Picture]:
-    """Yield the first images; patches whose removal changes the prediction are grey, in the best
-    orders.
+    """Yield the first images.
+
+    Patches whose removal changes the prediction are grey, in the best orders.
     """
     if not record.sets:
         return

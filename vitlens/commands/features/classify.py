@@ -102,8 +102,9 @@ def classify(subject: Subject, features: Mapping[str, Features]) -> Classificati
 
 
 def _classify_by_model(subject: Subject, test: Features) -> Tensor | None:
-    """Return True for each image that the model classifies correctly; None without a classifier of
-    these classes.
+    """Return True for each image that the model classifies correctly.
+
+    Returns None without a classifier of these classes.
     """
     split = subject.test
     if split.labels is None or not subject.model.has_classifier:

@@ -205,8 +205,9 @@ def _load_part(
 def _load(
     model: Model, data: str, part: Part, options: RunOptions, seed: int, *, undivided: bool = False
 ) -> Split:
-    """Return one part of the data, or the whole data; scenes of test images are drawn as far as
-    --limit needs them.
+    """Return one part of the data, or the whole data.
+
+    Scenes of test images are drawn as far as --limit needs them.
     """
     limit = None
     scenes = None

@@ -114,8 +114,9 @@ def _require(run: Run[Any], subjects: Sequence[Subject], options: FeaturesOption
 
 
 def _read(subject: Subject, run: Run[Any]) -> dict[str, Features]:
-    """Return the features of one model's images by their purpose; empty in all processes but the
-    first.
+    """Return the features of one model's images by their purpose.
+
+    Returns nothing in all processes but the first.
     """
     options = subject.options
     features: dict[str, Features | None] = {}
@@ -309,8 +310,9 @@ def _notes(
 
 
 def _similarity_rows(subject: Subject, features: Sequence[Features]) -> Iterator[LayersRow]:
-    """Yield every pair of layers, of one model and of two; none if CKA is not defined for so few
-    images.
+    """Yield every pair of layers, of one model and of two.
+
+    Returns None if CKA is not defined for so few images.
     """
     if len(features[0]) < FEWEST:
         return

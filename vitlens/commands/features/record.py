@@ -205,10 +205,10 @@ class HeadRow(OfModel):
 
 @dataclass(frozen=True)
 class LayersRow:
-    """The similarity of two layers of one model on the same images; None if the features of a layer
-    do not vary.
+    """The similarity of two layers of one model on the same images.
 
-    rank: Spearman's correlation of the distances between images.
+    It is None if the features of a layer do not vary. rank: Spearman's correlation of the distances
+    between images.
     """
 
     first: str = col("model")

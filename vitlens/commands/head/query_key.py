@@ -95,8 +95,9 @@ def _dimension_row(pair: Neurons, index: int) -> DimensionRow:
 
 @phase("Queries and keys in one map")
 def measure_space(run: Run[HeadOptions], head: HeadName) -> dict[str, Any]:
-    """Return the map of the head's queries and keys, and that of all heads; empty for a layer
-    without queries and keys of the whole image.
+    """Return the map of the head's queries and keys, and that of all heads.
+
+    Returns nothing for a layer without queries and keys of the whole image.
     """
     model = run.model
     split = run.split.pick(torch.arange(min(_IMAGES, len(run.split))))

@@ -96,8 +96,9 @@ def _timings(record: ProfileRecord) -> Claim:
 
 
 def _speed_claims(record: ProfileRecord, batches: Sequence[Sequence[SpeedRow]]) -> list[Claim]:
-    """Return the fastest model at the smallest and at the largest batch size; one claim if it is
-    the same.
+    """Return the fastest model at the smallest and at the largest batch size.
+
+    One claim if it is the same.
     """
     if not batches:
         return []

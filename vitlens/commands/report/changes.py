@@ -91,8 +91,9 @@ class _MetricPair:
 
     @property
     def aliases(self) -> tuple[str, str]:
-        """Return the aliases before and after; only for metrics of one model, whose alias is all
-        after the first word.
+        """Return the aliases before and after.
+
+        Only for metrics of one model, whose alias is all after the first word.
         """
         return self.name_before.partition("/")[2], self.name.partition("/")[2]
 
@@ -131,8 +132,9 @@ def _change(pair: _MetricPair) -> MetricChange:
 
 
 def _difference_of_answers(pair: _MetricPair) -> _Difference | None:
-    """Return the difference of accuracies by the predictions on the same images; None without
-    these.
+    """Return the difference of accuracies by the predictions on the same images.
+
+    Returns None without these.
     """
     answers = _paired_answers(pair)
     if answers is None:
@@ -148,8 +150,9 @@ def _difference_of_answers(pair: _MetricPair) -> _Difference | None:
 
 
 def _paired_answers(pair: _MetricPair) -> tuple[PredictionArrays, PredictionArrays] | None:
-    """Return two models' predictions on the same images; None for other metrics, and unless images
-    are the same.
+    """Return two models' predictions on the same images.
+
+    Returns None for other metrics, and unless images are the same.
     """
     if not pair.is_accuracy:
         return None
@@ -187,8 +190,9 @@ def _difference_of_values(pair: _MetricPair) -> _Difference | None:
 
 
 def _changes_by_image(pair: _MetricPair) -> ImageValues | None:
-    """Return the change of a metric on each image; None if the runs keep no values, or of other
-    images.
+    """Return the change of a metric on each image.
+
+    Returns None if the runs keep no values, or of other images.
     """
     values_before = pair.before.values_by_image().get(pair.name_before)
     values = pair.after.values_by_image().get(pair.name)
@@ -281,8 +285,9 @@ def compare_images(before: Any, after: Any) -> SameImages:
 
 
 def _same_images(before: Record, after: Record) -> bool | None:
-    """Return True if all images that both runs read are the same; None for folders without
-    fingerprints.
+    """Return True if all images that both runs read are the same.
+
+    Returns None for folders without fingerprints.
     """
     prints_before = before.config.fingerprints
     prints = after.config.fingerprints
@@ -309,8 +314,9 @@ def compare_verdicts(before: Any, after: Any) -> list[JudgedRow]:
 
 
 def _claims(record: Any) -> Sequence[Claim]:
-    """Return the claims of a report; none for a folder without its arrays, of which no report can
-    be made.
+    """Return the claims of a report.
+
+    Returns None for a folder without its arrays, of which no report can be made.
     """
     report = COMMANDS[record.command].report
     with suppress(InputError), foreign_contents(record):

@@ -97,12 +97,11 @@ def compare(before: Path, after: Path, *, html: bool = False) -> Conclusion:
 
 
 def share(folder: Path, copy: Path) -> Path:
-    """Copy the records and arrays of a run, and of its chapters, to a new folder; returns it,
-    without a report yet.
+    """Copy the records and arrays of a run, and of its chapters, to a new folder.
 
-    Absolute paths are shortened to their last two components, e.g. "photos/cat.jpg". Raises
-    InputError for a folder without a run and for a copy inside the folder, OutputError if the copy
-    cannot be made.
+    Returns it, without a report yet. Absolute paths are shortened to their last two components,
+    e.g. "photos/cat.jpg". Raises InputError for a folder without a run and for a copy inside
+    the folder, OutputError if the copy cannot be made.
     """
     read_run(folder)
     require_plain(folder)

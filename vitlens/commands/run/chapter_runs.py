@@ -318,8 +318,9 @@ def _as_json(value: Any) -> Any:
 
 
 def _rename_models(value: Any, names: Mapping[str, str]) -> Any:
-    """Return a value of JSON in which each text that is one of these names is replaced; texts that
-    only hold one stay.
+    """Return a value of JSON in which each text that is one of these names is replaced.
+
+    Texts that only hold one stay.
     """
     if isinstance(value, str):
         return names.get(value, value)

@@ -137,8 +137,9 @@ class Chapter:
         return replace(section, sentences=sentences, figures=figures, tables=tables)
 
     def glance(self, title: str) -> Mapping[str, Cell]:
-        """Return a line of its first page's table by the titles of the columns; empty where there
-        is none.
+        """Return a line of its first page's table by the titles of the columns.
+
+        Returns nothing where there is none.
         """
         table = self.document.first.glance
         if table is None:
@@ -238,8 +239,9 @@ class Chaptered(Record):
 
     @cached_property
     def parts(self) -> tuple[Chapter, ...]:
-        """Return the chapters with their records. Raises UnknownNameError for a command that is no
-        chapter.
+        """Return the chapters with their records.
+
+        Raises UnknownNameError for a command that is no chapter.
         """
         for row in self.chapters:
             if row.word not in _COMMANDS:
@@ -265,8 +267,9 @@ class Chaptered(Record):
 
     @property
     def metrics(self) -> Mapping[str, Estimate]:
-        """Return its own metrics and the chapters'; where two have the same one, the first's, as
-        later ones use fewer images.
+        """Return its own metrics and the chapters'.
+
+        Where two have the same one, the first's, as later ones use fewer images.
         """
         metrics = dict(super().metrics)
         for chapter in self.parts:

@@ -96,8 +96,9 @@ def _between(sources: Sequence[_Source]) -> Iterator[Conflict]:
 
 
 def _of_numbers(sources: Sequence[_Source]) -> Iterator[Conflict]:
-    """Yield metrics with two values on as many images, or on other images; one sentence names the
-    latter's parts.
+    """Yield metrics with two values on as many images, or on other images.
+
+    One sentence names the latter's parts.
     """
     first_values: dict[str, tuple[_Source, Estimate]] = {}
     image_counts: dict[str, int] = {}
@@ -135,8 +136,9 @@ def _of_numbers(sources: Sequence[_Source]) -> Iterator[Conflict]:
 
 
 def _of_labels(sources: Sequence[_Source]) -> Iterator[Conflict]:
-    """Yield heads with two labels of what they attend to; on other images one sentence names all of
-    them.
+    """Yield heads with two labels of what they attend to.
+
+    On other images one sentence names all of them.
     """
     first_labels: dict[tuple[str, int, int], tuple[_Source, str]] = {}
     differing: dict[tuple[str, str], list[Conflict]] = {}

@@ -28,8 +28,9 @@ def deadline(seconds: float) -> Iterator[None]:
 
 
 def require_time() -> None:
-    """Check the time between the steps of a computation. Raises TooLongError after the deadline,
-    where there is one.
+    """Check the time between the steps of a computation.
+
+    Raises TooLongError after the deadline, where there is one.
     """
     end = _END.get()
     if end is not None and time.monotonic() >= end[0]:

@@ -256,8 +256,9 @@ class RunFolder:
         write_arrays(self.place("arrays", files.named_file(name, ".npz")), arrays)
 
     def place(self, *parts: str) -> Path:
-        """Return where something is written in this folder. Raises InputError for a link, and for
-        what leads out of it.
+        """Return where something is written in this folder.
+
+        Raises InputError for a link, and for what leads out of it.
         """
         return inside(self.path, *parts)
 
@@ -399,8 +400,9 @@ def default_place(command: str, name_parts: Sequence[str]) -> Path:
 
 
 def make_folder(path: Path, *, overwrite: bool) -> Hold:
-    """Make a run's folder, or empty that of an earlier run, and hold it. Raises OutputError and
-    StorageError.
+    """Make a run's folder, or empty that of an earlier run, and hold it.
+
+    Raises OutputError and StorageError.
     """
     try:
         earlier = path.exists() or path.is_symlink()
@@ -476,8 +478,9 @@ def _holds_no_results(path: Path) -> bool:
 
 
 def remove_unfinished(path: Path) -> None:
-    """Remove the temporary files of a killed run; those of this run's other processes are newer
-    than this process.
+    """Remove the temporary files of a killed run.
+
+    Those of this run's other processes are newer than this process.
     """
     for file in path.rglob(".*"):
         if files.is_temporary(file.name) and file.lstat().st_mtime < _BEGAN:

@@ -33,11 +33,11 @@ def load_models(
     model_options: ModelOptions,
     options: RunOptions,
 ) -> tuple[Model, ...]:
-    """Return the named models on the chosen device, each under its own alias; names are texts, or
-    parsed already.
+    """Return the named models on the chosen device, each under its own alias.
 
-    command: what they are loaded for. Raises UnsupportedError for a model that does not support it,
-    InputError when --weights is given for several models, and whatever load raises.
+    Names are texts, or parsed already. command: what they are loaded for. Raises
+    UnsupportedError for a model that does not support it, InputError when --weights is given
+    for several models, and whatever load raises.
     """
     if model_options.weights is not None and len(models) > 1:
         raise InputError(
@@ -244,10 +244,10 @@ def _tell(lines: Sequence[str], options: RunOptions) -> None:
 
 
 def read_as(models: Sequence[Model], splits: Sequence[Split], options: RunOptions) -> list[Split]:
-    """Return the splits, with a first note where a model's classes are mapped to the data's; the
-    note goes to stderr, too.
+    """Return the splits, with a first note where a model's classes are mapped to the data's.
 
-    Raises InputError where a model does not know the data's classes.
+    The note goes to stderr, too. Raises InputError where a model does not know the data's
+    classes.
     """
     readings = [reading(model.classes, split.classes).note for model, split in zip(models, splits)]
     said = {note for split in splits for note in split.notes}

@@ -66,8 +66,9 @@ def announced(
 
 @contextmanager
 def phase(what: str) -> Iterator[None]:
-    """Name a part of an announced run that counts no steps; nothing is shown of a run that is not
-    announced.
+    """Name a part of an announced run that counts no steps.
+
+    Nothing is shown of a run that is not announced.
     """
     with _LOCK:
         around = _OPEN[-1] if _OPEN else None

@@ -112,8 +112,9 @@ def write_portfolio(path: Path, *, html: bool = False) -> Path:
 
 
 def write_report(path: Path) -> None:
-    """Write report.md and the tables of a finished run again; its figures stay. Raises InputError
-    as `report`.
+    """Write report.md and the tables of a finished run again; its figures stay.
+
+    Raises InputError as `report`.
     """
     record = read_folder(path)
     with foreign_contents(record):
@@ -129,8 +130,9 @@ def read(run: RunRecord) -> Any:
 
 
 def read_folder(path: Path) -> Any:
-    """Return the record of an earlier run's folder. Raises InputError and UnknownNameError as
-    `report`.
+    """Return the record of an earlier run's folder.
+
+    Raises InputError and UnknownNameError as `report`.
     """
     run = read_run(path)
     reporting = [word for word, command in COMMANDS.items() if command.reports]

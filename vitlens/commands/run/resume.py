@@ -95,8 +95,10 @@ def resumable(
 
 
 def _begun_run(resume: Path, command: str) -> Mapping[str, Any]:
-    """Return the config.json of a stopped run. Raises InputError for the folder of another
-    command."""
+    """Return the config.json of a stopped run.
+
+    Raises InputError for the folder of another command.
+    """
     record = read_run(resume)
     if record.command != command:
         raise InputError(

@@ -76,8 +76,9 @@ def require_evaluable(data: str | None) -> None:
 
 
 def unlabelled_source(data: str | None, images: Sequence[str]) -> str | None:
-    """Return the name of images that have no labels, before any is read; None where they may have
-    some.
+    """Return the name of images that have no labels, before any is read.
+
+    Returns None where they may have some.
     """
     if images and not data:
         are_there = all(Path(image).expanduser().exists() for image in images)

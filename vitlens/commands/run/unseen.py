@@ -143,8 +143,9 @@ def seen_mask(split: Split, training_images: KnownTrainingImages) -> torch.Tenso
 
 
 def _held_out(split: Split, training_images: KnownTrainingImages) -> Split:
-    """Add a note to a part drawn by seed that says why; a test part of the data itself stays as it
-    is.
+    """Add a note to a part drawn by seed that says why.
+
+    A test part of the data itself stays as it is.
     """
     hold_out = describe_hold_out(training_images.seed)
     if hold_out not in split.notes:

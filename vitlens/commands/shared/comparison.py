@@ -188,8 +188,9 @@ def _level(accuracies: Mapping[str, Estimate], top: str, row: PairRow) -> str:
 
 
 def accuracy_claims(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow]) -> Iterator[Claim]:
-    """Yield the judgement of each model's accuracy against the best of them; each concerns both
-    models.
+    """Yield the judgement of each model's accuracy against the best of them.
+
+    Each concerns both models.
     """
     top = max(accuracies, key=lambda name: accuracies[name].value)
     if (accuracies[top].n or 0) < FEW:

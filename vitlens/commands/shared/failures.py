@@ -122,8 +122,10 @@ def effects(record: FailuresRecord) -> Iterator[Claim]:
 
 
 def _frequent(record: FailuresRecord, row: CovariateRow) -> str:
-    """Return where errors are more frequent, with the accuracy there; "" where that is not
-    known."""
+    """Return where errors are more frequent, with the accuracy there.
+
+    Returns "" where that is not known.
+    """
     parts, worst, best = _ends(record, row) if _has_quarters(record, row) else ((), None, None)
     if len(parts) != QUARTERS:
         return ""
@@ -365,8 +367,9 @@ def _not_known(record: FailuresRecord, model: str) -> str:
 
 
 def _not_fixed(record: FailuresRecord, model: str) -> str:
-    """Return what errors differ in and what changing it does, in short; "" where nothing was
-    changed.
+    """Return what errors differ in and what changing it does, in short.
+
+    Returns "" where nothing was changed.
     """
     row = _strongest(by(record.covariates, "model")[model])
     test = _test_of(record, row)

@@ -52,10 +52,10 @@ TrainingRows: TypeAlias = tuple[tuple[rows.EpochRow, ...], tuple[rows.HeadEpochR
 
 
 def measure(options: StatsOptions) -> Path | None:
-    """Measure every head and write the report; return its path, None in all processes but the
-    first.
+    """Measure every head and write the report.
 
-    Raises InputError for a run that kept no weights, and for attributes that match no image.
+    Return its path, None in all processes but the first. Raises InputError for a run that kept
+    no weights, and for attributes that match no image.
     """
     checkpoints = kept_weights(options.model) if options.over_training else ()
     if options.attributes is not None and options.names is False:
@@ -242,8 +242,9 @@ def heads_row(
 def local_rows(
     heads: Sequence[rows.HeadRow], layers: Sequence[rows.LayerRow]
 ) -> Iterator[rows.LocalHeadsRow]:
-    """Yield the first and the last quarter of the layers that have a distance; nothing for a model
-    without any.
+    """Yield the first and the last quarter of the layers that have a distance.
+
+    Returns nothing for a model without any.
     """
     uniform = {row.layer: row.uniform_distance for row in layers}
     shares: dict[int, list[float]] = {}
@@ -282,8 +283,10 @@ def _as_stacks(by_layer: Sequence[Tensor | None]) -> dict[int, NDArray[np.float3
 
 
 def kept_weights(model: str) -> tuple[KeptWeights, ...]:
-    """Return the weights that a run kept, and its final ones. Raises InputError where it kept
-    none."""
+    """Return the weights that a run kept, and its final ones.
+
+    Raises InputError where it kept none.
+    """
     folder = Path(parse_model(model).name)
     checkpoints = weights_over_training(folder) if folder.is_dir() else ()
     if len(checkpoints) < 2:

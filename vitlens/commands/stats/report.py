@@ -142,8 +142,9 @@ def _writes(record: StatsRecord, model: str) -> Iterator[Claim]:
 
 
 def _health(record: StatsRecord, row: HeadsRow, heads: Sequence[HeadRow]) -> Claim:
-    """Judge the share of dead and uniform heads; its upper end counts heads that more images may
-    show to be so.
+    """Judge the share of dead and uniform heads.
+
+    Its upper end counts heads that more images may show to be so.
     """
     undecided = 0
     for head in heads:
