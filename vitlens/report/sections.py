@@ -25,7 +25,7 @@ from jinja2 import meta
 from vitlens.display import protected, visible
 from vitlens.record import Column, Record, SkippedEntry, columns
 from vitlens.report import document as page
-from vitlens.report.claims import Claim, shown, title_of, together, veto_doubted
+from vitlens.report.claims import Claim, first_page_claims, overall_verdict, title_of, veto_doubted
 from vitlens.report.document import Cell, Document, FigureSpec, FirstPage, Sentence, Table
 from vitlens.report.explorer import Explorer
 from vitlens.report.glossary import Term
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 # the table of the record, or a function of the record
 Rows: TypeAlias = str | Callable[[Any], Iterable[Any]]
-Words: TypeAlias = str | Callable[[Any], str]
+Template: TypeAlias = str | Callable[[Any], str]
 ROWS: Final = 8  # of a table in the body
 SAID: Final = 3  # sentences of a section
 _UNKNOWN: Final = 5  # sentences on the first page about what is not known
@@ -93,8 +93,8 @@ class Section:
 
     question: str
     rows: Rows
-    opening: Words = ""
-    says: Words = ""
+    opening: Template = ""
+    says: Template = ""
     otherwise: str = ""
     columns: tuple[str, ...] = ()
     order: Callable[[Any], Any] | None = None
@@ -176,7 +176,7 @@ class Report:
         """Return the whole report of a record."""
         claims = self.register(record)
         picture = self._picture(record)
-        answers = shown(claims)
+        answers = first_page_claims(claims)
         terms = tuple(dict.fromkeys(_terms(self._declared_parts(), record)))
         definitions = [(term.name, term.sentence) for term in terms]
         definitions += self.definitions(record)
@@ -381,7 +381,7 @@ def build_section(
         tuple(figures),
         panels=tuple(section.panels(record)),
         step=section.step,
-        status=together(claims_about),
+        status=overall_verdict(claims_about),
         next=_to_test(claims_about, most=1),
     )
 
@@ -402,7 +402,7 @@ def _sentences(section: Section, rows: Sequence[Any], record: Any) -> Iterator[s
             yield say_row(section.says, row, section.otherwise)
 
 
-def say_row(words: Words, row: Any, otherwise: str = "") -> str:
+def say_row(words: Template, row: Any, otherwise: str = "") -> str:
     """Return the sentence of a row; `otherwise` if a column that it needs is None."""
     template = words if isinstance(words, str) else words(row)
     if not template:
@@ -563,7 +563,7 @@ def _glance_line(glance: Glance, record: Any, claims: Sequence[Claim]) -> Iterat
         line.append(None if difference is None else in_points(difference))
     status = None
     if glance.question:
-        verdict = together(claim for claim in claims if claim.question == glance.question)
+        verdict = overall_verdict(claim for claim in claims if claim.question == glance.question)
         if verdict is not None:
             status = verdict.words
     line.append(status)

@@ -13,7 +13,7 @@ from vitlens.commands.run.publish import read
 from vitlens.errors import UnknownNameError
 from vitlens.files import inside
 from vitlens.record import Column, Contents, Record, col, read_run, table
-from vitlens.report.claims import Claim, together
+from vitlens.report.claims import Claim, overall_verdict
 from vitlens.report.document import Cell, Document, Section, Sentence
 from vitlens.report.prose import say
 from vitlens.report.sections import SAID, Report
@@ -170,7 +170,7 @@ def answer_sections(
     answers it: at most three sentences, one chart and one table, and the way to the chapter.
     """
     for question in questions:
-        status = together(claim for claim in claims if claim.question in question.about)
+        status = overall_verdict(claim for claim in claims if claim.question in question.about)
         answers = _answers(chapters, question)
         for chapter, section in answers:
             of_model = f" ({chapter.row.alias})" if len(answers) > 1 else ""
