@@ -231,8 +231,8 @@ def _check_call(call: AttentionCall, tolerance: float) -> None:
         )
 
 
-def _keep(kept: dict[str, Tensor], name: str, tokens: Tensor) -> Tensor:
-    kept[name] = tokens
+def _keep(tensors: dict[str, Tensor], name: str, tokens: Tensor) -> Tensor:
+    tensors[name] = tokens
     return tokens
 
 

@@ -82,4 +82,4 @@ def citations(text: str) -> Iterator[tuple[str, str]]:
     """Yield the keys of the works that a text cites: "Abnar & Zuidema 2020", "Chefer et al.
     (2021)".
     """
-    yield from ((found[1], found[2]) for found in _CITATION.finditer(text))
+    yield from ((match[1], match[2]) for match in _CITATION.finditer(text))

@@ -529,12 +529,12 @@ def _metrics_table(glances: Sequence[Glance], record: Any, claims: Sequence[Clai
         return None
     lines.sort(key=lambda line: urgency(str(line[-1] or "")))
     lines = lines[:ROWS]
-    kept = [0]
+    shown_columns = [0]
     for index in range(1, len(names)):
         if any(line[index] is not None for line in lines):
-            kept.append(index)
-    rows = [tuple(line[index] for index in kept) for line in lines]
-    return Table("", tuple(names[index] for index in kept), tuple(rows))
+            shown_columns.append(index)
+    rows = [tuple(line[index] for index in shown_columns) for line in lines]
+    return Table("", tuple(names[index] for index in shown_columns), tuple(rows))
 
 
 def _glance_line(glance: Glance, record: Any, claims: Sequence[Claim]) -> Iterator[list[Cell]]:

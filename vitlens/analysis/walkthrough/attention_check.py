@@ -211,16 +211,16 @@ class _Layer:
 
         Raises InputError for a call that fails and for an answer without a tensor.
         """
-        given = list(self.inputs if inputs is None else inputs)
+        arguments = list(self.inputs if inputs is None else inputs)
         if self.tokens_first:
-            given = [part.transpose(0, 1) for part in given]
+            arguments = [part.transpose(0, 1) for part in arguments]
         options = {} if mask is None else {self.mask: mask}
         try:
-            answer = self.module(*given[: 1 if self.takes == "x" else 3], **options)
+            answer = self.module(*arguments[: 1 if self.takes == "x" else 3], **options)
         except Exception as error:
             raise InputError(
                 "expected module(q, k, v[, mask]) or module(x[, mask]) for tokens of shape "
-                f"{tuple(given[0].shape)}, found {type(error).__name__}: {first_line(error)}"
+                f"{tuple(arguments[0].shape)}, found {type(error).__name__}: {first_line(error)}"
             ) from error
         parts = answer if isinstance(answer, tuple | list) else (answer,)
         tensors = [part for part in parts if isinstance(part, Tensor)]
@@ -229,12 +229,12 @@ class _Layer:
                 "expected an output, or (output, weights), as tensors, found "
                 f"{type(answer).__name__}"
             )
-        output = next((part for part in tensors if part.shape == given[0].shape), tensors[0])
+        output = next((part for part in tensors if part.shape == arguments[0].shape), tensors[0])
         weights = None
         for part in tensors:
             if part is not output and part.shape[-2:] == (_TOKENS, _TOKENS):
                 weights = part
-        if self.tokens_first and output.shape == given[0].shape:
+        if self.tokens_first and output.shape == arguments[0].shape:
             output = output.transpose(0, 1)
         return output, weights
 
@@ -394,8 +394,8 @@ def _projection(variant: Variant) -> Finding:
 
 def _check_returned_weights(weights: Tensor, expected: Tensor) -> Finding:
     """Return whether the weights that a layer returns are those that it uses."""
-    wanted = (expected, expected.mean(1), expected[:, 0])
-    if any(_is_close(weights.double(), each) for each in wanted):
+    forms = (expected, expected.mean(1), expected[:, 0])
+    if any(_is_close(weights.double(), form) for form in forms):
         return Finding("weights", True, "The weights that it returns are those that it uses.")
     return Finding("weights", False, "The weights that it returns are not those that it uses.")
 
