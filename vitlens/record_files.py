@@ -148,7 +148,8 @@ def flat(row: Any) -> dict[str, Any]:
     cells: dict[str, Any] = {}
     for row_field in fields(row):
         value = getattr(row, row_field.name)
-        for key, item in value.items() if isinstance(value, Mapping) else [("", value)]:
+        items = value if isinstance(value, Mapping) else {"": value}
+        for key, item in items.items():
             name = f"{row_field.name}_{key}" if key else row_field.name
             if isinstance(item, Estimate):
                 cells[name] = item.value

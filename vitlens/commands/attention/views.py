@@ -71,22 +71,22 @@ def measure_windows(model: Model, images: Images) -> dict[str, Any]:
     if not layers:
         return {}
     rows = []
-    part = {}
-    reach = {}
-    mask = {}
+    part_by_layer = {}
+    reach_by_layer = {}
+    mask_by_layer = {}
     for index, layer in enumerate(layers):
         size = layer.windows.resolution
         patch = _middle_patch(size)
         stage = [other for other in layers[: index + 1] if other.windows.resolution == size]
         start = torch.tensor([patch.row * size[1] + patch.column])
-        part[index] = layer.part.numpy()
-        reach[index] = reachable_patches(stage, start)[0].view(size).numpy()
-        mask[index] = layer.allowed[-1].numpy()
+        part_by_layer[index] = layer.part.numpy()
+        reach_by_layer[index] = reachable_patches(stage, start)[0].view(size).numpy()
+        mask_by_layer[index] = layer.allowed[-1].numpy()
         rows.append(_window_row(layer, patch))
     fields, field_maps = field_rows({(model.alias, model.alias): receptive_field(model, images)})
     return {
         "windows": tuple(rows),
-        "window_maps": WindowArrays(part, reach, mask),
+        "window_maps": WindowArrays(part_by_layer, reach_by_layer, mask_by_layer),
         "receptive_fields": fields,
         "field_maps": field_maps,
     }

@@ -47,7 +47,12 @@ def refinement_of(options: RefineOptions) -> Refinement:
     if options.times != NONE:
         times = options.times
     return Refinement(
-        options.refine, options.layers, options.steps, times, options.views, options.upsample
+        refine=options.refine,
+        layers=options.layers,
+        steps=options.steps,
+        times=times,
+        views=options.views,
+        upsample=options.upsample,
     )
 
 
