@@ -14,9 +14,10 @@ from torch.nn import functional as F
 
 from vitlens.devices import evaluating
 from vitlens.errors import LensError, NonFiniteError, UnsupportedError
-from vitlens.lens.attention import SITES, AttentionMode, Tap, tapped
+from vitlens.lens.attention import SITES, AttentionMode, tapped
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.site import Site
+from vitlens.lens.tap import Tap
 from vitlens.models.attention import SOFTMAX, positional
 from vitlens.models.hooks import ScopedMode, watching
 from vitlens.models.memo import once_per_model

@@ -13,8 +13,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.lens.attention import Tap, is_tapped, projection_of, tapped
+from vitlens.lens.attention import is_tapped, projection_of, tapped
 from vitlens.lens.change import PlaceChange, Set, in_force
+from vitlens.lens.tap import Tap
 from vitlens.lens.trace import (
     Layer,
     block_at,

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
-from vitlens.lens.attention import Tap, TensorFunction, projection_of, tapped
+from vitlens.lens.attention import projection_of, tapped
 from vitlens.lens.call import AttentionCall, Stage
 from vitlens.lens.observe import exact, survey
 from vitlens.lens.site import Site
+from vitlens.lens.tap import Tap, TensorFunction
 from vitlens.models.hooks import Arguments, Key, first_tensor, watching
 from vitlens.models.memo import once_per_model, per_model
 from vitlens.models.model import Model

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from jinja2 import meta
 
 from vitlens.display import protected, visible
-from vitlens.record import Column, Record, SkippedEntry, columns
+from vitlens.record import Column, Record, columns
 from vitlens.report import document as page
 from vitlens.report.claims import Claim, first_page_claims, overall_verdict, title_of, veto_doubted
 from vitlens.report.document import Cell, Document, FigureSpec, FirstPage, Sentence, Table
@@ -32,6 +32,7 @@ from vitlens.report.glossary import Term
 from vitlens.report.help import help_of
 from vitlens.report.next_steps import needs_a_next_step, next_step
 from vitlens.report.numbers import COUNTED
+from vitlens.report.preface import image_sentences
 from vitlens.report.prose import Marked, environment, finalize, say
 from vitlens.report.verdicts import ORDER
 from vitlens.uncertainty import Estimate, in_points
@@ -45,7 +46,6 @@ Template: TypeAlias = str | Callable[[Any], str]
 ROWS: Final = 8  # of a table in the body
 SAID: Final = 3  # sentences of a section
 _UNKNOWN: Final = 5  # sentences on the first page about what is not known
-_SKIPPED: Final = 10  # files left out whose reason is printed
 
 
 def _nothing(_: Any) -> Iterator[Any]:
@@ -192,7 +192,7 @@ class Report:
             known_answer=_as_sentences(self.known_answer(record)),
         )
         title = say(self.title, record=record, title=Marked(_protect(record.config.title)))
-        images = " ".join(_images(record))
+        images = " ".join(image_sentences(record))
         return Document(
             title=title_of(claims, title),
             sections=tuple(self._parts(record, claims, picture)),
@@ -303,32 +303,6 @@ def drawn(picture: Chart, record: Any) -> FigureSpec | None:
 def _without_figure(part: page.Section, name: str) -> page.Section:
     """Return a section without the figure of that name."""
     return replace(part, figures=tuple(figure for figure in part.figures if figure.name != name))
-
-
-def _images(record: Record) -> Iterator[str]:
-    """Yield how many images of which data set, how they were processed, which were left out."""
-    data = record.config.data
-    if data is None:
-        return
-    noun = "image" if data.images == 1 else "images"
-    if data.title == "images":  # files of no data set
-        yield f"{data.images:,} {noun}."
-    else:
-        yield f"{data.images:,} {noun} of {finalize(data.title)}."
-    for note in data.notes:
-        text = _protect(note)
-        yield f"{text[:1].upper()}{text[1:].rstrip('.')}."
-    if data.skipped:
-        yield _skipped_images(data.skipped)
-
-
-def _skipped_images(skipped: Sequence[SkippedEntry]) -> str:
-    """Return a sentence that counts the files left out and gives reasons for the first of them."""
-    reasons = [f"{finalize(file.file)}: {_protect(file.reason)}" for file in skipped[:_SKIPPED]]
-    if len(skipped) > _SKIPPED:
-        reasons.append(f"and {len(skipped) - _SKIPPED} more in config.json")
-    were = "image was" if len(skipped) == 1 else "images were"
-    return f"{len(skipped)} {were} left out ({'; '.join(reasons)})."
 
 
 def _protect(text: str) -> str:
