@@ -3,7 +3,7 @@
 import pytest
 
 from tests.conclusions.test_attack import claimed, curve
-from vitlens.commands.attack.reason_rows import CandidateRow, RobustnessGapRow, UntestedGapRow
+from vitlens.commands.attack.record import CandidateRow, RobustnessGapRow, UntestedGapRow
 from vitlens.uncertainty import Estimate
 
 CURVES = [

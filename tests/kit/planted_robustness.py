@@ -14,8 +14,8 @@ import vitlens
 from tests.kit.tiny import bare
 from vitlens.analysis.failures.operations import frequency_bands
 from vitlens.attacks.losses import margin
-from vitlens.commands.attack.reason_rows import CandidateRow, RobustnessGapRow
 from vitlens.commands.attack.reasons import Target, explained_gap
+from vitlens.commands.attack.record import CandidateRow, RobustnessGapRow
 
 SIDE = 16
 PATCH = (4, 4)
