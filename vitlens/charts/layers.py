@@ -136,8 +136,9 @@ _Draw: TypeAlias = Callable[[_Layout, float, float], None]
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of a block. wide: its least width, inch; grows: True if it also takes the room that
-    is left.
+    """A column of a block.
+
+    wide: its least width, inch; grows: True if it also takes the room that is left.
     """
 
     title: str

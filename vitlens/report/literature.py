@@ -19,8 +19,9 @@ _CITATION: Final = re.compile(
 
 @dataclass(frozen=True)
 class Work:
-    """A publication. authors: in full, "others" last where there are more; arxiv: its number, ""
-    for none.
+    """A publication.
+
+    authors: in full, "others" last where there are more; arxiv: its number, "" for none.
     """
 
     authors: tuple[str, ...]

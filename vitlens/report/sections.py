@@ -436,7 +436,7 @@ def _table_name(section: Section | Overview, row: Any, record: Record) -> str:
 def _of_property(name: str, row: Any) -> Column:
     """Return the column of a property.
 
-    Its text is ours, which a table does not shorten as it does a name.
+    Its text is written by vitlens, so a table does not shorten it as it does a name.
     """
     unit = "text" if isinstance(getattr(row, name), str) else ""
     return Column(name.replace("_", " "), unit=unit)
@@ -570,6 +570,6 @@ def _help(package: str, definitions: Sequence[tuple[str, str]]) -> Iterator[page
     for title, paragraphs in help_of(package).items():
         yield page.Section(title, _as_sentences(paragraphs))
     if definitions:
-        # ours, from registries and columns
+        # written by vitlens: they are from registries and columns
         lines = [f"**{name}**: {text}" for name, text in definitions]
         yield page.Section("Definitions", _as_sentences(lines))

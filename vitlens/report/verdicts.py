@@ -12,8 +12,10 @@ from vitlens.uncertainty import Estimate
 
 @dataclass(frozen=True)
 class Threshold:
-    """The limits of pass and warning; a value beyond both fails. higher: True if higher is
-    better."""
+    """The limits of pass and warning; a value beyond both fails.
+
+    higher: True if higher is better.
+    """
 
     passes: float
     warns: float

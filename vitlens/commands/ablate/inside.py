@@ -109,8 +109,9 @@ def measure_inside(bench: Bench) -> tuple[Fields, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class ImagePair:
-    """A clean and a corrupted image, (1, 3, height, width) each. corruption: "" for two different
-    images.
+    """A clean and a corrupted image, (1, 3, height, width) each.
+
+    corruption: "" for two different images.
     """
 
     clean: Tensor

@@ -38,8 +38,9 @@ from vitlens.names import Replacement
 
 @dataclass(frozen=True)
 class Measurements:
-    """The measurements in which all processes share. labels: of the heads, in the first process
-    only.
+    """The measurements in which all processes share.
+
+    labels: of the heads, in the first process only.
     """
 
     effects: EffectsByReplacement

@@ -259,8 +259,9 @@ class ExemplarRow:
 
 @dataclass(frozen=True)
 class PrunedRow:
-    """The whole or the pruned model. time: median for a batch, with quartiles; cut: the pruned
-    heads.
+    """The whole or the pruned model.
+
+    time: median for a batch, with quartiles; cut: the pruned heads.
     """
 
     model: Literal["whole", "pruned"] = col("model")

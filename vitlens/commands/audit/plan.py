@@ -110,8 +110,9 @@ class Budget:
         return min(fraction * self.seconds, self.left)
 
     def refusal(self, what: str, takes: float, share: float) -> str:
-        """Return why a stage is left out, and with which budget it would not be. takes: its
-        seconds.
+        """Return why a stage is left out, and with which budget it would not be.
+
+        takes: its seconds.
         """
         if not self.left:
             return f"the budget of {number(self.minutes)} min was spent before {what}"

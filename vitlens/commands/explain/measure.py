@@ -141,8 +141,9 @@ class Explainer:
     options: ExplainOptions
 
     def record(self, drawn: int, *, explorer: bool) -> ExplainRecord:
-        """Return the record of this model. drawn: the number of images in figures. explorer: True
-        to add attention.
+        """Return the record of this model.
+
+        drawn: the number of images in figures. explorer: True to add attention.
         """
         model = self.model
         split = self.split

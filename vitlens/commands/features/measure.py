@@ -197,8 +197,10 @@ def _record_of_model(
     classification: Classification,
     objective: Objective | None,
 ) -> FeaturesRecord:
-    """Return the tables and arrays of one model. objective: of its pretraining, from the
-    options."""
+    """Return the tables and arrays of one model.
+
+    objective: of its pretraining, from the options.
+    """
     test = features["test"]
     samples = draw_patches(subject)
     classifier = _classifier_of_errors(classification)

@@ -299,8 +299,9 @@ class PatchesRow(OfModel):
 
 @dataclass(frozen=True)
 class MatchRow(OfModel):
-    """An image and its nearest neighbour. matches: patches that are most similar to each other;
-    grid: of both.
+    """An image and its nearest neighbour.
+
+    matches: patches that are most similar to each other; grid: of both.
     """
 
     first: str = col("image")

@@ -152,8 +152,9 @@ def _no_fastest(rows: Sequence[SpeedRow]) -> Claim:
 
 
 def _faster_than(first: SpeedRow, slower: SpeedRow, similar: Sequence[str]) -> Claim:
-    """Return the claim that a model is fastest. similar: models whose intervals overlap with its
-    interval.
+    """Return the claim that a model is fastest.
+
+    similar: models whose intervals overlap with its interval.
     """
     return _latency_claim(
         first.model,

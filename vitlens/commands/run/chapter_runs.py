@@ -50,8 +50,9 @@ _STALE: Final = 24 * 3600.0
 
 @dataclass(frozen=True)
 class PlannedChapter:
-    """A chapter that will be run. alias: of its one model, "" for all; cached: whether an earlier
-    run made it.
+    """A chapter that will be run.
+
+    alias: of its one model, "" for all; cached: whether an earlier run made it.
     """
 
     word: str

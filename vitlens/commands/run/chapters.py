@@ -39,8 +39,10 @@ _COMMANDS: Final = (  # whose runs can be chapters
 
 @dataclass(frozen=True)
 class ChapterRow:
-    """One chapter. model: "" for all; part: which one it is, of several chapters of one command;
-    cached: whether an earlier run had made it; seconds: that it took when it was made.
+    """One chapter.
+
+    model: "" for all; part: which one it is, of several chapters of one command; cached:
+    whether an earlier run had made it; seconds: that it took when it was made.
     """
 
     word: Name = col("command")
@@ -152,9 +154,11 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Question:
-    """A question that chapters answer. names: of the chapters, the first that was run does; chart:
-    the beginning of the name of the figure that shows it; about: the questions of the claims whose
-    state it has, where not the chapter's own.
+    """A question that chapters answer.
+
+    names: of the chapters, the first that was run does; chart: the beginning of the name of the
+    figure that shows it; about: the questions of the claims whose state it has, where not the
+    chapter's own.
     """
 
     title: str

@@ -25,8 +25,9 @@ class Requirement:
 
 @dataclass(frozen=True)
 class RequirementOutcome:
-    """The outcome of a requirement on one metric. metric: its whole path; because: the number that
-    was judged.
+    """The outcome of a requirement on one metric.
+
+    metric: its whole path; because: the number that was judged.
     """
 
     requirement: Requirement

@@ -293,7 +293,7 @@ def _not_known(record: FailuresRecord, model: str) -> str:
     total = max(row.area.n or 0 for row in rows)
     row = differs = _strongest(rows)
     test = _test_of(record, row)
-    if differs is None:  # what a change mends all the same
+    if differs is None:  # properties that do not differ may still be corrected by a change
         for candidate in record.interventions:
             if candidate.model == model and candidate.supported:
                 test = candidate

@@ -14,7 +14,7 @@ from vitlens.analysis.failures.rows import causes
 from vitlens.commands.run.progress import phase, progress
 from vitlens.commands.shared.failures import MendedArrays
 
-EXAMPLES: Final = 3  # errors that a change mends, shown beside their control
+EXAMPLES: Final = 3  # errors that a change corrects, shown next to their control
 _TRIED: Final = 100  # errors among which examples are looked for
 
 

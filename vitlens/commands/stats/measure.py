@@ -113,8 +113,9 @@ def _record(
 def _names(
     run: Run[StatsOptions], attributes: Mapping[str, Tensor], statistics: Statistics
 ) -> HeadNames:
-    """Label every head on at most IMAGES images, in each process the same. statistics: of all
-    images.
+    """Label every head on at most IMAGES images, in each process the same.
+
+    statistics: of all images.
     """
     split = _named_images(run)
     is_requested = run.options.names or run.options.attributes is not None
@@ -176,8 +177,9 @@ def head_rows(alias: str, statistics: Statistics, roles: Specialisation) -> Iter
 def _labelled_row(
     row: rows.HeadRow, roles: Specialisation, grid: tuple[int, int], images: int
 ) -> rows.HeadRow:
-    """Return the row of a head with its label. grid: rows and columns of patches; images: number of
-    images.
+    """Return the row of a head with its label.
+
+    grid: rows and columns of patches; images: number of images.
     """
     role = roles.head_labels[row.layer][row.head]
     evidence = roles.evidence[row.layer][row.head]
@@ -335,8 +337,10 @@ def over_training(
 def _head_epoch_rows(
     epochs: int, statistics: Statistics, names: Sequence[str]
 ) -> Iterator[rows.HeadEpochRow]:
-    """Yield every head with the weights of one checkpoint. names: of the statistics that are
-    shown."""
+    """Yield every head with the weights of one checkpoint.
+
+    names: of the statistics that are shown.
+    """
     for site in statistics.sites:
         for head in range(site.heads):
             numbers = numbers_of(statistics.moments, site.layer, head, names, site.keys)

@@ -43,8 +43,10 @@ _PASSES: Final[
 
 @dataclass
 class StudyClock:
-    """The time that a study takes. expected: seconds of each chapter by a rough estimate; done: of
-    those that were run, their expected seconds and those that they took.
+    """The time that a study takes.
+
+    expected: seconds of each chapter by a rough estimate; done: of those that were run, their
+    expected seconds and those that they took.
     """
 
     expected: Sequence[float]
@@ -67,8 +69,9 @@ class StudyClock:
 def clock_of(
     plan: Sequence[PlannedChapter], models: Sequence[Model], splits: Sequence[Split]
 ) -> StudyClock:
-    """Return the clock of planned chapters. models, splits: of the study, each model with its
-    images.
+    """Return the clock of planned chapters.
+
+    models, splits: of the study, each model with its images.
     """
     costs = {model.alias: _pass_seconds(model, split) for model, split in zip(models, splits)}
     units = {model.alias: _unit_count(model) for model in models}

@@ -178,8 +178,9 @@ class CheckedMaps:
         return other_images(sources, seed=self.settings.seed)
 
     def rows(self, on_object: Sequence[OnObjectRow] = ()) -> Iterator[MapCheckRow]:
-        """Yield the row of each method in each check. on_object: the scores of its maps on objects,
-        if masks exist.
+        """Yield the row of each method in each check.
+
+        on_object: the scores of its maps on objects, if masks exist.
         """
         passing = []
         weight_checks = []
@@ -240,8 +241,9 @@ class CheckedMaps:
         return randomisation.judged(groups=self.groups, seed=self.settings.seed)
 
     def _removal_rows(self, candidates: Sequence[str]) -> Iterator[MapCheckRow]:
-        """Yield the removal checks of each method. candidates: the methods of which the best one
-        leads.
+        """Yield the removal checks of each method.
+
+        candidates: the methods of which the best one leads.
         """
         removals = self.removals
         for substrate in judged_by(removals.gaps):
