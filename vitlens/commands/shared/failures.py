@@ -40,9 +40,10 @@ QUARTERS: Final = 4
 
 @dataclass(frozen=True)
 class MendedArrays:
-    """Errors of one model that the change of a cause mends and its control does not: the image, and
-    it after the change and after the control; truth: the label; predictions (3, images): of the
-    three.
+    """Errors of one model that the change of a cause corrects and its control does not.
+
+    pixels, changed, control: the image, and it after the change and after the control; truth: the
+    label; predictions (3, images): of the three.
     """
 
     image: Indices
