@@ -80,7 +80,7 @@ class Picture:
             return cls(image, below=words, row=row)
         if prediction == label:
             return cls(image, below=f"{style.RIGHT_SYMBOL} {words}", frame=style.RIGHT, row=row)
-        below = f"{style.WRONG_SYMBOL} {words}\nis {style.shortened(label, _LONGEST)}"
+        below = f"{style.WRONG_SYMBOL} {words}\nis {style.shorten(label, _LONGEST)}"
         return cls(image, below=below, frame=style.WRONG, row=row)
 
     @property
