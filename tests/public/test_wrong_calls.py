@@ -1,5 +1,8 @@
 """Wrong calls of the Python API, as a new user types them: one line that says what to type."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
