@@ -434,7 +434,7 @@ class ChangedImages:
             self,
             images=self.images[:count],
             changed=self.changed[:count],
-            control=self.correct_after_control[:count],
+            control=self.control[:count],
             region=self.region[:count],
             labels=self.labels[:count],
             groups=None if self.groups is None else self.groups[:count],
