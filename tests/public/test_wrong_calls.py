@@ -137,7 +137,7 @@ def wrong_calls() -> Iterator[Any]:
             yield pytest.param(call, message, id=call)
 
 
-@pytest.mark.parametrize(("call", "message"), wrong_calls())
+@pytest.mark.parametrize(("call", "message"), list(wrong_calls()))
 def test_a_wrong_call_is_answered_in_one_line(call, message, vit, images):
     names = {"vitlens": vitlens, "torch": torch, "np": np, "vit": vit, "images": images}
     with pytest.raises(InputError, match=message or None) as raised:

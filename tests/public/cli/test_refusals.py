@@ -517,7 +517,7 @@ def wrong_lines() -> Iterator[Any]:
             yield pytest.param(line, message, id=f"{subject}: {line}")
 
 
-@pytest.mark.parametrize(("line", "message"), wrong_lines())
+@pytest.mark.parametrize(("line", "message"), list(wrong_lines()))
 def test_a_wrong_call_is_one_line_before_anything_is_written(
     line, message, tiny_vit, tiny_cnn, learned, pictures, tmp_path, capsys, monkeypatch
 ):
