@@ -114,7 +114,7 @@ def position_note(model: Sequence[str], data: Sequence[str]) -> str:
 def _matched(model: Sequence[str], data: Sequence[str]) -> _Match:
     if tuple(model) == tuple(data):
         return _Match(list(range(len(model))), tuple(data))
-    for normalise in (str, _normalised, _first_name):
+    for normalise in (str, _normalise, _first_name):
         model_names = [normalise(name) for name in model]
         data_names = [normalise(name) for name in data]
         columns = _columns_by_name(model_names, data_names)
@@ -142,7 +142,7 @@ def _columns_by_name(model: Sequence[str], data: Sequence[str]) -> list[int] | N
     return [column_of_name[name] for name in data]
 
 
-def _normalised(name: str) -> str:
+def _normalise(name: str) -> str:
     """Return a name, or that of a wnid's class, without case, separators and leading zeros."""
     wnid = _WNID.match(name)
     index = imagenet_indices().get(wnid[1]) if wnid else None
@@ -153,7 +153,7 @@ def _normalised(name: str) -> str:
 
 def _first_name(name: str) -> str:
     """Return the first of several names of a class, normalised: "tench" of "tench, Tinca tinca"."""
-    return _normalised(name.partition(",")[0])
+    return _normalise(name.partition(",")[0])
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
@@ -187,21 +187,22 @@ def _by_index(model: Sequence[str]) -> str:
 
 
 def _mismatch(model: Sequence[str], data: Sequence[str]) -> InputError:
-    model_names = {_normalised(name) for name in model}
-    data_names = {_normalised(name) for name in data}
-    only_in_data = [name for name in data if _normalised(name) not in model_names]
-    only_in_model = [name for name in model if _normalised(name) not in data_names]
+    model_names = {_normalise(name) for name in model}
+    data_names = {_normalise(name) for name in data}
+    only_in_data = [name for name in data if _normalise(name) not in model_names]
+    only_in_model = [name for name in model if _normalise(name) not in data_names]
     classes = argument("classes", flag="classes FILE")
     hint = f"name the model's with {classes}"
     if not only_in_data:  # names that are not distinct
         hint = f"give every class a name of its own with {classes}"
     return InputError(
         f"expected the model's {len(model)} classes to include the data's {len(data)}; only in the "
-        f"data: {_listed(only_in_data)}; only in the model: {_listed(only_in_model)}; {hint}"
+        f"data: {_list_names(only_in_data)}; only in the model: {_list_names(only_in_model)}; "
+        f"{hint}"
     )
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     listed = ", ".join(map(repr, names[:_MOST_LISTED])) or "none"
     if len(names) > _MOST_LISTED:
         listed += f" and {len(names) - _MOST_LISTED} more"

@@ -30,7 +30,7 @@ def visible(text: str) -> str:
     return text if text.isprintable() else "".join(map(_make_visible, text))
 
 
-def shortened(name: str) -> str:
+def shorten(name: str) -> str:
     r"""Return a name cut in its middle to NAME_LENGTH characters.
 
     Of a path each part is cut, and the whole to PATH_LENGTH. A name of only spaces is written as

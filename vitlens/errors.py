@@ -176,7 +176,7 @@ class NonFiniteError(RunError):
 
 
 class LensError(RunError):
-    """What the lens observed failed its self-check."""
+    """The lens failed its self-check on what it observed."""
 
 
 class StorageError(RunError):

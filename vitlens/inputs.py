@@ -13,7 +13,7 @@ from vitlens.classes import class_targets, label_columns
 from vitlens.data.catalogue import read_split
 from vitlens.data.split import Split
 from vitlens.errors import DataError, InputError, UnknownNameError
-from vitlens.models.hooks import holding
+from vitlens.models.memo import holding
 from vitlens.models.model import Model, require_model
 from vitlens.pixels import AnyImages, Parts, Streamed, as_parts, require_images
 

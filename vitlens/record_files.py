@@ -28,7 +28,9 @@ from vitlens.uncertainty import Estimate
 R = TypeVar("R", bound=Record)
 
 
-def written(record: Record) -> tuple[dict[str, Any], dict[str, Any], dict[str, dict[str, Any]]]:
+def serialise_record(
+    record: Record,
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, dict[str, Any]]]:
     """Return the metrics and tables of a record as in results.json, and its arrays by file name."""
     metrics = {}
     for name, number in record.metrics.items():
@@ -42,10 +44,10 @@ def written(record: Record) -> tuple[dict[str, Any], dict[str, Any], dict[str, d
                 files[f"{before}{key}{after}"] = as_arrays(part)
         elif value is not None:
             files[pattern] = as_arrays(value)
-    return metrics, written_tables(record), files
+    return metrics, serialise_tables(record), files
 
 
-def written_tables(record: Record) -> dict[str, list[dict[str, Any]]]:
+def serialise_tables(record: Record) -> dict[str, list[dict[str, Any]]]:
     """Return the tables of a record as they are in results.json."""
     return {name: [_as_json(row) for row in rows] for name, rows in record.tables.items()}
 
@@ -125,7 +127,7 @@ def _files(folder: Path, pattern: str) -> Iterator[tuple[str, Path]]:
                 yield match[1], inside(folder, "arrays", path.name)
 
 
-def joined(parts: Sequence[R]) -> R:
+def join_records(parts: Sequence[R]) -> R:
     """Return several records of a command as one, with the rows and the arrays of all."""
     values: dict[str, Any] = {}
     for name in parts[0].tables:
@@ -146,7 +148,8 @@ def flat(row: Any) -> dict[str, Any]:
     cells: dict[str, Any] = {}
     for row_field in fields(row):
         value = getattr(row, row_field.name)
-        for key, item in value.items() if isinstance(value, Mapping) else [("", value)]:
+        items = value if isinstance(value, Mapping) else {"": value}
+        for key, item in items.items():
             name = f"{row_field.name}_{key}" if key else row_field.name
             if isinstance(item, Estimate):
                 cells[name] = item.value

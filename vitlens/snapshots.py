@@ -27,7 +27,7 @@ from vitlens.analysis.heads.statistics import require_statistics
 from vitlens.charts import Picture
 from vitlens.charts import images as drawn_images
 from vitlens.charts.pictures import with_maps
-from vitlens.models.hooks import holding
+from vitlens.models.memo import holding
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels
 

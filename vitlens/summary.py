@@ -64,7 +64,7 @@ class Summary:
         return table + "".join(map(as_board, self.boards()))
 
     def _rows(self) -> list[tuple[str, str, str]]:
-        return [(line.name, described(line.value), line.unit) for line in self.summary()]
+        return [(line.name, describe_value(line.value), line.unit) for line in self.summary()]
 
 
 class Table(Summary, ABC):
@@ -145,7 +145,7 @@ def as_board(board: HeadBoard) -> str:
     return f"<table>{caption}<tr><th></th>{heads}</tr>{body}</table>"
 
 
-def described(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """Return a short description of a value: a number, a text, or a shape and range."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return _numbers(value)
@@ -157,13 +157,13 @@ def described(value: Any) -> str:
         interval = "" if value.low is None else f" [{value.low:.4g}, {value.high:.4g}]"
         return f"{value.value:.4g}{interval} {value.unit}".rstrip()
     if isinstance(value, Mapping):
-        entries = [f"{key}: {described(item)}" for key, item in value.items()]
-        return _listed(entries, _MOST_ENTRIES)
+        entries = [f"{key}: {describe_value(item)}" for key, item in value.items()]
+        return _list_values(entries, _MOST_ENTRIES)
     if isinstance(value, Sequence):
         if not value:
             return "none"
         if all(isinstance(item, str | int | float) for item in value):
-            return _listed([described(item) for item in value], _MOST_ITEMS)
+            return _list_values([describe_value(item) for item in value], _MOST_ITEMS)
         kinds = sorted({type(item).__name__ for item in value})
         return f"{len(value)} of {', '.join(kinds)}"
     is_instance = dataclasses.is_dataclass(value) and not isinstance(value, type)
@@ -190,7 +190,7 @@ def _numbers(values: Any) -> str:
     return text
 
 
-def _listed(words: Sequence[str], most: int) -> str:
+def _list_values(words: Sequence[str], most: int) -> str:
     text = ", ".join(words[:most])
     if len(words) > most:
         text += f" and {len(words) - most} more"

@@ -25,7 +25,7 @@ from vitlens.commands.attack.record import (
 from vitlens.commands.attack.report import REPORT
 from vitlens.commands.registry import COMMANDS
 from vitlens.record import Config, Data, ModelEntry
-from vitlens.report.claims import Claim, shown
+from vitlens.report.claims import Claim, first_page_claims
 from vitlens.uncertainty import Estimate, wilson
 
 TITLES = {"pgd-linf": "PGD L∞", "fgsm-linf": "FGSM L∞"}
@@ -90,7 +90,7 @@ def test_a_self_check_that_fails_clearly_is_the_first_finding(checks, effects):
     failed_checks = select(document.claims, question="masked gradients")
     assert values_of(failed_checks, "effect") == effects
     if failed_checks:
-        assert shown(document.claims)[0] == failed_checks[0]
+        assert first_page_claims(document.claims)[0] == failed_checks[0]
         assert document.title == failed_checks[0].title
         assert states(document) == {"self-checks of m": "fail", "robustness of m": "inconclusive"}
 
@@ -128,7 +128,7 @@ def test_masked_gradients_of_a_model_come_first(function, seed, tmp_path):
     )
     record = ran(tmp_path / "run", f"{line} --no-corruptions --no-inside --seed {seed}")
     document = REPORT(record)
-    first, *_ = shown(document.claims)
+    first, *_ = first_page_claims(document.claims)
     assert first.question == "masked gradients"
     assert first.effect in [
         row.share for row in record.checks if row.state == "failed" and "gradients" in row.name

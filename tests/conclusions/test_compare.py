@@ -18,7 +18,7 @@ from vitlens.commands.compare.report import REPORT
 from vitlens.commands.report.report import REPORT as OF_RUNS
 from vitlens.commands.report.report import compared_runs
 from vitlens.commands.run.publish import read_folder
-from vitlens.report.claims import Claim, shown
+from vitlens.report.claims import Claim, first_page_claims
 from vitlens.uncertainty import Estimate, mcnemar, widened
 
 PAIR = ("vit", "cnn")
@@ -38,7 +38,11 @@ def recorded(
 
 def found(record: CompareRecord) -> list[Claim]:
     """Return the claims of the first page, except those that show no difference."""
-    return [claim for claim in shown(REPORT(record).claims, 9) if claim.question != "no difference"]
+    return [
+        claim
+        for claim in first_page_claims(REPORT(record).claims, 9)
+        if claim.question != "no difference"
+    ]
 
 
 def test_a_vit_that_loses_to_its_cnn_comes_first_and_few_images_are_inconclusive():
@@ -61,7 +65,7 @@ def test_a_vit_that_loses_to_its_cnn_comes_first_and_few_images_are_inconclusive
         map_checks=(*checks("vit", "relevance", n=1), *checks("cnn", "gradcam", n=1)),
     )
     assert set(states(REPORT(record)).values()) == {"inconclusive"}
-    assert not shown(REPORT(record).claims)
+    assert not first_page_claims(REPORT(record).claims)
 
 
 @pytest.mark.parametrize(("errors", "state"), [(0.1, "inconclusive"), (0.0, "pass")])

@@ -11,7 +11,7 @@ from tests.kit.planted_answers import NAMES, Answers, answers, evaluate_record
 from tests.kit.select import select, values_of
 from vitlens.cli.main import run
 from vitlens.commands.evaluate.report import REPORT
-from vitlens.report.claims import Claim, shown
+from vitlens.report.claims import Claim, first_page_claims
 from vitlens.uncertainty import Estimate
 
 N = 400
@@ -20,7 +20,7 @@ N = 400
 def first_page(record) -> list[Claim]:
     document = REPORT(record)
     check_first_page(document)
-    return list(shown(document.claims))
+    return list(first_page_claims(document.claims))
 
 
 def with_errors(seed: int = 0, n: int = N, **shares: float) -> dict[str, Answers]:

@@ -15,7 +15,7 @@ from tests.kit.planted_methods import planted_methods
 from tests.kit.select import index_by, select, select_one, values_of
 from vitlens.commands.compare.record import CompareRecord
 from vitlens.commands.compare.report import REPORT
-from vitlens.report.claims import Claim, shown, title_of
+from vitlens.report.claims import Claim, first_page_claims, title_of
 from vitlens.uncertainty import Estimate
 
 ROWS = CompareRecord.contents().tables
@@ -90,7 +90,7 @@ def test_a_cause_is_named_where_both_agree_and_drawn_beside_its_control():
         assert part in claim.says
     assert (claim.effect, claim.p) == (test.gain, test.p_holm)
     assert title_of([claim], "") == "vit fails on small objects"
-    assert shown([claim]) == (claim,)
+    assert first_page_claims([claim]) == (claim,)
     much = said(record(covariate(area=0.8), tests=(change(),)))
     # of the last quarter, of the first
     assert much.says.index("90.0 %") < much.says.index("75.0 %")

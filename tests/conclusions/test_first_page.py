@@ -32,7 +32,7 @@ from vitlens import evaluate, load, load_data
 from vitlens.commands.compare.report import REPORT as COMPARED
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.study.report import WHOLE as REPORT
-from vitlens.report.claims import shown
+from vitlens.report.claims import first_page_claims
 from vitlens.uncertainty import Estimate
 
 REPORTS = Path(__file__).parents[2] / "reports"
@@ -46,7 +46,7 @@ WORDS = 300  # of the answers and of what is not shown, as in tests/kit/first_pa
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_first_page_is_full_of_claims_that_show_something(name):
     claims = REPORT.register(read_folder(REPORTS / name))
-    answers = shown(claims)
+    answers = first_page_claims(claims)
     assert len(answers) == 5
     assert not [claim.question for claim in answers if claim.is_null]
     assert len(set(values_of(answers, "question", "subject"))) == 5
@@ -140,7 +140,7 @@ def test_the_answer_on_maps_names_one_of_every_model(name):
 def test_the_answers_from_the_fewest_images_are_called_the_weakest():
     record = read_folder(REPORTS / "study-shortcut")
     weakest = first_page(record).unknown[0].text
-    counts = sorted(claim.effect.n for claim in shown(REPORT.register(record)))
+    counts = sorted(claim.effect.n for claim in first_page_claims(REPORT.register(record)))
     for count in counts[:2]:
         assert f"{count} images" in weakest
     assert f"{counts[-1]:,}" not in weakest
@@ -195,7 +195,7 @@ def test_a_claim_that_shows_no_effect_stands_under_what_is_not_shown():
         nulls += [claim.brief or claim.says for claim in chapter.claims if claim.is_null]
     unknown = values_of(REPORT.unknown(record), "text")
     assert any(says in unknown for says in nulls)
-    assert not set(values_of(shown(REPORT.register(record)), "says")) & set(nulls)
+    assert not set(values_of(first_page_claims(REPORT.register(record)), "says")) & set(nulls)
 
 
 @pytest.mark.parametrize(

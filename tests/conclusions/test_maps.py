@@ -18,7 +18,7 @@ from vitlens.commands.explain.record import ExplainRecord, MethodRow
 from vitlens.commands.explain.report import REPORT
 from vitlens.commands.run.publish import read_folder
 from vitlens.record import Config, Data, ModelEntry
-from vitlens.report.claims import Claim, shown
+from vitlens.report.claims import Claim, first_page_claims
 from vitlens.report.document import Document
 
 
@@ -120,7 +120,7 @@ def test_faults_are_named_where_no_map_passes_and_beside_one_that_does():
         "maps below a baseline",
     ]
     assert values_of(found_claims, "state") == ["fail", "", ""]
-    assert len(shown(found_claims)) == 3
+    assert len(first_page_claims(found_claims)) == 3
     assert found_claims[2].effect.value == pytest.approx(-0.3)
     assert claims([]) == []
     document = document_of([*checks(), *checks(method="edges", cascade=(1.0,) * 6)])

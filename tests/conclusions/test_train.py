@@ -9,7 +9,7 @@ from tests.kit.first_page import judged
 from tests.kit.select import index_by, select_one, values_of
 from vitlens.commands.train.record import ScoreRow, SetupRow, TrainRecord, last_tenth
 from vitlens.commands.train.report import REPORT
-from vitlens.report.claims import Claim, shown
+from vitlens.report.claims import Claim, first_page_claims
 from vitlens.uncertainty import Estimate, difference_of, wilson
 
 ROWS = TrainRecord.contents().tables
@@ -67,7 +67,7 @@ def record_of(train, test, *, worst: int = 92) -> TrainRecord:
 def found_in(record: TrainRecord) -> dict[str, Claim]:
     claims = REPORT(record).claims
     assert list(contradictions(claims)) == []
-    return index_by(shown(claims), "question")
+    return index_by(first_page_claims(claims), "question")
 
 
 def test_an_overfitted_training_and_one_that_had_not_converged_and_the_worst_class():

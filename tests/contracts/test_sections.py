@@ -30,7 +30,7 @@ from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.run.requirements import outcomes, requirements_of
 from vitlens.record import Record, col, columns, table
-from vitlens.report.claims import Claim, judge, shown, title_of
+from vitlens.report.claims import Claim, first_page_claims, judge, title_of
 from vitlens.report.help import help_of
 from vitlens.report.junit import junit
 from vitlens.report.prose import Marked, environment, finalize, say
@@ -218,7 +218,7 @@ def test_the_first_page_has_answers_then_faults_then_what_is_clearest():
         Claim("answer", "x", says="answer", kind="answer", title="Yes"),
         Claim("silent", "x", verdict=Verdict("pass", "small"), effect=sure),
     ]
-    assert values_of(shown(planted), "question") == ["answer", "fault", "clear"]
+    assert values_of(first_page_claims(planted), "question") == ["answer", "fault", "clear"]
     assert title_of(planted, "no title") == "Yes"
     assert title_of(planted[:1], "no title") == "no title"
 

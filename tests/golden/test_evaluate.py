@@ -338,7 +338,7 @@ def test_more_scenes_are_drawn_where_errors_are_too_few_and_never_more_than_aske
         # so that any model is saturated
         patch.setattr("vitlens.commands.shared.saturation.FEWEST_ERRORS", 10**6)
         patch.setattr("vitlens.commands.evaluate.measure.MOST_SCENES", default + 20)
-        patch.setattr("vitlens.commands.evaluate.measure.SAMPLED", 20)
+        patch.setattr("vitlens.commands.evaluate.measure.SATURATION_SAMPLE", 20)
         more = ran(tmp_path / "more", f"evaluate {tiny_vit} --data digits")
         limited = ran(tmp_path / "limited", f"evaluate {tiny_vit} --data digits --limit 30")
     assert (more.images, limited.images) == (default + 20, 30)

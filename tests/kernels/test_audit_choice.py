@@ -14,7 +14,7 @@ from vitlens.commands.audit.plan import (
     Budget,
     CorruptionCosts,
     MapCosts,
-    considered,
+    consider_candidates,
     corrupted_images,
     fitting_methods,
     mapped_images,
@@ -29,7 +29,7 @@ ALL = dict.fromkeys((0.0, 1.0, 2.0, 4.0, 8.0), 1.0)
 
 def considered_in(seconds, *, images=100, defined=lambda _: True):
     budget = BudgetRow(seconds / 60, 0.0, seconds / 60, PASS)
-    return considered(
+    return consider_candidates(
         CANDIDATES, budget, images=images, shares=ALL, defined=lambda attack: defined(attack.name)
     )
 
@@ -75,7 +75,9 @@ def test_the_time_of_a_rung_by_hand():
     assert passes_of(many, shares) - passes_of(few, shares) == pytest.approx(
         100 * run * (0.9 + 0.8)
     )
-    (row, _) = considered([many], BudgetRow(1.0, 0.0, 1.0, PASS), images=400, shares=shares)
+    (row, _) = consider_candidates(
+        [many], BudgetRow(1.0, 0.0, 1.0, PASS), images=400, shares=shares
+    )
     fgsm = candidate_of("fgsm", 1, (1.0, 8.0), 400)  # runs with it
     assert 60 * row.minutes == pytest.approx(
         PASS * (passes_of(many, shares) + passes_of(fgsm, shares))
@@ -87,7 +89,7 @@ def test_the_time_of_a_rung_by_hand():
 
 def test_fgsm_is_said_to_have_run_on_the_images_that_it_attacked():
     budget = BudgetRow(1.0, 1.0, 0.0, PASS)
-    rows = considered(CANDIDATES, budget, images=60, shares=ALL, attacked=48)
+    rows = consider_candidates(CANDIDATES, budget, images=60, shares=ALL, attacked=48)
     assert chosen(rows) == rows[-1]
     assert (rows[-1].attacks, rows[-1].images) == (("fgsm",), 48)
 
@@ -211,7 +213,7 @@ def test_stages_that_take_what_was_planned_keep_the_budget(minutes, error):
     )
     mapped = mapped_images(0.39, one_pass, budget.share(MAPPED_SHARE), images)
     clock.now += error * (mapped * 0.39 + images * one_pass)
-    rows = considered(
+    rows = consider_candidates(
         CANDIDATES, BudgetRow(minutes, 0, budget.left / 60, one_pass), images=images, shares=ALL
     )
     clock.now += error * 60 * chosen(rows).minutes

@@ -11,13 +11,12 @@ from tests.kit.map_rows import FALLING, STAGES, STAYING
 from tests.kit.tiny import images, ours, timm_model
 from vitlens import Model
 from vitlens.analysis.faithfulness.checks import Judgement, Stage, judged_cascade, judged_stability
+from vitlens.analysis.faithfulness.imputation import TOLERANCE, impute
 from vitlens.analysis.faithfulness.removal import (
     SHARES,
-    TOLERANCE,
     Variants,
     both_orders,
     faithfulness,
-    imputed,
     substrate_images,
 )
 from vitlens.errors import InputError, UnsupportedError
@@ -46,7 +45,7 @@ def by_pixels(
     cells = removed.view(-1, 1, *grid_of(model)).float()
     holes = F.interpolate(cells, size=model.input_size, mode="nearest-exact") > 0.5
     if substrate == "imputed":
-        return model(imputed(batch[which], holes))
+        return model(impute(batch[which], holes))
     return model(torch.where(holes, substrate_images(batch, substrate)[which], batch[which]))
 
 
@@ -209,7 +208,7 @@ def test_holes_are_filled_as_the_grad_cam_package_does(kind, size):
     # one corner of 96 x 80 is beyond float32's rounding
     batch = images(size).double()
     hole = holes(kind, size)
-    filled_images = imputed(batch, hole.expand(2, -1, -1, -1), noise=0.0)
+    filled_images = impute(batch, hole.expand(2, -1, -1, -1), noise=0.0)
     for image, filled in zip(batch, filled_images):
         torch.testing.assert_close(
             filled, package_fills(image, hole[0, 0]), atol=TOLERANCE, rtol=0.0
@@ -220,16 +219,16 @@ def test_imputed_images():
     """Pixels outside the hole stay, each image is filled separately, filled holes are noisy."""
     batch = images((24, 20), batch=3)
     hole = torch.cat([holes(kind) for kind in ("middle", "chequers", "corner")])
-    filled = imputed(batch, hole)
+    filled = impute(batch, hole)
     assert torch.equal(filled.masked_select(~hole), batch.masked_select(~hole))
     for index in range(3):
-        alone = imputed(batch[index : index + 1], hole[index : index + 1])
+        alone = impute(batch[index : index + 1], hole[index : index + 1])
         torch.testing.assert_close(filled[index : index + 1], alone, atol=1e-3, rtol=0.0)
     even = torch.full_like(batch, 0.4)
-    torch.testing.assert_close(imputed(even, hole, noise=0.0), even, atol=1e-3, rtol=0.0)
-    assert 0.005 < imputed(even, hole).masked_select(hole).std() < 0.015
+    torch.testing.assert_close(impute(even, hole, noise=0.0), even, atol=1e-3, rtol=0.0)
+    assert 0.005 < impute(even, hole).masked_select(hole).std() < 0.015
     with pytest.raises(InputError, match="without any"):
-        imputed(batch, torch.ones_like(hole))
+        impute(batch, torch.ones_like(hole))
 
 
 def judged(

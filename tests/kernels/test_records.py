@@ -15,7 +15,7 @@ from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.options import RunOptions
 from vitlens.errors import InputError
 from vitlens.record import MetricName, Record, arrays, by, col, read_run, table
-from vitlens.record_files import flat, joined, read_record
+from vitlens.record_files import flat, join_records, read_record
 from vitlens.uncertainty import Estimate
 
 
@@ -109,7 +109,7 @@ def test_contents_cells_rows_by_a_field_and_several_records_in_one():
     }
     assert by((*ROWS, ROWS[0]), "name") == {"cat\n*1*": (ROWS[0], ROWS[0]), "dog": (ROWS[1],)}
     grids = [Grid(np.ones((1, 2))), Grid(np.zeros((1, 2)))]
-    combined = joined(
+    combined = join_records(
         [PointsRecord(points=(row,), grid={row.name: grid}) for row, grid in zip(ROWS, grids)]
     )
     assert (combined.points, list(combined.grid.values())) == (ROWS, grids)

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 from tests.kit.contradictions import contradictions
 from tests.kit.select import values_of
-from vitlens.report.claims import Claim, shown
+from vitlens.report.claims import Claim, first_page_claims
 from vitlens.report.document import Document, FirstPage
 from vitlens.report.findings import largest, not_doubted
 from vitlens.report.junit import junit
@@ -27,7 +27,7 @@ def states(document: Document) -> dict[str, str]:
 
 def clear_effects(document: Document) -> list[Claim]:
     """Return the clear effects of all that was measured, the clearest first."""
-    return [claim for claim in shown(document.claims, 7) if claim.rank]
+    return [claim for claim in first_page_claims(document.claims, 7) if claim.rank]
 
 
 def findings_of(report: Report, record: Any) -> tuple[Claim, ...]:

@@ -11,7 +11,7 @@ from vitlens.analysis.evaluation.evaluate import Evaluation
 from vitlens.analysis.failures.compare import compare_evaluations
 from vitlens.commands.compare.predictions import prediction_record
 from vitlens.commands.compare.record import AgreementRow, CompareRecord, MapRow
-from vitlens.commands.evaluate.measure import recorded
+from vitlens.commands.evaluate.measure import build_record
 from vitlens.commands.evaluate.record import EvaluateRecord
 from vitlens.record import Config, Data, ModelEntry
 from vitlens.uncertainty import Estimate
@@ -62,7 +62,7 @@ def evaluate_record(
 ) -> EvaluateRecord:
     """Return the record of `vitlens evaluate` for such models."""
     results, config = evaluations(models, names)
-    return replace(recorded(results, classes=len(names), seed=seed), config=config)
+    return replace(build_record(results, classes=len(names), seed=seed), config=config)
 
 
 def compare_record(

@@ -1,5 +1,8 @@
 """Wrong calls of the Python API, as a new user types them: one line that says what to type."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -22,64 +25,123 @@ def images(vit):
     return made(vit.input_size)
 
 
-WRONG = {  # what is typed, and a part of the answer
-    "vitlens.rollout(images, vit)": "exchange the two",
-    "vitlens.attention('vit-digits', images)": r"vitlens\.load\(NAME\)",
-    "vitlens.relevance(vit.module, images)": r"vitlens\.wrap\(module",
-    "vitlens.profile('vit-digits')": r"vitlens\.load",
-    "vitlens.intervene(images, {}).__enter__()": r"vitlens\.load",
-    "vitlens.load('vit-digits', device='gpu')": "did you mean 'cuda'",
-    "vitlens.load('vit-digits', device='CUDA')": "did you mean 'cuda'",
-    "vitlens.load('vit-digits', device='cuda:99')": "CUDA device",
-    "vitlens.load('vit-digits', device=torch.device('cuda', 99))": "CUDA device",
-    "vitlens.load('vit-digits', device=0)": "did you mean 'cuda:0'",
-    "vitlens.load('vit-digits', device='')": "auto, cpu, cuda",
-    "next(vitlens.load_data('digits').batches(1, device='gpu'))": "did you mean 'cuda'",
-    "vitlens.load(torch.nn.Linear(2, 2))": r"vitlens\.wrap",
-    "vitlens.explain(vit, images, 'gradcam')": "targets=, method=",
-    "vitlens.rollout(vit, images, head_fusion='max')": "did you mean 'fusion'",
-    "vitlens.attack(vit, images, 'predicted', epsilons=0.1)": r"epsilons=\[0, 0.1\]",
-    "vitlens.attack(vit, images, 'predicted', targets='label')": "other than the labels",
-    "vitlens.profile(vit, batch_sizes=1)": r"batch_sizes=\[1, 8\]",
-    "vitlens.capture(vit, images, 3)": "name of a place, found int",
-    "vitlens.similarity(vit, vit)": r"vitlens\.features",
-    "vitlens.relevance(vit, images, targets=2.0)": "whole numbers",
-    "vitlens.relevance(vit, images, targets=True)": "found True",
-    "vitlens.relevance(vit, images, targets=torch.zeros(len(images)))": "whole numbers",
-    "vitlens.rollout(vit, list(images))": r"torch\.stack",
-    "vitlens.rollout(vit, np.zeros((3, 32, 48), dtype='uint8'))": r"numpy\.moveaxis",
-    "vitlens.rollout(vit, images[0].permute(1, 2, 0))": r"permute\(2, 0, 1\)\[None\]",
-    "vitlens.wrap(vit.module, image_size=32, mean=0.5, std=0.5)": "mean as 3 numbers",
-    "vitlens.wrap(vit.module, image_size='32', mean=(0, 0, 0), std=(1, 1, 1))": (
-        "image_size as 2 numbers"
-    ),
-    "vitlens.show(images, {})": "found none",
-    "vitlens.show(images, 'rollout')": "the text 'rollout'",
-    "vitlens.show_board(vit)": "found Model",
-    "vitlens.show_heads(None)": r"vitlens\.attention\(model, images\)",
-    "vitlens.show_heads(vitlens.attention(vit, images), images)": "model=model",
-    "vitlens.show_heads(vitlens.attention(vit, images), images[:1], model=vit, image=1)": (
-        "the 2 images of"
-    ),
-    "vitlens.show(np.zeros((9, 9, 3), dtype='uint8'), torch.rand(2, 2))": "model=model",
-    "vitlens.show_heads(vitlens.attention(vit, images), model=vit, image=2)": "from 0 to 1",
-    "vitlens.show_heads(vitlens.attention(vit, images), images, model=vit, layer=7)": "from 0 to 1",
-    "vitlens.show_heads(vitlens.attention(vit, images), model=vit, layer=1)": "images under the "
-    "heads",
-    "vitlens.show_heads([torch.zeros(2, 3)])": "expected weights",
-    "vitlens.show_heads([torch.zeros(1, 2, 3, 3)], model=vit)": r"over the \d+ tokens",
-    "vitlens.show_heads(vitlens.attention(vit, images), model=vitlens.load('cnn-digits'))": "",
-    "vitlens.show(images, torch.zeros(3, 2, 2))": r"\(2, rows",
-    "vitlens.show(images, torch.zeros(2, 2, 2, 2))": r"\(2, rows",
-    "vitlens.show_board(torch.rand(3))": r"\(layers, heads\)",
-    "vitlens.show_board(torch.rand(3, 3), 'distance')": "statistics",
+# By subject: a call, and a regular expression that its message contains.
+WRONG = {
+    "models in the wrong place": r"""
+>>> vitlens.rollout(images, vit)
+exchange the two
+>>> vitlens.attention('vit-digits', images)
+vitlens\.load\(NAME\)
+>>> vitlens.relevance(vit.module, images)
+vitlens\.wrap\(module
+>>> vitlens.profile('vit-digits')
+vitlens\.load
+>>> vitlens.intervene(images, {}).__enter__()
+vitlens\.load
+>>> vitlens.load(torch.nn.Linear(2, 2))
+vitlens\.wrap
+>>> vitlens.similarity(vit, vit)
+vitlens\.features
+""",
+    "devices": r"""
+>>> vitlens.load('vit-digits', device='gpu')
+did you mean 'cuda'
+>>> vitlens.load('vit-digits', device='CUDA')
+did you mean 'cuda'
+>>> vitlens.load('vit-digits', device='cuda:99')
+CUDA device
+>>> vitlens.load('vit-digits', device=torch.device('cuda', 99))
+CUDA device
+>>> vitlens.load('vit-digits', device=0)
+did you mean 'cuda:0'
+>>> vitlens.load('vit-digits', device='')
+auto, cpu, cuda
+>>> next(vitlens.load_data('digits').batches(1, device='gpu'))
+did you mean 'cuda'
+""",
+    "arguments": r"""
+>>> vitlens.explain(vit, images, 'gradcam')
+targets=, method=
+>>> vitlens.rollout(vit, images, head_fusion='max')
+did you mean 'fusion'
+>>> vitlens.attack(vit, images, 'predicted', epsilons=0.1)
+epsilons=\[0, 0.1\]
+>>> vitlens.attack(vit, images, 'predicted', targets='label')
+other than the labels
+>>> vitlens.profile(vit, batch_sizes=1)
+batch_sizes=\[1, 8\]
+>>> vitlens.capture(vit, images, 3)
+name of a place, found int
+>>> vitlens.relevance(vit, images, targets=2.0)
+whole numbers
+>>> vitlens.relevance(vit, images, targets=True)
+found True
+>>> vitlens.relevance(vit, images, targets=torch.zeros(len(images)))
+whole numbers
+>>> vitlens.wrap(vit.module, image_size=32, mean=0.5, std=0.5)
+mean as 3 numbers
+>>> vitlens.wrap(vit.module, image_size='32', mean=(0, 0, 0), std=(1, 1, 1))
+image_size as 2 numbers
+""",
+    "images": r"""
+>>> vitlens.rollout(vit, list(images))
+torch\.stack
+>>> vitlens.rollout(vit, np.zeros((3, 32, 48), dtype='uint8'))
+numpy\.moveaxis
+>>> vitlens.rollout(vit, images[0].permute(1, 2, 0))
+permute\(2, 0, 1\)\[None\]
+""",
+    "figures": r"""
+>>> vitlens.show(images, {})
+found none
+>>> vitlens.show(images, 'rollout')
+the text 'rollout'
+>>> vitlens.show_board(vit)
+found Model
+>>> vitlens.show_heads(None)
+vitlens\.attention\(model, images\)
+>>> vitlens.show_heads(vitlens.attention(vit, images), images)
+model=model
+>>> vitlens.show_heads(vitlens.attention(vit, images), images[:1], model=vit, image=1)
+the 2 images of
+>>> vitlens.show(np.zeros((9, 9, 3), dtype='uint8'), torch.rand(2, 2))
+model=model
+>>> vitlens.show_heads(vitlens.attention(vit, images), model=vit, image=2)
+from 0 to 1
+>>> vitlens.show_heads(vitlens.attention(vit, images), images, model=vit, layer=7)
+from 0 to 1
+>>> vitlens.show_heads(vitlens.attention(vit, images), model=vit, layer=1)
+images under the heads
+>>> vitlens.show_heads([torch.zeros(2, 3)])
+expected weights
+>>> vitlens.show_heads([torch.zeros(1, 2, 3, 3)], model=vit)
+over the \d+ tokens
+>>> vitlens.show_heads(vitlens.attention(vit, images), model=vitlens.load('cnn-digits'))
+>>> vitlens.show(images, torch.zeros(3, 2, 2))
+\(2, rows
+>>> vitlens.show(images, torch.zeros(2, 2, 2, 2))
+\(2, rows
+>>> vitlens.show_board(torch.rand(3))
+\(layers, heads\)
+>>> vitlens.show_board(torch.rand(3, 3), 'distance')
+statistics
+""",
 }
 
 
-@pytest.mark.parametrize("call", WRONG)
-def test_a_wrong_call_is_answered_in_one_line(call, vit, images):
-    with pytest.raises(InputError, match=WRONG[call] or None) as raised:
-        eval(call, {"vitlens": vitlens, "torch": torch, "np": np, "vit": vit, "images": images})
+def wrong_calls() -> Iterator[Any]:
+    """Yield each call with the expression of its message."""
+    for session in WRONG.values():
+        for case in session.split(">>> ")[1:]:
+            call, _, message = case.strip().partition("\n")
+            yield pytest.param(call, message, id=call)
+
+
+@pytest.mark.parametrize(("call", "message"), list(wrong_calls()))
+def test_a_wrong_call_is_answered_in_one_line(call, message, vit, images):
+    names = {"vitlens": vitlens, "torch": torch, "np": np, "vit": vit, "images": images}
+    with pytest.raises(InputError, match=message or None) as raised:
+        eval(call, names)
     assert "\n" not in str(raised.value)
 
 

@@ -96,7 +96,7 @@ class Algorithm(ABC):
         return self.loss(logits, jobs.labels, jobs.targets)[:, None]
 
     @abstractmethod
-    def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
+    def step(self, jobs: Jobs, state: State, evaluation: PointEvaluation) -> State:
         """Return the next state from the model's outputs.
 
         State "over" marks jobs that end before their last query.
@@ -152,13 +152,13 @@ def algorithm_of(attack: Attack, setting: Setting) -> Algorithm:
     return algorithm
 
 
-def perturbed(jobs: Jobs, change: Tensor) -> Images:
+def perturb(jobs: Jobs, change: Tensor) -> Images:
     """Return the clean images plus the change, clamped to [0, 1]."""
     images: Tensor = (jobs.clean + change).clamp(0, 1)
     return images
 
 
-def updated(state: State, jobs: Bool[Tensor, " batch"], new: State) -> State:
+def update_state(state: State, jobs: Bool[Tensor, " batch"], new: State) -> State:
     """Return the state with new values only for these jobs."""
     result = dict(state)
     for name, rows in new.items():

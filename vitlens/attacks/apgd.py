@@ -15,8 +15,8 @@ from vitlens.attacks.algorithm import (
     PointEvaluation,
     Setting,
     State,
-    perturbed,
-    updated,
+    perturb,
+    update_state,
 )
 from vitlens.attacks.losses import LOSSES, TARGETED, LossName
 from vitlens.attacks.norms import NORMS, per_pixel
@@ -43,7 +43,7 @@ class AutoPGD(Algorithm):
     def start(self, jobs: Jobs) -> State:
         """Return a random point in the ball."""
         draw = self.norm.draw(jobs.keys, jobs.clean) * per_pixel(jobs.epsilon)
-        points = perturbed(jobs, self.norm.project(draw, jobs.epsilon))
+        points = perturb(jobs, self.norm.project(draw, jobs.epsilon))
         worst = torch.full_like(jobs.epsilon, -torch.inf)
         return {
             "points": points,
@@ -58,25 +58,25 @@ class AutoPGD(Algorithm):
             "step": 2 * jobs.epsilon,
         }
 
-    def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
+    def step(self, jobs: Jobs, state: State, evaluation: PointEvaluation) -> State:
         """Record the loss, check the step size, take the next step."""
-        loss = seen.losses[:, 0]
-        gradient = seen.gradients[0]
+        loss = evaluation.losses[:, 0]
+        gradient = evaluation.gradients[0]
         points = state["points"]
         first = jobs.queries == 0
         state = {**state, "rises": state["rises"] + (~first & (loss > state["loss"])), "loss": loss}
         top = {"top": points, "top_gradient": gradient, "top_loss": loss}
-        state = updated(state, loss > state["top_loss"], top)
-        state = updated(state, first, {"checked": state["top_loss"]})
+        state = update_state(state, loss > state["top_loss"], top)
+        state = update_state(state, first, {"checked": state["top_loss"]})
         state, restarts = self._check(jobs, state)
         here = torch.where(per_pixel(restarts), state["top"], points)
         ascent = torch.where(per_pixel(restarts), state["top_gradient"], gradient)
         # one step with momentum, projected before and after it is combined with the last
         step = here + per_pixel(state["step"]) * self.norm.steepest(ascent)
-        step = perturbed(jobs, self.norm.project(step - jobs.clean, jobs.epsilon))
+        step = perturb(jobs, self.norm.project(step - jobs.clean, jobs.epsilon))
         weight = per_pixel(torch.where(first, 1.0, MOMENTUM).to(here.dtype))
         mixed = here + weight * (step - here) + (1 - weight) * (here - state["before"])
-        moved = perturbed(jobs, self.norm.project(mixed - jobs.clean, jobs.epsilon))
+        moved = perturb(jobs, self.norm.project(mixed - jobs.clean, jobs.epsilon))
         return {**state, "points": moved, "before": here}
 
     def _check(self, jobs: Jobs, state: State) -> tuple[State, Bool[Tensor, " batch"]]:
@@ -90,8 +90,8 @@ class AutoPGD(Algorithm):
             "checked": state["top_loss"],
             "rises": torch.zeros_like(state["rises"]),
         }
-        state = updated(state, at_check, checked)
-        return updated(state, is_halved, {"step": state["step"] / 2}), is_halved
+        state = update_state(state, at_check, checked)
+        return update_state(state, is_halved, {"step": state["step"] / 2}), is_halved
 
 
 def apgd(

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.analysis.failures.operations import frequency_bands
-from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation, Setting, State, perturbed
+from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation, Setting, State, perturb
 from vitlens.attacks.losses import LOSSES, TARGETED, LossName
 from vitlens.attacks.norms import LINF, NORMS, PATCH, Change, Norm, PerImage, per_pixel
 from vitlens.attacks.registry import NormName
@@ -155,14 +155,14 @@ class Descent(Algorithm):
         draw = self.norm.draw(jobs.keys, jobs.clean) * per_pixel(self.region.radius(jobs))
         return {**state, "points": self._inside(jobs, state, draw)}
 
-    def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
+    def step(self, jobs: Jobs, state: State, evaluation: PointEvaluation) -> State:
         """Return one step, projected into the region and clamped to [0, 1]."""
-        ascent = self.norm.steepest(self.region.within(seen.gradients[0], state))
+        ascent = self.norm.steepest(self.region.within(evaluation.gradients[0], state))
         change = per_pixel(self.stride / self.steps * self.region.radius(jobs)) * ascent
         return {**state, "points": self._inside(jobs, state, state["points"] - jobs.clean + change)}
 
     def _inside(self, jobs: Jobs, state: State, change: Change) -> Images:
-        return perturbed(
+        return perturb(
             jobs, self.norm.project(self.region.within(change, state), self.region.radius(jobs))
         )
 

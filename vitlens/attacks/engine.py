@@ -129,7 +129,7 @@ class Evaluator:
     def exact(self, points: Images) -> Logits:
         """Return the logits in the module's precision, without a graph, in the points' dtype."""
         with torch.no_grad(), quick_linear(points.device):
-            logits: Tensor = self.model(_padded(points))
+            logits: Tensor = self.model(_pad(points))
         return logits[: len(points)].to(points.dtype)
 
     def success(self, logits: Logits, jobs: Jobs) -> Bool[Tensor, " batch"]:
@@ -157,21 +157,21 @@ class Evaluator:
         alternative = f"attacks that need scores alone work ({without_gradients()})"
         with needing_gradients(self.model, instead=alternative):
             try:
-                seen = self._differentiate(points, jobs, quick_linear(points.device))
+                evaluation = self._differentiate(points, jobs, quick_linear(points.device))
             except CheckpointError:  # a checkpoint's second computation is not quick
-                seen = self._differentiate(points, jobs, nullcontext())
-        logits = seen.logits
+                evaluation = self._differentiate(points, jobs, nullcontext())
+        logits = evaluation.logits
         if not is_coarse:
-            return seen
+            return evaluation
         slack = _BF16_ERROR * logits.abs().amax(1)
         lead = -margin(logits, jobs.targets) if self.targeted else margin(logits, jobs.labels)
         uncertain = ((lead < slack) | last).nonzero()[:, 0]
         if not len(uncertain):
-            return seen
+            return evaluation
         logits = logits.index_copy(0, uncertain, self.exact(points[uncertain]))
         uncertain_success = self.success(logits, jobs)[uncertain]
-        success = torch.zeros_like(seen.success).index_copy(0, uncertain, uncertain_success)
-        return replace(seen, logits=logits, success=success)
+        success = torch.zeros_like(evaluation.success).index_copy(0, uncertain, uncertain_success)
+        return replace(evaluation, logits=logits, success=success)
 
     def _differentiate(
         self, points: Images, jobs: Jobs, quick: AbstractContextManager[None]
@@ -179,7 +179,7 @@ class Evaluator:
         count = self.algorithm.objectives
         with torch.enable_grad(), autocast(points.device, self.precision), quick:
             leaf = points.detach().requires_grad_()
-            outputs = self.model(_padded(leaf))[: len(leaf)]
+            outputs = self.model(_pad(leaf))[: len(leaf)]
         with torch.enable_grad():
             logits = outputs.to(points.dtype)
             losses = self.algorithm.losses(logits, jobs)
@@ -195,7 +195,7 @@ class Evaluator:
         )
 
 
-def _padded(points: Images) -> Float[Tensor, "padded 3 height width"]:
+def _pad(points: Images) -> Float[Tensor, "padded 3 height width"]:
     """Return points padded on a CPU with copies of the last image to 1, 2, 4 or a multiple of 8.
 
     oneDNN caches code and memory for every shape, and a shrinking batch would produce all of them.
@@ -212,6 +212,9 @@ def _padded(points: Images) -> Float[Tensor, "padded 3 height width"]:
 class Engine:
     """One attack without members, which runs over the images batch by batch.
 
+    The jobs of an image are numbered by `stage` = level x jobs per level + restart x targets +
+    target. A slot of the batch holds the row of an image and its current stage.
+
     outcome: of earlier attacks, to which this one adds: an image is attacked only below the level
     at which it is broken already. Raises as the attack's algorithm does.
     """
@@ -227,7 +230,7 @@ class Engine:
         self.model = model
         self.clean = clean
         self.plan = plan
-        self.minimum = attack.kind == "minimum"
+        self.is_minimum_norm = attack.kind == "minimum"
         self.algorithm = algorithm_of(attack, plan.setting(attack, model, clean))
         self.evaluator = Evaluator(model, self.algorithm, plan.precision, plan.targets is not None)
         self.outcome = outcome or nothing_yet(len(clean.labels))
@@ -251,7 +254,7 @@ class Engine:
         ]
         self.waiting = iter(attacked_rows)
         self.on_done = on_done
-        # of each slot: image, index of the job among the image's jobs, queries of the job
+        # of each slot: the row of its image, the stage of its job, the queries of the job so far
         self.rows = list(islice(self.waiting, self.batch_size))
         self.stages = [self._first(row) for row in self.rows]
         self.queries = torch.zeros(len(self.rows), dtype=torch.int64)
@@ -264,23 +267,26 @@ class Engine:
 
     def _round(self, jobs: Jobs, state: State) -> tuple[Jobs, State]:
         """Query the model for the whole batch; return the jobs and the state of the next round."""
-        minimum = self.minimum
         last = self.queries == self.algorithm.queries - 1
         points = state["points"]
-        seen = self.evaluator.evaluate(points, jobs, last)
-        state = self.algorithm.step(jobs, state, seen)
-        nearest = state["nearest"] if minimum else self.algorithm.norm.length(points - jobs.clean)
-        over = state.get("over", torch.zeros_like(seen.success))
+        evaluation = self.evaluator.evaluate(points, jobs, last)
+        state = self.algorithm.step(jobs, state, evaluation)
+        if self.is_minimum_norm:
+            nearest = state["nearest"]
+        else:
+            nearest = self.algorithm.norm.length(points - jobs.clean)
+        over = state.get("over", torch.zeros_like(evaluation.success))
         steepest = torch.zeros_like(nearest)
-        if seen.losses.shape[1]:
-            steepest = seen.gradients.detach().abs().amax((0, 2, 3, 4))
+        if evaluation.losses.shape[1]:
+            steepest = evaluation.gradients.detach().abs().amax((0, 2, 3, 4))
+        is_finite = evaluation.logits.isfinite().all(1)
         # copied to the host in one transfer
-        packed = (nearest, seen.success, over, seen.logits.isfinite().all(1), steepest)
-        columns = torch.stack([part.to(nearest.dtype) for part in packed])
-        distance, success, over, finite, steepest = columns.cpu()
-        self._count(last, finite, steepest)
+        columns = (nearest, evaluation.success, over, is_finite, steepest)
+        on_host = torch.stack([column.to(nearest.dtype) for column in columns]).cpu()
+        distance, success, over, is_finite, steepest = on_host
+        self._count(last, is_finite, steepest)
         ended = over.bool() | last
-        if minimum:
+        if self.is_minimum_norm:
             success = distance.isfinite() & ended
         else:
             success = success.bool()
@@ -289,8 +295,8 @@ class Engine:
         jobs = replace(jobs, queries=jobs.queries + 1)
         hits = success.nonzero()[:, 0]
         if len(hits):
-            if minimum:
-                points, distance = self._shortened(hits, jobs, state["best"], distance)
+            if self.is_minimum_norm:
+                points, distance = self._shorten(hits, jobs, state["best"], distance)
             rows = torch.tensor(self.rows)[hits]
             self.outcome.level[rows] = torch.tensor(self.stages)[hits] // self.jobs_per_level
             self.outcome.distance[rows] = distance[hits].float()
@@ -318,7 +324,7 @@ class Engine:
         self.outcome.backwards[rows] += self.algorithm.objectives * (~last)
         self.outcome.silent[rows] &= last | (steepest == 0)
 
-    def _shortened(
+    def _shorten(
         self, hits: Int[Tensor, " hits"], jobs: Jobs, adversarial: Tensor, distance: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return the adversarial images and their distances, with these slots shortened.
@@ -400,19 +406,19 @@ class Engine:
             targets = runners_up.gather(1, ranks[:, None])[:, 0]
         else:
             targets = plan.targets[row]
-        levels = torch.tensor(plan.levels, dtype=clean.images.dtype)[stage // self.jobs_per_level]
-        parts = (
-            row,
-            keys(plan.seed, clean.indices[row], restarts, ranks),
-            clean.images[row.to(clean.images.device)],
-            clean.labels[row],
-            runners_up,
-            targets,
-            restarts,
-            levels,
-            torch.zeros_like(row),
+        level = stage // self.jobs_per_level
+        epsilon = torch.tensor(plan.levels, dtype=clean.images.dtype)[level]
+        return Jobs(
+            rows=row.to(device),
+            keys=keys(plan.seed, clean.indices[row], restarts, ranks).to(device),
+            clean=clean.images[row.to(clean.images.device)].to(device),
+            labels=clean.labels[row].to(device),
+            runners_up=runners_up.to(device),
+            targets=targets.to(device),
+            restarts=restarts.to(device),
+            epsilon=epsilon.to(device),
+            queries=torch.zeros_like(row).to(device),
         )
-        return Jobs(*(part.to(device) for part in parts))
 
 
 def worst_case(

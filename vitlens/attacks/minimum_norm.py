@@ -19,8 +19,8 @@ from vitlens.attacks.algorithm import (
     PointEvaluation,
     Setting,
     State,
-    perturbed,
-    updated,
+    perturb,
+    update_state,
 )
 from vitlens.attacks.losses import margin, rounding_error
 from vitlens.attacks.norms import L2, per_pixel
@@ -59,29 +59,29 @@ class DeepFool(Algorithm):
         others = logits.gather(1, jobs.runners_up[:, : self.objectives])
         return others - logits.gather(1, jobs.labels[:, None])
 
-    def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
+    def step(self, jobs: Jobs, state: State, evaluation: PointEvaluation) -> State:
         """Return a step across the nearest linearised boundary.
 
         The job is over as soon as the image is adversarial.
         """
-        lengths = seen.gradients.flatten(2).square().sum(2).sqrt().T  # batch, objectives
+        lengths = evaluation.gradients.flatten(2).square().sum(2).sqrt().T  # batch, objectives
         tiny = torch.finfo(lengths.dtype).tiny
-        gap = seen.losses.abs() + rounding_error(seen.logits)[:, None]
+        gap = evaluation.losses.abs() + rounding_error(evaluation.logits)[:, None]
         distances = gap / lengths.clamp_min(tiny)
         distances = torch.where(lengths > 0, distances, torch.inf)
         nearest, chosen = distances.min(1)
-        gradient = seen.gradients[chosen, torch.arange(len(chosen), device=chosen.device)]
+        gradient = evaluation.gradients[chosen, torch.arange(len(chosen), device=chosen.device)]
         # no step where all gradients are 0
         length = torch.where(nearest.isfinite(), nearest + _PUSH, 0)
         total = state["total"] + per_pixel(length) * L2.steepest(gradient)
         here = state["points"]
         found = {"best": here, "nearest": L2.length(here - jobs.clean)}
         moved = {
-            "points": perturbed(jobs, (1 + OVERSHOOT) * total),
+            "points": perturb(jobs, (1 + OVERSHOOT) * total),
             "total": total,
-            "over": seen.success,
+            "over": evaluation.success,
         }
-        return {**updated(state, seen.success, found), **moved}
+        return {**update_state(state, evaluation.success, found), **moved}
 
 
 def deepfool(setting: Setting) -> DeepFool:
@@ -118,33 +118,35 @@ class CarliniWagner(Algorithm):
         """Return the negative margin of the label; 0 where another class has the largest logit."""
         return -(margin(logits, jobs.labels) + rounding_error(logits)).clamp_min(0)[:, None]
 
-    def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
+    def step(self, jobs: Jobs, state: State, evaluation: PointEvaluation) -> State:
         """Keep the nearest adversarial image and take a step of Adam.
 
         Where a search has ended, the next one starts.
         """
         points = state["points"]
         change = state["points"] - _as_image(state["origin"])
-        loss = change.flatten(1).square().sum(1) - state["c"] * seen.losses[:, 0]
-        in_pixels = 2 * change - per_pixel(state["c"]) * seen.gradients[0]
+        loss = change.flatten(1).square().sum(1) - state["c"] * evaluation.losses[:, 0]
+        in_pixels = 2 * change - per_pixel(state["c"]) * evaluation.gradients[0]
         gradient = in_pixels * 2 * points * (1 - points)  # the derivative of tanh
         length = L2.length(points - jobs.clean)
-        nearer = seen.success & (length < state["nearest"])
-        state = updated(state, nearer, {"best": points, "nearest": length})
-        state = self._adam_step({**state, "success": state["success"] | seen.success}, gradient)
-        state = self._checked(state, loss)
+        nearer = evaluation.success & (length < state["nearest"])
+        state = update_state(state, nearer, {"best": points, "nearest": length})
+        state = self._adam_step(
+            {**state, "success": state["success"] | evaluation.success}, gradient
+        )
+        state = self._check_progress(state, loss)
         return self._next_search(
             state, (state["ticks"] == self.steps) | (state["still"] == _PATIENCE)
         )
 
-    def _checked(self, state: State, loss: Float[Tensor, " batch"]) -> State:
-        """Ten times in each search: whether the loss has fallen since the last check."""
+    def _check_progress(self, state: State, loss: Float[Tensor, " batch"]) -> State:
+        """Count the checks in a row at which the loss has not fallen; there are ten in a search."""
         check = (state["ticks"] - 1) % math.ceil(self.steps / _CHECKS) == 0
         still = torch.where(loss > _FALL * state["checked"], state["still"] + 1, 0)
-        return updated(state, check, {"still": still, "checked": loss})
+        return update_state(state, check, {"still": still, "checked": loss})
 
     def _adam_step(self, state: State, gradient: Images) -> State:
-        """Adam (Kingma & Ba 2015)."""
+        """Take one step of Adam (Kingma & Ba 2015)."""
         ticks = state["ticks"] + 1
         mean = _DECAY[0] * state["mean"] + (1 - _DECAY[0]) * gradient
         power = _DECAY[1] * state["power"] + (1 - _DECAY[1]) * gradient.square()
@@ -167,16 +169,17 @@ class CarliniWagner(Algorithm):
         c = state["c"]
         success = state["success"]
         search = state["search"] + end
-        state = updated(updated(state, end & success, {"high": c}), end & ~success, {"low": c})
+        state = update_state(
+            update_state(state, end & success, {"high": c}), end & ~success, {"low": c}
+        )
         between = torch.where(state["high"].isinf(), c * 10, (state["low"] + state["high"]) / 2)
-        if (
-            self.searches >= SEARCHES + 1
-        ):  # as published: the last search uses the smallest c that succeeded
+        # as published: the last search uses the smallest c that succeeded
+        if self.searches >= SEARCHES + 1:
             between = torch.where(
                 search == self.searches - 1, state["high"].clamp_max(LARGEST_C), between
             )
         return {
-            **updated(state, end, {**_new_search(state["origin"]), "c": between}),
+            **update_state(state, end, {**_new_search(state["origin"]), "c": between}),
             "search": search,
             "over": search == self.searches,
         }
@@ -185,7 +188,7 @@ class CarliniWagner(Algorithm):
 def carlini_wagner(
     setting: Setting, *, searches: int = SEARCHES, first_c: float = FIRST_C
 ) -> CarliniWagner:
-    """C&W's L2 attack, confidence 0; steps of Adam for each of 9 values of c."""
+    """Return C&W's L2 attack at confidence 0, with steps of Adam for each of 9 values of c."""
     queries = setting.steps * searches
     return CarliniWagner(
         norm=L2, queries=queries, steps=setting.steps, searches=searches, first_c=first_c
@@ -209,6 +212,6 @@ def _new_search(origin: Images) -> State:
 
 
 def _as_image(place: Images) -> Images:
-    """From tanh space to [0, 1]."""
+    """Map points from tanh space to [0, 1]."""
     image: Tensor = (place.tanh() + 1) / 2
     return image.clamp(0, 1)

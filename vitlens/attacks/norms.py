@@ -55,18 +55,17 @@ def _euclidean(change: Change) -> PerImage:
 
 def _unit(change: Change) -> Change:
     smallest = torch.finfo(change.dtype).tiny
-    scaled = change / per_pixel(
-        _largest(change).clamp_min(smallest)
-    )  # squares of 1e-30 would underflow
+    # squares of 1e-30 would underflow
+    scaled = change / per_pixel(_largest(change).clamp_min(smallest))
     return scaled / per_pixel(_euclidean(scaled).clamp_min(smallest))
 
 
-def _clamped(change: Change, epsilon: PerImage) -> Change:
+def _clamp(change: Change, epsilon: PerImage) -> Change:
     bound = per_pixel(epsilon)
     return change.clamp(-bound, bound)
 
 
-def _scaled_down(change: Change, epsilon: PerImage) -> Change:
+def _scale_down(change: Change, epsilon: PerImage) -> Change:
     length = _euclidean(change).clamp_min(torch.finfo(change.dtype).tiny)
     return change * per_pixel((epsilon * _INSIDE / length).clamp_max(1))
 
@@ -77,7 +76,7 @@ def _uniform_in_cube(keys: Int[Tensor, " batch"], like: Change) -> Change:
 
 
 def _uniform_in_ball(keys: Int[Tensor, " batch"], like: Change) -> Change:
-    """Uniform in the Euclidean ball: a direction from normal draws, and a radius."""
+    """Draw uniformly in the Euclidean ball: a direction from normal draws, and a radius."""
     size = like[0].numel()
     shares = uniform(keys, size, stream=2) + _HALF_STEP
     direction = _unit(torch.erfinv(2 * shares - 1).view(like.shape).to(like.dtype))
@@ -91,8 +90,8 @@ def _share_changed(change: Change) -> PerImage:
     return share
 
 
-LINF: Final = Norm("linf", _largest, torch.sign, _clamped, _uniform_in_cube)
-L2: Final = Norm("l2", _euclidean, _unit, _scaled_down, _uniform_in_ball)
+LINF: Final = Norm("linf", _largest, torch.sign, _clamp, _uniform_in_cube)
+L2: Final = Norm("l2", _euclidean, _unit, _scale_down, _uniform_in_ball)
 PATCH: Final = Norm(
     "patch", _share_changed, torch.sign, lambda change, _: change.clamp(-1, 1), _uniform_in_cube
 )

@@ -16,8 +16,8 @@ from vitlens.attacks.algorithm import (
     PointEvaluation,
     Setting,
     State,
-    perturbed,
-    updated,
+    perturb,
+    update_state,
 )
 from vitlens.attacks.descent import squares
 from vitlens.attacks.losses import margin
@@ -27,17 +27,8 @@ from vitlens.data.draws import mix, uniform
 from vitlens.shapes import Images
 
 FIRST_SHARE = 0.8  # of the image, covered by the first square
-_HALVINGS = (
-    10,
-    50,
-    200,
-    500,
-    1000,
-    2000,
-    4000,
-    6000,
-    8000,
-)  # of 10,000 queries; the schedule is scaled to fewer
+# of 10,000 queries; the schedule is scaled to fewer
+_HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 _PUBLISHED_QUERIES = 10_000
 
 
@@ -54,7 +45,7 @@ class Noise(Algorithm):
 
     def _draw(self, jobs: Jobs, keys: Int[Tensor, " batch"]) -> Images:
         change = self.norm.draw(keys, jobs.clean) * per_pixel(jobs.epsilon)
-        return perturbed(jobs, self.norm.project(change, jobs.epsilon))
+        return perturb(jobs, self.norm.project(change, jobs.epsilon))
 
 
 class SquareSearch(Algorithm):
@@ -67,17 +58,19 @@ class SquareSearch(Algorithm):
         """Return vertical stripes of plus or minus epsilon, one sign per column and channel."""
         width = jobs.clean.shape[3]
         signs = _signs(jobs.keys, 3 * width, stream=5).view(-1, 3, 1, width).to(jobs.clean.dtype)
-        points = perturbed(jobs, (signs * per_pixel(jobs.epsilon)).expand_as(jobs.clean))
+        points = perturb(jobs, (signs * per_pixel(jobs.epsilon)).expand_as(jobs.clean))
         return {
             "points": points,
             "top": points.clone(),
             "least": torch.full_like(jobs.epsilon, torch.inf),
         }
 
-    def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
+    def step(self, jobs: Jobs, state: State, evaluation: PointEvaluation) -> State:
         """Keep the points whose margin fell, and change one more square of the best points."""
-        margins = margin(seen.logits, jobs.labels)
-        state = updated(state, margins < state["least"], {"top": state["points"], "least": margins})
+        margins = margin(evaluation.logits, jobs.labels)
+        state = update_state(
+            state, margins < state["least"], {"top": state["points"], "least": margins}
+        )
         top = state["top"]
         size = (int(top.shape[2]), int(top.shape[3]))
         sides = sides_of(self.queries, size, top.device)[jobs.queries]
@@ -88,7 +81,7 @@ class SquareSearch(Algorithm):
         mask = squares(size, top_edge, left_edge, sides)
         signs = _signs(keys, 3, stream=7).to(top.dtype)[:, :, None, None]
         change = top - jobs.clean + 2 * per_pixel(jobs.epsilon) * signs * mask
-        return {**state, "points": perturbed(jobs, self.norm.project(change, jobs.epsilon))}
+        return {**state, "points": perturb(jobs, self.norm.project(change, jobs.epsilon))}
 
 
 def noise(setting: Setting) -> Noise:

@@ -30,7 +30,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.attention.affinity import Affinity, patch_attention, refined, similarity_of
+from vitlens.analysis.attention.affinity import (
+    Affinity,
+    patch_attention,
+    refine_maps,
+    similarity_of,
+)
 from vitlens.analysis.attention.chain import chained, without_autocast
 from vitlens.analysis.attention.methods import gradient_rollout_maps
 from vitlens.analysis.faithfulness.defaults import SUBSTRATE
@@ -110,8 +115,10 @@ def _parts(model: Model, images: Images, targets: Labels) -> _Parts:
         activations = layer.as_maps(output).float()
         cam = gradcam(activations, layer.as_maps(gradient).float()).clamp_min(0)
         libra_cam = hirescam(libra.activations.float(), libra.gradients.float()).clamp_min(0)
-        smooth_cams = evidence(refined(cam, similarity)) + evidence(refined(libra_cam, similarity))
-        where = evidence(refined(rollout, similarity)) * smooth_cams
+        smooth_cams = evidence(refine_maps(cam, similarity)) + evidence(
+            refine_maps(libra_cam, similarity)
+        )
+        where = evidence(refine_maps(rollout, similarity)) * smooth_cams
         return _Parts(
             where,
             rollout=evidence(rollout),
@@ -151,7 +158,7 @@ def _smooth(parts: _Parts, effect: Maps) -> Maps:
     similar = torch.lerp(root, mixed, _TOKEN_SHARE)
     neighbours = _with_neighbours(_with_neighbours(similar).mT).mT
     blurred = torch.lerp(similar, neighbours, _BLURRED)
-    return _contrasted((_unit(blurred) + _EFFECT_WEIGHT * effect).clamp_min(0))
+    return _raise_contrast((_unit(blurred) + _EFFECT_WEIGHT * effect).clamp_min(0))
 
 
 def _unit(maps: Maps) -> Maps:
@@ -159,7 +166,7 @@ def _unit(maps: Maps) -> Maps:
     return maps / maps.amax((1, 2), keepdim=True).clamp_min(torch.finfo(maps.dtype).tiny)
 
 
-def _contrasted(maps: Maps) -> Maps:
+def _raise_contrast(maps: Maps) -> Maps:
     """Return each map, over its greatest value, to the greatest power with enough spread.
 
     The spread of values m over N patches is (Σ m)² / (N Σ m²), at least _SPREAD. Without this bound

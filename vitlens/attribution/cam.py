@@ -35,7 +35,7 @@ from vitlens.lens.cells import (
 from vitlens.lens.differentiable import cut_off, needs_gradients, require_no_steps
 from vitlens.lens.observe import survey
 from vitlens.lens.trace import probe_images, trace
-from vitlens.models.hooks import per_model
+from vitlens.models.memo import per_model
 from vitlens.models.model import Model
 from vitlens.models.nested import tensors_in, with_tensor
 from vitlens.models.recording import ModuleCall, Shape, TracedTensor

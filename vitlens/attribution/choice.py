@@ -24,16 +24,16 @@ from vitlens.analysis.evaluation.evaluate import accuracy, predicted_logits
 from vitlens.analysis.evaluation.intervals import resampled_means
 from vitlens.analysis.faithfulness.checks import ENOUGH, ChoiceMargin, ChoiceScores
 from vitlens.analysis.faithfulness.defaults import BASELINES, COMPOSITE_KINDS, FEWEST
-from vitlens.analysis.faithfulness.league import explained
+from vitlens.analysis.faithfulness.league import compute_maps
 from vitlens.analysis.faithfulness.localisation import (
     Composites,
     confident_images,
     has_edge,
-    recognised,
+    is_recognised,
     roc_auc,
 )
 from vitlens.analysis.faithfulness.maps import Explain
-from vitlens.analysis.faithfulness.removal import faithfulness, resized
+from vitlens.analysis.faithfulness.removal import faithfulness, resize_to_model
 from vitlens.attribution.explain import explain, methods_for, preferred_method, require_method
 from vitlens.attribution.refinement import Refinement, applies, require_refinement
 from vitlens.attribution.registry import ATTRIBUTIONS
@@ -239,7 +239,7 @@ def chosen_by_evidence(
     classes = logits.argmax(-1) if targets is None else targets.cpu()[order]
     classes = classes.to(model.device)
     (batch,) = used.batches(len(used), device=model.device)
-    maps_of = partial(explained, model, functions, seed=seed, advance=advance)
+    maps_of = partial(compute_maps, model, functions, seed=seed, advance=advance)
     parts = halves(groups, seed=seed)
     maps = maps_of(batch.images, classes)
     curves = faithfulness(
@@ -254,7 +254,7 @@ def chosen_by_evidence(
     )
     values = {FAITHFULNESS: torch.stack([curve.gaps for curve in curves]).cpu()}
     if used.masks is None:
-        images = resized(model, batch.images)
+        images = resize_to_model(model, batch.images)
         located, obstacle = _on_mosaics(model, images, logits, parts, maps_of, seed)
         what = "confidently classified images"
     else:
@@ -334,7 +334,7 @@ def _on_mosaics(
     with evaluating(model), torch.no_grad():
         mosaic_logits = model(pixels).float().cpu()
     which = torch.arange(len(pixels)).repeat_interleave(kind.explained)
-    is_named = recognised(mosaic_logits[which], targets, kind.classes)
+    is_named = is_recognised(mosaic_logits[which], targets, kind.classes)
     share = accuracy(is_named, groups=which)
     guessed = min(1.0, kind.classes / len(model.classes))
     if beyond(share, guessed) is not Side.ABOVE:

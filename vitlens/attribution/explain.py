@@ -32,8 +32,9 @@ from vitlens.errors import (
 from vitlens.inputs import takes_images
 from vitlens.lens.differentiable import WITHOUT_GRADIENTS
 from vitlens.lens.trace import probe_images, trace
-from vitlens.models.hooks import is_within_context, per_model
+from vitlens.models.hooks import is_within_context
 from vitlens.models.language_image import is_language_image
+from vitlens.models.memo import per_model
 from vitlens.models.model import Model
 from vitlens.names import DEFAULT_SEED, ENGINES, Engine
 from vitlens.pixels import AnyImages, Targets, as_parts, as_targets

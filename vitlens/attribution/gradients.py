@@ -23,7 +23,8 @@ from vitlens.devices import evaluating
 from vitlens.errors import InputError
 from vitlens.lens.differentiable import needs_gradients, require_no_steps
 from vitlens.lens.trace import trace
-from vitlens.models.hooks import is_changed, overridden, per_model
+from vitlens.models.hooks import is_changed, overridden
+from vitlens.models.memo import per_model
 from vitlens.models.model import Model
 from vitlens.models.trials import largest_allowed
 from vitlens.names import DEFAULT_SEED

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.attention.chain import differentiated, require_chain, without_autocast
+from vitlens.analysis.attention.chain import differentiate_calls, require_chain, without_autocast
 from vitlens.analysis.attention.methods import require_start
 from vitlens.analysis.patching.logit_lens import logits_by_depth
 from vitlens.analysis.patching.stream import blocks_of, logits_from
@@ -110,7 +110,7 @@ def _differentiated_calls(
                 stacked = stacked.mean(1, keepdim=True).expand_as(stacked)
             logits = logits_from(model, stacked, blocks=blocks)
         total = logits.gather(1, targets.repeat(len(streams))[:, None]).sum()
-    return differentiated(total, calls)
+    return differentiate_calls(total, calls)
 
 
 @requirement("depths")

@@ -15,9 +15,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.attention.affinity import affinity, refined, require_affinity
+from vitlens.analysis.attention.affinity import affinity, refine_maps, require_affinity
 from vitlens.analysis.attention.registry import REFINE_STEPS
-from vitlens.analysis.faithfulness.maps import AnyMaps, enlarged, removal_grid
+from vitlens.analysis.faithfulness.maps import AnyMaps, enlarge_maps, removal_grid
 from vitlens.attribution.registry import ATTRIBUTIONS, attribution
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError, argument
 from vitlens.models.model import Model
@@ -166,7 +166,7 @@ def refined_maps(
             maps = maps_of(view, name)
             if similarity is None:
                 return maps
-            return refined(maps, similarity, steps=refinement.steps)
+            return refine_maps(maps, similarity, steps=refinement.steps)
 
         if refinement.times is None:
             return smooth(method)
@@ -195,7 +195,7 @@ def over_views(
     half_width = max(1, round(width / cells[1] / 2))
     rows = min(2 * first.shape[-2], height)
     columns = min(2 * first.shape[-1], width)
-    total = enlarged(first, (rows, columns))
+    total = enlarge_maps(first, (rows, columns))
     for up, left, is_mirrored in VIEWS[1:views]:
         bottom = up * half_height  # px
         right = left * half_width
@@ -207,7 +207,7 @@ def over_views(
             maps = maps_of(moved.flip(-1)).flip(-1)
         else:
             maps = maps_of(moved)
-        large = enlarged(maps, (rows, columns))
+        large = enlarge_maps(maps, (rows, columns))
         # moved back; the first rows and columns keep their values
         padding = (round(right * columns / width), 0, round(bottom * rows / height), 0)
         padded = F.pad(large.unsqueeze(1), padding, mode="replicate").squeeze(1)
@@ -221,7 +221,7 @@ def product(first: AnyMaps, second: AnyMaps) -> AnyMaps:
     The coarser map is enlarged to the finer.
     """
     size = max(first.shape[-2], second.shape[-2]), max(first.shape[-1], second.shape[-1])
-    return evidence(enlarged(first, size)) * evidence(enlarged(second, size))
+    return evidence(enlarge_maps(first, size)) * evidence(enlarge_maps(second, size))
 
 
 def evidence(maps: AnyMaps) -> AnyMaps:
@@ -239,7 +239,7 @@ def along_edges(maps: AnyMaps, images: Images) -> Float[Tensor, "batch height wi
     """
     height, width = images.shape[-2:]
     radius = max(1, round(height / maps.shape[-2]))
-    large = enlarged(maps, (height, width)).unsqueeze(1).to(images)
+    large = enlarge_maps(maps, (height, width)).unsqueeze(1).to(images)
     scale = large.abs().amax((2, 3), keepdim=True).clamp_min(torch.finfo(large.dtype).tiny)
     signal = large / scale
     mean_image = _box(images, radius)

@@ -32,7 +32,7 @@ from vitlens.charts.style import (
     heading,
     in_column,
     sheet,
-    shortened,
+    shorten,
     styled,
 )
 
@@ -94,7 +94,7 @@ def feature_space(clouds: Sequence[Cloud], title: str) -> Figure:
     names = {}
     marks = {}
     for label, colour in palette.items():
-        names[label] = shortened(clouds[0].classes[label], 18)
+        names[label] = shorten(clouds[0].classes[label], 18)
         marks[names[label]] = "o", colour
     for axes, cloud in zip(panels.flat, clouds):
         marks |= _draw_cloud(axes, cloud, palette, names)
@@ -250,7 +250,7 @@ def _name_classes(axes: Axes, points: Array, labels: Array, names: Mapping[int, 
         if any((np.abs(middle - other) / side < (2 * _APART, _APART)).all() for other in taken):
             continue
         taken.append(middle)
-        word = axes.text(x, y, shortened(name, 14), ha="center", va="center", fontsize=SMALL)
+        word = axes.text(x, y, shorten(name, 14), ha="center", va="center", fontsize=SMALL)
         word.set_path_effects([withStroke(linewidth=2.2, foreground="white")])
 
 
@@ -396,7 +396,7 @@ def correspondences(pairs: Sequence[Matches], title: str) -> Figure:
         for axes, picture in ((left, pair.first), (right, pair.second)):
             axes.imshow(enlarged(picture), extent=(0, pair.grid[1], pair.grid[0], 0), aspect="auto")
             axes.set(xlim=(0, pair.grid[1]), ylim=(pair.grid[0], 0))
-        left.set_title(shortened(pair.title, int(2 * panel / 0.075)), loc="left")
+        left.set_title(shorten(pair.title, int(2 * panel / 0.075)), loc="left")
         centres = zip(pair.sources[:_ARCS] + 0.5, pair.targets[:_ARCS] + 0.5)
         for (source, target), value in zip(centres, pair.similarity):
             share = (value - low) / (high - low) if high > low else 1.0

@@ -31,7 +31,7 @@ from vitlens.charts.style import (
     full_width,
     heading,
     sheet,
-    shortened,
+    shorten,
     styled,
 )
 from vitlens.charts.values import Draw, Values, label, numbers, series_of, unit_of, value
@@ -226,9 +226,8 @@ def _digits(values: Values, unit: str) -> int | None:
     """Return the decimals of the numbers in cells; None for three significant digits."""
     if unit == "fraction":
         return 1
-    is_share = (
-        np.abs(values).max(initial=0.0, where=~np.isnan(values)) <= 1.0
-    )  # correlations, areas
+    # correlations, areas
+    is_share = np.abs(values).max(initial=0.0, where=~np.isnan(values)) <= 1.0
     return 2 if is_share else None
 
 
@@ -312,4 +311,4 @@ def _ink(share: float, *, signed: bool) -> str:
 def _name_ticks(axis: Axis, names: Sequence[str], room: int) -> None:
     """Write at most `room` of the names along an axis."""
     ticks = range(0, len(names), -(-len(names) // room))
-    axis.set_ticks(ticks, labels=[shortened(names[tick], 24) for tick in ticks])
+    axis.set_ticks(ticks, labels=[shorten(names[tick], 24) for tick in ticks])

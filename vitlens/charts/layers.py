@@ -136,8 +136,9 @@ _Draw: TypeAlias = Callable[[_Layout, float, float], None]
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of a block. wide: its least width, inch; grows: True if it also takes the room that
-    is left.
+    """A column of a block.
+
+    wide: its least width, inch; grows: True if it also takes the room that is left.
     """
 
     title: str
@@ -156,7 +157,7 @@ def layers(
     the maps; chance: the accuracy of guessing.
     """
     blocks = 2 if style.in_column() else 1
-    rows = _spaced(rows, _LAYERS // blocks)
+    rows = _spaced_layers(rows, _LAYERS // blocks)
     height = float(np.clip(_TALL / len(rows), *_ROW))
     room = style.TALL - style.wrapped_title(title, style.full_width())[1] - Margins().top
     height = min(height, (room / blocks - _HEAD - _FOOT) / len(rows))
@@ -190,7 +191,7 @@ def _draw_image(layout: _Layout, image: Array) -> None:
     without_frames([axes])
 
 
-def _spaced(rows: Sequence[LayerView], most: int) -> Sequence[LayerView]:
+def _spaced_layers(rows: Sequence[LayerView], most: int) -> Sequence[LayerView]:
     """Return at most `most` layers, evenly spaced, with the first and the last."""
     if len(rows) <= most:
         return rows
@@ -483,7 +484,7 @@ def _draw_roles(layout: _Layout, left: float, pictures: float) -> None:
             axes = layout.board.place(left + place * (side + _GAP), y - side / 2, side, side)
             _draw_exemplar(axes, exemplar)
         words = _within(row.role.words, _WORDS, lines - 1)
-        helped = _helped(row.role, lines - len(words))
+        helped = _labelled_name(row.role, lines - len(words))
         colour_of_label = style.BLUE if row.role.tested else style.GREY
         texts = [(line, "black") for line in helped]
         texts += [(line, colour_of_label) for line in words]
@@ -492,7 +493,7 @@ def _draw_roles(layout: _Layout, left: float, pictures: float) -> None:
             layout.write(left + pictures + 0.03, height, line, color=colour)
 
 
-def _helped(role: RoleView, lines: int) -> list[str]:
+def _labelled_name(role: RoleView, lines: int) -> list[str]:
     """Return the head's name with the labels of its exemplars, or only the first label if not all
     have room.
     """
@@ -506,8 +507,10 @@ def _helped(role: RoleView, lines: int) -> list[str]:
 
 
 def _within(text: str, wide: float, lines: int) -> list[str]:
-    """Break a text into at most `lines` lines of this width in inches; the last one is
-    shortened."""
+    """Break a text into at most `lines` lines of this width in inches.
+
+    The last one is shortened.
+    """
     broken = [""]
     for word in style.drawable(text).split():
         longer = f"{broken[-1]} {word}".strip()
@@ -517,17 +520,17 @@ def _within(text: str, wide: float, lines: int) -> list[str]:
             broken.append(word)
     if len(broken) >= lines:
         broken[lines - 1 :] = [" ".join(broken[lines - 1 :])]
-    return [_shortened(line, wide) for line in broken]
+    return [_shorten(line, wide) for line in broken]
 
 
-def _shortened(line: str, wide: float) -> str:
+def _shorten(line: str, wide: float) -> str:
     """Return a line cut to a width in inches, ending in an ellipsis."""
     if not line:
         return line
     length = len(line)
-    while length > 1 and _width(style.shortened(line, length)) > wide:
+    while length > 1 and _width(style.shorten(line, length)) > wide:
         length -= 1
-    return style.shortened(line, length)
+    return style.shorten(line, length)
 
 
 def _width(text: str) -> float:

@@ -2,8 +2,8 @@
 
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Final, Literal
 
@@ -20,7 +20,8 @@ from vitlens.charts.values import Draw
 from vitlens.report.numbers import percent
 
 _LARGEST: Final = 1.35  # inch of a picture
-_LEAST: Final = (0.2, 0.62)  # of a map alone, and of an image
+_LEAST_MAP: Final = 0.2  # inch of a map without its image
+_LEAST_IMAGE: Final = 0.62  # inch of an image
 _GAP: Final = 0.06
 _LETTER: Final = 0.065  # inch per letter below a picture
 _ROUND: Final = (1, 2, 4, 5, 8, 10, 16, 20, 32, 50, 64, 100, 128, 200, 256)
@@ -70,7 +71,7 @@ class Picture:
         row: str = "",
     ) -> "Picture":
         """Return an image with its prediction below, marked as right or wrong if it has a label."""
-        words = style.shortened(prediction, _LONGEST)
+        words = style.shorten(prediction, _LONGEST)
         if probability is not None:
             words += f", {percent(probability)}"
         if len(words) > _LONGEST:
@@ -79,7 +80,7 @@ class Picture:
             return cls(image, below=words, row=row)
         if prediction == label:
             return cls(image, below=f"{style.RIGHT_SYMBOL} {words}", frame=style.RIGHT, row=row)
-        below = f"{style.WRONG_SYMBOL} {words}\nis {style.shortened(label, _LONGEST)}"
+        below = f"{style.WRONG_SYMBOL} {words}\nis {style.shorten(label, _LONGEST)}"
         return cls(image, below=below, frame=style.WRONG, row=row)
 
     @property
@@ -113,9 +114,10 @@ class _Grid:
 
 @dataclass(frozen=True)
 class _Blocks:
-    """The sizes of a figure of pictures in inches: blocks below one another, each of `down` rows.
+    """Blocks of pictures below one another, each of `down` rows; sizes in inches.
 
-    above: the height of the titles of columns; text: that of the texts below a row of pictures.
+    side: the width of a picture; ratio: its height as a share of the width; above: the height of
+    the titles of columns; text: that of the texts below a row of pictures.
     """
 
     count: int
@@ -123,8 +125,18 @@ class _Blocks:
     down: int
     side: float
     ratio: float
-    above: float
-    text: float
+    above: float = 0.0
+    text: float = 0.0
+
+    def with_texts(
+        self, below: Sequence[str], column_titles: Mapping[str, str], *, row_names_below: bool
+    ) -> "_Blocks":
+        """Return the blocks with room for the texts below pictures and above columns."""
+        text = 0.05 + 0.14 * max(map(_count_lines, below)) + 0.16 * row_names_below
+        above = 0.05
+        if any(column_titles):
+            above = 0.1 + 0.14 * max(map(_count_lines, column_titles.values()))
+        return replace(self, above=above, text=text)
 
     @property
     def width(self) -> float:
@@ -154,13 +166,13 @@ def images(
     under: bool = False,
     dense: bool = False,
 ) -> Draw:
-    """Return a chart of pictures by row and column; columns that do not fit form further blocks
-    below.
+    """Return a chart of pictures by row and column.
 
-    scale: each map from 0 to its own maximum, or one scale for all maps, symmetric around 0 if
-    signed; label: of the colour bar, which is drawn for one scale, and with a label also for maps
-    up to their own maximum; largest: the greatest side of a picture, inch; under: True for names of
-    rows below them; dense: True for as few blocks as make the pictures largest, however small.
+    Columns that do not fit form further blocks below. scale: each map from 0 to its own
+    maximum, or one scale for all maps, symmetric around 0 if signed; label: of the colour bar,
+    which is drawn for one scale, and with a label also for maps up to their own maximum;
+    largest: the greatest side of a picture, inch; under: True for names of rows below them;
+    dense: True for as few blocks as make the pictures largest, however small.
     """
 
     @style.styled
@@ -171,46 +183,35 @@ def images(
         if bar is None and label:
             legend = _Bar(overlay.Scale(0.0, 1.0), style.MAGNITUDE)
         joint_scale = bar.scale if bar and scale == "joint" else None
-        row_names = {
-            place[0]: picture.row for place, picture in zip(grid.places, rows) if picture.row
-        }
+        row_names = {}
+        for (row, _), picture in zip(grid.places, rows):
+            if picture.row:
+                row_names[row] = picture.row
         beside: dict[int, str] = {}
         if not under:
             beside = _names_beside(rows, row_names, joint_scale)
         if dense:
             beside = {row: _first_lines(text, _DENSE) for row, text in beside.items()}
-        longest = max(map(len, "\n".join(beside.values()).split("\n")))
-        left = _GAP
-        if longest:
-            left = 0.12 + 0.075 * longest
-        right = _GAP
-        if legend:
-            right = BAR_ROOM
-        room = style.full_width() - left - right
-        count, across, side, ratio = _sizes(rows, grid, room, largest, dense=dense)
-        letters = max(10, int((side + _GAP) / _LETTER))
-        below = [_wrapped(picture.below, letters) for picture in rows]
-        text = 0.05 + 0.14 * max(map(_lines, below)) + 0.16 * under
-        heads = _heads(rows, side, joint_scale)
-        above = 0.05
-        if any(heads):
-            above = 0.1 + 0.14 * max(map(_lines, heads.values()))
-        blocks = _Blocks(count, across, grid.down, side, ratio, above, text)
+        margins = _margins(beside, has_legend=legend is not None)
+        room = style.full_width() - margins.left - margins.right
+        blocks = _blocks(rows, grid, room, largest, dense=dense)
+        below = _texts_below(rows, blocks.side)
+        column_titles = _column_titles(rows, blocks.side, joint_scale)
+        blocks = blocks.with_texts(below, column_titles, row_names_below=under)
         tall = blocks.height
         if not under:
             tall -= 0.05
-        board = area(
-            title=title, wide=blocks.width, tall=tall, margins=Margins(left, right, 0.0, 0.1)
-        )
+        board = area(title=title, wide=blocks.width, tall=tall, margins=margins)
         for picture, (row, column), text_below in zip(rows, grid.places, below):
-            block, column_of_block = divmod(column, across)
-            x = board.left + column_of_block * (side + _GAP)
-            axes = board.place(x, blocks.y(board.top, block, row), side, side * ratio)
+            block, column_of_block = divmod(column, blocks.across)
+            x = board.left + column_of_block * (blocks.side + _GAP)
+            y = blocks.y(board.top, block, row)
+            axes = board.place(x, y, blocks.side, blocks.side * blocks.ratio)
             _fill(axes, picture, bar, smooth)
             if picture.below:
                 axes.set_xlabel(text_below, fontsize=style.SMALL, labelpad=2)
             if row == 0 and picture.column:
-                axes.set_title(heads[picture.column])
+                axes.set_title(column_titles[picture.column])
         if under:
             _name_rows_below(board, blocks, row_names)
         else:
@@ -230,10 +231,10 @@ def _names_beside(
     rows: Sequence[Picture], names: dict[int, str], scale: overlay.Scale | None
 ) -> dict[int, str]:
     """Return the text at the left of each named row; dark rows have their largest value."""
-    dark = _dark(rows, "row", scale)
+    dark = _dark_maxima(rows, "row", scale)
     beside = {}
     for row, name in names.items():
-        beside[row] = _name_lines(style.shortened(name, 40))
+        beside[row] = _name_lines(style.shorten(name, 40))
         if name in dark:
             beside[row] += f"\nup to {dark[name]:.2g}"
     return beside
@@ -247,46 +248,63 @@ def _first_lines(text: str, count: int) -> str:
     return "\n".join(lines[:count]) + "…"
 
 
-def _heads(rows: Sequence[Picture], side: float, scale: overlay.Scale | None) -> dict[str, str]:
+def _column_titles(
+    rows: Sequence[Picture], side: float, scale: overlay.Scale | None
+) -> dict[str, str]:
     """Return the title of each column by its name; dark columns have their largest value."""
     letters = max(6, int(side / 0.07))
-    heads = {}
+    titles = {}
     for picture in rows:
-        heads[picture.column] = textwrap.fill(style.shortened(picture.column, 60), letters)
-    for name, value in _dark(rows, "column", scale).items():
+        titles[picture.column] = textwrap.fill(style.shorten(picture.column, 60), letters)
+    for name, value in _dark_maxima(rows, "column", scale).items():
         words = f"up to {value:.2g}"
         if side < _NARROW:
             words = words.replace("to ", "to\n")
-        heads[name] += f"\n{words}"
-    return heads
+        titles[name] += f"\n{words}"
+    return titles
 
 
-def _sizes(
+def _margins(beside: Mapping[int, str], *, has_legend: bool) -> Margins:
+    """Return the margins of a figure whose rows have these texts at their left."""
+    longest = 0
+    for text in beside.values():
+        longest = max(longest, *map(len, text.split("\n")))
+    left = 0.12 + 0.075 * longest if longest else _GAP
+    right = BAR_ROOM if has_legend else _GAP
+    return Margins(left, right, 0.0, 0.1)
+
+
+def _texts_below(rows: Sequence[Picture], side: float) -> list[str]:
+    """Return the text below each picture, in lines that fit its width."""
+    letters = max(10, int((side + _GAP) / _LETTER))
+    return [_wrap(picture.below, letters) for picture in rows]
+
+
+def _blocks(
     rows: Sequence[Picture], grid: _Grid, room: float, largest: float, *, dense: bool
-) -> tuple[int, int, float, float]:
-    """Return the number of blocks, the columns of each, the width of a picture and its height as a
-    share of it.
-    """
+) -> _Blocks:
+    """Return the blocks that fit the room, yet without room for texts."""
     has_images = sum(picture.image is not None for picture in rows) > 1
-    least = _LEAST[has_images]
+    least = _LEAST_IMAGE if has_images else _LEAST_MAP
     ratio = max(height / width for height, width in map(_shape, rows))
     most = max(_LARGEST, min(largest, _TALL / grid.down))
 
-    def side_of(blocks: int) -> float:
-        side_by_width = (room + _GAP) / -(-grid.across // blocks) - _GAP
-        side_by_height = (style.TALL - 1) / (blocks * grid.down * ratio)
+    def side_of(count: int) -> float:
+        side_by_width = (room + _GAP) / -(-grid.across // count) - _GAP
+        side_by_height = (style.TALL - 1) / (count * grid.down * ratio)
         return min(side_by_width, most / max(1.0, ratio), side_by_height)
 
-    blocks = -(-grid.across // max(1, int((room + _GAP) / (least + _GAP))))
+    count = -(-grid.across // max(1, int((room + _GAP) / (least + _GAP))))
     if dense:
-        blocks = max(range(1, blocks + 1), key=side_of)
-    return blocks, -(-grid.across // blocks), side_of(blocks), ratio
+        count = max(range(1, count + 1), key=side_of)
+    across = -(-grid.across // count)
+    return _Blocks(count, across, grid.down, side_of(count), ratio)
 
 
 def _name_rows_below(board: Board, blocks: _Blocks, names: dict[int, str]) -> None:
     width, height = board.figure.get_size_inches()
     for block, (row, name) in product(range(blocks.count), names.items()):
-        words = style.shortened(name, int(blocks.width / _LETTER))
+        words = style.shorten(name, int(blocks.width / _LETTER))
         y = blocks.y(board.top, block, row) + blocks.side * blocks.ratio + 0.04
         board.figure.text(board.left / width, 1 - y / height, words, va="top", fontsize=style.SMALL)
 
@@ -328,9 +346,8 @@ def _bar(rows: Sequence[Picture], kind: str) -> _Bar | None:
         return _Bar(overlay.Scale(-1.0, 1.0, clipped=True), style.SIGNED, "share of its maximum")
     if signs:
         return _Bar(overlay.Scale(0.0, 1.0, clipped=True), overlay.POSITIVE, "share of its maximum")
-    maps = [
-        np.ravel(picture.map) for picture in rows if picture.map is not None
-    ]  # their grids may differ
+    # their grids may differ
+    maps = [np.ravel(picture.map) for picture in rows if picture.map is not None]
     if not maps or kind == "own":
         return None
     values = np.concatenate(maps)
@@ -339,7 +356,7 @@ def _bar(rows: Sequence[Picture], kind: str) -> _Bar | None:
     return _Bar(overlay.joint_scale(values), style.MAGNITUDE)
 
 
-def _dark(
+def _dark_maxima(
     rows: Sequence[Picture], side: Literal["row", "column"], scale: overlay.Scale | None
 ) -> dict[str, float]:
     """Return the largest value of each named row or column whose maps are all dark on the scale of
@@ -365,7 +382,7 @@ def _shape(picture: Picture) -> tuple[int, int]:
     return pixels.shape[-2], pixels.shape[-1]
 
 
-def _lines(text: str) -> int:
+def _count_lines(text: str) -> int:
     return text.count("\n") + 1 if text else 0
 
 
@@ -379,7 +396,7 @@ def _name_lines(name: str) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _wrapped(text: str, letters: int) -> str:
+def _wrap(text: str, letters: int) -> str:
     """Break lines that are too long, but not between a number and its % sign."""
     lines = []
     for line in style.drawable(text).split("\n"):
@@ -454,8 +471,9 @@ def amplification(changes: NDArray[np.floating]) -> int:
 
 
 def images_on_a_page(panels: int) -> int:
-    """Return the number of images that fit on a page if each has this many maps next to it; at
-    least one.
+    """Return the number of images that fit on a page if each has this many maps next to it.
+
+    At least one.
     """
     return max(1, _LINES // -(-(panels + 1) // 8))
 
@@ -531,7 +549,7 @@ def mosaic(similarity: overlay.Array, grid: tuple[int, int]) -> overlay.Array:
     if off_diagonal.size:
         greatest = off_diagonal.max(initial=-1.0)
     values = np.minimum(similarity, greatest)
-    chosen = [_spaced(length) for length in grid]
+    chosen = [_spaced_numbers(length) for length in grid]
     maps = values.reshape(*grid, *grid)[np.ix_(*chosen)]  # (down, across, rows, columns)
     gap = max(1, round(max(grid) / 12))
     padded = np.pad(maps, ((0, 0), (0, 0), (0, gap), (0, gap)), constant_values=np.nan)
@@ -541,7 +559,7 @@ def mosaic(similarity: overlay.Array, grid: tuple[int, int]) -> overlay.Array:
     )
 
 
-def _spaced(length: int) -> range:
+def _spaced_numbers(length: int) -> range:
     """Return at most 8 numbers below a length, evenly spaced and centred."""
     step = -(-length // _MOSAIC)
     return range((length - 1) % step // 2, length, step)

@@ -19,7 +19,7 @@ from vitlens.charts.style import (
     heading,
     in_column,
     sheet,
-    shortened,
+    shorten,
     styled,
 )
 from vitlens.charts.values import (
@@ -78,7 +78,7 @@ def intervals(
                 value_title = titles[column]
             elif len(values) > 1:
                 value_title = label(rows, values[column])
-            name = _joined(series, value_title)
+            name = _join_names(series, value_title)
             interval_colour = colour(index)
             if filled:
                 interval_colour = "black"
@@ -94,7 +94,7 @@ def intervals(
             axes.axvline(reference, color=GREY, linestyle="--", linewidth=0.9)
         letters = 18 if in_column() else 34
         axes.set_yticks(
-            range(len(names)), [textwrap.fill(shortened(name, 34), letters) for name in names]
+            range(len(names)), [textwrap.fill(shorten(name, 34), letters) for name in names]
         )
         axes.set_ylim(len(names) - 0.4, -0.6)
         if len(values) == 1 or titles:
@@ -107,7 +107,7 @@ def intervals(
     return draw
 
 
-def _joined(*names: str) -> str:
+def _join_names(*names: str) -> str:
     """Return the names of a series that are not empty, in one text."""
     return " · ".join(filter(None, names))
 
@@ -170,7 +170,7 @@ def lines(
                 y_title = label(rows, y) if len(ys) > 1 else ""
                 for series, series_rows in series_of(panel_rows, of).items():
                     index = len(all_series) * number + all_series.index(series)
-                    _curve(axes, series_rows, x, y, index, _joined(series, y_title), band)
+                    _curve(axes, series_rows, x, y, index, _join_names(series, y_title), band)
             if reference:
                 axes.axhline(
                     numbers(panel_rows[:1], reference)[0, 0],
@@ -190,7 +190,7 @@ def lines(
                 axes.set_yscale("log")
             if loglog:
                 _log_axes(axes)
-                ticks = _spaced(xs)
+                ticks = _spaced_values(xs)
                 axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         for axes in grid[len(panels) :]:
             axes.set_visible(False)
@@ -212,8 +212,9 @@ def _columns(panels: int) -> int:
 
 
 def _log_axes(axes: Axes) -> None:
-    """Make both axes logarithmic, with plain numbers where these are short; called after everything
-    is drawn.
+    """Make both axes logarithmic, with plain numbers where these are short.
+
+    Called after everything is drawn.
     """
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -228,7 +229,7 @@ def _log_axes(axes: Axes) -> None:
     axes.grid(visible=True)
 
 
-def _spaced(values: Values) -> list[float]:
+def _spaced_values(values: Values) -> list[float]:
     """Return the values, in order, whose labels do not touch on a logarithmic axis."""
     ticks: list[float] = []
     step = max(1.5, (values.max() / values.min()) ** 0.2)

@@ -110,8 +110,9 @@ _width: ContextVar[FigureWidth] = ContextVar("width", default="page")
 
 @contextmanager
 def of_width(width: FigureWidth) -> Iterator[None]:
-    """Make figures as wide as a page or a column inside the block. Raises UnknownNameError for
-    another word.
+    """Make figures as wide as a page or a column inside the block.
+
+    Raises UnknownNameError for another word.
     """
     if width not in WIDTHS:
         raise UnknownNameError("width of figures", width, WIDTHS)
@@ -236,7 +237,7 @@ def heading(figure: Figure, title: str) -> None:
     figure.suptitle(text, fontsize=TITLE)
 
 
-def shortened(name: str, length: int = 18) -> str:
+def shorten(name: str, length: int = 18) -> str:
     """Return a name truncated to at most that many characters, ending in an ellipsis."""
     name = drawable(name)
     if len(name) <= length:
@@ -260,8 +261,9 @@ def _drawable_line(line: str) -> str:
 
 
 def make_drawable(figure: Figure) -> None:
-    """Make every text of a figure drawable and literal; numbers at ticks stay as matplotlib formats
-    them.
+    """Make every text of a figure drawable and literal.
+
+    Numbers at ticks stay as matplotlib formats them.
     """
     for text in _texts(figure):
         text.set_parse_math(False)
@@ -290,8 +292,9 @@ def _texts(artist: Artist) -> Iterator[Text]:
 
 
 def _make_ticks_drawable(axis: Axis) -> None:
-    """Make names at ticks drawable. Their labels are set again when the figure is drawn, so each
-    `$` is escaped.
+    """Make names at ticks drawable.
+
+    Their labels are set again when the figure is drawn, so each `$` is escaped.
     """
     if isinstance(axis.get_major_formatter(), FixedFormatter | FuncFormatter):
         names = [label.get_text() for label in axis.get_majorticklabels()]

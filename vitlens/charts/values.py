@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from vitlens.charts.style import SERIES, shortened
+from vitlens.charts.style import SERIES, shorten
 from vitlens.record import Column, columns
 from vitlens.uncertainty import Estimate
 
@@ -72,9 +72,8 @@ def numbers(rows: Sequence[Any], name: str) -> Values:
     for index, row in enumerate(rows):
         number = value(row, name)
         if isinstance(number, Estimate):
-            drawn[:, index] = np.array(
-                [number.value, number.low, number.high], dtype=float
-            )  # None is NaN
+            # numpy converts None to NaN
+            drawn[:, index] = np.array([number.value, number.low, number.high], dtype=float)
         elif number is not None:
             drawn[0, index] = float(number)
     return drawn * scale
@@ -102,7 +101,7 @@ def legend(figure: Figure, *panels: Axes) -> None:
             if title:
                 handle_by_title[title] = handle
     if len(handle_by_title) > 1:
-        names = [shortened(title, 30) for title in handle_by_title]
+        names = [shorten(title, 30) for title in handle_by_title]
         room = figure.get_figwidth() / (0.6 + _LETTER * max(map(len, names)))
         columns = max(1, min(4, len(names), int(room)))
         figure.legend(

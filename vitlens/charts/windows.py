@@ -89,7 +89,7 @@ def _draw_parts(axes: Axes, picture: Array, parts: Array) -> None:
     extent = (0.0, float(columns), float(rows), 0.0)
     axes.imshow(enlarged(picture), extent=extent, aspect="auto")
     axes.imshow(
-        _coloured(parts),
+        _colour_parts(parts),
         cmap=ListedColormap(_FOUR),
         vmin=0,
         vmax=3,
@@ -100,7 +100,7 @@ def _draw_parts(axes: Axes, picture: Array, parts: Array) -> None:
     _borders(axes, parts, "black")
 
 
-def _coloured(parts: Array) -> Array:
+def _colour_parts(parts: Array) -> Array:
     """Return one of four colours for each part, so that neighbours differ: parts lie in rows and
     columns.
     """

@@ -40,17 +40,17 @@ def needs_of(command: str) -> tuple[str, ...]:
 
 
 def why_unsupported(model: Model, command: str) -> str | None:
-    """Return why a model does not support a command, and which commands it supports; None where it
-    does.
+    """Return why a model does not support a command, and which commands it supports.
 
-    Raises UnknownNameError for a command that takes no model.
+    Returns None where it does. Raises UnknownNameError for a command that takes no model.
     """
     return _first_reason(model, needs_of(command))
 
 
 def supported_commands(model: Model) -> tuple[str, ...]:
-    """Return the commands that a model supports, in their order. Only shapes matter: it may be on
-    the meta device.
+    """Return the commands that a model supports, in their order.
+
+    Only shapes matter: it may be on the meta device.
     """
     commands = []
     for command, needs in _needs_by_command().items():

@@ -79,17 +79,17 @@ class Command:
 
     @property
     def measure(self) -> "Callable[[Any], object]":
-        """From its options to the record: runs it."""
+        """Return the function that runs the command with its options."""
         return self._part("measure", "measure")  # type: ignore[no-any-return]
 
     @property
     def report(self) -> "Callable[[Any], Document]":
-        """From its record to the document."""
+        """Return the function from its record to the document."""
         return self._part("report", "REPORT")  # type: ignore[no-any-return]
 
     @property
     def portfolio_report(self) -> "Callable[[Any], Document]":
-        """From its record to the portfolio report; of a command with one."""
+        """Return the function from its record to the portfolio report, if it has one."""
         return self._part("portfolio", "portfolio")  # type: ignore[no-any-return]
 
     def _part(self, file: str, name: str) -> Any:

@@ -52,7 +52,7 @@ def cues_of(split: Split) -> Cues | None:
     sources = []
     index_of_source: dict[tuple[str, str], int] = {}
     for file in split.files or ():
-        cues = _parsed(file)
+        cues = _parse(file)
         if cues is None:
             return None
         shape, number, texture = cues
@@ -77,7 +77,7 @@ def is_cue_conflict(root: Path) -> bool:
         for file in folder.iterdir():
             if not file.is_file():
                 continue
-            cues = _parsed(file.name)
+            cues = _parse(file.name)
             if cues is None or cues[0] != folder.name:
                 return False
             is_any = True
@@ -100,7 +100,7 @@ def load(request: DataRequest) -> Split:
     listing = list_folder(root, part="test", whole=True)
     names = set(listing.classes)
     for path in listing.paths:
-        cues_of_file = _parsed(path.name)
+        cues_of_file = _parse(path.name)
         if cues_of_file is not None:
             names.add(cues_of_file[2])
     classes = tuple(sorted(names))
@@ -130,7 +130,7 @@ def imagenet16() -> Mapping[str, tuple[int, ...]]:
     return MappingProxyType(classes)
 
 
-def _parsed(file: str) -> tuple[str, str, str] | None:
+def _parse(file: str) -> tuple[str, str, str] | None:
     """Return shape, number of its source, and texture of a file name; None for another form."""
     match = _NAME.match(Path(file).stem)
     return None if match is None else (match[1], match[2], match[3])

@@ -148,14 +148,14 @@ def open_image(picture: Path | Image.Image) -> Iterator[Image.Image]:
     except FileNotFoundError as error:
         raise UnreadableError("expected an image file, found nothing there") from error
     except UnidentifiedImageError as error:
-        raise UnreadableError(_unidentified(picture)) from error
+        raise UnreadableError(_unidentified_message(picture)) from error
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise UnreadableError(f"{limit}more") from error
     except Exception as error:  # a damaged file makes Pillow's decoders raise nearly anything
         raise UnreadableError(first_line(error)) from error
 
 
-def _unidentified(picture: Path | Image.Image) -> str:
+def _unidentified_message(picture: Path | Image.Image) -> str:
     """Return the message for a file that Pillow cannot identify."""
     content = "something else"
     if isinstance(picture, Path):

@@ -17,9 +17,9 @@ from vitlens.data.parts import (
     is_of_images,
     is_unlabelled,
     labelled_folders,
-    listed,
+    list_names,
     require_classes,
-    unwrapped,
+    unwrap_folder,
 )
 from vitlens.data.registry import DataRequest
 from vitlens.data.split import Split, hold_out
@@ -79,7 +79,7 @@ def list_folder(root: Path, *, part: Part, seed: int = 0, whole: bool = False) -
     """
     if not root.is_dir():
         raise DataError(f"expected a folder of images, found no folder {str(root)!r}")
-    top = unwrapped(root)
+    top = unwrap_folder(root)
     parts = find_parts(top)
     notes = _notes_on_folders(root, top, parts)
     if parts.test is not None:
@@ -175,7 +175,7 @@ def _list_classes(folder: Path, parts: Sequence[Path]) -> Listing:
     notes = _note_on_loose_images(folder)
     without_images = [child.name for child in folders_of_others(folder)]
     if without_images:
-        notes = (*notes, f"not used, as without images: {listed(without_images)}")
+        notes = (*notes, f"not used, as without images: {list_names(without_images)}")
     return Listing(tuple(paths), tuple(labels), readable_classes(class_names), notes)
 
 
@@ -192,7 +192,7 @@ def _note_on_unlabelled(folders: Sequence[Path]) -> tuple[str, ...]:
     for folder in dict.fromkeys(folders):
         used = labelled_folders(folder)
         names += [child.name for child in class_folders(folder) if child not in used]
-    return (f"not used, as without labels: {listed(names)}",) if names else ()
+    return (f"not used, as without labels: {list_names(names)}",) if names else ()
 
 
 def _note_on_loose_images(folder: Path) -> tuple[str, ...]:

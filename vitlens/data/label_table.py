@@ -199,7 +199,7 @@ class _Names:
     def __init__(self, root: Path, paths: Sequence[Path]) -> None:
         self._paths: dict[str, Path | None] = {}  # None: of several images
         for path in paths:
-            relative = PurePosixPath(_composed(path.relative_to(root).as_posix()))
+            relative = PurePosixPath(_compose_accents(path.relative_to(root).as_posix()))
             without_suffix = str(relative.with_suffix(""))
             names = {str(relative), without_suffix, relative.name, relative.stem}
             for name in names:
@@ -224,7 +224,7 @@ class _Names:
 
 def _endings(cell: str) -> Iterator[str]:
     """Yield the last parts of a path in a cell, longest first, with and without suffix."""
-    parts = PurePosixPath(_composed(cell.replace("\\", "/"))).parts
+    parts = PurePosixPath(_compose_accents(cell.replace("\\", "/"))).parts
     for start in range(len(parts)):
         below = PurePosixPath(*parts[start:])
         yield str(below)
@@ -232,7 +232,7 @@ def _endings(cell: str) -> Iterator[str]:
             yield str(below.with_suffix(""))
 
 
-def _composed(name: str) -> str:
+def _compose_accents(name: str) -> str:
     """Return a name with accented letters as single characters, as file systems differ in this."""
     return unicodedata.normalize("NFC", name)
 

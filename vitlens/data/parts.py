@@ -124,10 +124,10 @@ def find_parts(root: Path) -> Parts:
     if unlabelled:
         notes.append(
             "not used, as without class folders of the training part, so without labels: "
-            f"{listed(unlabelled)}"
+            f"{list_names(unlabelled)}"
         )
     if others:
-        notes.append(f"not used, as next to the parts: {listed(others)}")
+        notes.append(f"not used, as next to the parts: {list_names(others)}")
     return Parts(train, test, tuple(notes))
 
 
@@ -168,7 +168,7 @@ def _test_part(parts: Sequence[Path], train: Path | None) -> tuple[Path | None, 
         names = [folder.name for folder in labelled_folders(part)]
         if len(names) > 1:
             raise DataError(
-                f"expected classes of {train.name}/ in {part}, found {listed(names)}; name the "
+                f"expected classes of {train.name}/ in {part}, found {list_names(names)}; name the "
                 "folders of both parts alike"
             )
     return None, rejected
@@ -195,7 +195,7 @@ def _without_repetition(part: Path, role: Role) -> Path:
     return child if is_repetition and labelled_folders(child) else part
 
 
-def unwrapped(root: Path) -> Path:
+def unwrap_folder(root: Path) -> Path:
     """Return the folder of the class folders or parts, below folders that hold only one folder."""
     folder = root
     result = root
@@ -240,17 +240,17 @@ def require_classes(folder: Path) -> None:
             command=f"--data {first} --labels FILE.csv",
         )
         raise DataError(
-            f"expected class folders in {listed(names)} of {folder}, found images without them, so "
-            f"without labels; sort them into a folder a class, give {table}, or "
+            f"expected class folders in {list_names(names)} of {folder}, found images without "
+            f"them, so without labels; sort them into a folder a class, give {table}, or "
             f"{images_alone(first)}"
         )
     _refuse_masks(folder, names)
     shared = _shared_folders(folder)
     if shared:
         raise DataError(
-            f"expected class folders in {folder}, found {listed(names)} that all hold "
-            f"{listed(shared)}; name one of them ({folder / names[0]}), or call the parts train/ "
-            "and test/"
+            f"expected class folders in {folder}, found {list_names(names)} that all hold "
+            f"{list_names(shared)}; name one of them ({folder / names[0]}), or call the parts "
+            "train/ and test/"
         )
 
 
@@ -321,7 +321,7 @@ def _is_generic(name: str) -> bool:
     return name.lower() in _IMAGES or _LABELLED.fullmatch(name) is not None
 
 
-def listed(names: Sequence[str]) -> str:
+def list_names(names: Sequence[str]) -> str:
     """Return the first names of folders, as text."""
     text = ", ".join(f"{name}/" for name in names[:_MOST_LISTED])
     if len(names) > _MOST_LISTED:

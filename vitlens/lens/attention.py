@@ -7,10 +7,9 @@ forward hooks say which module is calling. The contexts of one model share its m
 taps on its list: changes of outer contexts come first, and readers see what is used in the end.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -19,49 +18,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitlens.errors import LensError, UnsupportedError
-from vitlens.lens.call import (
-    INPUTS,
-    AttentionCall,
-    AttentionInputs,
-    Stage,
-    attention_inputs,
-    per_head,
-)
 from vitlens.lens.site import Caller, Site, decide_kind, windows_of
+from vitlens.lens.tap import Tap, TappedCall, TensorFunction
 from vitlens.models.anatomy import read_attention
-from vitlens.models.attention import SOFTMAX, multi_head_attention, positional, softmax_or_zero
-from vitlens.models.hooks import Forward, Memo, ScopedMode, overridden, unchanged
+from vitlens.models.attention import SOFTMAX, multi_head_attention, positional
+from vitlens.models.hooks import Forward, ScopedMode, overridden
+from vitlens.models.memo import Memo
 from vitlens.models.model import Model
 from vitlens.turns import turn
-
-TensorFunction = Callable[[Tensor], Tensor]  # to a tensor of the same shape
-Keep = Callable[
-    [Tensor, int, int], Tensor
-]  # a tensor of the call, queries, keys -> (1 or calls, heads, query, key)
 
 SITES: Final[Memo[tuple[Site, ...]]] = Memo()  # of each model, from its survey
 _SEEN: Final = frozenset(
     {F.scaled_dot_product_attention, F.multi_head_attention_forward, F.linear, *SOFTMAX}
 )
-
-
-@dataclass(frozen=True, eq=False)
-class Tap:
-    """What one context does in the attention of some modules (None: of all).
-
-    changes: by stage, of its tensor (calls, heads, ..); keep: which keys take part (True); joined:
-    of the heads' outputs concatenated, (calls, tokens, heads x head_dim), before the output
-    projection; read: gets every call once it is computed, after all changes, and its scores where
-    it was not fused; explicit: attention as matrix products, so that the weights are in the
-    autograd graph.
-    """
-
-    modules: Collection[str] | None = None
-    changes: Mapping[Stage, TensorFunction] = field(default_factory=dict)
-    keep: Keep | None = None
-    joined: TensorFunction | None = None
-    read: Callable[[AttentionCall, Tensor | None], None] | None = None
-    explicit: bool = False
 
 
 class AttentionMode(ScopedMode):
@@ -120,7 +89,14 @@ class AttentionMode(ScopedMode):
         taps = [tap for tap in taps if tap.changes or tap.keep or tap.read or tap.explicit]
         if not taps:
             return func(*args, **kwargs)
-        call = _Call(self, name, self._head_count(), self._heads_axes.get(name), taps)
+        call = TappedCall(
+            module=name,
+            images=self.images,
+            find_site=partial(self.site, name),
+            heads=self._head_count(),
+            heads_axis=self._heads_axes.get(name),
+            taps=taps,
+        )
         if func is F.scaled_dot_product_attention:
             return call.fused(*args, **kwargs)
         args, kwargs = positional(func, args, kwargs)
@@ -220,7 +196,7 @@ class AttentionMode(ScopedMode):
             self._running.clear()
             self._ran.clear()
             self.sites.clear()
-            surveyed = SITES.known(self.model) if isinstance(self.model, Model) else None
+            surveyed = SITES.peek(self.model) if isinstance(self.model, Model) else None
             self._surveyed_sites = {(site.module, site.part): site for site in surveyed or ()}
             try:
                 with self:
@@ -282,232 +258,15 @@ class AttentionMode(ScopedMode):
         return joined.transpose(0, 1) if first else joined.reshape(tokens.shape)
 
 
-@dataclass(frozen=True)
-class _Call:
-    """One call of an attention function, in this module, under these taps.
-
-    heads_axis: of the heads, where a forward pass showed it (see `AttentionPart`).
-    """
-
-    mode: AttentionMode
-    module: str
-    heads: int
-    heads_axis: int | None
-    taps: list[Tap]
-
-    def fused(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        """Compute scaled dot-product attention, by its kernel where neither scores nor weights are
-        changed.
-        """
-        axis = self._axis_before_windows(query)
-        if axis is None:
-            return self._fused(
-                query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
-            )
-        if attn_mask is not None:
-            attn_mask = self._windows_first(
-                attn_mask.expand(*query.shape[:-1], key.shape[-2]), axis
-            )
-        query = self._windows_first(query, axis)
-        key = self._windows_first(key, axis)
-        value = self._windows_first(value, axis)
-        output = self._fused(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        return _heads_first(output, axis)
-
-    def _axis_before_windows(self, tensor: Tensor) -> int | None:
-        """Return the axis of the heads where they stand before windows (see `AttentionPart`); None
-        elsewhere.
-        """
-        if tensor.dim() == 4 and self.heads_axis == 0:
-            return 0
-        if tensor.dim() != 5 or self.heads_axis == 2:
-            return None
-        if self.heads_axis == 1 or tensor.shape[1] == self.heads:  # timm's Hiera and NesT
-            return 1
-        return None
-
-    def _windows_first(self, tensor: Tensor, axis: int) -> Tensor:
-        """Return a tensor of heads before windows as (batch, windows, heads, ..)."""
-        split = tensor.unflatten(0, (-1, self.heads)) if axis == 0 else tensor
-        return split.transpose(1, 2)
-
-    def _fused(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None,
-        dropout_p: float,
-        is_causal: bool,
-        scale: float | None,
-        enable_gqa: bool,
-    ) -> Tensor:
-        original = attention_inputs(
-            query, key, value, attn_mask, is_causal, scale, enable_gqa, self.heads
-        )
-        inputs = self._change_inputs(original)
-        keep = self._keep(inputs.query, inputs.query.shape[-2], inputs.key.shape[-2])
-        masked = inputs if keep is None else replace(inputs, bias=_both(inputs.bias, keep))
-        scored = None
-        computed = None
-        if any(
-            tap.explicit or "scores" in tap.changes or "weights" in tap.changes for tap in self.taps
-        ):
-            scores = inputs.scores(slice(None))
-            scored = self._scores(scores, keep)
-            plain = scored is scores and inputs.bias is None
-            computed = self._weights(scored.softmax(-1) if plain else softmax_or_zero(scored))
-            output = F.dropout(computed, dropout_p) @ inputs.value
-        elif masked is not original:
-            output = F.scaled_dot_product_attention(
-                masked.query, masked.key, masked.value, masked.bias, dropout_p, scale=masked.scale
-            )
-        else:
-            options: dict[str, Any] = {"enable_gqa": True} if enable_gqa else {}
-            output = F.scaled_dot_product_attention(
-                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **options
-            )
-        output = per_head(output, self.heads)
-        self._read(masked, computed, output, scored)
-        return output.reshape(
-            *query.shape[:-1], value.shape[-1]
-        )  # the reader's tensor is in the graph of the logits
-
-    def _change_inputs(self, inputs: AttentionInputs) -> AttentionInputs:
-        """Return the inputs after the changes of queries, keys and values; the same object where
-        there are none.
-        """
-        if not any(tap.changes for tap in self.taps):
-            return inputs
-        for stage, name in INPUTS.items():
-            tensor = getattr(inputs, name)
-            changed = self._changed(stage, tensor)
-            if changed is not tensor:
-                inputs = replace(inputs, **{name: changed})  # type: ignore[arg-type]
-        return inputs
-
-    def softmax(
-        self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Tensor:
-        """Return the model's own softmax of scores that it computed."""
-        axis = self._axis_before_windows(args[0])
-        if axis is None:
-            return self._softmax(func, args, kwargs)
-        args = (self._windows_first(args[0], axis), *args[1:])
-        if "dim" in kwargs:
-            kwargs = {**kwargs, "dim": -1}
-        else:
-            args = (args[0], -1, *args[2:])
-        return _heads_first(self._softmax(func, args, kwargs), axis)
-
-    def _softmax(
-        self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Tensor:
-        raw_scores, *rest = args
-        scores = per_head(raw_scores, self.heads)
-        keep = self._keep(scores, *scores.shape[-2:]) if scores.shape[1] == self.heads else None
-        scored = self._scores(scores, keep)
-        if scored is scores:
-            weights = func(raw_scores, *rest, **kwargs)
-        else:
-            changed = scored.reshape(raw_scores.shape)
-            weights = softmax_or_zero(changed, lambda tensor: func(tensor, *rest, **kwargs))
-        computed = self._weights(per_head(weights, self.heads))
-        self._read(None, computed, None, scored)
-        return computed.reshape(raw_scores.shape)  # the reader's tensor, as above
-
-    def _changed(self, stage: Stage, tensor: Tensor) -> Tensor:
-        for tap in self.taps:
-            if stage in tap.changes:
-                tensor = tap.changes[stage](tensor)
-        return tensor
-
-    def _scores(self, scores: Tensor, keep: Tensor | None) -> Tensor:
-        """Return the scores after their changes, -inf where a key is knocked out.
-
-        Without changes, it is the same object.
-        """
-        changed = self._changed("scores", scores)
-        if keep is None:
-            return changed
-        return changed.masked_fill(~keep, -torch.inf)
-
-    def _weights(self, weights: Tensor) -> Tensor:
-        """Return the weights after their changes.
-
-        Explicit ones are in the autograd graph, also where nothing before them is.
-        """
-        weights = self._changed("weights", weights)
-        explicit = torch.is_grad_enabled() and any(tap.explicit for tap in self.taps)
-        if explicit and not weights.requires_grad:
-            return weights.requires_grad_()
-        return weights
-
-    def _keep(self, like: Tensor, queries: int, keys: int) -> Tensor | None:
-        """Return which keys take part, (1 or calls, heads, query, key); None: all.
-
-        Raises UnsupportedError for other heads.
-        """
-        keeps = [tap.keep for tap in self.taps if tap.keep is not None]
-        if keeps and like.shape[1] != self.heads:
-            raise UnsupportedError(
-                f"expected queries of {self.heads} heads to knock out attention, found "
-                f"{like.shape[1]} in {self.module}; this family's attention cannot be knocked out"
-            )
-        combined: Tensor | None = None
-        for keep in keeps:
-            mask = keep(like, queries, keys)
-            combined = mask if combined is None else combined & mask
-        return combined
-
-    def _read(
-        self,
-        inputs: AttentionInputs | None,
-        computed: Tensor | None,
-        output: Tensor | None,
-        scored: Tensor | None,
-    ) -> None:
-        readers = [tap.read for tap in self.taps if tap.read is not None]
-        if not readers:
-            return
-        if inputs is not None:
-            shape = torch.Size((*inputs.query.shape[:3], inputs.key.shape[2]))
-        else:
-            assert computed is not None  # a call has inputs or weights
-            shape = computed.shape
-        call = AttentionCall(
-            self.mode.site(self.module, shape), self.mode.images, inputs, computed, output
-        )
-        with unchanged():  # a reader may run the model again
-            for read in readers:
-                read(call, scored)
-
-
-def _heads_first(tensor: Tensor, axis: int) -> Tensor:
-    """Return (batch, windows, heads, ..) as it was before `_windows_first`."""
-    moved = tensor.transpose(1, 2)
-    return moved.flatten(0, 1) if axis == 0 else moved
-
-
-_MODES: Final[ContextVar[tuple[AttentionMode, ...]]] = ContextVar(
-    "modes", default=()
-)  # of the contexts around
+# the modes of the enclosing contexts
+_MODES: Final[ContextVar[tuple[AttentionMode, ...]]] = ContextVar("modes", default=())
 
 
 @contextmanager
 def tapped(model: Model | nn.Module, *taps: Tap) -> Iterator[AttentionMode]:
-    """Run the model's attention under the taps; contexts nest, and are undone also after an
-    exception.
+    """Run the model's attention under the taps.
+
+    Contexts nest, and are undone also after an exception.
     """
     with turn(model), ExitStack() as stack:
         around = _MODES.get()
@@ -547,8 +306,9 @@ def is_tapped(model: Model, module: str | None = None) -> bool:
 
 
 def projection_of(model: Model, name: str) -> nn.Linear | None:
-    """Return the linear layer that reads the concatenated heads of an attention module; None where
-    there is none.
+    """Return the linear layer that reads the concatenated heads of an attention module.
+
+    Returns None where there is none.
     """
     part = model.anatomy.parts.get(name)
     if part is None:
@@ -568,15 +328,6 @@ def _contains_any(name: str, modules: Collection[str]) -> bool:
     return any(module == name or module.startswith(f"{name}.") for module in modules)
 
 
-def _both(bias: Tensor | None, keep: Tensor) -> Tensor:
-    """Return an attention mask, boolean or additive, without the keys that are knocked out."""
-    if bias is None:
-        return keep
-    if bias.dtype == torch.bool:
-        return bias & keep
-    return bias.masked_fill(~keep, -torch.inf)
-
-
 def _shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
     """Return the shape of the first tensor among a module's arguments; () where there is none."""
     for value in (*args, *kwargs.values()):
@@ -591,8 +342,7 @@ def _tokens(entered: tuple[int, ...], queries: int, images: int) -> int:
         last = entered[1] * entered[2]
         first = entered[2] * entered[3]
         return last if last == queries else first
-    if (
-        len(entered) == 3
-    ):  # (batch, tokens, width), or nn.MultiheadAttention's default, (tokens, batch, width)
+    # (batch, tokens, width), or nn.MultiheadAttention's default, (tokens, batch, width)
+    if len(entered) == 3:
         return entered[0] if entered[:2] == (queries, images) else entered[1]
     return queries

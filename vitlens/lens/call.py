@@ -4,7 +4,7 @@ and its windows.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -53,8 +53,9 @@ class AttentionInputs:
         )
 
     def scores(self, rows: Rows) -> Tensor:
-        """Return q kᵀ · scale + bias of these query rows, before the softmax; -inf where a key
-        takes no part.
+        """Return q kᵀ · scale + bias of these query rows, before the softmax.
+
+        Returns -inf where a key takes no part.
         """
         query = self.query[..., rows, :]
         scores = (query * self.scale) @ self.key.transpose(-2, -1)
@@ -109,9 +110,8 @@ class AttentionCall:
         if stage in INPUTS:
             tensor: Tensor = getattr(self.inputs, INPUTS[stage])
             return tensor
-        with (
-            torch._C.DisableTorchFunction()
-        ):  # an outer observation must not count this softmax as the model's
+        # an outer observation must not count this softmax as the model's
+        with torch._C.DisableTorchFunction():
             if stage == "scores":
                 return self.inputs.scores(rows)
             return self.inputs.weights(rows)
@@ -130,8 +130,9 @@ class AttentionCall:
         return row_by_row(self.weights(), self.site.windows)
 
     def rows(self, rows: Rows) -> Weights:
-        """Return the weights of some query rows only; the cost is rows x keys instead of queries x
-        keys.
+        """Return the weights of some query rows only.
+
+        The cost is rows x keys instead of queries x keys.
         """
         weights = self.at("weights", rows)
         assert weights is not None  # a call has inputs or weights
@@ -143,9 +144,8 @@ class AttentionCall:
         """
         if self.gradient is None or self.inputs is None:
             return self.gradient
-        return self.gradient.to(self.inputs.value) @ self.inputs.value.transpose(
-            -2, -1
-        )  # output = weights @ value
+        # the output is the product of weights and values
+        return self.gradient.to(self.inputs.value) @ self.inputs.value.transpose(-2, -1)
 
     def parts(self) -> Iterator[tuple[slice, "AttentionCall"]]:
         """Yield the call in parts of a few images, each with its slice: a part's weights fit the
@@ -207,35 +207,56 @@ class AttentionCall:
         )
 
 
-def attention_inputs(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    grouped: bool,
-    heads: int,
-) -> AttentionInputs:
-    """Return the arguments of F.scaled_dot_product_attention with four axes each.
+@dataclass(frozen=True)
+class FusedArguments:
+    """The arguments of F.scaled_dot_product_attention.
 
-    mask: boolean or additive, or None.
+    mask: boolean or additive, or None; grouped: whether several query heads share a key head.
     """
-    if causal:
-        mask = torch.ones(
-            query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device
-        ).tril()
-    if grouped:
-        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
-        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
-    factor = query.shape[-1] ** -0.5 if scale is None else scale
-    if mask is not None and (
-        query.dim() != 4 or mask.dim() > 4
-    ):  # its axes are merged as the query's are
-        mask = per_head(mask.expand(*query.shape[:-1], key.shape[-2]), heads)
-    return AttentionInputs(
-        per_head(query, heads), per_head(key, heads), per_head(value, heads), mask, factor
-    )
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    dropout: float
+    causal: bool
+    scale: float | None
+    grouped: bool
+
+    def attend(self) -> Tensor:
+        """Return the output of torch's kernel."""
+        options: dict[str, Any] = {"enable_gqa": True} if self.grouped else {}
+        return F.scaled_dot_product_attention(
+            self.query,
+            self.key,
+            self.value,
+            self.mask,
+            self.dropout,
+            self.causal,
+            scale=self.scale,
+            **options,
+        )
+
+    def inputs(self, heads: int) -> AttentionInputs:
+        """Return the inputs of attention with four axes each."""
+        query = self.query
+        key = self.key
+        value = self.value
+        mask = self.mask
+        if self.causal:
+            mask = torch.ones(
+                query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device
+            ).tril()
+        if self.grouped:
+            key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+            value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+        scale = query.shape[-1] ** -0.5 if self.scale is None else self.scale
+        # the axes of the mask are merged as those of the query
+        if mask is not None and (query.dim() != 4 or mask.dim() > 4):
+            mask = per_head(mask.expand(*query.shape[:-1], key.shape[-2]), heads)
+        return AttentionInputs(
+            per_head(query, heads), per_head(key, heads), per_head(value, heads), mask, scale
+        )
 
 
 def precise(tensor: Tensor) -> Tensor:
@@ -273,8 +294,9 @@ def row_by_row(weights: Weights, windows: Windows | None) -> Placed:
 
 
 def window_index(windows: Windows) -> Int[Tensor, "count inside"]:
-    """Return the index of the patch (row by row) at each position (row by row) of each window; -1
-    for padding.
+    """Return the index of the patch (row by row) at each position (row by row) of each window.
+
+    Returns -1 for padding.
     """
     rows, columns = windows.resolution
     height, width = windows.window
@@ -296,9 +318,8 @@ def window_index(windows: Windows) -> Int[Tensor, "count inside"]:
         index = F.pad(index, padding, value=-1).roll(shifts, (0, 1))
     else:
         index = F.pad(index.roll(shifts, (0, 1)), padding, value=-1)
-    blocks = index.unfold(0, height, height).unfold(
-        1, width, width
-    )  # (down, across, height, width)
+    # of shape (down, across, height, width)
+    blocks = index.unfold(0, height, height).unfold(1, width, width)
     return blocks.reshape(-1, height * width)
 
 
@@ -315,9 +336,8 @@ def received(
     count = len(index)
     patches = windows.resolution[0] * windows.resolution[1]
     queries = (index >= 0).to(weights.dtype)  # padding is not a query
-    split = weights.unflatten(0, (-1, count)).transpose(
-        1, 2
-    )  # (batch, heads, count, inside, inside)
+    # of shape (batch, heads, count, inside, inside)
+    split = weights.unflatten(0, (-1, count)).transpose(1, 2)
     mean = torch.einsum("bhcqk,cq->bhck", split, queries) / queries.sum(-1, keepdim=True)
     place = index.masked_fill(index < 0, patches).flatten()
     full = weights.new_zeros(*mean.shape[:2], patches + 1)

@@ -129,10 +129,10 @@ def capture(
 
 
 class Means:
-    """Running means over images of the tensors at some places; memory does not grow with the
-    images.
+    """Running means over images of the tensors at some places.
 
-    images: the number of images added; sums: float64, on the CPU, by place.
+    Memory does not grow with the images. images: the number of images added; sums: float64, on
+    the CPU, by place.
     """
 
     def __init__(self) -> None:
@@ -143,9 +143,8 @@ class Means:
         """Add the tensor (batch, *shape) of a place."""
         axes = sorted(range(1, tensor.dim()), key=tensor.stride, reverse=True)  # heads are a view
         original_order = [axes.index(axis) for axis in range(1, tensor.dim())]
-        wide = tensor.detach().to(
-            torch.promote_types(tensor.dtype, torch.float32)
-        )  # of a model in 16 bits
+        # of a model in 16 bits
+        wide = tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
         mean = wide.permute(0, *axes).mean(0)
         total = (mean * len(tensor)).cpu().double().permute(original_order)
         if name in self.sums:

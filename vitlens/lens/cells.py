@@ -34,7 +34,8 @@ from vitlens.models.bands import (
     mean_bands,
     shows_places,
 )
-from vitlens.models.hooks import Arguments, Key, per_model, watching
+from vitlens.models.hooks import Arguments, Key, watching
+from vitlens.models.memo import per_model
 from vitlens.models.model import Model
 from vitlens.models.nested import tensors_in, with_tensor
 from vitlens.models.recording import ModuleCall, Shape
@@ -65,8 +66,10 @@ class Cells:
 
 @dataclass(frozen=True)
 class LocatedCells:
-    """The cells of all outputs and of the blocks' arguments; a tensor that is no map is left
-    out."""
+    """The cells of all outputs and of the blocks' arguments.
+
+    A tensor that is no map is left out.
+    """
 
     outputs: Mapping[str, tuple[Cells, ...]]  # by module
     arguments: Mapping[tuple[str, Key], Cells]  # by block and argument
@@ -188,9 +191,8 @@ def channel_axis_of(module: nn.Module, shape: Shape) -> int | None:
             last |= shape[3] == layer.normalized_shape[0]
             first |= shape[1] == layer.normalized_shape[0] and "2d" in type(layer).__name__.lower()
         else:
-            width = getattr(
-                layer, "num_features", getattr(layer, "num_channels", None)
-            )  # batch and group norms
+            # batch and group norms
+            width = getattr(layer, "num_features", getattr(layer, "num_channels", None))
             first |= isinstance(width, int) and shape[1] == width
     if first == last:
         return None
@@ -207,8 +209,10 @@ def _is_plain(module: nn.Module) -> bool:
 
 
 def _cells(model: Model, name: str, part: int, tensor: Tensor) -> Cells | None:
-    """Return the cells of a tensor that was computed from `banded_images`; None where it is
-    no map."""
+    """Return the cells of a tensor that was computed from `banded_images`.
+
+    Returns None where it is no map.
+    """
     if len(tensor) != IMAGES or tensor.numel() == 0:
         return None
     if tensor.dim() == 3:

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.lens.attention import Tap, tapped
+from vitlens.lens.attention import tapped
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.places import Access
+from vitlens.lens.tap import Tap
 from vitlens.models.hooks import (
     Arguments,
     Forward,
@@ -60,8 +61,9 @@ class PlaceChange:
         return self.access.part == "joined" and self.data is not None and self.access.tokens is None
 
     def new(self, clean: Tensor) -> Tensor:
-        """Return the replacement tensor. Raises InputError for a tensor of another number of
-        images.
+        """Return the replacement tensor.
+
+        Raises InputError for a tensor of another number of images.
         """
         if self.function is not None:
             changed: Tensor = self.function(clean)
@@ -70,8 +72,9 @@ class PlaceChange:
         return self.of_images(slice(None), len(clean)).to(clean).expand(clean.shape)
 
     def of_images(self, part: slice, images: int) -> Tensor:
-        """Return its tensor for some of the images. Raises InputError for a tensor of another
-        number of images.
+        """Return its tensor for some of the images.
+
+        Raises InputError for a tensor of another number of images.
         """
         assert self.data is not None
         if self.data.dim() <= len(self.access.place.shape) or len(self.data) == 1:
@@ -114,7 +117,8 @@ def in_force(model: Model, *sets: Set) -> Iterator[None]:
             groups.setdefault(key, []).append((copy, change))
     with turn(model), ExitStack() as stack:
         for (module, part, *_), group in groups.items():
-            stack.enter_context(_in_force(model, module, part, group, len(sets)))
+            changes_of_tensor = _TensorChanges(module, part, group, len(sets))
+            stack.enter_context(changes_of_tensor.context(model))
         yield
 
 
@@ -130,105 +134,124 @@ def reading(
     return in_force(model, readers)
 
 
-def _in_force(
-    model: Model, name: str, part: str, group: Sequence[tuple[int, PlaceChange]], copies: int
-) -> AbstractContextManager[object]:
-    first = group[0][1]
-    access = first.access
+@dataclass(frozen=True, eq=False)
+class _TensorChanges:
+    """The changes, or the readers, of one tensor.
 
-    def keep(like: Tensor, queries: int, keys: int) -> Tensor:
+    module, part: of whose call; members: each with the number of its copy of the images; copies: of
+    the images in a batch.
+    """
+
+    module: str
+    part: str
+    members: Sequence[tuple[int, PlaceChange]]
+    copies: int
+
+    @property
+    def first(self) -> PlaceChange:
+        """Return the first change: all are of the same tensor."""
+        return self.members[0][1]
+
+    def context(self, model: Model) -> AbstractContextManager[object]:
+        """Return a context in which the changes are in force."""
+        if self.part == "input":
+            return _around(model.module.get_submodule(self.module), self.before, before=True)
+        if self.part == "output":
+            return _around(model.module.get_submodule(self.module), self.after, before=False)
+        if self.part == "keep":
+            tap = Tap((self.module,), keep=self.keep)
+        elif self.part == "joined":
+            tap = Tap((self.module,), joined=self.change)
+        elif self.first.reads:
+            tap = Tap((self.module,), read=self.read)
+        else:
+            tap = Tap((self.module,), changes={self.part: self.change})  # type: ignore[dict-item]
+        return tapped(model, tap)
+
+    def before(self, values: Arguments) -> Arguments:
+        """Return a module's arguments with the changed one."""
+        name = self.first.access.argument
+        return {**values, name: self.change(values[name])}  # type: ignore[index, dict-item]
+
+    def after(self, values: Arguments, output: Any) -> Any:
+        """Return a module's output with the changed tensor."""
+        tensor = first_tensor(output)
+        if tensor is None:
+            return output
+        return with_tensor(output, 0, self.change(tensor, values))
+
+    def keep(self, like: Tensor, queries: int, keys: int) -> Tensor:
+        """Return a mask of the keys that take part: see `Tap.keep`."""
+        access = self.first.access
         if keys != access.place.shape[-1]:  # the positions would be those of other tokens
             raise UnsupportedError(
                 f"expected all {access.place.shape[-1]} keys at {access.name} for a KnockOut of "
                 "positions, found "
                 f"{keys}; choose a substrate that leaves no patch out of the sequence"
             )
-        mask = torch.ones(copies, access.heads, queries, keys, dtype=torch.bool, device=like.device)
-        for copy, change in group:
+        shape = (self.copies, access.heads, queries, keys)
+        mask = torch.ones(shape, dtype=torch.bool, device=like.device)
+        for copy, change in self.members:
             index = []
             for positions, count in zip(change.knocked or (), mask.shape[1:]):
                 # in a replay, the last block may compute only the first queries
                 computed = [position for position in positions if position < count]
                 index.append(torch.tensor(computed, dtype=torch.long))
             mask[copy][torch.meshgrid(*index, indexing="ij")] = False
-        if copies == 1:
+        if self.copies == 1:
             return mask
-        return mask.repeat_interleave(len(like) // copies, 0)
+        return mask.repeat_interleave(len(like) // self.copies, 0)
 
-    def change(raw: Tensor, values: Arguments | None = None) -> Tensor:
-        if not first.reads:
-            return _changed(raw, group, copies, values)
-        for _, reader in group:
+    def read(self, call: AttentionCall, scored: Tensor | None) -> None:
+        """Hand the tensor of an attention call to the readers."""
+        access = self.first.access
+        rows = slice(None) if self.first.rows is None else self.first.rows
+        raw = call.at(access.part, rows, scored=scored)  # type: ignore[arg-type]
+        if raw is not None:
+            self.change(raw)
+
+    def change(self, raw: Tensor, values: Arguments | None = None) -> Tensor:
+        """Return the module's tensor with the changes; readers leave it unchanged.
+
+        values: the module's arguments, for the tensor of an output.
+        """
+        if not self.first.reads:
+            return self._apply(raw, values)
+        for _, reader in self.members:
             assert reader.function is not None  # which reads
             reader.function(reader.access.read(raw))
         return raw
 
-    def read(call: AttentionCall, scored: Tensor | None) -> None:
-        rows = slice(None) if first.rows is None else first.rows
-        raw = call.at(access.part, rows, scored=scored)  # type: ignore[arg-type]
-        if raw is not None:
-            change(raw)
+    def _apply(self, raw: Tensor, values: Arguments | None) -> Tensor:
+        """Return the module's tensor with the changes, in their order."""
+        access = self.first.access
+        whole = access.whole(raw)
+        if self._replaces_whole():
+            return access.raw(self.first.new(whole), raw)
+        parts = whole.unflatten(0, (self.copies, -1)).clone()
+        for copy, change in self.members:
+            tensor = parts[copy]
+            if change.removes:
+                assert values is not None
+                stream = change.access.whole(values[change.access.argument])  # type: ignore[index]
+                # in a replay, the last block may compute only the first tokens
+                tensor.copy_(stream.unflatten(0, (self.copies, -1))[copy][:, : tensor.shape[1]])
+            else:
+                index = change.access.index()
+                clean = tensor[index]
+                # the function or autograd may keep its argument, which must not change
+                if change.function is not None:
+                    clean = clean.clone()
+                tensor[index] = change.new(clean).to(tensor.dtype)
+        return access.raw(parts.flatten(0, 1), raw)
 
-    def before(values: Arguments) -> Arguments:
-        return {**values, access.argument: change(values[access.argument])}  # type: ignore[index, dict-item]
-
-    def after(values: Arguments, output: Any) -> Any:
-        tensor = first_tensor(output)
-        if tensor is None:
-            return output
-        return with_tensor(output, 0, change(tensor, values))
-
-    if part == "input":
-        return _around(model.module.get_submodule(name), before, before=True)
-    if part == "output":
-        return _around(model.module.get_submodule(name), after, before=False)
-    if part == "keep":
-        tap = Tap((name,), keep=keep)
-    elif part == "joined":
-        tap = Tap((name,), joined=change)
-    elif first.reads:
-        tap = Tap((name,), read=read)
-    else:
-        tap = Tap((name,), changes={part: change})  # type: ignore[dict-item]
-    return tapped(model, tap)
-
-
-def _changed(
-    raw: Tensor,
-    group: Sequence[tuple[int, PlaceChange]],
-    copies: int,
-    values: Arguments | None = None,
-) -> Tensor:
-    """Return the module's tensor with the changes, in their order; values: the module's arguments,
-    of an output.
-    """
-    (_, first), *more = group
-    whole = first.access.whole(raw)
-    if (
-        copies == 1
-        and not more
-        and not first.removes
-        and first.access.head is None
-        and first.access.tokens is None
-    ):
-        return first.access.raw(first.new(whole), raw)
-    parts = whole.unflatten(0, (copies, -1)).clone()
-    for copy, change in group:
-        tensor = parts[copy]
-        if change.removes:
-            assert values is not None
-            stream = change.access.whole(values[change.access.argument])  # type: ignore[index]
-            # in a replay, the last block may compute only the first tokens
-            tensor.copy_(stream.unflatten(0, (copies, -1))[copy][:, : tensor.shape[1]])
-        else:
-            index = change.access.index()
-            clean = tensor[index]
-            if (
-                change.function is not None
-            ):  # it, or autograd, may keep its argument, which must not change
-                clean = clean.clone()
-            tensor[index] = change.new(clean).to(tensor.dtype)
-    return first.access.raw(parts.flatten(0, 1), raw)
+    def _replaces_whole(self) -> bool:
+        """Return True for a single change, which replaces the complete tensor."""
+        is_single = self.copies == 1 and len(self.members) == 1
+        access = self.first.access
+        return (
+            is_single and not self.first.removes and access.head is None and access.tokens is None
+        )
 
 
 class _AroundForward:

@@ -18,7 +18,8 @@ from torch.utils.checkpoint import CheckpointError
 from vitlens.devices import evaluating
 from vitlens.errors import LensError, UnsupportedError, lacks_memory
 from vitlens.lens.trace import probe_images
-from vitlens.models.hooks import Arguments, per_model, watching
+from vitlens.models.hooks import Arguments, watching
+from vitlens.models.memo import per_model
 from vitlens.models.model import Model
 from vitlens.models.nested import tensors_in
 
@@ -76,9 +77,8 @@ def needing_gradients(model: Model, *, instead: str = WITHOUT_GRADIENTS) -> Iter
                 "= x * 2, not x *= 2); "
                 f"{instead}"
             ) from error
-        if "is not implemented" in str(
-            error
-        ):  # of an operation (floor_divide), for which torch has no derivative
+        # torch has no derivative of an operation (floor_divide)
+        if "is not implemented" in str(error):
             operation = (
                 str(error).removeprefix("derivative for ").partition(" is not implemented")[0]
             )
@@ -97,8 +97,9 @@ def needing_gradients(model: Model, *, instead: str = WITHOUT_GRADIENTS) -> Iter
 
 @per_model
 def cut_off(model: Model) -> str:
-    """Return where the gradient of the logits with respect to the image is cut off; "" where it is
-    not.
+    """Return where the gradient of the logits with respect to the image is cut off.
+
+    Returns "" where it is not.
     """
     causes = list[str]()
     index_causes = list[str]()

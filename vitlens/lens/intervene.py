@@ -13,11 +13,11 @@ from torch import Generator, Tensor
 
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.inputs import parts_of
-from vitlens.lens.attention import TensorFunction
 from vitlens.lens.capture import means
 from vitlens.lens.change import PlaceChange, in_force
 from vitlens.lens.place_patterns import Tokens, resolve_places, resolve_tokens
 from vitlens.lens.places import Access
+from vitlens.lens.tap import TensorFunction
 from vitlens.models.model import Model, require_model
 from vitlens.pixels import AnyImages
 
@@ -27,12 +27,12 @@ Reference: TypeAlias = AnyImages  # images over which means are taken
 
 @dataclass(frozen=True)
 class KnockOut:
-    """Some queries of a layer do not attend to some keys; the rest of each row is scaled to sum to
-    1.
+    """Some queries of a layer do not attend to some keys.
 
-    A change of "blocks.3.attention.weights". keys, queries: token positions, or "cls", "register"
-    or "patch"; heads: numbers; None: all of them. The row of a query without any key left is zeros.
-    In a windowed layer, positions are those in every window.
+    The rest of each row is scaled to sum to 1. A change of "blocks.3.attention.weights". keys,
+    queries: token positions, or "cls", "register" or "patch"; heads: numbers; None: all of
+    them. The row of a query without any key left is zeros. In a windowed layer, positions are
+    those in every window.
     """
 
     keys: Tokens | None = None
@@ -50,14 +50,14 @@ Changes = Mapping[str, Change]
 def intervene(
     model: Model, changes: Changes, *, reference: Reference | None = None, seed: int = 0
 ) -> Iterator[Model]:
-    """Run the model with the tensors at some places changed; undone on exit, also after an
-    exception.
+    """Run the model with the tensors at some places changed.
 
-    changes: by place, a name or a pattern of `model.places()`, each of: "zero"; "mean" over
-    `reference` images, computed once; "resample": another image's of the same batch, by `seed`; a
-    tensor that broadcasts to (batch, *shape) from the right: (dim,), (tokens, dim) or (batch,
-    tokens, dim); a function of the place's tensor (batch, *shape) to one of the same shape;
-    "remove" at "blocks.3": the block's output is its input; KnockOut at attention weights.
+    They are undone on exit, also after an exception. changes: by place, a name or a pattern of
+    `model.places()`, each of: "zero"; "mean" over `reference` images, computed once;
+    "resample": another image's of the same batch, by `seed`; a tensor that broadcasts to
+    (batch, *shape) from the right: (dim,), (tokens, dim) or (batch, tokens, dim); a function of
+    the place's tensor (batch, *shape) to one of the same shape; "remove" at "blocks.3": the
+    block's output is its input; KnockOut at attention weights.
 
     Replaced weights need not sum to 1: they are multiplied by the values unchanged. Contexts nest:
     of two changes of one place, the outer one comes first; every function of vitlens inside sees
@@ -79,11 +79,11 @@ def intervene(
     >>> row[0].item(), round(row.sum().item(), 4)  # patches do not attend to CLS
     (0.0, 1.0)
     """
-    with in_force(model, prepared(model, changes, reference=reference, seed=seed)):
+    with in_force(model, prepare_changes(model, changes, reference=reference, seed=seed)):
         yield model
 
 
-def prepared(
+def prepare_changes(
     model: Model, changes: Changes, *, reference: Reference | None = None, seed: int = 0
 ) -> tuple[PlaceChange, ...]:
     """Return changes by place, checked against the model. Raises what `intervene` raises."""
@@ -135,7 +135,7 @@ def _prepared(model: Model, access: Access, change: Change, seed: int) -> PlaceC
         _require_fit(access, change)
         return PlaceChange(access, change)
     if isinstance(change, KnockOut):
-        return PlaceChange(access, knocked=_knocked(model, access, change))
+        return PlaceChange(access, knocked=_knockout_positions(model, access, change))
     if callable(change):
         return PlaceChange(access, function=_called(access, change))
     if not isinstance(change, str):
@@ -209,7 +209,9 @@ def another_image(count: int, seed: int) -> Int[Tensor, " batch"]:
     return index
 
 
-def _knocked(model: Model, access: Access, knock: KnockOut) -> tuple[tuple[int, ...], ...]:
+def _knockout_positions(
+    model: Model, access: Access, knock: KnockOut
+) -> tuple[tuple[int, ...], ...]:
     """Return the positions of the heads, queries and keys of a knock-out."""
     if access.place.kind != "weights":
         raise InputError(

@@ -141,9 +141,8 @@ def _softmax(func: Rule, *args: Any, **kwargs: Any) -> Any:
     weights = func(*args, **kwargs)
     if not isinstance(weights, Tensor) or weights.dim() < 3 or not weights.requires_grad:
         return weights  # of logits, not of attention
-    return (
-        weights.detach().requires_grad_()
-    )  # a leaf: relevance takes the gradient with respect to it
+    # a leaf: relevance takes the gradient with respect to it
+    return weights.detach().requires_grad_()
 
 
 def _layer_norm(
@@ -193,7 +192,7 @@ def _constant(func: Rule, *args: Any, **kwargs: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
 
 
-def _normalised(
+def _normalise(
     func: Rule, tokens: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Any = None
 ) -> Any:
     """Compute F.normalize with the vector's length constant."""
@@ -228,7 +227,7 @@ RULES: Final[Mapping[Any, Rule]] = MappingProxyType(
             (torch.sigmoid, Tensor.sigmoid, F.sigmoid, F.hardsigmoid, F.softplus), _constant
         ),
         **dict.fromkeys((torch.norm, Tensor.norm, torch.linalg.vector_norm), _constant),
-        F.normalize: _normalised,
+        F.normalize: _normalise,
         **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__), _product),
     }
 )

@@ -14,19 +14,20 @@ from torch.nn import functional as F
 
 from vitlens.devices import evaluating
 from vitlens.errors import LensError, NonFiniteError, UnsupportedError
-from vitlens.lens.attention import SITES, AttentionMode, Tap, tapped
+from vitlens.lens.attention import SITES, AttentionMode, tapped
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.site import Site
+from vitlens.lens.tap import Tap
 from vitlens.models.attention import SOFTMAX, positional
-from vitlens.models.hooks import ScopedMode, once_per_model, watching
+from vitlens.models.hooks import ScopedMode, watching
+from vitlens.models.memo import once_per_model
 from vitlens.models.model import Model
 from vitlens.models.recording import maps_heads
 from vitlens.shapes import Images, Logits
 
 Reducer = Callable[[AttentionCall], None]
-_SUMS: Final = frozenset(
-    {"add", "sub", "rsub", "iadd", "isub", "radd", "lerp"}
-)  # names without _ at either end
+# names without _ at either end
+_SUMS: Final = frozenset({"add", "sub", "rsub", "iadd", "isub", "radd", "lerp"})
 _MAPS: Final = frozenset({"linear", "conv2d"})
 _PRODUCTS: Final = frozenset({"matmul", "bmm", "einsum"})
 _SCALING: Final = frozenset({"dropout", "mul", "rmul", "imul", "div", "neg"})  # of what was mixed
@@ -84,8 +85,9 @@ def observe(
 def observing(
     model: Model | nn.Module, reducer: Reducer, *, explicit: bool = False
 ) -> Iterator[AttentionMode]:
-    """Hand every attention call to the reducer, in the order of the forward pass; no tensor is
-    kept.
+    """Hand every attention call to the reducer, in the order of the forward pass.
+
+    No tensor is kept.
     """
     if isinstance(model, Model) and not model.anatomy.attention and model.anatomy.unread:
         raise UnsupportedError(
@@ -230,8 +232,8 @@ def _check_call(call: AttentionCall, tolerance: float) -> None:
         )
 
 
-def _keep(kept: dict[str, Tensor], name: str, tokens: Tensor) -> Tensor:
-    kept[name] = tokens
+def _keep(tensors: dict[str, Tensor], name: str, tokens: Tensor) -> Tensor:
+    tensors[name] = tokens
     return tokens
 
 

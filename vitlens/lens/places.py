@@ -18,7 +18,8 @@ from vitlens.lens.call import Stage
 from vitlens.lens.stages import holds_another, stages, stream_width
 from vitlens.lens.trace import Layer, trace, traced_heads
 from vitlens.lens.trace import blocks as numbered_blocks
-from vitlens.models.hooks import Key, once_per_model
+from vitlens.models.hooks import Key
+from vitlens.models.memo import once_per_model
 from vitlens.models.model import Model, require_model
 from vitlens.models.recording import Shape
 
@@ -140,7 +141,7 @@ def _range(numbers: list[str]) -> str:
 
 @dataclass(frozen=True)
 class Access:
-    """How a place is reached.
+    """The way to the tensor of one place.
 
     module: the name of the module whose call it belongs to; part: that call's input (the argument
     `argument`), its output, the heads joined before its output projection, or a stage of its
@@ -283,9 +284,8 @@ def accesses(model: Model) -> dict[str, Access]:
     return {access.name: access for access in ordered}
 
 
-_Shapes = dict[
-    tuple[str, str], tuple[Shape, int]
-]  # by module and what of it, for one image, with the batch's axis
+# by module and the part of its call: the shape for one image, and the batch's axis
+_Shapes = dict[tuple[str, str], tuple[Shape, int]]
 
 
 def _batched_shapes(model: Model, model_layers: Sequence[Layer], blocks: Sequence[str]) -> _Shapes:
@@ -303,7 +303,7 @@ def _batched_shapes(model: Model, model_layers: Sequence[Layer], blocks: Sequenc
 def _shapes(
     model: Model, model_layers: Sequence[Layer], blocks: Sequence[str], count: int
 ) -> dict[tuple[str, str], Shape]:
-    """Return the shapes of a forward pass, by module and what of it, where it was computed once."""
+    """Return the shapes of a forward pass, by module and part, of what was computed once."""
     calls = trace(model, count).by_module
     names = list(blocks)
     for layer in model_layers:

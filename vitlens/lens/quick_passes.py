@@ -20,23 +20,22 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from vitlens.lens.trace import trace
 from vitlens.models.anatomy import is_known_mlp
-from vitlens.models.hooks import Forward, has_global_hooks, holding, is_changed, overridden
+from vitlens.models.hooks import Forward, has_global_hooks, is_changed, overridden
+from vitlens.models.memo import holding
 from vitlens.models.model import Model
 from vitlens.turns import turn
 
-_CACHE: Final = (
-    12 << 20
-)  # bytes of the widest activation of one forward pass that fit a processor's cache
+# bytes of the widest activation of one forward pass that fit a processor's cache
+_CACHE: Final = 12 << 20
 _PRODUCT: Final = "_linear_pointwise"  # the operator that torch.compile uses for linear layers
 
 
 @contextmanager
 def quick_linear(device: torch.device) -> Iterator[None]:
-    """Inside, linear layers in fp32 on this device are oneDNN's, where it is a CPU and this torch
-    has them.
+    """Compute fp32 linear layers by oneDNN on a CPU, if this torch has it.
 
-    Without gradients, or with gradients of the inputs through frozen weights. Nothing changes where
-    a function mode of another origin is in force, which must see every linear layer.
+    It does so without gradients, or with gradients of the inputs through frozen weights. Nothing
+    changes under a function mode of another origin, which must see every linear layer.
     """
     if not _has_onednn(device) or _has_other_mode():
         yield
@@ -47,8 +46,7 @@ def quick_linear(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def quick_convolutions(model: nn.Module) -> Iterator[None]:
-    """Inside, a CNN's weights on a CPU, and so its maps, are in channels-last format; restored on
-    exit.
+    """Put a CNN's weights on a CPU in channels-last format, and so its maps; restored on exit.
 
     oneDNN is then faster forward and backward. A model whose only convolution is a patch embedding
     is left unchanged.
@@ -202,8 +200,7 @@ def _with_gelu(module: Any) -> Callable[[Forward], Forward]:
 
 @contextmanager
 def quick_passes(model: Model) -> Iterator[None]:
-    """Inside, forward passes without gradients of a model on a CPU are computed a few images at a
-    time, by oneDNN.
+    """Compute gradient-free passes of a model on a CPU by oneDNN, a few images at a time.
 
     A model that is observed (by a hook, or a replaced forward of one of its modules) still gets
     each batch at once.
@@ -230,8 +227,9 @@ def quick_passes(model: Model) -> Iterator[None]:
 
 
 def quick_batch_size(model: Model) -> int:
-    """Return how many images fit the processor's cache, by the widest activation of one image; at
-    least 1.
+    """Return how many images fit the processor's cache, by the widest activation of one image.
+
+    At least 1.
     """
     leaves = {name for name, module in model.module.named_modules() if not any(module.children())}
     activation_sizes = [call.bytes for call in trace(model, 1).calls if call.module in leaves]

@@ -24,7 +24,7 @@ from vitlens.errors import InputError, LensError, UnsupportedError
 from vitlens.inputs import takes_images
 from vitlens.lens.capture import Captured, capture
 from vitlens.lens.change import Set, in_force
-from vitlens.lens.intervene import Change, Changes, Reference, intervene, prepared
+from vitlens.lens.intervene import Change, Changes, Reference, intervene, prepare_changes
 from vitlens.lens.place_patterns import resolve_places
 from vitlens.lens.replay_method import method_of
 from vitlens.lens.replay_pass import PassKind, ReplayRecord, StopForward, recording, replay_pass
@@ -102,7 +102,10 @@ class Replay:
         `intervene` raises.
         """
         return self.run_prepared(
-            [prepared(self.model, changes, reference=reference, seed=seed) for changes in sets]
+            [
+                prepare_changes(self.model, changes, reference=reference, seed=seed)
+                for changes in sets
+            ]
         )
 
     def run_prepared(self, sets: Sequence[Set]) -> Float[Tensor, "sets batch classes"]:
@@ -214,9 +217,8 @@ class LinearCount(TorchFunctionMode):
         if func is F.linear:
             weight = args[1] if len(args) > 1 else kwargs["weight"]
             self.total += args[0].numel() * len(weight)
-        elif (
-            func is F.multi_head_attention_forward
-        ):  # projections of query, key and value, and the output projection
+        elif func is F.multi_head_attention_forward:
+            # projections of query, key and value, and the output projection
             query, key, value = args[:3]
             self.total += (2 * query.numel() + key.numel() + value.numel()) * query.shape[-1]
         return func(*args, **kwargs)
@@ -290,8 +292,9 @@ class Patched(Summary):
     exact: bool
 
     def __getitem__(self, name: str) -> Logits:
-        """Return the logits (batch, classes) of a place that was patched alone. Raises InputError
-        otherwise.
+        """Return the logits (batch, classes) of a place that was patched alone.
+
+        Raises InputError otherwise.
         """
         if (name,) not in self.places:
             raise InputError(

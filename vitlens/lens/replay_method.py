@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
-from vitlens.lens.intervene import Changes, intervene, prepared
+from vitlens.lens.intervene import Changes, intervene, prepare_changes
 from vitlens.lens.places import accesses
 from vitlens.lens.replay_pass import (
     PassKind,
@@ -36,13 +36,8 @@ from vitlens.lens.trace import (
     traced_heads,
 )
 from vitlens.models.anatomy import is_known_block
-from vitlens.models.hooks import (
-    Arguments,
-    Key,
-    once_per_model,
-    other_hooks,
-    own_forward,
-)
+from vitlens.models.hooks import Arguments, Key, foreign_forward, other_hooks
+from vitlens.models.memo import once_per_model
 from vitlens.models.model import Model
 from vitlens.models.recording import Shape, Trace
 from vitlens.models.trials import largest_allowed
@@ -141,7 +136,7 @@ def method_of(model: Model) -> ReplayMethod:
     why = ""
     if any(block.tokens_first for block in blocks(model)):
         why = "its blocks take (tokens, batch, width)"
-    elif other_hooks(model) or own_forward(model) is not None:
+    elif other_hooks(model) or foreign_forward(model) is not None:
         why = "something changes what the whole model returns"
     else:
         for rows in dict.fromkeys((rows_read(model), None)):
@@ -191,7 +186,7 @@ def _largest_difference(model: Model, method: ReplayMethod) -> tuple[float, floa
         def compute_difference(kind: PassKind, changes: Changes) -> float:
             with intervene(model, changes):
                 expected = model(images) if changes else plain
-            sets = [prepared(model, changes)]
+            sets = [prepare_changes(model, changes)]
             replayed = replay_pass(model, method, records[kind.start], kind, sets, slice(0, 2), 2)[
                 0
             ]

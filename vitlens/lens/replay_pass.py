@@ -13,8 +13,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.lens.attention import Tap, is_tapped, projection_of, tapped
+from vitlens.lens.attention import is_tapped, projection_of, tapped
 from vitlens.lens.change import PlaceChange, Set, in_force
+from vitlens.lens.tap import Tap
 from vitlens.lens.trace import (
     Layer,
     block_at,
@@ -39,7 +40,7 @@ FirstTokens = Float[Tensor, "batch rows dim"]
 
 @dataclass
 class ReplayRecord:
-    """What is kept of one layer in a clean pass.
+    """The tensors of one layer that are stored in a clean pass.
 
     arguments: of its unit, by position or name; branch: its attention's output, before LayerScale;
     rest: further return values of the attention; heads: the output projection's input, (calls,
@@ -123,7 +124,7 @@ def recording(
 
 @dataclass(frozen=True)
 class ReplayStart:
-    """How to start a forward pass at one layer.
+    """The start of a forward pass at one layer.
 
     skipped: modules whose calls end before it begins, and the shape of their output for one image;
     batched: arguments of its unit whose first axis is the batch; carried: arguments that are passed
@@ -141,7 +142,7 @@ class ReplayStart:
 
 @dataclass(frozen=True)
 class ReplayMethod:
-    """How a model is replayed.
+    """The method by which a model is replayed.
 
     starts: by the number of the layer or block; largest: bytes of the largest module output for one
     image; rows: tokens computed in the last block (None: all); exact: whether replaying gives the
@@ -243,9 +244,8 @@ def replay_pass(
         for name, shape in start.skipped:
             blank = model.mean.new_zeros(()).expand(shape[0] * count, *shape[1:])
             stack.enter_context(overridden(model.module.get_submodule(name), _returning(blank)))
-        blank_images = model.mean.new_zeros(1, 3, 1, 1).expand(
-            count, 3, *model.input_size
-        )  # not read
+        # the pass does not read these images
+        blank_images = model.mean.new_zeros(1, 3, 1, 1).expand(count, 3, *model.input_size)
         logits = model.run(blank_images)
     by_set: Tensor = logits.unflatten(0, (len(sets), -1))
     return by_set
@@ -418,13 +418,11 @@ def _first_of_attention(attention: Any, rows: int) -> Callable[[Forward], Forwar
         keys_and_values = F.linear(tokens, weight[width:], key_value_bias).unflatten(
             -1, (2, heads, -1)
         )
-        key, value = keys_and_values.permute(2, 0, 3, 1, 4).unbind(
-            0
-        )  # both (batch, heads, tokens, head_dim)
+        # both of shape (batch, heads, tokens, head_dim)
+        key, value = keys_and_values.permute(2, 0, 3, 1, 4).unbind(0)
         head_outputs = F.scaled_dot_product_attention(query_norm(query), key_norm(key), value)
-        result: Tensor = attention.proj(
-            head_outputs.transpose(1, 2).flatten(2)
-        )  # (batch, rows, dim)
+        # of shape (batch, rows, dim)
+        result: Tensor = attention.proj(head_outputs.transpose(1, 2).flatten(2))
         return result
 
     return lambda _forward: forward

@@ -40,7 +40,7 @@ NO_PLACE: Final[Mapping[str, str]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Windows:
-    """How a map was cut into windows.
+    """The division of a map into windows.
 
     resolution: (rows, columns) of the map; window, shift: (rows, columns); pad_first: padded before
     it was shifted (torchvision) or after (timm); dilated: the patches of a window lie as far apart
@@ -122,11 +122,11 @@ def windows_of(
     """
     for depth, (name, module, shape) in enumerate(reversed(callers)):
         windows = (
-            _shifted(module, shape, pad_first=depth == 0)
+            _shifted_windows(module, shape, pad_first=depth == 0)
             or _partition(module, shape)
             or _mask_units(model, name, module, shape)
             or _pooling(module, shape)
-            or _unshifted(module, shape)
+            or _unshifted_windows(module, shape)
         )
         if windows is None or windows.count != calls or math.prod(windows.window) != keys:
             continue
@@ -135,7 +135,9 @@ def windows_of(
     return None
 
 
-def _shifted(module: nn.Module, shape: tuple[int, ...], *, pad_first: bool) -> Windows | None:
+def _shifted_windows(
+    module: nn.Module, shape: tuple[int, ...], *, pad_first: bool
+) -> Windows | None:
     """Return Swin's windows, of a channels-last map, or of tokens in a block that knows the map's
     size (transformers).
 
@@ -215,7 +217,7 @@ def _mask_units(
         )
     if not strides:  # no later stage merges patches: row by row
         return Windows((rows, columns), window) if pooled == 1 else None
-    places = _unrolled(window, strides)
+    places = _unrolled_windows(window, strides)
     tokens = sorted(range(len(places)), key=places.__getitem__)
     # each query is the maximum of those of its patches, which are as many tokens apart as there are
     # queries
@@ -243,11 +245,10 @@ def _pooling(module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
     )
 
 
-def _unshifted(module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
+def _unshifted_windows(module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
     """Return the windows of timm's blocks that never shift them, padded below and on the right."""
-    first = {"TinyVitBlock": 1, "SpatialBlock": 2}.get(
-        type(module).__name__
-    )  # the axis of its input with the rows
+    # the axis of the module's input that has the rows
+    first = {"TinyVitBlock": 1, "SpatialBlock": 2}.get(type(module).__name__)
     if first is None or len(shape) != 4:
         return None
     window: Any = module.window_size
@@ -264,7 +265,7 @@ def _unroll(model: nn.Module, name: str) -> Any:
     return None
 
 
-def _unrolled(window: Pair, strides: Sequence[Pair]) -> tuple[int, ...]:
+def _unrolled_windows(window: Pair, strides: Sequence[Pair]) -> tuple[int, ...]:
     """Return the place in the window, row by row, of each token in Hiera's order."""
     places = torch.arange(math.prod(window)).view(1, *window)
     for down, across in strides:

@@ -23,7 +23,8 @@ from vitlens.lens.cells import (
     reaches_logits,
 )
 from vitlens.lens.trace import trace
-from vitlens.models.hooks import Arguments, Key, first_tensor, once_per_model, watching
+from vitlens.models.hooks import Arguments, Key, first_tensor, watching
+from vitlens.models.memo import once_per_model
 from vitlens.models.model import Model
 from vitlens.models.nested import tensors_in
 from vitlens.models.recording import Shape, Trace
@@ -64,8 +65,9 @@ class FeatureStage:
         return self.kind if self.index is None else f"{self.kind} {self.index}"
 
     def tokens(self, output: Any) -> Tokens:
-        """Return the module's output (or argument) as (batch, tokens, width); a map is flattened
-        row by row.
+        """Return the module's output (or argument) as (batch, tokens, width).
+
+        A map is flattened row by row.
         """
         tensor = tensors_in(output)[self.part]
         tokens: Tokens = tensor.movedim(self.channel_axis, -1).flatten(1, -2)
@@ -120,8 +122,9 @@ def final_norm(model: Model) -> FinalNorm | None:
 def watching_stages(
     model: Model, chosen: Sequence[FeatureStage], reducer: Callable[[FeatureStage, Tokens], None]
 ) -> Iterator[None]:
-    """Hand the chosen layers' tokens to the reducer as they are computed; the hooks are removed on
-    exit.
+    """Hand the chosen layers' tokens to the reducer as they are computed.
+
+    The hooks are removed on exit.
     """
     outputs = {stage.module: stage for stage in chosen if stage.argument is None}
     inputs = {
@@ -304,13 +307,14 @@ def _stage(
     shape: Shape,
     argument: Key | None = None,
 ) -> FeatureStage | None:
-    """Return the layer that reads a module's output, or its argument; None where the channel axis
-    is unknown.
+    """Return the layer that reads a module's output, or its argument.
+
+    Returns None where the channel axis is unknown.
     """
     layout = model.anatomy.layout
     if len(shape) == 3 and layout is not None:
         return FeatureStage(index, kind, name, shape[2], layout.grid, layout.prefix, 2, argument)
-    cells = _located(model, name, argument)
+    cells = _locate_cells(model, name, argument)
     if cells is not None:
         grid = None if cells.prefix else cells.grid  # all tokens are read
         return FeatureStage(
@@ -322,7 +326,7 @@ def _stage(
     return FeatureStage(index, kind, name, shape[axis], None, (), axis, argument)
 
 
-def _located(model: Model, name: str, argument: Key | None) -> Cells | None:
+def _locate_cells(model: Model, name: str, argument: Key | None) -> Cells | None:
     """Return the first cells of a module's output, or those of its argument."""
     located = located_cells(model)
     if argument is not None:

@@ -15,11 +15,13 @@ from torch import Tensor, nn
 
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
-from vitlens.lens.attention import Tap, TensorFunction, projection_of, tapped
+from vitlens.lens.attention import projection_of, tapped
 from vitlens.lens.call import AttentionCall, Stage
 from vitlens.lens.observe import exact, survey
 from vitlens.lens.site import Site
-from vitlens.models.hooks import Arguments, Key, first_tensor, once_per_model, per_model, watching
+from vitlens.lens.tap import Tap, TensorFunction
+from vitlens.models.hooks import Arguments, Key, first_tensor, watching
+from vitlens.models.memo import once_per_model, per_model
 from vitlens.models.model import Model
 from vitlens.models.numbering import no_layer
 from vitlens.models.recording import Recorder, Shape, Trace
@@ -37,7 +39,7 @@ def trace(model: Model, images: int) -> Trace:
 
 @dataclass
 class TracedHeads:
-    """What one attention module computed in a forward pass.
+    """The shapes that one attention module computed in a forward pass.
 
     shapes: by stage, None where it has several calls; joined: of the heads' outputs concatenated,
     one shape a call; branch: whether the module's output is that of its projection; bytes: of the
@@ -144,8 +146,9 @@ def layers(model: Model) -> tuple[Layer, ...]:
 
 
 def layer_at(model: Model, number: int) -> Layer:
-    """Return the layer of this number. Raises InputError where its block has no attention, and
-    where there is none.
+    """Return the layer of this number.
+
+    Raises InputError where its block has no attention, and where there is none.
     """
     model_layers = layers(model)
     for layer in model_layers:
@@ -175,9 +178,8 @@ def blocks(model: Model) -> tuple[Layer, ...]:
 
     Raises UnsupportedError for a model without attention (a CNN).
     """
-    sites = {
-        site.layer: site for site in reversed(survey(model, probe_images(model, 1)))
-    }  # a layer's first call
+    # a layer's first call
+    sites = {site.layer: site for site in reversed(survey(model, probe_images(model, 1)))}
     numbered = [_layer(model, site) for site in sites.values()]
     parts = model.anatomy.parts
     before = [

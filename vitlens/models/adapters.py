@@ -18,7 +18,7 @@ from torch import Tensor
 from vitlens.errors import ModelError, UnsupportedError
 from vitlens.files import read_json, sha256
 from vitlens.models.library_folders import ADAPTER_CONFIG as CONFIG
-from vitlens.models.weights import listed, read_weights
+from vitlens.models.weights import list_names, read_weights
 from vitlens.typed import between, read_as, short
 
 WEIGHTS: Final = "adapter_model.safetensors"
@@ -112,7 +112,7 @@ class Adapter:
         if unknown:
             raise ModelError(
                 f"expected an adapter of {base} in {self.folder}, found targets that it does not "
-                f"have: {listed(unknown)}; name the base model that it was trained on"
+                f"have: {list_names(unknown)}; name the base model that it was trained on"
             )
         merged = {**state, **self.saved}
         for module, (first, second) in self.factors.items():

@@ -14,7 +14,7 @@ from torch import nn
 from vitlens.errors import UnsupportedError
 from vitlens.models.attention import MultiHeadSelfAttention
 from vitlens.models.bands import Grid
-from vitlens.models.hooks import has_global_hooks, other_hooks, own_forward
+from vitlens.models.hooks import foreign_forward, has_global_hooks, other_hooks
 from vitlens.models.numbering import with_blocks_without_attention
 from vitlens.models.token_order import Reordering
 from vitlens.models.vit import MLP, TransformerBlock
@@ -28,7 +28,7 @@ Family = Literal["vit", "windowed", "cnn", "other"]
 
 
 @dataclass(frozen=True)
-class Told:
+class StructureHints:
     """Structure of a module given by the user or the model source.
 
     It replaces the structure read from the module, or checks it. blocks: names of its blocks in
@@ -134,8 +134,9 @@ def read_attention(model: nn.Module) -> tuple[AttentionPart, ...]:
 
 
 def heads_of(module: nn.Module) -> int | None:
-    """Return the number of attention heads of a module by its attributes; None where it has no such
-    attribute.
+    """Return the number of attention heads of a module by its attributes.
+
+    Returns None where it has no such attribute.
     """
     for name in ("num_heads", "heads", "n_heads"):  # n_heads: torchvision's MaxViT
         count = getattr(module, name, None)
@@ -349,7 +350,7 @@ def runs(module: nn.Module, forwards: Collection[str]) -> bool:
     """
     kind: Any = type(module)
     function = f"{kind.forward.__module__}.{kind.forward.__qualname__}"
-    plain = kind.__call__ is nn.Module.__call__ and own_forward(module) is None
+    plain = kind.__call__ is nn.Module.__call__ and foreign_forward(module) is None
     return function in forwards and plain and not other_hooks(module) and not has_global_hooks()
 
 
@@ -358,8 +359,9 @@ def _runs_that_of(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 
 def _are_idle(module: nn.Module, names: Iterable[str]) -> bool:
-    """Return True if these children do nothing in evaluation mode; a child that is not there does
-    nothing.
+    """Return True if these children do nothing in evaluation mode.
+
+    A child that is not there does nothing.
     """
     children = dict(module.named_children())
     return all(runs(children[name], _IDLE) for name in names if name in children)

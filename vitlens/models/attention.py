@@ -102,12 +102,10 @@ class MultiHeadSelfAttention(nn.Module):
 
     def forward(self, tokens: Tokens, mask: Tensor | None = None) -> Tokens:
         """Return tokens (batch, tokens, dim) after attention; mask as in attention_weights."""
-        qkv = self.qkv(tokens).unflatten(
-            -1, (3, self.heads, -1)
-        )  # (batch, tokens, 3, heads, head_dim)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(
-            0
-        )  # all (batch, heads, tokens, head_dim)
+        # of shape (batch, tokens, 3, heads, head_dim)
+        qkv = self.qkv(tokens).unflatten(-1, (3, self.heads, -1))
+        # all of shape (batch, heads, tokens, head_dim)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         dropout = self.dropout if self.training else 0.0
         if self.fused:
             # called through torch.nn.functional, where the lens intercepts it

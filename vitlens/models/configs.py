@@ -157,7 +157,7 @@ class SwinConfig:
         return tuple(self.dim * 2**stage for stage in range(len(self.depths)))
 
     def maps(self, image_size: tuple[int, int] | None = None) -> tuple[tuple[int, int], ...]:
-        """Patches (rows, columns) of each stage, for images of this size (None: the config's)."""
+        """Return the patches (rows, columns) of each stage, by default at the config's size."""
         rows, columns = (
             -(-side // patch) for side, patch in zip(image_size or self.image_size, self.patch_size)
         )

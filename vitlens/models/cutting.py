@@ -15,9 +15,8 @@ from vitlens.models.attention import MultiHeadSelfAttention
 from vitlens.shapes import Tokens
 
 _MULTIHEAD: Final = ("torch.nn.modules.activation.MultiheadAttention.forward",)
-Pruned = Mapping[
-    str, Sequence[int]
-]  # attention module -> its removed heads, as numbered in the whole model
+# attention module -> its removed heads, as numbered in the whole model
+Pruned = Mapping[str, Sequence[int]]
 UNCUT: Final = "vitlens ablate removes its heads by setting them to zero"
 
 
@@ -39,9 +38,8 @@ class MultiheadCut(nn.Module):
         joint = F.linear(tokens, self.in_proj_weight, self.in_proj_bias).unflatten(
             -1, (3, self.heads, -1)
         )
-        query, key, value = joint.permute(2, 0, 3, 1, 4).unbind(
-            0
-        )  # all (batch, heads, tokens, head_dim)
+        # all of shape (batch, heads, tokens, head_dim)
+        query, key, value = joint.permute(2, 0, 3, 1, 4).unbind(0)
         dropout = self.dropout if self.training else 0.0
         heads = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
         return self.out_proj(heads.transpose(1, 2).flatten(2)), None
@@ -116,9 +114,8 @@ def cut_heads(model: nn.Module, pruned: Pruned) -> None:
         else:
             pair = isinstance(attention, nn.MultiheadAttention | MultiheadCut)
             cut = Headless(projection, "out_proj" if pair else "proj", pair=pair)
-            vars(parent).pop(
-                "num_heads", None
-            )  # torchvision's blocks have the number of heads as well
+            # torchvision's blocks have the number of heads as well
+            vars(parent).pop("num_heads", None)
         setattr(parent, name.rpartition(".")[2], cut.train(attention.training))
 
 

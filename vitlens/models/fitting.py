@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from torch import Tensor, nn
 
 from vitlens.errors import ModelError, argument, by_caller
-from vitlens.models.weights import listed
+from vitlens.models.weights import list_names
 
 _DOT = re.compile(r"\.")
 
@@ -94,14 +94,14 @@ def fit_names(
         if not name.startswith(prefix) and not _is_one_of(value, head.values()):
             left_out.append(name)
     if left_out:
-        notes.append(f"left out {listed(left_out)}, without that prefix")
+        notes.append(f"left out {list_names(left_out)}, without that prefix")
     missing = [name for name in expected if name not in fitted]
     head_prefixes = tuple(f"{module}." for module in heads)
     lacks_only_head = all(name.startswith(head_prefixes) for name in missing)
     training = [name for name in fitted if name not in expected and _TRAINING.match(name)]
     if training and lacks_only_head:
         fitted = {name: value for name, value in fitted.items() if name not in training}
-        notes.append(f"left out {listed(training)}, which pretraining alone needs")
+        notes.append(f"left out {list_names(training)}, which pretraining alone needs")
     _require_floats(fitted, expected)
     return fitted, tuple(notes)
 
@@ -138,7 +138,7 @@ def _require_one_network(prefix: str, counts: Mapping[str, int]) -> None:
     if len(equals) > 1:
         raise ModelError(
             f"expected the weights of one model, found those of {len(equals)} under "
-            f"{listed(equals)}; save one of them "
+            f"{list_names(equals)}; save one of them "
             "alone"
         )
 
@@ -214,9 +214,9 @@ def require_fitting(model: nn.Module, state: Mapping[str, Tensor], *, where: str
     ]
     faults = []
     if missing:
-        faults.append(f"{len(missing)} missing ({listed(missing)})")
+        faults.append(f"{len(missing)} missing ({list_names(missing)})")
     if unexpected:
-        faults.append(f"{len(unexpected)} unexpected ({listed(unexpected)})")
+        faults.append(f"{len(unexpected)} unexpected ({list_names(unexpected)})")
     if misshapen:
         key = misshapen[0]
         faults.append(

@@ -1,49 +1,27 @@
-"""Temporary access to modules, undone on exit: watch calls, replace a forward, intercept functions
-of torch.
+"""Temporary access to modules: watch calls, replace a forward, intercept functions of torch.
 
-Also values of a model, such as results of trial forward passes, computed once and freed with the
-model:
-
-    @per_model
-    def layers(model: Model) -> tuple[Layer, ...]: ...
-
-Such a value is computed on the `unchanged` model: contexts entered outside have no effect on it. It
-is dropped when a weight, a module, a forward or a hook of another origin changes (`State`). It must
-not hold a reference to the model (weakref.ref where needed): the model would never be freed.
+All contexts are undone on exit, also after an exception.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from functools import partial, wraps
-from operator import is_
-from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar
-from weakref import WeakKeyDictionary, ref
+from functools import partial
+from typing import Any, Final
+from weakref import ref
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from torch.overrides import TorchFunctionMode
 
 from vitlens.models.nested import tensors_in
-from vitlens.models.trials import with_noise, zero_weights
-from vitlens.turns import turn
 
-if TYPE_CHECKING:
-    from vitlens.models.model import Model
-
-P = ParamSpec("P")
-T = TypeVar("T")
 Key = int | str  # of an argument of a call: its position or its name
 Arguments = dict[Key, Any]
 Forward = Callable[..., Any]
 
-_READING: Final = (
-    "vitlens.",
-    "transformers.utils.output_capturing",
-)  # modules whose hooks change nothing
-_PLAIN: Final = (Tensor, nn.Parameter)
-_SAMPLED: Final = 512  # elements of each weight: sees a change of any contiguous 1/512 of it
+# modules whose hooks change nothing
+_READING: Final = ("vitlens.", "transformers.utils.output_capturing")
 _DEPTH: Final = ContextVar("depth", default=0)  # of nested `unchanged` contexts
 
 
@@ -59,8 +37,7 @@ def unchanged() -> Iterator[None]:
 
 
 class _Scoped:
-    """Something that is in force only at the depth of `unchanged` contexts at which it was
-    created."""
+    """A change that is in force only at the depth of `unchanged` contexts of its creation."""
 
     def __init__(self) -> None:
         self._depth = _DEPTH.get()
@@ -203,36 +180,39 @@ def watching(
     before: Callable[[str, Arguments], object] | None = None,
     always: bool = False,
 ) -> Iterator[None]:
-    """Report every call of the named modules; the hooks are removed on exit, also after an
-    exception.
+    """Report every call of the named modules.
 
-    before: called with the module's name and its arguments; after: with its output as well. always:
-    `after` is also called for a module that raised, with None as its output.
+    The hooks are removed on exit, also after an exception. before: called with the module's
+    name and its arguments; after: with its output as well. always: `after` is also called for a
+    module that raised, with None as its output.
     """
     scope = _Scoped()
 
-    def watch(stack: ExitStack, name: str) -> None:
-        def entered(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if before is not None and scope.in_force:
-                before(name, arguments(args, kwargs))
+    def call_before(
+        name: str, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        if before is not None and scope.in_force:
+            before(name, arguments(args, kwargs))
 
-        def left(
-            _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-        ) -> None:
-            if after is not None and scope.in_force:
-                after(name, arguments(args, kwargs), output)
-
-        module = model.get_submodule(name)
-        if before is not None:
-            stack.callback(module.register_forward_pre_hook(entered, with_kwargs=True).remove)
-        if after is not None:
-            stack.callback(
-                module.register_forward_hook(left, with_kwargs=True, always_call=always).remove
-            )
+    def call_after(
+        name: str, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        if after is not None and scope.in_force:
+            after(name, arguments(args, kwargs), output)
 
     with ExitStack() as stack:
         for name in names:
-            watch(stack, name)
+            module = model.get_submodule(name)
+            if before is not None:
+                pre_hook = module.register_forward_pre_hook(
+                    partial(call_before, name), with_kwargs=True
+                )
+                stack.callback(pre_hook.remove)
+            if after is not None:
+                hook = module.register_forward_hook(
+                    partial(call_after, name), with_kwargs=True, always_call=always
+                )
+                stack.callback(hook.remove)
         yield
 
 
@@ -240,10 +220,9 @@ def watching(
 def overridden(
     module: nn.Module, wrap: Callable[[Forward], Forward], *, equal: bool = False
 ) -> Iterator[None]:
-    """Replace the module's forward by wrap(its forward and the hooks of others); contexts may be
-    nested.
+    """Replace the module's forward by wrap(its forward and the hooks of others).
 
-    equal: as in `Replaced`.
+    Contexts may be nested. equal: as in `Replaced`.
     """
     before = module.__dict__.get("forward")
     plain = _Hooked(module)
@@ -258,7 +237,7 @@ def overridden(
         plain.restore()
 
 
-def own_forward(module: nn.Module) -> Forward | None:
+def foreign_forward(module: nn.Module) -> Forward | None:
     """Return the forward that was put into the module by others than the contexts of this file,
     None where none was.
     """
@@ -321,90 +300,7 @@ def _is_changed_itself(module: nn.Module) -> bool:
         if forward.in_force and not forward.equal:
             return True
         forward = forward.plain.forward
-    return own_forward(module) is not None
-
-
-class State:
-    """The state of a model: its modules and their classes, weights, replaced forwards and hooks of
-    other origin.
-
-    Objects are held weakly and compared by identity. Weights are also compared by torch's count of
-    changes and, as changes of `.data` are not counted, by their memory and by some elements of
-    each. A change of `.data` in place that reaches none of these elements is not seen.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        modules: dict[nn.Module, None] = {}
-        _collect(model, modules)
-        tensors: list[Tensor] = []
-        for module in modules:
-            tensors += module._parameters.values()  # type: ignore[arg-type]
-            tensors += module._buffers.values()  # type: ignore[arg-type]
-        tensors = [tensor for tensor in tensors if tensor is not None]
-        self._objects: list[Any] = [*map(ref, modules), *map(ref, tensors)]
-        for module in modules:
-            if "forward" in module.__dict__:
-                forward = own_forward(module)
-                if forward is not None:
-                    self._objects.append(_reference(forward))
-            if module._forward_hooks or module._forward_pre_hooks:
-                self._objects += map(_reference, other_hooks(module))
-        self._values = list(map(type, modules)), *_versions(tensors)
-        self._samples = _samples(tensors)
-
-    def equals(self, other: "State") -> bool:
-        """Return True if nothing was changed or exchanged between the two."""
-        same_values = self._values == other._values and len(self._objects) == len(other._objects)
-        same_objects = same_values and all(map(is_, self._objects, other._objects))
-        return same_objects and all(map(torch.equal, self._samples, other._samples))
-
-
-def _collect(module: nn.Module, modules: dict[nn.Module, None]) -> None:
-    """Add a module and its parts, as `nn.Module.modules` in a third of its time."""
-    modules[module] = None
-    for child in module._modules.values():
-        if child is not None and child not in modules:
-            _collect(child, modules)
-
-
-def _versions(tensors: Sequence[Tensor]) -> tuple[list[int], list[int]]:
-    """Return how often each tensor was changed in place, and where its memory is."""
-    try:
-        return [tensor._version for tensor in tensors], [tensor.data_ptr() for tensor in tensors]
-    except (
-        RuntimeError
-    ):  # inference tensors are not counted, some subclasses have no memory of their own
-        counted = [0 if tensor.is_inference() else tensor._version for tensor in tensors]
-        return counted, [id(tensor) for tensor in tensors]
-
-
-@torch.no_grad()
-def _samples(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return evenly spaced elements of every tensor, in the order of its memory, as one tensor for
-    each device.
-    """
-    by_device: dict[torch.device, list[Tensor]] = {}
-    with torch._C.DisableTorchFunction():  # no function mode counts or changes these calls
-        for tensor in tensors:
-            count = tensor.numel()
-            if not count or tensor.is_meta or type(tensor) not in _PLAIN:
-                continue
-            try:
-                sample = tensor.as_strided((min(count, _SAMPLED),), (max(1, count // _SAMPLED),))
-            except (
-                RuntimeError
-            ):  # an expanded tensor has fewer elements in memory, a sparse one no strides
-                continue
-            by_device.setdefault(tensor.device, []).append(sample)
-        return [torch.cat(samples).nan_to_num() for samples in by_device.values()]
-
-
-def _reference(function: Callable[..., Any]) -> Any:
-    """Return a weak reference, or the object itself where it allows none."""
-    try:
-        return ref(function)
-    except TypeError:
-        return function
+    return foreign_forward(module) is not None
 
 
 def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
@@ -421,130 +317,10 @@ def as_call(values: Arguments) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def first_tensor(output: Any) -> Tensor | None:
-    """Return a module's output where it is a tensor, or the first tensor in a tuple, list or dict;
+    """Return a module's output where it is a tensor, or the first tensor in a tuple, list or dict.
+
     None without one.
     """
     for tensor in tensors_in(output):
         return tensor
     return None
-
-
-class _Store:
-    """The stored values of one model.
-
-    state: of the model when they were computed; zeros: its weights that are all zeros; held: how
-    many `holding` contexts are in force; trials: how many trials run, one within the other.
-    """
-
-    def __init__(self) -> None:
-        self.values: dict[tuple[Memo[Any], Hashable], Any] = {}
-        self.state: State | None = None
-        self.zeros: tuple[nn.Parameter, ...] | None = None
-        self.held = 0
-        self.trials = 0
-
-    def refresh(self, model: nn.Module) -> None:
-        """Drop everything where the model is no longer what it was."""
-        if self.held:
-            return
-        state = State(model)
-        if self.state is None or not self.state.equals(state):
-            self.values.clear()
-            self.zeros = None
-        self.state = state
-
-
-_STORES: Final[WeakKeyDictionary[Any, _Store]] = WeakKeyDictionary()  # by model
-
-
-def _store_of(model: "Model") -> _Store:
-    store = _STORES.get(model)
-    if store is None:
-        store = _STORES.setdefault(model, _Store())
-    return store
-
-
-@contextmanager
-def holding(model: "Model") -> Iterator[None]:
-    """Take the thread's turn; inside, the model is assumed unchanged, and its stored values stay
-    valid.
-    """
-    with turn(model):
-        store = _store_of(model)
-        store.refresh(model)
-        store.held += 1
-        try:
-            yield
-        finally:
-            store.held -= 1
-
-
-@contextmanager
-def _trial(model: "Model") -> Iterator[None]:
-    """Run a trial: the model is unchanged, and its weights of zeros are noise."""
-    with holding(model), unchanged():
-        store = _store_of(model)
-        if store.zeros is None:
-            store.zeros = zero_weights(model)
-        is_outermost = store.trials == 0
-        store.trials += 1
-        try:
-            with with_noise(store.zeros if is_outermost else ()):
-                yield
-        finally:
-            store.trials -= 1
-
-
-class Memo(Generic[T]):
-    """Values by model, and by key where a model has several; models are held weakly.
-
-    A value is computed in a trial: see `vitlens.models.trials`. Exceptions are not kept.
-    """
-
-    def get(self, model: "Model", compute: Callable[[], T], *, key: Hashable = None) -> T:
-        """Return the value kept for a model and key; computed on the unchanged model where there is
-        none.
-        """
-        store = _store_of(model)
-        store.refresh(model)
-        if (self, key) not in store.values:
-            with _trial(model):
-                value = compute()
-            store.values.setdefault((self, key), value)
-        stored: T = store.values[self, key]
-        return stored
-
-    def known(self, model: "Model", key: Hashable = None) -> T | None:
-        """Return the value kept for a model and key, or None; nothing is computed."""
-        store = _store_of(model)
-        store.refresh(model)
-        return store.values.get((self, key))
-
-
-def per_model(
-    function: Callable[Concatenate["Model", P], T],
-) -> Callable[Concatenate["Model", P], T]:
-    """Decorate a function so that it runs once for each model (and further hashable arguments)."""
-    memo: Memo[T] = Memo()
-
-    @wraps(function)
-    def kept(model: "Model", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        key = (args, tuple(sorted(kwargs.items())))
-        return memo.get(model, lambda: function(model, *args, **kwargs), key=key)
-
-    return kept
-
-
-def once_per_model(
-    function: Callable[Concatenate["Model", P], T],
-) -> Callable[Concatenate["Model", P], T]:
-    """Decorate a function so that it runs once for each model; its value must not depend on further
-    arguments.
-    """
-    memo: Memo[T] = Memo()
-
-    @wraps(function)
-    def first(model: "Model", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return memo.get(model, lambda: function(model, *args, **kwargs))
-
-    return first

@@ -71,8 +71,9 @@ def _adapter(channels: int) -> str:
 
 
 def _further_arguments(module: nn.Module, images: Tensor) -> str:
-    """Return the names of the arguments that the module's forward needs besides images; "" where it
-    needs none.
+    """Return the names of the arguments that the module's forward needs besides images.
+
+    Returns "" where it needs none.
     """
     try:
         signature = inspect.signature(module.forward)
@@ -113,8 +114,9 @@ class _RecordingDict(dict[Any, Any]):
 
 
 def _first_key_read(module: nn.Module, images: Tensor) -> str | None:
-    """Return the first key of a dict that the module reads before it raises an error; None where it
-    reads none.
+    """Return the first key of a dict that the module reads before it raises an error.
+
+    Returns None where it reads none.
     """
     batch = _RecordingDict(images)
     _runs(module, batch)
@@ -140,8 +142,9 @@ def _is_of_video(module: nn.Module, images: Tensor, error: Exception) -> bool:
 
 
 def _channels_taken(module: nn.Module, images: Tensor) -> int | None:
-    """Return another number of channels with which the module gives a tensor; None where it gives
-    none.
+    """Return another number of channels with which the module gives a tensor.
+
+    Returns None where it gives none.
     """
     for channels in _channels_to_try(module, images):
         noise = torch.randn(

@@ -102,8 +102,9 @@ class TextTower:
         return tuple(words)
 
     def embed(self, texts: Sequence[str], *, device: torch.device | str = "cpu") -> Embeddings:
-        """Return normalised embeddings (texts, dim) on a device, to which the towers are moved;
-        raises as `tokens`.
+        """Return normalised embeddings (texts, dim) on a device, to which the towers are moved.
+
+        Raises as `tokens`.
         """
         device = as_device(device)
         ids = self.tokens(texts)
@@ -117,12 +118,12 @@ class TextTower:
 
 
 class LanguageImage(nn.Module):
-    """The image tower; its output is the similarity of an image to each prompt, without prompts its
-    embedding.
+    """The image tower.
 
-    pooling: of the tower's tokens, as timm names it ("token", "avg", "map"); layout: of its tokens,
-    None for a CNN; prompts: normalised embeddings (prompts, dim), or None. The text tower is not a
-    submodule: it adds no parameters and does not run in a forward pass.
+    Its output is the similarity of an image to each prompt, without prompts its embedding.
+    pooling: of the tower's tokens, as timm names it ("token", "avg", "map"); layout: of its
+    tokens, None for a CNN; prompts: normalised embeddings (prompts, dim), or None. The text
+    tower is not a submodule: it adds no parameters and does not run in a forward pass.
     """
 
     def __init__(
@@ -164,9 +165,8 @@ class LanguageImage(nn.Module):
         (batch, dim).
         """
         output = self.visual(images)
-        embedding: Tensor = (
-            output[0] if isinstance(output, tuple) else output
-        )  # CoCa returns its tokens as well
+        # CoCa returns its tokens as well
+        embedding: Tensor = output[0] if isinstance(output, tuple) else output
         if self.prompts is None:
             return embedding
         logits: Tensor = (
@@ -262,13 +262,12 @@ def zero_shot(
     templates: Sequence[str] = PHOTO,
     names: Sequence[str] | None = None,
 ) -> Model:
-    """Return a language-image model as a classifier of these classes, without training; usable
-    wherever a model is.
+    """Return a language-image model as a classifier of these classes, without training.
 
-    templates: prompts with {} in place of a class; a class is the mean of the embeddings of its
-    prompts; names: the classes' names in the prompts (default: the classes; for ImageNet,
-    unambiguous names). Raises UnsupportedError for a model without a text tower, InputError for a
-    template without {}.
+    Usable wherever a model is. templates: prompts with {} in place of a class; a class is the
+    mean of the embeddings of its prompts; names: the classes' names in the prompts (default:
+    the classes; for ImageNet, unambiguous names). Raises UnsupportedError for a model without a
+    text tower, InputError for a template without {}.
 
     clip = vitlens.load("open-clip:ViT-B-32/openai") maps =
     vitlens.relevance(vitlens.zero_shot(clip, ["cat", "dog"]), images)
@@ -285,8 +284,9 @@ def by_template(
     *,
     device: torch.device | str = "cpu",
 ) -> ByTemplate:
-    """Return normalised embeddings of every class in every template. Raises InputError for a
-    template without {}.
+    """Return normalised embeddings of every class in every template.
+
+    Raises InputError for a template without {}.
     """
     for template in templates:
         if PLACE not in template:

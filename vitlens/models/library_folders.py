@@ -16,10 +16,9 @@ def is_adapter(path: Path) -> bool:
 
 
 def typed_name(folder: Path) -> tuple[str, str]:
-    """Return the library of a model's folder, and the name to type for its model; ("", "") for
-    another folder.
+    """Return the library of a model's folder, and the name to type for its model.
 
-    Raises ModelError for a config.json that is no JSON.
+    Returns ("", "") for another folder. Raises ModelError for a config.json that is no JSON.
     """
     config = folder / CONFIG
     fields = {}
@@ -36,8 +35,9 @@ def typed_name(folder: Path) -> tuple[str, str]:
 
 
 def weights_inside(folder: Path) -> str:
-    """Return the name of the first file of weights in a folder, in the order of their suffixes; ""
-    without one.
+    """Return the name of the first file of weights in a folder, in the order of their suffixes.
+
+    Returns "" without one.
     """
     for suffix in WEIGHTS_FILES:
         for file in sorted(folder.glob(f"*{suffix}")):

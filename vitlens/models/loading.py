@@ -207,7 +207,7 @@ def load_built(request: ModelRequest) -> Model:
     notes: list[str] = []
     if file is not None:
         weights = read_weights(file)
-        architecture, state, fitting = _fitted(architecture, weights.state)
+        architecture, state, fitting = _fit_weights(architecture, weights.state)
         notes = [*weights.notes, *fitting]
     if request.adapter is not None:
         adapter = read_adapter(request.adapter)
@@ -258,8 +258,9 @@ def load_built(request: ModelRequest) -> Model:
 
 @contextmanager
 def _naming_architecture(request: ModelRequest, other: str) -> Iterator[None]:
-    """Name in a refusal of weights the other architecture that their config.json gives; "" for
-    none.
+    """Name in a refusal of weights the other architecture that their config.json gives.
+
+    Returns "" for none.
     """
     try:
         yield
@@ -288,7 +289,7 @@ def _require_no_folder(source: ModelSource, name: str) -> None:
     )
 
 
-def _fitted(
+def _fit_weights(
     architecture: Architecture, state: dict[str, Tensor]
 ) -> tuple[Architecture, dict[str, Tensor], tuple[str, ...]]:
     """Return the architecture, without a classifier where the weights have none, and the weights by
@@ -347,8 +348,9 @@ def untrained(
     alias: str | None = None,
     overrides: Overrides | None = None,
 ) -> Model:
-    """Return a preset with seeded random weights, ready to train. Raises UnknownNameError for
-    another name.
+    """Return a preset with seeded random weights, ready to train.
+
+    Raises UnknownNameError for another name.
     """
     if name not in PRESETS:
         raise UnknownNameError("preset", name, PRESETS, hint="vitlens models")
@@ -356,8 +358,7 @@ def untrained(
     architecture = Architecture("preset", name, len(classes), image_size, overrides or {})
     with seeded(seed):
         module, preprocessing = build(architecture)
-    architecture = replace(
-        architecture, image_size=preprocessing.size
-    )  # recorded, in case the preset's changes
+    # recorded, as the preset's size may change
+    architecture = replace(architecture, image_size=preprocessing.size)
     provenance = Provenance(name, "training", None, versions())
     return assemble(module, architecture, preprocessing, classes, alias or name, provenance)

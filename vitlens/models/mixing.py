@@ -123,12 +123,8 @@ def _mixes_tokens(module: nn.Module, values: Arguments) -> bool:
                 return False
             if _reaches_others(before != after, corner):
                 return True
-    except (
-        RuntimeError,
-        TypeError,
-        ValueError,
-        IndexError,
-    ):  # a module that needs its surroundings
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        # a module that needs its surroundings
         return False
     return False
 

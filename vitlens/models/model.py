@@ -21,15 +21,12 @@ from vitlens.turns import turn
 
 if TYPE_CHECKING:
     from vitlens.lens.places import Places
-    from vitlens.models.anatomy import Told
+    from vitlens.models.anatomy import StructureHints
 
 
 ReadOutput = Callable[[Any], Tensor]  # from what a module returns to logits (batch, classes)
-_NAMES: Final = (
-    "logits",
-    "image_embeds",
-    "pooler_output",
-)  # of transformers' outputs, in order of preference
+# of transformers' outputs, in order of preference
+_NAMES: Final = ("logits", "image_embeds", "pooler_output")
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,7 @@ class Model(nn.Module):
         provenance: Provenance,
         architecture: Mapping[str, object],
         read_output: ReadOutput = mean_of_pair,
-        told: "Told | None" = None,
+        hints: "StructureHints | None" = None,
     ) -> None:
         super().__init__()
         self.module = module
@@ -87,10 +84,9 @@ class Model(nn.Module):
         self.provenance = provenance
         self.read_output = read_output
         # structure given by the user, of a module whose structure was read from forward passes
-        self.told = told
-        self.architecture = dict(
-            architecture
-        )  # the JSON of a rebuild.Architecture, from which it is built again
+        self.structure_hints = hints
+        # the JSON of a rebuild.Architecture, from which it is built again
+        self.architecture = dict(architecture)
         self.register_buffer(
             "mean", torch.tensor(preprocessing.mean).view(1, 3, 1, 1), persistent=False
         )
@@ -119,8 +115,9 @@ class Model(nn.Module):
 
     @property
     def layout(self) -> TokenLayout:
-        """Return the layout of its token sequence. Raises UnsupportedError for a model without one
-        token sequence.
+        """Return the layout of its token sequence.
+
+        Raises UnsupportedError for a model without one token sequence.
         """
         if self.anatomy.layout is None:
             reason = f": {self.anatomy.unread}" if self.anatomy.unread else "; see vitlens models"
@@ -182,10 +179,9 @@ class Model(nn.Module):
             return self.read_output(self.module(prepared))
 
     def supports(self, command: str) -> str | None:
-        """Return why this model does not support a command, and which commands it supports; None
-        where it does.
+        """Return why this model does not support a command, and which commands it supports.
 
-        Raises UnknownNameError for a command that takes no model.
+        Returns None where it does. Raises UnknownNameError for a command that takes no model.
         """
         reason: str | None = resolved(provided("why_unsupported"))(self, command)
         return reason
@@ -216,8 +212,10 @@ class Model(nn.Module):
 
 @contextmanager
 def trainable(model: Model) -> Iterator[Model]:
-    """Put the model in training mode with gradients for its parameters; both are restored on
-    exit."""
+    """Put the model in training mode with gradients for its parameters.
+
+    Both are restored on exit.
+    """
     with turn(model):
         flags = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
         modes = {name: module.training for name, module in model.named_modules()}
@@ -232,8 +230,9 @@ def trainable(model: Model) -> Iterator[Model]:
 
 
 def first_output(output: Any) -> Tensor:
-    """Return a tensor, the first of several, or an object's `logits`. Raises TypeError for anything
-    else.
+    """Return a tensor, the first of several, or an object's `logits`.
+
+    Raises TypeError for anything else.
     """
     for name in _NAMES:
         value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)

@@ -19,13 +19,8 @@ from vitlens.typed import is_name
 
 RANDOM = "random"  # instead of a weights file: random weights
 ALIAS_LENGTH = 80
-_USUAL = (
-    "build",
-    "main",
-    "model",
-    "get_model",
-    "make_model",
-)  # functions whose name says nothing of their model
+# functions whose name says nothing of their model
+_USUAL = ("build", "main", "model", "get_model", "make_model")
 _DERIVED_LENGTH = 60  # of an alias derived from a name, to which a number may be added
 ALIAS_RULE = (
     "letters, digits, '.', '_' and '-', beginning with a letter or digit, at most "
@@ -48,10 +43,10 @@ class ModelName:
 
 
 def parse_model(text: str) -> ModelName:
-    """Return the parts of `[alias=]NAME[@weights]`; without an alias, it is derived from the last
-    part of the name.
+    """Return the parts of `[alias=]NAME[@weights]`.
 
-    "=" and "@" in the name of an existing file or folder are part of it.
+    Without an alias, it is derived from the last part of the name. "=" and "@" in the name of
+    an existing file or folder are part of it.
     """
     typed, rest = _alias_of(text)
     name, weights = _weights_of(rest)

@@ -13,8 +13,9 @@ def tensors_in(output: Any) -> tuple[Tensor, ...]:
 
 
 def with_tensor(output: Any, index: int, tensor: Tensor) -> Any:
-    """Return the output with another tensor at an index of `tensors_in`; the output itself is not
-    changed.
+    """Return the output with another tensor at an index of `tensors_in`.
+
+    The output itself is not changed.
     """
     tensors = list(_tensors(output))
     tensors[index] = tensor
@@ -36,9 +37,8 @@ def _rebuilt(output: Any, tensors: Iterator[Tensor]) -> Any:
     if isinstance(output, Tensor):
         return next(tensors)
     if isinstance(output, Mapping):
-        changed: Any = copy.copy(
-            output
-        )  # the outputs of transformers set their attributes by their keys
+        # the outputs of transformers set their attributes by their keys
+        changed: Any = copy.copy(output)
         for key, value in output.items():
             changed[key] = _rebuilt(value, tensors)
         return changed

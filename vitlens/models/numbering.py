@@ -83,8 +83,9 @@ def no_layer(numbers: Sequence[int], number: int, alias: str, option: str = "a l
 
 
 def numbering_note(anatomy: "Anatomy") -> str:
-    """Return a note that names the layers with attention where some blocks have none; "" where all
-    have some.
+    """Return a note that names the layers with attention where some blocks have none.
+
+    Returns "" where all have some.
     """
     if not anatomy.without_attention:
         return ""

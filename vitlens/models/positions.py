@@ -27,10 +27,9 @@ def sines(places: Int[Tensor, " places"], dim: int) -> Float[Tensor, "places 2 h
 def fixed_positions(
     kind: str, *, grid: tuple[int, int], prefix: int, dim: int
 ) -> Float[Tensor, "1 placed dim"]:
-    """Return fixed position embeddings of a grid of patches, row by row; zeros for the prefix, as
-    in MAE.
+    """Return fixed position embeddings of a grid of patches, row by row.
 
-    grid: (rows, columns).
+    Returns zeros for the prefix, as in MAE. grid: (rows, columns).
 
     sine: PE(n, 2i) = sin(n / 10000^(2i/dim)) and PE(n, 2i+1) = cos(...) of the patch's number n
     (Vaswani 2017); sine-2d: half of the dimensions for the column, half for the row, each sines
@@ -42,16 +41,14 @@ def fixed_positions(
     rows, columns = grid
     numbers = torch.arange(rows * columns)
     if kind == "sine":
-        patches = (
-            sines(numbers, dim).transpose(1, 2).flatten(1)
-        )  # sine and cosine of one frequency side by side
+        # sine and cosine of one frequency side by side
+        patches = sines(numbers, dim).transpose(1, 2).flatten(1)
     else:
         of_column = sines(numbers % columns, dim // 2).flatten(1)
         of_row = sines(numbers // columns, dim // 2).flatten(1)
         patches = torch.cat((of_column, of_row), dim=1)
-    return torch.cat((torch.zeros(prefix, dim), patches.float()))[
-        None
-    ]  # (1, prefix + patches, dim)
+    # of shape (1, prefix + patches, dim)
+    return torch.cat((torch.zeros(prefix, dim), patches.float()))[None]
 
 
 def interpolate_positions(
@@ -69,9 +66,8 @@ def interpolate_positions(
     """
     if grid == to:
         return positions
-    patches = (
-        positions[:, prefix:].reshape(1, *grid, -1).permute(0, 3, 1, 2)
-    )  # (1, dim, rows, columns)
+    # of shape (1, dim, rows, columns)
+    patches = positions[:, prefix:].reshape(1, *grid, -1).permute(0, 3, 1, 2)
     # in float32: half precision has no antialiased kernel on the CPU
     resized = F.interpolate(
         patches.float(), size=to, mode="bicubic", antialias=True, align_corners=False

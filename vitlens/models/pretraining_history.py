@@ -131,9 +131,8 @@ def read_name(name: str) -> PretrainingHistory:
     """
     text = name.lower()
     tag = text.partition(".")[2]
-    before, _, after = text.partition(
-        "_ft_"
-    )  # between the data of pretraining and the labelled data after it
+    # _ft_ separates the data of pretraining from the labelled data of the fine-tuning
+    before, _, after = text.partition("_ft_")
     if tag.startswith("ft_"):
         before = text
         after = tag
@@ -155,11 +154,10 @@ def _data(text: str) -> str:
     return ", ".join(name for _, name in sorted(positions))
 
 
-def pretraining_of(model: Model, *, told: Objective | None = None) -> PretrainingHistory:
-    """Return the pretraining of a model: given by the user, else from its source, name and
-    configuration.
+def pretraining_of(model: Model, *, objective: Objective | None = None) -> PretrainingHistory:
+    """Return the pretraining of a model, from its source, name and configuration.
 
-    told: the user's objective, which replaces all others except "random weights". A weights file of
+    objective: given by the user; it replaces all others except "random weights". A weights file of
     the user's under a library's name is read by that name, and the result says so; the pretraining
     of a run folder is what its config.json says, "not known" without one.
     """
@@ -167,9 +165,9 @@ def pretraining_of(model: Model, *, told: Objective | None = None) -> Pretrainin
     if weights == "random":
         return PretrainingHistory("random weights", source="its weights")
     read = _read(model)
-    if told is not None:
-        if read.objective != told:
-            read = PretrainingHistory(told)
+    if objective is not None:
+        if read.objective != objective:
+            read = PretrainingHistory(objective)
         return replace(read, source="--objective")
     is_file = weights not in ("hub", "bundled", "training")
     if is_file and read.source == "its name":
@@ -177,7 +175,7 @@ def pretraining_of(model: Model, *, told: Objective | None = None) -> Pretrainin
     return read
 
 
-def told_objectives(texts: Sequence[str], aliases: Sequence[str]) -> Mapping[str, Objective]:
+def stated_objectives(texts: Sequence[str], aliases: Sequence[str]) -> Mapping[str, Objective]:
     """Return the objectives of `--objective ALIAS=OBJECTIVE` by alias.
 
     Raises InputError for another form, UnknownNameError for another objective or an alias of no
@@ -215,9 +213,8 @@ def _read(model: Model) -> PretrainingHistory:
         return _of_run(Path(name).parent)
     if isinstance(model.module, LanguageImage):
         model_type = _model_type(model) or "clip"
-        hub_name = (
-            short_name if from_hub or library == "open-clip" else ""
-        )  # a folder's name shows nothing
+        # a folder's name shows nothing
+        hub_name = short_name if from_hub or library == "open-clip" else ""
         return replace(read_name(f"{model_type} {hub_name}"), source="its text tower")
     if library == "timm":
         config = getattr(model.module, "pretrained_cfg", None)

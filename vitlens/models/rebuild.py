@@ -22,8 +22,9 @@ from vitlens.models.anatomy import read_anatomy
 from vitlens.models.configs import CLASSES
 from vitlens.models.cutting import UNCUT, add_means, cut_heads, output_projection
 from vitlens.models.fitting import load_strictly
-from vitlens.models.hooks import Arguments, is_changed, is_within_context, per_model, watching
+from vitlens.models.hooks import Arguments, is_changed, is_within_context, watching
 from vitlens.models.language_image import LanguageImage
+from vitlens.models.memo import per_model
 from vitlens.models.model import Model, Provenance, first_output, mean_of_pair, two_classes_of_pair
 from vitlens.models.numbering import no_layer
 from vitlens.models.requirement import requirement
@@ -37,7 +38,7 @@ from vitlens.typed import between, length, read_as
 from vitlens.version import __version__
 
 if TYPE_CHECKING:
-    from vitlens.models.anatomy import Told
+    from vitlens.models.anatomy import StructureHints
 
 Overrides = Mapping[str, int | float | bool | str | list[int]]
 _IMAGENET: Final = 1000  # its classes
@@ -45,7 +46,7 @@ _IMAGENET: Final = 1000  # its classes
 
 @dataclass(frozen=True)
 class Architecture:
-    """Everything that is needed to build the same model again, without its weights.
+    """The description from which the same model is built again, without its weights.
 
     kind: of the source; name: in the source's list; classes: of the head; image_size: (height,
     width) in pixels, None for the model's own; overrides: fields of a ViTConfig that differ from
@@ -69,8 +70,9 @@ class Architecture:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, object]) -> "Architecture":
-        """Return an architecture from the JSON of dataclasses.asdict. Raises ModelError for
-        anything else.
+        """Return an architecture from the JSON of dataclasses.asdict.
+
+        Raises ModelError for anything else.
         """
         return read_as(
             cls, dict(fields), source="an architecture written by vitlens", error=ModelError
@@ -91,9 +93,8 @@ def build(
     build_source = resolved(SOURCES[architecture.kind].build)
     pruned = architecture.pruned
     weights = state
-    if (
-        pruned and state is not None
-    ):  # libraries load whole models only: lost heads are random, and cut out again
+    # libraries load whole models only: lost heads are random, and cut out again
+    if pruned and state is not None:
         unpruned = build_source(architecture, state=None, pretrained=False)[0]
         prefixes = tuple(f"{name}." for name in pruned)
         weights = {key: value for key, value in state.items() if not key.startswith(prefixes)}
@@ -129,19 +130,19 @@ def assemble(
     alias: str,
     provenance: Provenance,
     *,
-    told: "Told | None" = None,
+    hints: "StructureHints | None" = None,
 ) -> Model:
     """Return a Model around a module, with the anatomy of its modules' attributes or of forward
     passes.
 
-    told: the structure given by the user or the model source; with it, the anatomy is read from
+    hints: the structure given by the user or the model source; with it, the anatomy is read from
     forward passes.
     """
-    told = told or getattr(module, "told", None)
-    if told is not None:
-        wrap = resolved("vitlens.models.wrap:wrapped")
+    hints = hints or getattr(module, "structure_hints", None)
+    if hints is not None:
+        wrap = resolved("vitlens.models.wrap:wrap_module")
         traced: Model = wrap(
-            module, architecture, preprocessing, classes, alias, provenance, told=told
+            module, architecture, preprocessing, classes, alias, provenance, hints=hints
         )
         return traced
     note = ""
@@ -173,15 +174,21 @@ def rebuilt(
     classes: tuple[str, ...] | None = None,
     preprocessing: Preprocessing | None = None,
 ) -> Model:
-    """Return a model around this module, on the device of `model`; its anatomy is read again in the
-    same way.
+    """Return a model around this module, on the device of `model`.
 
-    classes, preprocessing: those of `model` where not given.
+    Its anatomy is read again in the same way. classes, preprocessing: those of `model` where
+    not given.
     """
     classes = model.classes if classes is None else classes
     preprocessing = preprocessing or model.preprocessing
     new = assemble(
-        module, architecture, preprocessing, classes, model.alias, provenance, told=model.told
+        module,
+        architecture,
+        preprocessing,
+        classes,
+        model.alias,
+        provenance,
+        hints=model.structure_hints,
     )
     dtype = _parameter_dtype(module)
     new.mean = new.mean.to(dtype)
@@ -239,8 +246,9 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def default_classes(count: int) -> tuple[str, ...]:
-    """Return ImageNet's class names for 1000 logits, numbers for any other count; one logit counts
-    as two classes.
+    """Return ImageNet's class names for 1000 logits, numbers for any other count.
+
+    One logit counts as two classes.
     """
     if count == _IMAGENET:
         return imagenet_classes()
@@ -253,8 +261,10 @@ def numbered_classes(count: int) -> tuple[str, ...]:
 
 
 def both_classes(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of classes; for one logit with one name, both: its complement comes
-    first."""
+    """Return the names of classes.
+
+    For one logit with one name, both: its complement comes first.
+    """
     if len(names) != 1:
         return names
     if names == ("0",):
@@ -358,8 +368,9 @@ def _copy_of(model: Model) -> nn.Module:
 
 
 def _resize_positions(module: VisionTransformer, size: tuple[int, int]) -> str:
-    """Resize the position embeddings of our ViT to another image size; return a note for the
-    provenance.
+    """Resize the position embeddings of our ViT to another image size.
+
+    Return a note for the provenance.
     """
     height, width = module.config.image_size
     new_height, new_width = size
@@ -428,7 +439,7 @@ def classifiers(model: Model) -> tuple[str, ...]:
     logits; else the library's attributes or the names of its layers show it. Raises
     UnsupportedError for a model without such a layer.
     """
-    if model.told is not None:
+    if model.structure_hints is not None:
         return _observed_classifier(model)
     return named_classifiers(model.module)
 

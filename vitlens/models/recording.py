@@ -40,13 +40,8 @@ _PRODUCTS: Final = (
 )
 _NORMS: Final = (F.layer_norm, F.rms_norm, F.batch_norm, F.group_norm, F.instance_norm)
 _WEIGHTED: Final = (F.linear, F.conv1d, F.conv2d)
-_COLUMNWISE: Final = (
-    F.layer_norm,
-    F.rms_norm,
-    torch.mul,
-    Tensor.mul,
-    Tensor.__mul__,
-)  # a head keeps its columns
+# a head keeps its columns
+_COLUMNWISE: Final = (F.layer_norm, F.rms_norm, torch.mul, Tensor.mul, Tensor.__mul__)
 
 
 @dataclass(frozen=True)
@@ -90,10 +85,9 @@ class ModuleCall:
 
 @dataclass(frozen=True)
 class Trace:
-    """The calls of all modules of a model in one forward pass, in the order of their ends; the
-    model itself is "".
+    """The calls of all modules of a model in one forward pass, in the order of their ends.
 
-    logits: their shape.
+    The model itself is "". logits: their shape.
     """
 
     calls: tuple[ModuleCall, ...]
@@ -241,12 +235,10 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
         self.tokens = False
         self.elsewhere = ""
         self._products: dict[int, int] = {}  # the time of the last product of so many elements
-        self._scores: Any = (
-            WeakIdKeyDictionary()
-        )  # results of products before a softmax, while they live
-        self._mixing: Any = (
-            WeakIdKeyDictionary()
-        )  # results of softmax, and what was computed from them alone
+        # results of products before a softmax, while they live
+        self._scores: Any = WeakIdKeyDictionary()
+        # results of softmax, and what was computed from them alone
+        self._mixing: Any = WeakIdKeyDictionary()
         # modules without children, such as nn.Softmax
         self._plain = {
             name
@@ -351,9 +343,8 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
         if any(operand in self._mixing for operand in of_same_count):
             self._mixing[result] = True
         elif any(operand in self._scores for operand in of_same_count):
-            mixes_channels = (
-                func in _WEIGHTED and result.dim() != 4
-            )  # of scores, a layer of weights may mix the heads
+            # a layer of weights may mix the heads of scores
+            mixes_channels = func in _WEIGHTED and result.dim() != 4
             if func not in _NORMS and not mixes_channels:
                 self._scores[result] = True
 

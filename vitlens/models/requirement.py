@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from vitlens.errors import LensError, UnsupportedError
-from vitlens.models.hooks import Memo
+from vitlens.models.memo import Memo
 from vitlens.references import provided, resolved
 
 if TYPE_CHECKING:
@@ -76,10 +76,11 @@ def requirement(
 
 
 def checked_requirement(model: "Model", name: str) -> bool | None:
-    """Return True if a model meets a requirement, None where that has not been checked yet; nothing
-    is computed.
+    """Return True if a model meets a requirement, None where that has not been checked yet.
+
+    Nothing is computed.
     """
-    reason = _REASONS.known(model, name)
+    reason = _REASONS.peek(model, name)
     return None if reason is None else not reason
 
 

@@ -54,9 +54,8 @@ class CifarResNet(nn.Module):
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(64, classes)
         for module in self.modules():
-            if (
-                isinstance(module, nn.Conv2d) and not module.weight.is_meta
-            ):  # of which normal_ imports the compiler
+            # normal_ of a meta tensor imports the compiler
+            if isinstance(module, nn.Conv2d) and not module.weight.is_meta:
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Images) -> Logits:

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.models.anatomy import Anatomy, AttentionPart, Told, residual_blocks
+from vitlens.models.anatomy import Anatomy, AttentionPart, StructureHints, residual_blocks
 from vitlens.models.hooks import Arguments, Key, as_call, first_tensor, watching
 from vitlens.models.mixing import unread_attention
 from vitlens.models.numbering import with_blocks_without_attention, with_numbers
@@ -32,14 +32,16 @@ _NAMED: Final = 3  # most modules in a message
 _RESIDUAL: Final = 0.5
 
 
-def trace_anatomy(module: nn.Module, images: Tensor, logits_of: LogitsOf, told: Told) -> Anatomy:
+def trace_anatomy(
+    module: nn.Module, images: Tensor, logits_of: LogitsOf, hints: StructureHints
+) -> Anatomy:
     """Return the anatomy of a module.
 
     images: three of normalised noise, of its input size; logits_of: from the module's output to the
     logits. Raises UnsupportedError where the given structure does not hold, and for attention whose
     heads cannot be separated.
     """
-    return _Traced(module, images, logits_of, told).anatomy()
+    return _Traced(module, images, logits_of, hints).anatomy()
 
 
 class _Traced:
@@ -49,11 +51,13 @@ class _Traced:
     module is the innermost one that computes both the attention and its output projection.
     """
 
-    def __init__(self, module: nn.Module, images: Tensor, logits_of: LogitsOf, told: Told) -> None:
+    def __init__(
+        self, module: nn.Module, images: Tensor, logits_of: LogitsOf, hints: StructureHints
+    ) -> None:
         self.module = module
         self.images = images
         self.logits_of = logits_of
-        self.told = told
+        self.hints = hints
         self.name = type(module).__name__
         self.trace = record_attention(module, images)
         self.calls: dict[str, TracedAttention] = {}
@@ -74,7 +78,7 @@ class _Traced:
     def _attention_module(self, call: TracedAttention) -> str:
         """Return the innermost module that computes an attention call and its output projection."""
         if call.projection_stack:
-            return _shared(call.stack, call.projection_stack)[-1]
+            return _common_prefix(call.stack, call.projection_stack)[-1]
         for name in reversed(call.stack):
             # not a plain layer, such as nn.Softmax
             if not type(self.module.get_submodule(name)).__module__.startswith("torch"):
@@ -89,7 +93,7 @@ class _Traced:
         reason = self._not_one_after_another()
         if reason:
             return Anatomy(
-                "other", self._told_blocks(), attention=(), unread=reason, attends_unread=True
+                "other", self._hinted_blocks(), attention=(), unread=reason, attends_unread=True
             )
         blocks_of = {name: self._block(name) for name in self.calls}
         unread = unread_attention(self.module, blocks_of, self.images)
@@ -99,36 +103,36 @@ class _Traced:
                 names += f" and {len(unread) - _NAMED} more"
             reason = f"found none in {names}, where tokens are mixed in another way; {SEEN}"
             return Anatomy(
-                "other", self._told_blocks(), attention=(), unread=reason, attends_unread=True
+                "other", self._hinted_blocks(), attention=(), unread=reason, attends_unread=True
             )
         parts = tuple(
             replace(part, mlp=self._mlp(blocks_of[part.module], part.module)) for part in parts
         )
         blocks = tuple(dict.fromkeys(block for block in blocks_of.values() if block))
         tokens = TokenStructure(
-            self.module, self.images, self.logits_of, self.told, self.trace, self.calls
+            self.module, self.images, self.logits_of, self.hints, self.trace, self.calls
         )
         anatomy = tokens.added_to(Anatomy("other", blocks, attention=parts))
-        if self.told.blocks is None:
+        if self.hints.blocks is None:
             return with_blocks_without_attention(
                 self.module, anatomy, is_block=self._passes_input_through
             )
         without_attention = []
-        for block in self._told_blocks():
+        for block in self._hinted_blocks():
             if not any(name == block or name.startswith(f"{block}.") for name in self.calls):
                 without_attention.append(block)
         return with_numbers(
-            self.module, replace(anatomy, blocks=self._told_blocks()), tuple(without_attention)
+            self.module, replace(anatomy, blocks=self._hinted_blocks()), tuple(without_attention)
         )
 
     def _without_attention(self) -> Anatomy:
         elsewhere = self.trace.elsewhere or "none in a forward pass"
-        if self.told.heads is not None or self.told.grid is not None:
+        if self.hints.heads is not None or self.hints.grid is not None:
             raise UnsupportedError(
                 f"expected attention in {self.name}, as heads= or grid= says, found {elsewhere}; "
                 f"{SEEN}"
             )
-        blocks = self._told_blocks() or tuple(residual_blocks(self.module))
+        blocks = self._hinted_blocks() or tuple(residual_blocks(self.module))
         if (
             any(isinstance(part, nn.Conv2d) for part in self.module.modules())
             and not self.trace.tokens
@@ -145,7 +149,7 @@ class _Traced:
         Raises UnsupportedError where the number of heads is not the one given.
         """
         heads = call.heads
-        expected = self.told.heads
+        expected = self.hints.heads
         if expected is not None and expected != heads:
             raise UnsupportedError(
                 f"expected {expected} heads in {name}, as heads={expected} says, found {heads}"
@@ -246,9 +250,8 @@ class _Traced:
         calls = self.trace.by_module.get(name, ())
         if len(calls) != 1 or calls[0].stream is None:
             return False
-        if name == attention and not self._linear_after(
-            calls[0]
-        ):  # only attention: its output is a branch
+        # the output of a module of attention without a projection is a branch
+        if name == attention and not self._linear_after(calls[0]):
             return False
         return self._keeps_stream(name, calls[0].stream, calls[0].values)
 
@@ -278,12 +281,8 @@ class _Traced:
         try:
             with evaluating(block), torch.no_grad(), _LinearAtZero():
                 output = first_tensor(block(*args, **kwargs))
-        except (
-            RuntimeError,
-            TypeError,
-            ValueError,
-            IndexError,
-        ):  # a module that needs its surroundings
+        except (RuntimeError, TypeError, ValueError, IndexError):
+            # a module that needs its surroundings
             return False
         if output is None or output.shape != stream.shape:
             return False
@@ -320,7 +319,7 @@ class _Traced:
             return None
         shared = stacks[0]
         for stack in stacks[1:]:
-            shared = _shared(shared, stack)
+            shared = _common_prefix(shared, stack)
         name = shared[-1]
         if name in (block, attention):
             name = stacks[-1][-1]
@@ -332,13 +331,13 @@ class _Traced:
             return None
         return name
 
-    def _told_blocks(self) -> tuple[str, ...]:
+    def _hinted_blocks(self) -> tuple[str, ...]:
         """Return the blocks that the user named.
 
         Raises InputError for a name that no running module has.
         """
         names = dict(self.module.named_modules())
-        for name in self.told.blocks or ():
+        for name in self.hints.blocks or ():
             if name not in names:
                 raise InputError(
                     f"expected names of modules in blocks=, found {name!r}; {self.name} has "
@@ -357,7 +356,7 @@ class _Traced:
                     "pass to its output; name modules that add to the residual stream, or leave "
                     "blocks= out"
                 )
-        return self.told.blocks or ()
+        return self.hints.blocks or ()
 
 
 class _LinearAtZero(TorchFunctionMode):
@@ -378,7 +377,7 @@ class _LinearAtZero(TorchFunctionMode):
         return torch.zeros_like(result)
 
 
-def _shared(one: Stack, other: Stack) -> Stack:
+def _common_prefix(one: Stack, other: Stack) -> Stack:
     """Return the modules with which both stacks begin."""
     shared = []
     for name, other_name in zip(one, other):

@@ -26,9 +26,8 @@ from torchvision.ops import StochasticDepth  # noqa: E402
 
 Pair = tuple[int, int]
 Maps = Float[Tensor, "batch rows columns dim"]
-Windows = Float[
-    Tensor, "windows inside dim"
-]  # windows of all images; inside: the places of one, row by row
+# windows of all images; inside: the places of one, row by row
+Windows = Float[Tensor, "windows inside dim"]
 _TIMM: Final = (
     ("attn.relative_position_bias_table", "position_bias.bias_table"),
     ("head.fc.", "head."),
@@ -40,12 +39,10 @@ def window_partition(maps: Maps, window: Pair) -> Windows:
     columns, dim).
     """
     down, across = window
-    blocks = maps.unflatten(1, (-1, down)).unflatten(
-        3, (-1, across)
-    )  # (batch, count, down, count, across, dim)
-    windows: Tensor = (
-        blocks.transpose(2, 3).flatten(3, 4).flatten(0, 2)
-    )  # (batch x count, down x across, dim)
+    # of shape (batch, count, down, count, across, dim)
+    blocks = maps.unflatten(1, (-1, down)).unflatten(3, (-1, across))
+    # (batch x count, down x across, dim)
+    windows: Tensor = blocks.transpose(2, 3).flatten(3, 4).flatten(0, 2)
     return windows
 
 
@@ -79,13 +76,12 @@ def window_shift(size: Pair, window: Pair, shift: Pair) -> Pair:
 def window_mask(
     size: Pair, window: Pair, shift: Pair
 ) -> Bool[Tensor, "count inside inside"] | None:
-    """Return which places of each window may attend to which (True = take part); None where all may
-    attend to all.
+    """Return which places of each window may attend to which (True = take part).
 
-    size: (rows, columns) of the map before padding; shift: as applied. The map is padded and rolled
-    by the shift, so a window at the end also holds patches from the start of the map, on the far
-    side of the image: they are kept apart, and so is padding, which attends only to itself, as a
-    row without any key has no softmax.
+    Returns None where all may attend to all. size: (rows, columns) of the map before padding;
+    shift: as applied. The map is padded and rolled by the shift, so a window at the end also holds
+    patches from the start of the map, on the far side of the image: they are kept apart, and so is
+    padding, which attends only to itself, as a row without any key has no softmax.
     """
     rows, columns = padded_size(size, window)
     if shift == (0, 0) and size == (rows, columns):
@@ -192,9 +188,8 @@ class SwinBlock(nn.Module):
         bias: Tensor = self.position_bias()  # (heads, inside, inside)
         if allowed is None:
             return bias[None]  # the same for all windows
-        masked = bias.masked_fill(
-            ~allowed[:, None].to(bias.device), -torch.inf
-        )  # (count, heads, inside, inside)
+        # of shape (count, heads, inside, inside)
+        masked = bias.masked_fill(~allowed[:, None].to(bias.device), -torch.inf)
         return masked.repeat(batch, 1, 1, 1)
 
 
@@ -242,8 +237,9 @@ class SwinStage(nn.Module):
 
 
 class PatchMap(nn.Module):
-    """Cuts an image into patches and maps each to a vector, normalised; an incomplete patch is
-    padded with zeros.
+    """Cuts an image into patches and maps each to a vector, normalised.
+
+    An incomplete patch is padded with zeros.
     """
 
     def __init__(self, patch_size: Pair, dim: int) -> None:
@@ -296,8 +292,9 @@ class SwinTransformer(nn.Module):
 
 
 def padding_note(config: SwinConfig, image_size: Pair) -> str:
-    """Return which maps are padded to whole windows, for images of (height, width); "" where none
-    is.
+    """Return which maps are padded to whole windows, for images of (height, width).
+
+    Returns "" where none is.
     """
     changes = []
     for stage, size in enumerate(config.maps(image_size)):
@@ -313,8 +310,9 @@ def padding_note(config: SwinConfig, image_size: Pair) -> str:
 
 
 def from_timm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights with timm's names replaced by those of `SwinTransformer`; other names
-    stay.
+    """Return the weights with timm's names replaced by those of `SwinTransformer`.
+
+    Other names stay.
     """
     renamed = {}
     for name, value in state.items():

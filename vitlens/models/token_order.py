@@ -36,9 +36,8 @@ _MOST_PREFIX: Final = 5  # special tokens that depend on the image
 _PATCHES_CHANGED: Final = 3  # whose effect on the logits is compared with that of a special token
 _SAY: Final = "say grid=(rows, columns) and prefix=('cls', ...)"
 _REORDER: Final = "put them row by row in forward, before the first block"
-_RUN: Final[ContextVar[object]] = ContextVar(
-    "run", default=None
-)  # the innermost `reordered` context
+# the innermost `reordered` context
+_RUN: Final[ContextVar[object]] = ContextVar("run", default=None)
 LogitsOf = Callable[[Any], Tensor]  # from what a module returns to the logits
 
 
@@ -233,8 +232,9 @@ def keeps_logits(
 def gradient_at(
     module: nn.Module, attention: str, images: Tensor, logits_of: LogitsOf
 ) -> Tensor | None:
-    """Return the gradient of a random mix of the logits at an attention module's output; None
-    without a graph.
+    """Return the gradient of a random mix of the logits at an attention module's output.
+
+    Returns None without a graph.
     """
     leaves: list[Tensor] = []
 
@@ -265,7 +265,7 @@ def gradient_at(
 
 @dataclass(frozen=True)
 class TokensRead:
-    """What the classifier reads of the last layer's tokens.
+    """The tokens of the last layer that the classifier reads.
 
     special: the special tokens that it reads otherwise than the patches; patches: whether it reads
     patches.
@@ -278,11 +278,11 @@ class TokensRead:
 def tokens_read(
     module: nn.Module, attention: str, images: Tensor, logits_of: LogitsOf, special: int
 ) -> TokensRead | None:
-    """Return what the classifier reads of the output of an attention module; None where nothing
-    shows it.
+    """Return what the classifier reads of the output of an attention module.
 
-    special: the number of special tokens, which are the first ones. A classifier of the mean or the
-    maximum of all tokens reads the special ones as it reads the patches.
+    Returns None where nothing shows it. special: the number of special tokens, which are the first
+    ones. A classifier of the mean or the maximum of all tokens reads the special ones as it
+    reads the patches.
     """
     strengths = _strengths(gradient_at(module, attention, images, logits_of))
     if strengths is None or not strengths.any():
@@ -291,9 +291,8 @@ def tokens_read(
         return None
     patches = strengths[special:]
     of_patch = patches[patches > 0]
-    least = (
-        of_patch.median() * len(of_patch) ** 0.5 if len(of_patch) else 0.0
-    )  # between a mean's share and a token's
+    # a threshold between a mean's share and a token's
+    least = of_patch.median() * len(of_patch) ** 0.5 if len(of_patch) else 0.0
     read = (strengths[:special] > least).nonzero().flatten().tolist()
     return TokensRead(tuple(read), len(of_patch) > 0)
 

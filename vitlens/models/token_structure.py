@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from vitlens.errors import UnsupportedError
-from vitlens.models.anatomy import Anatomy, Told, has_named_cls, has_windows, named_prefix
+from vitlens.models.anatomy import Anatomy, StructureHints, has_named_cls, has_windows, named_prefix
 from vitlens.models.bands import Grid
 from vitlens.models.recording import AttentionRecorder, TracedAttention
 from vitlens.models.token_order import (
@@ -32,14 +32,14 @@ from vitlens.shapes import PrefixKind, TokenLayout
 class TokenStructure:
     """The tokens of a module with attention.
 
-    images, logits_of, told: as of `trace_anatomy`; trace: of a forward pass of these images; calls:
-    the first attention call of each module that computes attention, in forward order.
+    images, logits_of, hints: as in `trace_anatomy`; trace: of a forward pass of these images;
+    calls: the first attention call of each module that computes attention, in forward order.
     """
 
     module: nn.Module
     images: Tensor
     logits_of: LogitsOf
-    told: Told
+    hints: StructureHints
     trace: AttentionRecorder
     calls: Mapping[str, TracedAttention]
 
@@ -141,8 +141,8 @@ class TokenStructure:
 
     def _prefix(self, order: TokenOrder, read: TokensRead | None) -> tuple[PrefixKind, ...]:
         """Return the kinds of the special tokens; read: what the classifier reads of them."""
-        if self.told.prefix is not None:
-            return self.told.prefix
+        if self.hints.prefix is not None:
+            return self.hints.prefix
         prefix = prefix_kinds(order.special, read)
         if "cls" in prefix:
             return prefix
@@ -159,7 +159,7 @@ class TokenStructure:
         Raises UnsupportedError where the given order is not the one read.
         """
         read = read_order(self.module, attention, self.images)
-        hints = self.told
+        hints = self.hints
         agrees = (
             read.grid is not None
             and hints.prefix is not None

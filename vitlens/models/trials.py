@@ -37,8 +37,9 @@ def zero_weights(module: nn.Module) -> tuple[nn.Parameter, ...]:
 
 @contextmanager
 def with_noise(zeros: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Put noise into some parameters inside; on exit their own memory is back, so that they count
-    as unchanged.
+    """Put noise into some parameters inside.
+
+    On exit their own memory is back, so that they count as unchanged.
     """
     originals = [parameter.data for parameter in zeros]
     generator = torch.Generator().manual_seed(0)

@@ -32,8 +32,9 @@ class PatchEmbedding(nn.Module):
         self.proj = nn.Conv2d(3, dim, kernel_size=patch_size, stride=patch_size)
 
     def grid(self, images: Images) -> tuple[int, int]:
-        """Return the patches (rows, columns) of these images. Raises InputError unless patches
-        cover them exactly.
+        """Return the patches (rows, columns) of these images.
+
+        Raises InputError unless patches cover them exactly.
         """
         height, width = images.shape[-2:]
         patch_height, patch_width = self.patch_size
@@ -150,9 +151,8 @@ class VisionTransformer(nn.Module):
         )
         # as in timm: CLS is taken from normalised tokens; the mean of the patches is normalised
         # after pooling
-        final = (
-            config.pooling if config.norm_first else None
-        )  # the last block of a post-norm model ends with a norm
+        # the last block of a post-norm model ends with a norm
+        final = config.pooling if config.norm_first else None
         self.norm = _norm(config) if final == "cls" else nn.Identity()
         self.fc_norm = _norm(config) if final == "mean" else nn.Identity()
         self.head = _head(config)
@@ -201,17 +201,15 @@ class VisionTransformer(nn.Module):
             for token in (self.cls_token, self.dist_token)
             if token is not None
         ]
-        placed = torch.cat(
-            [*prefix, patches], dim=1
-        )  # (batch, prefix without registers + patches, dim)
+        # (batch, prefix without registers + patches, dim)
+        placed = torch.cat([*prefix, patches], dim=1)
         if self.pos_embed is not None:
             placed = placed + self.positions(grid)
         if self.reg_token is not None:
             before = placed[:, : len(prefix)]
             after = placed[:, len(prefix) :]
-            placed = torch.cat(
-                (before, self.reg_token.expand(batch, -1, -1), after), dim=1
-            )  # (batch, tokens, dim)
+            # of shape (batch, tokens, dim)
+            placed = torch.cat((before, self.reg_token.expand(batch, -1, -1), after), dim=1)
         result: Tensor = self.pos_drop(placed)
         return result
 

@@ -17,9 +17,8 @@ from vitlens.errors import ModelError, argument, first_line
 from vitlens.models.library_folders import typed_name, weights_inside
 from vitlens.signatures import described, is_pickle, is_safetensors
 
-_AVERAGE = re.compile(
-    r"(^|_)(ema|swa|averaged?|shadow)(_|$)", re.IGNORECASE
-)  # in the key of averaged weights
+# in the key of averaged weights
+_AVERAGE = re.compile(r"(^|_)(ema|swa|averaged?|shadow)(_|$)", re.IGNORECASE)
 _WHOLE = (
     "state_dict",
     "model_state_dict",
@@ -34,14 +33,10 @@ _WHOLE = (
 )
 _PARTS = ("backbone", "encoder", "params", "weights")
 _WRAPPERS = (*_WHOLE, *_PARTS)
-_OF_TRAINING = re.compile(
-    r"optim|sched|scaler|amp|rng|momentum|queue|callback", re.IGNORECASE
-)  # keys without weights
-_INFIXES = (
-    "_orig_mod.",
-    "_checkpoint_wrapped_module.",
-    "_fsdp_wrapped_module.",
-)  # wrappers of blocks
+# keys without weights
+_OF_TRAINING = re.compile(r"optim|sched|scaler|amp|rng|momentum|queue|callback", re.IGNORECASE)
+# wrappers of blocks
+_INFIXES = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 _PREFIXES = ("module.", "model.", "ema.", "backbone.")
 _NESTED = 8  # nested wrappers, and prefixes one after the other
 _SHOWN = 3  # names and entries in a message
@@ -100,7 +95,7 @@ def read_weights(path: Path) -> Weights:
             ) from error
     else:
         stored = _load_plainly(path)
-    state, notes = _unwrapped(stored, path)
+    state, notes = _unwrap(stored, path)
     _require_plain(state, path)
     require_finite(state, path)
     return Weights(state, metadata, notes)
@@ -246,7 +241,7 @@ class Ignored:
         """Keep nothing."""
 
 
-def _unwrapped(stored: object, path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+def _unwrap(stored: object, path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Return the tensors without the usual wrappers and prefixes, and notes of what was removed."""
     notes: list[str] = []
     while isinstance(stored, Mapping) and len(notes) < _NESTED:
@@ -257,7 +252,7 @@ def _unwrapped(stored: object, path: Path) -> tuple[dict[str, Tensor], tuple[str
         note = f"took the weights from {wrapper[:80]!r}"
         other_keys = [key for key in keys if key != wrapper]
         if other_keys:
-            note += f", not {listed(other_keys)}"
+            note += f", not {list_names(other_keys)}"
         notes.append(note)
         stored = stored[wrapper]
     if (
@@ -409,7 +404,7 @@ def require_finite(state: Mapping[str, Tensor], path: Path) -> None:
             )
 
 
-def listed(names: Sequence[str]) -> str:
+def list_names(names: Sequence[str]) -> str:
     """Return the first names of tensors or entries, as text."""
     text = ", ".join(repr(name[:80]) for name in names[:_SHOWN])
     if len(names) > _SHOWN:

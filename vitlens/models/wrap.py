@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, ModelError, UnsupportedError, VitlensError, lacks_memory
-from vitlens.models.anatomy import Told, is_headless
+from vitlens.models.anatomy import StructureHints, is_headless
 from vitlens.models.hooks import Arguments, watching
 from vitlens.models.inputs import why_no_images
 from vitlens.models.model import Model, Provenance, ReadOutput, first_output, two_classes
@@ -30,10 +30,8 @@ from vitlens.typed import read_as
 Triple = tuple[float, float, float]
 # the kind of the architecture of a module that vitlens cannot build again
 WRAPPED: Final = "wrapped"
-OBSERVABLE: Final = (
-    "eager",
-    "sdpa",
-)  # transformers' names of the implementations whose softmax torch computes itself
+# transformers' names of the implementations whose softmax torch computes itself
+OBSERVABLE: Final = ("eager", "sdpa")
 _TOLERANCE: Final = 1e-3  # of the largest logit
 _PROBABILITIES: Final = {
     torch.softmax: "softmax",
@@ -100,7 +98,7 @@ def wrap(
     require_side_lengths(size)
     structure = {"blocks": blocks, "heads": heads, "prefix": prefix, "grid": grid}
     try:
-        told = read_as(Told, structure, source="wrap")
+        hints = read_as(StructureHints, structure, source="wrap")
     except InputError as reason:
         arguments = ", ".join(
             f"{name}={value!r}" for name, value in structure.items() if value is not None
@@ -112,7 +110,7 @@ def wrap(
             "grid=(14, 14), heads=3"
         ) from reason
     name = alias or type(module).__name__
-    return wrapped(
+    return wrap_module(
         module,
         {
             "kind": WRAPPED,
@@ -123,7 +121,7 @@ def wrap(
         None if classes is None else tuple(classes),
         name,
         Provenance(name, "given", None, versions()),
-        told=told,
+        hints=hints,
     )
 
 
@@ -138,7 +136,7 @@ def _require_numbers(name: str, values: object, count: int, *, example: str) -> 
     raise InputError(f"expected {name} as {count} numbers, found {values!r}; e.g. {name}={example}")
 
 
-def wrapped(
+def wrap_module(
     module: nn.Module,
     architecture: Architecture | Mapping[str, object],
     preprocessing: Preprocessing,
@@ -146,7 +144,7 @@ def wrapped(
     alias: str,
     provenance: Provenance,
     *,
-    told: Told | None = None,
+    hints: StructureHints | None = None,
 ) -> Model:
     """Return a Model whose anatomy is read from forward passes.
 
@@ -155,7 +153,7 @@ def wrapped(
     Raises what `wrap` raises.
     """
     device, dtype = _readable(module)
-    told = told or Told()
+    hints = hints or StructureHints()
     with (  # neither autocast nor inference mode is in force; random states are restored on exit
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
         torch.inference_mode(mode=False),
@@ -187,7 +185,7 @@ def wrapped(
             raise InputError(
                 f"expected {count} class names for {alias}, found {len(classes)}; it has {logits}"
             )
-        anatomy = trace_anatomy(module, noise, read_output, told)
+        anatomy = trace_anatomy(module, noise, read_output, hints)
         note = numbering_note(anatomy)
         if note:
             provenance = replace(provenance, notes=(*provenance.notes, note))
@@ -202,7 +200,7 @@ def wrapped(
             if isinstance(architecture, Architecture)
             else architecture,
             read_output=read_output,
-            told=told,
+            hints=hints,
         )
         model.mean = model.mean.to(device, dtype)
         model.std = model.std.to(device, dtype)
@@ -319,8 +317,9 @@ def _is_quantized(part: nn.Module) -> bool:
 
 
 def _has_compiled_forward(module: nn.Module) -> bool:
-    """Return True where torch.compile decorates the forward; `module.compile()` leaves the forward
-    as it is.
+    """Return True where torch.compile decorates the forward.
+
+    `module.compile()` leaves the forward as it is.
     """
     forward = getattr(module, "forward", None)
     is_wrapped = getattr(forward, "_torchdynamo_orig_callable", None) is not None
@@ -395,8 +394,9 @@ def _output_form(module: nn.Module, images: Tensor) -> tuple[ReadOutput, int, bo
 
 
 def _logits(module: nn.Module, images: Tensor) -> Tensor:
-    """Return the logits of the module's output. Raises ModelError where it fails, or where there
-    are none.
+    """Return the logits of the module's output.
+
+    Raises ModelError where it fails, or where there are none.
     """
     name = type(module).__name__
     several = len(images) > 1
@@ -448,9 +448,8 @@ def _buffers_kept(module: nn.Module) -> Iterator[None]:
     finally:
         for name, value in before.items():
             now = module.get_buffer(name)
-            if now.shape != value.shape or not bool(
-                ((now == value) | (value != value)).all()
-            ):  # NaN is not itself
+            # NaN is not itself
+            if now.shape != value.shape or not bool(((now == value) | (value != value)).all()):
                 changed.append(name)
                 owner, _, attribute = name.rpartition(".")
                 module.get_submodule(owner)._buffers[attribute] = value

@@ -155,7 +155,7 @@ def unjudged(
     return Claim(question, subject, verdict=Verdict(state, because, limit))
 
 
-def together(claims: Iterable[Claim]) -> Verdict | None:
+def overall_verdict(claims: Iterable[Claim]) -> Verdict | None:
     """Return the most urgent verdict of several claims.
 
     Its reason names the subjects that it concerns; where a failure or warning concerns all of
@@ -214,7 +214,7 @@ def verdict_rows(claims: Iterable[Claim]) -> list[dict[str, str]]:
     return rows
 
 
-def vetoed(claims: Iterable[Claim]) -> tuple[Claim, ...]:
+def veto_doubted(claims: Iterable[Claim]) -> tuple[Claim, ...]:
     """Remove the sentence and the title of claims that rest on a measurement in doubt.
 
     A claim doubted by the verdict of another is no answer any more: that verdict speaks in its
@@ -239,7 +239,7 @@ def doubted_measurements(claims: Iterable[Claim]) -> set[tuple[str, str]]:
     return measurements
 
 
-def shown(claims: Iterable[Claim], most: int = 5) -> tuple[Claim, ...]:
+def first_page_claims(claims: Iterable[Claim], most: int = 5) -> tuple[Claim, ...]:
     """Return the claims of the first page: the answers in their order, then what fails, then the
     clearest.
     """
@@ -258,7 +258,7 @@ def shown(claims: Iterable[Claim], most: int = 5) -> tuple[Claim, ...]:
 
 def title_of(claims: Sequence[Claim], otherwise: str) -> str:
     """Return the title of the first claim of the first page that has one."""
-    for claim in shown(claims, len(claims)):
+    for claim in first_page_claims(claims, len(claims)):
         if claim.title:
             return claim.title
     return otherwise

@@ -14,11 +14,8 @@ from vitlens.uncertainty import LEVEL, Estimate, Side, beyond, holm
 
 AUC: Final = "AUC"  # unit of a probability for which 0.5 is chance
 _NO_AUC: Final = (0.45, 0.55)  # between them errors and correct predictions hardly differ
-_POINTS: Final = {
-    "points": 1.0,
-    "fraction": 100.0,
-    AUC: 100.0,
-}  # of a unit on the common scale; others have none
+# of a unit on the common scale; others have none
+_POINTS: Final = {"points": 1.0, "fraction": 100.0, AUC: 100.0}
 
 
 def size_of(claim: Claim) -> float | None:

@@ -12,8 +12,9 @@ from typing import Any, Final
 
 @dataclass(frozen=True)
 class Term:
-    """A term of the field. sentence: its definition, without a full stop; also: its other
-    spellings.
+    """A term of the field.
+
+    sentence: its definition, without a full stop; also: its other spellings.
     """
 
     name: str

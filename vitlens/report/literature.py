@@ -19,8 +19,9 @@ _CITATION: Final = re.compile(
 
 @dataclass(frozen=True)
 class Work:
-    """A publication. authors: in full, "others" last where there are more; arxiv: its number, ""
-    for none.
+    """A publication.
+
+    authors: in full, "others" last where there are more; arxiv: its number, "" for none.
     """
 
     authors: tuple[str, ...]
@@ -82,4 +83,4 @@ def citations(text: str) -> Iterator[tuple[str, str]]:
     """Yield the keys of the works that a text cites: "Abnar & Zuidema 2020", "Chefer et al.
     (2021)".
     """
-    yield from ((found[1], found[2]) for found in _CITATION.finditer(text))
+    yield from ((match[1], match[2]) for match in _CITATION.finditer(text))

@@ -17,12 +17,8 @@ from vitlens.report.escape import as_code
 from vitlens.report.prose import Marked
 
 _FAILING: Final = ("warn", "fail")
-_PREDICTED: Final = (
-    "ablate",
-    "attack",
-    "audit",
-    "stats",
-)  # commands that take images without labels by --predicted
+# commands that take images without labels by --predicted
+_PREDICTED: Final = ("ablate", "attack", "audit", "stats")
 _UNLABELLED: Final = ("explain", "profile", "rollout", "attention")  # commands that need no labels
 
 
@@ -196,10 +192,9 @@ def needs_a_next_step(claim: Claim) -> bool:
 
 
 def next_step(claim: Claim, config: Config) -> str:
-    """Return the hypothesis that a claim leads to and the command that tests it, as one sentence;
-    "" for none.
+    """Return the hypothesis that a claim leads to and the command that tests it, as one sentence.
 
-    Without labelled images no command is given that needs them.
+    Returns "" for none. Without labelled images no command is given that needs them.
     """
     entry = NEXT_STEPS.get(claim.question) or NEXT_STEPS.get(_family(claim.question))
     if entry is None:
@@ -208,8 +203,9 @@ def next_step(claim: Claim, config: Config) -> str:
 
 
 def words_of(entry: NextStep, subject: str, config: Config) -> str:
-    """Return a hypothesis and the command that tests it, as one sentence; "" where it cannot be run
-    on the images.
+    """Return a hypothesis and the command that tests it, as one sentence.
+
+    Returns "" where it cannot be run on the images.
     """
     command = command_of(entry, subject, config)
     if not command:
@@ -228,8 +224,9 @@ def _family(question: str) -> str:
 
 
 def command_of(entry: NextStep, subject: str, config: Config) -> str:
-    """Return the command line of a next step for the models and images of a run; "" where it cannot
-    be run on them.
+    """Return the command line of a next step for the models and images of a run.
+
+    Returns "" where it cannot be run on them.
     """
     word = entry.command.split()[1]
     images = _images(word, config.options)
@@ -268,8 +265,10 @@ def _as_short(typed: str) -> str:
 
 
 def _images(word: str, options: Mapping[str, Any]) -> list[str] | None:
-    """Return the options that give a command the images of a run; None where it cannot take
-    them."""
+    """Return the options that give a command the images of a run.
+
+    Returns None where it cannot take them.
+    """
     if options.get("data"):
         return ["--data", str(options["data"])]
     images = list(map(str, options.get("images") or ()))

@@ -9,10 +9,8 @@ from vitlens.uncertainty import Estimate
 
 _LONG: Final = 100  # seconds from which a time is said in minutes
 _ROUNDS_TO_1000: Final = 999.5  # with three significant digits
-COUNTED: Final = {
-    "bytes": "B",
-    "FLOPs": "FLOPs",
-}  # units of large counts, which are shown with a prefix
+# units of large counts, which are shown with a prefix
+COUNTED: Final = {"bytes": "B", "FLOPs": "FLOPs"}
 
 
 def in_words(cell: Cell, *, with_n: bool = True) -> str:

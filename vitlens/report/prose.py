@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from jinja2 import Environment, StrictUndefined, Template
 
-from vitlens.display import protected, shortened, visible
+from vitlens.display import protected, shorten, visible
 from vitlens.report.numbers import frequency, in_ranges, in_words, number, percent
 from vitlens.uncertainty import LEVEL, Estimate, Side, beyond, in_points
 
@@ -44,7 +44,7 @@ def finalize(value: Any) -> str:
         return value
     if value is None or isinstance(value, Estimate | int | float):
         return in_words(value)
-    return protected(shortened(visible(str(value))))
+    return protected(shorten(visible(str(value))))
 
 
 def names(values: Iterable[Any], most: int = NAMED) -> Marked:
@@ -91,10 +91,9 @@ def _by_count(singular: str, plural: str) -> Callable[[Sized | int], str]:
 
 
 def borderline(difference: Estimate, p: float) -> Marked:
-    """Return a remark in parentheses where an interval and a test of the same difference disagree;
-    "" where they agree.
+    """Return a remark in parentheses where an interval and a test of the same difference disagree.
 
-    p: of an exact test, or after a correction, whose answer holds.
+    Returns "" where they agree. p: of an exact test, or after a correction, whose answer holds.
     """
     excludes_zero = beyond(difference, 0.0) is not Side.UNDECIDED
     if difference.low is None or excludes_zero == (p <= LEVEL):

@@ -23,15 +23,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from jinja2 import meta
 
 from vitlens.display import protected, visible
-from vitlens.record import Column, Record, SkippedEntry, columns
+from vitlens.record import Column, Record, columns
 from vitlens.report import document as page
-from vitlens.report.claims import Claim, shown, title_of, together, vetoed
+from vitlens.report.claims import Claim, first_page_claims, overall_verdict, title_of, veto_doubted
 from vitlens.report.document import Cell, Document, FigureSpec, FirstPage, Sentence, Table
 from vitlens.report.explorer import Explorer
 from vitlens.report.glossary import Term
 from vitlens.report.help import help_of
 from vitlens.report.next_steps import needs_a_next_step, next_step
 from vitlens.report.numbers import COUNTED
+from vitlens.report.preface import image_sentences
 from vitlens.report.prose import Marked, environment, finalize, say
 from vitlens.report.verdicts import ORDER
 from vitlens.uncertainty import Estimate, in_points
@@ -39,14 +40,12 @@ from vitlens.uncertainty import Estimate, in_points
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Rows: TypeAlias = (
-    str | Callable[[Any], Iterable[Any]]
-)  # the table of the record, or a function of the record
-Words: TypeAlias = str | Callable[[Any], str]
+# the table of the record, or a function of the record
+Rows: TypeAlias = str | Callable[[Any], Iterable[Any]]
+Template: TypeAlias = str | Callable[[Any], str]
 ROWS: Final = 8  # of a table in the body
 SAID: Final = 3  # sentences of a section
 _UNKNOWN: Final = 5  # sentences on the first page about what is not known
-_SKIPPED: Final = 10  # files left out whose reason is printed
 
 
 def _nothing(_: Any) -> Iterator[Any]:
@@ -94,8 +93,8 @@ class Section:
 
     question: str
     rows: Rows
-    opening: Words = ""
-    says: Words = ""
+    opening: Template = ""
+    says: Template = ""
     otherwise: str = ""
     columns: tuple[str, ...] = ()
     order: Callable[[Any], Any] | None = None
@@ -177,8 +176,8 @@ class Report:
         """Return the whole report of a record."""
         claims = self.register(record)
         picture = self._picture(record)
-        answers = shown(claims)
-        terms = tuple(dict.fromkeys(_terms(self._declared(), record)))
+        answers = first_page_claims(claims)
+        terms = tuple(dict.fromkeys(_terms(self._declared_parts(), record)))
         definitions = [(term.name, term.sentence) for term in terms]
         definitions += self.definitions(record)
         package = self.package or type(record).__module__.rpartition(".")[0]
@@ -186,17 +185,19 @@ class Report:
             answer=tuple(_without_repeated_leads(answers)),
             picture=picture,
             glance=self._glance_table(record, claims),
-            unknown=_as_sentences((*self._untrained(record), *self.unknown(record)))[:_UNKNOWN],
+            unknown=_as_sentences((*self._untrained_notes(record), *self.unknown(record)))[
+                :_UNKNOWN
+            ],
             next=_to_test(answers, most=2),
             known_answer=_as_sentences(self.known_answer(record)),
         )
-        title = say(self.title, record=record, title=Marked(_protected(record.config.title)))
-        images = " ".join(_images(record))
+        title = say(self.title, record=record, title=Marked(_protect(record.config.title)))
+        images = " ".join(image_sentences(record))
         return Document(
             title=title_of(claims, title),
             sections=tuple(self._parts(record, claims, picture)),
             first=first,
-            folded=(*self._differing(record), *_help(package, definitions)),
+            folded=(*self._reconciling_part(record), *_help(package, definitions)),
             explorer=self.explorer(record) if self.explorer else None,
             terms=terms,
             claims=claims,
@@ -205,9 +206,9 @@ class Report:
 
     def register(self, record: Any) -> tuple[Claim, ...]:
         """Return all claims of a record, those that fail or surprise with what to test next."""
-        return _with_next_steps(vetoed(self.claims(record)), record)
+        return _with_next_steps(veto_doubted(self.claims(record)), record)
 
-    def _untrained(self, record: Any) -> Iterator[str]:
+    def _untrained_notes(self, record: Any) -> Iterator[str]:
         """Yield which models have random weights, where that limits what the report shows."""
         names = [model.alias for model in record.config.models if model.weights == "random"]
         if names and self.about_weights:
@@ -217,7 +218,7 @@ class Report:
                 names=names,
             )
 
-    def _declared(self) -> list[Section | Overview]:
+    def _declared_parts(self) -> list[Section | Overview]:
         """Return the parts whose columns are declared here, not taken from a chapter."""
         parts: list[Section | Overview] = []
         for section in self.sections:
@@ -232,10 +233,10 @@ class Report:
     ) -> Iterator[page.Section]:
         """Yield the sections in order, without the figure that the first page shows."""
         for section in self.sections:
-            for part in _finished(section, record, claims):
+            for part in _finished_sections(section, record, claims):
                 yield part if picture is None else _without_figure(part, picture.name)
 
-    def _differing(self, record: Any) -> Iterator[page.Section]:
+    def _reconciling_part(self, record: Any) -> Iterator[page.Section]:
         """Yield a folded part on what the parts of the report say differently."""
         sentences = _as_sentences(self.reconciles(record))
         if sentences:
@@ -253,7 +254,7 @@ class Report:
             return self.glance(record)
         if isinstance(self.glance, Overview):
             return _overview(self.glance, record)
-        return _glanced(self.glance, record, claims)
+        return _metrics_table(self.glance, record, claims)
 
 
 def _without_repeated_leads(claims: Iterable[Claim]) -> Iterator[Sentence]:
@@ -304,33 +305,7 @@ def _without_figure(part: page.Section, name: str) -> page.Section:
     return replace(part, figures=tuple(figure for figure in part.figures if figure.name != name))
 
 
-def _images(record: Record) -> Iterator[str]:
-    """Yield how many images of which data set, how they were processed, which were left out."""
-    data = record.config.data
-    if data is None:
-        return
-    noun = "image" if data.images == 1 else "images"
-    if data.title == "images":  # files of no data set
-        yield f"{data.images:,} {noun}."
-    else:
-        yield f"{data.images:,} {noun} of {finalize(data.title)}."
-    for note in data.notes:
-        text = _protected(note)
-        yield f"{text[:1].upper()}{text[1:].rstrip('.')}."
-    if data.skipped:
-        yield _skipped_images(data.skipped)
-
-
-def _skipped_images(skipped: Sequence[SkippedEntry]) -> str:
-    """Return a sentence that counts the files left out and gives reasons for the first of them."""
-    reasons = [f"{finalize(file.file)}: {_protected(file.reason)}" for file in skipped[:_SKIPPED]]
-    if len(skipped) > _SKIPPED:
-        reasons.append(f"and {len(skipped) - _SKIPPED} more in config.json")
-    were = "image was" if len(skipped) == 1 else "images were"
-    return f"{len(skipped)} {were} left out ({'; '.join(reasons)})."
-
-
-def _protected(text: str) -> str:
+def _protect(text: str) -> str:
     return protected(visible(text))
 
 
@@ -342,7 +317,7 @@ def rows_of(rows: Rows, record: Any) -> Sequence[Any]:
     return tuple(rows(record))
 
 
-def _finished(
+def _finished_sections(
     section: Section | Callable[[Any], Iterator[page.Section]], record: Any, claims: Sequence[Claim]
 ) -> Iterator[page.Section]:
     """Yield a declared section filled by the record, or the parts that a function takes from
@@ -380,7 +355,7 @@ def build_section(
         tuple(figures),
         panels=tuple(section.panels(record)),
         step=section.step,
-        status=together(claims_about),
+        status=overall_verdict(claims_about),
         next=_to_test(claims_about, most=1),
     )
 
@@ -401,7 +376,7 @@ def _sentences(section: Section, rows: Sequence[Any], record: Any) -> Iterator[s
             yield say_row(section.says, row, section.otherwise)
 
 
-def say_row(words: Words, row: Any, otherwise: str = "") -> str:
+def say_row(words: Template, row: Any, otherwise: str = "") -> str:
     """Return the sentence of a row; `otherwise` if a column that it needs is None."""
     template = words if isinstance(words, str) else words(row)
     if not template:
@@ -459,8 +434,9 @@ def _table_name(section: Section | Overview, row: Any, record: Record) -> str:
 
 
 def _of_property(name: str, row: Any) -> Column:
-    """Return the column of a property; its text is ours, which a table does not shorten as it does
-    a name.
+    """Return the column of a property.
+
+    Its text is written by vitlens, so a table does not shorten it as it does a name.
     """
     unit = "text" if isinstance(getattr(row, name), str) else ""
     return Column(name.replace("_", " "), unit=unit)
@@ -492,7 +468,7 @@ def cell(value: Any, column: Column) -> Cell:
     if value is None:
         return None
     if column.unit == "text":
-        return Marked(_protected(value))
+        return Marked(_protect(value))
     if isinstance(value, bool):
         return "yes" if value else "no"
     if (isinstance(value, float) and column.unit) or (
@@ -514,7 +490,7 @@ def _overview(overview: Overview, record: Any) -> Table | None:
     return next(_table(overview, rows, record), None)
 
 
-def _glanced(glances: Sequence[Glance], record: Any, claims: Sequence[Claim]) -> Table | None:
+def _metrics_table(glances: Sequence[Glance], record: Any, claims: Sequence[Claim]) -> Table | None:
     """Return a table with a row for each metric and a column for each model; failing rows first."""
     names = ["metric", *map(finalize, record.aliases)]
     if len(record.aliases) == 2:
@@ -527,17 +503,18 @@ def _glanced(glances: Sequence[Glance], record: Any, claims: Sequence[Claim]) ->
         return None
     lines.sort(key=lambda line: urgency(str(line[-1] or "")))
     lines = lines[:ROWS]
-    kept = [0]
+    shown_columns = [0]
     for index in range(1, len(names)):
         if any(line[index] is not None for line in lines):
-            kept.append(index)
-    rows = [tuple(line[index] for index in kept) for line in lines]
-    return Table("", tuple(names[index] for index in kept), tuple(rows))
+            shown_columns.append(index)
+    rows = [tuple(line[index] for index in shown_columns) for line in lines]
+    return Table("", tuple(names[index] for index in shown_columns), tuple(rows))
 
 
 def _glance_line(glance: Glance, record: Any, claims: Sequence[Claim]) -> Iterator[list[Cell]]:
-    """Yield the title, a value for each model, the difference of two, and the status; nothing
-    without a value.
+    """Yield the title, a value for each model, the difference of two, and the status.
+
+    Returns nothing without a value.
     """
     rows = rows_of(glance.table, record)
     if not rows:
@@ -560,7 +537,7 @@ def _glance_line(glance: Glance, record: Any, claims: Sequence[Claim]) -> Iterat
         line.append(None if difference is None else in_points(difference))
     status = None
     if glance.question:
-        verdict = together(claim for claim in claims if claim.question == glance.question)
+        verdict = overall_verdict(claim for claim in claims if claim.question == glance.question)
         if verdict is not None:
             status = verdict.words
     line.append(status)
@@ -568,8 +545,9 @@ def _glance_line(glance: Glance, record: Any, claims: Sequence[Claim]) -> Iterat
 
 
 def urgency(status: str | None) -> int:
-    """Return the place in ORDER of a status with its reason; the most urgent is 0, a row without
-    one comes last.
+    """Return the place in ORDER of a status with its reason.
+
+    The most urgent is 0, a row without one comes last.
     """
     state = (status or "").partition(":")[0]
     return ORDER.index(state) if state in ORDER else len(ORDER)
@@ -592,7 +570,6 @@ def _help(package: str, definitions: Sequence[tuple[str, str]]) -> Iterator[page
     for title, paragraphs in help_of(package).items():
         yield page.Section(title, _as_sentences(paragraphs))
     if definitions:
-        lines = [
-            f"**{name}**: {text}" for name, text in definitions
-        ]  # ours, from registries and columns
+        # written by vitlens: they are from registries and columns
+        lines = [f"**{name}**: {text}" for name, text in definitions]
         yield page.Section("Definitions", _as_sentences(lines))

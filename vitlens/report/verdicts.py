@@ -12,8 +12,10 @@ from vitlens.uncertainty import Estimate
 
 @dataclass(frozen=True)
 class Threshold:
-    """The limits of pass and warning; a value beyond both fails. higher: True if higher is
-    better."""
+    """The limits of pass and warning; a value beyond both fails.
+
+    higher: True if higher is better.
+    """
 
     passes: float
     warns: float
@@ -79,13 +81,8 @@ class Threshold:
         return high, low
 
 
-ORDER: Final[tuple[State, ...]] = (
-    "fail",
-    "warn",
-    "inconclusive",
-    "not tested",
-    "pass",
-)  # the most urgent first
+# the most urgent first
+ORDER: Final[tuple[State, ...]] = ("fail", "warn", "inconclusive", "not tested", "pass")
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ from vitlens.analysis.attention.positions import (
     position_similarity,
     rank_correlation,
 )
-from vitlens.analysis.attention.weights import attention_moved, merged, patch_views
-from vitlens.analysis.attention.windows import reached, window_layers
+from vitlens.analysis.attention.weights import attention_moved, merged_index, patch_views
+from vitlens.analysis.attention.windows import reachable_patches, window_layers
 from vitlens.errors import InputError, UnsupportedError
 
 
@@ -94,7 +94,7 @@ def test_row_and_column_of_a_patch(make, patch, count):
     ],
 )
 def test_a_place_after_merging(place, before, now, expected):
-    assert merged(place, before, now) == expected
+    assert merged_index(place, before, now) == expected
 
 
 def test_a_patch_that_is_not_there_is_refused():
@@ -143,7 +143,7 @@ def test_pairs_reach_and_parts_by_loops(name):
     assert second.reach == pytest.approx(
         sum(len(through[PATCHES[int(i)]]) for i in every) / len(every)
     )
-    reach = reached([first, second], torch.tensor([5 * 16 + 6]))[0]
+    reach = reachable_patches([first, second], torch.tensor([5 * 16 + 6]))[0]
     assert {PATCHES[int(index)] for index in reach.nonzero()} == through[5, 6]
 
 
@@ -181,7 +181,8 @@ def test_nothing_passes_through_padding():
         middles = {end for start, end in edges[1] if start == patch}
         expected = {end for start, end in edges[0] if start in middles}
         assert (
-            set(reached(layers, torch.tensor([patch]))[0].nonzero().flatten().tolist()) == expected
+            set(reachable_patches(layers, torch.tensor([patch]))[0].nonzero().flatten().tolist())
+            == expected
         )
 
 

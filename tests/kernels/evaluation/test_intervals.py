@@ -18,7 +18,7 @@ from vitlens.analysis.evaluation.intervals import (
     resampled_means,
     sign_flips,
     spearman,
-    studentized,
+    studentized_p_values,
 )
 from vitlens.errors import InputError
 from vitlens.uncertainty import bootstrap_mean, mcnemar, wilson
@@ -170,7 +170,7 @@ def test_skewed_differences_of_mean_zero_are_rarely_declared_effects() -> None:
         differences = draws.sample((1500, 8)) - 1
     flips = sign_flips(differences)
     held = mean_test(differences)
-    assert torch.equal(held, torch.maximum(flips, studentized(differences)))
+    assert torch.equal(held, torch.maximum(flips, studentized_p_values(differences)))
     assert (flips <= 0.05).double().mean() > 0.085
     assert (held <= 0.05).double().mean() < 0.075
 

@@ -11,9 +11,9 @@ from vitlens.analysis.failures.operations import (
     OPERATIONS,
     Corrupted,
     correct_after,
-    covered,
+    cover_squares,
     frequency_bands,
-    shuffled,
+    shuffle_tiles,
 )
 
 IMAGES = torch.rand(4, 3, 16, 24, generator=torch.Generator().manual_seed(0))
@@ -59,7 +59,7 @@ def test_noise_and_the_covered_square_are_as_large_as_they_say():
 
 
 def test_shuffling_keeps_every_tile_in_an_order_of_its_own():
-    for before, after in zip(IMAGES, shuffled(IMAGES, 4, KEYS)):
+    for before, after in zip(IMAGES, shuffle_tiles(IMAGES, 4, KEYS)):
         tiles = [
             part.unfold(1, 4, 4).unfold(2, 6, 6).permute(1, 2, 0, 3, 4).flatten(0, 1)
             for part in (before, after)
@@ -70,7 +70,10 @@ def test_shuffling_keeps_every_tile_in_an_order_of_its_own():
         assert tile_sets[0] == tile_sets[1]
         assert not torch.equal(before, after)
     image = IMAGES[:1].expand(8, -1, -1, -1)
-    assert len({tuple(one.flatten().tolist()) for one in shuffled(image, 4, torch.arange(8))}) == 8
+    assert (
+        len({tuple(one.flatten().tolist()) for one in shuffle_tiles(image, 4, torch.arange(8))})
+        == 8
+    )
 
 
 @pytest.mark.parametrize(("side", "patch"), [(32, 4), (28, 7)])
@@ -83,7 +86,10 @@ def test_covered_squares_have_the_mean_colour_stay_covered_and_are_off_the_grid_
     images = torch.rand(64, 3, side, side, generator=torch.Generator().manual_seed(0))
     keys = torch.arange(64)
     mean = images.mean((2, 3))[:, :, None, None]
-    gone = {share: (covered(images, share, keys) == mean).all(1) for share in (0.0, 0.5, 0.75, 1.0)}
+    gone = {
+        share: (cover_squares(images, share, keys) == mean).all(1)
+        for share in (0.0, 0.5, 0.75, 1.0)
+    }
     for share, is_covered in gone.items():
         assert is_covered.float().mean().item() == pytest.approx(
             share, abs=0.03 if 0 < share < 1 else 0

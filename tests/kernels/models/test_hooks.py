@@ -9,7 +9,8 @@ from torch import Tensor
 
 import vitlens
 from tests.kit.tiny import images, ours
-from vitlens.models.hooks import Memo, once_per_model, per_model, watching
+from vitlens.models.hooks import watching
+from vitlens.models.memo import Memo, once_per_model, per_model
 
 CHANGED = {
     "queries": {"blocks.0.attention.queries": "zero"},
@@ -72,7 +73,7 @@ def test_none_is_a_value_the_first_arguments_hold_and_a_model_is_freed_with_its_
     second = ours(depth=1)
     for _ in range(2):
         memo.get(first, lambda: calls.append(1))
-    assert (calls, memo.known(first), memo.known(first, key="other")) == ([1], None, None)
+    assert (calls, memo.peek(first), memo.peek(first, key="other")) == ([1], None, None)
     assert [depth(first), depth(second), depth(first, extra=5), depth(second)] == [2, 1, 2, 1]
     gone = weakref.ref(first)
     del first

@@ -83,10 +83,12 @@ def test_most_of_timms_names_are_known_and_none_of_dino_or_clip_is_called_superv
         assert {read for name, read in objectives.items() if word in name} == {objective}
 
 
-def told(model: vitlens.Model, name: str, weights: str = "hub", **said: Any) -> PretrainingHistory:
+def read_pretraining(
+    model: vitlens.Model, name: str, weights: str = "hub", **stated: Any
+) -> PretrainingHistory:
     """Describe the model as if these weights, of the hub or of a file, had been loaded."""
     model.provenance = replace(model.provenance, name=name, weights=weights)
-    return pretraining_of(model, told=said.get("told"))
+    return pretraining_of(model, **stated)
 
 
 def test_the_source_tells_and_the_user_knows_better_but_not_of_random_weights():
@@ -98,9 +100,9 @@ def test_the_source_tells_and_the_user_knows_better_but_not_of_random_weights():
     )
     dino = timm_model("vit_small_patch14_reg4_dinov2")
     name = "timm:vit_small_patch14_reg4_dinov2"
-    assert pretraining_of(dino, told="self-supervised").objective == "random weights"
-    hub = told(dino, name)
-    unstated = told(dino, name, "mine.safetensors")
+    assert pretraining_of(dino, objective="self-supervised").objective == "random weights"
+    hub = read_pretraining(dino, name)
+    unstated = read_pretraining(dino, name, "mine.safetensors")
     # timm's tag of its own weights
     assert (hub.recipe, hub.data, hub.source) == (
         "DINOv2",
@@ -109,20 +111,22 @@ def test_the_source_tells_and_the_user_knows_better_but_not_of_random_weights():
     )
     assert (unstated.objective, unstated.data) == ("self-supervised", "")
     assert "user's file" in unstated.source
-    assert told(dino, f"{name}.lvd142m", "mine.safetensors").data == "LVD-142M"
-    assert told(dino, "torchvision:vit_b_16").data == "ImageNet-1k"
-    assert told(dino, "torchvision:vit_b_16", "mine.pth") == PretrainingHistory("not known")
+    assert read_pretraining(dino, f"{name}.lvd142m", "mine.safetensors").data == "LVD-142M"
+    assert read_pretraining(dino, "torchvision:vit_b_16").data == "ImageNet-1k"
+    assert read_pretraining(dino, "torchvision:vit_b_16", "mine.pth") == (
+        PretrainingHistory("not known")
+    )
     plain = "timm:vit_tiny_patch16_224", "mine.safetensors"
-    assert told(dino, *plain, told="self-supervised") == PretrainingHistory(
+    assert read_pretraining(dino, *plain, objective="self-supervised") == PretrainingHistory(
         "self-supervised", source="--objective"
     )
-    stated = told(dino, name, "mine.safetensors", told="self-supervised")
+    stated = read_pretraining(dino, name, "mine.safetensors", objective="self-supervised")
     # the word agrees with the name
     assert (stated.recipe, stated.source) == (
         "DINOv2",
         "--objective",
     )
-    assert told(dino, name, "mine.safetensors", told="supervised").recipe == ""
+    assert read_pretraining(dino, name, "mine.safetensors", objective="supervised").recipe == ""
 
 
 @pytest.mark.parametrize("name", ["vit-micro@random", "timm:test_vit@random"])
@@ -177,12 +181,12 @@ def test_a_text_tower_tells():
     pytest.importorskip("open_clip", reason="needs the extra clip: pip install open_clip_torch")
     from tests.kit.models.clip import tiny
 
-    read = told(tiny(), "open-clip:ViT-B-32/laion2b_s34b_b79k")
+    read = read_pretraining(tiny(), "open-clip:ViT-B-32/laion2b_s34b_b79k")
     assert (read.objective, read.recipe, read.data) == ("language-image", "CLIP", "LAION-2B")
-    read = told(tiny(), "open-clip:ViT-B-16-SigLIP/webli")
+    read = read_pretraining(tiny(), "open-clip:ViT-B-16-SigLIP/webli")
     assert (read.recipe, read.data, read.source) == ("SigLIP", "WebLI", "its text tower")
     # a folder's name says nothing
-    assert told(tiny(), "runs/laion2b", "model.safetensors").data == ""
+    assert read_pretraining(tiny(), "runs/laion2b", "model.safetensors").data == ""
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,14 @@ from tests.kit.first_page import suite_of
 from tests.kit.pages import written
 from tests.kit.select import values_of
 from vitlens.record import Record
-from vitlens.report.claims import Claim, shown, title_of, together, verdict_rows, vetoed
+from vitlens.report.claims import (
+    Claim,
+    first_page_claims,
+    overall_verdict,
+    title_of,
+    verdict_rows,
+    veto_doubted,
+)
 from vitlens.report.document import Document, FirstPage, Section, Table
 from vitlens.report.markdown import markdown, summary_lines
 
@@ -54,16 +61,18 @@ def test_the_reason_and_its_limit_stand_wherever_the_status_is_printed(tmp_path)
 def test_a_status_of_several_models_is_the_worst_with_those_it_concerns():
     worse = Claim("robustness", "vit", verdict=WEAK)
     better = Claim("robustness", "cnn", verdict=Verdict("pass", "measured", "robustness"))
-    assert together([worse, better]) == Verdict("warn", f"vit: {REASON}", "robustness", doubts=True)
-    assert together([worse]) == WEAK
-    assert together([Claim("size", "vit")]) is None
+    assert overall_verdict([worse, better]) == Verdict(
+        "warn", f"vit: {REASON}", "robustness", doubts=True
+    )
+    assert overall_verdict([worse]) == WEAK
+    assert overall_verdict([Claim("size", "vit")]) is None
     alike = Claim("robustness", "cnn", verdict=WEAK)
-    every = together([worse, alike])
+    every = overall_verdict([worse, alike])
     assert every != WEAK  # as it says that it concerns both
     assert replace(every, because=REASON) == WEAK
     assert every.because.startswith(REASON)
     passing = Claim("robustness", "vit", verdict=Verdict("pass", "measured", "robustness"))
-    assert together([passing, better]) == better.verdict
+    assert overall_verdict([passing, better]) == better.verdict
 
 
 def test_a_measurement_that_its_verdict_doubts_gives_no_title_and_no_answer():
@@ -78,7 +87,7 @@ def test_a_measurement_that_its_verdict_doubts_gives_no_title_and_no_answer():
     )
     other = Claim("size", "vit", "It is small.", "vit is small", kind="answer")
     sound = Claim("robustness", "vit", verdict=Verdict("warn", "little is left", "robustness"))
-    assert title_of(vetoed([better, sound, other]), "") == "cnn is better"
-    doubted = vetoed([better, Claim("robustness", "vit", verdict=WEAK), other])
+    assert title_of(veto_doubted([better, sound, other]), "") == "cnn is better"
+    doubted = veto_doubted([better, Claim("robustness", "vit", verdict=WEAK), other])
     assert title_of(doubted, "") == "vit is small"
-    assert values_of(shown(doubted), "question") == ["size"]
+    assert values_of(first_page_claims(doubted), "question") == ["size"]

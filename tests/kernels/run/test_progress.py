@@ -14,7 +14,7 @@ from tests.kit.commands import impatient
 from tests.kit.making import digits
 from vitlens import load
 from vitlens.arrays import Form
-from vitlens.commands.run.load import load_split, scenes_of_digits
+from vitlens.commands.run.load import ImageRequest, load_split, scenes_of_digits
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.progress import (
     BEAT,
@@ -181,12 +181,12 @@ def test_as_many_as_there_are_is_one_scene_each_and_only_who_asks_gets_more(tiny
     assert not split.notes
     model = load(str(tiny_vit))
     options = RunOptions(device="cpu", quiet=True, limit=1810)
-    assert [len(load_split(model, options=options, repeat=repeat)) for repeat in (False, True)] == [
-        1800,
-        1810,
-    ]
+
+    def count(options: RunOptions, request: ImageRequest) -> int:
+        return len(load_split(model, options=options, request=request))
+
+    assert count(options, ImageRequest()) == 1800
+    assert count(options, ImageRequest(repeat=True)) == 1810
     unlimited = replace(options, limit=None)
-    assert [len(load_split(model, options=unlimited, scenes=scenes)) for scenes in (None, 1)] == [
-        1800,
-        450,
-    ]
+    assert count(unlimited, ImageRequest()) == 1800
+    assert count(unlimited, ImageRequest(scenes=1)) == 450

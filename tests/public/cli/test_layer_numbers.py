@@ -8,7 +8,7 @@ import pytest
 
 from tests.kit.commands import ran, report
 from vitlens.cli.main import run
-from vitlens.record_files import written_tables
+from vitlens.record_files import serialise_tables
 
 FILE = """
 from functools import partial
@@ -80,8 +80,8 @@ def test_tables_and_claims_have_the_numbers_of_blocks(
 ):
     before = ran(tmp_path / "before", line_of(command, file, "without", pictures))
     after = ran(tmp_path / "after", line_of(command, file, "between", pictures))
-    expected = written_tables(before)
-    for name, rows in written_tables(after).items():
+    expected = serialise_tables(before)
+    for name, rows in serialise_tables(after).items():
         of_layers = [row for row in rows if row.get("layer", 1) in NUMBERS.values()]
         if name in ("explorer", "lens"):  # with its numbers, and with a row for each block
             continue

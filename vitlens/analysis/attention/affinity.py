@@ -68,7 +68,7 @@ def similarity_of(layers: Sequence[Affinity]) -> Affinity:
     return symmetric / symmetric.sum(-1, keepdim=True).clamp_min(tiny)
 
 
-def refined(maps: Maps, similarity: Affinity, *, steps: int = REFINE_STEPS) -> Maps:
+def refine_maps(maps: Maps, similarity: Affinity, *, steps: int = REFINE_STEPS) -> Maps:
     """Return maps (batch, rows, columns) after an even number of steps of S, 0 for none.
 
     Linear: signs and constants are unchanged. Raises InputError for maps of another grid.

@@ -202,10 +202,10 @@ def _differentiated_chain(
     if outputs:
         gradients = torch.autograd.grad(total, outputs, retain_graph=True)
         seen = (outputs[0].detach(), gradients[0])
-    return Chain(model, logits.detach(), differentiated(total, calls), readout, seen)
+    return Chain(model, logits.detach(), differentiate_calls(total, calls), readout, seen)
 
 
-def differentiated(total: Tensor, calls: Sequence[AttentionCall]) -> tuple[AttentionCall, ...]:
+def differentiate_calls(total: Tensor, calls: Sequence[AttentionCall]) -> tuple[AttentionCall, ...]:
     """Return the calls, detached, with their gradients of a number.
 
     Raises LensError where a call does not affect the number.

@@ -30,7 +30,7 @@ from vitlens.models.model import Model
 from vitlens.models.requirement import requirement
 from vitlens.pixels import AnyImages, as_parts
 from vitlens.shapes import Images, Rows
-from vitlens.summary import as_text, described
+from vitlens.summary import as_text, describe_value
 
 RowChoice = Literal["all", "cls"]
 Side = Literal["query", "key"]
@@ -75,7 +75,7 @@ class AttentionWeights(tuple[Tensor, ...]):
         lines = []
         for layer, weights in enumerate(self):
             if weights.shape[1]:
-                lines.append((f"layer {layer}", described(weights)))
+                lines.append((f"layer {layer}", describe_value(weights)))
         return as_text(f"attention weights of {len(lines)} layers", lines)
 
 
@@ -287,8 +287,8 @@ def _follow_patch(
             continue
         rows, columns = geometry.map_grid
         if earlier_grid is not None:
-            row = merged(row, earlier_grid[0], rows)
-            column = merged(column, earlier_grid[1], columns)
+            row = merged_index(row, earlier_grid[0], rows)
+            column = merged_index(column, earlier_grid[1], columns)
         elif not (0 <= row < rows and 0 <= column < columns):
             raise InputError(
                 f"expected --{side} ROW,COL inside the {rows}x{columns} grid (0,0 to "
@@ -299,7 +299,7 @@ def _follow_patch(
     return followed
 
 
-def merged(index: int, before: int, after: int) -> int:
+def merged_index(index: int, before: int, after: int) -> int:
     """Return the index on an axis of `after` patches of a patch on an axis of `before` patches.
 
     A number of patches is merged into one, with padding at the end of the axis; otherwise the

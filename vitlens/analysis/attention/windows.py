@@ -106,7 +106,7 @@ def _window_layer(
         reach=0.0,
     )
     followed = torch.arange(0, patches, max(1, math.ceil(patches / _FOLLOWED)))
-    reach = reached([*stage, layer], followed).sum(1).double().mean()
+    reach = reachable_patches([*stage, layer], followed).sum(1).double().mean()
     return replace(layer, reach=float(reach))
 
 
@@ -123,7 +123,7 @@ def _part(places: Tensor, allowed: Tensor, resolution: tuple[int, int]) -> Tenso
     return numbered
 
 
-def reached(
+def reachable_patches(
     layers: Sequence[WindowLayer], patches: Int[Tensor, " some"]
 ) -> Bool[Tensor, "some patches"]:
     """Return the patches on which each of some patches depends, through these layers on one map."""

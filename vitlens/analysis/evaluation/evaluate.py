@@ -238,7 +238,7 @@ def calibration(
 
     Bins (low, high] have equal widths (Guo 2017). Means are fractions, 0 where the bin is empty.
     """
-    confidence, is_correct, member = _binned(probabilities, labels)
+    confidence, is_correct, member = _assign_bins(probabilities, labels)
     count = torch.bincount(member, minlength=BINS)
     divisor = count.clamp(min=1)
     mean_confidence = torch.bincount(member, weights=confidence, minlength=BINS) / divisor
@@ -253,7 +253,7 @@ def sources_by_bin(
 
     Without groups it is the number of images.
     """
-    _, _, member = _binned(probabilities, labels)
+    _, _, member = _assign_bins(probabilities, labels)
     if groups is not None:
         member = torch.stack((member, groups.cpu()), dim=1).unique(dim=0)[:, 0]
     return torch.bincount(member, minlength=BINS)
@@ -275,7 +275,9 @@ def calibration_rows(evaluation: Evaluation) -> Iterator[CalibrationRow]:
         )
 
 
-def _binned(probabilities: Logits, labels: Labels) -> tuple[Tensor, Tensor, Int[Tensor, " batch"]]:
+def _assign_bins(
+    probabilities: Logits, labels: Labels
+) -> tuple[Tensor, Tensor, Int[Tensor, " batch"]]:
     """Return the confidence, correctness (both float64) and bin of each prediction."""
     confidence, predictions = probabilities.double().max(-1)
     member = (confidence * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
@@ -294,7 +296,7 @@ def calibration_error(
     many images. groups: of images that are drawn together. No interval for fewer than 6 images or
     groups.
     """
-    confidence, is_correct, member = _binned(probabilities, labels)
+    confidence, is_correct, member = _assign_bins(probabilities, labels)
     if groups is None:
         groups = torch.arange(len(labels))
     _, group = groups.unique(return_inverse=True)

@@ -117,14 +117,16 @@ def mean_test(
 ) -> Rows:
     """Return two-sided p-values that the mean of each row (cases, n) is zero.
 
-    The larger one of `sign_flips`, which hold for symmetric differences, and `studentized`, which
-    hold for skewed ones.
+    It is the larger of two: `sign_flips` holds for symmetric differences, `studentized_p_values`
+    for skewed ones.
     """
     flipped = sign_flips(values, groups=groups, seed=seed, draws=draws)
-    return torch.maximum(flipped, studentized(values, groups=groups, seed=seed, draws=draws))
+    return torch.maximum(
+        flipped, studentized_p_values(values, groups=groups, seed=seed, draws=draws)
+    )
 
 
-def studentized(
+def studentized_p_values(
     values: ByRow, *, groups: Tensor | None = None, seed: int = 0, draws: int = DRAWS
 ) -> Rows:
     """Return two-sided p-values that row means are zero, by the bootstrap-t (Hall 1988).

@@ -104,7 +104,7 @@ def attention_values(subject: Subject) -> Values:
         for layer in layers:
             for name, values in _of_layer(layer, masks).items():
                 parts.setdefault((name, layer.site.layer), []).append(values)
-    return {key: torch.cat(own).double().numpy() for key, own in parts.items()}
+    return {key: torch.cat(batches).double().numpy() for key, batches in parts.items()}
 
 
 def _of_layer(layer: LayerMaps, masks: Masks | None) -> dict[str, Tensor]:
@@ -160,9 +160,9 @@ def _uncorrected(
         wrong = ~correct[usable]
         if int(wrong.sum()) < FEWEST:
             continue
-        own_groups = None if groups is None else groups[torch.from_numpy(usable)]
+        usable_groups = None if groups is None else groups[torch.from_numpy(usable)]
         found = stratified_difference(
-            numbers[usable], wrong, labels[usable], groups=own_groups, seed=seed
+            numbers[usable], wrong, labels[usable], groups=usable_groups, seed=seed
         )
         yield OutcomeAttentionRow(
             alias,
@@ -252,10 +252,12 @@ def _p_within(
     sums = np.zeros(PERMUTATIONS)
     for number in range(int(stratum.max()) + 1):
         members = np.flatnonzero(stratum == number)
-        own_groups = None if groups is None else groups[torch.from_numpy(members)]
+        usable_groups = None if groups is None else groups[torch.from_numpy(members)]
         failures = wrong[members].astype(np.float64)
         start = 0
-        for permuted in permutations(failures, own_groups, draws=PERMUTATIONS, seed=seed + number):
+        for permuted in permutations(
+            failures, usable_groups, draws=PERMUTATIONS, seed=seed + number
+        ):
             sums[start : start + len(permuted)] += permuted @ centred[members]
             start += len(permuted)
     reached = int((np.abs(sums) >= observed * (1 - _ROUNDING)).sum())

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from vitlens.analysis.failures.covariates import PerImage, Subject, centroids
 from vitlens.analysis.failures.occlusion import grown, margin_of, outlines
 from vitlens.analysis.failures.operations import blurred, distance, luminance
-from vitlens.analysis.faithfulness.removal import imputed
+from vitlens.analysis.faithfulness.imputation import impute
 from vitlens.shapes import Images
 
 Shift = Float[Tensor, "batch 2"]  # down and to the right, px
@@ -69,7 +69,7 @@ class Pictures:
     @cached_property
     def ground(self) -> Images:
         """Return the images with their objects filled in from their surroundings."""
-        return imputed(self.images, self.layer > 0)
+        return impute(self.images, self.layer > 0)
 
     @cached_property
     def box(self) -> tuple[Float[Tensor, "batch 2"], Float[Tensor, "batch 2"]]:
@@ -109,15 +109,15 @@ class Pictures:
         """
         shift = shift.round()
         if self.masks is None:
-            return _sampled(self.images, shift, torch.zeros_like(shift), scale, "reflection")
+            return _resample(self.images, shift, torch.zeros_like(shift), scale, "reflection")
         low, high = self.box
         layers = torch.cat([self.images * self.layer, self.layer], 1)
-        layers = _sampled(layers, shift, (low + high - self.extent) / 2, scale, "zeros")
+        layers = _resample(layers, shift, (low + high - self.extent) / 2, scale, "zeros")
         opacity = layers[:, 3:]
         return (self.ground * (1 - opacity) + layers[:, :3]).clamp(0, 1)
 
 
-def _sampled(
+def _resample(
     pixels: Tensor, shift: Shift, pivot: Shift, scale: Tensor | float, padding: str
 ) -> Tensor:
     """Return images shifted, and scaled around a pivot (px from the centre).
@@ -314,7 +314,7 @@ def uncover(pictures: Pictures, _sign: int) -> Edited:
     outline = outlines(luminance(images), pictures.masks)
     holes = grown(outline.cover, 2 * margin_of(images)) & ~pictures.masks
     holes &= ~holes.flatten(1).all(1)[:, None, None]
-    changed = imputed(images, holes[:, None])
+    changed = impute(images, holes[:, None])
     off_object = ~(outline.near | outline.ring)[:, None]
     height, width = images.shape[-2:]
     options = list[Images]()
@@ -365,7 +365,7 @@ def fill_mark(pictures: Pictures, _sign: int) -> Edited:
     top, left, bottom, right = mark.box
     holes = torch.zeros_like(images[:, :1], dtype=torch.bool)
     holes[..., top:bottom, left:right] = True
-    changed = imputed(images, holes)
+    changed = impute(images, holes)
     height, width = images.shape[-2:]
     options = list[Images]()
     for place in ((height // 2, width // 2), (height // 2, 0), (0, width // 2)):

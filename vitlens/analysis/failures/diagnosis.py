@@ -19,7 +19,7 @@ from vitlens.analysis.failures.covariates import PerImage, Subject
 from vitlens.analysis.failures.operations import distance
 from vitlens.analysis.failures.patterns import p_of_any_place, scores
 from vitlens.analysis.failures.properties import PROPERTIES
-from vitlens.analysis.failures.regression import Array, fit_errors, likelihood_ratio, standardised
+from vitlens.analysis.failures.regression import Array, fit_errors, likelihood_ratio, standardise
 from vitlens.analysis.failures.rows import (
     CovariateRow,
     DifferenceRow,
@@ -176,10 +176,10 @@ def outcomes(
             visible = (both[0] - pictures.images).abs().flatten(1).amax(1) > _VISIBLE
             batches[row.covariate].append(Outcome(right, size.cpu(), visible.cpu()))
             advance(2 * len(indices))
-    return {name: _joined(parts) for name, parts in batches.items()}
+    return {name: _join_batches(parts) for name, parts in batches.items()}
 
 
-def _joined(parts: Sequence[Outcome]) -> Outcome:
+def _join_batches(parts: Sequence[Outcome]) -> Outcome:
     """Return the outcome on the images of all batches."""
     return Outcome(
         torch.cat([part.right for part in parts], -1),
@@ -243,7 +243,7 @@ def covariate_rows(subjects: Sequence[Subject]) -> tuple[CovariateRow, ...]:
                 separate.append(row)
         slices.append(slice(len(rows), len(rows) + len(separate)))
         rows += _with_regression(subject, separate)
-    rows = _corrected(rows)
+    rows = _correct_p_values(rows)
     complete = list[CovariateRow]()
     for subject, of_subject in zip(subjects, slices):
         for row in rows[of_subject]:
@@ -252,7 +252,7 @@ def covariate_rows(subjects: Sequence[Subject]) -> tuple[CovariateRow, ...]:
     return tuple(complete)
 
 
-def _corrected(rows: Sequence[CovariateRow]) -> list[CovariateRow]:
+def _correct_p_values(rows: Sequence[CovariateRow]) -> list[CovariateRow]:
     """Return the rows with p-values corrected by Holm over both tests of all rows."""
     tests = list[tuple[int, str]]()
     p_values = list[float]()
@@ -401,7 +401,7 @@ def _inseparable(
         usable = np.isfinite(columns).all(1)
         wrong = _wrong(subject)[usable]
         if wrong.any() and not wrong.all():
-            ratio = likelihood_ratio(standardised(columns[usable]), 0, wrong)
+            ratio = likelihood_ratio(standardise(columns[usable]), 0, wrong)
             if stats.chi2.sf(ratio, 1) > LEVEL:
                 names.append(other.covariate)
     return tuple(names)
@@ -418,7 +418,7 @@ def _standardised_columns(subject: Subject, names: Sequence[str]) -> Array:
     if not names:
         return np.zeros((len(images), 0))
     columns = [subject.values[name].double().numpy()[images] for name in names]
-    return standardised(np.stack(columns, 1))
+    return standardise(np.stack(columns, 1))
 
 
 def difference_rows(first: Subject, second: Subject) -> tuple[DifferenceRow, ...]:

@@ -70,7 +70,7 @@ def _jpeg(images: Images, strength: float, _keys: Keys) -> Images:
     return torch.stack(decoded).permute(0, 3, 1, 2).to(images.device, images.dtype) / 255
 
 
-def _pixelated(images: Images, strength: float, _keys: Keys) -> Images:
+def _pixelate(images: Images, strength: float, _keys: Keys) -> Images:
     transforms = _torchvision()
     sides = list(images.shape[-2:])
     small = [max(1, round(side * strength)) for side in sides]
@@ -80,7 +80,7 @@ def _pixelated(images: Images, strength: float, _keys: Keys) -> Images:
     return large
 
 
-def _occluded(images: Images, strength: float, keys: Keys) -> Images:
+def _occlude(images: Images, strength: float, keys: Keys) -> Images:
     height, width = images.shape[-2:]
     side = max(1, round(strength * min(height, width)))
     occluded = images.clone()
@@ -107,7 +107,7 @@ def frequency_bands(images: Images, *, cutoff: float) -> tuple[Images, Images]:
     return low, images - low
 
 
-def shuffled(images: Images, level: float, keys: Keys) -> Images:
+def shuffle_tiles(images: Images, level: float, keys: Keys) -> Images:
     """Return each image cut into level x level equal tiles in random order.
 
     This destroys shape before texture.
@@ -123,7 +123,7 @@ def shuffled(images: Images, level: float, keys: Keys) -> Images:
     return laid
 
 
-def covered(images: Images, share: float, keys: Keys) -> Images:
+def cover_squares(images: Images, share: float, keys: Keys) -> Images:
     """Return each image with this share of its squares filled with its mean colour.
 
     The squares are about an eighth of a side, off the patch grid of a ViT: they begin half a square
@@ -175,14 +175,14 @@ OPERATIONS: Final[Mapping[str, Callable[[Images, float, Keys], Images]]] = Mappi
         "brightness": lambda images, level, _: _torchvision().adjust_brightness(images, 1 + level),
         "contrast": lambda images, level, _: _torchvision().adjust_contrast(images, level),
         "jpeg": _jpeg,
-        "pixelate": _pixelated,
-        "occlusion": _occluded,
+        "pixelate": _pixelate,
+        "occlusion": _occlude,
         "low-pass": lambda images, level, _: frequency_bands(images, cutoff=level)[0].clamp(0, 1),
         "high-pass": lambda images, level, _: (
             frequency_bands(images, cutoff=level)[1] + images.mean((-2, -1), keepdim=True)
         ).clamp(0, 1),
-        "shuffle": shuffled,
-        "cover": covered,
+        "shuffle": shuffle_tiles,
+        "cover": cover_squares,
     }
 )
 

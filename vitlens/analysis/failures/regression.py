@@ -25,7 +25,7 @@ class Fit:
     chances: Array
 
 
-def standardised(columns: Array) -> Array:
+def standardise(columns: Array) -> Array:
     """Return columns (n, properties) of mean 0 and standard deviation 1; constant ones are 0."""
     scaled: Array = (columns - columns.mean(0)) / np.maximum(columns.std(0), 1e-12)
     return scaled

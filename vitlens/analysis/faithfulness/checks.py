@@ -59,12 +59,16 @@ class Stage:
 def judged_cascade(stages: Sequence[Stage]) -> Judgement:
     """Return whether a method passes, by the similarity of its maps at every stage.
 
-    Stages are ordered from the head down. The middle stage randomises the middle block. A method
-    fails where the mean similarity is at least SIMILAR at every stage down to the middle one, or at
-    the last stage. It passes where the interval lies below SIMILAR at one of the former and at the
-    last. It is inconclusive between the two, with fewer than ENOUGH images, and where the model
-    with its upper half randomised keeps KEPT of its predictions, so that no map had to change. The
-    smallest similarity down to the middle decides; where only the last one fails, the last.
+    Stages are ordered from the head down. The upper stages end with the middle one, which
+    randomises the middle block.
+
+    - It fails if the mean similarity is at least SIMILAR at all upper stages, or at the last stage.
+    - It passes if the interval lies below SIMILAR at one of the upper stages and at the last stage.
+    - It is inconclusive otherwise, with fewer than ENOUGH images, and if the model with its upper
+      half randomised keeps KEPT of its predictions, so that no map had to change.
+
+    The value is the smallest similarity of the upper stages; if only the last stage fails, that of
+    the last stage.
     """
     similarities = [stage.similarity for stage in stages if stage.similarity is not None]
     if len(similarities) < len(stages) or not stages:

@@ -107,7 +107,7 @@ def league(
         if computed:
             raw_maps[name], seconds[name] = computed[name]
         else:
-            raw_maps[name], seconds[name] = _timed(method, model, images, targets)
+            raw_maps[name], seconds[name] = _time_method(method, model, images, targets)
     for name, maps in baselines(model, len(images), settings.seed).items():
         raw_maps[name] = maps
         seconds[name] = 0.0
@@ -203,7 +203,9 @@ class _Randomise:
         )
 
 
-def _timed(method: Explain, model: Model, images: Images, targets: Labels) -> tuple[Maps, float]:
+def _time_method(
+    method: Explain, model: Model, images: Images, targets: Labels
+) -> tuple[Maps, float]:
     """Return the maps of a method, and the seconds per image."""
     start = _now(images)
     with evaluating(model):
@@ -217,7 +219,7 @@ def _now(images: Images) -> float:
     return time.perf_counter()
 
 
-def explained(
+def compute_maps(
     model: Model,
     methods: Mapping[str, Explain],
     images: Images,

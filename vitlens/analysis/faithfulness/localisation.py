@@ -26,8 +26,8 @@ from torch.nn import functional as F
 
 from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.analysis.faithfulness.defaults import COMPOSITES, CONFIDENT
-from vitlens.analysis.faithfulness.maps import AnyMaps, PerImage, Size, enlarged, map_faults
-from vitlens.analysis.faithfulness.removal import imputed
+from vitlens.analysis.faithfulness.imputation import impute
+from vitlens.analysis.faithfulness.maps import AnyMaps, PerImage, Size, enlarge_maps, map_faults
 from vitlens.errors import DataError, InputError
 from vitlens.shapes import Images, Labels, Logits, Maps, Masks
 from vitlens.uncertainty import Estimate, bootstrap_mean
@@ -65,7 +65,7 @@ def pointing_hits(maps: AnyMaps, masks: Masks) -> PerImage:
 
 
 def _in_pixels(maps: AnyMaps, masks: Masks) -> Float[Tensor, "batch pixels"]:
-    return enlarged(maps.float(), (masks.shape[-2], masks.shape[-1])).flatten(1)
+    return enlarge_maps(maps.float(), (masks.shape[-2], masks.shape[-1])).flatten(1)
 
 
 def _ranked(maps: AnyMaps, masks: Masks) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
@@ -302,7 +302,7 @@ def confident_images(
     return (is_confident & is_correct).nonzero().squeeze(1)
 
 
-def recognised(logits: Logits, targets: Labels, parts: int) -> Bool[Tensor, " batch"]:
+def is_recognised(logits: Logits, targets: Labels, parts: int) -> Bool[Tensor, " batch"]:
     """Return which targets are among the most probable classes of their composite.
 
     As many classes count as a composite has parts.
@@ -326,12 +326,12 @@ def mosaics(
     classes than cells.
     """
     cells = side * side
-    drawn = _drawn(labels, count, cells, seed)
+    drawn = _draw_composites(labels, count, cells, seed)
     height, width = images.shape[-2:]
     canvas = images.new_zeros(len(drawn), *images.shape[1:])
     masks = torch.zeros(cells, height, width, dtype=torch.bool)
-    rows = _cut(height, side)
-    columns = _cut(width, side)
+    rows = _part_edges(height, side)
+    columns = _part_edges(width, side)
     for cell in range(cells):
         top, bottom = rows[cell // side]
         left, right = columns[cell % side]
@@ -343,7 +343,7 @@ def mosaics(
     return Composites(canvas, which, targets, masks.repeat(len(drawn), 1, 1), drawn)
 
 
-def _cut(extent: int, parts: int) -> list[tuple[int, int]]:
+def _part_edges(extent: int, parts: int) -> list[tuple[int, int]]:
     """Return the first pixel of each part of a side and the one after its last, nearly equal."""
     edges = [round(extent * part / parts) for part in range(parts + 1)]
     return list(pairwise(edges))
@@ -361,7 +361,7 @@ def embedded(
 
     They are shrunk to half their sides. Raises InputError for fewer than two classes.
     """
-    drawn = _drawn(labels, count, 2, seed)
+    drawn = _draw_composites(labels, count, 2, seed)
     height, width = images.shape[-2:]
     small_height = max(1, round(height / 2))
     small_width = max(1, round(width / 2))
@@ -388,7 +388,7 @@ def pasted(
     outline. Raises InputError for fewer than two classes of images with an object and background.
     """
     usable = has_edge(masks.cpu()).nonzero().squeeze(1)
-    drawn = usable[_drawn(labels[usable.to(labels.device)], count, 2, seed)]
+    drawn = usable[_draw_composites(labels[usable.to(labels.device)], count, 2, seed)]
     masks = masks.to(images.device)
     objects = masks[drawn[:, 0]]
     removed = masks[drawn[:, 1]].unsqueeze(1)
@@ -396,13 +396,15 @@ def pasted(
     widened = F.max_pool2d(removed.float(), 2 * reach + 1, stride=1, padding=reach) > 0
     covers_all = widened.flatten(1).all(1).view(-1, 1, 1, 1)
     holes = torch.where(covers_all, removed, widened)
-    ground = imputed(images[drawn[:, 1]], holes, noise=0.0)
+    ground = impute(images[drawn[:, 1]], holes, noise=0.0)
     canvas = torch.where(objects.unsqueeze(1), images[drawn[:, 0]], ground)
     targets = labels.cpu()[drawn[:, 0]]
     return Composites(canvas, torch.arange(len(drawn)), targets, objects.cpu(), drawn)
 
 
-def _drawn(labels: Labels, count: int, parts: int, seed: int) -> Int[Tensor, "composites parts"]:
+def _draw_composites(
+    labels: Labels, count: int, parts: int, seed: int
+) -> Int[Tensor, "composites parts"]:
     """Return different draws of images of distinct classes; rarely used images come first.
 
     Raises InputError for fewer classes than parts.

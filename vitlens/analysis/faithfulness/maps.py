@@ -34,11 +34,11 @@ def on_grid(maps: AnyMaps, grid: Size) -> AnyMaps:
     """
     if tuple(maps.shape[-2:]) == grid:
         return maps
-    large = enlarged(maps, (max(maps.shape[-2], grid[0]), max(maps.shape[-1], grid[1])))
+    large = enlarge_maps(maps, (max(maps.shape[-2], grid[0]), max(maps.shape[-1], grid[1])))
     return F.adaptive_avg_pool2d(large.unsqueeze(1), grid).squeeze(1)
 
 
-def enlarged(maps: AnyMaps, size: Size) -> AnyMaps:
+def enlarge_maps(maps: AnyMaps, size: Size) -> AnyMaps:
     """Return maps interpolated bilinearly to (height, width) px.
 
     Maps of this size are returned unchanged.

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.faithfulness.defaults import SUBSTRATE
+from vitlens.analysis.faithfulness.imputation import impute
 from vitlens.analysis.faithfulness.maps import AnyMaps, PerImage, Size, on_grid, removal_grid
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
@@ -38,27 +39,14 @@ Replaced = Substrate | Literal["imputed"]  # "imputed": from the surrounding pix
 STEPS = 20  # from no patch to all, about 5 % of the patches each
 SHARES = (0.2, 0.4, 0.6, 0.8)  # of the patches removed, in ROAD
 BLUR = 1 / 8  # standard deviation of the blur as a share of the image's shorter side
-_LOGITS = 20_000_000  # held at a time
+_LOGITS = 20_000_000  # in memory at a time
 # bytes of the widest tensor of one forward pass; on a processor they fit its cache
 _CPU_WORKING_SET = 12 << 20
 _LARGE_WORKING_SET = 512 << 20
 
-NOISE = 0.01  # standard deviation, of pixels in [0, 1]
-TOLERANCE = 1e-3  # of pixels in [0, 1]: a quarter of one step of an 8-bit image
-# linear interpolation between the centres of cells twice as wide
-_ENLARGE = (0.25, 0.75, 0.75, 0.25)
-_ROUNDS = 500
-# unknowns solved for at once: with the other tensors of an iteration they fit a processor's cache
-_AT_ONCE = 2**20
-_COARSEST = 8  # pixels a side up to which no coarser grid is made
-_SWEEPS = 8  # on the coarsest grid
-
 Ranks = Int[Tensor, "batch patches"]  # 0 for the patch that is removed first
 Which = Int[Tensor, " variants"]  # the image of each variant
 Removed = Bool[Tensor, "variants patches"]  # row by row of the grid
-Holes = Bool[Tensor, "batch 1 height width"]
-Grid = Float[Tensor, "batch channels height width"]
-OneEach = Float[Tensor, "batch 1 height width"]
 
 
 def substrate_images(images: Images, substrate: Substrate) -> Images:
@@ -145,16 +133,16 @@ class Variants:
         self.device = images.device
         by_tokens = substrate != "imputed" and model.anatomy.layout is not None
         self._entry = entry_of(model) if by_tokens else None
-        kinds = [resized(model, images)]
+        # images or their tokens: clean, and with every patch replaced if a substrate replaces them
+        versions = [resize_to_model(model, images)]
         if substrate != "imputed":
             require_substrate(model, substrate)
             if substrate != "absent":
-                kinds.append(substrate_images(kinds[0], substrate))
+                versions.append(substrate_images(versions[0], substrate))
         if self._entry is not None:
             with evaluating(model), quick_layers(model):
-                kinds = [self._entry.tokens(model, kind) for kind in kinds]
-        # (kinds, batch, ...): images or their tokens, clean and replaced
-        self._kinds = torch.stack(kinds)
+                versions = [self._entry.tokens(model, version) for version in versions]
+        self._versions = torch.stack(versions)  # (versions, batch, ...)
 
     @torch.no_grad()
     def logits(self, which: Which, removed: Removed) -> Float[Tensor, "variants classes"]:
@@ -162,10 +150,10 @@ class Variants:
 
         A variant that occurs twice is computed once.
         """
-        place, back = distinct_variants(which, removed)
-        which = which[place].to(self.device)
-        removed = removed[place].to(self.device)
-        order = torch.arange(len(place), device=self.device)
+        first, inverse = distinct_variants(which, removed)
+        which = which[first].to(self.device)
+        removed = removed[first].to(self.device)
+        order = torch.arange(len(first), device=self.device)
         if self._substrate == "absent":
             order = removed.sum(1).argsort(stable=True)
         compute = self._by_pixels if self._entry is None else self._by_tokens
@@ -173,17 +161,17 @@ class Variants:
             ordered = torch.cat(list(compute(which[order], removed[order])))
         logits = torch.empty_like(ordered)
         logits[order] = ordered
-        return logits[back.to(self.device)]
+        return logits[inverse.to(self.device)]
 
     def _by_pixels(self, which: Which, removed: Removed) -> Iterator[Logits]:
         size = self._batch_size or fitting_batch_size(self._model)
-        clean = self._kinds[0]
-        other = self._kinds[-1]
+        clean = self._versions[0]
+        other = self._versions[-1]
         with quick_passes(self._model):
             for indices, patches in zip(which.split(size), removed.split(size)):
                 masks = pixel_masks(patches, self._grid, self._model.input_size)
                 if self._substrate == "imputed":
-                    variants = imputed(clean[indices], masks, seed=self._seed)
+                    variants = impute(clean[indices], masks, seed=self._seed)
                 else:
                     variants = torch.where(masks, other[indices], clean[indices])
                 yield self._model(variants).float()
@@ -194,12 +182,12 @@ class Variants:
         Without absent patches, batches have one sequence length each, from the longest on.
         """
         assert self._entry is not None
-        images, tokens = self._kinds.shape[1:3]
+        images, tokens = self._versions.shape[1:3]
         prefix = len(self._model.layout.prefix)
         is_absent = self._substrate == "absent"
         working_set = _CPU_WORKING_SET if self.device.type == "cpu" else _LARGE_WORKING_SET
         most = self._batch_size or max(1, working_set // self._entry.method.largest)
-        table = self._kinds.flatten(0, 2)
+        table = self._versions.flatten(0, 2)
         places = torch.arange(tokens, device=self.device)
         lengths = tokens - removed.sum(1) if is_absent else torch.full_like(which, tokens)
         distinct_lengths, counts = lengths.unique_consecutive(return_counts=True)
@@ -220,7 +208,7 @@ class Variants:
                 removed = removed[count:]
 
 
-def resized(model: Model, images: Images) -> Float[Tensor, "batch 3 _ _"]:
+def resize_to_model(model: Model, images: Images) -> Float[Tensor, "batch 3 _ _"]:
     """Return images resized to the input size of the model, as the model does.
 
     Patches of pixels then match its patches.
@@ -238,13 +226,17 @@ def pixel_masks(removed: Removed, grid: Size, size: Size) -> Bool[Tensor, "varia
 
 
 def distinct_variants(which: Which, removed: Removed) -> tuple[Int[Tensor, " different"], Which]:
-    """Return the first index of each distinct variant, and for every variant that of its equal."""
+    """Return the index of each distinct variant's first occurrence, and the inverse.
+
+    The inverse is the number of the distinct variant that every variant is equal to, as that of
+    numpy.unique.
+    """
     bits = np.packbits(removed.cpu().numpy(), axis=1)
     images = which.cpu().numpy().astype(np.int64).view(np.uint8).reshape(len(which), -1)
     rows = np.ascontiguousarray(np.concatenate([images, bits], 1))
     keys = rows.view(np.dtype((np.void, rows.shape[1]))).ravel()
-    _, place, back = np.unique(keys, return_index=True, return_inverse=True)
-    return torch.from_numpy(place), torch.from_numpy(back.ravel())
+    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    return torch.from_numpy(first), torch.from_numpy(inverse.ravel())
 
 
 @dataclass(frozen=True)
@@ -378,7 +370,7 @@ def faithfulness(
         for parts, order_logits in zip(curves, logits):
             parts.append(_curve(shares, order_logits, batch_targets))
         advance(len(batch))
-    joined = [_joined(parts) for parts in curves]
+    joined = [_join_batches(parts) for parts in curves]
     return tuple(Faithfulness(first, last) for first, last in zip(joined[::2], joined[1::2]))
 
 
@@ -410,7 +402,7 @@ def _curve(
     )
 
 
-def _joined(parts: Sequence[RemovalCurve]) -> RemovalCurve:
+def _join_batches(parts: Sequence[RemovalCurve]) -> RemovalCurve:
     """Return the curves of the images of all batches."""
     return RemovalCurve(
         parts[0].shares,
@@ -453,146 +445,3 @@ def removal_counts(
     mirrored = [patches - count for count in rounded]
     counts = sorted({*rounded, *mirrored})  # symmetric despite rounding
     return torch.tensor(counts[:-1] if keep_one else counts)
-
-
-def imputed(images: Images, holes: Holes, *, noise: float = NOISE, seed: int = 0) -> Images:
-    """Return images with their holes imputed from the surrounding pixels to TOLERANCE.
-
-    Noisy linear imputation: each removed pixel is the weighted mean of its eight neighbours (1/6
-    for the four adjacent, 1/12 for the four diagonal ones; at the edge of the image, of those that
-    exist). Noise of this standard deviation is added in the holes, the same for every image, so
-    that results do not depend on the batch.
-
-    The linear system of many images is solved at once by conjugate gradients, as it is symmetric,
-    and positive definite where any pixel is known. Each iteration is preconditioned by one
-    multigrid cycle, so that the number of iterations does not grow with the size of the holes.
-    Raises InputError for an image without any pixel left.
-    """
-    if bool(holes.flatten(1).all(1).any()):
-        raise InputError("expected images with some pixels left, found one without any")
-    at_once = len(images)
-    if images.device.type == "cpu":
-        at_once = max(1, _AT_ONCE // images[0].numel())
-    parts = zip(images.split(at_once), holes.split(at_once))
-    filled = torch.cat([_solved(part, part_holes) for part, part_holes in parts])
-    generator = torch.Generator().manual_seed(seed)
-    grain = torch.randn(1, *images.shape[1:], generator=generator).to(images)
-    return torch.where(holes, (filled + noise * grain).clamp(0, 1), images)
-
-
-@dataclass(frozen=True)
-class _Level:
-    """One grid of the multigrid cycle.
-
-    inside: 1 in holes; weight: the sum of the weights of existing neighbours.
-    """
-
-    inside: OneEach
-    weight: Float[Tensor, "1 1 height width"]
-
-    def times(self, values: Grid) -> Grid:
-        """Return (D - W) applied to values, in the holes; values must be 0 outside."""
-        return self.inside * (self.weight * values - _neighbours(values))
-
-
-def _solved(images: Images, holes: Holes) -> Images:
-    """Solve (D - W) x = W known in the holes by conjugate gradients, for every image and channel.
-
-    known: the pixels outside the holes.
-    """
-    levels = _levels(holes.to(images.dtype))
-    fine = levels[0]
-    known = 1 - fine.inside
-    x = fine.inside * _initial_guess(images, known)
-    residual = fine.inside * _neighbours(images * known) - fine.times(x)
-    correction = _cycle(levels, residual)
-    step = correction
-    square = _dot(residual, correction)
-    for _ in range(_ROUNDS):
-        if correction.abs().max() <= TOLERANCE / 2:  # the change by a cycle estimates the error
-            break
-        image = fine.times(step)
-        length = square / _dot(step, image).clamp_min(1e-30)
-        x = x + length * step
-        residual = residual - length * image
-        correction = _cycle(levels, residual)
-        before = square
-        square = _dot(residual, correction)
-        step = correction + square / before.clamp_min(1e-30) * step
-    return x
-
-
-def _levels(inside: OneEach) -> list[_Level]:
-    """Return the grid and coarser ones, halved while both sides are even.
-
-    A coarse cell is a hole if all of it is.
-    """
-    levels = [_level(inside)]
-    while min(inside.shape[-2:]) > _COARSEST and not any(side % 2 for side in inside.shape[-2:]):
-        inside = (F.avg_pool2d(inside, 2) == 1).to(inside.dtype)
-        levels.append(_level(inside))
-    return levels
-
-
-def _level(inside: OneEach) -> _Level:
-    return _Level(inside, _neighbours(torch.ones_like(inside[:1])))
-
-
-def _cycle(levels: Sequence[_Level], residual: Grid) -> Grid:
-    """Return one multigrid V-cycle for the error of a residual.
-
-    It is symmetric, as conjugate gradients require. A Jacobi step, a division by the weight,
-    removes at least two thirds of the error that a coarser grid cannot represent.
-    """
-    level = levels[0]
-    coarser = levels[1:]
-    x = residual / level.weight
-    if not coarser:
-        for _ in range(_SWEEPS):
-            x = x + (residual - level.times(x)) / level.weight
-        return x
-    line = torch.tensor(_ENLARGE, dtype=residual.dtype, device=residual.device)
-    channels = residual.shape[1]
-    kernel = torch.outer(line, line).expand(channels, 1, 4, 4)
-
-    def enlarge(values: Grid) -> Grid:
-        """Enlarge values by 2, linearly interpolated; zero beyond the edge."""
-        groups = values.shape[1]
-        return F.conv_transpose2d(values, kernel[:groups], stride=2, padding=1, groups=groups)
-
-    coarse_ones = torch.ones_like(level.inside[:1, :, ::2, ::2])
-    shares = enlarge(coarse_ones)  # below 1 at the edge of the image
-    remaining = (residual - level.times(x)) / shares
-    # the transpose of `enlarge`, as symmetry requires
-    coarse_residual = F.conv2d(remaining, kernel, stride=2, padding=1, groups=channels)
-    coarse_correction = _cycle(coarser, coarse_residual * coarser[0].inside)
-    x = x + level.inside * enlarge(coarse_correction) / shares
-    return x + (residual - level.times(x)) / level.weight
-
-
-def _neighbours(values: Grid) -> Grid:
-    """Return the weighted sum of the neighbours of each pixel, zero beyond the edge.
-
-    The kernel is (1, 2, 1) x (1, 2, 1) / 12 without its middle, computed separably, as a depthwise
-    convolution is many times slower on CPUs.
-    """
-    padded = F.pad(values, (1, 1, 1, 1))
-    down = (padded[..., :-2, :] + padded[..., 2:, :]).add_(padded[..., 1:-1, :], alpha=2)
-    both = (down[..., :-2] + down[..., 2:]).add_(down[..., 1:-1], alpha=2)
-    return both.sub_(values, alpha=4).div_(12)
-
-
-def _dot(first: Grid, second: Grid) -> Float[Tensor, "batch channels 1 1"]:
-    return (first * second).sum((2, 3), keepdim=True)
-
-
-def _initial_guess(images: Images, is_known: OneEach) -> Images:
-    """Return holes filled from means of known pixels at successively coarser resolutions."""
-    height, width = images.shape[-2:]
-    if bool(is_known.flatten(1).all()) or min(height, width) < 2:
-        return images
-    share = F.avg_pool2d(is_known, 2, ceil_mode=True)
-    means = F.avg_pool2d(images * is_known, 2, ceil_mode=True) / share.clamp_min(1e-6)
-    coarse = _initial_guess(means, (share > 0).to(images.dtype))
-    large = F.interpolate(coarse, size=(height, width), mode="bilinear", align_corners=False)
-    return torch.where(is_known > 0, images, large)

@@ -35,7 +35,8 @@ from vitlens.devices import evaluating
 from vitlens.errors import InputError
 from vitlens.lens.quick_passes import quick_passes
 from vitlens.lens.trace import probe_images
-from vitlens.models.hooks import Arguments, holding, per_model, watching
+from vitlens.models.hooks import Arguments, watching
+from vitlens.models.memo import holding, per_model
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps
 from vitlens.uncertainty import Estimate
@@ -329,12 +330,12 @@ def stability(
         maps = maps.cpu()
         rows, columns = maps.shape[-2:]
         for name, shift in DISTURBANCES.items():
-            actual = explain(model, disturbed(images, name), targets).cpu()
+            actual = explain(model, disturb_images(images, name), targets).cpu()
             if actual.shape != maps.shape:
                 raise InputError(
                     f"expected maps of shape {tuple(maps.shape)}, found {tuple(actual.shape)}"
                 )
-            moved = shifted(
+            moved = shift_values(
                 maps.float().unsqueeze(1), shift * rows / height, shift * columns / width
             ).squeeze(1)
             expected = moved.flip(-1) if name == FLIP else moved
@@ -355,13 +356,13 @@ def _top_place(maps: AnyMaps) -> Float[Tensor, "batch 2"]:
     return torch.stack((top // columns / rows, top % columns / columns), 1)
 
 
-def disturbed(images: Images, name: str) -> Images:
+def disturb_images(images: Images, name: str) -> Images:
     """Return the images under one of DISTURBANCES, their edges repeated."""
-    moved = shifted(images, DISTURBANCES[name], DISTURBANCES[name])
+    moved = shift_values(images, DISTURBANCES[name], DISTURBANCES[name])
     return moved.flip(-1) if name == FLIP else moved
 
 
-def shifted(
+def shift_values(
     values: Float[Tensor, "batch channels height width"], down: float, right: float
 ) -> Float[Tensor, "batch channels height width"]:
     """Return values moved by numbers of pixels, which may be fractions.

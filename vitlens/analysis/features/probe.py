@@ -72,7 +72,7 @@ def probe(
     """
     require_labelled(train, train_labels, test, test_labels)
     labels = train_labels.numpy()
-    is_held_out = held_out(train_labels, groups=train_groups, seed=seed).numpy()
+    is_held_out = held_out_mask(train_labels, groups=train_groups, seed=seed).numpy()
     vectors = train.numpy()
     tried = dict[float, float]()
     has_converged = True
@@ -152,7 +152,7 @@ def _fits(
         yield _Fit(c, model.predict(scaled_test), bool(model.n_iter_.max() < STEPS))
 
 
-def held_out(
+def held_out_mask(
     labels: Tensor, *, groups: Tensor | None = None, seed: int = 0
 ) -> Bool[Tensor, " batch"]:
     """Return which training images are held out to choose C.

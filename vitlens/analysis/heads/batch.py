@@ -34,12 +34,13 @@ from vitlens.analysis.heads.rows import (
     row_statistics,
 )
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
-from vitlens.lens.attention import Tap, projection_of, tapped
+from vitlens.lens.attention import projection_of, tapped
 from vitlens.lens.call import MASKED, MASKED_SCORE, AttentionCall, precise, row_by_row
 from vitlens.lens.observe import observe, require_special_first, survey_weights
 from vitlens.lens.places import Access, accesses
 from vitlens.lens.site import Site
 from vitlens.lens.stages import watching_stream
+from vitlens.lens.tap import Tap
 from vitlens.lens.trace import probe_images
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Tokens
@@ -100,8 +101,11 @@ def allowed_keys(
 class BatchStatistics:
     """Statistics of heads from one forward pass, gathered call by call, a few images at a time.
 
-    values (images, heads): by statistic and layer, those of several calls of a layer one after
-    another; evidence: the mass by offset, and all other evidence for labels where groups are given.
+    groups: (images,) the group of each, to gather the evidence for labels as well, or None; masks:
+    (images, height, width) True on the object, or None.
+
+    values (images, heads): by statistic and layer; if a layer has several calls, their heads follow
+    each other; evidence: the mass by offset, and with groups all other evidence for labels.
     """
 
     def __init__(
@@ -121,12 +125,17 @@ class BatchStatistics:
         self.groups = torch.zeros(len(images), dtype=torch.long) if groups is None else groups
         self.values: dict[Key, PerImage] = {}
         self.evidence = HeadEvidence(by_group(torch.ones(len(images)), self.groups))
-        # by geometry: similar pairs, and the share of each patch on the object
-        self._pictures: dict[Geometry, tuple[Tensor, Tensor | None]] = {}
-        self._high: Tensor | None = None  # (images, patches) of the stream after the last block
-        places = accesses(model).values() if self.for_labels else ()
-        self._awaited: set[str] = set()  # modules with heads that `take_heads` reads
-        self._heads = {access.module: access for access in places if access.place.kind == "heads"}
+        # by geometry: similar pairs of patches, and the share of each patch on the object
+        self._patch_facts: dict[Geometry, tuple[Tensor, Tensor | None]] = {}
+        # (images, patches) True for tokens of high norm after the last block that ran
+        self._high_norm: Tensor | None = None
+        self._heads: dict[str, Access] = {}  # by module, where outputs of heads can be read
+        if self.for_labels:
+            for access in accesses(model).values():
+                if access.place.kind == "heads":
+                    self._heads[access.module] = access
+        # modules of `_heads` whose attention was seen: `take_heads` reads their outputs next
+        self._awaiting_outputs: set[str] = set()
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -141,9 +150,9 @@ class BatchStatistics:
             yield
 
     def take_heads(self, access: Access, joined: Tensor) -> Tensor:
-        """Add the joined outputs of a layer's heads, which pass on."""
+        """Add the joined outputs of a layer's heads; return them unchanged."""
         layer = access.layer
-        if layer is not None and access.module in self._awaited:
+        if layer is not None and access.module in self._awaiting_outputs:
             outputs = joined.unflatten(-1, (access.heads, -1)).transpose(1, 2)
             with torch.autocast(self.images.device.type, enabled=False):
                 self.evidence.sums["output", layer] = self._norms_of_heads(access.module, outputs)
@@ -163,14 +172,15 @@ class BatchStatistics:
         prefix = 0
         if layout is not None and tokens.shape[1] == layout.tokens:
             prefix = len(layout.prefix)
-        self._high = None
+        self._high_norm = None
         is_windowed = len(tokens) != len(self.images)
-        if is_windowed or tokens.shape[1] <= max(prefix, 1):  # the latter holds CLS only
+        has_patches = tokens.shape[1] > max(prefix, 1)
+        if is_windowed or not has_patches:
             return
         norms = TokenNorms(tokens.float().norm(dim=-1), prefix)
         for name in token_statistics():
             self.values[name, block] = FUNCTIONS[name](norms)[:, None]
-        self._high = norms.high[:, prefix:]
+        self._high_norm = norms.high[:, prefix:]
 
     def take(self, call: AttentionCall) -> None:
         """Add an attention call. Raises NonFiniteError naming the layer."""
@@ -187,7 +197,7 @@ class BatchStatistics:
                 parts = self._parts_of_patches(call, geometry, allowed, sums)
             if self.for_labels and geometry is not None and call.output is not None:
                 if site.module in self._heads:
-                    self._awaited.add(site.module)
+                    self._awaiting_outputs.add(site.module)
                 else:
                     sums["output", site.layer] = self._norms_of_heads(site.module, call.output)
         values = {}
@@ -253,21 +263,24 @@ class BatchStatistics:
         if not self.for_labels:
             return offsets
         geometry = layer.geometry
-        similar, mask = self._pictures_on(geometry)
+        similar, mask = self._facts_of_patches(geometry)
         high = None
-        if self._high is not None and self._high.shape[1] == geometry.patches:
-            high = self._high[images]
+        if self._high_norm is not None and self._high_norm.shape[1] == geometry.patches:
+            high = self._high_norm[images]
         mask = None if mask is None else mask[images]
         return offsets | evidence_of(layer, entropy, similar[images], mask, high)
 
-    def _pictures_on(self, geometry: Geometry) -> tuple[Tensor, Tensor | None]:
-        """Return pairs of patches of similar colour, and the share of each patch on the object."""
-        if geometry not in self._pictures:
+    def _facts_of_patches(self, geometry: Geometry) -> tuple[Tensor, Tensor | None]:
+        """Return the similar pairs of patches by colour, and each patch's share on the object.
+
+        The share is None without masks.
+        """
+        if geometry not in self._patch_facts:
             mask = None
             if self.masks is not None:
                 mask = on_grid(self.masks[:, None].to(self.images.device), geometry)[..., 0]
-            self._pictures[geometry] = similar_pairs(self.images, geometry), mask
-        return self._pictures[geometry]
+            self._patch_facts[geometry] = similar_pairs(self.images, geometry), mask
+        return self._patch_facts[geometry]
 
 
 def _append_heads(values: dict[Key, Tensor], more: Mapping[Key, Tensor]) -> None:

@@ -78,7 +78,9 @@ def by_group(
     return sums.index_add_(0, groups.cpu(), values.detach().double().cpu())
 
 
-def left_out(sums: Float[Tensor, "groups *rest"], counts: Tensor) -> Float[Tensor, "samples *rest"]:
+def jackknife_means(
+    sums: Float[Tensor, "groups *rest"], counts: Tensor
+) -> Float[Tensor, "samples *rest"]:
     """Return the mean over all images, then the means without the images of each group."""
     total = sums.sum(0)
     images = counts.sum()

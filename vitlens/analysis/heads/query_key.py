@@ -84,7 +84,7 @@ class Neurons(Summary):
 
 @dataclass(frozen=True)
 class Alignment:
-    """How well distance stands for attention between queries and keys of one head.
+    """The agreement of distance and attention between queries and keys of one head.
 
     before, after: correlation of distance and dot product over the keys of a query, with the
     vectors as they are, and changed; factor: that of the queries.
@@ -194,16 +194,17 @@ def _weight_without(
     key: int,
 ) -> float:
     """Return the weight of a key with some dimensions of the query set to zero."""
-    kept = query.clone()
-    kept[dropped.to(kept.device)] = 0.0
-    return float(((keys @ kept) * scale + bias).softmax(-1)[key])
+    reduced = query.clone()
+    reduced[dropped.to(reduced.device)] = 0.0
+    return float(((keys @ reduced) * scale + bias).softmax(-1)[key])
 
 
 def _position(
     patch: tuple[int, int] | None, geometry: Geometry, otherwise: int | None
 ) -> int | None:
-    """Return the position of a patch among the tokens. Raises InputError for one that is not
-    there.
+    """Return the position of a patch among the tokens.
+
+    Raises InputError for one that is not there.
     """
     if patch is None:
         return otherwise
@@ -286,31 +287,32 @@ def query_key_map(
     parts = as_parts(images)
     batch = parts[: len(parts)].to(model.device)
     calls = _calls(model, batch)
-    wanted = list(heads)
-    if not wanted:
+    chosen_heads = list(heads)
+    if not chosen_heads:
         for layer, (call, _) in calls.items():
-            wanted += [(layer, head) for head in range(call.site.heads)]
-    for layer, head in wanted:
+            chosen_heads += [(layer, head) for head in range(call.site.heads)]
+    for layer, head in chosen_heads:
         _require_head(model, calls, layer, head)
-    each = points // (2 * len(wanted))
-    if each < 2:
+    points_per_head = points // (2 * len(chosen_heads))
+    if points_per_head < 2:
         raise InputError(
-            f"expected at least {4 * len(wanted)} points for {len(wanted)} heads, found {points}"
+            f"expected at least {4 * len(chosen_heads)} points for {len(chosen_heads)} heads, "
+            f"found {points}"
         )
     vectors = []
     products = []
     alignments = []
     columns = []
-    for layer, head in wanted:
+    for layer, head in chosen_heads:
         call, _ = calls[layer]
         assert call.inputs is not None
         tokens = call.inputs.query.shape[2]
         order = torch.randperm(len(batch) * tokens, generator=torch.Generator().manual_seed(seed))
-        drawn = order[:each].sort().values
+        drawn = order[:points_per_head].sort().values
         queries = call.inputs.query[:, head].flatten(0, 1)[drawn.to(batch.device)].double().cpu()
         keys = call.inputs.key[:, head].flatten(0, 1)[drawn.to(batch.device)].double().cpu()
         image = drawn // tokens
-        aligned, alignment = _aligned(queries, keys, image, layer, head)
+        aligned, alignment = _align(queries, keys, image, layer, head)
         vectors.append(aligned)
         products.append(queries @ keys.T)
         alignments.append(alignment)
@@ -326,10 +328,10 @@ def query_key_map(
                 )
             )
         )
-    return _mapped(vectors, products, alignments, torch.cat(columns, 1), seed)
+    return _map_vectors(vectors, products, alignments, torch.cat(columns, 1), seed)
 
 
-def _mapped(
+def _map_vectors(
     vectors: list[Tensor],
     products: list[Tensor],
     alignments: list[Alignment],
@@ -371,7 +373,7 @@ def _perplexity(points: int) -> float:
     return max(1.0, min(30.0, (points - 1) / 3))
 
 
-def _aligned(
+def _align(
     queries: Float[Tensor, "n head_dim"],
     keys: Float[Tensor, "n head_dim"],
     image: Int[Tensor, " n"],

@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.heads.evidence import bits_of_part, half_width, left_out
+from vitlens.analysis.heads.evidence import bits_of_part, half_width, jackknife_means
 from vitlens.analysis.heads.geometry import Geometry
 from vitlens.analysis.heads.offsets import (
     DISCS,
@@ -338,7 +338,7 @@ def specialise(table: Statistics) -> Specialisation:
         means = {}
         for (name, of_layer), value in sums.items():
             if of_layer == layer:
-                means[name] = left_out(value, counts)
+                means[name] = jackknife_means(value, counts)
         evidence = LayerEvidence(geometry, means, sums["received", layer], counts, output)
         scores = {name: RULES[name](evidence) for name in by_label}
         samples[layer] = scores
@@ -366,7 +366,7 @@ def _mean_over_heads(table: Statistics, name: str) -> Float[Tensor, "samples 1"]
     layers = [value for key, value in sorted(table.evidence.sums.items()) if key[0] == name]
     if not layers:
         return None
-    return left_out(torch.cat(layers, 1), table.evidence.counts).mean(1, keepdim=True)
+    return jackknife_means(torch.cat(layers, 1), table.evidence.counts).mean(1, keepdim=True)
 
 
 def _labels_of_layer(scores: Mapping[str, Samples], *, heads: int) -> tuple[HeadLabel, ...]:

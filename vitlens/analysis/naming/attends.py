@@ -145,7 +145,7 @@ def _test_sides(
     """Return the margin of each side that a label names, and the largest one-sided p."""
     margins: dict[str, Estimate] = {}
     p_values = []
-    for side, component in _predicted(word, shares).items():
+    for side, component in _predicted_components(word, shares).items():
         stays, moves = sides.double().mean(_OTHER_AXIS[side]).unbind(1)
         margin = stays - moves if component == "position" else moves - stays
         margins[side] = student_mean(margin, groups=groups, unit="")
@@ -155,7 +155,7 @@ def _test_sides(
     return margins, max(p_values, default=None)
 
 
-def _predicted(word: str, shares: Mapping[str, float]) -> dict[str, str]:
+def _predicted_components(word: str, shares: Mapping[str, float]) -> dict[str, str]:
     """Return the component of each side that a label names.
 
     The same keys for every query name the component of the key with the larger share.

@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitlens.analysis.heads.batch import layers_of
-from vitlens.analysis.heads.evidence import GROUPS, by_group, left_out
+from vitlens.analysis.heads.evidence import GROUPS, by_group, jackknife_means
 from vitlens.analysis.heads.geometry import Geometry, geometry_of
 from vitlens.errors import InputError
 from vitlens.lens.call import AttentionCall, precise
@@ -176,7 +176,7 @@ def _add_products(layer: _Sums, queries: Tensor, keys: Tensor, groups: Tensor) -
 
 
 def _parts(layer: _Sums, counts: Tensor) -> LayerParts:
-    samples = left_out(layer.products, counts)
+    samples = jackknife_means(layer.products, counts)
     total = samples.sum(-1, keepdim=True)
     pairs = layer.keys.shape[-2] ** 2
     spread = (total[0, :, 0] / pairs).clamp_min(0).sqrt()

@@ -115,11 +115,11 @@ def head_contributions(
         activations = _activations(model, images, mlps=False)
         added = []
         for number in classes.to(model.device):
-            added.append(_added_to(model, activations, number.expand(len(images))))
+            added.append(_contributions_to(model, activations, number.expand(len(images))))
         to_classes = torch.stack(added, -1)
         logits = activations.captured.logits
         equal = torch.full_like(logits, 1 / logits.shape[1], dtype=torch.float32)
-        to_mean = _added_to(model, activations, equal)
+        to_mean = _contributions_to(model, activations, equal)
     above = to_classes - to_mean[..., None]
     precision = max(ROUNDING, torch.finfo(model.mean.dtype).eps)
     largest = to_classes.abs().amax(-1, keepdim=True)
@@ -138,16 +138,16 @@ def label_contributions(
     with torch.no_grad(), torch.autocast(model.device.type, enabled=False):
         activations = _activations(model, images, mlps=False)
         classes = activations.captured.logits.shape[1]
-        return _added_to(model, activations, above_mean(labels.to(model.device), classes))
+        return _contributions_to(model, activations, above_mean(labels.to(model.device), classes))
 
 
-def _added_to(
+def _contributions_to(
     model: Model, activations: "_Activations", targets: Labels | Logits
 ) -> Float[Tensor, "batch layers heads"]:
     """Return what every head adds to a logit, or to a weighted sum of logits; on the CPU."""
     with evaluating(model):
         weights = precise(stream_weights(model, activations.streams[-1], targets))
-    return stacked(_of_heads(model, activations, weights), depth(model)).cpu()
+    return stack_layers(_of_heads(model, activations, weights), depth(model)).cpu()
 
 
 def above_mean(labels: Labels, classes: int) -> Logits:
@@ -325,7 +325,7 @@ def _contributions(model: Model, images: Images, targets: Labels | None) -> Cont
             output = activations.mlp(number) * scale
             mlps[:, number] = (at_read_tokens * output).sum((1, 2))
         result = Contributions(
-            heads=stacked(_of_heads(model, activations, weights), depth(model)).cpu(),
+            heads=stack_layers(_of_heads(model, activations, weights), depth(model)).cpu(),
             mlps=mlps.cpu(),
             embedding=(weights * streams[0]).sum((1, 2)).cpu(),
             bias=(_of_biases(model, at_read_tokens, constant) + constant).cpu(),
@@ -410,7 +410,7 @@ def branch_scale(block: nn.Module, branch: int) -> Tensor | float:
     return 1.0
 
 
-def stacked(
+def stack_layers(
     by_layer: Mapping[int, Float[Tensor, "batch _"]], rows: int
 ) -> Float[Tensor, "batch layers widest"]:
     """Return one table by the number of the layer.

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from vitlens.analysis.attention.chain import check_targets
-from vitlens.analysis.patching.contribution import stacked
+from vitlens.analysis.patching.contribution import stack_layers
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.lens.replay import patch
 from vitlens.lens.trace import blocks, depth
@@ -105,8 +105,8 @@ def patch_parts(
     heads = of_heads.split([layer.heads for layer in layers], 1)
     tokens = of_tokens.split([layer.tokens for layer in layers], 1)
     return Patching(
-        heads=stacked(dict(zip(numbers, heads)), depth(model)),
-        positions=stacked(dict(zip(numbers, tokens)), depth(model)),
+        heads=stack_layers(dict(zip(numbers, heads)), depth(model)),
+        positions=stack_layers(dict(zip(numbers, tokens)), depth(model)),
         clean=of_clean.cpu(),
         corrupted=of_corrupted.cpu(),
         targets=target_classes.cpu(),

@@ -127,7 +127,7 @@ def roll_patches(view: View, changed: Images, _region: Region, _level: float) ->
         (2 * down, 2 * across),
     ]
     stride = _stride(view.images)
-    options = [_rolled_sparse(view.images, step, stride) for step in steps]
+    options = [_roll_sparse(view.images, step, stride) for step in steps]
     best = _index_of_nearest(_sparse(view.images), _sparse(changed), options)
     result = torch.empty_like(view.images)
     for index, step in enumerate(steps):
@@ -136,7 +136,7 @@ def roll_patches(view: View, changed: Images, _region: Region, _level: float) ->
     return result
 
 
-def _rolled_sparse(images: Images, step: tuple[int, int], stride: int) -> Images:
+def _roll_sparse(images: Images, step: tuple[int, int], stride: int) -> Images:
     """Return the sparse pixels of the rolled images, see `_sparse`."""
     height, width = images.shape[-2:]
     rows = (torch.arange(0, height, stride) - step[0]) % height
@@ -151,7 +151,7 @@ def shift_and_turn(view: View, changed: Images, _region: Region, _level: float) 
     """
     shifted = shift_pixels(view, view.images, "reflect")
     restored = shift_pixels(view, shifted, "reflect", back=True)
-    return _turned_a_little(view, changed, restored)
+    return _rotate_slightly(view, changed, restored)
 
 
 def enlarge_and_turn(view: View, changed: Images, _region: Region, _level: float) -> Images:
@@ -160,10 +160,10 @@ def enlarge_and_turn(view: View, changed: Images, _region: Region, _level: float
     It loses the same detail, and keeps its size.
     """
     restored = enlarge_pixels(view, shrink_pixels(view, view.images, "reflection"))
-    return _turned_a_little(view, changed, restored)
+    return _rotate_slightly(view, changed, restored)
 
 
-def _turned_a_little(view: View, changed: Images, base: Images) -> Images:
+def _rotate_slightly(view: View, changed: Images, base: Images) -> Images:
     """Turn images around their centre, and change their brightness for the rest of the distance.
 
     The angle of the nearest distance is chosen on smaller copies of large images.
@@ -172,9 +172,9 @@ def _turned_a_little(view: View, changed: Images, base: Images) -> Images:
     small_base = _smaller(base)
     options = list[Tensor]()
     for angle in _ANGLES:
-        options.append(_turned(small_base, view.centre, torch.full((len(images),), angle)))
+        options.append(_rotate(small_base, view.centre, torch.full((len(images),), angle)))
     best = _nearest_index(images, _smaller(changed), options)
-    turned = _turned(base, view.centre, torch.tensor(_ANGLES)[best.cpu()])
+    turned = _rotate(base, view.centre, torch.tensor(_ANGLES)[best.cpu()])
     return add_pattern(view, changed, direction(view.images, view.region("image")), base=turned)
 
 
@@ -184,7 +184,7 @@ def _smaller(images: Images) -> Images:
     return F.avg_pool2d(images, factor) if factor > 1 else images
 
 
-def _turned(images: Images, centre: Tensor, angle: Tensor) -> Images:
+def _rotate(images: Images, centre: Tensor, angle: Tensor) -> Images:
     """Turn each image by an angle around a centre (batch, 2), down and across from -1 to 1."""
     height, width = images.shape[-2:]
     cos = angle.cos().to(images)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.analysis.failures.disturbances import DISTURBANCES
-from vitlens.analysis.failures.operations import OPERATIONS, blurred, frequency_bands, shuffled
+from vitlens.analysis.failures.operations import OPERATIONS, blurred, frequency_bands, shuffle_tiles
 from vitlens.analysis.reliance.colour import (
     OPPOSITE,
     luminance_of,
@@ -131,7 +131,7 @@ def shuffle_patches(view: View, _region: Region, offset: float) -> Images:
     down = round(offset * height / tiles)
     across = round(offset * width / tiles)
     moved = view.images.roll((-down, -across), (2, 3))
-    return shuffled(moved, tiles, view.keys).roll((down, across), (2, 3))
+    return shuffle_tiles(moved, tiles, view.keys).roll((down, across), (2, 3))
 
 
 def _nearest_tile_count(view: View, count: float) -> float:
@@ -147,13 +147,13 @@ def shift_image(view: View, _region: Region, _level: float) -> Images:
     An object stays inside the image where it has room.
     """
     objects = shift_pixels(view, _object_layers(view), "constant")
-    return _composed(objects, shift_pixels(view, view.ground, "reflect"))
+    return _compose(objects, shift_pixels(view, view.ground, "reflect"))
 
 
 def shrink_image(view: View, _region: Region, _level: float) -> Images:
     """Shrink each image around its object, which keeps its place, or around its centre."""
     objects = shrink_pixels(view, _object_layers(view), "zeros")
-    return _composed(objects, shrink_pixels(view, view.ground, "reflection"))
+    return _compose(objects, shrink_pixels(view, view.ground, "reflection"))
 
 
 def shift_pixels(view: View, pixels: Tensor, padding: str, *, back: bool = False) -> Tensor:
@@ -199,15 +199,15 @@ def shrink_pixels(view: View, pixels: Tensor, padding: str) -> Tensor:
 
     padding: a mode of F.grid_sample.
     """
-    return _scaled_around(view.centre, pixels, _SMALLER, padding)
+    return _scale_around(view.centre, pixels, _SMALLER, padding)
 
 
 def enlarge_pixels(view: View, pixels: Tensor) -> Tensor:
     """Enlarge shrunk pixels to their former size, without the detail that was lost."""
-    return _scaled_around(view.centre, pixels, 1 / _SMALLER, "reflection")
+    return _scale_around(view.centre, pixels, 1 / _SMALLER, "reflection")
 
 
-def _scaled_around(centre: Tensor, pixels: Tensor, scale: float, padding: str) -> Tensor:
+def _scale_around(centre: Tensor, pixels: Tensor, scale: float, padding: str) -> Tensor:
     """Scale the pixels of each image around a centre (batch, 2), down and across from -1 to 1."""
     theta = torch.zeros(len(pixels), 2, 3).to(pixels)
     theta[:, 0, 0] = 1 / scale
@@ -222,7 +222,7 @@ def _object_layers(view: View) -> Tensor:
     return torch.cat([view.images * view.cutout, view.cutout], 1)
 
 
-def _composed(objects: Tensor, ground: Images) -> Images:
+def _compose(objects: Tensor, ground: Images) -> Images:
     """Set objects, with their opacity as a fourth channel, on a background."""
     opacity = objects[:, 3:]
     return (ground * (1 - opacity) + objects[:, :3]).clamp(0, 1)

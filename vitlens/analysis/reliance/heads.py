@@ -92,9 +92,9 @@ class _Effects:
     def add(self, images: Images, changed: Images, labels: Labels) -> None:
         """Measure one batch."""
         patched = patch(self._model, images, changed, self._names)
-        before = _centred(patched.clean)
-        model_change = _centred(patched.other) - before
-        head_changes = _centred(patched.logits) - before
+        before = _centre_logits(patched.clean)
+        model_change = _centre_logits(patched.other) - before
+        head_changes = _centre_logits(patched.logits) - before
         self._products.append((head_changes * model_change).sum(-1).cpu())
         self._squares.append((model_change**2).sum(-1).cpu())
         gained = _is_correct(patched.logits, labels) - _is_correct(patched.clean, labels)
@@ -124,7 +124,7 @@ class _Effects:
         return torch.cat(self._points, dim=1)
 
 
-def _centred(logits: Tensor) -> Float[Tensor, "... classes"]:
+def _centre_logits(logits: Tensor) -> Float[Tensor, "... classes"]:
     """Return logits minus their mean, in double precision.
 
     A shift of all logits changes no prediction.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.failures.separation import separation
-from vitlens.analysis.faithfulness.maps import enlarged
+from vitlens.analysis.faithfulness.maps import enlarge_maps
 from vitlens.analysis.reliance.measure import ChangedImages
 from vitlens.analysis.reliance.rows import CueMapRow
 from vitlens.shapes import Maps, Masks
@@ -112,7 +112,7 @@ class _Shares:
 def share_in_regions(maps: Maps, regions: Masks) -> Float[Tensor, " images"]:
     """Return the share of each map's positive evidence in its region; NaN for a map without any."""
     height, width = regions.shape[-2:]
-    evidence = enlarged(maps.float().cpu(), (height, width)).clamp_min(0)
+    evidence = enlarge_maps(maps.float().cpu(), (height, width)).clamp_min(0)
     inside = (evidence * regions.cpu()).flatten(1).sum(1)
     total = evidence.flatten(1).sum(1)
     return (inside / total).where(total > 0, float("nan"))

@@ -40,10 +40,10 @@ from vitlens.uncertainty import (
 
 Level = tuple[str, float]  # of a disturbance
 Row = TypeVar("Row", RelianceRow, ReliancePairRow)
-_VISIBLE: Final = 0.5 / 255  # of a pixel: what changes less is as it was
+_VISIBLE: Final = 0.5 / 255  # an image counts as changed if a pixel changes by more
 _AT_ONCE: Final = 64  # images at a time: more do not fit a processor's cache
 _SEARCHED: Final = 200  # images among which a partner of another class is sought
-_WORD: Final = 0xFFFFFFFF
+_WORD: Final = 0xFFFFFFFF  # keys of random draws are made from 32-bit words
 
 
 @dataclass(frozen=True)
@@ -151,12 +151,13 @@ def measure_reliance(
         if count < FEWEST:
             left_out.append(LeftOutCueRow(cue.name, _too_few(intervention, count, run.count)))
             continue
-        rows += [run.row(cue, intervention, outcome, clean, at) for at in range(len(viewers))]
-    rows = list(_corrected(rows))
+        for index in range(len(viewers)):
+            rows.append(run.row(cue, intervention, outcome, clean, index))
+    rows = list(_correct_p_values(rows))
     pairs = list(run.pair_rows(rows, outcomes, clean))
     return Measured(
         tuple(rows),
-        tuple(_corrected(pairs)),
+        tuple(_correct_p_values(pairs)),
         (*run.without_masks(), *left_out),
         {level: run.correct_at(level, outcomes, clean) for level in plan.levels},
         run.is_correct(clean),
@@ -173,7 +174,7 @@ def _too_few(intervention: Intervention, count: int, total: int) -> str:
 
 
 class _Run:
-    """Everything that is measured of some models on the same images, in canonical order."""
+    """The measurement of several models on the same images, in canonical order."""
 
     def __init__(self, viewers: Sequence[Viewer], plan: Plan, seed: int, batch_size: int) -> None:
         first = viewers[0].split
@@ -194,9 +195,10 @@ class _Run:
 
     @cached_property
     def partners(self) -> Int[Tensor, " batch"]:
-        """Return for each image the next one of another class and another group, in a drawn order.
+        """Return for each image the index of another one, in an order drawn by the keys.
 
-        Where there is none, the class may be the same, and then the group.
+        It is the next image of another class and group. If there is none, the next one of another
+        group, then any next image.
         """
         labels = self.viewers[0].labels.tolist()
         groups = list(range(self.count)) if self.groups is None else self.groups.tolist()
@@ -230,7 +232,7 @@ class _Run:
                 for name, outcome in self._outcomes(views):
                     parts.setdefault(name, []).append(outcome)
                 advance(self.plan.passes * len(self.viewers) * len(indices))
-        outcomes = {name: _joined(batches) for name, batches in parts.items()}
+        outcomes = {name: _join_batches(batches) for name, batches in parts.items()}
         return outcomes, torch.cat(clean, -1)
 
     def views(self, indices: Tensor) -> list[View]:
@@ -267,10 +269,13 @@ class _Run:
         for cue, intervention in self.plan.interventions:
             if not intervention.suits(has_masks=self.has_masks):
                 continue
-            outcome = self._outcome(views, partial(_edited, intervention))
+            outcome = self._outcome(views, partial(_apply_intervention, intervention))
             yield (cue.name, intervention.name), outcome
         for kind, level in self.plan.further_levels:
-            yield (kind, f"{level:g}"), self._outcome(views, partial(_disturbed, kind, level))
+            yield (
+                (kind, f"{level:g}"),
+                self._outcome(views, partial(_apply_disturbance, kind, level)),
+            )
 
     def _outcome(
         self, views: Sequence[View], edit: Callable[[View], tuple[Images, ...]]
@@ -314,18 +319,18 @@ class _Run:
         return self.is_correct(outcomes[name].predictions[:, 0])
 
     def row(
-        self, cue: Cue, intervention: Intervention, outcome: _Outcome, clean: Tensor, at: int
+        self, cue: Cue, intervention: Intervention, outcome: _Outcome, clean: Tensor, index: int
     ) -> RelianceRow:
         """Return the row of one model, of the images that the intervention changes."""
-        effect = _Effect(self, outcome, clean, at)
+        effect = _Effect(self, outcome, clean, index)
         size, control_size = outcome.size[:, outcome.visible].double().mean(1).tolist()
         groups = effect.groups
         return RelianceRow(
-            model=self.viewers[at].model.alias,
+            model=self.viewers[index].model.alias,
             cue=cue.name,
             intervention=intervention.name,
-            n=len(effect.right),
-            unchanged=self.count - len(effect.right),
+            n=len(effect.correct_before),
+            unchanged=self.count - len(effect.correct_before),
             size=size,
             control_size=control_size,
             changed_by=share_of(effect.moved, groups=groups),
@@ -333,16 +338,20 @@ class _Run:
             changed=accuracy_difference(
                 effect.moved, effect.moved_by_control, groups=groups, seed=self.seed
             ),
-            lost=accuracy_difference(effect.control, effect.then, groups=groups, seed=self.seed),
-            gained=accuracy_difference(effect.then, effect.right, groups=groups, seed=self.seed),
-            errors=int((~effect.right).sum()),
-            fixed=int((effect.then & ~effect.right).sum()),
-            broken=int((effect.right & ~effect.then).sum()),
-            control_fixed=int((effect.control & ~effect.right).sum()),
-            control_broken=int((effect.right & ~effect.control).sum()),
+            lost=accuracy_difference(
+                effect.correct_after_control, effect.correct_after, groups=groups, seed=self.seed
+            ),
+            gained=accuracy_difference(
+                effect.correct_after, effect.correct_before, groups=groups, seed=self.seed
+            ),
+            errors=int((~effect.correct_before).sum()),
+            fixed=int((effect.correct_after & ~effect.correct_before).sum()),
+            broken=int((effect.correct_before & ~effect.correct_after).sum()),
+            control_fixed=int((effect.correct_after_control & ~effect.correct_before).sum()),
+            control_broken=int((effect.correct_before & ~effect.correct_after_control).sum()),
             p=paired_test(effect.moved, effect.moved_by_control, groups=groups),
-            p_lost=paired_test(effect.control, effect.then, groups=groups),
-            p_gained=paired_test(effect.then, effect.right, groups=groups),
+            p_lost=paired_test(effect.correct_after_control, effect.correct_after, groups=groups),
+            p_gained=paired_test(effect.correct_after, effect.correct_before, groups=groups),
         )
 
     def pair_rows(
@@ -352,15 +361,17 @@ class _Run:
         clean: Tensor,
     ) -> Iterator[ReliancePairRow]:
         """Yield the differences of all pairs of models under every judged intervention."""
-        places = {viewer.model.alias: at for at, viewer in enumerate(self.viewers)}
+        aliases = [viewer.model.alias for viewer in self.viewers]
         rows_by_name: dict[tuple[str, str], list[RelianceRow]] = {}
         for row in rows:
             rows_by_name.setdefault((row.cue, row.intervention), []).append(row)
         for (cue, intervention), judged in rows_by_name.items():
             relying = [row.model for row in judged if row.is_relied_on]
             outcome = outcomes[cue, intervention]
-            effects = {alias: _Effect(self, outcome, clean, at) for alias, at in places.items()}
-            for first, second in combinations(places, 2):
+            effects = {}
+            for index, alias in enumerate(aliases):
+                effects[alias] = _Effect(self, outcome, clean, index)
+            for first, second in combinations(aliases, 2):
                 one = effects[first]
                 other = effects[second]
                 yield ReliancePairRow(
@@ -376,7 +387,7 @@ class _Run:
                     changed_by=100 * float(one.moved.mean() - other.moved.mean()),
                     relying=tuple(model for model in relying if model in (first, second)),
                     accuracy=accuracy_difference(
-                        one.then, other.then, groups=one.groups, seed=self.seed
+                        one.correct_after, other.correct_after, groups=one.groups, seed=self.seed
                     ),
                 )
 
@@ -439,7 +450,7 @@ def changed_images(viewer: Viewer, row: RelianceRow, *, limit: int, seed: int = 
     for indices in chosen.split(_AT_ONCE):
         (view,) = run.views(indices)
         region = view.region(intervention.region)[:, 0] > 0
-        parts.append((view.images, *_edited(intervention, view), region))
+        parts.append((view.images, *_apply_intervention(intervention, view), region))
     images, changed, control, region = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
     groups = run.viewers[0].split.groups
     return ChangedImages(
@@ -458,18 +469,19 @@ def changed_images(viewer: Viewer, row: RelianceRow, *, limit: int, seed: int = 
 class _Effect:
     """The predictions of one model on the images (n,) that an intervention changes.
 
-    right, then, control: whether each is classified correctly before, after the intervention and
-    after its control; moved, moved_by_control: whether the prediction differs from before.
+    correct_before, correct_after, correct_after_control: whether each is classified correctly
+    before, after the intervention and after its control; moved, moved_by_control: whether the
+    prediction differs from before.
     """
 
-    def __init__(self, run: _Run, outcome: _Outcome, clean: Tensor, at: int) -> None:
+    def __init__(self, run: _Run, outcome: _Outcome, clean: Tensor, index: int) -> None:
         visible = outcome.visible
-        before = clean[at, visible]
-        after, after_control = outcome.predictions[at][:, visible]
-        labels = run.viewers[at].labels[visible]
-        self.right: NDArray[np.bool_] = (before == labels).numpy()
-        self.then: NDArray[np.bool_] = (after == labels).numpy()
-        self.control: NDArray[np.bool_] = (after_control == labels).numpy()
+        before = clean[index, visible]
+        after, after_control = outcome.predictions[index][:, visible]
+        labels = run.viewers[index].labels[visible]
+        self.correct_before: NDArray[np.bool_] = (before == labels).numpy()
+        self.correct_after: NDArray[np.bool_] = (after == labels).numpy()
+        self.correct_after_control: NDArray[np.bool_] = (after_control == labels).numpy()
         self.moved: NDArray[np.bool_] = (after != before).numpy()
         self.moved_by_control: NDArray[np.bool_] = (after_control != before).numpy()
         self.groups = None if run.groups is None else run.groups[visible.numpy()]
@@ -488,10 +500,10 @@ class _Effect:
 
         1 where an image is right after the control only, -1 after the intervention only, else 0.
         """
-        return self.control.astype(np.int64) - self.then
+        return self.correct_after_control.astype(np.int64) - self.correct_after
 
 
-def _joined(batches: Sequence[_Outcome]) -> _Outcome:
+def _join_batches(batches: Sequence[_Outcome]) -> _Outcome:
     """Return the outcome of all batches."""
     return _Outcome(
         torch.cat([batch.predictions for batch in batches], -1),
@@ -506,11 +518,11 @@ def _canonical(numbers: Tensor, labels: Labels, groups: Tensor | None) -> Int[Te
     return torch.from_numpy(np.lexsort((sources, labels.numpy(), numbers.numpy())))
 
 
-def _disturbed(kind: str, level: float, view: View) -> tuple[Images]:
+def _apply_disturbance(kind: str, level: float, view: View) -> tuple[Images]:
     return (disturb(view, kind, level),)
 
 
-def _edited(intervention: Intervention, view: View) -> tuple[Images, Images]:
+def _apply_intervention(intervention: Intervention, view: View) -> tuple[Images, Images]:
     """Return the images after an intervention, and after its control."""
     if intervention.disturbance:
         changed = disturb(view, intervention.disturbance, intervention.level)
@@ -520,12 +532,12 @@ def _edited(intervention: Intervention, view: View) -> tuple[Images, Images]:
     return changed, control
 
 
-def _corrected(rows: Sequence[Row]) -> Iterator[Row]:
+def _correct_p_values(rows: Sequence[Row]) -> Iterator[Row]:
     """Yield the rows with p-values corrected by Holm over all matched rows; others have none."""
     matched = [at for at, row in enumerate(rows) if row.is_matched]
     p_holm = dict(zip(matched, holm([rows[at].p for at in matched])))
     p_lost_holm = dict(zip(matched, holm([rows[at].p_lost for at in matched])))
-    p_gained_holm = _corrected_gains(rows)
+    p_gained_holm = _correct_gains(rows)
     for at, row in enumerate(rows):
         corrected = replace(row, p_holm=p_holm.get(at), p_lost_holm=p_lost_holm.get(at))
         if isinstance(corrected, RelianceRow):
@@ -533,7 +545,7 @@ def _corrected(rows: Sequence[Row]) -> Iterator[Row]:
         yield corrected
 
 
-def _corrected_gains(rows: Sequence[RelianceRow | ReliancePairRow]) -> dict[int, float]:
+def _correct_gains(rows: Sequence[RelianceRow | ReliancePairRow]) -> dict[int, float]:
     """Return the corrected p-values of the accuracy gained, by place; pairs of models have none."""
     p_values = {
         at: row.p_gained

@@ -13,8 +13,8 @@ from vitlens.analysis.reliance.rows import (
     LeftOutCueRow,
     ReliancePairRow,
     RelianceRow,
-    ranked,
-    ranked_pairs,
+    rank_interventions,
+    rank_pairs,
 )
 from vitlens.classes import reading
 from vitlens.data.catalogue import read_split
@@ -46,12 +46,12 @@ class Reliance(Table):
 
         model: its alias, None: the first.
         """
-        return tuple(row.cue for row in ranked(self.rows, model or self.models[0]))
+        return tuple(row.cue for row in rank_interventions(self.rows, model or self.models[0]))
 
     @property
     def differences(self) -> tuple[tuple[str, str], ...]:
         """Return the model that relies more on a cue, and the cue, the largest difference first."""
-        return tuple((row.more, row.cue) for row in ranked_pairs(self.pairs))
+        return tuple((row.more, row.cue) for row in rank_pairs(self.pairs))
 
     def records(self) -> Iterator[dict[str, object]]:
         """Return a row for each model and intervention; of estimates value, low and high."""

@@ -289,7 +289,7 @@ class LeftOutCueRow:
         return CUES[self.cue].title
 
 
-def ranked(rows: Sequence[RelianceRow], model: str) -> tuple[RelianceRow, ...]:
+def rank_interventions(rows: Sequence[RelianceRow], model: str) -> tuple[RelianceRow, ...]:
     """Return the strongest intervention on each cue that a model relies on.
 
     The largest effect comes first. A cue is left out where one of its parts has at least 80 % of
@@ -329,7 +329,7 @@ def suspects(rows: Sequence[RelianceRow], model: str) -> tuple[RelianceRow, ...]
     for the cue.
     """
     chosen = list[RelianceRow]()
-    for row in ranked(rows, model):
+    for row in rank_interventions(rows, model):
         misleading = [
             other
             for other in rows
@@ -342,7 +342,7 @@ def suspects(rows: Sequence[RelianceRow], model: str) -> tuple[RelianceRow, ...]
     return tuple(sorted(chosen, key=lambda row: not row.misleads))
 
 
-def ranked_pairs(pairs: Sequence[ReliancePairRow]) -> tuple[ReliancePairRow, ...]:
+def rank_pairs(pairs: Sequence[ReliancePairRow]) -> tuple[ReliancePairRow, ...]:
     """Return for each cue the largest difference of each pair of models, the largest first.
 
     Only pairs are returned of which one model relies more on the cue than the other.

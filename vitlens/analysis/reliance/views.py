@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.faithfulness.removal import imputed
+from vitlens.analysis.faithfulness.imputation import impute
 from vitlens.analysis.reliance.cues import Region
 from vitlens.shapes import Images, Masks
 
@@ -106,7 +106,7 @@ class View:
         """Return the background, filled in at the place of the object."""
         is_layer = self.layer > 0
         covers_all = is_layer.flatten(1).all(1)[:, None, None, None]
-        return imputed(self.images, is_layer & ~covers_all)
+        return impute(self.images, is_layer & ~covers_all)
 
 
 def _mean_colour(images: Images, region: Plane) -> Float[Tensor, "batch 3 1 1"]:

@@ -211,16 +211,16 @@ class _Layer:
 
         Raises InputError for a call that fails and for an answer without a tensor.
         """
-        given = list(self.inputs if inputs is None else inputs)
+        arguments = list(self.inputs if inputs is None else inputs)
         if self.tokens_first:
-            given = [part.transpose(0, 1) for part in given]
+            arguments = [part.transpose(0, 1) for part in arguments]
         options = {} if mask is None else {self.mask: mask}
         try:
-            answer = self.module(*given[: 1 if self.takes == "x" else 3], **options)
+            answer = self.module(*arguments[: 1 if self.takes == "x" else 3], **options)
         except Exception as error:
             raise InputError(
                 "expected module(q, k, v[, mask]) or module(x[, mask]) for tokens of shape "
-                f"{tuple(given[0].shape)}, found {type(error).__name__}: {first_line(error)}"
+                f"{tuple(arguments[0].shape)}, found {type(error).__name__}: {first_line(error)}"
             ) from error
         parts = answer if isinstance(answer, tuple | list) else (answer,)
         tensors = [part for part in parts if isinstance(part, Tensor)]
@@ -229,12 +229,12 @@ class _Layer:
                 "expected an output, or (output, weights), as tensors, found "
                 f"{type(answer).__name__}"
             )
-        output = next((part for part in tensors if part.shape == given[0].shape), tensors[0])
+        output = next((part for part in tensors if part.shape == arguments[0].shape), tensors[0])
         weights = None
         for part in tensors:
             if part is not output and part.shape[-2:] == (_TOKENS, _TOKENS):
                 weights = part
-        if self.tokens_first and output.shape == given[0].shape:
+        if self.tokens_first and output.shape == arguments[0].shape:
             output = output.transpose(0, 1)
         return output, weights
 
@@ -299,7 +299,7 @@ def _findings(layer: _Layer) -> Iterator[Finding]:
     if match is not None:
         yield from _of_match(layer, match)
     else:
-        yield _unmatched(layer)
+        yield _describe_mismatch(layer)
         yield from _of_behaviour(layer)
     if layer.weights is not None:
         yield _rows(layer.weights)
@@ -367,7 +367,7 @@ def _of_match(layer: _Layer, match: _Match) -> Iterator[Finding]:
         if projections.output is not None:
             yield _projection(variant)
     if layer.weights is not None:
-        yield _returned(layer.weights, match.weights)
+        yield _check_returned_weights(layer.weights, match.weights)
 
 
 def _heads(variant: Variant, heads: int, words: dict[str, int]) -> Finding:
@@ -392,15 +392,15 @@ def _projection(variant: Variant) -> Finding:
     return Finding("projection", False, says)
 
 
-def _returned(weights: Tensor, expected: Tensor) -> Finding:
+def _check_returned_weights(weights: Tensor, expected: Tensor) -> Finding:
     """Return whether the weights that a layer returns are those that it uses."""
-    wanted = (expected, expected.mean(1), expected[:, 0])
-    if any(_is_close(weights.double(), each) for each in wanted):
+    forms = (expected, expected.mean(1), expected[:, 0])
+    if any(_is_close(weights.double(), form) for form in forms):
         return Finding("weights", True, "The weights that it returns are those that it uses.")
     return Finding("weights", False, "The weights that it returns are not those that it uses.")
 
 
-def _unmatched(layer: _Layer) -> Finding:
+def _describe_mismatch(layer: _Layer) -> Finding:
     """Return why the values are not compared, or that they are of no variant that is known here."""
     if layer.has_weights and not layer.candidates:
         return Finding(
@@ -474,7 +474,7 @@ def _forms(allowed: Bool[Tensor, "query key"]) -> Iterator[tuple[str, Tensor]]:
         yield words, mask.expand(_BATCH, 1, *mask.shape)
 
 
-def _masked(
+def _masked_outputs(
     layer: _Layer, allowed: Bool[Tensor, "query key"], inputs: Sequence[Tensor] | None = None
 ) -> list[tuple[str, Tensor]]:
     """Return the outputs under a mask in each form that the layer takes.
@@ -505,7 +505,7 @@ def _mask(layer: _Layer, match: _Match | None) -> Finding:
     if match is not None and match.variant.axis != "keys":
         return Finding("mask", None, "Not checked: the softmax runs over another axis.")
     allowed = torch.ones(_TOKENS, _TOKENS, dtype=torch.bool).tril()
-    outputs = _masked(layer, allowed)
+    outputs = _masked_outputs(layer, allowed)
     if not outputs:
         return Finding("mask", None, "Not checked: no mask of the usual forms was taken.")
     for words, output in outputs:
@@ -544,7 +544,7 @@ def _is_right(
     return any(
         _is_close(other[..., :1, :], output[..., :1, :])
         and not _is_close(other[..., 1:, :], output[..., 1:, :])
-        for _, other in _masked(layer, allowed, changed)
+        for _, other in _masked_outputs(layer, allowed, changed)
     )
 
 

@@ -205,11 +205,11 @@ def attend(
     allowed: Bool[Tensor, "query key"] | None = None,
     mask_use: MaskUse = "right",
 ) -> tuple[Tensor, Tensor] | None:
-    """Return output and weights (batch, heads, query, key) of a variant; None where it cannot be
-    computed.
+    """Return output and weights (batch, heads, query, key) of a variant.
 
-    inputs: of queries, keys and values, (batch, tokens, dim), or (batch, heads, tokens, head_dim)
-    without projections; allowed: True where a query may attend; mask_use: how that is used.
+    Returns None where it cannot be computed. inputs: of queries, keys and values, (batch, tokens,
+    dim), or (batch, heads, tokens, head_dim) without projections; allowed: True where a query may
+    attend; mask_use: how that is used.
     """
     parts = dict(zip("qkv", _head_inputs(inputs, projections, variant.split), strict=True))
     query, key, value = (parts[name] for name in variant.order)
@@ -227,11 +227,11 @@ def attend(
         tokens = scores.shape[-1]
         later = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
         scores = scores.masked_fill(later, -torch.inf)
-    weights = _weighted(scores, variant.axis, allowed, mask_use)
+    weights = _masked_weights(scores, variant.axis, allowed, mask_use)
     output = weights @ value
     if projections is None:
         return (output[:, 0] if inputs[0].dim() == 3 else output), weights
-    output = _merged(output, variant)
+    output = _merge_heads(output, variant)
     if variant.projected and projections.output is not None:
         output = projections.output(output)
     return output, weights
@@ -259,7 +259,7 @@ def _head_inputs(
     return cut
 
 
-def _merged(output: Tensor, variant: Variant) -> Tensor:
+def _merge_heads(output: Tensor, variant: Variant) -> Tensor:
     """Return the outputs of the heads as (batch, tokens, dim)."""
     if variant.merge == "reshape":
         return output.reshape(output.shape[0], output.shape[2], -1)
@@ -268,7 +268,9 @@ def _merged(output: Tensor, variant: Variant) -> Tensor:
     return output.transpose(1, 2).flatten(2)
 
 
-def _weighted(scores: Tensor, axis: Axis, allowed: Tensor | None, mask_use: MaskUse) -> Tensor:
+def _masked_weights(
+    scores: Tensor, axis: Axis, allowed: Tensor | None, mask_use: MaskUse
+) -> Tensor:
     """Return the weights of scores (batch, heads, query, key) under a mask."""
     if allowed is not None and mask_use == "right":
         scores = scores.masked_fill(~allowed, -torch.inf)

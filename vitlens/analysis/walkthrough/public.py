@@ -280,7 +280,7 @@ def _walk(model: Model, image: Images, layer: Layer, head: int | None, seed: int
         entropies=entropies,
         order=order.cpu(),
         permutations=permutations,
-        changed=tuple(_changed(model, image, logits, changes)),
+        changed=tuple(_run_changes(model, image, logits, changes)),
         logits=logits[0].cpu(),
         **fields,
     )
@@ -362,16 +362,16 @@ def _permutations(
     images: Images,
     last: str,
     patches: Float[Tensor, "batch patches dim"],
-    added: Float[Tensor, "patches dim"],
+    positions: Float[Tensor, "patches dim"],
     order: Int[Tensor, " patches"],
 ) -> Iterator[Permutation]:
     """Yield the results of embedded patches in another order, with positions and without.
 
-    added: to the patches, their positions.
+    positions: the embeddings that are added to the patches.
     """
     prefix = len(model.layout.prefix)
     for with_positions in (True, False):
-        offset = added if with_positions else torch.zeros_like(added)
+        offset = positions if with_positions else torch.zeros_like(positions)
         with intervene(model, {"patches": patches + offset}):
             plain = capture(model, images, last)
         with intervene(model, {"patches": patches[:, order] + offset}):
@@ -415,18 +415,20 @@ def _changes(
             if place.kind == "weights" and place.shape[-2:] == all_pairs:
                 without_prefix[place.name] = unread
         changes["prefix-unread"] = without_prefix
-    if layout.positions("cls") and model.anatomy.readout in ("cls", "cls+distillation"):
-
-        def mean_read(tokens: Tensor) -> Tensor:
-            changed = tokens.clone()
-            changed[:, layout.positions("cls")[0]] = tokens[:, prefix:].mean(1)
-            return changed
-
-        changes["mean-read"] = {last: mean_read}
+    cls = layout.positions("cls")
+    if cls and model.anatomy.readout in ("cls", "cls+distillation"):
+        changes["mean-read"] = {last: partial(_put_mean_in_cls, cls=cls[0], prefix=prefix)}
     return changes
 
 
-def _changed(
+def _put_mean_in_cls(tokens: Tensor, *, cls: int, prefix: int) -> Tensor:
+    """Return the tokens with the mean of the patches in place of CLS."""
+    changed = tokens.clone()
+    changed[:, cls] = tokens[:, prefix:].mean(1)
+    return changed
+
+
+def _run_changes(
     model: Model, images: Images, logits: Logits, changes: dict[Change, Changes]
 ) -> Iterator[Changed]:
     yield Changed("none", logits.cpu(), 0.0)

@@ -176,7 +176,7 @@ def reversal(
         layer = _Layer(length, heads, positions).to(device)
     losses = _train(layer, task, length, steps, generator)
     vectors, source = _draw(task, length, TEST, generator)
-    return _measured(layer, task, positions, vectors.to(device), source.to(device), losses)
+    return _measure_layer(layer, task, positions, vectors.to(device), source.to(device), losses)
 
 
 def require_exercise(task: str, *, length: int, heads: int, positions: str, steps: int) -> None:
@@ -233,7 +233,7 @@ def _train(
 
 
 @torch.no_grad()
-def _measured(
+def _measure_layer(
     layer: _Layer,
     task: SequenceTask,
     positions: SequencePositions,

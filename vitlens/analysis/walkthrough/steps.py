@@ -221,7 +221,7 @@ def layer_steps(model: Model, images: Images, layer: Layer) -> LayerSteps:
         scale = inputs.scale
         bias = inputs.bias
     products = queries @ keys.transpose(-2, -1)
-    scores = _biased(products * scale, bias)
+    scores = _add_bias(products * scale, bias)
     note = "" if bias is None else "a bias or a mask is added to the scores"
     scores_check = _check("scores", scores, of_model["attention.scores"], note)
     if inputs is None and not scores_check.equal:
@@ -257,7 +257,7 @@ def layer_steps(model: Model, images: Images, layer: Layer) -> LayerSteps:
         "products": products,
         "scores": scores,
         "weights": weights,
-        "unscaled": softmax_or_zero(_biased(products, bias)),
+        "unscaled": softmax_or_zero(_add_bias(products, bias)),
         "outputs": of_model["heads"],
         "projected": projected,
     }
@@ -271,7 +271,7 @@ def layer_steps(model: Model, images: Images, layer: Layer) -> LayerSteps:
     return LayerSteps(heads, tokens, scale, checks)
 
 
-def _biased(scores: Tensor, bias: Tensor | None) -> Tensor:
+def _add_bias(scores: Tensor, bias: Tensor | None) -> Tensor:
     """Return scores with a bias added, or a mask applied."""
     if bias is None:
         return scores

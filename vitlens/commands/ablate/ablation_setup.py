@@ -66,8 +66,9 @@ class AblationSetup:
         return self.run.run.seed
 
     def groups(self, indices: Tensor | None = None) -> Tensor | None:
-        """Return the groups of all images (n,) or of those at some indices; None for images without
-        groups.
+        """Return the groups of all images (n,) or of those at some indices.
+
+        Returns None for images without groups.
         """
         groups = self.run.split.groups
         if groups is None or indices is None:

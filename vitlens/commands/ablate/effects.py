@@ -29,8 +29,10 @@ HeadLabels = Mapping[tuple[int, int], str]  # by layer and head
 
 @dataclass(frozen=True)
 class UnitEffects:
-    """The effects of all units on all images, with one replacement. first_order: (units, n),
-    nats."""
+    """The effects of all units on all images, with one replacement.
+
+    first_order: (units, n), nats.
+    """
 
     effects: Outcomes
     first_order: Tensor

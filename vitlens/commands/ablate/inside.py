@@ -46,11 +46,8 @@ _IMAGES: Final = 64
 _EXEMPLARS: Final = 2  # images shown for each head
 _LARGEST: Final = 96  # px, longest side of a stored exemplar
 _CANDIDATES: Final = 8  # images that are corrupted to find one whose prediction changes
-_CORRUPTIONS: Final = {
-    "blur": "blurred",
-    "shuffle": "tiles shuffled",
-    "noise": "with noise",
-}  # in the order of trial
+# in the order of trial
+_CORRUPTIONS: Final = {"blur": "blurred", "shuffle": "tiles shuffled", "noise": "with noise"}
 
 Fields = dict[str, Any]  # of the record
 
@@ -112,8 +109,9 @@ def measure_inside(setup: AblationSetup) -> tuple[Fields, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class ImagePair:
-    """A clean and a corrupted image, (1, 3, height, width) each. corruption: "" for two different
-    images.
+    """A clean and a corrupted image, (1, 3, height, width) each.
+
+    corruption: "" for two different images.
     """
 
     clean: Tensor

@@ -27,9 +27,10 @@ from vitlens.commands.ablate.removal import (
     measure_pairs,
 )
 from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.load import ImageRequest
 from vitlens.commands.run.progress import phase
 from vitlens.commands.run.resume import resumable, with_its_settings
-from vitlens.commands.run.run import ImageRequest, Run
+from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import labels_of, require_label_source
 from vitlens.devices import autocast
 from vitlens.names import Replacement
@@ -37,8 +38,9 @@ from vitlens.names import Replacement
 
 @dataclass(frozen=True)
 class Measurements:
-    """The measurements in which all processes share. labels: of the heads, in the first process
-    only.
+    """The measurements in which all processes share.
+
+    labels: of the heads, in the first process only.
     """
 
     effects: EffectsByReplacement

@@ -32,8 +32,9 @@ Models = dict[Literal["whole", "pruned"], Model]
 
 @dataclass(frozen=True)
 class Pruning:
-    """The share of the parameters that was pruned, and the rows of both models; empty without
-    --prune.
+    """The share of the parameters that was pruned, and the rows of both models.
+
+    They are empty without --prune.
     """
 
     parameters_cut: Estimate | None = None

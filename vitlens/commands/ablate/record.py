@@ -239,12 +239,12 @@ class ContributionRow:
 
 @dataclass(frozen=True)
 class ExemplarRow:
-    """An image with a large contribution of one head to its label; the image with the largest
-    contribution comes first.
+    """An image with a large contribution of one head to its label.
 
-    adds: direct contribution to the logit of the label, above the mean over all classes. picture:
-    row of the image in the arrays. patch: (row, column) of the patch with the largest contribution,
-    on the `grid` (rows, columns); None if it is unknown.
+    The image with the largest contribution comes first. adds: direct contribution to the logit
+    of the label, above the mean over all classes. picture: row of the image in the arrays.
+    patch: (row, column) of the patch with the largest contribution, on the `grid` (rows,
+    columns); None if it is unknown.
     """
 
     layer: int = col("layer")
@@ -259,8 +259,9 @@ class ExemplarRow:
 
 @dataclass(frozen=True)
 class PrunedRow:
-    """The whole or the pruned model. time: median for a batch, with quartiles; cut: the pruned
-    heads.
+    """The whole or the pruned model.
+
+    time: median for a batch, with quartiles; cut: the pruned heads.
     """
 
     model: Literal["whole", "pruned"] = col("model")

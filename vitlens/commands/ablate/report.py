@@ -40,7 +40,7 @@ def unknown(record: AblateRecord) -> Iterator[str]:
         )
     for note in model.notes:
         yield say("{{ note|whole }}.", note=f"{note[:1].upper()}{note[1:]}")
-    yield from _undecided(record)
+    yield from _undecided_heads(record)
     if len(record.heads) > 1:
         yield say(
             "Heads were removed one at a time, and {{ k }} of {{ n }} pairs together. Heads with "
@@ -58,7 +58,7 @@ def unknown(record: AblateRecord) -> Iterator[str]:
         yield say("Not measured: {{ reason|whole }}.", reason=reason)
 
 
-def _undecided(record: AblateRecord) -> Iterator[str]:
+def _undecided_heads(record: AblateRecord) -> Iterator[str]:
     """Yield how many heads are undecided, and how many images would decide."""
     undecided = [row for row in record.heads if row.effect == "undecided"]
     if not undecided or record.images < FEWEST:

@@ -101,8 +101,10 @@ def _more_steps(victim: Victim, name: str, correct: Tensor) -> Check:
 
 
 def _attack_checks(victim: Victim, name: str, correct: Tensor) -> Iterator[Check]:
-    """Yield the checks of one attack; a slow one is checked on fewer images and with fewer
-    steps."""
+    """Yield the checks of one attack.
+
+    A slow one is checked on fewer images and with fewer steps.
+    """
     entry = ATTACKS[name]
     outcome = victim.outcomes[name]
     yield never_rises(outcome)

@@ -51,7 +51,7 @@ def claims(record: AttackRecord) -> Iterator[Claim]:
     for row in record.overall:
         masked[row.model] = []
         if enough_images:
-            masked[row.model] += _masked(record, row.model)
+            masked[row.model] += _masking_signs(record, row.model)
         yield from masked[row.model]
     if enough_images:
         for first, second in dict.fromkeys((row.first, row.second) for row in record.pairs):
@@ -110,7 +110,7 @@ def _is_broken(record: AttackRecord, model: str) -> bool:
     return any(row.model == model and row.accuracy.value == 0 for row in record.curves)
 
 
-def _masked(record: AttackRecord, model: str) -> Iterator[Claim]:
+def _masking_signs(record: AttackRecord, model: str) -> Iterator[Claim]:
     """Yield the signs that attacks on a model fail because of its gradients.
 
     These are the clearest failed self-check, and transferred images that break it more often than
@@ -249,7 +249,7 @@ def _difference_at(
         "attack": _name(row),
         "better": better,
         "worse": worse,
-        "kept": _kept(record, row),
+        "kept": _compared_accuracies(record, row),
         "clean": {overall.model: overall.clean for overall in record.overall},
         "telling": telling,
         "against": [test for test in large if test.difference.value * row.difference.value < 0],
@@ -281,7 +281,7 @@ def _name(row: AttackCurveRow | RobustPairRow) -> str:
     return row.title.removesuffix(" L∞")
 
 
-def _kept(record: AttackRecord, row: RobustPairRow) -> dict[str, Estimate]:
+def _compared_accuracies(record: AttackRecord, row: RobustPairRow) -> dict[str, Estimate]:
     """Return the accuracies that a pair compares, by model."""
     accuracies = {}
     for curve in record.curves:
@@ -301,7 +301,7 @@ def informative(record: AttackRecord, row: RobustPairRow) -> bool:
     clean = {overall.model: overall.clean.value for overall in record.overall}
     some_accuracy = False
     some_loss = False
-    for model, accuracy in _kept(record, row).items():
+    for model, accuracy in _compared_accuracies(record, row).items():
         some_accuracy = some_accuracy or bool(accuracy.value)
         some_loss = some_loss or accuracy.value != clean.get(model)
     return some_accuracy and some_loss
@@ -490,7 +490,9 @@ def unknown(record: AttackRecord) -> Iterator[str]:
             "The largest epsilon was tried first (`--downwards`): smaller ones were not tried "
             "for an image that stayed correct, and count as survived."
         )
-    few = [name for name, rows in sampled(record).items() if getattr(record, name) and not rows]
+    few = [
+        name for name, rows in rows_on_sample(record).items() if getattr(record, name) and not rows
+    ]
     if few:
         yield say(
             "Measured on too few images to be shown: {{ few }}; the numbers are in `tables/`.",
@@ -502,7 +504,7 @@ def unknown(record: AttackRecord) -> Iterator[str]:
     )
 
 
-def sampled(record: AttackRecord) -> dict[str, list[Any]]:
+def rows_on_sample(record: AttackRecord) -> dict[str, list[Any]]:
     """Return the rows of transfer and blocks that rest on enough fooling images, by table."""
     transfer = []
     for row in record.transfer:

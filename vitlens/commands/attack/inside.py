@@ -36,7 +36,7 @@ MapPair = tuple[Tensor, Tensor]  # before and after the attack, (n, rows, column
 
 @dataclass(frozen=True)
 class ChangesInside:
-    """What an attack changes inside one model.
+    """The changes that an attack makes inside one model.
 
     halfway: the first block whose outputs for a clean and an adversarial image differ at least half
     as much as for two different images.
@@ -83,8 +83,9 @@ class FoolingImages:
 
 
 def changes_inside(victims: Sequence[Victim], sample: AttackSample) -> list[ChangesInside | None]:
-    """Return what the attack changes inside each model; None if no image fools it, or without
-    --inside.
+    """Return what the attack changes inside each model.
+
+    Returns None if no image fools it, or without --inside.
     """
     changes: list[ChangesInside | None] = []
     for index, victim in enumerate(victims):
@@ -98,8 +99,9 @@ def changes_inside(victims: Sequence[Victim], sample: AttackSample) -> list[Chan
 
 
 def _fooling_images(victim: Victim, sample: AttackSample, index: int) -> FoolingImages | None:
-    """Return at most MEASURED sampled images that fool a model, the one of this index; None if
-    there are none.
+    """Return at most MEASURED sampled images that fool a model, the one of this index.
+
+    Returns None if there are none.
     """
     fooled = sample.fooled[index].nonzero().flatten()
     places = evenly_spaced(fooled, MEASURED)

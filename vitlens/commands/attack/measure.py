@@ -27,7 +27,7 @@ from vitlens.commands.attack.survivors import follow_up
 from vitlens.commands.attack.sweep import Victim, sweep_all
 from vitlens.commands.attack.tables import Measurements, record_of
 from vitlens.commands.run.folder import RunFolder
-from vitlens.commands.run.load import load_split
+from vitlens.commands.run.load import ImageRequest, load_split
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.progress import ProgressStore, phase
 from vitlens.commands.run.resume import resumable, with_its_settings
@@ -106,8 +106,9 @@ def measure(
 
 
 def _loader(models: Sequence[Model]) -> Callable[[RunOptions], tuple[Model, ...]] | None:
-    """Return a function that returns these models instead of loading the named ones; None without
-    models.
+    """Return a function that returns these models instead of loading the named ones.
+
+    Returns None without models.
     """
     if not models:
         return None
@@ -122,7 +123,7 @@ def _load_images(run: Run[AttackOptions]) -> Split:
             options=run.run,
             data=options.data,
             images=options.images,
-            scenes=1,
+            request=ImageRequest(scenes=1),
             other_models=run.models[1:],
         )
 
@@ -156,8 +157,9 @@ def _baseline(run: Run[AttackOptions]) -> str:
 
 
 def _settings(options: AttackOptions) -> dict[str, Any]:
-    """Return the settings that a run and its continuation share; epsilons in the order in which
-    they are tried.
+    """Return the settings that a run and its continuation share.
+
+    Epsilons in the order in which they are tried.
     """
     linf = list(options.linf)
     l2 = list(options.l2)
@@ -189,10 +191,10 @@ def _victims(
 
 
 def _on_corruptions(victim: Victim) -> Corrupted:
-    """Return which corrupted images a model classifies correctly; each process takes its share of
-    the images.
+    """Return which corrupted images a model classifies correctly.
 
-    With --predicted, an image counts as correct if its prediction stays the same.
+    Each process takes its share of the images. With --predicted, an image counts as correct if
+    its prediction stays the same.
     """
     run = victim.run
     processes = run.processes

@@ -4,11 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from vitlens.charts import intervals
-from vitlens.commands.attack.record import (
-    AttackRecord,
-    CandidateRow,
-    RobustnessGapRow,
-)
+from vitlens.commands.attack.reason_rows import CandidateRow, RobustnessGapRow
+from vitlens.commands.attack.record import AttackRecord
 from vitlens.report.claims import Claim
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import Chart, Section
@@ -67,8 +64,8 @@ def _accounted(
         _difference(gap),
         say(
             "{{ start }} accounts for {{ row.accounted|alone }} of them: "
-            "{{ row.known.change|whole }} {{ row.after|value }} are left, "
-            "{{ row.known.control|whole }} {{ row.control|value }}.",
+            "{{ row.definition.change|whole }} {{ row.after|value }} are left, "
+            "{{ row.definition.control|whole }} {{ row.control|value }}.",
             start=row.title[:1].upper() + row.title[1:],
             row=row,
         ),

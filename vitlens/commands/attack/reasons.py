@@ -28,12 +28,8 @@ from torch import Tensor
 from vitlens.analysis.failures.operations import frequency_bands
 from vitlens.attacks.losses import is_misclassified, margin
 from vitlens.attacks.robustness import ROUNDING, Outcome
-from vitlens.commands.attack.record import (
-    CandidateRow,
-    RobustnessGapRow,
-    UntestedGapRow,
-    typed_epsilon,
-)
+from vitlens.commands.attack.epsilon import typed_epsilon
+from vitlens.commands.attack.reason_rows import CandidateRow, RobustnessGapRow, UntestedGapRow
 from vitlens.commands.attack.sample import AttackSample
 from vitlens.commands.attack.sweep import Victim
 from vitlens.devices import evaluating
@@ -196,21 +192,21 @@ def explained_gap(
     first, second = targets
     epsilon = first.epsilon
     budgets = torch.full((len(first.clean),), epsilon, dtype=torch.float64)
-    usual = [target.robust_at(budgets) for target in targets]
-    gap = _points(usual)
+    same_budget = [target.robust_at(budgets) for target in targets]
+    gap = _points(same_budget)
     gap_row = RobustnessGapRow(
         first.model.alias,
         second.model.alias,
         attack,
         typed_epsilon(epsilon, "linf"),
         mean_points(gap, groups=groups),
-        robust_first=float(usual[0].float().mean()),
-        robust_second=float(usual[1].float().mean()),
-        p=paired_test(usual[0].numpy(), usual[1].numpy(), groups=groups),
+        robust_first=float(same_budget[0].float().mean()),
+        robust_second=float(same_budget[1].float().mean()),
+        p=paired_test(same_budget[0].numpy(), same_budget[1].numpy(), groups=groups),
     )
     sign = 1 if gap_row.difference.value >= 0 else -1
     rows = []
-    for tested in _candidates(targets, usual, patch):
+    for tested in _candidates(targets, same_budget, patch):
         own_groups = None if groups is None else groups[tested.images.numpy()]
         rows.append(_row(gap_row, tested, sign, own_groups))
     p_values = holm([row.p for row in rows])
@@ -245,7 +241,7 @@ def _row(
         value_second=tested.values[1],
         control=mean_points(sign * before, groups=groups),
         after=mean_points(sign * after, groups=groups),
-        accounted=_bounded(accounted, groups),
+        accounted=_mean_change(accounted, groups),
         p=_p_of(accounted, groups),
     )
 
@@ -261,7 +257,7 @@ def _p_of(points: NDArray[np.float64], groups: NDArray[np.integer] | None) -> fl
     return student_test(points, groups=groups)
 
 
-def _bounded(points: NDArray[np.float64], groups: NDArray[np.integer] | None) -> Estimate:
+def _mean_change(points: NDArray[np.float64], groups: NDArray[np.integer] | None) -> Estimate:
     """Return the mean of changes of a difference, each between -200 and 200 points."""
     half = mean_points(points / 2, groups=groups)
     ends = [None if end is None else 2 * end for end in (half.low, half.high)]
@@ -276,7 +272,7 @@ def _points(right: Sequence[Right]) -> NDArray[np.float64]:
 
 
 def _candidates(
-    targets: Sequence[Target], usual: Sequence[Right], patch: tuple[int, int] | None
+    targets: Sequence[Target], same_budget: Sequence[Right], patch: tuple[int, int] | None
 ) -> Iterator[_Tested]:
     yield _frequency(targets)
     if patch is not None:
@@ -290,9 +286,9 @@ def _candidates(
         own_margin / own_gradient.clamp_min(_TINY)
         for own_margin, own_gradient in zip(margins, gradients)
     )
-    yield _matched("gradient", targets, usual, gradients, inverse=True)
-    yield _matched("margin", targets, usual, margins)
-    yield _matched("distance", targets, usual, distances)
+    yield _match_budgets("gradient", targets, same_budget, gradients, inverse=True)
+    yield _match_budgets("margin", targets, same_budget, margins)
+    yield _match_budgets("distance", targets, same_budget, distances)
 
 
 def _frequency(targets: Sequence[Target]) -> _Tested:
@@ -348,8 +344,8 @@ def _half_of_energy(change: Images, ranks: Float[Tensor, "batch frequencies"]) -
     cumulative = power.flatten(1).gather(1, order).cumsum(1)
     is_kept = cumulative <= cumulative[:, -1:] / 2
     mask = torch.zeros_like(is_kept).scatter(1, order, is_kept).unflatten(1, spectrum.shape[-2:])
-    kept: Images = torch.fft.irfft2(spectrum * mask[:, None], s=(height, width))
-    return kept
+    filtered: Images = torch.fft.irfft2(spectrum * mask[:, None], s=(height, width))
+    return filtered
 
 
 def _patch_grid(targets: Sequence[Target], patch: tuple[int, int]) -> _Tested:
@@ -386,10 +382,10 @@ def _jump_at_borders(change: Images, patch: tuple[int, int]) -> float:
     return float(np.mean(ratios)) if ratios else 1.0
 
 
-def _matched(
+def _match_budgets(
     name: str,
     targets: Sequence[Target],
-    usual: Sequence[Right],
+    same_budget: Sequence[Right],
     values: Sequence[PerImage],
     *,
     inverse: bool = False,
@@ -405,7 +401,7 @@ def _matched(
         targets[1].robust_at(_budgets(targets[1].epsilon, 1 / ratio)),
     ]
     means = (float(values[0].mean()), float(values[1].mean()))
-    return _Tested(name, means, usual, after, torch.arange(len(ratio)))
+    return _Tested(name, means, same_budget, after, torch.arange(len(ratio)))
 
 
 def _budgets(epsilon: float, factors: PerImage) -> PerImage:

@@ -1,7 +1,6 @@
 """The record of `vitlens attack`; free of torch. Layers and blocks count from 0.
 
-Epsilons are in the unit of the command line: 1/255 for L∞, pixel units for L2, a share of the
-pixels for a patch.
+Epsilons are in the unit of the command line: see `vitlens.commands.attack.epsilon`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.arrays import Flags, Form, Images, Indices, Pixels, Stack, Vector
-from vitlens.attacks.registry import UNIT, NormName
+from vitlens.attacks.registry import NormName
+from vitlens.commands.attack.epsilon import AXES, EPSILON_TERM, epsilon_words
+from vitlens.commands.attack.reason_rows import CandidateRow, RobustnessGapRow, UntestedGapRow
 from vitlens.record import OfModel, Record, arrays, col, table
-from vitlens.uncertainty import LEVEL, Estimate, Side, beyond, wilson
+from vitlens.uncertainty import Estimate, wilson
 
 Counterpart: TypeAlias = Literal["adversarial", "noise", "another image"]
 State: TypeAlias = Literal["passed", "inconclusive", "failed"]
@@ -24,41 +25,10 @@ FAR: Final = 8.0  # epsilon in 1/255 at which no undefended model keeps most of 
 SURVIVED: Final = 0.5
 WORST_TITLE: Final = "all attacks, with stronger ones on survivors"
 WORST_CASE: Final = "worst-case-linf"  # name in metrics of all L∞ attacks together
-AXES: Final[Mapping[NormName, str]] = {  # units of epsilon
-    "linf": "1/255",
-    "l2": "pixel units",
-    "patch": "share of the pixels",
-}
 _ROBUST: Final = (
     "the share of all images that are classified correctly when clean and under every "
     "perturbation found"
 )
-_EPSILON: Final = (
-    "the largest change that an attack may make: of one pixel in 1/255 (L∞), or the distance (L2)"
-)
-
-
-def scale_of(norm: NormName) -> float:
-    """Return the factor from pixel units to the unit of the command line: 255 for L∞, else 1."""
-    return UNIT if norm == "linf" else 1.0
-
-
-def typed_epsilon(epsilon: float, norm: NormName) -> float:
-    """Return an epsilon in pixel units as it is typed on the command line and named in metrics: 4,
-    0.5.
-    """
-    return float(f"{round(epsilon * scale_of(norm), 6):g}")
-
-
-def epsilon_words(epsilon: float, norm: NormName) -> str:
-    """Return an epsilon in the unit of the command line, in words: "4/255", "an L2 distance of
-    0.5".
-    """
-    if norm == "patch":
-        return f"{100 * epsilon:.3g} % of the pixels covered"
-    if norm == "linf":
-        return f"{epsilon:g}/255"
-    return f"an L2 distance of {epsilon:g}"
 
 
 @dataclass(frozen=True)
@@ -115,7 +85,7 @@ class AttackCurveRow(OfModel):
     attack: str = col("name")
     title: str = col("attack")
     norm: NormName = col("norm")
-    epsilon: float = col("epsilon", term=_EPSILON)
+    epsilon: float = col("epsilon", term=EPSILON_TERM)
     accuracy: Estimate = col(
         "robust accuracy",
         better="higher",
@@ -206,7 +176,7 @@ class RobustPairRow:
     attack: str = col("name")
     title: str = col("attack")
     norm: NormName = col("norm")
-    epsilon: float = col("epsilon", term=_EPSILON)
+    epsilon: float = col("epsilon", term=EPSILON_TERM)
     first: str = col("first")
     second: str = col("second")
     only_first: int = col("only the first right")
@@ -243,7 +213,7 @@ class SurvivorsRow(OfModel):
     accuracy. margin, square: the number of images that each breaks; None if it was not run.
     """
 
-    epsilon: float = col("epsilon", term=_EPSILON)
+    epsilon: float = col("epsilon", term=EPSILON_TERM)
     survivors: int = col("survivors")
     before: Estimate = col("robust accuracy before", better="higher")
     after: Estimate = col(
@@ -291,154 +261,6 @@ class CorruptionPairRow:
     def models(self) -> str:
         """Return the name of the series of these two models."""
         return f"{self.first} − {self.second}"
-
-
-@dataclass(frozen=True)
-class RobustnessGapRow:
-    """The difference in robust accuracy of two models, on images that both classify correctly.
-
-    difference: first minus second. p: of McNemar's exact test.
-    """
-
-    first: str = col("first")
-    second: str = col("second")
-    attack: str = col("attack")
-    epsilon: float = col("epsilon", term=_EPSILON)
-    difference: Estimate = col(
-        "difference in robust accuracy", metric="robustness_gap/{first}/{second}"
-    )
-    robust_first: float = col("robust accuracy of the first", unit="fraction")
-    robust_second: float = col("robust accuracy of the second", unit="fraction")
-    p: float = col("p")
-
-    @property
-    def at(self) -> str:
-        """Return the epsilon in words."""
-        return epsilon_words(self.epsilon, "linf")
-
-    @property
-    def differs(self) -> bool:
-        """Return True if the models are shown to differ."""
-        return self.p <= LEVEL and beyond(self.difference, 0.0) is not Side.UNDECIDED
-
-    @property
-    def better(self) -> str:
-        """Return the model with the higher robust accuracy."""
-        return self.first if self.difference.value >= 0 else self.second
-
-    @property
-    def worse(self) -> str:
-        """Return the model with the lower robust accuracy."""
-        return self.second if self.difference.value >= 0 else self.first
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A property that may account for a difference in robustness.
-
-    measures: what its two values are. change, control: what is done to the attack.
-    """
-
-    title: str
-    measures: str
-    change: str
-    control: str
-
-
-CANDIDATES: Final[Mapping[str, Candidate]] = {
-    "frequency": Candidate(
-        "frequency content",
-        "share of the energy of perturbations in fine detail",
-        "without the higher half of the energy of perturbations",
-        "without a random half of it",
-    ),
-    "patch-grid": Candidate(
-        "the patch grid",
-        "steps of perturbations between patches, relative to steps inside",
-        "with attacked images shifted by half a patch",
-        "with attacked images shifted by a whole patch",
-    ),
-    "gradient": Candidate(
-        "gradient size",
-        "change of the margin for 1/255, to first order, in spreads of the logits",
-        "with budgets matched to the gradients",
-        "with the same budget for both",
-    ),
-    "margin": Candidate(
-        "the margin",
-        "margin of clean images, in spreads of the logits",
-        "with budgets matched to the margins",
-        "with the same budget for both",
-    ),
-    "distance": Candidate(
-        "margin and gradient together",
-        "margin divided by its gradient, in 1/255",
-        "with budgets matched to margin and gradient",
-        "with the same budget for both",
-    ),
-}
-
-
-@dataclass(frozen=True)
-class CandidateRow:
-    """One candidate cause of a difference in robustness, tested by an intervention.
-
-    value_first, value_second: what the candidate measures of each model. control, after: robust
-    accuracy of the more robust model minus that of the other, under the control and under the
-    intervention. accounted: control minus after, paired by image. p_holm: corrected for all
-    candidates.
-    """
-
-    first: str = col("first")
-    second: str = col("second")
-    candidate: str = col("candidate")
-    value_first: float = col("of the first")
-    value_second: float = col("of the second")
-    control: Estimate = col("difference under the control")
-    after: Estimate = col("difference under the change")
-    accounted: Estimate = col(
-        "points accounted for",
-        metric="robustness_accounted/{first}/{second}/{candidate}",
-        term="how much smaller a difference in robust accuracy is under a change of the attack "
-        "than under its control",
-    )
-    p: float = col("p")
-    p_holm: float = col("p (Holm)", default=1.0)
-
-    @property
-    def known(self) -> Candidate:
-        """Return what the candidate is."""
-        return CANDIDATES[self.candidate]
-
-    @property
-    def title(self) -> str:
-        """Return the name of the candidate."""
-        return self.known.title
-
-    @property
-    def possible_cause(self) -> str:
-        """Return the name of the candidate, for a table."""
-        return self.title
-
-    @property
-    def measured(self) -> str:
-        """Return what is measured, of both models."""
-        values = f"{self.value_first:.2g} and {self.value_second:.2g}"
-        return f"{self.known.measures}: {values}"
-
-    @property
-    def accounts(self) -> bool:
-        """Return True if the candidate is shown to account for a part of the difference."""
-        return self.p_holm <= LEVEL and beyond(self.accounted, 0.0) is Side.ABOVE
-
-
-@dataclass(frozen=True)
-class UntestedGapRow:
-    """Two models whose difference in robustness was not explained, and the reason."""
-
-    first: str = col("first")
-    second: str = col("second")
-    reason: str = col("reason", unit="text")
 
 
 @dataclass(frozen=True)

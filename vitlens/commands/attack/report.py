@@ -10,11 +10,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from vitlens.charts import Picture, amplification, images, intervals, lines, matrix
-from vitlens.charts.style import shortened
+from vitlens.charts.style import shorten
 from vitlens.commands.attack import reason_claims
-from vitlens.commands.attack.claims import ORDER, claims, effects, sampled, unknown
+from vitlens.commands.attack.claims import ORDER, claims, effects, rows_on_sample, unknown
+from vitlens.commands.attack.epsilon import AXES
 from vitlens.commands.attack.record import (
-    AXES,
     JUDGED,
     AttackCheckRow,
     AttackCurveRow,
@@ -25,7 +25,7 @@ from vitlens.commands.attack.record import (
     strongest,
 )
 from vitlens.record import by
-from vitlens.report.claims import enough, vetoed
+from vitlens.report.claims import enough, veto_doubted
 from vitlens.report.numbers import number
 from vitlens.report.prose import say
 from vitlens.report.sections import Chart, Glance, Report, Section
@@ -145,7 +145,7 @@ def _example(model: str, arrays: AttackExampleArrays, index: int, times: int) ->
     change = arrays.change[index].astype(np.float32)
     adversarial = np.clip(clean + change, 0, 1)
     amplified = np.clip(0.5 + times * change, 0, 1)
-    row = f"{shortened(model, _MODEL_LETTERS)} {arrays.image[index]}"
+    row = f"{shorten(model, _MODEL_LETTERS)} {arrays.image[index]}"
     yield Picture(clean, row=row, column="clean", below=_prediction(arrays, index, version=0))
     yield Picture(amplified, row=row, column="perturbation", below=f"× {times}")
     yield Picture(
@@ -159,7 +159,7 @@ def _prediction(arrays: AttackExampleArrays, index: int, *, version: int) -> str
     """Return the predicted class and its probability, of the clean (0) or adversarial (1) version
     of an image.
     """
-    name = shortened(str(arrays.answers[version, index]), _CLASS_LETTERS)
+    name = shorten(str(arrays.answers[version, index]), _CLASS_LETTERS)
     return f"{name}, {100 * arrays.probability[version, index]:.0f} %"
 
 
@@ -212,7 +212,7 @@ def _suspicious_checks(record: AttackRecord) -> list[AttackCheckRow]:
 
 
 def _why_robustness_differs(record: AttackRecord) -> str:
-    return reason_claims.answer(record, vetoed(claims(record)))
+    return reason_claims.answer(record, veto_doubted(claims(record)))
 
 
 REPORT: Final = Report(
@@ -301,7 +301,7 @@ REPORT: Final = Report(
         ),
         Section(
             "Do adversarial images of one model fool the other?",
-            lambda record: sampled(record)["transfer"],
+            lambda record: rows_on_sample(record)["transfer"],
             says="Of the images that fool **{{ made_for }}**, {{ rate }} also fool "
             "**{{ shown_to }}**.",
             charts=(
@@ -332,7 +332,7 @@ REPORT: Final = Report(
         ),
         Section(
             "What changes inside the models?",
-            lambda record: sampled(record)["blocks"],
+            lambda record: rows_on_sample(record)["blocks"],
             opening=_halfway,
             charts=(
                 Chart(

@@ -13,19 +13,16 @@ from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.attacks.losses import FEWEST_CLASSES, dlr
 from vitlens.attacks.registry import ATTACKS, UNIT
 from vitlens.attacks.robustness import Outcome
-from vitlens.commands.attack.record import FAR, JUDGED, SURVIVED, SurvivorsRow, typed_epsilon
+from vitlens.commands.attack.epsilon import typed_epsilon
+from vitlens.commands.attack.record import FAR, JUDGED, SURVIVED, SurvivorsRow
 from vitlens.commands.attack.sweep import Victim
 
 MARGIN = "pgd-dlr"
 SQUARE = "square"
 STEPS: Final[Mapping[str, int]] = {MARGIN: 10, SQUARE: 4}  # a step of Square has 50 queries
 RESTARTS: Final[Mapping[str, int]] = {MARGIN: 2, SQUARE: 1}
-_WITH_MARGIN: Final = (
-    MARGIN,
-    "apgd-dlr",
-    "apgd-targeted",
-    "auto",
-)  # attacks that include a margin loss
+# attacks that include a margin loss
+_WITH_MARGIN: Final = (MARGIN, "apgd-dlr", "apgd-targeted", "auto")
 _WITH_SQUARE: Final = (SQUARE, "auto")  # attacks that include Square
 
 
@@ -45,10 +42,10 @@ class Survivors:
 
 
 def follow_up(victims: Sequence[Victim]) -> list[Survivors]:
-    """Attack the survivors of weak attacks on each model again; return nothing if no attack looks
-    weak.
+    """Attack the survivors of weak attacks on each model again.
 
-    All models are compared at one epsilon: the smallest of at least 8/255, or else the largest.
+    Return nothing if no attack looks weak. All models are compared at one epsilon: the smallest
+    of at least 8/255, or else the largest.
     """
     epsilon = _compared_epsilon(victims[0])
     if epsilon is None:
@@ -145,7 +142,7 @@ def _attack_again(
         for name in names:
             indices = after.nonzero().flatten()
             share = indices[processes.index :: processes.count]
-            fooled = processes.gathered(_fooled(victim, name, share, epsilon)).bool()
+            fooled = processes.gathered(_fooled_by(victim, name, share, epsilon)).bool()
             after[indices[fooled]] = False
             broken[name] = int(fooled.sum())
             advance(1)
@@ -157,14 +154,13 @@ def _is_needed(victim: Victim, name: str) -> bool:
     attacks = set(victim.outcomes)
     if name == SQUARE:
         return attacks.isdisjoint(_WITH_SQUARE)
-    uses_gradients = any(
-        ATTACKS[attack].gradients for attack in attacks
-    )  # else the model may have none
+    # without gradient attacks, the model may have no gradients
+    uses_gradients = any(ATTACKS[attack].gradients for attack in attacks)
     has_enough_classes = len(victim.model.classes) >= FEWEST_CLASSES[dlr]
     return uses_gradients and has_enough_classes and attacks.isdisjoint(_WITH_MARGIN)
 
 
-def _fooled(victim: Victim, name: str, indices: Tensor, epsilon: float) -> Tensor:
+def _fooled_by(victim: Victim, name: str, indices: Tensor, epsilon: float) -> Tensor:
     """Return which of these images one attack breaks, (m,)."""
     if not len(indices):
         return torch.zeros(0, dtype=torch.bool)

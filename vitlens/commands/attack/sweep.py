@@ -123,8 +123,9 @@ class Victim:
         advance: Advance = lambda _: None,
         **changes: Any,
     ) -> Outcome:
-        """Return the outcome of one attack on some images at all its epsilons. changes: of the
-        plan's settings.
+        """Return the outcome of one attack on some images at all its epsilons.
+
+        changes: of the plan's settings.
         """
         plan = AttackPlan(**(self.settings(name) | changes))
         return sweep(

@@ -14,6 +14,7 @@ from vitlens.analysis.failures.disturbances import CORRUPTIONS, SEVERITIES
 from vitlens.analysis.failures.operations import Corrupted
 from vitlens.attacks.registry import ATTACKS, Attack
 from vitlens.attacks.robustness import transfers
+from vitlens.commands.attack.epsilon import epsilon_words, scale_of, typed_epsilon
 from vitlens.commands.attack.inside import ChangesInside
 from vitlens.commands.attack.record import (
     JUDGED,
@@ -32,25 +33,21 @@ from vitlens.commands.attack.record import (
     MapAgreementRow,
     RobustPairRow,
     TransferRow,
-    epsilon_words,
-    scale_of,
     strongest,
-    typed_epsilon,
 )
 from vitlens.commands.attack.sample import AttackSample
 from vitlens.commands.attack.survivors import Survivors, survivors_rows
 from vitlens.commands.attack.sweep import Victim
-from vitlens.commands.shared.comparison import PairRow, compared
+from vitlens.commands.shared.comparison import PairRow, comparison_rows
 from vitlens.uncertainty import Estimate
 
-Comparison = tuple[
-    str, str, NDArray[Any], NDArray[Any]
-]  # two models and which images each classifies correctly
+# two models and which images each classifies correctly
+Comparison = tuple[str, str, NDArray[Any], NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """Everything that was measured, model by model.
+    """All measurements of a run, by model.
 
     inside: None for a model without images that fool it. corrupted: empty without --corruptions.
     survivors: empty if no attack looks weak. baseline: the model that corruption errors are
@@ -230,7 +227,7 @@ def _pair_rows(
             comparisons.append((test.first, test.second, correct.numpy(), other_correct.numpy()))
     run = victims[0].run
     groups = _as_array(run.split.groups)
-    for test, row in zip(tests, compared(comparisons, groups=groups, seed=run.run.seed)):
+    for test, row in zip(tests, comparison_rows(comparisons, groups=groups, seed=run.run.seed)):
         yield replace(
             test,
             only_first=row.only_first_right,
@@ -341,7 +338,7 @@ def _corruption_pair_rows(models: Sequence[Corrupted], seed: int) -> Iterator[Co
     if not comparisons:
         return
     groups = _as_array(models[0].groups)
-    for (name, severity), row in zip(tests, compared(comparisons, groups=groups, seed=seed)):
+    for (name, severity), row in zip(tests, comparison_rows(comparisons, groups=groups, seed=seed)):
         yield CorruptionPairRow(
             kind=name,
             title=CORRUPTIONS[name].title,

@@ -21,9 +21,8 @@ from vitlens.report.claims import FEWEST, Claim, Kind, above, below, found
 from vitlens.report.prose import say
 from vitlens.uncertainty import Estimate
 
-ORDERED: Final = (
-    -0.2
-)  # correlation of similarity with distance, from which on embeddings depend on the distance
+# correlation of similarity with distance, from which on embeddings depend on the distance
+ORDERED: Final = -0.2
 COLLAPSED: Final = 0.95  # cosine similarity, from which on two maps look the same
 
 

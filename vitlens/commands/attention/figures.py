@@ -31,10 +31,10 @@ def rollout_pictures(record: AttentionRecord) -> Iterator[Picture]:
 
 
 def _pictures(record: AttentionRecord, maps: Mapping[int, Any]) -> Iterator[Picture]:
-    """Yield every image with its maps in the drawn layers; a sheet has at most EACH images and
-    SOME_LAYERS layers, with --layers MANY_IMAGES and MANY_LAYERS.
+    """Yield every image with its maps in the drawn layers.
 
-    maps: (images, rows, columns) by row of the table of layers.
+    A sheet has at most EACH images and SOME_LAYERS layers, with --layers MANY_IMAGES and
+    MANY_LAYERS. maps: (images, rows, columns) by row of the table of layers.
     """
     assert record.maps is not None
     layers = _drawn_layers(record)
@@ -86,8 +86,9 @@ class HeadPicture(Picture):
 
 
 def head_pictures(record: AttentionRecord) -> Iterator[HeadPicture]:
-    """Yield every head on the first image; a stage is a sequence of layers with equal heads and
-    maps.
+    """Yield every head on the first image.
+
+    A stage is a sequence of layers with equal heads and maps.
     """
     if record.maps is None:
         return

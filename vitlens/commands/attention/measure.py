@@ -63,10 +63,10 @@ CHECKPOINTS: Final = 8  # most columns of the sheet over a training
 
 
 def measure(options: AttentionOptions) -> Path | None:
-    """Draw the attention of a model on images, by layer and head, and write the report; returns the
-    report's path.
+    """Draw the attention of a model on images, by layer and head, and write the report.
 
-    Raises InputError for a layer, head, patch or image that does not exist.
+    Returns the report's path. Raises InputError for a layer, head, patch or image that does not
+    exist.
     """
     if options.same_as is not None and options.run.limit is not None:
         raise InputError("expected --same-as or --limit, found both; leave one out")
@@ -264,8 +264,9 @@ def _with_share(row: rows.LayerRow, share: OnObjectRow | None) -> rows.LayerRow:
 
 @phase("Rollout up to each layer")
 def _rollouts(model: Model, images: Images, layers: Sequence[LayerMaps]) -> Tensor | None:
-    """Return the rollout up to each layer, on the CPU; None unless all layers attend over the whole
-    sequence.
+    """Return the rollout up to each layer, on the CPU.
+
+    Returns None unless all layers attend over the whole sequence.
     """
     if model.anatomy.layout is None or model.supports("rollout") is not None:
         return None

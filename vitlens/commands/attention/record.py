@@ -43,9 +43,8 @@ class LayerRow(MapRow):
         term="cosine similarity of the mean map to that of the previous layer",
         default=None,
     )
-    share: Estimate | None = col(
-        "attention on the object", better="higher", default=None
-    )  # None without masks
+    # None without masks
+    share: Estimate | None = col("attention on the object", better="higher", default=None)
     share_of_baseline: Estimate | None = col("best map that ignores the image", default=None)
     share_difference: Estimate | None = col("beyond that map", better="higher", default=None)
     head_information: Mapping[str, Estimate] | None = (
@@ -79,9 +78,8 @@ class ImageRow:
     """One image."""
 
     image: str = col("image")
-    content: str = col(
-        "content", default=""
-    )  # number of its file or pixels, hexadecimal; "" in earlier versions
+    # number of its file or pixels, hexadecimal; "" in earlier versions
+    content: str = col("content", default="")
 
 
 @dataclass(frozen=True)
@@ -121,9 +119,8 @@ class PatchRow:
     column: int = col("column")
     grid: Size = col("map (rows, columns)")
     itself: float = col("on itself", unit="fraction")
-    prefix: float | None = col(
-        "with CLS and registers", unit="fraction", default=None
-    )  # to them; in key: from one
+    # attention to them; in key: from one of them
+    prefix: float | None = col("with CLS and registers", unit="fraction", default=None)
     padding: float | None = col("on padding", unit="fraction", default=None)  # of its window
     received: float | None = col("received", unit="patches", default=None)  # sum over all patches
 
@@ -144,9 +141,8 @@ class WindowRow:
         term="patches on which one patch can depend through attention up to a layer",
     )
     patch: Size = col("patch of the figure")  # whose reach the arrays hold
-    new: int | None = col(
-        "of them new", default=None
-    )  # pairs that do not meet in the previous layer; None for the first
+    # pairs that do not meet in the previous layer; None for the first
+    new: int | None = col("of them new", default=None)
 
 
 @dataclass(frozen=True)

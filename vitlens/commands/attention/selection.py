@@ -22,8 +22,9 @@ from vitlens.models.model import Model
 
 
 def read_earlier(folder: Path) -> AttentionRecord:
-    """Return the record of an earlier folder. Raises InputError if it does not name the images that
-    it measured.
+    """Return the record of an earlier folder.
+
+    Raises InputError if it does not name the images that it measured.
     """
     record = read_folder(folder)
     if not isinstance(record, AttentionRecord):

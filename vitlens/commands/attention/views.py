@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.attention.weights import LayerMaps, Side, patch_views
-from vitlens.analysis.attention.windows import WindowLayer, reached, window_layers
+from vitlens.analysis.attention.windows import WindowLayer, reachable_patches, window_layers
 from vitlens.analysis.features.receptive_field import receptive_field
 from vitlens.commands.attention.options import AttentionOptions
 from vitlens.commands.attention.record import PatchRow, ViewArrays, WindowArrays, WindowRow
@@ -63,29 +63,30 @@ class _Patch(NamedTuple):
 
 
 def measure_windows(model: Model, images: Images) -> dict[str, Any]:
-    """Return the windows of each layer, and the receptive field, as fields of the record; empty for
-    other models.
+    """Return the windows of each layer, and the receptive field, as fields of the record.
+
+    Returns nothing for other models.
     """
     layers = _window_layers(model, images)
     if not layers:
         return {}
     rows = []
-    part = {}
-    reach = {}
-    mask = {}
+    part_by_layer = {}
+    reach_by_layer = {}
+    mask_by_layer = {}
     for index, layer in enumerate(layers):
         size = layer.windows.resolution
         patch = _middle_patch(size)
         stage = [other for other in layers[: index + 1] if other.windows.resolution == size]
         start = torch.tensor([patch.row * size[1] + patch.column])
-        part[index] = layer.part.numpy()
-        reach[index] = reached(stage, start)[0].view(size).numpy()
-        mask[index] = layer.allowed[-1].numpy()
+        part_by_layer[index] = layer.part.numpy()
+        reach_by_layer[index] = reachable_patches(stage, start)[0].view(size).numpy()
+        mask_by_layer[index] = layer.allowed[-1].numpy()
         rows.append(_window_row(layer, patch))
     fields, field_maps = field_rows({(model.alias, model.alias): receptive_field(model, images)})
     return {
         "windows": tuple(rows),
-        "window_maps": WindowArrays(part, reach, mask),
+        "window_maps": WindowArrays(part_by_layer, reach_by_layer, mask_by_layer),
         "receptive_fields": fields,
         "field_maps": field_maps,
     }

@@ -44,7 +44,7 @@ from vitlens.commands.audit.plan import (
     CorruptionCosts,
     MapCosts,
     changed_images,
-    considered,
+    consider_candidates,
     corrupted_images,
     fitting_methods,
     mapped_images,
@@ -70,12 +70,13 @@ from vitlens.commands.run.chapter_runs import (
 )
 from vitlens.commands.run.chapters import ChapterRow
 from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.load import ImageRequest
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.progress import phase
 from vitlens.commands.run.publish import publish, read, read_folder
 from vitlens.commands.run.requirements import outcomes, requirements_of
 from vitlens.commands.run.resume import content_digest
-from vitlens.commands.run.run import ImageRequest, Run
+from vitlens.commands.run.run import Run
 from vitlens.commands.shared.failures_measure import failure_fields
 from vitlens.commands.shared.reliance_measure import plan_of, reliance_fields, viewers_of
 from vitlens.commands.stats.options import StatsOptions
@@ -236,11 +237,13 @@ class AuditChapters(ChapterRunner):
             self._leave_out("corruptions", self.budget.refusal(what, costs.seconds(least), share))
             return
         run = self.run_options if images == count else self.at_most(images)
-        self.quick = self._attacked(self._attack_options(FGSM, run), part=CORRUPTIONS_PART)
+        self.quick = self._run_attack(self._attack_options(FGSM, run), part=CORRUPTIONS_PART)
 
     def reliance(self) -> dict[str, Any]:
-        """Measure what the model relies on, on as many images as fit; return fields of the
-        record."""
+        """Measure what the model relies on, on as many images as fit.
+
+        Return fields of the record.
+        """
         if self.predicted:
             return {}
         plan = plan_of([self.split], thorough=False, levels=False)
@@ -254,8 +257,10 @@ class AuditChapters(ChapterRunner):
         return {}
 
     def failures(self) -> dict[str, Any]:
-        """Ask why the model fails, with maps of as many images as fit; return fields of the
-        record."""
+        """Ask why the model fails, with maps of as many images as fit.
+
+        Return fields of the record.
+        """
         if self.predicted:
             return {}
         count = len(self.split)
@@ -270,8 +275,9 @@ class AuditChapters(ChapterRunner):
         return {}
 
     def attack(self) -> tuple[BudgetRow, tuple[CandidateRow, ...]]:
-        """Run the strongest attack that fits what the others leave; return the budget and the
-        candidates.
+        """Run the strongest attack that fits what the others leave.
+
+        Return the budget and the candidates.
         """
         budget = BudgetRow(
             self.budget.minutes, self.budget.spent / 60, self.budget.left / 60, self.one_pass
@@ -279,7 +285,7 @@ class AuditChapters(ChapterRunner):
         if self.quick is None:
             return budget, ()
         budget = replace(budget, pass_seconds=pass_seconds(self.quick.attacks[0]))
-        candidates = considered(
+        candidates = consider_candidates(
             CANDIDATES,
             budget,
             images=len(self.split),
@@ -293,7 +299,7 @@ class AuditChapters(ChapterRunner):
             options = self._attack_options(
                 (*FGSM, *chosen.attacks), replace(self.run_options, limit=chosen.images)
             )
-            self._attacked(
+            self._run_attack(
                 replace(
                     options,
                     epsilons=(0.0, *chosen.epsilons),
@@ -314,7 +320,7 @@ class AuditChapters(ChapterRunner):
             run=run,
         )
 
-    def _attacked(self, options: AttackOptions, *, part: str = "") -> AttackRecord:
+    def _run_attack(self, options: AttackOptions, *, part: str = "") -> AttackRecord:
         """Run a chapter of attack; return its record."""
         row = self.run("attack", self.alias, options, part=part)
         record: AttackRecord = read(read_run(self.path / row.folder))
@@ -410,9 +416,8 @@ def measure(options: AuditOptions) -> Path:
         )
     predicted = options.predicted or split.labels is None
     if not predicted:
-        label_columns(
-            model.classes, split
-        )  # classes that the model does not know are refused before any chapter
+        # classes that the model does not know are refused before any chapter
+        label_columns(model.classes, split)
     with run.folder("Audit of") as writing:
         folder = writing.folder
         assert folder is not None, "one process alone audits"

@@ -27,10 +27,8 @@ MAPPED_SHARE: Final = 0.1  # of it, which the question why the model fails may t
 RELIED_SHARE: Final = 0.1  # of it, which the question what the model relies on may take
 REPORT_SHARE: Final = 0.1  # of it, which is kept for the report
 MAPPED: Final = 200  # images with maps for the question why the model fails, at most
-EXPLAINED: Final = (
-    50,
-    FEWEST_JUDGED,
-)  # images on which the methods are checked; fewer judge no map
+# images on which the methods are checked; fewer judge no map
+EXPLAINED: Final = (50, FEWEST_JUDGED)
 COSTLY: Final = 20  # forward passes of a map, above which its time is not measured but counted
 BACKWARD: Final = 3.0  # forward passes that a forward and a backward pass together take
 # runs of an attack on the images of its self-checks, four of them in one with four times the steps
@@ -97,12 +95,12 @@ class Budget:
 
     @property
     def spent(self) -> float:
-        """Seconds that all chapters so far took, when they were made."""
+        """Return the seconds that all chapters so far took when they were first run."""
         return self.clock() + self.cached
 
     @property
     def left(self) -> float:
-        """Seconds that are left; the report's are kept."""
+        """Return the seconds that are left, without those reserved for the report."""
         return max(0.0, (1 - REPORT_SHARE) * self.seconds - self.spent)
 
     def share(self, fraction: float) -> float:
@@ -112,8 +110,9 @@ class Budget:
         return min(fraction * self.seconds, self.left)
 
     def refusal(self, what: str, takes: float, share: float) -> str:
-        """Return why a stage is left out, and with which budget it would not be. takes: its
-        seconds.
+        """Return why a stage is left out, and with which budget it would not be.
+
+        takes: its seconds.
         """
         if not self.left:
             return f"the budget of {number(self.minutes)} min was spent before {what}"
@@ -187,8 +186,9 @@ class CorruptionCosts:
 
 
 def corrupted_images(costs: CorruptionCosts, seconds: float, images: int) -> int:
-    """Return on how many images corruptions and FGSM take these seconds at most; 0 where that
-    judges nothing.
+    """Return on how many images corruptions and FGSM take these seconds at most.
+
+    Returns 0 where that judges nothing.
     """
     least = min(FEWEST_JUDGED, images)
     for count in range(images, least - 1, -1):
@@ -198,10 +198,9 @@ def corrupted_images(costs: CorruptionCosts, seconds: float, images: int) -> int
 
 
 def mapped_images(a_map: float, one_pass: float, seconds: float, images: int) -> int:
-    """Return on how many images maps are made for the question why the model fails; 0 if too few
-    fit.
+    """Return on how many images maps are made for the question why the model fails.
 
-    a_map: seconds of one; all images are classified, too.
+    Returns 0 if too few fit. a_map: seconds of one; all images are classified, too.
     """
     most = min(MAPPED, images)
     fitting = most
@@ -221,16 +220,16 @@ def changed_images(passes: int, one_pass: float, seconds: float, images: int) ->
 
 
 def pass_seconds(row: AttackRow) -> float:
-    """Return the seconds of one forward pass of one image in an attack that was run; 0 where it
-    attacked nothing.
+    """Return the seconds of one forward pass of one image in an attack that was run.
 
-    row: its forward passes include those whose gradients it took.
+    Returns 0 where it attacked nothing. row: its forward passes include those whose gradients it
+    took.
     """
     passes = row.forwards + (BACKWARD - 1) * row.backwards
     return row.seconds / passes if passes else 0.0
 
 
-def considered(
+def consider_candidates(
     candidates: Sequence[CandidateRow],
     budget: BudgetRow,
     *,
@@ -239,12 +238,11 @@ def considered(
     defined: Callable[[Attack], bool] = lambda _: True,
     attacked: int | None = None,
 ) -> tuple[CandidateRow, ...]:
-    """Return all candidates in their order, and FGSM at the end; the first that fits what is left
-    is chosen.
+    """Return all candidates in their order, and FGSM at the end.
 
-    images: that there are; candidates that differ in more images than these alone are one. shares:
-    as `passes_of`; defined: whether the model has enough classes for an attack; attacked: images on
-    which FGSM ran (None: all).
+    The first that fits what is left is chosen. images: that there are; candidates that differ
+    in more images than these alone are one. shares: as `passes_of`; defined: whether the model
+    has enough classes for an attack; attacked: images on which FGSM ran (None: all).
     """
     unique = dict.fromkeys(
         replace(candidate, images=min(candidate.images, images)) for candidate in candidates
@@ -256,23 +254,19 @@ def considered(
         if not all(map(defined, parts)):
             rows.append(replace(candidate, state="undefined"))
             continue
-        fgsm = replace(
-            candidate, attacks=FGSM, restarts=1
-        )  # runs with the candidate, for the self-checks
+        # runs with the candidate, for the self-checks
+        fgsm = replace(candidate, attacks=FGSM, restarts=1)
         seconds = budget.pass_seconds * (passes_of(candidate, shares) + passes_of(fgsm, shares))
-        state: CandidateState = (
-            "weaker" if is_chosen else "too long"
-        )  # than the chosen one; than the rest of the budget
+        # weaker than the chosen one, or longer than the rest of the budget
+        state: CandidateState = "weaker" if is_chosen else "too long"
         if not is_chosen and seconds <= 60 * budget.left:
             state = "chosen"
             is_chosen = True
         rows.append(replace(candidate, minutes=seconds / 60, state=state))
     fgsm_state: CandidateState = "weaker" if is_chosen else "chosen"
     fgsm_images = images if attacked is None else attacked
-    return (
-        *rows,
-        CandidateRow(FGSM, 1, _FULL, fgsm_images, 0.0, fgsm_state),
-    )  # has been run already
+    # FGSM was run already
+    return (*rows, CandidateRow(FGSM, 1, _FULL, fgsm_images, 0.0, fgsm_state))
 
 
 def passes_of(candidate: CandidateRow, shares: Mapping[float, float]) -> float:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from vitlens.attacks.registry import ATTACKS
 from vitlens.commands.attack.verdict import not_robust
 from vitlens.commands.audit.record import AuditRecord, CandidateRow
-from vitlens.commands.run.chapters import Question, answered, finished
+from vitlens.commands.run.chapters import Question, answer_sections, unlinked_sections
 from vitlens.commands.run.consistency import reconciled
 from vitlens.commands.run.requirements import RequirementOutcome, outcomes, requirements_of
 from vitlens.commands.shared import failures, reliance, shortcut
@@ -110,8 +110,10 @@ def _release(record: AuditRecord, judged: Sequence[Claim]) -> Claim:
 
 
 def _judged(record: AuditRecord) -> Iterator[Claim]:
-    """Yield what each chapter judges, once; for chapters that were not run, that it is not
-    tested."""
+    """Yield what each chapter judges, once.
+
+    For chapters that were not run, that it is not tested.
+    """
     yield _accuracy(record)
     is_attacked = "attack" in record.named
     for name, chapter in record.named.items():
@@ -242,7 +244,7 @@ def unknown(record: AuditRecord) -> Iterator[str]:
 
 
 def attack_words(row: CandidateRow) -> str:
-    """ "AutoAttack (reduced) on 200 images"."""
+    """Return the attack and its images in words: "AutoAttack (reduced) on 200 images"."""
     return say(
         "{{ titles }} on {{ n }} image{{ n|s }}",
         n=row.images,
@@ -254,10 +256,10 @@ def _answers(record: AuditRecord) -> Iterator[Section]:
     """Yield the questions that chapters answer; of an audit that was stopped, also its other
     chapters.
     """
-    sections = tuple(answered(record.parts, _QUESTIONS, list(_judged(record))))
+    sections = tuple(answer_sections(record.parts, _QUESTIONS, list(_judged(record))))
     yield from sections
     if not record.budget:  # which is written at the end
-        yield from finished(record.parts, sections)
+        yield from unlinked_sections(record.parts, sections)
 
 
 def glance(record: AuditRecord) -> Table:

@@ -12,7 +12,7 @@ from vitlens.analysis.reliance.measure import Measured, measure_reliance
 from vitlens.commands.compare.options import CompareOptions
 from vitlens.commands.compare.record import BiasRow, DisturbedPairRow, HarderRow
 from vitlens.commands.run.run import Run
-from vitlens.commands.shared.comparison import compared
+from vitlens.commands.shared.comparison import comparison_rows
 from vitlens.commands.shared.reliance_measure import (
     plan_of,
     reliance_fields,
@@ -60,9 +60,8 @@ def _accuracy_by_level(run: Run[CompareOptions], measured: Measured) -> Iterator
     if measured.groups is not None:
         groups = torch.from_numpy(measured.groups)
     for index, (model, split) in enumerate(zip(run.models, run.splits)):
-        classes = max(
-            len(split.classes), len(model.classes)
-        )  # the data may have only some classes of the model
+        # the data may have only some classes of the model
+        classes = max(len(split.classes), len(model.classes))
         for (kind, level), correct in measured.correct.items():
             yield HarderRow(
                 model=model.alias,
@@ -79,7 +78,7 @@ def _differences_by_level(
     """Yield the difference of the models at each level, all tests corrected together (Holm)."""
     first, second = run.aliases
     tests = [(first, second, correct[0], correct[1]) for correct in measured.correct.values()]
-    pairs = compared(tests, groups=measured.groups, seed=run.run.seed)
+    pairs = comparison_rows(tests, groups=measured.groups, seed=run.run.seed)
     for (kind, level), pair in zip(measured.correct, pairs):
         yield DisturbedPairRow(**vars(pair), kind=kind, level=level)
 
@@ -124,8 +123,9 @@ def _knows_shapes(model: Model) -> bool:
 
 
 def shape_bias_fields(run: Run[CompareOptions], conflicts: Sequence[Split]) -> dict[str, Any]:
-    """Return the fields of the record on the shape bias of both models; empty tables without cue
-    conflicts.
+    """Return the fields of the record on the shape bias of both models.
+
+    Returns empty tables without cue conflicts.
     """
     rows = []
     rows_by_shape = list[ClassBias]()

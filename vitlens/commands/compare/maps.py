@@ -179,8 +179,10 @@ def map_fields(
 def _object_rows(
     statistics: _Statistics, alias: str, values: Tensor, usable: Tensor, score: str
 ) -> list[OnObjectRow]:
-    """Return how far usable maps of one model lie on objects by one score; nothing without
-    masks."""
+    """Return how far usable maps of one model lie on objects by one score.
+
+    Returns nothing without masks.
+    """
     masks = statistics.masks
     photographs = statistics.photographs
     if masks is None or photographs is None:

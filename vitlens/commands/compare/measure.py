@@ -24,9 +24,9 @@ from vitlens.commands.compare.options import CompareOptions
 from vitlens.commands.compare.predictions import choose_examples, prediction_record
 from vitlens.commands.compare.record import CompareRecord
 from vitlens.commands.compare.shown import image_rows, shown_arrays
-from vitlens.commands.run.load import read_as
+from vitlens.commands.run.load import ImageRequest, read_as
 from vitlens.commands.run.progress import phase
-from vitlens.commands.run.run import ImageRequest, Run
+from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import chosen_targets, require_evaluable
 from vitlens.commands.shared.failures_measure import failure_fields
 from vitlens.commands.shared.maps.record import MapCheckRow

@@ -43,8 +43,9 @@ class ScoreRow(OfModel):
 
 @dataclass(frozen=True)
 class CellRow:
-    """The number of images on which both models, one, or none is wrong. cell: a key of CELLS; name:
-    in words.
+    """The number of images on which both models, one, or none is wrong.
+
+    cell: a key of CELLS; name: in words.
     """
 
     first: str = col("first")
@@ -153,8 +154,9 @@ class HarderRow(OfModel):
 
 @dataclass(frozen=True, kw_only=True)
 class DisturbedPairRow(PairRow):
-    """The difference of both models on the same disturbed images. p_holm: corrected for all rows of
-    the table.
+    """The difference of both models on the same disturbed images.
+
+    p_holm: corrected for all rows of the table.
     """
 
     kind: str = col("disturbance")

@@ -32,7 +32,7 @@ from vitlens.commands.shared.choice import choice_section
 from vitlens.commands.shared.maps.record import OnObjectRow
 from vitlens.commands.shared.worst_class import class_sections
 from vitlens.record import by
-from vitlens.report.claims import FEWEST, vetoed
+from vitlens.report.claims import FEWEST, veto_doubted
 from vitlens.report.escape import as_code
 from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
@@ -207,7 +207,7 @@ def _on_object(row: OnObjectRow) -> str:
     )
 
 
-def _disturbed(record: CompareRecord) -> str:
+def _count_leads(record: CompareRecord) -> str:
     """Return at how many levels of the disturbances each model is ahead."""
     kinds_ahead = {}
     for alias in record.aliases:
@@ -354,7 +354,7 @@ REPORT: Final = Report(
         Section(
             "Which model copes better with disturbed images?",
             _enough_disturbed,
-            opening=_disturbed,
+            opening=_count_leads,
             charts=(
                 Chart(
                     "robustness",
@@ -366,7 +366,7 @@ REPORT: Final = Report(
                 ),
             ),
         ),
-        choice_section(lambda record: vetoed(claims(record))),
+        choice_section(lambda record: veto_doubted(claims(record))),
         Section(
             "Shape or texture?",
             "shape_bias",

@@ -77,8 +77,9 @@ def _predictions(evaluation: Evaluation, names: Sequence[str]) -> list[tuple[str
 
 
 def shown_arrays(rows: Sequence[ImageRow], split: Split, maps: MapsOfBoth) -> ShownArrays:
-    """Return the pixels of the images, and the positive part of both maps; values that are not
-    finite become 0.
+    """Return the pixels of the images, and the positive part of both maps.
+
+    Values that are not finite become 0.
     """
     images = torch.tensor([row.image for row in rows], dtype=torch.long)
     positions = torch.searchsorted(maps.indices, images)

@@ -12,8 +12,9 @@ from vitlens.errors import DataError
 
 
 def measure(options: DataOptions) -> Iterator[str]:
-    """Lines: all named data sets, or the parts of one set, folder or .npz. Raises UnknownNameError
-    and DataError.
+    """Return lines on all named data sets, or on the parts of one set, folder or .npz.
+
+    Raises UnknownNameError and DataError.
     """
     if options.name is not None:
         yield from _parts(

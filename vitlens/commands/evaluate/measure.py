@@ -25,8 +25,8 @@ from vitlens.analysis.evaluation.log_odds import cross_entropy
 from vitlens.analysis.evaluation.rows import CalibrationRow, ClassRow, ConfusionRow
 from vitlens.commands.evaluate import record as rows
 from vitlens.commands.evaluate.options import EvaluateOptions
-from vitlens.commands.run.load import load_splits, read_as
-from vitlens.commands.run.run import ImageRequest, Run
+from vitlens.commands.run.load import ImageRequest, load_splits, read_as
+from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import require_evaluable
 from vitlens.commands.shared.comparison import in_pairs
 from vitlens.commands.shared.planted import FactorRow, factor_rows
@@ -38,12 +38,11 @@ from vitlens.models.language_image import is_language_image
 from vitlens.models.model import Model
 from vitlens.uncertainty import Estimate, bootstrap_mean, calibration_test, holm, student_test
 
-SAMPLED: Final = 450  # images on which a model is checked for too few errors to explain
-# of data that are drawn, where the usual number leaves too few errors to explain
-MOST_SCENES: Final = 3600
+SATURATION_SAMPLE: Final = 450  # images that show whether a model makes enough errors to explain
+MOST_SCENES: Final = 3600  # drawn where the usual number leaves too few errors to explain
 MANY_CLASSES: Final = 20  # from this number on, top-5 accuracy is measured too
-SHOWN: Final = 12  # errors that are drawn
-SAMPLE: Final = 8  # right predictions that are drawn, and wrong ones
+DRAWN_ERRORS: Final = 12  # the most confident errors, which figures show
+DRAWN_SAMPLE: Final = 8  # right predictions in a figure of a random sample, and wrong ones
 
 
 def measure(options: EvaluateOptions) -> Path | None:
@@ -69,9 +68,8 @@ def _open(options: EvaluateOptions) -> Run[EvaluateOptions]:
         images=ImageRequest(repeat=True),
     )
     if _needs_more_scenes(run):
-        scenes = load_splits(
-            run.models, options=run.run, data=run.options.data, limit=MOST_SCENES, repeat=True
-        )
+        request = ImageRequest(limit=MOST_SCENES, repeat=True)
+        scenes = load_splits(run.models, options=run.run, data=run.options.data, request=request)
         run = run.with_images(scenes)
     for split in run.splits:
         require_labels(split)
@@ -81,8 +79,7 @@ def _open(options: EvaluateOptions) -> Run[EvaluateOptions]:
 
 
 def _needs_more_scenes(run: Run[EvaluateOptions]) -> bool:
-    """Return True if a model makes too few errors to explain, on data of which more scenes can be
-    drawn.
+    """Return True if more scenes can be drawn and a model makes too few errors to explain.
 
     A sample of the images decides. Where the user limits the images, no more are drawn.
     """
@@ -93,7 +90,7 @@ def _needs_more_scenes(run: Run[EvaluateOptions]) -> bool:
     for model, split in zip(run.models, run.splits):
         if split.labels is None:
             return False
-        sample = split.limit(SAMPLED, seed=run.run.seed)
+        sample = split.limit(SATURATION_SAMPLE, seed=run.run.seed)
         evaluation = evaluate(model, sample, **run.passes)
         loss = float(cross_entropy(evaluation.logits, evaluation.labels).mean())
         error_rate = float((~evaluation.correct).double().mean())
@@ -103,9 +100,7 @@ def _needs_more_scenes(run: Run[EvaluateOptions]) -> bool:
 
 
 def _evaluate(run: Run[EvaluateOptions], index: int) -> Evaluation:
-    """Evaluate one model on this process's share of the images, and gather the logits of all
-    processes.
-    """
+    """Evaluate one model on this process's share of images; gather the logits of all processes."""
     model = run.models[index]
     split = run.splits[index]
     share = run.shares[index]
@@ -123,10 +118,10 @@ def _record(run: Run[EvaluateOptions], evaluations: Sequence[Evaluation]) -> row
     predictions = {}
     for evaluation, split in zip(evaluations, run.splits):
         predictions[evaluation.alias] = _prediction_arrays(evaluation, split, seed=run.run.seed)
-    record = recorded(evaluations, classes=len(run.split.classes), seed=run.run.seed)
-    scores = [
-        _with_candidates(*of_model) for of_model in zip(record.scores, run.models, evaluations)
-    ]
+    record = build_record(evaluations, classes=len(run.split.classes), seed=run.run.seed)
+    scores = []
+    for score, model, evaluation in zip(record.scores, run.models, evaluations):
+        scores.append(_with_candidates(score, model, evaluation))
     return replace(
         record,
         scores=tuple(scores),
@@ -136,7 +131,9 @@ def _record(run: Run[EvaluateOptions], evaluations: Sequence[Evaluation]) -> row
     )
 
 
-def recorded(evaluations: Sequence[Evaluation], *, classes: int, seed: int) -> rows.EvaluateRecord:
+def build_record(
+    evaluations: Sequence[Evaluation], *, classes: int, seed: int
+) -> rows.EvaluateRecord:
     """Return the tables about models on the same images. classes: number of classes of the data."""
     scores: list[rows.ScoreRow] = []
     by_class: list[ClassRow] = []
@@ -177,9 +174,7 @@ def _by_factor(
 
 
 def _with_candidates(score: rows.ScoreRow, model: Model, evaluation: Evaluation) -> rows.ScoreRow:
-    """Add the number of classes and the chance level for a zero-shot model, which chooses among
-    class names.
-    """
+    """Add the number of classes and the chance level to the score of a zero-shot model."""
     if not is_language_image(model):
         return score
     count = len(evaluation.classes)
@@ -214,11 +209,10 @@ def _top5_accuracy(evaluation: Evaluation) -> Estimate | None:
 
 
 def predicted_rows(evaluation: Evaluation, seed: int) -> list[rows.PredictedClassRow]:
-    """Compare confidence with accuracy on the images predicted as each class (top-label
-    calibration, Gupta 2022).
+    """Compare confidence with accuracy on the images predicted as each class.
 
-    Images are grouped by prediction because a calibrated model is calibrated on these groups. On
-    the images of one true class it is not.
+    This is top-label calibration (Gupta 2022). Images are grouped by prediction because a
+    calibrated model is calibrated on these groups. On the images of one true class it is not.
     """
     predicted = []
     for index in evaluation.predictions.unique().tolist():
@@ -254,9 +248,9 @@ def _prediction_arrays(evaluation: Evaluation, split: Split, *, seed: int) -> ro
     probability, prediction = evaluation.probabilities.max(-1)
     errors = (~evaluation.correct).nonzero().flatten()
     order = probability[errors].argsort(descending=True, stable=True)
-    surest_errors = errors[order[:SHOWN]]
+    surest_errors = errors[order[:DRAWN_ERRORS]]
     sampled = torch.cat(
-        [_drawn(evaluation.correct, seed=seed), _drawn(~evaluation.correct, seed=seed)]
+        [_draw_sample(evaluation.correct, seed=seed), _draw_sample(~evaluation.correct, seed=seed)]
     )
     return rows.PredictionArrays(
         classes=np.array(evaluation.classes),
@@ -271,11 +265,11 @@ def _prediction_arrays(evaluation: Evaluation, split: Split, *, seed: int) -> ro
     )
 
 
-def _drawn(chosen: Bool[Tensor, " images"], *, seed: int) -> Int[Tensor, " drawn"]:
-    """Return at most SAMPLE of the chosen images, drawn by the seed, in their order."""
+def _draw_sample(chosen: Bool[Tensor, " images"], *, seed: int) -> Int[Tensor, " drawn"]:
+    """Return at most DRAWN_SAMPLE of the chosen images, drawn by the seed, in their order."""
     images = chosen.nonzero().flatten()
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
-    return images[order[:SAMPLE].sort().values]
+    return images[order[:DRAWN_SAMPLE].sort().values]
 
 
 def _pixels(split: Split, images: Int[Tensor, " images"]) -> NDArray[np.uint8]:

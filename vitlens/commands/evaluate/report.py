@@ -70,7 +70,7 @@ def _accuracy(record: EvaluateRecord) -> Claim:
     )
 
 
-def miscalibrated(rows: Sequence[PredictedClassRow]) -> list[PredictedClassRow]:
+def miscalibrated_rows(rows: Sequence[PredictedClassRow]) -> list[PredictedClassRow]:
     """Return the predicted classes whose confidence differs from their accuracy, after correction
     for their number.
 
@@ -95,7 +95,7 @@ def _confidence(record: EvaluateRecord, score: ScoreRow) -> Iterator[Claim]:
     If the confidence of half of the classes or more misleads, the claim is about all images.
     """
     rows = [row for row in record.by_prediction if row.model == score.model]
-    wrong = miscalibrated(rows)
+    wrong = miscalibrated_rows(rows)
     gap = score.confidence_gap
     if 0 < 2 * len(wrong) < len(rows):
         worst = wrong[0]
@@ -142,7 +142,7 @@ def unknown(record: EvaluateRecord) -> Iterator[str]:
             n=n,
             scores=scores,
         )
-    if saturated := _saturated(record):
+    if saturated := _saturated_counts(record):
         yield saturated_words(saturated, "calibration by class and confusions")
     yield from trained(record.training)
     yield from not_equal(record.pairs)
@@ -154,7 +154,7 @@ def unknown(record: EvaluateRecord) -> Iterator[str]:
     )
 
 
-def _saturated(record: EvaluateRecord) -> dict[str, int]:
+def _saturated_counts(record: EvaluateRecord) -> dict[str, int]:
     """Return the number of errors of each model with too few errors, or too low a loss, to explain
     them.
     """
@@ -176,7 +176,7 @@ def _without_saturated(rows: Rows) -> Callable[[EvaluateRecord], list[Any]]:
     """Return a function that gives the rows of a section without those of saturated models."""
 
     def explained(record: EvaluateRecord) -> list[Any]:
-        saturated = _saturated(record)
+        saturated = _saturated_counts(record)
         return [row for row in rows_of(rows, record) if row.model not in saturated]
 
     return explained
@@ -205,7 +205,7 @@ def _errors(record: EvaluateRecord) -> list[Picture]:
     return pictures
 
 
-def _sampled(record: EvaluateRecord) -> list[Picture]:
+def _sampled_pictures(record: EvaluateRecord) -> list[Picture]:
     """Return the predictions drawn by the seed: a row of right ones and a row of wrong ones for
     each model.
     """
@@ -243,7 +243,7 @@ def _confidence_opening(record: EvaluateRecord) -> str:
         "classes with at least {{ few }} images.{% elif n %}No predicted class is measurably "
         "over- or underconfident.{% else %}No class is predicted for {{ few }} images, enough to "
         "judge its confidence.{% endif %}",
-        wrong=len(miscalibrated(rows)),
+        wrong=len(miscalibrated_rows(rows)),
         n=len(rows),
         few=FEWEST,
     )
@@ -293,7 +293,7 @@ REPORT: Final = Report(
         *_class_sections(),
         Section(
             "What do right and wrong predictions look like?",
-            _sampled,
+            _sampled_pictures,
             charts=(
                 Chart(
                     "predictions",

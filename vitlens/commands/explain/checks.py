@@ -49,8 +49,9 @@ def check_methods(
     computed: Mapping[str, tuple[Tensor, float]],
     options: ExplainOptions,
 ) -> dict[str, object]:
-    """Return the tables and arrays of all checks. computed: the maps of each method with the
-    seconds per image.
+    """Return the tables and arrays of all checks.
+
+    computed: the maps of each method with the seconds per image.
     """
     masks = None
     if split.masks is not None:

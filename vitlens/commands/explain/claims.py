@@ -15,15 +15,13 @@ from vitlens.report.claims import FEWEST, Claim, few_images, found, unjudged
 from vitlens.report.prose import Marked, say
 from vitlens.uncertainty import Estimate
 
-_TUNED_ON: Final = (
-    "Digits in scenes",
-    "coco_masks",
-)  # titles of data sets (benchmarks/best_map.md)
+# titles of data sets (benchmarks/best_map.md)
+_TUNED_ON: Final = ("Digits in scenes", "coco_masks")
 _VERBS: Final = {"confirmed": "confirm", "contradicted": "contradict"}
 _UNUSABLE: Final = 2  # methods with unusable maps that are named
 
 
-def judged_of(record: ExplainRecord) -> dict[str, tuple[JudgedMap, ...]]:
+def verdicts_of(record: ExplainRecord) -> dict[str, tuple[JudgedMap, ...]]:
     """Return the verdicts on the methods of each model, the best first."""
     return {alias: judged_maps(rows) for alias, rows in by(record.checks, "model").items()}
 
@@ -124,7 +122,7 @@ def unknown(record: ExplainRecord) -> Iterator[str]:
     yield from _tuned_on_these_images(record)
     yield from _changed_rankings(record)
     yield from _missed_differences(record)
-    yield from _left_out(record)
+    yield from _omissions(record)
     if record.options.get("engine") == "grad-cam":
         yield (
             "The maps are those of the grad-cam package: negative values are 0, and each has its "
@@ -202,7 +200,7 @@ def _missed_differences(record: ExplainRecord) -> Iterator[str]:
             return
 
 
-def _left_out(record: ExplainRecord) -> Iterator[str]:
+def _omissions(record: ExplainRecord) -> Iterator[str]:
     """Yield methods that are not defined for a model, models without a classifier, and checks left
     out of a choice.
     """

@@ -13,15 +13,15 @@ from vitlens.analysis.evaluation.evaluate import accuracy, fitting_batch_size
 from vitlens.analysis.evaluation.intervals import estimates
 from vitlens.analysis.faithfulness.checks import ENOUGH
 from vitlens.analysis.faithfulness.defaults import BASELINES, COMPOSITE_KINDS, FEWEST, CompositeKind
-from vitlens.analysis.faithfulness.league import explained
+from vitlens.analysis.faithfulness.league import compute_maps
 from vitlens.analysis.faithfulness.localisation import (
     COMPOSITE_SCORES,
     Composites,
     confident_images,
+    is_recognised,
     pointing_rate,
-    recognised,
 )
-from vitlens.analysis.faithfulness.removal import resized
+from vitlens.analysis.faithfulness.removal import resize_to_model
 from vitlens.classes import label_columns
 from vitlens.commands.explain.options import AUTO, ExplainOptions
 from vitlens.commands.explain.record import CompositeArrays, CompositeRow, CompositeSetRow
@@ -85,8 +85,10 @@ class Sources:
 
 
 def composite_names(chosen: tuple[str, ...], *, has_masks: bool) -> tuple[str, ...]:
-    """Return the kinds of --composites; "auto" stands for the default kinds if there are no
-    masks."""
+    """Return the kinds of --composites.
+
+    "auto" stands for the default kinds if there are no masks.
+    """
     names = set(chosen)
     if AUTO in chosen and not has_masks:
         names |= {kind.name for kind in COMPOSITE_KINDS.values() if kind.default}
@@ -123,7 +125,7 @@ def composite_tables(
 def _sources(checked: CheckedMaps, split: Split, masks: Masks | None) -> Sources:
     """Return the images of which composites are made, at the input size of the model."""
     labels, origin = _labels(checked, split)
-    images = resized(checked.model, checked.images)
+    images = resize_to_model(checked.model, checked.images)
     size = images.shape[-2:]
     if masks is not None and masks.shape[-2:] != size:
         enlarged = F.interpolate(masks[:, None].float(), size=size, mode="nearest-exact")
@@ -164,11 +166,11 @@ def _set_row(model: Model, kind: CompositeKind, sources: Sources) -> CompositeSe
         classes=sources.classes,
         composites=0,
         maps=0,
-        guessed=round(_guessed(model, kind), 6),
+        guessed=round(_chance_level(model, kind), 6),
     )
 
 
-def _guessed(model: Model, kind: CompositeKind) -> float:
+def _chance_level(model: Model, kind: CompositeKind) -> float:
     """Return the chance that a class is among as many random ones as a composite has."""
     return min(1.0, kind.classes / len(model.classes))
 
@@ -182,7 +184,7 @@ def _with_composites(
     composite has.
     """
     logits = _logits(model, composites.images)[composites.which]
-    hits = recognised(logits, composites.targets, kind.classes)
+    hits = is_recognised(logits, composites.targets, kind.classes)
     share = accuracy(hits, groups=composites.which)
     return replace(
         row,
@@ -190,14 +192,14 @@ def _with_composites(
         maps=len(composites),
         chance=round(composites.chance, 6),
         recognised=share,
-        seen=beyond(share, _guessed(model, kind)) is Side.ABOVE,
+        seen=beyond(share, _chance_level(model, kind)) is Side.ABOVE,
     )
 
 
 def _explain(checked: CheckedMaps, composites: Composites, advance: Advance) -> dict[str, Maps]:
     """Return the maps of every method and baseline."""
     which = composites.which.to(composites.images.device)
-    return explained(
+    return compute_maps(
         checked.model,
         checked.functions,
         composites.images[which],

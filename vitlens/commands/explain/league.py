@@ -23,11 +23,8 @@ _RANGES: Final = {  # of columns that are not shares: differences of areas, and 
     "road": (-1.0, 1.0),
     "relevance_gain": (-math.inf, math.inf),
 }
-_COMPARED: Final = (
-    "road",
-    "roc_auc",
-    "pointing",
-)  # checks in which the best method is compared with the others
+# checks in which the best method is compared with the others
+_COMPARED: Final = ("road", "roc_auc", "pointing")
 
 
 def league_rows(checked: CheckedMaps, split: Split) -> tuple[LeagueRow, ...]:
@@ -64,9 +61,8 @@ def _columns(checked: CheckedMaps, split: Split) -> dict[str, list[Estimate]]:
         groups = split.groups
         if name in checked.results[0].scores:
             groups = masked_groups(split)
-        values = torch.stack(
-            [method[name].float() for method in by_image]
-        )  # methods share bootstrap draws
+        # methods share bootstrap draws
+        values = torch.stack([method[name].float() for method in by_image])
         if name == "pointing":
             columns[name] = [pointing_rate(hits, groups=groups) for hits in values]
         else:

@@ -36,9 +36,10 @@ from vitlens.commands.explain.record import (
     ImageRow,
     MethodRow,
 )
+from vitlens.commands.run.load import ImageRequest
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.progress import Advance, progress
-from vitlens.commands.run.run import ImageRequest, Run
+from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import chosen_targets
 from vitlens.commands.shared.explorer_measure import explored
 from vitlens.commands.shared.maps.record import MapCheckRow, removal_check
@@ -46,14 +47,13 @@ from vitlens.commands.shared.sheets import DRAWN, EACH, file_names, left_out_wor
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.models.model import Model
-from vitlens.record_files import joined
+from vitlens.record_files import join_records
 from vitlens.shapes import Labels
 from vitlens.uncertainty import Estimate, bootstrap_mean
 
 _BACKWARD: Final = 3  # forward passes that take about as long as one forward and backward pass
-_STORED_BYTES: Final = (
-    32 << 20
-)  # of the stored maps of a model, at most, unless the drawn ones are larger
+# of the stored maps of a model, at most, unless the drawn ones are larger
+_STORED_BYTES: Final = 32 << 20
 
 
 def measure(
@@ -81,16 +81,16 @@ def measure(
         print_left_out(drawn, len(run.split), quiet=run.run.quiet, more="maps are in arrays/")
         parts: list[ExplainRecord] = []
         for explainer in explainers:
-            has_explorer = any(
-                part.explorer_arrays for part in parts
-            )  # only the first model that can gets one
+            # only the first model that can gets one
+            has_explorer = any(part.explorer_arrays for part in parts)
             parts.append(explainer.record(drawn, explorer=not has_explorer))
-        return folder.publish(lambda: joined(parts))
+        return folder.publish(lambda: join_records(parts))
 
 
 def _loader(models: Sequence[Model]) -> Callable[[RunOptions], tuple[Model, ...]] | None:
-    """Return a function that returns these models instead of loading the named ones; None without
-    models.
+    """Return a function that returns these models instead of loading the named ones.
+
+    Returns None without models.
     """
     if not models:
         return None
@@ -141,8 +141,9 @@ class Explainer:
     options: ExplainOptions
 
     def record(self, drawn: int, *, explorer: bool) -> ExplainRecord:
-        """Return the record of this model. drawn: the number of images in figures. explorer: True
-        to add attention.
+        """Return the record of this model.
+
+        drawn: the number of images in figures. explorer: True to add attention.
         """
         model = self.model
         split = self.split
@@ -213,7 +214,9 @@ class Explainer:
         explained = {}
         with progress(title, total, unit="passes", quiet=self.options.run.quiet) as advance:
             for name in names:
-                explained[name] = self._explain(name, classes, _scaled(advance, costs[name]))
+                explained[name] = self._explain(
+                    name, classes, _advance_by_cost(advance, costs[name])
+                )
         return explained
 
     def _passes(self, method: str) -> int:
@@ -249,9 +252,8 @@ class Explainer:
                 classes = targets[batch.indices].to(device)
             with autocast(device, self._precision):
                 start = time.perf_counter()
-                parts.append(
-                    function(self.model, batch.images, classes).cpu()
-                )  # waits for an asynchronous device
+                # waits for an asynchronous device
+                parts.append(function(self.model, batch.images, classes).cpu())
                 seconds += time.perf_counter() - start
                 if sums_to_gain and classes is not None:
                     gains.append(logit_gain(self.model, batch.images, classes).cpu())
@@ -294,8 +296,9 @@ class Explainer:
         )
 
     def _completeness(self, maps: Tensor, gain: Tensor) -> Estimate | None:
-        """Return the mean error of the sums of maps; None if a map is not finite. gain: of each
-        image, in logits.
+        """Return the mean error of the sums of maps.
+
+        Returns None if a map is not finite. gain: of each image, in logits.
         """
         if not bool(maps.isfinite().all()):
             return None
@@ -336,7 +339,7 @@ class Explainer:
         )
 
 
-def _scaled(advance: Advance, cost: int) -> Advance:
+def _advance_by_cost(advance: Advance, cost: int) -> Advance:
     """Return a function that advances by the cost of each image."""
     return lambda images: advance(images * cost)
 
@@ -364,8 +367,9 @@ def image_rows(
 
 
 def choice_tables(alias: str, choice: MethodChoice) -> dict[str, object]:
-    """Return the tables of a choice; the table of checks has the removal check of the chosen
-    method.
+    """Return the tables of a choice.
+
+    The table of checks has the removal check of the chosen method.
     """
     selection = len(choice.selection)
     row = ChoiceRow(
@@ -394,8 +398,9 @@ def choice_tables(alias: str, choice: MethodChoice) -> dict[str, object]:
 
 
 def _chosen_check(alias: str, choice: MethodChoice) -> Iterator[MapCheckRow]:
-    """Yield the removal check of the chosen method on the report half; nothing if it was not
-    compared.
+    """Yield the removal check of the chosen method on the report half.
+
+    Returns nothing if it was not compared.
     """
     margins = {}
     for baseline in BASELINES:

@@ -47,19 +47,24 @@ def refinement_of(options: RefineOptions) -> Refinement:
     if options.times != NONE:
         times = options.times
     return Refinement(
-        options.refine, options.layers, options.steps, times, options.views, options.upsample
+        refine=options.refine,
+        layers=options.layers,
+        steps=options.steps,
+        times=times,
+        views=options.views,
+        upsample=options.upsample,
     )
 
 
 def chosen_methods(
     models: Sequence[Model], names: Sequence[str], *, engine: Engine, refinement: Refinement
 ) -> list[tuple[str, ...]]:
-    """Return the methods of each model, in the order of names; the default methods if there are no
-    names.
+    """Return the methods of each model, in the order of names.
 
-    A method that is not named is left out if the refinement does not apply to its maps. Raises
-    UnknownNameError for an unknown name. Raises UnsupportedError for a method that no model has, a
-    model that has none of the methods, or a refinement that does not apply.
+    The default methods if there are no names. A method that is not named is left out if the
+    refinement does not apply to its maps. Raises UnknownNameError for an unknown name. Raises
+    UnsupportedError for a method that no model has, a model that has none of the methods, or a
+    refinement that does not apply.
     """
     if refinement.refine == "affinity":
         for model in models:
@@ -136,9 +141,8 @@ def as_function(name: str, options: ExplainOptions, *, batch_size: int | None) -
 
 def _passes(model: Model, method: str, engine: Engine) -> AbstractContextManager[object]:
     """Return a context in which passes are quick ones, if the method does not observe attention."""
-    if (
-        engine != "vitlens"
-    ):  # the package copies the model, and would call the quick layers of the original
+    # the package copies the model, and would call the quick layers of the original
+    if engine != "vitlens":
         return nullcontext()
     if ATTRIBUTIONS[method].needs not in (None, "cam"):
         return nullcontext()

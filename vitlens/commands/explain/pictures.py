@@ -12,7 +12,7 @@ import numpy as np
 
 from vitlens.charts import Picture
 from vitlens.charts.overlay import upsample
-from vitlens.commands.explain.claims import judged_of
+from vitlens.commands.explain.claims import verdicts_of
 from vitlens.commands.explain.record import (
     SEARCH,
     CompositeSetRow,
@@ -83,7 +83,7 @@ def sheets(record: ExplainRecord) -> Iterator[Picture]:
     """Yield the drawn images of each model with their maps, on sheets of at most EACH images and
     _METHODS methods.
     """
-    judged = judged_of(record)
+    judged = verdicts_of(record)
     number = 0
     for alias in record.aliases:
         if alias not in record.maps or not _has_drawable_map(record.maps[alias]):
@@ -183,8 +183,9 @@ def _explored_images(record: ExplainRecord, alias: str) -> Shown:
 
 
 def removed_patches(record: ExplainRecord) -> Iterator[Picture]:
-    """Yield the first images; patches whose removal changes the prediction are grey, in the best
-    orders.
+    """Yield the first images.
+
+    Patches whose removal changes the prediction are grey, in the best orders.
     """
     if not record.sets:
         return

@@ -88,11 +88,11 @@ def _lower(metric: str, title: str) -> Any:
 
 @dataclass(frozen=True)
 class LeagueRow(OfModel):
-    """One method, or baseline, in every check, averaged over images; None if a check was not run or
-    gave no number.
+    """One method, or baseline, in every check, averaged over images.
 
-    randomisation: with all weights random. cascade: mean over all stages. seconds, forwards: the
-    cost per image. faults: of the maps, in words.
+    A field is None if a check was not run or gave no number. randomisation: with all weights
+    random. cascade: mean over all stages. seconds, forwards: the cost per image. faults: of the
+    maps, in words.
     """
 
     method: str = col("method")

@@ -10,7 +10,7 @@ from vitlens.analysis.faithfulness.checks import SIMILAR
 from vitlens.analysis.faithfulness.defaults import COMPOSITE_KINDS
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.charts import images, intervals, lines, matrix
-from vitlens.commands.explain.claims import claims, judged_of, unknown
+from vitlens.commands.explain.claims import claims, unknown, verdicts_of
 from vitlens.commands.explain.pictures import composite_sheets, explorer, removed_patches, sheets
 from vitlens.commands.explain.record import (
     SEARCH,
@@ -37,7 +37,7 @@ def definitions(record: ExplainRecord) -> Iterator[tuple[str, str]]:
 
 def best_maps(record: ExplainRecord) -> list[JudgedMap]:
     """Return the best maps of each model, as many as a table holds."""
-    judged = judged_of(record)
+    judged = verdicts_of(record)
     rows: list[JudgedMap] = []
     for verdicts in judged.values():
         rows += verdicts[: max(1, ROWS // len(judged))]
@@ -53,7 +53,7 @@ def _states(record: ExplainRecord) -> str:
         "fail": "failing",
     }
     sentences = []
-    for alias, verdicts in judged_of(record).items():
+    for alias, verdicts in verdicts_of(record).items():
         numbers = {words[state]: len(rows) for state, rows in by(verdicts, "state").items()}
         sentence = say(
             "{% if n == 1 %}The only method{% else %}Of the {{ n }} methods{% endif %} of "

@@ -15,7 +15,7 @@ SEARCHED: Final = 100  # images from which the nearest of them is informative
 def unknown(record: FeaturesRecord) -> Iterator[str]:
     """Yield what could overturn the results, the most serious first."""
     yield from few_images(record.images)
-    yield from _left_out(record)
+    yield from _omissions(record)
     if len(record.features) > 1:
         yield from _pretraining(record)
     yield from _few_to_search(record)
@@ -31,7 +31,7 @@ def unknown(record: FeaturesRecord) -> Iterator[str]:
     yield from _projections(record)
 
 
-def _left_out(record: FeaturesRecord) -> Iterator[str]:
+def _omissions(record: FeaturesRecord) -> Iterator[str]:
     """Yield what was not measured, and the first note of the measurements."""
     [data] = record.sets
     if data.bank is None:

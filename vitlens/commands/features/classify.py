@@ -27,7 +27,7 @@ from vitlens.classes import match_classes
 from vitlens.commands.features.images import Subject
 from vitlens.commands.features.record import PROBE, DepthRow, HeadRow, PairRow
 from vitlens.commands.run.progress import progress
-from vitlens.commands.shared.comparison import compared
+from vitlens.commands.shared.comparison import comparison_rows
 from vitlens.errors import InputError
 from vitlens.names import Weighting
 from vitlens.uncertainty import Estimate, bootstrap_mean
@@ -102,8 +102,9 @@ def classify(subject: Subject, features: Mapping[str, Features]) -> Classificati
 
 
 def _classify_by_model(subject: Subject, test: Features) -> Tensor | None:
-    """Return True for each image that the model classifies correctly; None without a classifier of
-    these classes.
+    """Return True for each image that the model classifies correctly.
+
+    Returns None without a classifier of these classes.
     """
     split = subject.test
     if split.labels is None or not subject.model.has_classifier:
@@ -238,7 +239,7 @@ def pair_rows(correct: Mapping[str, Correct], subject: Subject) -> Iterator[Pair
                     (first, second, correct[first][classifier], correct[second][classifier])
                 )
                 classifiers.append(classifier)
-    rows = compared(tests, groups=subject.groups, seed=subject.seed)
+    rows = comparison_rows(tests, groups=subject.groups, seed=subject.seed)
     for classifier, row in zip(classifiers, rows):
         k = int(classifier.partition("-")[2] or 0)
         yield PairRow(
@@ -265,6 +266,6 @@ def head_rows(correct: Mapping[str, Correct], subject: Subject) -> Iterator[Head
         for classifier, is_correct in correct_by_classifier.items():
             if classifier != BY_MODEL:
                 tests.append((alias, classifier, is_correct, correct_by_classifier[BY_MODEL]))
-    for row in compared(tests, groups=subject.groups, seed=subject.seed):
+    for row in comparison_rows(tests, groups=subject.groups, seed=subject.seed):
         assert row.difference is not None  # always set by `compared`
         yield HeadRow(row.first, row.second, row.difference, row.p, row.p_holm)

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.commands.features.options import FeaturesOptions
-from vitlens.commands.run.load import load_splits, once_each, print_data
+from vitlens.commands.run.load import ImageRequest, load_splits, once_each, print_data
 from vitlens.commands.run.options import RunOptions
-from vitlens.commands.run.unseen import KnownTrainingImages, seen, training_images_of
+from vitlens.commands.run.unseen import KnownTrainingImages, seen_mask, training_images_of
 from vitlens.data.catalogue import load_data, load_images
 from vitlens.data.registry import SETS
 from vitlens.data.split import Split, balanced, describe_hold_out
@@ -126,7 +126,13 @@ def _load_tests(models: Sequence[Model], options: FeaturesOptions) -> list[Split
     """Return the images that are classified, for each model."""
     run = options.run
     if options.images or options.data is None:
-        return load_splits(models, options=run, data=options.data, images=options.images, scenes=1)
+        return load_splits(
+            models,
+            options=run,
+            data=options.data,
+            images=options.images,
+            request=ImageRequest(scenes=1),
+        )
     parts = _load_parts(models, options.data, "test", run)
     tests = [split.limit(run.limit, seed=run.seed) for split in parts]
     print_data(tests[0], run)
@@ -181,7 +187,7 @@ def _load_part(
     if training_images.unknown or not len(training_images.numbers) or not is_divided:
         return by_seed
     all_images = _load(model, data, "test", options, seed, undivided=True)
-    trained = seen(all_images, training_images)
+    trained = seen_mask(all_images, training_images)
     if not trained.any() or trained.all():
         return by_seed
     members = trained if part == "train" else ~trained
@@ -199,8 +205,9 @@ def _load_part(
 def _load(
     model: Model, data: str, part: Part, options: RunOptions, seed: int, *, undivided: bool = False
 ) -> Split:
-    """Return one part of the data, or the whole data; scenes of test images are drawn as far as
-    --limit needs them.
+    """Return one part of the data, or the whole data.
+
+    Scenes of test images are drawn as far as --limit needs them.
     """
     limit = None
     scenes = None

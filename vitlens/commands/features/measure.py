@@ -18,7 +18,7 @@ from vitlens.analysis.features.features import (
     extract,
     resolve_pool,
 )
-from vitlens.analysis.features.probe import held_out
+from vitlens.analysis.features.probe import held_out_mask
 from vitlens.analysis.features.similarity import Similarity, distance_correlation, similarity
 from vitlens.commands.features.classify import (
     BY_MODEL,
@@ -51,16 +51,14 @@ from vitlens.commands.run.progress import progress
 from vitlens.commands.run.run import Run
 from vitlens.errors import InputError
 from vitlens.lens.stages import embedding_stage, stages
-from vitlens.models.pretraining_history import pretraining_of, told_objectives
+from vitlens.models.pretraining_history import pretraining_of, stated_objectives
 from vitlens.names import Objective
 from vitlens.processes import share_of
-from vitlens.record_files import joined
+from vitlens.record_files import join_records
 from vitlens.uncertainty import Estimate
 
-_READ_BY_ALL: Final = {
-    "test",
-    "bank",
-}  # read by all processes; the other images may be fewer than processes
+# read by all processes; the other images may be fewer than processes
+_READ_BY_ALL: Final = {"test", "bank"}
 
 FeaturesOfSplits = Mapping[str, Features]  # by the purpose of the images, as in Subject.splits
 FeaturesOfModels = Sequence[FeaturesOfSplits]
@@ -107,18 +105,18 @@ def _require(run: Run[Any], subjects: Sequence[Subject], options: FeaturesOption
             )
     bank = subjects[0].bank
     if bank is not None and options.probe:
-        held_out(
-            require_labels(bank).cpu(), groups=bank.groups, seed=0
-        )  # raises if no image can be held out
+        # raises if no image can be held out
+        held_out_mask(require_labels(bank).cpu(), groups=bank.groups, seed=0)
     if options.tsne:
         require_perplexity(options.perplexity, len(subjects[0].test))
-    told_objectives(options.objective, run.aliases)
+    stated_objectives(options.objective, run.aliases)
     require_texts(run.models, options)
 
 
 def _read(subject: Subject, run: Run[Any]) -> dict[str, Features]:
-    """Return the features of one model's images by their purpose; empty in all processes but the
-    first.
+    """Return the features of one model's images by their purpose.
+
+    Returns nothing in all processes but the first.
     """
     options = subject.options
     features: dict[str, Features | None] = {}
@@ -150,7 +148,7 @@ def _record(
 ) -> FeaturesRecord:
     """Return the tables of all models and of their comparison."""
     first = subjects[0]
-    objectives = told_objectives(options.objective, [subject.alias for subject in subjects])
+    objectives = stated_objectives(options.objective, [subject.alias for subject in subjects])
     classifications: dict[str, Classification] = {}
     for subject, features_of_splits in zip(subjects, features):
         classifications[subject.alias] = classify(subject, features_of_splits)
@@ -174,7 +172,7 @@ def _record(
         else:
             within.append(row)
     return replace(
-        joined(records),
+        join_records(records),
         sets=(_sets_row(first),),
         pairs=tuple(pair_rows(correct, first)),
         head=tuple(head_rows(correct, first)),
@@ -199,8 +197,10 @@ def _record_of_model(
     classification: Classification,
     objective: Objective | None,
 ) -> FeaturesRecord:
-    """Return the tables and arrays of one model. objective: of its pretraining, from the
-    options."""
+    """Return the tables and arrays of one model.
+
+    objective: of its pretraining, from the options.
+    """
     test = features["test"]
     samples = draw_patches(subject)
     classifier = _classifier_of_errors(classification)
@@ -211,7 +211,7 @@ def _record_of_model(
     prompts = explain_prompts(subject)
     row = FeaturesRow(
         model=subject.alias,
-        **vars(pretraining_of(subject.model, told=objective)),
+        **vars(pretraining_of(subject.model, objective=objective)),
         parameters=subject.model.parameter_count(),
         pool=test.pool,
         **_layer_fields(test),
@@ -312,8 +312,9 @@ def _notes(
 
 
 def _similarity_rows(subject: Subject, features: Sequence[Features]) -> Iterator[LayersRow]:
-    """Yield every pair of layers, of one model and of two; none if CKA is not defined for so few
-    images.
+    """Yield every pair of layers, of one model and of two.
+
+    Returns None if CKA is not defined for so few images.
     """
     if len(features[0]) < FEWEST:
         return

@@ -98,8 +98,9 @@ def _layers_with_patches(subject: Subject) -> dict[LayerChoice, FeatureStage]:
 def _draw(
     subject: Subject, stage: FeatureStage, tokens: Tensor, subset: Split, indices: Tensor
 ) -> PatchSample:
-    """Return a seeded sample of patches. tokens: (images, rows, columns, dim) of the subset at
-    these indices.
+    """Return a seeded sample of patches.
+
+    tokens: (images, rows, columns, dim) of the subset at these indices.
     """
     assert stage.grid is not None
     count = patch_count(stage)

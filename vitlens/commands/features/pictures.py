@@ -43,8 +43,9 @@ def map_title(row: MapRow) -> str:
 
 
 def image_clouds(record: FeaturesRecord) -> Iterator[Cloud]:
-    """Yield the maps of images, coloured by class; none if the classes are too small to form
-    groups.
+    """Yield the maps of images, coloured by class.
+
+    Returns None if the classes are too small to form groups.
     """
     if not shows_groups(record):
         return

@@ -205,10 +205,10 @@ class HeadRow(OfModel):
 
 @dataclass(frozen=True)
 class LayersRow:
-    """The similarity of two layers of one model on the same images; None if the features of a layer
-    do not vary.
+    """The similarity of two layers of one model on the same images.
 
-    rank: Spearman's correlation of the distances between images.
+    It is None if the features of a layer do not vary. rank: Spearman's correlation of the distances
+    between images.
     """
 
     first: str = col("model")
@@ -299,8 +299,9 @@ class PatchesRow(OfModel):
 
 @dataclass(frozen=True)
 class MatchRow(OfModel):
-    """An image and its nearest neighbour. matches: patches that are most similar to each other;
-    grid: of both.
+    """An image and its nearest neighbour.
+
+    matches: patches that are most similar to each other; grid: of both.
     """
 
     first: str = col("image")

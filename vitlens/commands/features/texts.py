@@ -175,8 +175,9 @@ class PromptRelevance:
 
 
 def explain_prompts(subject: Subject) -> PromptRelevance:
-    """Return the relevance of the drawn images for each prompt; empty without prompts or a text
-    tower.
+    """Return the relevance of the drawn images for each prompt.
+
+    Returns nothing without prompts or a text tower.
     """
     model = subject.model
     prompts = subject.options.prompts

@@ -7,7 +7,7 @@ from vitlens.analysis.heads.registry import LABELS, MIXED, UNLABELLED
 from vitlens.analysis.naming.rows import AttendsRow, LooksRow, WritesRow
 from vitlens.analysis.naming.words import MATTERS
 from vitlens.commands.head.record import HeadRecord
-from vitlens.commands.shared.label_rows import noted
+from vitlens.commands.shared.label_rows import note_sentences
 from vitlens.report.claims import Claim, found
 from vitlens.report.prose import say
 
@@ -168,7 +168,7 @@ def _accuracy_unchanged(row: WritesRow) -> bool:
 
 def unknown(record: HeadRecord) -> Iterator[str]:
     """Yield what the labels do not show."""
-    yield from noted(record.notes)
+    yield from note_sentences(record.notes)
     for row in record.heads:
         yield say(
             "In {{ row.model }}, the attends-by label survived its test for "

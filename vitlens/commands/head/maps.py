@@ -98,8 +98,9 @@ def exemplar_maps(model: Model, split: Split, head: HeadName, indices: list[int]
 
 
 def _contributions(model: Model, images: Images, head: HeadName) -> Tensor | None:
-    """Return what the head adds to its class through each patch (batch, rows, columns); None if it
-    is not known.
+    """Return what the head adds to its class through each patch (batch, rows, columns).
+
+    Returns None if it is not known.
     """
     if head.writes is None or head.writes.best not in model.classes:
         return None
@@ -220,8 +221,9 @@ def measure_placed(
 def _attention_shares(
     run: Run[HeadOptions], split: Split, head: HeadName, size: int
 ) -> Tensor | None:
-    """Return the head's attention on patches as shares of their sum (images, rows, columns); None
-    in windows.
+    """Return the head's attention on patches as shares of their sum (images, rows, columns).
+
+    None in windows.
     """
     parts = []
     with run.progress("Where the head attends", len(split)) as advance:

@@ -26,7 +26,8 @@ from vitlens.commands.head.maps import (
 )
 from vitlens.commands.head.options import HeadOptions
 from vitlens.commands.head.query_key import measure_pair, measure_space
-from vitlens.commands.run.run import ImageRequest, Run
+from vitlens.commands.run.load import ImageRequest
+from vitlens.commands.run.run import Run
 from vitlens.commands.shared.label_rows import NoteRow
 from vitlens.commands.shared.labelling import attributes_of, heads_named
 from vitlens.devices import autocast

@@ -22,9 +22,9 @@ from vitlens.lens.trace import layers
 from vitlens.uncertainty import share_of
 
 _IMAGES: Final = 4  # whose queries and keys are mapped
-_OWN: Final = 500  # points of the head's map
-_EVERY: Final = 1000  # points of the map of all heads
-_EACH: Final = 16  # points of a head at least, in models with many heads
+_HEAD_POINTS: Final = 500  # points of the head's map
+_ALL_POINTS: Final = 1000  # points of the map of all heads
+_LEAST_POINTS: Final = 16  # points of a head at least, in models with many heads
 
 
 @phase("The score of a pair by dimension")
@@ -95,43 +95,46 @@ def _dimension_row(pair: Neurons, index: int) -> DimensionRow:
 
 @phase("Queries and keys in one map")
 def measure_space(run: Run[HeadOptions], head: HeadName) -> dict[str, Any]:
-    """Return the map of the head's queries and keys, and that of all heads; empty for a layer
-    without queries and keys of the whole image.
+    """Return the map of the head's queries and keys, and that of all heads.
+
+    Returns nothing for a layer without queries and keys of the whole image.
     """
     model = run.model
     split = run.split.pick(torch.arange(min(_IMAGES, len(run.split))))
     (batch,) = split.batches(len(split), device=model.device)
     seed = run.run.seed
     try:
-        own = query_key_map(
-            model, batch.images, heads=[(head.layer, head.head)], points=_OWN, seed=seed
+        head_map = query_key_map(
+            model, batch.images, heads=[(head.layer, head.head)], points=_HEAD_POINTS, seed=seed
         )
         heads = sum(layer.heads for layer in layers(model))
-        every = query_key_map(model, batch.images, points=max(_EVERY, 2 * _EACH * heads), seed=seed)
+        all_map = query_key_map(
+            model, batch.images, points=max(_ALL_POINTS, 2 * _LEAST_POINTS * heads), seed=seed
+        )
     except UnsupportedError:
         return {}
     return {
-        "space": (_space_row(model.alias, head, own),),
+        "space": (_space_row(model.alias, head, head_map),),
         "space_maps": SpaceArrays(
-            own=own.points.float().numpy(),
-            own_is_key=own.is_key.numpy(),
-            every=every.points.float().numpy(),
-            every_is_key=every.is_key.numpy(),
-            every_layer=every.layer.numpy(),
-            every_is_own=((every.layer == head.layer) & (every.head == head.head)).numpy(),
+            own=head_map.points.float().numpy(),
+            own_is_key=head_map.is_key.numpy(),
+            every=all_map.points.float().numpy(),
+            every_is_key=all_map.is_key.numpy(),
+            every_layer=all_map.layer.numpy(),
+            every_is_own=((all_map.layer == head.layer) & (all_map.head == head.head)).numpy(),
         ),
     }
 
 
-def _space_row(alias: str, head: HeadName, own: QueryKeyMap) -> SpaceRow:
-    (alignment,) = own.alignments
+def _space_row(alias: str, head: HeadName, head_map: QueryKeyMap) -> SpaceRow:
+    (alignment,) = head_map.alignments
     return SpaceRow(
         model=alias,
         layer=head.layer,
         head=head.head,
-        tokens=int(own.is_key.sum()),
+        tokens=int(head_map.is_key.sum()),
         before=alignment.before,
         after=alignment.after,
-        near=share_of(own.near.numpy()) if len(own.near) else None,
-        trustworthiness=own.trustworthiness,
+        near=share_of(head_map.near.numpy()) if len(head_map.near) else None,
+        trustworthiness=head_map.trustworthiness,
     )

@@ -83,9 +83,8 @@ class ExemplarRow:
     adds: float = col("adds to the class", unit="")
     quantile: float = col("more than this share of the images", unit="fraction")
     patch: tuple[int, int] | None = col("most through the patch (row, column)", default=None)
-    patch_adds: float | None = col(
-        "through it", unit="", default=None
-    )  # what the head adds through that patch
+    # what the head adds through that patch
+    patch_adds: float | None = col("through it", unit="", default=None)
 
 
 @dataclass(frozen=True)

@@ -98,16 +98,16 @@ def _on_pairs(record: HeadRecord) -> str:
 
 
 def _pair_figure(record: Any, title: str) -> Figure:
-    row = record.pair[0]
-    by_dimension = sorted(record.dimensions, key=lambda each: each.dimension)
+    pair = record.pair[0]
+    by_dimension = sorted(record.dimensions, key=lambda row: row.dimension)
     values = [
-        ("query", np.array([each.query for each in by_dimension])),
-        ("key", np.array([each.key for each in by_dimension])),
-        ("q × k / √d", np.array([each.product for each in by_dimension])),
+        ("query", np.array([row.query for row in by_dimension])),
+        ("key", np.array([row.key for row in by_dimension])),
+        ("q × k / √d", np.array([row.product for row in by_dimension])),
     ]
     image = record.pair_image.pixels[0] / np.float32(255)
     return walkthrough.score_by_dimension(
-        image, [row.query_patch, row.key_patch], row.grid, values, title
+        image, [pair.query_patch, pair.key_patch], pair.grid, values, title
     )
 
 

@@ -47,10 +47,10 @@ def choose_model(options: LookOptions) -> tuple[ModelName, str]:
             f"takes {smallest.name}, the smallest of timm's ViTs whose weights are on this disk; "
             f"{ANOTHER}"
         )
-    return _downloaded(quiet=options.run.quiet)
+    return _download_default(quiet=options.run.quiet)
 
 
-def _downloaded(*, quiet: bool) -> tuple[ModelName, str]:
+def _download_default(*, quiet: bool) -> tuple[ModelName, str]:
     """Download DeiT-tiny, or take the bundled ViT of digits if that fails."""
 
     def announce(address: str) -> None:

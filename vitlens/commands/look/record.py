@@ -27,9 +27,8 @@ class LookRow:
     note: str = col("note")  # on the ablation
     images: int = col("images")
     heads: int = col("heads")  # of the model
-    replace: Replacement | None = col(
-        "replaced by", default=None
-    )  # of ablated heads; None without heads
+    # of ablated heads; None without heads
+    replace: Replacement | None = col("replaced by", default=None)
 
 
 @dataclass(frozen=True)
@@ -39,9 +38,8 @@ class LookHeadRow:
     number: int = col("number of the image")
     layer: int = col("layer")
     head: int = col("head")
-    delta_loss: float = col(
-        "rise of the loss without it", unit="nats"
-    )  # positive: supports the prediction
+    # positive: supports the prediction
+    delta_loss: float = col("rise of the loss without it", unit="nats")
     probability: float = col("probability without it", unit="fraction")
     label: str | None = col("label", default=None)  # None if attention has no place in the image
     image: str | None = col("image", default=None)

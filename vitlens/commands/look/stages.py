@@ -60,8 +60,9 @@ def stages(
 def _with_most_important_head(
     row: StageRow, layers: Sequence[int], loss_without: Mapping[tuple[int, int], float]
 ) -> StageRow:
-    """Return the row with the head of these layers without which the loss rises most; unchanged if
-    none is known.
+    """Return the row with the head of these layers without which the loss rises most.
+
+    Returns it unchanged if none is known.
     """
     candidates = [place for place in loss_without if place[0] in layers]
     if not candidates:

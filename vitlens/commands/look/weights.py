@@ -67,8 +67,10 @@ def look_at_weights(options: LookOptions, file: Path) -> Path:
 
 
 def _only_image(options: LookOptions) -> str:
-    """Return the one image of the weights. Raises InputError for none, for several and for a
-    model."""
+    """Return the one image of the weights.
+
+    Raises InputError for none, for several and for a model.
+    """
     if options.model is not None or options.model_options != ModelOptions():
         raise InputError(
             "expected --attention without a model, whose weights they are; leave out --model"

@@ -22,11 +22,10 @@ _DESCRIBED_AT_MOST = 40  # models of the libraries whose support is listed, as e
 
 
 def measure(options: ModelsOptions) -> Iterator[str]:
-    """Lines: names that match a pattern (or contain it), with the kind of each model and the
-    commands that it supports.
+    """Return a line for each model whose name matches a pattern, or contains it.
 
-    Without a pattern the libraries' models are only counted. Raises UnknownNameError where nothing
-    matches.
+    A line has the kind of the model and the commands that it supports. Without a pattern the
+    libraries' models are only counted. Raises UnknownNameError where nothing matches.
     """
     pattern = options.pattern
     matching = {kind: source.matching(pattern) for kind, source in SOURCES.items()}
@@ -50,7 +49,7 @@ def measure(options: ModelsOptions) -> Iterator[str]:
         else:
             for name in names:
                 described = not source.prefix or in_library <= _DESCRIBED_AT_MOST
-                yield _line(name, *_described(source, name)) if described else name
+                yield _line(name, *_describe(source, name)) if described else name
     if pattern and in_library > _DESCRIBED_AT_MOST:
         yield (
             f"more than {_DESCRIBED_AT_MOST} models: a narrower pattern also says which "
@@ -60,7 +59,7 @@ def measure(options: ModelsOptions) -> Iterator[str]:
         raise unknown_model(pattern)
 
 
-def _described(source: ModelSource, name: str) -> tuple[str, str]:
+def _describe(source: ModelSource, name: str) -> tuple[str, str]:
     """Return the kind of a model, and the commands that it supports: from its shapes, without
     downloading weights.
     """
@@ -70,11 +69,8 @@ def _described(source: ModelSource, name: str) -> tuple[str, str]:
     try:
         model = _without_weights(source, name)
         commands = supported_commands(model)
-    except (
-        ModelError,
-        NotImplementedError,
-        RuntimeError,
-    ):  # some read their weights, or need another library
+    except (ModelError, NotImplementedError, RuntimeError):
+        # some read their weights, or need another library
         return "could not be built", "a command says whether it is supported"
     if source.weights == "none":
         return f"{model.anatomy.family}, untrained", " ".join(

@@ -8,8 +8,9 @@ import torch
 from vitlens.analysis.evaluation.evaluate import predicted_logits
 from vitlens.commands.predict.options import PredictOptions
 from vitlens.commands.predict.record import FirstImages, PredictRecord
+from vitlens.commands.run.load import ImageRequest
 from vitlens.commands.run.progress import progress
-from vitlens.commands.run.run import ImageRequest, Run
+from vitlens.commands.run.run import Run
 from vitlens.commands.shared.predictions import TOP, PredictionRow
 from vitlens.errors import InputError
 

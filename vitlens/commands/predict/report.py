@@ -38,7 +38,7 @@ def claims(record: PredictRecord) -> Iterator[Claim]:
         yield _predicted_classes(record)
 
 
-def _predicted(rows: Sequence[PredictionRow]) -> Counter[str]:
+def _count_predictions(rows: Sequence[PredictionRow]) -> Counter[str]:
     """Return how many images have each prediction."""
     return Counter(row.class_1 for row in rows)
 
@@ -57,7 +57,7 @@ def _frequent_class(record: PredictRecord) -> Iterator[Claim]:
     """Yield a class that is predicted for most images, and for more than have it as their label."""
     rows = record.predictions
     (alias,) = record.aliases
-    name, count = _predicted(rows).most_common(1)[0]
+    name, count = _count_predictions(rows).most_common(1)[0]
     labels = _labels(rows)
     labelled = labels[name]
     share = wilson(count, len(rows))
@@ -123,7 +123,7 @@ def _single_prediction(record: PredictRecord) -> Claim:
 def _predicted_classes(record: PredictRecord) -> Claim:
     rows = record.predictions
     (alias,) = record.aliases
-    predicted = _predicted(rows)
+    predicted = _count_predictions(rows)
     return Claim(
         "prediction",
         alias,

@@ -96,8 +96,9 @@ def _timings(record: ProfileRecord) -> Claim:
 
 
 def _speed_claims(record: ProfileRecord, batches: Sequence[Sequence[SpeedRow]]) -> list[Claim]:
-    """Return the fastest model at the smallest and at the largest batch size; one claim if it is
-    the same.
+    """Return the fastest model at the smallest and at the largest batch size.
+
+    One claim if it is the same.
     """
     if not batches:
         return []
@@ -151,8 +152,9 @@ def _no_fastest(rows: Sequence[SpeedRow]) -> Claim:
 
 
 def _faster_than(first: SpeedRow, slower: SpeedRow, similar: Sequence[str]) -> Claim:
-    """Return the claim that a model is fastest. similar: models whose intervals overlap with its
-    interval.
+    """Return the claim that a model is fastest.
+
+    similar: models whose intervals overlap with its interval.
     """
     return _latency_claim(
         first.model,

@@ -22,11 +22,8 @@ from vitlens.models.rebuild import untrained_like
 from vitlens.uncertainty import Estimate, median_of
 
 _FACTORS: Final = (0.5, 0.75, 1.0, 1.5, 2.0)  # default image sides, in sides of the model's input
-_STEPS: Final = (
-    8,
-    4,
-    2,
-)  # px between the image sides of models without patches, the first that fits
+# px between the image sides of models without patches, the first that fits
+_STEPS: Final = (8, 4, 2)
 _FEWEST_STEPS: Final = 4  # steps in a side; with fewer, rounding would merge the sizes
 _IMAGES_ON_CPU: Final = 1  # images in a timed pass on a CPU
 # images in a timed pass on other devices: one image does not occupy a GPU

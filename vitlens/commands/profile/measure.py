@@ -188,8 +188,9 @@ def speed_row(alias: str, batch: TimedBatch) -> SpeedRow:
 
 
 def _throughput(images: int, latency: Estimate) -> Estimate:
-    """Return images per second from the milliseconds of a pass; the ends of the interval change
-    places.
+    """Return images per second from the milliseconds of a pass.
+
+    The ends of the interval change places.
     """
     low = None
     if latency.high is not None:

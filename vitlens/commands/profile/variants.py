@@ -17,9 +17,8 @@ from vitlens.models.model_names import ModelName, parse_models, require_rule
 from vitlens.models.rebuild import default_classes
 from vitlens.models.sources.registry import source_of
 
-Variants = Mapping[
-    str, Mapping[str, Size]
-]  # patch sizes by alias of the variant, by alias of the preset
+# patch sizes by alias of the variant, by alias of the preset
+Variants = Mapping[str, Mapping[str, Size]]
 
 
 def variants_by_preset(options: ProfileOptions) -> Variants:

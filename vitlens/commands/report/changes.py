@@ -41,11 +41,11 @@ def changes_between(before: Record, after: Record) -> tuple[MetricChange, ...]:
     changes = []
     for name, name_before in common_metrics(before, after).items():
         changes.append(_change(_MetricPair(before, after, name_before, name)))
-    corrected = _corrected(changes)
+    corrected = _correct_p_values(changes)
     return tuple(replace(change, p_holm=corrected.get(change.metric)) for change in changes)
 
 
-def _corrected(changes: Sequence[MetricChange]) -> dict[str, float]:
+def _correct_p_values(changes: Sequence[MetricChange]) -> dict[str, float]:
     """Return p after Holm's correction within each family, by metric."""
     families: dict[str, dict[str, float]] = {}
     for change in changes:
@@ -91,8 +91,9 @@ class _MetricPair:
 
     @property
     def aliases(self) -> tuple[str, str]:
-        """Return the aliases before and after; only for metrics of one model, whose alias is all
-        after the first word.
+        """Return the aliases before and after.
+
+        Only for metrics of one model, whose alias is all after the first word.
         """
         return self.name_before.partition("/")[2], self.name.partition("/")[2]
 
@@ -131,8 +132,9 @@ def _change(pair: _MetricPair) -> MetricChange:
 
 
 def _difference_of_answers(pair: _MetricPair) -> _Difference | None:
-    """Return the difference of accuracies by the predictions on the same images; None without
-    these.
+    """Return the difference of accuracies by the predictions on the same images.
+
+    Returns None without these.
     """
     answers = _paired_answers(pair)
     if answers is None:
@@ -148,8 +150,9 @@ def _difference_of_answers(pair: _MetricPair) -> _Difference | None:
 
 
 def _paired_answers(pair: _MetricPair) -> tuple[PredictionArrays, PredictionArrays] | None:
-    """Return two models' predictions on the same images; None for other metrics, and unless images
-    are the same.
+    """Return two models' predictions on the same images.
+
+    Returns None for other metrics, and unless images are the same.
     """
     if not pair.is_accuracy:
         return None
@@ -187,8 +190,9 @@ def _difference_of_values(pair: _MetricPair) -> _Difference | None:
 
 
 def _changes_by_image(pair: _MetricPair) -> ImageValues | None:
-    """Return the change of a metric on each image; None if the runs keep no values, or of other
-    images.
+    """Return the change of a metric on each image.
+
+    Returns None if the runs keep no values, or of other images.
     """
     values_before = pair.before.values_by_image().get(pair.name_before)
     values = pair.after.values_by_image().get(pair.name)
@@ -199,9 +203,8 @@ def _changes_by_image(pair: _MetricPair) -> ImageValues | None:
 
 def _independent_difference(before: Estimate, after: Estimate) -> _Difference:
     """Return the difference of two estimates as if their images were independent."""
-    difference = difference_of(
-        after, before
-    )  # Newcombe's method needs only two intervals, not fractions
+    # Newcombe's method needs only two intervals, not fractions
+    difference = difference_of(after, before)
     if after.unit != "fraction":
         difference = _in_unit(difference, after)
     if difference.low is None or difference.high is None:
@@ -265,9 +268,8 @@ def _evaluation(record: Any) -> EvaluateRecord | None:
 
 def compare_images(before: Any, after: Any) -> SameImages:
     """Return whether two runs saw the same images, "" for runs without images."""
-    if (
-        before.config.data is None and _evaluation(before) is not None
-    ):  # a study, whose chapters have the images
+    # a study, whose chapters have the images
+    if before.config.data is None and _evaluation(before) is not None:
         before = _evaluation(before)
         after = _evaluation(after)
     if (
@@ -283,8 +285,9 @@ def compare_images(before: Any, after: Any) -> SameImages:
 
 
 def _same_images(before: Record, after: Record) -> bool | None:
-    """Return True if all images that both runs read are the same; None for folders without
-    fingerprints.
+    """Return True if all images that both runs read are the same.
+
+    Returns None for folders without fingerprints.
     """
     prints_before = before.config.fingerprints
     prints = after.config.fingerprints
@@ -311,8 +314,9 @@ def compare_verdicts(before: Any, after: Any) -> list[JudgedRow]:
 
 
 def _claims(record: Any) -> Sequence[Claim]:
-    """Return the claims of a report; none for a folder without its arrays, of which no report can
-    be made.
+    """Return the claims of a report.
+
+    Returns None for a folder without its arrays, of which no report can be made.
     """
     report = COMMANDS[record.command].report
     with suppress(InputError), foreign_contents(record):

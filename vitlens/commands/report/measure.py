@@ -44,18 +44,18 @@ def measure(options: ReportOptions) -> Conclusion:
     if options.compare is not None:
         return compare(options.compare, options.folder, html=options.html)
     if options.share is None:
-        return _written_again(options.folder, html=options.html)
+        return _write_again(options.folder, html=options.html)
     page = options.html or inside(options.folder, PAGE).is_file()
-    return _written_again(share(options.folder, options.share), html=page)
+    return _write_again(share(options.folder, options.share), html=page)
 
 
-def _written_again(folder: Path, *, html: bool) -> Conclusion:
+def _write_again(folder: Path, *, html: bool) -> Conclusion:
     """Write the report of a folder again, with a line about tables that it leaves out."""
     path = report(folder, html=html)
-    return Conclusion(path, _left_out(folder), holds=True)
+    return Conclusion(path, _unknown_tables(folder), holds=True)
 
 
-def _left_out(*folders: Path) -> tuple[str, ...]:
+def _unknown_tables(*folders: Path) -> tuple[str, ...]:
     """Return a line for each folder with tables that this version does not know."""
     lines = []
     for folder in folders:
@@ -92,17 +92,16 @@ def compare(before: Path, after: Path, *, html: bool = False) -> Conclusion:
 
         path = page_path
         files.write_text(path, page(document, runs))
-    lines = (*_left_out(before, after), *summary_lines(document))
+    lines = (*_unknown_tables(before, after), *summary_lines(document))
     return Conclusion(path, lines, holds=not runs.worse)
 
 
 def share(folder: Path, copy: Path) -> Path:
-    """Copy the records and arrays of a run, and of its chapters, to a new folder; returns it,
-    without a report yet.
+    """Copy the records and arrays of a run, and of its chapters, to a new folder.
 
-    Absolute paths are shortened to their last two components, e.g. "photos/cat.jpg". Raises
-    InputError for a folder without a run and for a copy inside the folder, OutputError if the copy
-    cannot be made.
+    Returns it, without a report yet. Absolute paths are shortened to their last two components,
+    e.g. "photos/cat.jpg". Raises InputError for a folder without a run and for a copy inside
+    the folder, OutputError if the copy cannot be made.
     """
     read_run(folder)
     require_plain(folder)

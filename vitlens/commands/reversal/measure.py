@@ -28,10 +28,10 @@ _POINTS: Final = 50  # of the loss curve
 
 
 def measure(options: ReversalOptions) -> Path | None:
-    """Train the layer and write the report; returns the report's path, None in all processes but
-    the first.
+    """Train the layer and write the report.
 
-    Raises InputError for heads that do not divide the width of a vector.
+    Returns the report's path, None in all processes but the first. Raises InputError for heads
+    that do not divide the width of a vector.
     """
     processes, run = join_run(options.run)
     if not processes.is_first:

@@ -24,7 +24,8 @@ from vitlens.commands.rollout.record import (
     RolloutRecord,
     RolloutRow,
 )
-from vitlens.commands.run.run import ImageRequest, Run
+from vitlens.commands.run.load import ImageRequest
+from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import chosen_targets
 from vitlens.commands.shared.explorer_measure import explored
 from vitlens.commands.shared.maps.measure import map_rows
@@ -42,11 +43,11 @@ _MOST: Final = 0.5  # share of tied maxima on the object, above which a map is a
 
 
 def measure(options: RolloutOptions) -> Path | None:
-    """Compute attention maps of images by each method and write the report; returns the report's
-    path.
+    """Compute attention maps of images by each method and write the report.
 
-    Of several processes, each takes a share of the images, and all but the first return None.
-    Raises UnsupportedError for a method that needs a classifier if the model has none.
+    Returns the report's path. Of several processes, each takes a share of the images, and all
+    but the first return None. Raises UnsupportedError for a method that needs a classifier if
+    the model has none.
     """
     kinds = _kinds_of_map(options)
     # the attention of one layer needs no model whose layers can be multiplied

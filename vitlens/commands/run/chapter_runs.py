@@ -40,26 +40,19 @@ MOST: Final = 2 << 30  # bytes of the whole cache; the chapters used longest ago
 _PLACE: Final = "VITLENS_CACHE"  # environment variable: the folder of the cache
 # in a cached chapter: which copy it is, and the names of the models when it was made
 _KEPT: Final = ".kept.json"
-_OPEN: Final = (
-    "out",
-    "overwrite",
-    "quiet",
-    "command",
-    "at_least",
-    "at_most",
-)  # run options without effect on numbers
-_TIMED: Final = (
-    "profile",
-)  # commands whose numbers are of this machine and moment, and never taken from the cache
-_STALE: Final = (
-    24 * 3600.0
-)  # seconds after which what a killed process left in the cache is removed
+# run options without effect on numbers
+_OPEN: Final = ("out", "overwrite", "quiet", "command", "at_least", "at_most")
+# commands whose numbers are of this machine and moment, and never taken from the cache
+_TIMED: Final = ("profile",)
+# seconds after which what a killed process left in the cache is removed
+_STALE: Final = 24 * 3600.0
 
 
 @dataclass(frozen=True)
 class PlannedChapter:
-    """A chapter that will be run. alias: of its one model, "" for all; cached: whether an earlier
-    run made it.
+    """A chapter that will be run.
+
+    alias: of its one model, "" for all; cached: whether an earlier run made it.
     """
 
     word: str
@@ -75,9 +68,11 @@ def as_typed(model: ModelName) -> str:
 
 @dataclass(frozen=True)
 class ChapterImages:
-    """The images of all chapters: data, a name or a path, or images, files and folders without
-    labels (data is None then). predicted: whether the commands that need labels use the models'
-    predictions; data_dir: where downloaded data is kept.
+    """The images of all chapters.
+
+    data: a name or a path, None for images without labels; images: their files and folders;
+    predicted: whether the commands that need labels use the models' predictions; data_dir: where
+    downloaded data is kept.
     """
 
     data: str | None = None
@@ -87,7 +82,7 @@ class ChapterImages:
 
     @property
     def options(self) -> dict[str, Any]:
-        """As options of the commands."""
+        """Return the images as options of the commands."""
         return {"data": self.data, "images": self.images}
 
     @property
@@ -190,8 +185,9 @@ def cache_folder() -> Path:
 
 @dataclass(frozen=True)
 class _Kept:
-    """What is written beside a cached chapter: which copy it is; names: of the models when it was
-    made, ALIAS=NAME.
+    """A note written next to a cached chapter.
+
+    copy: a name that identifies this copy; names: of the models when it was made, ALIAS=NAME.
     """
 
     copy: str
@@ -204,8 +200,9 @@ def _read_kept(folder: Path) -> _Kept:
 
 
 class ChapterCache:
-    """Chapters of earlier runs. names: of models, ALIAS=NAME -> digest of the model; data: digest
-    of the images.
+    """Chapters of earlier runs.
+
+    names: of models, ALIAS=NAME -> digest of the model; data: digest of the images.
 
     Other processes may read and write it at the same time: a chapter is copied to a temporary place
     and renamed.
@@ -280,7 +277,7 @@ class ChapterCache:
         then = {parse_model(name).alias: name for name in names}
         renamed = {then[alias]: now[alias] for alias in then.keys() & now.keys()}
         settings = {
-            **_renamed(config.get("options", {}), renamed),
+            **_rename_models(config.get("options", {}), renamed),
             "run": _as_json(asdict(options.run)),
         }
         models = []
@@ -312,7 +309,7 @@ class ChapterCache:
         }
         table = files_digest([options.run.labels] if options.run.labels else ())
         decisive = (run, self.data, table, machine(run["device"]), libraries(), code_digest())
-        content = [word, _renamed(fields, digests), *decisive]
+        content = [word, _rename_models(fields, digests), *decisive]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -321,16 +318,17 @@ def _as_json(value: Any) -> Any:
     return json.loads(json.dumps(value, default=str))
 
 
-def _renamed(value: Any, names: Mapping[str, str]) -> Any:
-    """Return a value of JSON in which each text that is one of these names is replaced; texts that
-    only hold one stay.
+def _rename_models(value: Any, names: Mapping[str, str]) -> Any:
+    """Return a value of JSON in which each text that is one of these names is replaced.
+
+    Texts that only hold one stay.
     """
     if isinstance(value, str):
         return names.get(value, value)
     if isinstance(value, list):
-        return [_renamed(item, names) for item in value]
+        return [_rename_models(item, names) for item in value]
     if isinstance(value, dict):
-        return {key: _renamed(item, names) for key, item in value.items()}
+        return {key: _rename_models(item, names) for key, item in value.items()}
     return value
 
 
@@ -354,7 +352,7 @@ def libraries() -> tuple[str, ...]:
 
 @cache
 def code_digest() -> str:
-    """SHA-256 of vitlens' own files: other code makes other numbers."""
+    """Return the SHA-256 of the source of vitlens, because other code may give other numbers."""
     root = Path(__file__).parents[2]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*")):
@@ -380,8 +378,9 @@ def files_digest(paths: Iterable[str | Path]) -> str:
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    """Folders and files at any depth, sorted, also behind links; each folder is entered once, so a
-    loop ends.
+    """Return folders and files at any depth, sorted, also behind links.
+
+    Each folder is entered once, so that a loop of links ends.
     """
     entered = set[Path]()
     for place, folders, files in os.walk(folder, followlinks=True):

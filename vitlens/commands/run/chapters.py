@@ -13,7 +13,7 @@ from vitlens.commands.run.publish import read
 from vitlens.errors import UnknownNameError
 from vitlens.files import inside
 from vitlens.record import Column, Contents, Record, col, read_run, table
-from vitlens.report.claims import Claim, together
+from vitlens.report.claims import Claim, overall_verdict
 from vitlens.report.document import Cell, Document, Section, Sentence
 from vitlens.report.prose import say
 from vitlens.report.sections import SAID, Report
@@ -39,8 +39,10 @@ _COMMANDS: Final = (  # whose runs can be chapters
 
 @dataclass(frozen=True)
 class ChapterRow:
-    """One chapter. model: "" for all; part: which one it is, of several chapters of one command;
-    cached: whether an earlier run had made it; seconds: that it took when it was made.
+    """One chapter.
+
+    model: "" for all; part: which one it is, of several chapters of one command; cached:
+    whether an earlier run had made it; seconds: that it took when it was made.
     """
 
     word: Name = col("command")
@@ -137,8 +139,9 @@ class Chapter:
         return replace(section, sentences=sentences, figures=figures, tables=tables)
 
     def glance(self, title: str) -> Mapping[str, Cell]:
-        """Return a line of its first page's table by the titles of the columns; empty where there
-        is none.
+        """Return a line of its first page's table by the titles of the columns.
+
+        Returns nothing where there is none.
         """
         table = self.document.first.glance
         if table is None:
@@ -151,9 +154,11 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Question:
-    """A question that chapters answer. names: of the chapters, the first that was run does; chart:
-    the beginning of the name of the figure that shows it; about: the questions of the claims whose
-    state it has, where not the chapter's own.
+    """A question that chapters answer.
+
+    names: of the chapters, the first that was run does; chart: the beginning of the name of the
+    figure that shows it; about: the questions of the claims whose state it has, where not the
+    chapter's own.
     """
 
     title: str
@@ -162,14 +167,14 @@ class Question:
     about: tuple[str, ...] = ()
 
 
-def answered(
+def answer_sections(
     chapters: Sequence[Chapter], questions: Sequence[Question], claims: Sequence[Claim] = ()
 ) -> Iterator[Section]:
     """Yield a section for each question, from the report of each chapter of the first name that
     answers it: at most three sentences, one chart and one table, and the way to the chapter.
     """
     for question in questions:
-        status = together(claim for claim in claims if claim.question in question.about)
+        status = overall_verdict(claim for claim in claims if claim.question in question.about)
         answers = _answers(chapters, question)
         for chapter, section in answers:
             of_model = f" ({chapter.row.alias})" if len(answers) > 1 else ""
@@ -209,7 +214,9 @@ def _sentences(chapter: Chapter, section: Section, chart: str) -> tuple[Sentence
     return tuple(sentences.values())[:SAID]
 
 
-def finished(chapters: Sequence[Chapter], sections: Sequence[Section]) -> Iterator[Section]:
+def unlinked_sections(
+    chapters: Sequence[Chapter], sections: Sequence[Section]
+) -> Iterator[Section]:
     """Yield a section for each chapter of a run that was stopped that no other section leads to.
 
     sections: the other sections.
@@ -236,8 +243,9 @@ class Chaptered(Record):
 
     @cached_property
     def parts(self) -> tuple[Chapter, ...]:
-        """Return the chapters with their records. Raises UnknownNameError for a command that is no
-        chapter.
+        """Return the chapters with their records.
+
+        Raises UnknownNameError for a command that is no chapter.
         """
         for row in self.chapters:
             if row.word not in _COMMANDS:
@@ -263,8 +271,9 @@ class Chaptered(Record):
 
     @property
     def metrics(self) -> Mapping[str, Estimate]:
-        """Return its own metrics and the chapters'; where two have the same one, the first's, as
-        later ones use fewer images.
+        """Return its own metrics and the chapters'.
+
+        Where two have the same one, the first's, as later ones use fewer images.
         """
         metrics = dict(super().metrics)
         for chapter in self.parts:

@@ -17,8 +17,10 @@ UNMET: Final = 3  # exit code: done, but a requirement does not hold
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What a command wrote, or the lines that are its result, the lines for its end, and whether
-    what it judges holds; code: the exit code otherwise.
+    """The result of a command that has finished.
+
+    written: the report, or the lines that are the result; lines: printed at the end; holds: whether
+    what the command judges holds; code: the exit code if it does not.
     """
 
     written: Path | tuple[str, ...]

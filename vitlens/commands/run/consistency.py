@@ -14,7 +14,7 @@ from vitlens.analysis.naming.words import MATTERS
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.chapters import Chaptered
 from vitlens.record import Record
-from vitlens.report.claims import Claim, vetoed
+from vitlens.report.claims import Claim, veto_doubted
 from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Report
 from vitlens.report.verdicts import ORDER
@@ -22,12 +22,8 @@ from vitlens.uncertainty import Estimate
 
 _CAUSE: Final = re.compile(r"\b(because|due to|caused by)\b", re.IGNORECASE)
 _SAME: Final = 1e-9  # between two numbers that are one
-_REASONED: Final = (
-    "because",
-    "not passed",
-    "lacks",
-    "found",
-)  # columns that give the reason of a state in their row
+# columns that give the reason of a state in their row
+_REASONED: Final = ("because", "not passed", "lacks", "found")
 _STATUS_WORDS: Final = "|".join(ORDER)
 _BARE: Final = re.compile(rf"^(?:{_STATUS_WORDS})(?: \(.*\))?$")
 _HEADING: Final = re.compile(rf"^## .*\((?:{_STATUS_WORDS})\)$", re.MULTILINE)
@@ -56,7 +52,7 @@ class _Source:
     @property
     def claims(self) -> tuple[Claim, ...]:
         report = COMMANDS[self.record.command].report
-        return vetoed(report.claims(self.record)) if isinstance(report, Report) else ()
+        return veto_doubted(report.claims(self.record)) if isinstance(report, Report) else ()
 
 
 def conflicts(record: Record) -> Iterator[Conflict]:
@@ -100,8 +96,9 @@ def _between(sources: Sequence[_Source]) -> Iterator[Conflict]:
 
 
 def _of_numbers(sources: Sequence[_Source]) -> Iterator[Conflict]:
-    """Yield metrics with two values on as many images, or on other images; one sentence names the
-    latter's parts.
+    """Yield metrics with two values on as many images, or on other images.
+
+    One sentence names the latter's parts.
     """
     first_values: dict[str, tuple[_Source, Estimate]] = {}
     image_counts: dict[str, int] = {}
@@ -139,8 +136,9 @@ def _of_numbers(sources: Sequence[_Source]) -> Iterator[Conflict]:
 
 
 def _of_labels(sources: Sequence[_Source]) -> Iterator[Conflict]:
-    """Yield heads with two labels of what they attend to; on other images one sentence names all of
-    them.
+    """Yield heads with two labels of what they attend to.
+
+    On other images one sentence names all of them.
     """
     first_labels: dict[tuple[str, int, int], tuple[_Source, str]] = {}
     differing: dict[tuple[str, str], list[Conflict]] = {}

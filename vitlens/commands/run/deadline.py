@@ -9,9 +9,8 @@ from contextvars import ContextVar
 
 from vitlens.errors import RunError
 
-_END: ContextVar[tuple[float, float] | None] = ContextVar(
-    "end", default=None
-)  # of time.monotonic, and the seconds
+# the end as a time of time.monotonic, and the budget in seconds
+_END: ContextVar[tuple[float, float] | None] = ContextVar("end", default=None)
 
 
 class TooLongError(RunError):
@@ -20,9 +19,7 @@ class TooLongError(RunError):
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Inside, `require_time` raises TooLongError once these seconds have passed; for this thread
-    alone.
-    """
+    """Make `require_time` raise TooLongError after these seconds, in this thread only."""
     before = _END.set((time.monotonic() + seconds, seconds))
     try:
         yield
@@ -31,8 +28,9 @@ def deadline(seconds: float) -> Iterator[None]:
 
 
 def require_time() -> None:
-    """Check the time between the steps of a computation. Raises TooLongError after the deadline,
-    where there is one.
+    """Check the time between the steps of a computation.
+
+    Raises TooLongError after the deadline, where there is one.
     """
     end = _END.get()
     if end is not None and time.monotonic() >= end[0]:

@@ -69,8 +69,9 @@ def bundle(kind: type) -> Any:
 
 
 def flags_of(kind: type) -> "list[tuple[dataclasses.Field[Any], Any, Flag | None]]":
-    """Return the fields of an options dataclass, with their types and flags; last the bundles,
-    whose flag is None.
+    """Return the fields of an options dataclass, with their types and flags.
+
+    Last the bundles, whose flag is None.
     """
     hints = get_type_hints(kind)
     flags = []

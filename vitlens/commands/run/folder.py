@@ -26,7 +26,7 @@ from vitlens.errors import InputError, OutputError, VitlensError
 from vitlens.files import inside, require_no_links
 from vitlens.names import LABELS, fingerprinted
 from vitlens.record import CONFIG, RESULTS, SCHEMA, Record, RunRecord, read_run
-from vitlens.record_files import written, written_tables
+from vitlens.record_files import serialise_record, serialise_tables
 from vitlens.references import resolved
 from vitlens.version import __version__
 
@@ -36,14 +36,8 @@ if TYPE_CHECKING:
 
 Status = Literal["running", "done", "failed", "interrupted"]
 
-_WRITTEN = (
-    "title",
-    "formats",
-    "versions",
-    "command_line",
-    "options",
-    "models",
-)  # in config.json by every command
+# in config.json by every command
+_WRITTEN = ("title", "formats", "versions", "command_line", "options", "models")
 
 # All that a run ever writes; --overwrite takes these away and touches nothing else.
 _OURS = (
@@ -217,9 +211,8 @@ class RunFolder:
         try:
             self._write(status)
         except (VitlensError, OSError):
-            if (
-                kind is None
-            ):  # else the first error is the one to report; results.json still says running
+            # after another error, that one is reported, and results.json still says running
+            if kind is None:
                 raise
         finally:
             self._hold.release()
@@ -230,9 +223,8 @@ class RunFolder:
         """
         options = self.config.get("options")
         saved_options = options if isinstance(options, Mapping) else {}
-        whole_study = (
-            self.command == "study" and "points" not in self.config
-        )  # its chapters are in the cache
+        # its chapters are in the cache
+        whole_study = self.command == "study" and "points" not in self.config
         if "resume" not in saved_options or whole_study:
             return f"what was done lies in {self.path}"
         words = ["vitlens", self.command, "--resume", str(self.path)]
@@ -250,12 +242,12 @@ class RunFolder:
         """Write the tables of a record that is not whole yet, from which a report can be made if
         the run is stopped.
         """
-        self._tables = written_tables(record)
+        self._tables = serialise_tables(record)
         self._write("running")
 
     def keep(self, record: Record) -> None:
         """Keep a record: its metrics and tables, and write its arrays."""
-        self._metrics, self._tables, arrays = written(record)
+        self._metrics, self._tables, arrays = serialise_record(record)
         for name, values in arrays.items():
             self.arrays(name, **values)
 
@@ -264,8 +256,9 @@ class RunFolder:
         write_arrays(self.place("arrays", files.named_file(name, ".npz")), arrays)
 
     def place(self, *parts: str) -> Path:
-        """Return where something is written in this folder. Raises InputError for a link, and for
-        what leads out of it.
+        """Return where something is written in this folder.
+
+        Raises InputError for a link, and for what leads out of it.
         """
         return inside(self.path, *parts)
 
@@ -351,9 +344,8 @@ def settings(
     }
     if split is None:
         return content
-    fingerprints_of = resolved(
-        "vitlens.data.identity:fingerprints_of"
-    )  # torch is not imported for a report
+    # torch is not imported for a report
+    fingerprints_of = resolved("vitlens.data.identity:fingerprints_of")
     return {
         **content,
         "data": _split(split),
@@ -393,9 +385,7 @@ def require_plain(path: Path) -> None:
 
 
 def default_place(command: str, name_parts: Sequence[str]) -> Path:
-    """reports/<command>-<name parts>-<time>, for train runs/<name parts>-<time>; of a name that is
-    not there yet.
-    """
+    """Return a new path: reports/<command>-<parts>-<time>, for train runs/<parts>-<time>."""
     words = [re.sub(r"[^\w.=-]+", "-", Path(part).name).strip("-.") for part in name_parts]
     root, words = (
         (Path("runs"), words) if command == "train" else (Path("reports"), [command, *words])
@@ -410,8 +400,9 @@ def default_place(command: str, name_parts: Sequence[str]) -> Path:
 
 
 def make_folder(path: Path, *, overwrite: bool) -> Hold:
-    """Make a run's folder, or empty that of an earlier run, and hold it. Raises OutputError and
-    StorageError.
+    """Make a run's folder, or empty that of an earlier run, and hold it.
+
+    Raises OutputError and StorageError.
     """
     try:
         earlier = path.exists() or path.is_symlink()
@@ -487,8 +478,9 @@ def _holds_no_results(path: Path) -> bool:
 
 
 def remove_unfinished(path: Path) -> None:
-    """Remove the temporary files of a killed run; those of this run's other processes are newer
-    than this process.
+    """Remove the temporary files of a killed run.
+
+    Those of this run's other processes are newer than this process.
     """
     for file in path.rglob(".*"):
         if files.is_temporary(file.name) and file.lstat().st_mtime < _BEGAN:

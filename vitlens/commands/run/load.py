@@ -2,10 +2,10 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from vitlens.classes import position_note, reading
 from vitlens.commands.needs import needs_of, require
@@ -33,11 +33,11 @@ def load_models(
     model_options: ModelOptions,
     options: RunOptions,
 ) -> tuple[Model, ...]:
-    """Return the named models on the chosen device, each under its own alias; names are texts, or
-    parsed already.
+    """Return the named models on the chosen device, each under its own alias.
 
-    command: what they are loaded for. Raises UnsupportedError for a model that does not support it,
-    InputError when --weights is given for several models, and whatever load raises.
+    Names are texts, or parsed already. command: what they are loaded for. Raises
+    UnsupportedError for a model that does not support it, InputError when --weights is given
+    for several models, and whatever load raises.
     """
     if model_options.weights is not None and len(models) > 1:
         raise InputError(
@@ -83,6 +83,24 @@ def require_data(data: str | None, images: Sequence[str], *, labels: Path | None
         reader_of(data, Path(data).expanduser())
 
 
+@dataclass(frozen=True)
+class ImageRequest:
+    """The images that a command reads where its options leave the choice open.
+
+    limit: at most so many without --limit; scenes: number of scenes of each source digit if nothing
+    limits the images (None: the default of the data); repeat: show digits in as many scenes as the
+    limit needs; first: file names of images to begin with.
+    """
+
+    limit: int | None = None
+    scenes: int | None = None
+    repeat: bool = False
+    first: tuple[str, ...] = ()
+
+
+ANY_IMAGES: Final = ImageRequest()  # of a command that leaves every choice to its options
+
+
 def load_split(model: Model, **arguments: Any) -> Split:
     """Return the images of one model; arguments: as for load_splits."""
     (split,) = load_splits((model,), **arguments)
@@ -96,72 +114,95 @@ def load_splits(
     data: str | None = None,
     images: Sequence[str] | None = None,
     other_models: Sequence[Model] = (),
-    limit: int | None = None,
-    scenes: int | None = None,
-    repeat: bool = False,
-    first: Sequence[str] = (),
+    request: ImageRequest = ANY_IMAGES,
 ) -> list[Split]:
-    """Return the images of --images or --data, the same in the same order for each model,
-    preprocessed for it (read once where preprocessing agrees); without either, digits for a model
-    of digits.
+    """Return the images of --images or --data, the same in the same order for each model.
+
+    They are preprocessed for the model, and read once where preprocessing agrees. Without either
+    option, a model of digits gets digits.
 
     Of a folder or .npz without a test part those are read that neither these models nor
     other_models (which answer the same images) were trained on; the split's first note says so, and
-    so does a line on stderr. limit: at most so many where --limit says nothing; scenes: so
-    many of each source digit where nothing limits the images (None: the default of the data);
-    repeat: digits are shown in as many scenes as the limit needs, also in more than the default;
-    first: file names of images to begin with, whatever the sample.
+    so does a line on stderr.
 
     Raises InputError when both are given, or neither for a model of something else.
     """
     require_data(data, images or (), labels=options.labels)
-    count = options.limit or limit
-    data_name = data or "digits"
+    training_models = (*models, *other_models)
+    reader = _ImageReader(options, data, tuple(images or ()), training_models, request)
+    with phase("Reading images"):
+        splits = []
+        for split, model in zip(once_each(models, reader.read), models):
+            splits.append(_with_note(split, model))
+    if splits:
+        print_data(splits[0], options)
+    return splits
 
-    def read(model: Model) -> Split:
-        if images:
-            split = load_images(
-                [Path(image) for image in images], preprocessing=model.preprocessing
-            )
-            return split.starting_with(first, count, seed=options.seed)
-        if data is None and model.classes != DIGITS:
+
+@dataclass(frozen=True)
+class _ImageReader:
+    """Reads the images of a run for one model after another.
+
+    models: those whose training images are left out.
+    """
+
+    options: RunOptions
+    data: str | None
+    images: tuple[str, ...]
+    models: tuple[Model, ...]
+    request: ImageRequest
+
+    @property
+    def limit(self) -> int | None:
+        """Return the number of images at most: of --limit, else of the request."""
+        return self.options.limit or self.request.limit
+
+    def read(self, model: Model) -> Split:
+        """Return the images, preprocessed for a model."""
+        seed = self.options.seed
+        if self.images:
+            paths = [Path(image) for image in self.images]
+            split = load_images(paths, preprocessing=model.preprocessing)
+            return split.starting_with(self.request.first, self.limit, seed=seed)
+        if self.data is None and model.classes != DIGITS:
             raise InputError(
                 f"expected images for {model.alias}, found none; give --images PATH... or --data "
                 "DATA"
             )
-        drawn = data_name in SETS and SETS[data_name].scenes
-        if drawn and repeat and count is not None and not first:
+        return self._read_data(model, self.data or "digits")
+
+    def _read_data(self, model: Model, name: str) -> Split:
+        """Return the images of a data set, a folder or a file."""
+        options = self.options
+        first = self.request.first
+        limit = self.limit
+        is_drawn = name in SETS and SETS[name].scenes
+        if is_drawn and self.request.repeat and limit is not None and not first:
             return scenes_of_digits(
-                count,
+                limit,
                 seed=options.seed,
-                shortcut=data_name == SHORTCUT,
-                clear=data_name == CLEAR_DIGITS,
+                shortcut=name == SHORTCUT,
+                clear=name == CLEAR_DIGITS,
             )
-        part = partial(
+        load_part = partial(
             load_data,
-            data_name,
+            name,
             preprocessing=model.preprocessing,
             data_dir=options.data_dir,
             labels=options.labels,
-            limit=count if drawn and not first else None,
-            scenes=scenes if drawn and count is None else None,
+            limit=limit if is_drawn and not first else None,
+            scenes=self.request.scenes if is_drawn and limit is None else None,
         )
-        if split_by_seed(data_name):
-            training_images = training_images_of((*models, *other_models), seed=options.seed)
+        if split_by_seed(name):
+            training_images = training_images_of(self.models, seed=options.seed)
             split = unseen(
-                lambda all_images, seed: part(seed=seed, whole=all_images), training_images
+                lambda all_images, seed: load_part(seed=seed, whole=all_images), training_images
             )
         else:
-            split = part(seed=options.seed)
+            split = load_part(seed=options.seed)
         if options.labels is not None:
             split = _by_index(split, model)
-        return split.starting_with(first, count, seed=options.seed)
-
-    with phase("Reading images"):
-        splits = [_with_note(split, model) for split, model in zip(once_each(models, read), models)]
-    if splits:
-        print_data(splits[0], options)
-    return splits
+        return split.starting_with(first, limit, seed=options.seed)
 
 
 def _by_index(split: Split, model: Model) -> Split:
@@ -208,10 +249,10 @@ def _tell(lines: Sequence[str], options: RunOptions) -> None:
 
 
 def read_as(models: Sequence[Model], splits: Sequence[Split], options: RunOptions) -> list[Split]:
-    """Return the splits, with a first note where a model's classes are mapped to the data's; the
-    note goes to stderr, too.
+    """Return the splits, with a first note where a model's classes are mapped to the data's.
 
-    Raises InputError where a model does not know the data's classes.
+    The note goes to stderr, too. Raises InputError where a model does not know the data's
+    classes.
     """
     readings = [reading(model.classes, split.classes).note for model, split in zip(models, splits)]
     said = {note for split in splits for note in split.notes}

@@ -25,7 +25,7 @@ def _model(name: str, text: str, **more: Any) -> Any:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How to run and where to write.
+    """Options on how to run and where to write.
 
     device: auto, cpu, cuda, cuda:N or mps; batch_size: images at a time (None: chosen to fit);
     limit: at most so many images (None: all); out: the folder to write (None: a new one named by
@@ -100,7 +100,7 @@ class RunOptions:
 
 
 def model_file_option() -> Any:
-    """--model-file."""
+    """Return the option --model-file."""
     return _model(
         "--model-file",
         "Run your code: MODEL may be FILE.py:FUNCTION, a function without arguments that returns "
@@ -114,7 +114,7 @@ def model_file_option() -> Any:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What a weights file does not say itself.
+    """Options for what a weights file does not contain.
 
     weights: a file, or an adapter's folder, for the one
     model named; random_weights: untrained ones; arch: the architecture
@@ -204,14 +204,14 @@ def data_option() -> Any:
 
 
 def images_option() -> Any:
-    """--images."""
+    """Return the option --images."""
     return option(
         "--images", "Image files, or folders of images.", default=(), metavar="PATH...", shown=False
     )
 
 
 def predicted_option() -> Any:
-    """--predicted."""
+    """Return the option --predicted."""
     return option(
         "--predicted",
         "Use the model's predictions as labels, for images without labels.",
@@ -220,7 +220,7 @@ def predicted_option() -> Any:
 
 
 def attributes_option() -> Any:
-    """--attributes."""
+    """Return the option --attributes."""
     return option(
         "--attributes",
         "A CSV of the images: their file names (with folders if names repeat), then columns "

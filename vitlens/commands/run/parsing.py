@@ -27,8 +27,10 @@ def one_of(option: str, text: str, allowed: tuple[Word, ...]) -> tuple[Word, ...
 
 
 def names_of(option: str, text: str) -> tuple[str, ...]:
-    """Return the names of a comma-separated list, each once. Raises InputError for an empty
-    list."""
+    """Return the names of a comma-separated list, each once.
+
+    Raises InputError for an empty list.
+    """
     names = tuple(dict.fromkeys(_parts(text)))
     if not names:
         raise InputError(f"expected {option} with at least one name, found {text!r}")
@@ -36,8 +38,10 @@ def names_of(option: str, text: str) -> tuple[str, ...]:
 
 
 def numbers(option: str, text: str) -> tuple[float, float, float]:
-    """Return three channels "R,G,B" in [0, 1]; one number stands for all three. Raises
-    InputError."""
+    """Return three channels "R,G,B" in [0, 1]; one number stands for all three.
+
+    Raises InputError.
+    """
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError:
@@ -67,8 +71,10 @@ def two_counts(option: str, text: str) -> tuple[int, int]:
 def side_lengths(
     option: str, text: str, *, unit: str = "pixels", example: int = 224
 ) -> tuple[int, int]:
-    """Return height and width, of "224" or "224x160", in pixels or another unit. Raises
-    InputError."""
+    """Return height and width, of "224" or "224x160", in pixels or another unit.
+
+    Raises InputError.
+    """
     parts = text.lower().split("x")
     if len(parts) > 2 or not all(map(_is_positive, parts)):
         raise InputError(
@@ -120,8 +126,9 @@ def amounts(option: str, text: str) -> tuple[float, ...]:
 
 
 def count_or_counts(option: str, text: str | None) -> int | dict[str, int] | None:
-    """Return a whole number, of "20", or one for each name of "pgd=20,cw=50"; None for None. Raises
-    InputError.
+    """Return a whole number, of "20", or one for each name of "pgd=20,cw=50"; None for None.
+
+    Raises InputError.
     """
     if text is None:
         return None
@@ -152,8 +159,9 @@ def named_amounts(option: str, text: str) -> dict[str, float]:
 
 
 def recipe_settings(texts: Sequence[str]) -> dict[str, object]:
-    """Return the settings of NAME=VALUE pairs, with values read as words, numbers or lists. Raises
-    InputError.
+    """Return the settings of NAME=VALUE pairs, with values read as words, numbers or lists.
+
+    Raises InputError.
     """
     settings: dict[str, object] = {}
     for text in texts:

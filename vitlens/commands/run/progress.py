@@ -66,8 +66,9 @@ def announced(
 
 @contextmanager
 def phase(what: str) -> Iterator[None]:
-    """Name a part of an announced run that counts no steps; nothing is shown of a run that is not
-    announced.
+    """Name a part of an announced run that counts no steps.
+
+    Nothing is shown of a run that is not announced.
     """
     with _LOCK:
         around = _OPEN[-1] if _OPEN else None
@@ -221,12 +222,12 @@ def _displayed(
 
 
 def elapsed(seconds: float) -> str:
-    """ "1:05 so far"."""
+    """Return the time so far in words: "1:05 so far"."""
     return f"{_as_clock(seconds)} so far"
 
 
 def duration_words(seconds: float) -> str:
-    """ "40 s", "12 min", or "1 h 5 min"."""
+    """Return a duration in words: "40 s", "12 min", or "1 h 5 min"."""
     if seconds < 60:
         return f"{max(1, round(seconds))} s"
     hours, minutes = divmod(round(seconds / 60), 60)
@@ -234,7 +235,7 @@ def duration_words(seconds: float) -> str:
 
 
 def _as_clock(seconds: float) -> str:
-    """ "0:42", or "1:02:03" from an hour on."""
+    """Return a duration as "0:42", or as "1:02:03" from an hour on."""
     left = round(seconds)
     hours, minutes = divmod(left // 60, 60)
     return f"{hours}:{minutes:02}:{left % 60:02}" if hours else f"{minutes}:{left % 60:02}"
@@ -314,7 +315,7 @@ class ProgressStore:
 
 
 def progress_line(progress: Progress) -> str:
-    """ "epoch 3/20, loss 0.512, accuracy 84.1 %, test 90.2 %, 1,240 images/s, 0:42 left"."""
+    """Return the line of an epoch: "epoch 3/20, loss 0.512, accuracy 84.1 %, ..., 0:42 left"."""
     minutes, seconds = divmod(round(progress.seconds_left), 60)
     parts = [
         f"epoch {progress.epoch + 1}/{progress.epochs}",

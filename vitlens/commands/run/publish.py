@@ -33,10 +33,8 @@ PAGE = "report.html"
 PORTFOLIO = "portfolio.md"
 PORTFOLIO_PAGE = "portfolio.html"
 _DOTS_PER_INCH = 200
-_UNDATED: Final = {
-    "svg": {"Date": None},
-    "pdf": {"CreationDate": None},
-}  # the same run draws the same bytes
+# the same run draws the same bytes
+_UNDATED: Final = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
 def publish(folder: RunFolder, *, final: bool = True) -> Path:
@@ -77,7 +75,7 @@ def report(path: Path, *, html: bool = False) -> Path:
         document = COMMANDS[record.command].report(record)
         save_figures(document, record)
         page = html or inside(path, PAGE).is_file()
-        before = shown_in(inside(path, REPORT))
+        before = figures_in(inside(path, REPORT))
         written = _write(document, record, html=page)
         _remove_old_figures(path, before, keep={figure.name for figure in document.figures})
         return written
@@ -114,8 +112,9 @@ def write_portfolio(path: Path, *, html: bool = False) -> Path:
 
 
 def write_report(path: Path) -> None:
-    """Write report.md and the tables of a finished run again; its figures stay. Raises InputError
-    as `report`.
+    """Write report.md and the tables of a finished run again; its figures stay.
+
+    Raises InputError as `report`.
     """
     record = read_folder(path)
     with foreign_contents(record):
@@ -131,8 +130,9 @@ def read(run: RunRecord) -> Any:
 
 
 def read_folder(path: Path) -> Any:
-    """Return the record of an earlier run's folder. Raises InputError and UnknownNameError as
-    `report`.
+    """Return the record of an earlier run's folder.
+
+    Raises InputError and UnknownNameError as `report`.
     """
     run = read_run(path)
     reporting = [word for word, command in COMMANDS.items() if command.reports]
@@ -246,7 +246,7 @@ def foreign_contents(run: RunRecord | Record) -> Iterator[None]:
 _SIGNATURE: Final = b"Matplotlib"  # in the metadata of each of them
 
 
-def shown_in(report: Path) -> tuple[str, ...]:
+def figures_in(report: Path) -> tuple[str, ...]:
     """Return the names of the figures in an earlier report.md; none where there is no such file."""
     return (
         figures_shown(report.read_text(encoding="utf-8", errors="replace"))

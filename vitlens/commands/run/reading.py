@@ -24,8 +24,9 @@ _SHOWN = 8  # metrics in the repr
 
 
 class ArrayFiles(Mapping[str, Mapping[str, NDArray[np.generic]]]):
-    """The files of arrays/ by name, each read when it is asked for: its arrays by name. Raises
-    UnknownNameError.
+    """The files of arrays/ by name, each read when it is asked for: its arrays by name.
+
+    Raises UnknownNameError.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -103,8 +104,9 @@ class ReportFolder(Summary):
         return path
 
     def table(self, name: str) -> list[Any]:
-        """Return the rows of a table, each of the dataclass that the command declares. Raises
-        UnknownNameError.
+        """Return the rows of a table, each of the dataclass that the command declares.
+
+        Raises UnknownNameError.
         """
         if name not in self._record.tables:
             raise UnknownNameError(f"table of {self.command}", name, self._record.tables)

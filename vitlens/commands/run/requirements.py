@@ -25,8 +25,9 @@ class Requirement:
 
 @dataclass(frozen=True)
 class RequirementOutcome:
-    """The outcome of a requirement on one metric. metric: its whole path; because: the number that
-    was judged.
+    """The outcome of a requirement on one metric.
+
+    metric: its whole path; because: the number that was judged.
     """
 
     requirement: Requirement
@@ -44,12 +45,12 @@ class RequirementOutcome:
 
 def requirements_of(at_least: Sequence[str], at_most: Sequence[str]) -> tuple[Requirement, ...]:
     """Return the requirements that were typed. Raises InputError for anything but METRIC=VALUE."""
-    requirements = [_parsed(text, "at least", "--at-least") for text in at_least]
-    requirements += [_parsed(text, "at most", "--at-most") for text in at_most]
+    requirements = [_parse(text, "at least", "--at-least") for text in at_least]
+    requirements += [_parse(text, "at most", "--at-most") for text in at_most]
     return tuple(requirements)
 
 
-def _parsed(text: str, bound: Bound, option: str) -> Requirement:
+def _parse(text: str, bound: Bound, option: str) -> Requirement:
     metric, _, number = text.rpartition("=")
     try:
         value = float(number)
@@ -98,7 +99,7 @@ def outcomes(requirements: Sequence[Requirement], record: Record) -> Iterator[Re
                 requirement, requirement.metric, False, f"was not measured by this command{hint}"
             )
         for name in chosen:
-            yield _judged(requirement, name, record.metrics[name])
+            yield _judge(requirement, name, record.metrics[name])
 
 
 def _without_alias(name: str) -> str:
@@ -106,7 +107,7 @@ def _without_alias(name: str) -> str:
     return "/".join(filter(None, (word, rest.partition("/")[2])))
 
 
-def _judged(requirement: Requirement, name: str, estimate: Estimate) -> RequirementOutcome:
+def _judge(requirement: Requirement, name: str, estimate: Estimate) -> RequirementOutcome:
     if requirement.bound == "at least":
         end = "lower"
         worst = estimate.low

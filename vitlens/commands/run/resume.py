@@ -28,14 +28,14 @@ _DECIMALS: Final = 3  # of logits, which another order of summation changes in t
 
 
 def batch_digest(images: Tensor, labels: Tensor) -> str:
-    """SHA-256 of a batch's pixels and labels."""
+    """Return the SHA-256 of a batch's pixels and labels."""
     digest = hashlib.sha256((images.cpu() * 255).round().byte().numpy().tobytes())
     digest.update(labels.cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
 def model_digest(model: Model) -> str:
-    """SHA-256 of a model's weights and architecture."""
+    """Return the SHA-256 of a model's weights and architecture."""
     digest = hashlib.sha256(json.dumps(model.architecture, sort_keys=True, default=str).encode())
     for name, value in model.state_dict().items():
         digest.update(name.encode())
@@ -95,8 +95,10 @@ def resumable(
 
 
 def _begun_run(resume: Path, command: str) -> Mapping[str, Any]:
-    """Return the config.json of a stopped run. Raises InputError for the folder of another
-    command."""
+    """Return the config.json of a stopped run.
+
+    Raises InputError for the folder of another command.
+    """
     record = read_run(resume)
     if record.command != command:
         raise InputError(

@@ -5,14 +5,20 @@ the end.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.commands.run.folder import RunFolder, settings
-from vitlens.commands.run.load import load_models, load_splits, require_data
+from vitlens.commands.run.load import (
+    ANY_IMAGES,
+    ImageRequest,
+    load_models,
+    load_splits,
+    require_data,
+)
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.progress import Advance, phase, progress
 from vitlens.commands.run.publish import publish
@@ -39,21 +45,6 @@ def join_run(options: RunOptions) -> tuple[Processes, RunOptions]:
     return processes, replace(options, device=str(processes.device), quiet=quiet)
 
 
-@dataclass(frozen=True)
-class ImageRequest:
-    """The images that a command reads where its options leave the choice open.
-
-    limit: at most so many without --limit; scenes: number of scenes of each source digit if nothing
-    limits the images (None: the default of the data); repeat: show digits in as many scenes as the
-    limit needs; first: file names of images to begin with.
-    """
-
-    limit: int | None = None
-    scenes: int | None = None
-    repeat: bool = False
-    first: tuple[str, ...] = ()
-
-
 class Run(Generic[Options]):
     """Models, images, processes and folder of a command: what it needs before and after measuring.
 
@@ -68,7 +59,7 @@ class Run(Generic[Options]):
         *,
         needs: str | None = None,
         most: int | None = None,
-        images: ImageRequest = ImageRequest(),
+        images: ImageRequest = ANY_IMAGES,
         load: Callable[[RunOptions], tuple[Model, ...]] | None = None,
     ) -> None:
         """Join the processes, and load the models; images are read when they are first used.
@@ -128,10 +119,7 @@ class Run(Generic[Options]):
                 options=self.run,
                 data=typed_options.data,
                 images=getattr(typed_options, "images", ()),
-                limit=self.images.limit,
-                scenes=self.images.scenes,
-                repeat=self.images.repeat,
-                first=self.images.first,
+                request=self.images,
             )
         counts = [len(split) for split in splits]
         if len(set(counts)) > 1:

@@ -21,11 +21,11 @@ FOLDER: Final = "vitlens.data.folder:load"  # what reads class folders, or loose
 
 
 def chosen_targets(target: str, model: Model, split: Split) -> Tensor | None:
-    """Class indices (n,) among the model's logits for "true" or a named class; None for
-    "predicted".
+    """Return class indices (n,) for "true" or a named class, None for "predicted".
 
-    target: also a class by name or by its index from 0. Raises InputError for "true" without labels
-    and for an index out of range, UnknownNameError for a class that is not there.
+    They are indices into the model's logits. target: also a class by name or by its index from 0.
+    Raises InputError for "true" without labels and for an index out of range, UnknownNameError for
+    a class that is not there.
     """
     if target == TRUE and split.labels is None:
         model.require_classifier()
@@ -76,8 +76,9 @@ def require_evaluable(data: str | None) -> None:
 
 
 def unlabelled_source(data: str | None, images: Sequence[str]) -> str | None:
-    """Return the name of images that have no labels, before any is read; None where they may have
-    some.
+    """Return the name of images that have no labels, before any is read.
+
+    Returns None where they may have some.
     """
     if images and not data:
         are_there = all(Path(image).expanduser().exists() for image in images)

@@ -119,11 +119,11 @@ def unseen(read: Callable[[bool, int], Split], training_images: KnownTrainingIma
     total = len(split)
     names = " and ".join(training_images.names)
     if count == total:
-        return _noted(
+        return _add_note(
             split, f"none of these {total:,} images is a training image of {names}: all are used"
         )
     if count == 0:
-        return _noted(
+        return _add_note(
             split,
             f"all {total:,} images are training images of {names}: their accuracy is no test "
             "accuracy",
@@ -132,10 +132,10 @@ def unseen(read: Callable[[bool, int], Split], training_images: KnownTrainingIma
         f"of the {total:,} images given {total - count:,} are left out, as they are training "
         f"images of {names} (known by their content); the {count:,} others are used"
     )
-    return _noted(split.pick(fresh.nonzero().squeeze(1)), left_out)
+    return _add_note(split.pick(fresh.nonzero().squeeze(1)), left_out)
 
 
-def seen(split: Split, training_images: KnownTrainingImages) -> torch.Tensor:
+def seen_mask(split: Split, training_images: KnownTrainingImages) -> torch.Tensor:
     """Return a mask (n,) of the images that one of the models was trained on."""
     if not len(training_images.numbers):
         return torch.zeros(len(split), dtype=torch.bool)
@@ -143,8 +143,9 @@ def seen(split: Split, training_images: KnownTrainingImages) -> torch.Tensor:
 
 
 def _held_out(split: Split, training_images: KnownTrainingImages) -> Split:
-    """Add a note to a part drawn by seed that says why; a test part of the data itself stays as it
-    is.
+    """Add a note to a part drawn by seed that says why.
+
+    A test part of the data itself stays as it is.
     """
     hold_out = describe_hold_out(training_images.seed)
     if hold_out not in split.notes:
@@ -160,7 +161,7 @@ def _held_out(split: Split, training_images: KnownTrainingImages) -> Split:
     return replace(split, notes=(note, *rest))
 
 
-def _noted(split: Split, note: str) -> Split:
+def _add_note(split: Split, note: str) -> Split:
     return replace(split, notes=(note, *split.notes))
 
 

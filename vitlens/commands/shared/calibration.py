@@ -56,7 +56,7 @@ def calibration_words(scores: Sequence[Any]) -> str:
     return say(
         "{{ verdict }}: confidence and accuracy differ by {{ gaps }}{% if leaning %} "
         "({{ leaning }} too confident){% endif %}.",
-        verdict=Marked(_calibrated(states)),
+        verdict=Marked(_calibrated_words(states)),
         gaps=listed(gaps),
         leaning=Marked(_leaning_words([score.model for score in leaning], of=len(scores))),
     )
@@ -71,7 +71,7 @@ def _leaning_words(models: Sequence[str], *, of: int) -> str:
     return "both" if len(models) == of == 2 else say("{{ names|names }}", names=models)
 
 
-def _calibrated(states: Mapping[str, str]) -> str:
+def _calibrated_words(states: Mapping[str, str]) -> str:
     """Return which models are calibrated, the beginning of a sentence."""
     is_one = len(states) == 1
     if "fail" not in states.values():
@@ -107,7 +107,7 @@ def _bins(record: Any) -> list[_Bin]:
 
 
 def reliability() -> Chart:
-    """Accuracy against confidence of the first models, where there are enough images."""
+    """Return the chart of accuracy against confidence of the first models with enough images."""
     from vitlens.charts import scatter
 
     return Chart(

@@ -20,11 +20,10 @@ NEITHER: Final = "no difference shown"
 
 @dataclass(frozen=True)
 class Need:
-    """What a user may choose a model for.
+    """A purpose for which a user may choose a model.
 
-    questions: of the claims that are evidence; with a colon at its end, the beginning of several.
-    untested: what those do not
-    test. command: what would measure it.
+    questions: of the claims that are evidence; one with a colon at its end is the beginning of
+    several. untested: what those claims do not test. command: a command that would measure it.
     """
 
     name: str

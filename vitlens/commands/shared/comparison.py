@@ -61,7 +61,7 @@ def signed(difference: Estimate, keep: bool) -> Estimate:
     return replace(difference, value=-difference.value, low=low, high=high)
 
 
-def compared(
+def comparison_rows(
     correct: Sequence[tuple[str, str, NDArray[np.bool_], NDArray[np.bool_]]],
     *,
     groups: NDArray[Any] | None = None,
@@ -91,7 +91,7 @@ def in_pairs(
         (first, second, correct[first], correct[second])
         for first, second in combinations(correct, 2)
     ]
-    return tuple(compared(pairs, groups=groups, seed=seed))
+    return tuple(comparison_rows(pairs, groups=groups, seed=seed))
 
 
 def which_is_better(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow]) -> Iterator[Claim]:
@@ -188,8 +188,9 @@ def _level(accuracies: Mapping[str, Estimate], top: str, row: PairRow) -> str:
 
 
 def accuracy_claims(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow]) -> Iterator[Claim]:
-    """Yield the judgement of each model's accuracy against the best of them; each concerns both
-    models.
+    """Yield the judgement of each model's accuracy against the best of them.
+
+    Each concerns both models.
     """
     top = max(accuracies, key=lambda name: accuracies[name].value)
     if (accuracies[top].n or 0) < FEW:

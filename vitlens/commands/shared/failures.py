@@ -20,7 +20,7 @@ from vitlens.analysis.failures.rows import (
 )
 from vitlens.arrays import Form, Indices, Pixels, Words
 from vitlens.charts import Picture, images, intervals, lines
-from vitlens.charts.style import RIGHT, RIGHT_SYMBOL, WRONG, WRONG_SYMBOL, shortened
+from vitlens.charts.style import RIGHT, RIGHT_SYMBOL, WRONG, WRONG_SYMBOL, shorten
 from vitlens.commands.shared.comparison import signed
 from vitlens.commands.shared.saturation import is_saturated, saturated_words
 from vitlens.record import Record, arrays, by, col, table
@@ -40,9 +40,10 @@ QUARTERS: Final = 4
 
 @dataclass(frozen=True)
 class MendedArrays:
-    """Errors of one model that the change of a cause mends and its control does not: the image, and
-    it after the change and after the control; truth: the label; predictions (3, images): of the
-    three.
+    """Errors of one model that the change of a cause corrects and its control does not.
+
+    pixels, changed, control: the image, and it after the change and after the control; truth: the
+    label; predictions (3, images): of the three.
     """
 
     image: Indices
@@ -76,7 +77,7 @@ def claims(record: FailuresRecord) -> Iterator[Claim]:
         if unrivalled:
             yield _named(record, unrivalled[0])
         else:
-            says = _undecided(candidates[0]) if candidates else _not_known(record, model)
+            says = _undecided_words(candidates[0]) if candidates else _not_known(record, model)
             brief = "" if candidates else _not_fixed(record, model)
             yield Claim("why it fails", model, says=says, brief=brief, is_null=True)
 
@@ -122,8 +123,10 @@ def effects(record: FailuresRecord) -> Iterator[Claim]:
 
 
 def _frequent(record: FailuresRecord, row: CovariateRow) -> str:
-    """Return where errors are more frequent, with the accuracy there; "" where that is not
-    known."""
+    """Return where errors are more frequent, with the accuracy there.
+
+    Returns "" where that is not known.
+    """
     parts, worst, best = _ends(record, row) if _has_quarters(record, row) else ((), None, None)
     if len(parts) != QUARTERS:
         return ""
@@ -271,7 +274,7 @@ def _confuses(record: FailuresRecord, row: CovariateRow, title: str) -> Claim:
     )
 
 
-def _undecided(cause: Cause) -> str:
+def _undecided_words(cause: Cause) -> str:
     """Return the sentence on properties that the data cannot separate."""
     rows = [cause.row, *cause.rivals]
     return say(
@@ -291,7 +294,7 @@ def _not_known(record: FailuresRecord, model: str) -> str:
     total = max(row.area.n or 0 for row in rows)
     row = differs = _strongest(rows)
     test = _test_of(record, row)
-    if differs is None:  # what a change mends all the same
+    if differs is None:  # properties that do not differ may still be corrected by a change
         for candidate in record.interventions:
             if candidate.model == model and candidate.supported:
                 test = candidate
@@ -365,8 +368,9 @@ def _not_known(record: FailuresRecord, model: str) -> str:
 
 
 def _not_fixed(record: FailuresRecord, model: str) -> str:
-    """Return what errors differ in and what changing it does, in short; "" where nothing was
-    changed.
+    """Return what errors differ in and what changing it does, in short.
+
+    Returns "" where nothing was changed.
     """
     row = _strongest(by(record.covariates, "model")[model])
     test = _test_of(record, row)
@@ -440,8 +444,7 @@ def _answer(record: FailuresRecord, comparable: Callable[[Any], bool]) -> str:
 
 
 def _two_strongest(record: FailuresRecord) -> list[QuarterRow]:
-    """Quarters by the two properties of images that separate the errors of each model in turn
-    best."""
+    """Return the quarters by the two properties that best separate the errors of each model."""
     rows = [row for row in record.covariates if row.p is not None and not row.known.outcome]
     ranked = [
         sorted(model_rows, key=lambda row: (not row.differs, -(row.likelihood_ratio or 0.0), row.p))
@@ -466,17 +469,17 @@ def _examples(record: FailuresRecord) -> Iterator[Picture]:
             predictions = examples.predictions[:, at].tolist()
             for (column, pixels), prediction in zip(pixels_by_column.items(), predictions):
                 right = prediction == examples.truth[at]
-                below = f"{RIGHT_SYMBOL if right else WRONG_SYMBOL} {shortened(prediction, 16)}"
+                below = f"{RIGHT_SYMBOL if right else WRONG_SYMBOL} {shorten(prediction, 16)}"
                 yield Picture(
                     pixels[at].astype(np.float32) / 255,
-                    row=f"{shortened(model, 12)} {image}: {test.change}",
+                    row=f"{shorten(model, 12)} {image}: {test.change}",
                     column=column,
                     below=below,
                     frame=RIGHT if right else WRONG,
                 )
 
 
-def _unsaturated(record: FailuresRecord) -> list[CovariateRow]:
+def _unsaturated_rows(record: FailuresRecord) -> list[CovariateRow]:
     """Return the properties of the models with enough errors."""
     return [row for row in record.covariates if row.p is not None and not is_saturated(row.errors)]
 
@@ -521,7 +524,7 @@ def sections(comparable: Callable[[Any], bool] = lambda _: True) -> tuple[Sectio
 
 _WHY: Final = Section(
     "Why do the models fail?",
-    _unsaturated,
+    _unsaturated_rows,
     about=("why it fails",),
     charts=(
         Chart(

@@ -14,7 +14,7 @@ from vitlens.analysis.failures.rows import causes
 from vitlens.commands.run.progress import phase, progress
 from vitlens.commands.shared.failures import MendedArrays
 
-EXAMPLES: Final = 3  # errors that a change mends, shown beside their control
+EXAMPLES: Final = 3  # errors that a change corrects, shown next to their control
 _TRIED: Final = 100  # errors among which examples are looked for
 
 
@@ -34,7 +34,7 @@ def failure_fields(subjects: Sequence[Subject], *, quiet: bool) -> dict[str, Any
 
 
 def _examples(subjects: Sequence[Subject], diagnosis: Diagnosis) -> Mapping[str, MendedArrays]:
-    """Errors that the change of each model's first cause mends and its control does not."""
+    """Return errors that a change of each model's first cause corrects, and its control not."""
     examples = {}
     for subject in subjects:
         evaluation = subject.evaluation

@@ -69,7 +69,7 @@ class NoteRow:
     note: str = col("note")
 
 
-def noted(rows: Iterable[NoteRow]) -> Iterator[str]:
+def note_sentences(rows: Iterable[NoteRow]) -> Iterator[str]:
     """Yield notes as sentences of the first page."""
     for row in rows:
         yield f"{row.note[0].upper()}{row.note[1:].rstrip('.')}."

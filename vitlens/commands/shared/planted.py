@@ -64,7 +64,7 @@ class FactorRow(OfModel):
 
     @property
     def is_used(self) -> bool:
-        """True where the model is shown to be better where the factor holds."""
+        """Return True if the model is significantly better where the factor holds."""
         low = self.difference.low
         return low is not None and low > 0 and self.difference.value >= REAL
 

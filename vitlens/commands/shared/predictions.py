@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from vitlens.display import shortened, visible
+from vitlens.display import shorten, visible
 from vitlens.record import col
 from vitlens.report.prose import Marked, listed, say
 
@@ -84,7 +84,7 @@ def by_file_name(rows: Sequence[PredictionRow]) -> list[PredictionRow]:
 
 
 def _printable(name: str) -> str:
-    return shortened(visible(name))
+    return shorten(visible(name))
 
 
 def for_images(predictions: Counter[str]) -> Marked:

@@ -13,8 +13,8 @@ from vitlens.analysis.reliance.rows import (
     LeftOutCueRow,
     ReliancePairRow,
     RelianceRow,
-    ranked,
-    ranked_pairs,
+    rank_interventions,
+    rank_pairs,
 )
 from vitlens.charts import intervals
 from vitlens.commands.shared.comparison import signed
@@ -50,10 +50,12 @@ class RelianceRecord(Record):
 def claims(record: RelianceRecord) -> Iterator[Claim]:
     """Yield what each model relies on most, and what one relies on more than another."""
     for model in record.aliases:
-        supported = [row for row in ranked(record.reliance, model) if row.changes_predictions]
+        supported = [
+            row for row in rank_interventions(record.reliance, model) if row.changes_predictions
+        ]
         for row in supported[:_CLAIMED]:
             yield _relies(row)
-    for pair in ranked_pairs(record.reliance_pairs)[:_CLAIMED]:
+    for pair in rank_pairs(record.reliance_pairs)[:_CLAIMED]:
         yield _relies_more(record, pair)
 
 
@@ -131,7 +133,7 @@ def _answer(record: RelianceRecord) -> str:
     """Return what each model is shown to rely on, in the order of the effects."""
     sentences = list[str]()
     for model in record.aliases:
-        rows = ranked(record.reliance, model)[:_NAMED]
+        rows = rank_interventions(record.reliance, model)[:_NAMED]
         titles = [say("{{ row.title|whole }}", row=row) for row in rows]
         sentences.append(
             say(

@@ -58,13 +58,13 @@ def claims(record: RelianceRecord) -> Iterator[Claim]:
     for row in misleading(record):
         by_cue.setdefault(_intervention(row), []).append(row)
     for rows in by_cue.values():
-        yield _misled(record, rows)
+        yield _misled_claim(record, rows)
     for row in misleading(record):
         yield from _heads(record, row)
         yield from _maps(record, row)
 
 
-def _misled(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
+def _misled_claim(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
     """Return the claim that a cue misleads these models."""
     first = rows[0]
     every = len(rows) == len(record.aliases) > 1

@@ -69,7 +69,7 @@ def class_sections() -> tuple[Section, Section]:
         ),
         Section(
             "Which classes are confused?",
-            _confused,
+            _confusions,
             order=lambda row: -row.count,
             opening="{% if first.count > 1 %}Most often **{{ first.model }}** predicts "
             "{{ first.prediction }} for "
@@ -101,7 +101,7 @@ def _judged_classes(record: Any) -> list[ClassRow]:
     return [row for row in record.per_class if row.accuracy is not None and row.n >= FEWEST]
 
 
-def _confused(record: Any) -> list[ConfusionRow]:
+def _confusions(record: Any) -> list[ConfusionRow]:
     """Return the confusions; nothing for too few images."""
     if not record.confusion:
         return []
@@ -142,8 +142,9 @@ def _cells(record: Any) -> Iterator[_Cell]:
 
 
 def _most_confused(names: Sequence[str], counts: Mapping[tuple[str, str], int]) -> list[str]:
-    """Return the classes in most confusions, in the order of `names`. counts: of images, by label
-    and prediction.
+    """Return the classes in most confusions, in the order of `names`.
+
+    counts: of images, by label and prediction.
     """
     errors = Counter[str]()
     occurring: set[str] = set()

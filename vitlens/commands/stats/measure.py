@@ -24,7 +24,8 @@ from vitlens.analysis.heads.registry import (
 from vitlens.analysis.heads.specialisation import Specialisation, specialise
 from vitlens.analysis.heads.statistics import Statistics, Stream, bounds_in
 from vitlens.analysis.naming.labels import HeadNames
-from vitlens.commands.run.run import ImageRequest, Run
+from vitlens.commands.run.load import ImageRequest
+from vitlens.commands.run.run import Run
 from vitlens.commands.shared.kept import kept_weights, models_over_training, spaced
 from vitlens.commands.shared.label_rows import NoteRow, name_rows
 from vitlens.commands.shared.labelling import attributes_of, heads_named
@@ -45,16 +46,15 @@ IMAGES: Final = 200  # of names, and of --over-training, at most
 QUICK: Final = 1e13
 CHECKPOINTS: Final = 50  # at most: more would not make the curves clearer
 _LOCAL: Final = 0.5  # of uniform attention's distance: a head with at most this share is local
-TrainingRows: TypeAlias = tuple[
-    tuple[rows.EpochRow, ...], tuple[rows.HeadEpochRow, ...]
-]  # of models, and of heads
+# the rows of models, and of heads
+TrainingRows: TypeAlias = tuple[tuple[rows.EpochRow, ...], tuple[rows.HeadEpochRow, ...]]
 
 
 def measure(options: StatsOptions) -> Path | None:
-    """Measure every head and write the report; return its path, None in all processes but the
-    first.
+    """Measure every head and write the report.
 
-    Raises InputError for a run that kept no weights, and for attributes that match no image.
+    Return its path, None in all processes but the first. Raises InputError for a run that kept
+    no weights, and for attributes that match no image.
     """
     checkpoints = kept_weights(options.model) if options.over_training else ()
     if options.attributes is not None and options.names is False:
@@ -112,8 +112,9 @@ def _record(
 def _names(
     run: Run[StatsOptions], attributes: Mapping[str, Tensor], statistics: Statistics
 ) -> HeadNames:
-    """Label every head on at most IMAGES images, in each process the same. statistics: of all
-    images.
+    """Label every head on at most IMAGES images, in each process the same.
+
+    statistics: of all images.
     """
     split = _named_images(run)
     is_requested = run.options.names or run.options.attributes is not None
@@ -168,15 +169,16 @@ def head_rows(alias: str, statistics: Statistics, roles: Specialisation) -> Iter
             numbers = numbers_of(statistics.moments, site.layer, head, names, site.keys)
             row = rows.HeadRow(alias, site.layer, head, numbers)
             if geometry is not None and head < len(roles.head_labels[site.layer]):
-                row = _labelled(row, roles, geometry.map_grid, statistics.images)
+                row = _labelled_row(row, roles, geometry.map_grid, statistics.images)
             yield row
 
 
-def _labelled(
+def _labelled_row(
     row: rows.HeadRow, roles: Specialisation, grid: tuple[int, int], images: int
 ) -> rows.HeadRow:
-    """Return the row of a head with its label. grid: rows and columns of patches; images: number of
-    images.
+    """Return the row of a head with its label.
+
+    grid: rows and columns of patches; images: number of images.
     """
     role = roles.head_labels[row.layer][row.head]
     evidence = roles.evidence[row.layer][row.head]
@@ -241,8 +243,9 @@ def heads_row(
 def local_rows(
     heads: Sequence[rows.HeadRow], layers: Sequence[rows.LayerRow]
 ) -> Iterator[rows.LocalHeadsRow]:
-    """Yield the first and the last quarter of the layers that have a distance; nothing for a model
-    without any.
+    """Yield the first and the last quarter of the layers that have a distance.
+
+    Returns nothing for a model without any.
     """
     uniform = {row.layer: row.uniform_distance for row in layers}
     shares: dict[int, list[float]] = {}
@@ -313,8 +316,10 @@ def over_training(
 def _head_epoch_rows(
     epochs: int, statistics: Statistics, names: Sequence[str]
 ) -> Iterator[rows.HeadEpochRow]:
-    """Yield every head with the weights of one checkpoint. names: of the statistics that are
-    shown."""
+    """Yield every head with the weights of one checkpoint.
+
+    names: of the statistics that are shown.
+    """
     for site in statistics.sites:
         for head in range(site.heads):
             numbers = numbers_of(statistics.moments, site.layer, head, names, site.keys)

@@ -20,7 +20,7 @@ from vitlens.analysis.heads.registry import (
 )
 from vitlens.analysis.naming.words import CORRELATES, MATTERS, SEVERAL
 from vitlens.charts import Picture, board, images, lines
-from vitlens.commands.shared.label_rows import NameRow, noted
+from vitlens.commands.shared.label_rows import NameRow, note_sentences
 from vitlens.commands.stats.record import HeadEpochRow, HeadRow, HeadsRow, LayerRow, StatsRecord
 from vitlens.report.claims import Claim, above, below, found, judge, unjudged
 from vitlens.report.prose import listed, say
@@ -142,8 +142,9 @@ def _writes(record: StatsRecord, model: str) -> Iterator[Claim]:
 
 
 def _health(record: StatsRecord, row: HeadsRow, heads: Sequence[HeadRow]) -> Claim:
-    """Judge the share of dead and uniform heads; its upper end counts heads that more images may
-    show to be so.
+    """Judge the share of dead and uniform heads.
+
+    Its upper end counts heads that more images may show to be so.
     """
     undecided = 0
     for head in heads:
@@ -441,7 +442,7 @@ def _learned(record: StatsRecord) -> str:
 def unknown(record: StatsRecord) -> Iterator[str]:
     """Yield what statistics of attention do not show."""
     labelled = [head for head in record.heads if head.label is not None]
-    yield from noted(record.notes)
+    yield from note_sentences(record.notes)
     if labelled and all(name.state is None for name in record.names):
         yield (
             "No head was removed: `vitlens ablate` measures whether predictions depend on what a "

@@ -57,16 +57,18 @@ _QUICK: Final = tuple(
 
 @dataclass(frozen=True)
 class Depth:
-    """Numbers of images unless said otherwise.
+    """The extent of a study.
 
-    explained: methods whose maps are checked; ablated: on which every unit is ablated; checked: on
-    which maps are; compared: whose maps are compared; paired: whose errors are compared; disturbed:
-    changed to see what models rely on; panels: shown side by side; developed: whose attention is
-    shown over all layers; featured: whose features are read; bank: training images of their
-    classifiers; attacks: by name, on attacked images, some at one epsilon alone (singles, 1/255);
-    searched: on which C&W searches for the smallest perturbation (0: it is left out), with so many
-    steps in each of its searches; thorough: whether maps and attacks are checked in every way, and
-    speed is measured at every batch size.
+    Numbers of images: ablated: on which every unit is ablated; checked: on which maps are checked;
+    compared: whose maps are compared; paired: whose errors are compared; disturbed: on which the
+    reliance of models is measured; panels: shown side by side; developed: whose attention is shown
+    over all layers; featured: whose features are read; bank: training images of the classifiers of
+    features; attacked: by every attack; searched: on which C&W searches for the smallest
+    perturbation, 0 to leave it out.
+
+    explained: methods whose maps are checked; attacks: by name; singles: attacks at one epsilon
+    only, in 1/255; search_steps: of each search of C&W; thorough: True to check maps and attacks in
+    every way and to measure the speed at every batch size.
     """
 
     explained: tuple[str, ...] = _STUDIED
@@ -135,13 +137,14 @@ class Chapters(ChapterRunner):
         self.depth = FULL if options.full else USUAL
         self.common: dict[str, Any] = {**images.options, "model_options": options.model_options}
         self.labelled: dict[str, Any] = {**self.common, "predicted": images.predicted}
-        # filled, in place of running chapters, before the first
+        # while it is a list, `run` adds chapters to it and runs none
         self.plan: list[PlannedChapter] | None = None
         self.clock: StudyClock | None = None
 
     def trained(self, model: ModelName, budget: Mapping[str, object]) -> ModelName:
-        """Return a preset's name as that of the run folder of the chapter that trains it; budget:
-        changes to its recipe.
+        """Train a preset in a chapter; return the name of its run folder as that of the model.
+
+        budget: changes to the recipe.
         """
         recipe = RecipeChanges(settings=tuple(f"{name}={value}" for name, value in budget.items()))
         done = self.run(
@@ -152,7 +155,7 @@ class Chapters(ChapterRunner):
         return ModelName(str(self.path / done.folder), model.alias)
 
     def run(self, word: str, alias: str, options: Any, *, part: str = "") -> ChapterRow:
-        """Run one chapter, or only plan it, and say how long the others take."""
+        """Run one chapter and report the time left; only add it to the plan while there is one."""
         if self.plan is not None:
             is_cached = self.cache is not None and self.cache.holds(
                 word, self.placed(word, options, self.path)
@@ -177,11 +180,10 @@ class Chapters(ChapterRunner):
     def analyse(
         self, names: Sequence[ModelName], vits: Sequence[ModelName], *, labelled: bool
     ) -> tuple[Model, ...]:
-        """Return all chapters of analysis: of each model, of a ViT compared with another model, and
-        of all models together.
+        """Run all chapters of analysis, and return the models.
 
-        Returns the models. Raises InputError, before a later chapter does, where one does not know
-        the data's classes.
+        They are on each model, on a ViT compared with another model, and on all models together.
+        Raises InputError before the first chapter if a model does not know the data's classes.
         """
         run = self.run_options
         models = load_models(names, model_options=self.common["model_options"], options=run)
@@ -193,17 +195,17 @@ class Chapters(ChapterRunner):
         for model, split in zip(models, splits):
             if split.labels is not None and not self.images.predicted:
                 label_columns(model.classes, split)
-        self.plan = []
-        self._chapters(names, vits, models, splits, labelled=labelled)
-        plan = self.plan
+        plan: list[PlannedChapter] = []
+        self.plan = plan
+        self._run_chapters(names, vits, models, splits, labelled=labelled)
         self.plan = None
         with phase("Timing a forward pass, to estimate the study"):
             self.clock = clock_of(plan, models, splits)
         self._say(f"{len(plan)} chapters")
-        self._chapters(names, vits, models, splits, labelled=labelled)
+        self._run_chapters(names, vits, models, splits, labelled=labelled)
         return models
 
-    def _chapters(
+    def _run_chapters(
         self,
         names: Sequence[ModelName],
         vits: Sequence[ModelName],
@@ -212,21 +214,22 @@ class Chapters(ChapterRunner):
         *,
         labelled: bool,
     ) -> None:
-        """Run the chapters of analysis, or plan them."""
+        """Run the chapters of analysis, or add them to the plan: see `run`."""
         depth = self.depth
         run = self.run_options
         data = self.images.data
-        every = tuple(map(as_typed, names))
+        typed_names = tuple(map(as_typed, names))
         model_options = {"model_options": self.common["model_options"]}
         if labelled:
-            self.run("evaluate", "", EvaluateOptions(every, data, run=run, **model_options))
+            self.run("evaluate", "", EvaluateOptions(typed_names, data, run=run, **model_options))
+        replacements: tuple[Replacement, ...] = ()
+        if min(map(len, splits)) >= FEWEST_FOR_MEAN:
+            replacements = ("mean", "resample")  # resampling shows what a mean hides
         for vit in vits:
-            enough = (
-                min(map(len, splits)) >= FEWEST_FOR_MEAN
-            )  # what a mean hides, another image's output shows
-            self._analyse_vit(vit, ("mean", "resample") if enough else ())
+            self._analyse_vit(vit, replacements)
         for name, model in zip(names, models):
-            if methods := supported_methods(model, depth.explained):
+            methods = supported_methods(model, depth.explained)
+            if methods:
                 options = ExplainOptions(
                     (as_typed(name),),
                     method=methods,
@@ -237,13 +240,14 @@ class Chapters(ChapterRunner):
                     **self.common,
                 )
                 self.run("explain", name.alias, options)
-        other_names = [name for name in names if name not in vits] or [
-            name for name in names if name != vits[0]
-        ]
+        # a ViT is compared with a model of another kind if there is one
+        other_names = [name for name in names if name not in vits]
+        if not other_names:
+            other_names = [name for name in names if name != vits[0]]
         if other_names and labelled:
             self._compare(vits[0], other_names[0])
         attack = AttackOptions(
-            every, self_checks="all" if depth.thorough else "few", **self.labelled
+            typed_names, self_checks="all" if depth.thorough else "few", **self.labelled
         )
         singles = {
             name: epsilon for name, epsilon in depth.singles.items() if name in depth.attacks
@@ -272,17 +276,21 @@ class Chapters(ChapterRunner):
             self.run(
                 "features",
                 "",
-                FeaturesOptions(every, data, bank=bank, cache=False, run=limited, **model_options),
+                FeaturesOptions(
+                    typed_names, data, bank=bank, cache=False, run=limited, **model_options
+                ),
             )
         sizes = () if depth.thorough else (PROFILED,)
         self.run(
             "profile",
             "",
-            ProfileOptions(every, batch_sizes=sizes, run=replace(run, limit=None), **model_options),
+            ProfileOptions(
+                typed_names, batch_sizes=sizes, run=replace(run, limit=None), **model_options
+            ),
         )
 
     def _analyse_vit(self, model: ModelName, replacements: tuple[Replacement, ...]) -> None:
-        """Attention, rollout, statistics and ablation of one model."""
+        """Run attention, rollout, statistics and ablation on one model."""
         name = as_typed(model)
         alias = model.alias
         run = self.run_options
@@ -299,15 +307,16 @@ class Chapters(ChapterRunner):
         )
 
     def _compare(self, *pair: ModelName) -> None:
-        """Two models side by side, by the maps whose checks went best, which are not checked
-        again."""
+        """Compare two models by the maps whose checks went best, which are not checked again."""
         best = dict[str, str]()
         for row in self.done:
             if row.word == "explain":
                 judged = judged_maps(read(read_run(self.path / row.folder)).checks)
-                best |= {row.alias: judged[0].method} if judged else {}
+                if judged:
+                    best[row.alias] = judged[0].method
         method = tuple(best[model.alias] for model in pair if model.alias in best)
-        method = method if len(method) == len(pair) else ()
+        if len(method) < len(pair):
+            method = ()
         depth = self.depth
         options = CompareOptions(
             tuple(map(as_typed, pair)),

@@ -43,8 +43,10 @@ _PASSES: Final[
 
 @dataclass
 class StudyClock:
-    """The time that a study takes. expected: seconds of each chapter by a rough estimate; done: of
-    those that were run, their expected seconds and those that they took.
+    """The time that a study takes.
+
+    expected: seconds of each chapter by a rough estimate; done: of those that were run, their
+    expected seconds and those that they took.
     """
 
     expected: Sequence[float]
@@ -67,8 +69,9 @@ class StudyClock:
 def clock_of(
     plan: Sequence[PlannedChapter], models: Sequence[Model], splits: Sequence[Split]
 ) -> StudyClock:
-    """Return the clock of planned chapters. models, splits: of the study, each model with its
-    images.
+    """Return the clock of planned chapters.
+
+    models, splits: of the study, each model with its images.
     """
     costs = {model.alias: _pass_seconds(model, split) for model, split in zip(models, splits)}
     units = {model.alias: _unit_count(model) for model in models}
@@ -101,9 +104,8 @@ def _passes(chapter: PlannedChapter, units: int) -> float:
                 once = member.passes(restarts=options.restarts) * (
                     _BACKWARD if member.gradients else 1.0
                 )
-                steps += (
-                    once * len(options.epsilons_of(name)) / 2
-                )  # an image that is fooled is not attacked again
+                # an image that is fooled is not attacked again
+                steps += once * len(options.epsilons_of(name)) / 2
         return steps + (_CORRUPTED if options.corruptions else 0)
     return _PASSES.get(chapter.word, 1.0)
 

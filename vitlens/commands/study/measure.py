@@ -28,11 +28,8 @@ from vitlens.training.recipe import equal_budgets
 
 __all__ = ["measure"]
 
-NEED_LABELS: Final = (
-    "evaluate",
-    "compare",
-    "features",
-)  # chapters that are left out without labels
+# chapters that are left out without labels
+NEED_LABELS: Final = ("evaluate", "compare", "features")
 
 
 def measure(options: StudyOptions) -> Path:
@@ -71,7 +68,7 @@ def _measure_whole(options: StudyOptions) -> Path:
     data = None if options.images else options.data or "digits"
     images = ChapterImages(data, options.images, options.predicted, run.data_dir)
     presets = [model.name for model in model_names if trained_first(model, options.model_options)]
-    studied, labelled = _checked(model_names, presets, images, options)
+    studied, labelled = _check_models(model_names, presets, images, options)
     aliases = [model.alias for model in model_names]
     data_name = data or "images"
     title = f"Study of {' and '.join(aliases)} on {Path(data_name).name}"
@@ -112,7 +109,7 @@ def _measure_whole(options: StudyOptions) -> Path:
     return path
 
 
-def _checked(
+def _check_models(
     model_names: Sequence[ModelName],
     presets: Sequence[str],
     images: ChapterImages,

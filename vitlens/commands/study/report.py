@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from vitlens.commands.run.chapters import Question, answered, finished
+from vitlens.commands.run.chapters import Question, answer_sections, unlinked_sections
 from vitlens.commands.run.consistency import reconciled
 from vitlens.commands.shared.calibration import calibration_words
 from vitlens.commands.shared.maps.report import trust_words
@@ -61,9 +61,9 @@ _AFTER: Final = (
 class Slot:
     """A question of the first page.
 
-    lead: the question; topic: what its answer is about, after "on"; sources: the claims that may
-    answer it, by their chapter and their question ("": the answer to what the chapter was asked),
-    those that are preferred first.
+    lead: the question; topic: of its answer, in a few words; sources: the claims that may answer
+    it, the preferred ones first, by chapter and question ("": the answer to what the chapter was
+    asked).
     """
 
     lead: str
@@ -76,7 +76,7 @@ CAUSES: Final = Slot(
 )
 PLACES: Final = Slot("Where do errors occur?", "where errors occur")
 BETTER: Final = Slot("Which is better?", "accuracy", (("evaluate", ""),))
-ALONE: Final = "How accurate is it?"  # of one model, in place of which is better
+ONE_MODEL: Final = "How accurate is it?"  # asked of a single model, in place of which is better
 HEADS: Final = Slot("Which heads matter?", "heads", (("compare", CUE_HEADS), ("ablate", "")))
 BREAKS: Final = Slot(
     "What breaks predictions?",
@@ -87,12 +87,13 @@ MAPS: Final = Slot("Which map can you trust?", "maps", (("explain", ""), ("compa
 OTHERS: Final = Slot("What else was found?", "what else was found")
 _SLOTS: Final = (CAUSES, BETTER, HEADS, BREAKS, MAPS)
 _ORDER: Final = (CAUSES, PLACES, BETTER, HEADS, BREAKS, MAPS, OTHERS)  # on the page
-_FOUND: Final = {
+# slots of findings, by how their question begins
+_SLOT_OF_QUESTION: Final = {
     "errors by": PLACES,
     "which is better": BETTER,
     "head": HEADS,
     "attack": BREAKS,
-}  # slots of findings, by how their question begins
+}
 # The table of the first page: lines of the chapters' first pages.
 _GLANCED: Final[Mapping[str, tuple[str, ...]]] = {
     "evaluate": ("top-1 accuracy", "calibration error"),
@@ -145,14 +146,12 @@ def _answers_of(record: StudyRecord) -> list[Claim]:
     """Return the answers of the first page: those that show an effect, then the largest findings on
     other questions.
     """
-    answers = [claim for claim in _asked(record) if not claim.is_null]
+    answers = [claim for claim in _answers_to_slots(record) if not claim.is_null]
     answered_leads = {claim.lead for claim in answers}
     for finding in findings(record):
         if len(answers) >= len(_SLOTS):
             break
-        slot = next(
-            (slot for start, slot in _FOUND.items() if finding.question.startswith(start)), OTHERS
-        )
+        slot = _slot_of_finding(finding)
         if slot.lead not in answered_leads:
             says = finding.brief or finding.says
             answers.append(replace(finding, kind="answer", says=says, lead=slot.lead))
@@ -160,19 +159,29 @@ def _answers_of(record: StudyRecord) -> list[Claim]:
     return sorted(answers, key=lambda claim: _ORDER.index(_slot_of(claim)))
 
 
+def _slot_of_finding(finding: Claim) -> Slot:
+    """Return the slot that a finding fills, by how its question begins."""
+    for beginning, slot in _SLOT_OF_QUESTION.items():
+        if finding.question.startswith(beginning):
+            return slot
+    return OTHERS
+
+
 def _slot_of(claim: Claim) -> Slot:
-    """Return the question that an answer is to."""
+    """Return the slot of an answer."""
     return next((slot for slot in _ORDER if slot.lead == claim.lead), BETTER)
 
 
-def _asked(record: StudyRecord) -> Iterator[Claim]:
+def _answers_to_slots(record: StudyRecord) -> Iterator[Claim]:
     """Yield the answer to each question of the first page, also those that show no effect."""
     for slot in _SLOTS:
         candidates = list(_candidates(record, slot))
         with_effect = [claim for claim in candidates if not claim.is_null]
         for claim in (with_effect or candidates)[:1]:
             sentences = _sentences_of(record, slot, claim)
-            lead = ALONE if slot == BETTER and len(record.studied) == 1 else slot.lead
+            lead = slot.lead
+            if slot == BETTER and len(record.studied) == 1:
+                lead = ONE_MODEL
             yield replace(claim, kind="answer", says=" ".join(filter(None, sentences)), lead=lead)
 
 
@@ -183,15 +192,19 @@ def _candidates(record: StudyRecord, slot: Slot) -> Iterator[Claim]:
     for word, question in slot.sources:
         for chapter in record.of(word):
             candidates = [
-                claim for claim in chapter.claims if claim.says and _answers(claim, question)
+                claim for claim in chapter.claims if claim.says and _is_answer(claim, question)
             ]
-            candidates.sort(key=lambda claim: bool(question) and claim.evidence != "intervened")
+            if question:
+                candidates.sort(key=lambda claim: claim.evidence != "intervened")
             for claim in candidates:
                 yield replace(claim, place=chapter.figure(claim.place))
 
 
-def _answers(claim: Claim, question: str) -> bool:
-    return claim.question == question if question else claim.kind == "answer"
+def _is_answer(claim: Claim, question: str) -> bool:
+    """Return True if a claim answers a question, or, for "", what its chapter was asked."""
+    if question:
+        return claim.question == question
+    return claim.kind == "answer"
 
 
 def _sentences_of(record: StudyRecord, slot: Slot, claim: Claim) -> Iterator[str]:
@@ -232,11 +245,8 @@ def _heads(record: StudyRecord, claim: Claim) -> Iterator[str]:
 def _role_sentence(head: works.ImportantHead) -> str:
     """Return what a head does: its tested label, or else over how many tokens it attends."""
     if head.role != works.NO_ROLE:
-        return say(
-            "It {{ is }}{{ role|whole }}.",
-            role=head.role,
-            **{"is": "is " if head.role.startswith("needed") else ""},
-        )
+        verb = "is " if head.role.startswith("needed") else ""
+        return say("It {{ verb }}{{ role|whole }}.", role=head.role, verb=verb)
     if head.attended_keys is None:
         return "No tested label fits it."
     return say(
@@ -255,7 +265,7 @@ def _brief(record: StudyRecord, word: str, question: str, subject: str = "") -> 
             if (
                 claim.says
                 and claim.brief
-                and _answers(claim, question)
+                and _is_answer(claim, question)
                 and subject in ("", claim.subject)
             ):
                 yield claim.brief
@@ -292,24 +302,23 @@ def findings(record: StudyRecord, most: int | None = None) -> tuple[Claim, ...]:
             continue
         trusted = not_doubted(chapter.effects, chapter.claims)
         effects += [replace(claim, place=chapter.figure(claim.place)) for claim in trusted]
-    return largest(_once(effects), most)
+    return largest(_without_repeats(effects), most)
 
 
-def _once(effects: Iterable[Claim]) -> Iterator[Claim]:
-    """Yield each effect once: two chapters may measure the same difference, and the one of more
-    images counts.
+def _without_repeats(effects: Iterable[Claim]) -> Iterator[Claim]:
+    """Yield each effect once.
+
+    If two chapters measure the same difference, the one on more images counts.
     """
-    by_name: dict[tuple[object, ...], Claim] = {}
+    claims_by_key: dict[tuple[str, str], Claim] = {}
     for claim in effects:
-        name = (
-            (claim.question, claim.subject)
-            if claim.question == "which is better"
-            else (claim.question, claim.says)
-        )
-        earlier = by_name.get(name)
+        key = (claim.question, claim.says)
+        if claim.question == "which is better":
+            key = (claim.question, claim.subject)
+        earlier = claims_by_key.get(key)
         if earlier is None or _images(claim) > _images(earlier):
-            by_name[name] = claim
-    yield from by_name.values()
+            claims_by_key[key] = claim
+    yield from claims_by_key.values()
 
 
 def _images(claim: Claim) -> int:
@@ -328,14 +337,14 @@ def _weakest(answers: Sequence[Claim]) -> list[Claim]:
 
 
 def unknown(record: StudyRecord) -> Iterator[Sentence]:
-    """Yield what could overturn the first page, the most serious first, and what would tell."""
+    """Yield what could overturn the first page, the most serious first."""
     answers = _answers_of(record)
     weakest = _weakest(answers)
     if weakest:
         lead = "Weakest claim:" if len(weakest) == 1 else "Weakest claims:"
         yield Sentence(f"{'; '.join(map(_doubt, weakest))}.", lead=lead)
     leads = {claim.lead for claim in answers}
-    for claim in _asked(record):
+    for claim in _answers_to_slots(record):
         if claim.is_null:
             yield Sentence(claim.says, lead="" if claim.lead in leads else claim.lead)
     yield from _too_few(record)
@@ -363,10 +372,10 @@ def unknown(record: StudyRecord) -> Iterator[Sentence]:
 
 def _too_few(record: StudyRecord) -> Iterator[Sentence]:
     """Yield the questions that so few images, or so few errors, do not answer."""
-    answered_leads = {claim.lead for claim in _asked(record)}
+    answered_leads = {claim.lead for claim in _answers_to_slots(record)}
     for chapter in record.of("evaluate"):
         scores = chapter.record.scores
-        if not answered_leads & {BETTER.lead, ALONE} and scores:
+        if not answered_leads & {BETTER.lead, ONE_MODEL} and scores:
             right = listed(
                 [
                     say("**{{ score.model }}** {{ score.accuracy|value }}", score=score)
@@ -374,7 +383,7 @@ def _too_few(record: StudyRecord) -> Iterator[Sentence]:
                 ]
             )
             says = "{{ n }} images are too few to tell (accuracy: {{ right }})."
-            lead = ALONE if len(scores) == 1 else BETTER.lead
+            lead = ONE_MODEL if len(scores) == 1 else BETTER.lead
             yield Sentence(say(says, n=chapter.record.images, right=right), lead=lead)
         errors = {score.model: _count_errors(score) for score in scores}
         if (
@@ -466,12 +475,12 @@ def glance(record: StudyRecord) -> Table | None:
         keys.insert(-1, "difference")
         titles_of_columns.insert(-1, "first minus second")
     lines.sort(key=lambda line: urgency(str(line.get("status") or "")))
-    rows = [_shortened(line, keys) for line in lines]
+    rows = [_shorten_line(line, keys) for line in lines]
     caption = "A status judges the worse end of an interval"
     return Table(caption, tuple(titles_of_columns), tuple(rows))
 
 
-def _shortened(line: Mapping[str, Cell], keys: Sequence[str]) -> tuple[Cell, ...]:
+def _shorten_line(line: Mapping[str, Cell], keys: Sequence[str]) -> tuple[Cell, ...]:
     """Return a line with the number of images in its first cell, and intervals only of what has no
     difference.
     """
@@ -512,16 +521,16 @@ def _without_cue(record: StudyRecord) -> Iterator[Mapping[str, Cell]]:
 
 
 def picture(record: StudyRecord) -> FigureSpec | None:
-    """Images that show the answer: both models' maps on the same images, or the surest errors."""
+    """Return images that show the answer: both models' maps of them, or the surest errors."""
     for chapter in record.of("compare"):
         examples = chapter.section("cue_examples")
         if examples is not None and examples.figures:
             return examples.figures[0]
     for chapter in (*record.of("compare"), *record.of("evaluate"), *record.of("attention")):
         first = chapter.document.first
-        section = (
-            None if first is None or first.picture is None else chapter.section(first.picture.name)
-        )
+        if first is None or first.picture is None:
+            continue
+        section = chapter.section(first.picture.name)
         if section is not None:
             return section.figures[0]
     return None
@@ -532,14 +541,14 @@ def _sections(record: StudyRecord) -> Iterator[Section]:
     chapters.
     """
     sections = (
-        *answered(record.parts, _BEFORE),
+        *answer_sections(record.parts, _BEFORE),
         *works.sections(record),
-        *answered(record.parts, _AFTER),
+        *answer_sections(record.parts, _AFTER),
         *choice.sections(record),
     )
     yield from sections
     if not record.training:  # which is written at the end
-        yield from finished(record.parts, sections)
+        yield from unlinked_sections(record.parts, sections)
 
 
 WHOLE: Final = Report(

@@ -97,7 +97,7 @@ def _section(record: StudyRecord, alias: str) -> Section:
     model = _Measured(stats, record.about("ablate", alias), record.about("attention", alias))
     title = say("How {{ alias }} works, layer by layer", alias=alias)
     figure = FigureSpec(f"layers_{alias}", _CAPTION, partial(_draw, model, title), alt=title)
-    texts = [*_stage_sentences(model), *_left_out(model)]
+    texts = [*_stage_sentences(model), *_missing_columns(model)]
     detail = model.ablate or stats
     question = say("How does {{ alias }} work?", alias=alias)
     return Section(question, tuple(map(Sentence, texts)), figures=(figure,), more=detail.report)
@@ -105,9 +105,7 @@ def _section(record: StudyRecord, alias: str) -> Section:
 
 @dataclass(frozen=True)
 class _Measured:
-    """What the chapters of a study measured of the layers and heads of one model; None for a
-    chapter without a run.
-    """
+    """The results on the layers and heads of one model; None for chapters that were not run."""
 
     stats: Chapter
     ablate: Chapter | None
@@ -342,7 +340,7 @@ def _reach(share: float) -> str:
     return "mostly nearby" if share <= _NEARBY else "both near and far"
 
 
-def _left_out(model: _Measured) -> Iterator[str]:
+def _missing_columns(model: _Measured) -> Iterator[str]:
     """Yield which columns of the picture are missing, and why."""
     reasons = [f"{part} ({reason})" for part, reason in _missing(model)]
     if reasons:

@@ -26,11 +26,11 @@ _SMALLEST: Final = 1e-12  # of a value that a difference is divided by
 
 
 def measure(options: WalkthroughOptions) -> Path | None:
-    """Walk through one head and write the report; returns the report's path, None in all processes
-    but the first.
+    """Walk through one head and write the report.
 
-    Raises UnsupportedError for a model in which not all tokens attend to all tokens, InputError
-    without an image and for a layer or head that the model does not have.
+    Returns the report's path, None in all processes but the first. Raises UnsupportedError for
+    a model in which not all tokens attend to all tokens, InputError without an image and for a
+    layer or head that the model does not have.
     """
     run = Run("walkthrough", replace(options, run=replace(options.run, limit=None)))
     split = _one_image(run)
@@ -47,8 +47,9 @@ def measure(options: WalkthroughOptions) -> Path | None:
 
 
 def _one_image(run: Run[WalkthroughOptions]) -> Split:
-    """Return the first of the user's images, or one of the data set; a note counts the images left
-    out.
+    """Return the first of the user's images, or one of the data set.
+
+    A note counts the images left out.
     """
     if not run.options.images:
         return run.split.limit(1, seed=run.run.seed)

@@ -53,9 +53,8 @@ class StepRow:
 
     step: StepName = col("step")
     largest: float = col("largest value")
-    difference: float | None = col(
-        "difference", default=None
-    )  # the largest; None for a step that was not computed
+    # the largest; None for a step that was not computed
+    difference: float | None = col("difference", default=None)
     relative: float | None = col(
         "largest difference",
         term="the step computed by hand minus the model's, as a share of the step's largest value",

@@ -72,7 +72,7 @@ def load(request: ModelRequest) -> Model:
             f"expected FILE.py:FUNCTION, found {full_name!r}; name the function that returns the "
             "model"
         )
-    if os.path.normpath(full_name) not in map(os.path.normpath, _allowed(request)):
+    if os.path.normpath(full_name) not in map(os.path.normpath, _allowed_functions(request)):
         raise InputError(
             f"expected {_flag(full_name)} for {full_name}, whose code is run; add it where you "
             "trust the file"
@@ -131,7 +131,9 @@ def restore(
     Raises InputError if --model-file does not name that function, and for random weights or another
     size.
     """
-    matching = [name for name in _allowed(request) if Path(name).name == architecture.name]
+    matching = [
+        name for name in _allowed_functions(request) if Path(name).name == architecture.name
+    ]
     if not matching:
         raise InputError(
             f"expected {_flag()} with {architecture.name} for {request.name}, whose module that "
@@ -158,7 +160,7 @@ def restore(
     return rebuilt(model, model.module, architecture, replace(model.provenance, notes=notes))
 
 
-def _allowed(request: ModelRequest) -> list[str]:
+def _allowed_functions(request: ModelRequest) -> list[str]:
     """Return every FILE.py:FUNCTION whose code may be run, from ALIAS=FILE.py:FUNCTION too."""
     allowed = []
     for text in request.code_files:

@@ -79,7 +79,7 @@ def load(request: ModelRequest) -> Model:
     preprocessing = _preprocessing(model, config)
     context = int(_of_texts(arch).get("context_length", 77))  # most tokens of a text
     tower = TextTower(model, lambda: tokenizer(arch), context, request.name)
-    wrapped = _wrapped(model.visual, tower, preprocessing.size)
+    wrapped = _wrap_tower(model.visual, tower, preprocessing.size)
     with in_one_line(
         "{} at {}x{} px to run".format(full, *preprocessing.size), f"check {argument('image_size')}"
     ):
@@ -182,7 +182,7 @@ def _triple(numbers: Any) -> tuple[float, float, float]:
     return float(red), float(green), float(blue)
 
 
-def _wrapped(visual: Any, tower: TextTower, size: tuple[int, int]) -> LanguageImage:
+def _wrap_tower(visual: Any, tower: TextTower, size: tuple[int, int]) -> LanguageImage:
     """Return the image tower with the layout of its tokens, None for a CNN."""
     trunk = getattr(visual, "trunk", None)
     layout = None

@@ -46,14 +46,10 @@ from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps, Masks
 from vitlens.uncertainty import Estimate, difference_of, in_points, student_mean, widened
 
-_UNRANKED: Final = Judgement(
-    "inconclusive", lack="not finite"
-)  # of maps whose weights were not randomised
-_SCORES: Final = {
-    "pointing": pointing_hits,
-    "mass": mass_inside,
-    "roc_auc": roc_auc,
-}  # of maps on objects
+# of maps whose weights were not randomised
+_UNRANKED: Final = Judgement("inconclusive", lack="not finite")
+# of maps on objects
+_SCORES: Final = {"pointing": pointing_hits, "mass": mass_inside, "roc_auc": roc_auc}
 Gaps = Mapping[str, Tensor]  # insertion minus deletion of each method, or baseline, image by image
 
 
@@ -182,8 +178,9 @@ class CheckedMaps:
         return other_images(sources, seed=self.settings.seed)
 
     def rows(self, on_object: Sequence[OnObjectRow] = ()) -> Iterator[MapCheckRow]:
-        """Yield the row of each method in each check. on_object: the scores of its maps on objects,
-        if masks exist.
+        """Yield the row of each method in each check.
+
+        on_object: the scores of its maps on objects, if masks exist.
         """
         passing = []
         weight_checks = []
@@ -244,8 +241,9 @@ class CheckedMaps:
         return randomisation.judged(groups=self.groups, seed=self.settings.seed)
 
     def _removal_rows(self, candidates: Sequence[str]) -> Iterator[MapCheckRow]:
-        """Yield the removal checks of each method. candidates: the methods of which the best one
-        leads.
+        """Yield the removal checks of each method.
+
+        candidates: the methods of which the best one leads.
         """
         removals = self.removals
         for substrate in judged_by(removals.gaps):

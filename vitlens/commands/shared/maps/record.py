@@ -35,13 +35,8 @@ BASELINES: Final = {
     SHUFFLED: "its maps of other images",
 }
 IMPUTED: Final = "imputed"  # ROAD's replacement of removed patches
-JUDGING: Final = (
-    IMPUTED,
-    "mean",
-    "black",
-    "absent",
-    "blur",
-)  # replacements; no method chooses by the first ones
+# replacements; no method chooses by the first ones
+JUDGING: Final = (IMPUTED, "mean", "black", "absent", "blur")
 REMOVALS: Final = 2  # replacements with which a map is judged
 WEIGHTS = "weights"
 SHIFTS = "shifts"

@@ -269,7 +269,7 @@ def _geometry(processor: Any, family: str) -> tuple[dict[str, object], list[str]
     elif family == "Levit" and short_side:
         short_side = int((256 / 224) * short_side)
     elif family == "PoolFormer" and processor.crop_pct is not None:
-        short_side, full_size = _scaled(short_side, full_size, float(processor.crop_pct))
+        short_side, full_size = _scaled_size(short_side, full_size, float(processor.crop_pct))
     if crop is None:
         crop = full_size or (short_side, short_side)
         if not full_size:
@@ -285,7 +285,7 @@ def _geometry(processor: Any, family: str) -> tuple[dict[str, object], list[str]
     return fields, notes
 
 
-def _scaled(
+def _scaled_size(
     short_side: int | None, full_size: Size | None, crop_fraction: float
 ) -> tuple[int | None, Size | None]:
     """Return PoolFormer's short side, or the full size, before its crop.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitlens.errors import ModelError, UnsupportedError, argument, in_one_line
 from vitlens.files import read_json
 from vitlens.models.adapters import Adapter, merge_into, read_adapter
-from vitlens.models.anatomy import Told
+from vitlens.models.anatomy import StructureHints
 from vitlens.models.fitting import fit_names, load_strictly
 from vitlens.models.language_image import LanguageImage, TextTower
 from vitlens.models.library_folders import weights_inside
@@ -42,7 +42,7 @@ from vitlens.models.sources.huggingface.files import (
 )
 from vitlens.models.sources.registry import ModelRequest
 from vitlens.models.weights import read_weights
-from vitlens.models.wrap import OBSERVABLE, wrapped
+from vitlens.models.wrap import OBSERVABLE, wrap_module
 from vitlens.names import imagenet_classes
 from vitlens.preprocessing import Preprocessing
 from vitlens.typed import SIZE, parse_json, short
@@ -116,8 +116,9 @@ _FEATURES: Final = {  # name in transformers' result, and description, by output
 _HEADS: Final = ("cls_classifier", "distillation_classifier", "classifier")
 _CLASSIFIER: Final = "classifier."  # the beginning of the names of its tensors
 _CLASS_LENGTH: Final = 100  # characters of a class name that are read
-_ROOM: Final = 1 << 26  # numbers that a model may have beyond twice its weights'
-_MOST: Final = 1 << 33  # numbers of a model with random weights
+# a model may have twice as many parameters as the file, and so many more
+_EXTRA_PARAMETERS: Final = 1 << 26
+_MOST_PARAMETERS: Final = 1 << 33  # of a model with random weights
 # tensors that may be missing
 _HARMLESS: Final = (
     "position_ids",
@@ -164,11 +165,13 @@ class Described:
         with in_one_line(f"transformers to build {self.class_name}", f"check {CONFIG}"), quietly():
             with torch.device("meta"):  # before any memory is allocated
                 expected = kind(config, **extra).state_dict()
-            numbers = _count_numbers(expected)
-            most = _MOST if state is None else 2 * _count_numbers(state) + _ROOM
-            if numbers > most:
+            count = _count_elements(expected)
+            most = _MOST_PARAMETERS
+            if state is not None:
+                most = 2 * _count_elements(state) + _EXTRA_PARAMETERS
+            if count > most:
                 raise ModelError(
-                    f"expected a model of at most {most:,} numbers for {name}, found {numbers:,}"
+                    f"expected a model of at most {most:,} numbers for {name}, found {count:,}"
                 )
             if state is None:
                 return kind(config, **extra)
@@ -239,7 +242,7 @@ class Described:
         """Return the architecture from which `build` makes the same model.
 
         It has the fields of the configuration that differ from transformers' defaults, as JSON.
-        With a text tower it is one that is refused, as such models are not saved.
+        For a model with a text tower it is one that `build` refuses: such models are not saved.
         """
         if self.class_name in _WHOLE:
             return {"kind": "hf-unsaved", "name": name, "pruned": {}}
@@ -277,11 +280,12 @@ def _with_classifier(fields: object, adapter: Adapter, name: str) -> object:
     return changed
 
 
-def described(fields: object, name: str, *, texts: bool = False) -> Described:
+def describe_config(fields: object, name: str, *, texts: bool = False) -> Described:
     """Return the model that the fields of a configuration describe.
 
     Its class is that of AutoModelForImageClassification and AutoModel. name: of the model, for
-    messages; texts: whether its texts can be read. Raises ModelError and UnsupportedError.
+    messages; texts: whether the folder has a tokenizer, so that texts can be embedded. Raises
+    ModelError and UnsupportedError.
     """
     fields = _require_fields(fields, name)
     kind = str(fields["model_type"])
@@ -391,7 +395,7 @@ def _notes(
     return notes
 
 
-def _count_numbers(state: Mapping[str, Tensor]) -> int:
+def _count_elements(state: Mapping[str, Tensor]) -> int:
     return sum(tensor.numel() for tensor in state.values())
 
 
@@ -413,9 +417,11 @@ class TransformersModule(nn.Module):
         self.native: Size = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
         parameters = inspect.signature(model.forward).parameters
         self.interpolates = "interpolate_pos_encoding" in parameters or config.model_type == "clip"
-        # its structure is read from forward passes; DeiT's second token is for distillation,
-        # whatever reads it
-        self.told = Told(prefix=("cls", "distillation")) if config.model_type == "deit" else Told()
+        # the structure is read from forward passes, but these do not show that DeiT's second token
+        # is for distillation
+        self.structure_hints = StructureHints()
+        if config.model_type == "deit":
+            self.structure_hints = StructureHints(prefix=("cls", "distillation"))
         self.head: nn.Module = nn.Identity()
         if classes and output != "logits":
             self.reset_classifier(classes)
@@ -480,7 +486,7 @@ def build(
         fields |= {"architectures": [class_name]}
     else:
         fields = None
-    description = described(fields, name)
+    description = describe_config(fields, name)
     network = description.network(None, name, classes)
     module = TransformersModule(network, description.output, classes)
     if state is not None:
@@ -507,7 +513,7 @@ def load(request: ModelRequest) -> Model:
         adapter = read_adapter(request.adapter)
         fields = _with_classifier(fields, adapter, name)
     has_tokenizer = any((folder / tokenizer).is_file() for tokenizer in TOKENIZERS)
-    description = described(fields, name, texts=has_tokenizer)
+    description = describe_config(fields, name, texts=has_tokenizer)
     notes = [note for note in (revision, *description.notes) if note]
     state: Mapping[str, Tensor] | None = None
     digest: str | None = None
@@ -559,8 +565,14 @@ def load(request: ModelRequest) -> Model:
     architecture = description.architecture(
         request.alias, outputs if classes else 0, preprocessing.size
     )
-    return wrapped(
-        module, architecture, preprocessing, classes, request.alias, provenance, told=visual.told
+    return wrap_module(
+        module,
+        architecture,
+        preprocessing,
+        classes,
+        request.alias,
+        provenance,
+        hints=visual.structure_hints,
     ).eval()
 
 

@@ -1,0 +1,38 @@
+"""Sentences about the images of a report, above its sections."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from vitlens.display import protected, visible
+from vitlens.record import Record, SkippedEntry
+from vitlens.report.prose import finalize
+
+_SKIPPED: Final = 10  # files left out whose reason is printed
+
+
+def image_sentences(record: Record) -> Iterator[str]:
+    """Yield how many images of which data set, how they were processed, which were left out."""
+    data = record.config.data
+    if data is None:
+        return
+    noun = "image" if data.images == 1 else "images"
+    if data.title == "images":  # files of no data set
+        yield f"{data.images:,} {noun}."
+    else:
+        yield f"{data.images:,} {noun} of {finalize(data.title)}."
+    for note in data.notes:
+        text = protected(visible(note))
+        yield f"{text[:1].upper()}{text[1:].rstrip('.')}."
+    if data.skipped:
+        yield _skipped_images(data.skipped)
+
+
+def _skipped_images(skipped: Sequence[SkippedEntry]) -> str:
+    """Return a sentence that counts the files left out and gives reasons for the first of them."""
+    reasons = [
+        f"{finalize(file.file)}: {protected(visible(file.reason))}" for file in skipped[:_SKIPPED]
+    ]
+    if len(skipped) > _SKIPPED:
+        reasons.append(f"and {len(skipped) - _SKIPPED} more in config.json")
+    were = "image was" if len(skipped) == 1 else "images were"
+    return f"{len(skipped)} {were} left out ({'; '.join(reasons)})."
