@@ -22,7 +22,7 @@ from PIL import Image
 import vitlens
 from vitlens.charts.overlay import Array, enlarged, upsample
 from vitlens.charts.panels import Margins, board, without_frames
-from vitlens.charts.style import WIDE, styled
+from vitlens.charts.style import full_width, styled
 
 WEIGHTS = "weights/deit_tiny_patch16_224.safetensors"
 PHOTOGRAPH = "coco_masks/images/000000000257_truck.png"
@@ -78,7 +78,7 @@ def class_maps(
     """
     across = 1 + len(maps)
     ratio = image.shape[1] / image.shape[2]
-    width = min((WIDE - 0.12 + _GAP) / across - _GAP, 2.6)
+    width = min((full_width() - 0.12 + _GAP) / across - _GAP, 2.6)
     drawn = board(
         title=title,
         count=across,
