@@ -181,9 +181,9 @@ def _changes_accuracy(record: CompareRecord, row: DisturbedPairRow) -> bool:
     if row.level == first_level:
         return False
     clean = {
-        at.model: at.accuracy
-        for at in record.robustness
-        if (at.kind, at.level) == (row.kind, first_level)
+        harder.model: harder.accuracy
+        for harder in record.robustness
+        if (harder.kind, harder.level) == (row.kind, first_level)
     }
     for model in (row.first, row.second):
         accuracy = _level_row(record, row, model).accuracy

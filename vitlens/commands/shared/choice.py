@@ -153,8 +153,9 @@ def _of_harmless_cues(need: Need, record: Record) -> ChoiceRow | None:
 
 def _reliance_of(record: Record) -> Sequence[RelianceRow]:
     """Return the changed cues of a run, or those of its chapters."""
-    for part in (record, *(part.record for part in getattr(record, "parts", ()))):
-        rows: Sequence[RelianceRow] = getattr(part, "reliance", ())
+    chapters = [part.record for part in getattr(record, "parts", ())]
+    for candidate in (record, *chapters):
+        rows: Sequence[RelianceRow] = getattr(candidate, "reliance", ())
         if rows:
             return rows
     return ()
