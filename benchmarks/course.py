@@ -75,6 +75,8 @@ ANSWERS: Final[Mapping[str, Answer]] = {
         "--clip-templates 'a photo of a {}'",
         after=("own-clip",),
     ),
+    "own-vit": Answer("train vit-mini --data shapes --patch-size 8 --batch-size 32 --epochs 4"),
+    "own-cnn": Answer("train resnet20 --data shapes --batch-size 32 --epochs 1"),
 }
 
 
