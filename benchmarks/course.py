@@ -76,6 +76,10 @@ ANSWERS: Final[Mapping[str, Answer]] = {
         after=("own-clip",),
     ),
     "own-vit": Answer("train vit-mini --data shapes --patch-size 8 --batch-size 32 --epochs 4"),
+    "own-unstable": Answer(
+        "train vit-mini --data shapes --patch-size 8 --batch-size 32 --epochs 4 "
+        "--learning-rate 0.02 --warmup 0 --clip 0"
+    ),
     "own-cnn": Answer("train resnet20 --data shapes --batch-size 32 --epochs 1"),
 }
 
