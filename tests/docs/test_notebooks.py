@@ -1,6 +1,5 @@
 """The notebooks of the course and the tour run, and their checks accept right results only."""
 
-import json
 import re
 from pathlib import Path
 
@@ -110,7 +109,7 @@ def test_the_check_of_a_result(mine, answer):
 @pytest.mark.parametrize("path", COURSE, ids=NAMES)
 def test_every_cell_runs_in_a_kernel_and_figures_are_pictures(path, tmp_path):
     nbformat, nbclient, _ = map(pytest.importorskip, ("nbformat", "nbclient", "ipykernel"))
-    executed = nbformat.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    executed = nbformat.read(path, as_version=4)
     nbformat.validate(executed)
     nbclient.NotebookClient(
         executed,
