@@ -60,8 +60,8 @@ QUICK: Final = {  # minutes
     "reversal": "reversal",
     "reversal-without-positions": "reversal --positions none",
     "reversal-sort": "reversal --task sort",
-    "profile-vit-resnet-swin": "profile vit-tiny resnet20 resnet18 "
-    "timm:swin_tiny_patch4_window7_224 --random-weights",
+    "profile-vit-resnet-swin": "profile vit-small-224 timm:resnet50 "
+    "timm:swin_tiny_patch4_window7_224 --random-weights --sizes 112,224,336 --batch-sizes 1,8",
     "features-deit-tiny": f"features {DEIT} --data photos --show "
     + ",".join(f"coco_masks/images/{name}.png" for name in SHOWN),
 }

@@ -1,10 +1,14 @@
 """Which model to choose for what follows from claims; a need without a claim says so."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from tests.kit.planted_answers import answers, compare_record
+from tests.kit.reliance_rows import reliance_row
 from vitlens.commands.compare.record import CompareRecord
 from vitlens.commands.compare.report import REPORT
+from vitlens.commands.shared.choice import NEEDS
 
 DRAWS = np.random.default_rng(0)
 
@@ -42,8 +46,22 @@ def test_needs_that_were_not_measured_say_so_with_the_command_that_measures_them
     for need, command in (
         ("robustness to attacks", "vitlens attack"),
         ("short computing time", "vitlens profile"),
-        ("few training images", "vitlens study --kind data"),
+        ("predictions that no wrong cue decides", "vitlens compare"),
     ):
         model, evidence, *_ = rows[need]
         assert model == "no evidence"
         assert command in evidence
+
+
+def test_cues_that_were_changed_and_mislead_no_model_are_evidence():
+    cues = (("fine-detail", "low-pass"), ("layout", "tiles"))
+    rows = tuple(reliance_row(alias, *cue, 0.2, 0.1) for alias in ("vit", "cnn") for cue in cues)
+    record = replace(recorded(0.4, 0.1), reliance=rows)
+    model, evidence, validity, _ = rows_of(record)["predictions that no wrong cue decides"]
+    assert model == "no difference shown"
+    assert "2 cues" in evidence
+    assert validity.startswith(f"{rows[0].n} images")
+
+
+def test_every_need_has_claims_that_can_be_its_evidence():
+    assert all(need.questions for need in NEEDS)

@@ -238,3 +238,24 @@ def test_maps_and_searches_that_can_show_nothing_are_not_drawn():
     assert [
         part for part in ("there is no training part", "8 images", "1 image.") if part not in said
     ] == []
+
+
+@pytest.mark.parametrize(
+    ("second", "differing"),
+    [
+        ({}, set()),
+        ({"data": "Y"}, {"data"}),
+        ({"parameters": 50_000_000}, {"size"}),
+        ({"data": "", "labels": "Z"}, {"data", "labels"}),
+    ],
+)
+def test_only_what_differs_between_pretrainings_is_named(second, differing):
+    models = {alias: {PROBE: right(0.9 - 0.4 * at, at)} for at, alias in enumerate("ab")}
+    record = record_of(models, OBJECTIVES)
+    rows = [replace(row, data="X") for row in record.features]
+    changed = replace(record, features=(rows[0], replace(rows[1], **second)))
+    lines = [line.text for line in REPORT(changed).first.unknown if "pretraining" in line.text]
+    (line,) = [text for text in lines if "differ" in text]
+    named = {word for word in ("data", "labels", "size") if f" {word}" in line.partition(":")[0]}
+    assert named == (differing or {"data", "size"})
+    assert ("the same" in line) == (not differing)

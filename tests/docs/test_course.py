@@ -87,19 +87,19 @@ def test_the_loss_of_a_reversal_with_equal_weights_on_all_vectors():
     assert f"all ten give {error:.2f}" in WORDS
 
 
+def parameters_of(width: int, depth: int) -> int:
+    """Return the parameters of a ViT for 32 px in patches of 4 px and ten classes."""
+    embedding = 49 * width + 66 * width
+    blocks = depth * (12 * width**2 + 13 * width)
+    return embedding + blocks + 2 * width + 10 * width + 10
+
+
 def test_parameters():
     for preset, width, depth in (("vit-mini", 128, 4), ("vit-micro", 128, 6), ("vit-tiny", 192, 6)):
         count = load(preset, random_weights=True).parameter_count()
-        assert (
-            count
-            == 49 * width
-            + 66 * width
-            + depth * (12 * width**2 + 13 * width)
-            + 2 * width
-            + 10 * width
-            + 10
-        )
+        assert count == parameters_of(width, depth)
         assert f"{count:,}" in WORDS
+    assert f"{parameters_of(384, 8):,} parameters" in WORDS
 
 
 @pytest.mark.parametrize(("kind", "words"), [("sine", "1-D"), ("sine-2d", "2-D")])

@@ -1,11 +1,10 @@
-"""Examples in docstrings, the README and docs/tour.ipynb run and give what is stored."""
+"""Examples in docstrings and the README run and give what is stored; the tour runs."""
 
 import ast
 import base64
 import contextlib
 import doctest
 import io
-import json
 import re
 import shutil
 from importlib import import_module
@@ -19,6 +18,7 @@ from PIL import Image
 
 import vitlens
 from tests.kit.marks import slow_among
+from tests.kit.notebooks import cells_of
 from tests.kit.select import select
 
 README = Path(__file__).parents[2] / "README.md"
@@ -96,24 +96,10 @@ def test_the_page_of_the_lens():
 
 
 TOUR = Path(__file__).parents[2] / "docs" / "tour.ipynb"
-LARGEST = 1.5e6  # bytes
-NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 SHOWN = (
     "wrap attention rollout show_heads capture logit_lens intervene KnockOut patch ablate "
     "explain attack statistics"
 )
-
-
-@pytest.fixture(scope="module")
-def cells():
-    """Return the cells of code, as stored."""
-    return [cell for cell in json.loads(TOUR.read_text())["cells"] if cell["cell_type"] == "code"]
-
-
-def text_of(cell) -> str:
-    return "".join(
-        "".join(output["text"]) for output in cell["outputs"] if output["output_type"] == "stream"
-    )
 
 
 def pictures_of(cell):
@@ -127,37 +113,16 @@ def pictures_of(cell):
     ]
 
 
-def test_every_output_is_stored_and_figures_are_pictures(cells):
-    assert TOUR.stat().st_size < LARGEST
-    # run once, from the top
-    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
-    outputs = chain.from_iterable(cell["outputs"] for cell in cells)
-    kinds = [output["output_type"] for output in outputs]
-    assert set(kinds) == {"stream", "execute_result"}  # no error
-    for cell in cells:
-        last = ast.parse("".join(cell["source"])).body[-1]
-        assert bool(cell["outputs"]) == (not isinstance(last, ast.ClassDef)), cell["source"]
-    pictures = list(chain.from_iterable(map(pictures_of, cells)))
-    assert len(pictures) == sum("vitlens.show" in "".join(cell["source"]) for cell in cells) >= 7
-    for picture in pictures:
-        assert min(picture.shape) > 100
-        assert picture.std() > 10
-
-
-def test_only_public_names_are_used_and_links_lead_to_files(cells):
-    code = "\n".join("".join(cell["source"]) for cell in cells)
-    assert not re.search(r"^\s*(from vitlens|import vitlens\.)", code, re.MULTILINE)
+def test_the_tour_shows_the_functions_of_python():
+    cells = cells_of(TOUR)
+    code = "\n".join(cell["source"] for cell in cells if cell["cell_type"] == "code")
     used = set(re.findall(r"\bvitlens\.(\w+)", code))
-    assert {*SHOWN.split(), "read"} <= used <= set(vitlens.__all__)
-    links = re.findall(r"\]\(([^)]+)\)", TOUR.read_text())
-    assert links
-    for link in links:
-        assert (TOUR.parent / link).is_file()
+    assert {*SHOWN.split(), "read"} <= used
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of the kernel's own libraries
-def test_executed_again_it_gives_the_same_numbers(cells, tmp_path):
+def test_the_tour_runs_and_its_figures_are_pictures(tmp_path):
     nbformat, nbclient, _ = map(pytest.importorskip, ("nbformat", "nbclient", "ipykernel"))
     notebook = nbformat.read(TOUR, as_version=4)
     nbformat.validate(notebook)
@@ -165,15 +130,15 @@ def test_executed_again_it_gives_the_same_numbers(cells, tmp_path):
     nbclient.NotebookClient(
         notebook, resources={"metadata": {"path": str(tmp_path)}}, **options
     ).execute()
-    again = select(notebook.cells, cell_type="code")
-    for before, after in zip(cells, again, strict=True):
-        assert len(pictures_of(before)) == len(pictures_of(after))
-        # which class an attack ends in may hang on the last bit
-        if "vitlens.attack" in after.source:
-            continue
-        stored = text_of(before)
-        numbers_text = text_of(after)
-        assert NUMBER.sub("#", stored).split() == NUMBER.sub("#", numbers_text).split()
-        assert [float(number) for number in NUMBER.findall(numbers_text)] == pytest.approx(
-            [float(number) for number in NUMBER.findall(stored)], rel=0.05, abs=0.03
-        )
+    cells = select(notebook.cells, cell_type="code")
+    outputs = chain.from_iterable(cell["outputs"] for cell in cells)
+    kinds = [output["output_type"] for output in outputs]
+    assert set(kinds) == {"stream", "execute_result"}  # no error
+    for cell in cells:
+        last = ast.parse(cell["source"]).body[-1]
+        assert bool(cell["outputs"]) == (not isinstance(last, ast.ClassDef)), cell["source"]
+    pictures = list(chain.from_iterable(map(pictures_of, cells)))
+    assert len(pictures) == sum("vitlens.show" in cell["source"] for cell in cells) >= 7
+    for picture in pictures:
+        assert min(picture.shape) > 100
+        assert picture.std() > 10

@@ -213,9 +213,10 @@ class Report:
         names = [model.alias for model in record.config.models if model.weights == "random"]
         if names and self.about_weights:
             yield say(
-                "{{ names|names }} {{ names|have }} random weights: what is said of them holds for "
-                "the architecture before any training.",
+                "{{ names|names }} {{ names|have }} random weights: what is said of {{ it }} holds "
+                "for the architecture before any training.",
                 names=names,
+                it="it" if len(names) == 1 else "them",
             )
 
     def _declared_parts(self) -> list[Section | Overview]:

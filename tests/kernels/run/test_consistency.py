@@ -17,11 +17,9 @@ REMADE = "stale until remade"
 # without reasons. To
 # be emptied as they are made again: a report in this list must fail.
 STALE = {
-    "attack-deit-tiny": REMADE,
     "explain-deit-tiny": REMADE,
     "features-cifar10-jpeg": REMADE,
     "profile-vit-resnet-swin": REMADE,
-    "stats-deit-tiny": REMADE,
 }
 
 

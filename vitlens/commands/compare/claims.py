@@ -22,7 +22,7 @@ from vitlens.commands.shared.trainings import trained
 from vitlens.report.claims import FEWEST, Claim, found, unjudged
 from vitlens.report.prose import Marked, listed, say
 from vitlens.report.verdicts import Verdict
-from vitlens.uncertainty import Estimate, Side, beyond, widened
+from vitlens.uncertainty import Estimate, Side, apart, beyond, widened
 
 _DISTURBED: Final = {  # descriptions of images by disturbance, with the level of a row
     "low-pass": "with coarse detail only (low-pass at {{ row.level|percent }})",
@@ -113,7 +113,9 @@ def _largest_lead(record: CompareRecord, model: str) -> Iterator[Claim]:
     """
     leads = []
     for row in record.disturbed_pairs:
-        if row.better == model and _is_above_chance(record, row, model):
+        if row.better != model or not _changes_accuracy(record, row):
+            continue
+        if _is_above_chance(record, row, model):
             leads.append(row)
     if not leads or record.images < FEWEST:
         return
@@ -170,10 +172,24 @@ def _on_disturbed(
     )
 
 
-def _changes_images(row: DisturbedPairRow) -> bool:
-    """Return True unless a level is the first of its disturbance, which changes nothing."""
-    levels = DISTURBANCES[row.kind].levels or (1.0,)
-    return row.level != levels[0]
+def _changes_accuracy(record: CompareRecord, row: DisturbedPairRow) -> bool:
+    """Return True if a level lowers the accuracy of a model, or its clean accuracy is not there.
+
+    Elsewhere a difference is that of clean images.
+    """
+    first_level = (DISTURBANCES[row.kind].levels or (1.0,))[0]
+    if row.level == first_level:
+        return False
+    clean = {
+        harder.model: harder.accuracy
+        for harder in record.robustness
+        if (harder.kind, harder.level) == (row.kind, first_level)
+    }
+    for model in (row.first, row.second):
+        accuracy = _level_row(record, row, model).accuracy
+        if model not in clean or apart(accuracy, clean[model]) is Side.BELOW:
+            return True
+    return False
 
 
 def effects(record: CompareRecord) -> Iterator[Claim]:
@@ -181,7 +197,7 @@ def effects(record: CompareRecord) -> Iterator[Claim]:
     yield from accuracy_effects(record.pairs)
     for row in record.disturbed_pairs:
         ahead = row.first if row.difference.value >= 0 else row.second
-        if _changes_images(row) and _is_above_chance(record, row, ahead):
+        if _changes_accuracy(record, row) and _is_above_chance(record, row, ahead):
             yield _on_disturbed(record, row, ahead, row.gain(ahead))
     yield from failures.effects(record)
 

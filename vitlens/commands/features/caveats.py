@@ -6,10 +6,12 @@ from typing import Final
 from vitlens.commands.features.claims import known_objectives
 from vitlens.commands.features.record import FeaturesRecord
 from vitlens.report.claims import few_images
-from vitlens.report.prose import say
+from vitlens.report.prose import listed, say
 
 GROUP: Final = 10  # images of a class from which a map can show them as a group
 SEARCHED: Final = 100  # images from which the nearest of them is informative
+SAME_SIZE: Final = 1.05  # ratio of parameters up to which two models have the same size
+_WITHOUT_OBJECTIVE: Final = ("not known", "random weights")
 
 
 def unknown(record: FeaturesRecord) -> Iterator[str]:
@@ -73,10 +75,30 @@ def _pretraining(record: FeaturesRecord) -> Iterator[str]:
             objective=objectives[0],
         )
     elif objectives:
-        yield (
-            "The models also differ in data, recipe and size, so no difference is due to "
-            "pretraining only."
+        yield _other_differences(record)
+
+
+def _other_differences(record: FeaturesRecord) -> str:
+    """Return what differs between models of several pretrainings, as far as it is recorded."""
+    rows = [row for row in record.features if row.objective not in _WITHOUT_OBJECTIVE]
+    parts = []
+    data = {row.data for row in rows}
+    if len(data) > 1 or "" in data:
+        parts.append("data")
+    if len({row.labels for row in rows}) > 1:
+        parts.append("labels of a later fine-tuning")
+    sizes = [row.parameters for row in rows]
+    if max(sizes) > SAME_SIZE * min(sizes):
+        parts.append("size")
+    if parts:
+        return say(
+            "The models also differ in {{ parts }}, so no difference is due to pretraining only.",
+            parts=listed(parts),
         )
+    return (
+        "The pretrainings have the same data and size: what else differs are steps, learning rate "
+        "and chance. One training of each was compared."
+    )
 
 
 def _few_to_search(record: FeaturesRecord) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from vitlens.analysis.reliance.rows import RelianceRow
 from vitlens.commands.shared.shortcut import SHORTCUT
 from vitlens.record import Data, Record, col
 from vitlens.report.claims import Claim
@@ -70,12 +71,6 @@ NEEDS: Final = (
         "vitlens explain --verify",
     ),
     Need("short computing time", ("latency",), "other hardware", "vitlens profile"),
-    Need(
-        "few training images",
-        (),
-        "trainings on fewer images",
-        "vitlens study --kind data",
-    ),
 )
 
 
@@ -127,14 +122,42 @@ def _of_comparison(need: Need, claims: Sequence[Claim], record: Record) -> Choic
 
 
 def _of_cue(need: Need, claims: Sequence[Claim], record: Record) -> ChoiceRow | None:
-    """Return the row of the need for a model that no cue misleads, if a cue misleads some."""
+    """Return the row of the need for a model that no cue misleads, if cues were changed."""
+    if SHORTCUT not in need.questions:
+        return None
     misled = [claim for claim in claims if claim.question == SHORTCUT and claim.says]
     if not misled:
-        return None
+        return _of_harmless_cues(need, record)
     subjects = {name for claim in misled for name in claim.subject.split(" and ")}
     others = [name for name in _models(record) if name not in subjects]
     model = listed([finalize(name) for name in others]) if others else "none of them"
     return _row(need, model, misled[0].brief or misled[0].says, _validity(misled, record))
+
+
+def _of_harmless_cues(need: Need, record: Record) -> ChoiceRow | None:
+    """Return the row where cues were changed and none is shown to mislead a model."""
+    rows = _reliance_of(record)
+    if not rows:
+        return None
+    cues = list(dict.fromkeys(row.title for row in rows))
+    evidence = say(
+        "Of {{ n }} cue{{ n|s }} that were changed on all images, none is shown to cause errors: "
+        "{{ cues }}.",
+        n=len(cues),
+        cues=listed(cues),
+    )
+    images = number(min(row.n for row in rows))
+    return _row(need, NEITHER, evidence, f"{images} images of {_title_of_data(record)}")
+
+
+def _reliance_of(record: Record) -> Sequence[RelianceRow]:
+    """Return the changed cues of a run, or those of its chapters."""
+    chapters = [part.record for part in getattr(record, "parts", ())]
+    for candidate in (record, *chapters):
+        rows: Sequence[RelianceRow] = getattr(candidate, "reliance", ())
+        if rows:
+            return rows
+    return ()
 
 
 def _of_verdicts(need: Need, claims: Sequence[Claim], record: Record) -> ChoiceRow | None:
@@ -180,11 +203,16 @@ def _row(need: Need, model: str, evidence: str, validity: str) -> ChoiceRow:
 def _validity(claims: Sequence[Claim], record: Record) -> str:
     """Return on how many images of which data the evidence rests."""
     counts = {claim.effect.n for claim in claims if claim.effect is not None and claim.effect.n}
-    data = _data_of(record)
     images = number(min(counts)) if counts else ""
-    name = finalize(data.title) if data is not None else "this run"
+    name = _title_of_data(record)
     trained = "one training of each model"
     return f"{images} images of {name}, {trained}" if images else f"{name}, {trained}"
+
+
+def _title_of_data(record: Record) -> str:
+    """Return the title of the images, ready for a sentence."""
+    data = _data_of(record)
+    return finalize(data.title) if data is not None else "this run"
 
 
 def _models(record: Record) -> tuple[str, ...]:
