@@ -346,15 +346,19 @@ def lines_of_several(record: KindRecord) -> set[str]:
 
 
 def pairs_by_images(record: KindRecord) -> list[ComparisonRow]:
-    """Return the differences from the first line of the chart at one number of images, from the
-    fewest images on.
+    """Return the differences from the first line of the chart at one number of images and steps.
+
+    They begin with the fewest images.
     """
     line_of = {row.label: row.line for row in record.points}
+    steps_of = {row.label: row.steps for row in record.points}
     several = lines_of_several(record)
     first = record.points[0].line
     pairs = []
     for row in of_family(record, "difference", "share"):
-        if row.images and line_of[row.label] in several and line_of[row.against] == first:
+        has_equal_steps = steps_of[row.label] == steps_of[row.against]
+        is_of_lines = line_of[row.label] in several and line_of[row.against] == first
+        if row.images and has_equal_steps and is_of_lines:
             pairs.append(row)
     return sorted(pairs, key=lambda row: (line_of[row.label], row.images))
 

@@ -24,6 +24,7 @@ from vitlens.commands.study.kinds.report import (
     of_family,
     pairs_by_images,
     range_claim,
+    side_of,
     undecidable,
 )
 from vitlens.commands.study.kinds.variants.record import PositionRow, VariantsRecord
@@ -132,11 +133,13 @@ def _hunger_claims(record: VariantsRecord) -> Iterator[Claim]:
             say(
                 "With {{ point.train_images }} training images **{{ point.line }}** is "
                 "{{ images }} than with all {{ whole.train_images }} in as many steps (lack of "
-                "images), and with as many epochs {{ steps }} than that (lack of steps).",
+                "images), and with as many epochs {{ steps }} than that (lack of steps"
+                "{% if undecided %}, undecided{% endif %}).",
                 point=repeated,
                 whole=whole,
                 images=in_accuracy(negated(images.difference)),
                 steps=in_accuracy(row.difference),
+                undecided=side_of(row) is Side.UNDECIDED,
             ),
             effect=row.difference,
             p=row.p_holm,
