@@ -23,10 +23,11 @@ from vitlens.errors import InputError, NonFiniteError, UnsupportedError
 from vitlens.lens.attention import is_tapped
 from vitlens.lens.capture import capture
 from vitlens.lens.place_patterns import resolve_places
-from vitlens.lens.places import Access
+from vitlens.lens.places import Access, accesses
 from vitlens.lens.trace import depth
 from vitlens.models.hooks import is_changed
 from vitlens.models.model import Model
+from vitlens.models.requirement import requirement
 from vitlens.models.saved import model_fingerprint
 
 STREAM: Final = ("input", "residual")  # kinds of places in the residual stream
@@ -35,17 +36,31 @@ KINDS: Final = (*STREAM, "mlp", "attention", "head")  # kinds of places with a d
 PatchTokens = Float[Tensor, "images patches dim"]
 
 
+@requirement("patch tokens")
+def require_patch_tokens(model: Model) -> None:
+    """Raise UnsupportedError for a model without a block that has a token for each patch."""
+    tokens = model.layout.tokens
+    for access in accesses(model).values():
+        place = access.place
+        if place.kind in KINDS and place.axes[0] == "tokens" and place.shape[0] == tokens:
+            return
+    raise UnsupportedError(
+        f"expected a block of {model.alias} with a token for each patch, found none"
+    )
+
+
 def patches_at(model: Model, place: str) -> Access:
     """Return the patch tokens at a place: blocks.8.residual, .mlp, .attention or .head.3.
 
     Raises UnknownNameError for an unknown place, InputError for a layer that is not there,
     UnsupportedError for a place without a token for each patch.
     """
+    require_patch_tokens(model)
     _require_layer(model, place)
-    accesses = resolve_places(model, place)
-    if len(accesses) != 1:
-        raise InputError(f"expected one place for a dictionary, found {len(accesses)} for {place}")
-    (access,) = accesses
+    resolved = resolve_places(model, place)
+    if len(resolved) != 1:
+        raise InputError(f"expected one place for a dictionary, found {len(resolved)} for {place}")
+    (access,) = resolved
     layout = model.layout
     if access.place.kind not in KINDS or access.place.axes[0] != "tokens":
         raise UnsupportedError(
