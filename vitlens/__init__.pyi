@@ -7,6 +7,7 @@ from vitlens.analysis.attention.weights import attention as attention
 from vitlens.analysis.cost.profile import profile as profile
 from vitlens.analysis.dictionary.dictionary import Dictionary as Dictionary
 from vitlens.analysis.dictionary.dictionary import load_sae as load_sae
+from vitlens.analysis.dictionary.latents import name_latents as name_latents
 from vitlens.analysis.evaluation.evaluate import evaluate as evaluate
 from vitlens.analysis.evaluation.evaluate import images as images
 from vitlens.analysis.failures.compare import compare as compare

@@ -5,8 +5,8 @@ patches, its label the class or attribute of the highest AUC. The label is confi
 of the class label fall more in images with the label than in others when the latent is set to zero.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Final, NamedTuple
 
 import torch
@@ -15,8 +15,9 @@ from torch import Tensor
 
 from vitlens.analysis.ablation.bench import Outcomes
 from vitlens.analysis.dictionary.dictionary import Dictionary
-from vitlens.analysis.dictionary.measures import Activity
+from vitlens.analysis.dictionary.measures import Activity, activity
 from vitlens.analysis.dictionary.rows import STATES, ClassLatentRow, LatentRow
+from vitlens.analysis.dictionary.tokens import read_tokens
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.evaluation.log_odds import log_odds
 from vitlens.analysis.naming.rows import OfHead
@@ -29,11 +30,15 @@ from vitlens.analysis.naming.writes import (
     tested_concepts,
     writes,
 )
+from vitlens.classes import label_columns
+from vitlens.data.catalogue import read_split
 from vitlens.errors import InputError
+from vitlens.inputs import with_labels
 from vitlens.lens.capture import capture
 from vitlens.lens.replay import replay
 from vitlens.models.model import Model
-from vitlens.pixels import Parts
+from vitlens.pixels import AnyImages, Parts, Streamed
+from vitlens.summary import Line, Table
 from vitlens.uncertainty import Estimate, mean_points, student_mean, welch
 
 TESTED: Final = 32  # latents that are removed and doubled, by default
@@ -126,19 +131,72 @@ def _run_tests(
     return _Tests(clean, outcomes[::2], outcomes[1::2])
 
 
-@dataclass(frozen=True, eq=False)
-class NamedLatents:
+@dataclass(frozen=True, eq=False, repr=False)
+class NamedLatents(Table):
     """The tested latents in order of their effect, and the latents that matter for each class."""
 
     latents: tuple[LatentRow, ...]
     classes: tuple[ClassLatentRow, ...]
     notes: tuple[str, ...] = ()
 
+    def summary(self) -> Iterator[Line]:
+        """Yield how many latents were tested, and how many have each state."""
+        yield Line("latents", len(self.latents))
+        for state in dict.fromkeys(STATES.values()):
+            yield Line(state, sum(row.state == state for row in self.latents))
+        for note in self.notes:
+            yield Line("note", note)
+
+    def records(self) -> Iterator[dict[str, object]]:
+        """Yield a row for each tested latent."""
+        for row in self.latents:
+            yield asdict(row)
+
 
 def name_latents(
+    sae: Dictionary,
+    images: AnyImages,
+    labels: Tensor | None = None,
+    *,
+    attributes: Mapping[str, Tensor] | None = None,
+    tested: int = TESTED,
+    chosen: Sequence[int] = (),
+    seed: int = 0,
+) -> NamedLatents:
+    """Return what the latents of a dictionary stand for, each label tested by an intervention.
+
+    images: that the dictionary was not trained on, in any form that `vitlens.images` takes; labels:
+    class indices (n,) (None: those of the Split or the class folders); attributes: of the images,
+    by name (n,), True or False each; tested: number of latents with the largest estimated effects,
+    which are removed and doubled; chosen: latents that are tested in any case. Raises DataError for
+    images without labels.
+
+    >>> import torch, vitlens
+    >>> vit = vitlens.load("vit-digits")
+    >>> digits = vitlens.load_data("digits", limit=40)
+    >>> sae = vitlens.fit_sae(vit, digits, "blocks.2.residual", k=4, expansion=1, tokens=4096)
+    >>> names = vitlens.name_latents(sae, digits, tested=2)
+    >>> len(names.latents), names.latents[0].state in ("confirmed", "correlates", "several", "none")
+    (2, True)
+    """
+    model = sae.model
+    model.require_classifier()
+    split = with_labels(read_split(images, model.preprocessing), labels, model)
+    columns = label_columns(model.classes, split)
+    for latent in chosen:
+        require_latent(sae, latent)
+    with torch.inference_mode(mode=False):
+        of_images = activity(sae.autoencoder, read_tokens(model, split, sae.place))
+        sample = LabelledImages(
+            Streamed(split, model.pixel_dtype), columns, attributes or {}, split.groups
+        )
+        return label_latents(sae, sample, of_images, tested=tested, chosen=chosen, seed=seed)
+
+
+def label_latents(
     dictionary: Dictionary,
     sample: LabelledImages,
-    activity: Activity,
+    of_images: Activity,
     *,
     tested: int = TESTED,
     chosen: Sequence[int] = (),
@@ -149,20 +207,20 @@ def name_latents(
 ) -> NamedLatents:
     """Return the latents with the largest estimated effects, named and tested, and those chosen.
 
-    activity: of the dictionary on these images; chosen: latents that are tested in any case;
+    of_images: activity of the dictionary on these images; chosen: latents that are tested anyway;
     monosemanticity (latents,): scores for the rows. estimating, advance: called with the number of
     images just done.
     """
     effects = estimated_effects(dictionary, sample, estimating)
     size = effects.abs().mean(0)
     order = size.argsort(descending=True, stable=True).tolist()
-    active = [latent for latent in order if float(activity.frequency[latent]) > 0]
+    active = [latent for latent in order if float(of_images.frequency[latent]) > 0]
     latents = list(dict.fromkeys((*chosen, *active)))[: max(tested, len(chosen))]
     tests = _run_tests(dictionary, sample, latents, advance)
-    labels, note = _labels(dictionary, sample, activity, latents, tests, seed)
+    labels, note = _labels(dictionary, sample, of_images, latents, tests, seed)
     rows = []
     for index, latent in enumerate(latents):
-        row = _row(dictionary, sample, activity, latent, tests.clean, tests.removed[index])
+        row = _row(dictionary, sample, of_images, latent, tests.clean, tests.removed[index])
         named = dict[str, object]()
         if labels:
             rises = tests.doubled[index].log_odds - tests.clean.log_odds
@@ -178,7 +236,7 @@ def name_latents(
 def _labels(
     dictionary: Dictionary,
     sample: LabelledImages,
-    activity: Activity,
+    of_images: Activity,
     latents: Sequence[int],
     tests: _Tests,
     seed: int,
@@ -193,7 +251,7 @@ def _labels(
     columns = [sample.labels == number for number in concepts.classes]
     columns += [sample.attributes[name].bool() for name in concepts.attributes]
     truth = torch.stack(columns, 1)
-    scores = activity.mean[:, list(latents), None].expand(-1, -1, truth.shape[1])
+    scores = of_images.mean[:, list(latents), None].expand(-1, -1, truth.shape[1])
     outcomes = Outcomes(
         sets=tuple(() for _ in latents),
         replace="zero",
@@ -213,18 +271,18 @@ def _labels(
 def _row(
     dictionary: Dictionary,
     sample: LabelledImages,
-    activity: Activity,
+    of_images: Activity,
     latent: int,
     clean: _Outcome,
     removed: _Outcome,
 ) -> dict[str, object]:
     """Return the fields of a latent's row that need no label."""
-    is_active = activity.largest[:, latent] > 0
+    is_active = of_images.largest[:, latent] > 0
     groups = None if sample.groups is None else sample.groups[is_active]
     fields: dict[str, object] = {
         "model": dictionary.model.alias,
         "latent": latent,
-        "frequency": float(activity.frequency[latent]),
+        "frequency": float(of_images.frequency[latent]),
         "images": float(is_active.double().mean()),
     }
     if not bool(is_active.any()):

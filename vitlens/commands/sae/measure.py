@@ -17,7 +17,7 @@ from vitlens.analysis.dictionary.gallery import EXEMPLARS, evidence, exemplars
 from vitlens.analysis.dictionary.latents import (
     LabelledImages,
     NamedLatents,
-    name_latents,
+    label_latents,
     require_latent,
 )
 from vitlens.analysis.dictionary.measures import (
@@ -325,7 +325,7 @@ class _Work:
             self.run.progress("Estimated effects", count) as estimating,
             self.run.progress("Removing and doubling latents", count) as done,
         ):
-            return name_latents(
+            return label_latents(
                 self.dictionary,
                 sample,
                 of_activity,

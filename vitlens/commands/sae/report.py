@@ -46,7 +46,9 @@ def claims(record: SaeRecord) -> Iterator[Claim]:
         "images{% if pca %}; PCA with as many explains {{ pca.variance|value }}{% endif %}.",
         row.variance,
         given={"row": row, "setup": setup, "pca": pca},
-        headline="{{ row.latents }} latents explain {{ row.variance|value }} of the variance",
+        headline="{% if pca and pca.variance.value > row.variance.value %}PCA explains more "
+        "variance than {{ row.latents }} latents{% else %}{{ row.latents }} latents explain "
+        "{{ row.variance|value }} of the variance{% endif %}",
         kind="answer",
         evidence="observed",
         place="dictionaries",
@@ -199,7 +201,7 @@ REPORT: Final = Report(
     unknown=unknown,
     picture=Chart(
         "exemplars",
-        images(largest=0.9),
+        images(largest=0.6),
         "Images of the latents with the largest effects, from the largest activation to the "
         "smallest, with what the pixels of each patch add to it.",
         title="Images of the latents that matter most",
