@@ -210,6 +210,7 @@ def _changed(
         and not first.removes
         and first.access.head is None
         and first.access.tokens is None
+        and first.access.view is None
     ):
         return first.access.raw(first.new(whole), raw)
     parts = whole.unflatten(0, (copies, -1)).clone()
@@ -227,8 +228,21 @@ def _changed(
                 change.function is not None
             ):  # it, or autograd, may keep its argument, which must not change
                 clean = clean.clone()
-            tensor[index] = change.new(clean).to(tensor.dtype)
+            tensor[index] = _replaced(change, clean).to(tensor.dtype)
     return first.access.raw(parts.flatten(0, 1), raw)
+
+
+def _replaced(change: PlaceChange, clean: Tensor) -> Tensor:
+    """Return the tensor of a place after a change, which is one of its view if it has one."""
+    view = change.access.view
+    if view is None:
+        return change.new(clean)
+    form = view.read(clean)
+    old = form
+    if form.requires_grad:
+        # read again: the gradient of the new form would cancel with that of the old one
+        old = view.read(clean)
+    return view.write(clean, old, change.new(form))
 
 
 class _AroundForward:

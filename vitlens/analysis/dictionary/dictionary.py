@@ -5,6 +5,7 @@ It changes the model as any change of a place does: see `Dictionary.splice` and 
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Final
@@ -17,6 +18,7 @@ from vitlens.analysis.dictionary.autoencoder import Latents, SparseAutoencoder, 
 from vitlens.analysis.dictionary.tokens import PatchTokens, is_high, patches_at
 from vitlens.errors import InputError, ModelError
 from vitlens.files import write_bytes
+from vitlens.lens.latents import latent_places
 from vitlens.models.fitting import load_strictly
 from vitlens.models.model import Model
 from vitlens.models.saved import model_fingerprint
@@ -85,7 +87,6 @@ class Dictionary(Summary):
         for note in self.notes:
             yield Line("note", note)
 
-    @torch.no_grad()
     def encode(self, tokens: PatchTokens) -> Latents:
         """Return the latents of patch tokens (..., dim) at the place, zeros for a high norm."""
         latents = self.autoencoder.encode(tokens.float())
@@ -122,6 +123,19 @@ class Dictionary(Summary):
             return torch.where(is_high(access, tokens)[..., None], tokens, moved)
 
         return {self.patches: change}
+
+    @property
+    def directions(self) -> Tensor:
+        """Return what a latent of 1 adds to a token (latents, dim)."""
+        return self.autoencoder.directions
+
+    def places(self) -> AbstractContextManager[Model]:
+        """Return a context in which its latents are places of its model.
+
+        They are "blocks.8.residual.latents" (patches, latents) and "blocks.8.residual.latent.5"
+        (patches,), for `capture`, `intervene`, `replay` and `patch`.
+        """
+        return latent_places(self.model, self.place, self)
 
     def _numbers(self, factors: Mapping[int, float]) -> Tensor:
         for number in factors:
