@@ -38,6 +38,7 @@ from vitlens.lens.capture import capture
 from vitlens.lens.replay import replay
 from vitlens.models.model import Model
 from vitlens.pixels import AnyImages, Parts, Streamed
+from vitlens.shapes import Images
 from vitlens.summary import Line, Table
 from vitlens.uncertainty import Estimate, mean_points, student_mean, welch
 
@@ -45,6 +46,7 @@ TESTED: Final = 32  # latents that are removed and doubled, by default
 MATTERING: Final = 10  # latents of a class
 PUSHED: Final = 3  # classes of a latent
 TWICE: Final = 2.0
+_LATENTS_AT_ONCE: Final = 8  # whose changed tokens are held
 _AT_ONCE: Final = 16  # images whose gradients are held for all patches and latents
 
 Advance = Callable[[int], object]
@@ -109,22 +111,43 @@ class _Tests:
     doubled: list[_Outcome]
 
 
+def _changes(
+    dictionary: Dictionary, images: Images, latents: Sequence[int]
+) -> Iterator[list[dict[str, Tensor]]]:
+    """Yield the tokens of images without each latent and with twice of it, some latents at a time.
+
+    The tokens are encoded once.
+    """
+    place = dictionary.patches
+    tokens = capture(dictionary.model, images, place)[place]
+    encoded = dictionary.encode(tokens)
+    for start in range(0, len(latents), _LATENTS_AT_ONCE):
+        changes = []
+        for latent in latents[start : start + _LATENTS_AT_ONCE]:
+            along = encoded[..., latent, None] * dictionary.directions[latent]
+            changes.append({place: tokens - along})
+            changes.append({place: tokens + (TWICE - 1) * along})
+        yield changes
+
+
 def _run_tests(
     dictionary: Dictionary, sample: LabelledImages, latents: Sequence[int], advance: Advance
 ) -> _Tests:
-    """Remove and double every latent, all in one replay a batch from the layer of the dictionary.
+    """Remove and double every latent, in one replay a batch from the layer of the dictionary.
 
     advance: called with the number of images just done.
     """
     model = dictionary.model
-    changes = [dictionary.scale({latent: factor}) for latent in latents for factor in (0.0, TWICE)]
     clean_parts = []
     parts = []
     for start in range(0, len(sample.images), fitting_batch_size(model)):
         images = sample.images[start : start + fitting_batch_size(model)].to(model.device)
         with replay(model, images) as run:
             clean_parts.append(run.logits.float().cpu())
-            parts.append(run.run(changes).float().cpu())
+            of_batch = [
+                run.run(changes).float().cpu() for changes in _changes(dictionary, images, latents)
+            ]
+            parts.append(torch.cat(of_batch))
         advance(len(images))
     clean = _outcome(torch.cat(clean_parts), sample)
     outcomes = [_outcome(logits, sample) for logits in torch.cat(parts, 1)]
