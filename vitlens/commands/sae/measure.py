@@ -2,18 +2,15 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from vitlens.analysis.dictionary.autoencoder import SparseAutoencoder
 from vitlens.analysis.dictionary.baselines import BASELINES, fit_baseline
 from vitlens.analysis.dictionary.dictionary import DICTIONARY_FILE, Dictionary, load_sae
-from vitlens.analysis.dictionary.gallery import EXEMPLARS, evidence, exemplars
 from vitlens.analysis.dictionary.latents import (
     LabelledImages,
     NamedLatents,
@@ -30,10 +27,10 @@ from vitlens.analysis.dictionary.measures import (
 )
 from vitlens.analysis.dictionary.rows import ClassLatentRow, DictionaryRow
 from vitlens.analysis.dictionary.tokens import TokenSet, patches_at, read_tokens
-from vitlens.analysis.features.features import extract
 from vitlens.commands.run.run import ImageRequest, Run
 from vitlens.commands.run.targets import labels_of
 from vitlens.commands.sae import record as rows
+from vitlens.commands.sae.gallery import ENCODED, embeddings_of, gallery_of
 from vitlens.commands.sae.images import Images, images_of
 from vitlens.commands.sae.options import SaeOptions
 from vitlens.commands.shared.names import NoteRow
@@ -48,11 +45,10 @@ from vitlens.training.dictionary import Plan, require_enough, train_dictionary
 from vitlens.uncertainty import Estimate, share_of
 
 IMAGES: Final = 300  # held-out images at most, without --limit
-PICTURE: Final = 96  # px, the longest side of an exemplar in the report
+TRAININGS: Final = ("Training", "Training with another seed")
 ALL_CLASSES: Final = 20  # classes whose latents are listed without --class
 SHOWN: Final = 24  # latents with a gallery
 _PARTS: Final = r"residual|attention|mlp|head\.\d{1,4}"
-PIXELS: Final = "pixels"
 
 
 def measure(options: SaeOptions) -> Path | None:
@@ -67,6 +63,8 @@ def measure(options: SaeOptions) -> Path | None:
     place = place_of(options, model)
     patches_at(model, place)
     loaded = _loaded(options, model, place)
+    if loaded is not None:
+        place = loaded.place
     images = images_of(run)
     plan = Plan(options.k, options.kind, options.expansion, options.prefixes, options.tokens)
     if loaded is None:
@@ -77,10 +75,10 @@ def measure(options: SaeOptions) -> Path | None:
     _require_classes(options, model)
     attributes = attributes_of(options.attributes, images.test)
     with run.folder("Sparse autoencoder of") as folder:
-        work = _Work(run, loaded.place if loaded else place, images, plan, loaded, attributes)
-        record = work.measure()
+        measurement = _Measurement(run, place, images, plan, loaded, attributes)
+        record = measurement.measure()
         if folder.folder is not None and loaded is None:
-            work.dictionary.save(folder.folder.path / DICTIONARY_FILE)
+            measurement.dictionary.save(folder.folder.path / DICTIONARY_FILE)
         return folder.publish(lambda: record)
 
 
@@ -125,7 +123,7 @@ class _Measured:
     stability: float | None = None
 
 
-class _Work:
+class _Measurement:
     """The measurements of one run, in their order."""
 
     dictionary: Dictionary
@@ -178,6 +176,11 @@ class _Work:
             gallery={self.model.alias: gallery} if gallery is not None else {},
         )
 
+    @property
+    def chosen(self) -> tuple[int, ...]:
+        """Return the latent of --latent."""
+        return () if self.options.latent is None else (self.options.latent,)
+
     def _labels(self) -> Tensor | None:
         """Return the labels of the held-out images; without any, a note says what is left out."""
         reason = ""
@@ -216,7 +219,6 @@ class _Work:
         assert train is not None
         trained = []
         for number in range(self.options.seeds):
-            words = "Training" if number == 0 else "Training with another seed"
             trained.append(
                 train_dictionary(
                     self.model,
@@ -226,7 +228,7 @@ class _Work:
                     self.plan,
                     seed=self.run.run.seed + number,
                     precision=self.run.run.precision,
-                    progress=self.run.progress(words, self.plan.tokens, "tokens"),
+                    progress=self.run.progress(TRAININGS[number], self.plan.tokens, "tokens"),
                 )
             )
         return trained
@@ -295,25 +297,15 @@ class _Work:
 
     def _embeddings(self) -> Tensor:
         """Return a vector for each held-out image by an encoder independent of the model."""
-        split = self.images.test
-        if self.options.encoder is None:
-            pixels = torch.cat([batch.images for batch in split.batches(64)])
-            small = F.interpolate(pixels, size=(16, 16), mode="bilinear", antialias=True)
-            vectors = small.flatten(1)
-        else:
+        encoder = None
+        if self.options.encoder is not None:
             encoder = load(self.options.encoder, device=self.run.run.device)
-            if encoder.preprocessing.geometry != self.model.preprocessing.geometry:
-                self.notes.append(f"{encoder.alias} gets the images of {self.model.alias}, resized")
-            features = extract(encoder, split, layer=-1)
-            assert features is not None
-            vectors = features.at(-1)
-        return vectors - vectors.mean(0)  # or all images are alike
+        return embeddings_of(self.images.test, encoder)
 
     def _named(self, of_activity: Activity, scores: Tensor) -> NamedLatents:
         if self.labels is None:
             return NamedLatents((), ())
         options = self.options
-        chosen = () if options.latent is None else (options.latent,)
         sample = LabelledImages(
             Streamed(self.images.test, self.model.pixel_dtype),
             self.labels,
@@ -329,58 +321,36 @@ class _Work:
                 self.dictionary,
                 sample,
                 of_activity,
-                tested=1 if chosen else options.tested,
-                chosen=chosen,
+                tested=len(self.chosen) or options.tested,
+                chosen=self.chosen,
                 seed=self.run.run.seed,
                 monosemanticity=scores,
                 estimating=estimating,
                 advance=done,
             )
 
-    def _classes(self, found: Sequence[ClassLatentRow]) -> tuple[ClassLatentRow, ...]:
+    def _classes(self, class_rows: Sequence[ClassLatentRow]) -> tuple[ClassLatentRow, ...]:
         """Return the rows of the classes that are asked for."""
         names = set(self.options.of_class)
         if not names:
-            names = set(list(dict.fromkeys(row.name for row in found))[:ALL_CLASSES])
-        return tuple(row for row in found if row.name in names)
+            names = set(list(dict.fromkeys(row.name for row in class_rows))[:ALL_CLASSES])
+        return tuple(row for row in class_rows if row.name in names)
 
     def _gallery(
         self, named: NamedLatents, of_activity: Activity
     ) -> tuple[tuple[rows.ExemplarRow, ...], rows.GalleryArrays | None]:
-        """Return the images of the shown latents, with where their evidence lies."""
-        latents = [row.latent for row in named.latents][:SHOWN]
+        """Return the images of the tested latents, without labels those of the most frequent."""
+        latents = [row.latent for row in named.latents] or list(self.chosen)
         if not latents:
-            order = of_activity.frequency.argsort(descending=True).tolist()
-            latents = order[:SHOWN] if self.options.latent is None else [self.options.latent]
-        split = self.images.test
-        table = []
-        pixels = []
-        maps = []
+            latents = of_activity.frequency.argsort(descending=True).tolist()
+        latents = latents[:SHOWN]
         with self.run.progress("Evidence in the images", len(latents), "latents") as done:
-            for latent in latents:
-                indices = exemplars(of_activity, latent, EXEMPLARS)
-                done(1)
-                if not indices:
-                    continue
-                (batch,) = split.pick(torch.tensor(indices)).batches(len(indices))
-                pixels.append(_small(batch.images))
-                maps.append(evidence(self.dictionary, batch.images, [latent] * len(indices)))
-                for rank, index in enumerate(indices):
-                    label = None
-                    if split.labels is not None:
-                        label = split.classes[int(split.labels[index])]
-                    value = float(of_activity.largest[index, latent])
-                    table.append(rows.ExemplarRow(latent, rank, split.names[index], label, value))
-        if not table:
-            return (), None
-        arrays = rows.GalleryArrays(torch.cat(pixels).numpy(), torch.cat(maps).float().numpy())
-        return tuple(table), arrays
+            return gallery_of(self.dictionary, self.images.test, of_activity, latents, done)
 
     def _setup(self, train: TokenSet | None, held_out: TokenSet) -> rows.SetupRow:
         autoencoder = self.dictionary.autoencoder
-        tokens = held_out if train is None else train
-        encoder = self.options.encoder or f"{PIXELS} (16 x 16)"
-        return rows.SetupRow(
+        tokens = train or held_out
+        row = rows.SetupRow(
             model=self.model.alias,
             place=self.place,
             latents=autoencoder.count,
@@ -388,24 +358,16 @@ class _Work:
             k=autoencoder.sparsity.k,
             kind=autoencoder.sparsity.kind,
             trained=self.loaded is None,
-            images=0 if self.loaded else len(self.images.train),
-            tokens=0 if train is None or self.loaded else len(train.kept),
             seen=self.dictionary.tokens,
             left_out=float(tokens.high.double().mean()),
             prefix=tokens.prefix,
-            encoder=encoder,
+            encoder=self.options.encoder or f"pixels ({ENCODED[0]} x {ENCODED[1]})",
         )
+        if self.loaded is None and train is not None:
+            row = replace(row, images=len(train), tokens=len(train.kept))
+        return row
 
 
 def _stability(first: SparseAutoencoder, second: SparseAutoencoder) -> float:
     """Return the mean cosine of two dictionaries' directions, matched one to one."""
     return float(matched_cosines(first.decoder, second.decoder).mean())
-
-
-def _small(images: Tensor) -> Tensor:
-    """Return images as uint8 with sides of at most PICTURE px."""
-    longest = max(images.shape[-2:])
-    if longest > PICTURE:
-        size = [max(1, round(side * PICTURE / longest)) for side in images.shape[-2:]]
-        images = F.interpolate(images, size=size, mode="bilinear", antialias=True)
-    return (images * 255).round().clamp(0, 255).byte()

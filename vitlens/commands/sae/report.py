@@ -124,12 +124,15 @@ def _panels(record: SaeRecord) -> Iterator[ImagePanel]:
     by_latent = {row.latent: row for row in record.latents}
     for latent, places in _places(record).items():
         row = by_latent.get(latent)
+        tags = Tags()
+        if row is not None:
+            tags = Tags(outcome=row.state, class_name=row.word or "")
         captions = [_caption(record.exemplars[place]) for place in places]
         yield ImagePanel(
             _title(latent, row),
             tuple(captions),
             partial(_pixels, record, places),
-            Tags(outcome=row.state if row else "", class_name=(row.word or "") if row else ""),
+            tags,
         )
 
 
@@ -184,11 +187,16 @@ def _leading(record: SaeRecord) -> Iterator[Picture]:
         if words.get(latent):
             name += f"\n{words[latent]}"
         for rank, place in enumerate(places):
-            yield _picture(record, place, row=name, column="most" if rank == 0 else f"{rank + 1}")
+            yield _picture(record, place, row=name, column=f"{rank + 1}")
 
 
 def _largest_effects(record: SaeRecord) -> list[LatentRow]:
     return [row for row in record.latents if row.effect is not None][:12]
+
+
+def _untested(record: SaeRecord) -> list[ExemplarRow]:
+    """Return the images of latents that were not tested, as there are no labels."""
+    return [] if record.latents else list(record.exemplars)
 
 
 def _of_classes(record: SaeRecord) -> list[ClassLatentRow]:
@@ -246,7 +254,7 @@ REPORT: Final = Report(
         ),
         Section(
             "What do they look like?",
-            lambda record: [] if record.latents else list(record.exemplars),
+            _untested,
             columns=("latent", "rank", "image", "value"),
             panels=_panels,
         ),
