@@ -206,7 +206,7 @@ def train_dictionary(
             examples=len(kept),
         )
         updates = Updates(task, accelerator)
-        advance = stack.enter_context(progress or nullcontext(lambda _: None))
+        advance = stack.enter_context(progress or nullcontext(_ignore))
         autoencoder.train()
         for epoch in range(recipe.epochs):
             for batch in epoch_batches(len(kept), recipe.batch_size, seed=seed, epoch=epoch):
@@ -219,6 +219,10 @@ def train_dictionary(
     autoencoder.eval().requires_grad_(False)
     seen = updates.step * task.batch_size
     return Dictionary(model, place, autoencoder, seen, notes=(note,) if note else ())
+
+
+def _ignore(_done: int) -> None:
+    """Show no progress."""
 
 
 def _as_model(model: Model, autoencoder: SparseAutoencoder) -> Model:
