@@ -1,8 +1,12 @@
 """What `vitlens sae` measures and writes on a tiny model, and what it refuses."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch.nn import functional as F
 
 import vitlens
 from vitlens.cli.main import run
@@ -43,6 +47,86 @@ def test_the_images_of_a_latent_go_from_its_largest_activation_down(golden):
         assert 0 < len(values) <= 9
         assert values == sorted(values, reverse=True)
         assert min(values) > 0
+
+
+class Run(NamedTuple):
+    """The golden run again, by public functions: its dictionary, images and their tokens."""
+
+    sae: vitlens.Dictionary
+    images: torch.Tensor
+    labels: torch.Tensor
+    tokens: torch.Tensor
+
+
+@pytest.fixture
+def again(golden):
+    run_of = golden("sae")
+    model = vitlens.load(run_of.record.config.models[0].name)
+    sae = vitlens.load_sae(model, run_of.folder / "dictionary.safetensors")
+    split = vitlens.load_data("digits", limit=60, preprocessing=model.preprocessing)
+    (batch,) = split.batches(60)
+    tokens = vitlens.capture(model, batch.images, sae.patches)[sae.patches]
+    return Run(sae, batch.images, batch.labels.long(), tokens)
+
+
+def test_the_reconstruction_is_measured_as_by_its_definition(golden, again):
+    row = golden("sae").record.dictionaries[0]
+    latents = again.sae.encode(again.tokens)
+    kept = (latents > 0).any(-1)  # tokens of exceptional norm have no latent
+    tokens = again.tokens[kept]
+    error = (tokens - again.sae.autoencoder.reconstruct(tokens)).square().sum()
+    variance = (tokens - tokens.mean(0)).square().sum()
+    assert row.variance.value == pytest.approx(float(1 - error / variance), abs=1e-5)
+    l0 = (latents[kept] > 0).double().sum(-1).mean()
+    assert row.l0.value == pytest.approx(float(l0), abs=1e-5)
+    is_dead = (latents[kept] > 0).sum(0) == 0
+    assert row.dead.value == pytest.approx(float(is_dead.double().mean()))
+
+
+def test_the_loss_recovered_is_on_the_scale_from_mean_ablation_to_the_clean_model(golden, again):
+    row = golden("sae").record.dictionaries[0]
+    model = again.sae.model
+
+    def loss() -> float:
+        with torch.no_grad():
+            return float(F.cross_entropy(model(again.images), again.labels))
+
+    clean = loss()
+    with vitlens.intervene(model, {again.sae.patches: "mean"}, reference=again.images):
+        ablated = loss()
+    with vitlens.intervene(model, again.sae.splice()):
+        spliced = loss()
+    if row.recovered_loss is not None:
+        expected = (ablated - spliced) / (ablated - clean)
+        assert row.recovered_loss.value == pytest.approx(expected, abs=1e-3)
+    else:
+        assert abs(ablated - clean) < 0.5
+
+
+def test_the_monosemanticity_score_is_a_weighted_mean_over_pairs(golden, again):
+    row = golden("sae").record.dictionaries[0]
+    latents = again.sae.encode(again.tokens).double()
+    kept = (latents > 0).any(-1)  # tokens of exceptional norm have no latent
+    activations = latents.sum(1) / kept.sum(1, keepdim=True)
+    small = F.interpolate(again.images, size=(16, 16), mode="bilinear", antialias=True)
+    vectors = F.normalize((small.flatten(1) - small.flatten(1).mean(0)).double(), dim=1)
+    cosines = vectors @ vectors.T
+    scores = []
+    for latent in range(len(again.sae)):
+        values = activations[:, latent]
+        if values.max() == values.min():
+            continue
+        values = (values - values.min()) / (values.max() - values.min())
+        above = 0.0
+        below = 0.0
+        for first in range(60):
+            for second in range(first):
+                weight = float(values[first] * values[second])
+                above += weight * float(cosines[first, second])
+                below += weight
+        if below:
+            scores.append(above / below)
+    assert row.monosemanticity.value == pytest.approx(sum(scores) / len(scores), abs=1e-4)
 
 
 def test_a_file_of_a_dictionary_is_shown_without_a_training(golden, tiny_vit, tmp_path):
@@ -106,12 +190,9 @@ def test_a_dictionary_of_another_layer_or_model_is_refused(golden, tiny_vit, tmp
     assert "another model" in capsys.readouterr().err
 
 
-def test_public_functions_give_the_labels_of_the_command(golden):
-    run_of = golden("sae")
-    row = run_of.record.latents[0]
-    model = vitlens.load(run_of.record.config.models[0].name)
-    sae = vitlens.load_sae(model, run_of.folder / "dictionary.safetensors")
-    split = vitlens.load_data("digits", limit=60, preprocessing=model.preprocessing)
-    names = vitlens.name_latents(sae, split, tested=1, chosen=[row.latent])
+def test_public_functions_give_the_labels_of_the_command(golden, again):
+    row = golden("sae").record.latents[0]
+    split = vitlens.load_data("digits", limit=60, preprocessing=again.sae.model.preprocessing)
+    names = vitlens.name_latents(again.sae, split, tested=1, chosen=[row.latent])
     assert names.latents[0].latent == row.latent
     assert names.latents[0].effect.value == pytest.approx(row.effect.value, abs=1e-4)
