@@ -57,6 +57,15 @@ class Dictionary(Summary):
     model: the model, in whose passes it can be put; place: a name such as "blocks.8.residual";
     autoencoder: on the model's device, in evaluation mode; tokens: the training tokens that it has
     seen, repetitions included.
+
+    >>> import torch, vitlens
+    >>> vit = vitlens.load("vit-digits")
+    >>> images = torch.rand(8, 3, 32, 32)
+    >>> sae = vitlens.fit_sae(vit, images, "blocks.2.residual", k=4, expansion=1, tokens=1024)
+    >>> with sae.places():
+    ...     captured = vitlens.capture(vit, images, "blocks.2.residual.latents")
+    >>> captured["blocks.2.residual.latents"].shape
+    torch.Size([8, 64, 128])
     """
 
     model: Model
@@ -164,6 +173,16 @@ def load_sae(model: Model, path: Path | str, *, place: str | None = None) -> Dic
 
     place: where the caller expects it, such as "blocks.8.residual" (None: anywhere). Raises
     ModelError for a file without a dictionary, and InputError for one of another model or place.
+
+    >>> import tempfile, torch, vitlens
+    >>> vit = vitlens.load("vit-digits")
+    >>> images = torch.rand(8, 3, 32, 32)
+    >>> sae = vitlens.fit_sae(vit, images, "blocks.2.residual", k=4, expansion=1, tokens=1024)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     sae.save(f"{folder}/sae.safetensors")
+    ...     restored = vitlens.load_sae(vit, f"{folder}/sae.safetensors")
+    >>> restored.place, len(restored)
+    ('blocks.2.residual', 128)
     """
     path = Path(path)
     if not path.is_file():
