@@ -5,6 +5,9 @@ from vitlens.analysis.attention.methods import relevance as relevance
 from vitlens.analysis.attention.methods import rollout as rollout
 from vitlens.analysis.attention.weights import attention as attention
 from vitlens.analysis.cost.profile import profile as profile
+from vitlens.analysis.dictionary.dictionary import Dictionary as Dictionary
+from vitlens.analysis.dictionary.dictionary import load_sae as load_sae
+from vitlens.analysis.dictionary.latents import name_latents as name_latents
 from vitlens.analysis.evaluation.evaluate import evaluate as evaluate
 from vitlens.analysis.evaluation.evaluate import images as images
 from vitlens.analysis.failures.compare import compare as compare
@@ -58,6 +61,7 @@ from vitlens.models.wrap import wrap as wrap
 from vitlens.notebook import show as show
 from vitlens.notebook import show_board as show_board
 from vitlens.notebook import show_heads as show_heads
+from vitlens.training.dictionary import fit_sae as fit_sae
 from vitlens.training.loop import fit as _fit
 from vitlens.version import __version__ as __version__
 

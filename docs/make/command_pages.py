@@ -23,6 +23,7 @@ NEEDS: Final = {  # what a model must have, by the names of commands/needs.py, i
     "statistics": "attention of patches to patches",
     "heads": "heads whose output can be replaced",
     "features": "blocks or stages",
+    "patch tokens": "a block with a token for each patch",
     "walkthrough": "attention of every token to every token in its layers",
 }
 _ADDED: Final = (

@@ -317,7 +317,9 @@ _OWN: Final = (
 )
 # public functions of a model that are no entry
 ELSEWHERE: Final = {
+    "fit_sae": "trains on images: tests/public/dictionary",
     "images": "reads the model's input size alone",
+    "load_sae": "reads a file: tests/public/dictionary",
     "shape_bias": "runs evaluate, on scenes of shapes and textures: tests/public/failures",
     "show_heads": "draws: tests/public/test_notebook.py",
     "show": "draws: tests/public/test_notebook.py",

@@ -36,6 +36,8 @@ LINES: Final = {
     "stats": "stats {vit} --data digits --limit 12 --batch-size 5",
     "stats of pictures": "stats {vit} --images {pictures} --predicted --no-renormalise",
     "head": "head {vit} L1.H0 --data digits --limit 60 --batch-size 30",
+    "sae": "sae {vit} --data digits --limit 60 --bank 60 --expansion 1 --k 4 --tokens 6000 "
+    "--tested 4 --layer 0 --no-cache",
     "ablate": "ablate tiny={vit} --data digits --limit 12 --batch-size 6 --replace "
     "mean,zero,resample --greedy "
     "--prune 0.25 --save {beside}/pruned",

@@ -105,6 +105,8 @@ OTHER_WAYS: dict[str, Take] = {  # in which batches are read, too
 # of 20 images or more, of files, of one
 OTHERS = {
     "choose_method",
+    "fit_sae",
+    "name_latents",
     "neurons",
     "query_key_map",
     "reliance",

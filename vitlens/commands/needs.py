@@ -24,6 +24,7 @@ REQUIREMENTS: Final[Mapping[str, str]] = MappingProxyType(
         "statistics": "vitlens.analysis.heads.statistics:require_statistics",
         "heads": "vitlens.analysis.ablation.bench:require_heads",
         "features": "vitlens.lens.stages:require_features",
+        "patch tokens": "vitlens.analysis.dictionary.tokens:require_patch_tokens",
         "walkthrough": "vitlens.analysis.walkthrough.public:require_walkthrough",
     }
 )

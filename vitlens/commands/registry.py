@@ -186,6 +186,15 @@ _ENTRIES: Final = (
         needs=("statistics", "heads"),
     ),
     Command(
+        "sae",
+        "A sparse autoencoder of a layer: trained, measured against baselines, its latents named "
+        "and tested.",
+        "vitlens sae vit-digits --layer 2 --limit 100 --bank 100 --expansion 1 --tokens 20000",
+        "Inspect",
+        needs=("patch tokens",),
+        html=True,
+    ),
+    Command(
         "ablate",
         "What ablating each head, MLP and block changes, with intervals; removal in order of "
         "importance, and pruning.",

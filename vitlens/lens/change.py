@@ -242,16 +242,28 @@ class _TensorChanges:
                 # the function or autograd may keep its argument, which must not change
                 if change.function is not None:
                     clean = clean.clone()
-                tensor[index] = change.new(clean).to(tensor.dtype)
+                tensor[index] = _replaced(change, clean).to(tensor.dtype)
         return access.raw(parts.flatten(0, 1), raw)
 
     def _replaces_whole(self) -> bool:
         """Return True for a single change, which replaces the complete tensor."""
         is_single = self.copies == 1 and len(self.members) == 1
         access = self.first.access
-        return (
-            is_single and not self.first.removes and access.head is None and access.tokens is None
-        )
+        is_part = access.head is not None or access.tokens is not None or access.view is not None
+        return is_single and not self.first.removes and not is_part
+
+
+def _replaced(change: PlaceChange, clean: Tensor) -> Tensor:
+    """Return the tensor of a place after a change, which is one of its view if it has one."""
+    view = change.access.view
+    if view is None:
+        return change.new(clean)
+    form = view.read(clean)
+    old = form
+    if form.requires_grad:
+        # read again: the gradient of the new form would cancel with that of the old one
+        old = view.read(clean)
+    return view.write(clean, old, change.new(form))
 
 
 class _AroundForward:

@@ -7,9 +7,10 @@ and MLP of a layer that shares its block with a later one.
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -40,6 +41,8 @@ KIND_WORDS: Final = {
     "head": "output of one head, before the output projection",
     "mlp": "output of the MLP, before LayerScale or a norm after it",
     "stage": "last map of a stage",
+    "latents": "latents of the dictionary of this place",
+    "latent": "one latent of the dictionary",
     "logits": "logits",
 }
 _WEIGHTS: Final = ("heads", "query", "key")
@@ -97,7 +100,7 @@ class Places(tuple[Place, ...]):
             if not place.changeable:
                 words += " (captured only)"
             lines.append((place.name, place.described(), words))
-        for pattern in (r"(.*\.head\.)(\d+)()", r"(blocks\.|stages\.)(\d+)(.*)"):
+        for pattern in (r"(.*\.(?:head|latent)\.)(\d+)()", r"(blocks\.|stages\.)(\d+)(.*)"):
             lines = _merge_lines(lines, pattern)
         return lines
 
@@ -139,6 +142,18 @@ def _range(numbers: list[str]) -> str:
     return f"{{{','.join(words)}}}"
 
 
+class View(Protocol):
+    """Another form of the tensor at a place, in which it is read and changed."""
+
+    def read(self, tensor: Tensor) -> Tensor:
+        """Return the form of the tensor."""
+        ...
+
+    def write(self, tensor: Tensor, old: Tensor, new: Tensor) -> Tensor:
+        """Return the tensor whose form was `old`, changed to `new`."""
+        ...
+
+
 @dataclass(frozen=True)
 class Access:
     """The way to the tensor of one place.
@@ -150,7 +165,7 @@ class Access:
     cannot be; heads: of the layer; windows: calls of the module an image; tokens_first: whether the
     module's tensor is (tokens, batch, ..), not (batch, tokens, ..); head, tokens: which head and
     which positions of the tensor are meant, None: all; flat: a map is taken as tokens, row by row;
-    listed: by `places`.
+    listed: by `places`; view: the form in which the tensor is read and changed, None: its own.
     """
 
     place: Place
@@ -165,6 +180,7 @@ class Access:
     tokens: tuple[int, ...] | None = None
     flat: bool = False
     listed: bool = True
+    view: View | None = None
 
     @property
     def name(self) -> str:
@@ -224,7 +240,8 @@ class Access:
 
     def read(self, raw: Tensor) -> Tensor:
         """Return the place's tensor (batch, *shape), from the module's."""
-        return self.whole(raw)[self.index()]
+        tensor = self.whole(raw)[self.index()]
+        return tensor if self.view is None else self.view.read(tensor)
 
 
 def places(model: Model) -> Places:
@@ -247,9 +264,32 @@ def places(model: Model) -> Places:
     return Places(access.place for access in accesses(model).values() if access.listed)
 
 
-@once_per_model
+_FURTHER: Final[WeakKeyDictionary[Model, list[Access]]] = WeakKeyDictionary()
+
+
+@contextmanager
+def further_places(model: Model, added: Sequence[Access]) -> Iterator[None]:
+    """Add places to those of a model; removed on exit."""
+    before = _FURTHER.get(model, [])
+    _FURTHER[model] = [*before, *added]
+    try:
+        yield
+    finally:
+        _FURTHER[model] = before
+
+
 def accesses(model: Model) -> dict[str, Access]:
     """Return how every place of a model is reached, by its name."""
+    of_modules = _accesses_of_modules(model)
+    if not _FURTHER.get(model):
+        return of_modules
+    *inner, logits = of_modules.values()
+    return {access.name: access for access in (*inner, *_FURTHER[model], logits)}
+
+
+@once_per_model
+def _accesses_of_modules(model: Model) -> dict[str, Access]:
+    """Return how every place that the model's modules have is reached, by its name."""
     model_layers: tuple[Layer, ...] = ()
     with suppress(UnsupportedError):  # no attention
         model_layers = numbered_blocks(model)

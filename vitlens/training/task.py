@@ -37,8 +37,8 @@ class Task:
     """The settings of a training, see loop.fit, and the quantities derived from them.
 
     device: the requested one; processes.device: that of this process; whole: the model with `model`
-    as its head, if only the head is trained, on features; began: the start of the run, of
-    time.perf_counter.
+    as its head, if only the head is trained, on features; examples: the number of vectors, if it is
+    not images that the model is trained on; began: the start of the run, of time.perf_counter.
     """
 
     model: Model
@@ -60,17 +60,22 @@ class Task:
     on_progress: Callable[[Progress], None] | None = None
     processes: Processes = _SINGLE_PROCESS
     whole: Model | None = None
+    examples: int | None = None
     began: float = field(default_factory=time.perf_counter)
 
     @property
     def batch_size(self) -> int:
         """Return the number of images in a global batch."""
-        return min(self.recipe.batch_size, len(self.train))
+        return min(self.recipe.batch_size, self._count)
 
     @property
     def steps_per_epoch(self) -> int:
         """Return the number of full batches in an epoch."""
-        return len(self.train) // self.batch_size
+        return self._count // self.batch_size
+
+    @property
+    def _count(self) -> int:
+        return len(self.train) if self.examples is None else self.examples
 
     @property
     def steps(self) -> int:

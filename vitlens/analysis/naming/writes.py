@@ -381,7 +381,9 @@ def _losses(
         if not 0 < len(concepts) <= MOST or source_count(~has, groups) < FEWEST:
             continue
         margin, two_sided = welch(
-            _means(falls[head], has, groups), _means(falls[head], ~has, groups), unit="nats"
+            means_by_source(falls[head], has, groups),
+            means_by_source(falls[head], ~has, groups),
+            unit="nats",
         )
         losses[head] = _Loss(
             lost=_mean_of(points[head], has, groups),
@@ -396,7 +398,7 @@ def _mean_of(points: Tensor, rows: Bool[Tensor, " images"], groups: Groups | Non
     return mean_points(points[rows], groups=None if groups is None else groups[rows])
 
 
-def _means(values: Tensor, rows: Bool[Tensor, " images"], groups: Groups | None) -> Table:
+def means_by_source(values: Tensor, rows: Bool[Tensor, " images"], groups: Groups | None) -> Table:
     """Return the mean value of each source, over these images of it."""
     sums, counts = by_group(values[rows].numpy(), None if groups is None else groups[rows])
     return sums / counts

@@ -1,0 +1,82 @@
+"""In a model trained with a hue that gives the class away, latents carry the hue: without them, it
+errs less by the hue, and other latents do not do that.
+"""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+import vitlens
+
+PLACE = "blocks.0.residual"
+CARRIES = 0.95  # AUC of a latent for one of the ten hues
+
+
+class Answers(NamedTuple):
+    """The share of conflicting images answered by their hue, and the errors and answers changed."""
+
+    by_hue: float
+    fixed: int  # of the errors by the hue
+    broken: int  # of the right answers
+
+
+@pytest.mark.slow
+def test_latents_that_carry_the_hue_are_found_and_without_them_hue_errors_are_fixed():
+    model = vitlens.load("vit-shortcut")
+    test = vitlens.load_data("digits-shortcut", part="test", limit=240)
+    train = vitlens.load_data("digits-shortcut", part="train", limit=240)
+    hue = torch.tensor(test.factors["hue"]).long()
+    labels = test.labels.long()
+    (batch,) = test.batches(len(test))
+    sae = vitlens.fit_sae(model, train, PLACE, k=16, expansion=4, tokens=120_000)
+
+    def predictions() -> Tensor:
+        with torch.no_grad():
+            return model(batch.images).argmax(1)
+
+    clean = predictions()
+    conflict = hue != labels
+    by_hue = conflict & (clean == hue)
+
+    def answers(changed: Tensor) -> Answers:
+        return Answers(
+            float((changed == hue)[conflict].double().mean()),
+            int((changed == labels)[by_hue].sum()),
+            int((changed != labels)[clean == labels].sum()),
+        )
+
+    with sae.places():
+        latents = vitlens.capture(model, batch.images, f"{PLACE}.latents")[f"{PLACE}.latents"]
+    mean = latents.mean(0)
+    of_images = latents.mean(1).numpy()
+    carriers = []
+    others = []
+    for latent in range(len(sae)):
+        scores = of_images[:, latent]
+        areas = [roc_auc_score(hue == number, scores) for number in range(10)]
+        if max(areas) > CARRIES:
+            carriers.append(latent)
+        elif scores.any():
+            others.append(latent)
+
+    def without(numbers: list[int]) -> Answers:
+        def change(values: Tensor) -> Tensor:
+            changed = values.clone()
+            changed[..., numbers] = mean[:, numbers]
+            return changed
+
+        with sae.places(), vitlens.intervene(model, {f"{PLACE}.latents": change}):
+            return answers(predictions())
+
+    order = torch.randperm(len(others), generator=torch.Generator().manual_seed(0))
+    control = [others[index] for index in order[: len(carriers)].tolist()]
+    removed = without(carriers)
+    unrelated = without(control)
+    assert len(carriers) >= 10
+    assert removed.by_hue < answers(clean).by_hue - 0.05
+    assert removed.fixed > removed.broken
+    assert removed.by_hue < unrelated.by_hue
+    assert removed.fixed - removed.broken > unrelated.fixed - unrelated.broken

@@ -1,0 +1,1 @@
+"""Sparse autoencoders: directions of a layer, what they stand for, and tests of that."""

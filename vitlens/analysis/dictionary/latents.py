@@ -1,0 +1,393 @@
+"""What the latents of a dictionary stand for: classes that they separate, tested by intervention.
+
+A latent is named as a head is (naming/writes.py): its score of an image is its mean over the
+patches, its label the class or attribute of the highest AUC. The label is confirmed if the log-odds
+of the class label fall more in images with the label than in others when the latent is set to zero.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Final, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vitlens.analysis.ablation.bench import Outcomes
+from vitlens.analysis.dictionary.dictionary import Dictionary
+from vitlens.analysis.dictionary.measures import Activity, activity
+from vitlens.analysis.dictionary.rows import STATES, ClassLatentRow, LatentRow
+from vitlens.analysis.dictionary.tokens import read_tokens
+from vitlens.analysis.evaluation.evaluate import fitting_batch_size
+from vitlens.analysis.evaluation.log_odds import log_odds
+from vitlens.analysis.naming.rows import OfHead
+from vitlens.analysis.naming.writes import (
+    FEWEST,
+    Writes,
+    at_random,
+    means_by_source,
+    source_count,
+    tested_concepts,
+    writes,
+)
+from vitlens.classes import label_columns
+from vitlens.data.catalogue import read_split
+from vitlens.errors import InputError
+from vitlens.inputs import with_labels
+from vitlens.lens.capture import capture
+from vitlens.lens.replay import replay
+from vitlens.models.model import Model
+from vitlens.pixels import AnyImages, Parts, Streamed
+from vitlens.shapes import Images
+from vitlens.summary import Line, Table
+from vitlens.uncertainty import Estimate, mean_points, student_mean, welch
+
+TESTED: Final = 32  # latents that are removed and doubled, by default
+MATTERING: Final = 10  # latents of a class
+PUSHED: Final = 3  # classes of a latent
+TWICE: Final = 2.0
+_LATENTS_AT_ONCE: Final = 8  # whose changed tokens are held
+_AT_ONCE: Final = 16  # images whose gradients are held for all patches and latents
+
+Advance = Callable[[int], object]
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledImages:
+    """Images with the classes and attributes that latents may stand for.
+
+    labels (n,): columns of the logits; attributes: by name (n,), True or False; groups (n,): of
+    images that share a source.
+    """
+
+    images: Parts
+    labels: Int[Tensor, " images"]
+    attributes: Mapping[str, Tensor] = field(default_factory=dict)
+    groups: Tensor | None = None
+
+
+def estimated_effects(
+    dictionary: Dictionary, sample: LabelledImages, advance: Advance = lambda _: None
+) -> Float[Tensor, "images latents"]:
+    """Return the fall of the log-odds of each image's label without each latent, to first order.
+
+    The gradient of the log-odds along a latent's direction times the latent, summed over patches
+    (attribution patching, Nanda 2023): one pass for all latents.
+    """
+    model = dictionary.model
+    effects = []
+    for start in range(0, len(sample.images), _AT_ONCE):
+        rows = slice(start, min(start + _AT_ONCE, len(sample.images)))
+        images = sample.images[rows].to(model.device)
+        captured = capture(model, images, dictionary.patches, graph=True)
+        tokens = captured[dictionary.patches]
+        odds = log_odds(captured.logits, sample.labels[rows])
+        (gradient,) = torch.autograd.grad(odds.sum(), tokens)
+        latents = dictionary.encode(tokens.detach())
+        along = gradient.float() @ dictionary.autoencoder.directions.T
+        effects.append((along * latents).sum(1).cpu())
+        advance(len(images))
+    return torch.cat(effects)
+
+
+class _Outcome(NamedTuple):
+    """The images with one latent multiplied by a factor, or unchanged."""
+
+    logits: Float[Tensor, "images classes"]
+    log_odds: Float[Tensor, " images"]
+    correct: Tensor
+
+
+def _outcome(logits: Float[Tensor, "images classes"], sample: LabelledImages) -> _Outcome:
+    return _Outcome(logits, log_odds(logits, sample.labels), logits.argmax(1) == sample.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class _Tests:
+    """The outcomes of the unchanged model, and without and with twice each of some latents."""
+
+    clean: _Outcome
+    removed: list[_Outcome]
+    doubled: list[_Outcome]
+
+
+def _changes(
+    dictionary: Dictionary, images: Images, latents: Sequence[int]
+) -> Iterator[list[dict[str, Tensor]]]:
+    """Yield the tokens of images without each latent and with twice of it, some latents at a time.
+
+    The tokens are encoded once.
+    """
+    place = dictionary.patches
+    tokens = capture(dictionary.model, images, place)[place]
+    encoded = dictionary.encode(tokens)
+    for start in range(0, len(latents), _LATENTS_AT_ONCE):
+        changes = []
+        for latent in latents[start : start + _LATENTS_AT_ONCE]:
+            along = encoded[..., latent, None] * dictionary.directions[latent]
+            changes.append({place: tokens - along})
+            changes.append({place: tokens + (TWICE - 1) * along})
+        yield changes
+
+
+def _run_tests(
+    dictionary: Dictionary, sample: LabelledImages, latents: Sequence[int], advance: Advance
+) -> _Tests:
+    """Remove and double every latent, in one replay a batch from the layer of the dictionary.
+
+    advance: called with the number of images just done.
+    """
+    model = dictionary.model
+    clean_parts = []
+    parts = []
+    for start in range(0, len(sample.images), fitting_batch_size(model)):
+        images = sample.images[start : start + fitting_batch_size(model)].to(model.device)
+        with replay(model, images) as run:
+            clean_parts.append(run.logits.float().cpu())
+            of_batch = [
+                run.run(changes).float().cpu() for changes in _changes(dictionary, images, latents)
+            ]
+            parts.append(torch.cat(of_batch))
+        advance(len(images))
+    clean = _outcome(torch.cat(clean_parts), sample)
+    outcomes = [_outcome(logits, sample) for logits in torch.cat(parts, 1)]
+    return _Tests(clean, outcomes[::2], outcomes[1::2])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class NamedLatents(Table):
+    """The tested latents in order of their effect, and the latents that matter for each class."""
+
+    latents: tuple[LatentRow, ...]
+    classes: tuple[ClassLatentRow, ...]
+    notes: tuple[str, ...] = ()
+
+    def summary(self) -> Iterator[Line]:
+        """Yield how many latents were tested, and how many have each state."""
+        yield Line("latents", len(self.latents))
+        for state in dict.fromkeys(STATES.values()):
+            yield Line(state, sum(row.state == state for row in self.latents))
+        for note in self.notes:
+            yield Line("note", note)
+
+    def records(self) -> Iterator[dict[str, object]]:
+        """Yield a row for each tested latent."""
+        for row in self.latents:
+            yield asdict(row)
+
+
+def name_latents(
+    sae: Dictionary,
+    images: AnyImages,
+    labels: Tensor | None = None,
+    *,
+    attributes: Mapping[str, Tensor] | None = None,
+    tested: int = TESTED,
+    chosen: Sequence[int] = (),
+    seed: int = 0,
+) -> NamedLatents:
+    """Return what the latents of a dictionary stand for, each label tested by an intervention.
+
+    images: that the dictionary was not trained on, in any form that `vitlens.images` takes; labels:
+    class indices (n,) (None: those of the Split or the class folders); attributes: of the images,
+    by name (n,), True or False each; tested: number of latents with the largest estimated effects,
+    which are removed and doubled; chosen: latents that are tested in any case. Raises DataError for
+    images without labels.
+
+    >>> import torch, vitlens
+    >>> vit = vitlens.load("vit-digits")
+    >>> digits = vitlens.load_data("digits", limit=40)
+    >>> sae = vitlens.fit_sae(vit, digits, "blocks.2.residual", k=4, expansion=1, tokens=4096)
+    >>> names = vitlens.name_latents(sae, digits, tested=2)
+    >>> len(names.latents), names.latents[0].state in ("confirmed", "correlates", "several", "none")
+    (2, True)
+    """
+    model = sae.model
+    model.require_classifier()
+    split = with_labels(read_split(images, model.preprocessing), labels, model)
+    columns = label_columns(model.classes, split)
+    for latent in chosen:
+        require_latent(sae, latent)
+    with torch.inference_mode(mode=False):
+        of_images = activity(sae.autoencoder, read_tokens(model, split, sae.place))
+        sample = LabelledImages(
+            Streamed(split, model.pixel_dtype), columns, attributes or {}, split.groups
+        )
+        return label_latents(sae, sample, of_images, tested=tested, chosen=chosen, seed=seed)
+
+
+def label_latents(
+    dictionary: Dictionary,
+    sample: LabelledImages,
+    of_images: Activity,
+    *,
+    tested: int = TESTED,
+    chosen: Sequence[int] = (),
+    seed: int = 0,
+    monosemanticity: Tensor | None = None,
+    estimating: Advance = lambda _: None,
+    advance: Advance = lambda _: None,
+) -> NamedLatents:
+    """Return the latents with the largest estimated effects, named and tested, and those chosen.
+
+    of_images: activity of the dictionary on these images; chosen: latents that are tested anyway;
+    monosemanticity (latents,): scores for the rows. estimating, advance: called with the number of
+    images just done.
+    """
+    effects = estimated_effects(dictionary, sample, estimating)
+    size = effects.abs().mean(0)
+    order = size.argsort(descending=True, stable=True).tolist()
+    active = [latent for latent in order if float(of_images.frequency[latent]) > 0]
+    latents = list(dict.fromkeys((*chosen, *active)))[: max(tested, len(chosen))]
+    tests = _run_tests(dictionary, sample, latents, advance)
+    labels, note = _labels(dictionary, sample, of_images, latents, tests, seed)
+    rows = []
+    for index, latent in enumerate(latents):
+        row = _row(dictionary, sample, of_images, latent, tests.clean, tests.removed[index])
+        named = dict[str, object]()
+        if labels:
+            rises = tests.doubled[index].log_odds - tests.clean.log_odds
+            named = _named(labels[index], sample, rises, dictionary.model)
+        if monosemanticity is not None and bool(monosemanticity[latent].isfinite()):
+            named["monosemanticity"] = float(monosemanticity[latent])
+        rows.append(LatentRow(**row, **named))  # type: ignore[arg-type]
+    rows.sort(key=lambda row: -abs(row.effect.value) if row.effect else 0.0)
+    classes = _class_rows(dictionary, sample, effects)
+    return NamedLatents(tuple(rows), tuple(classes), (note,) if note else ())
+
+
+def _labels(
+    dictionary: Dictionary,
+    sample: LabelledImages,
+    of_images: Activity,
+    latents: Sequence[int],
+    tests: _Tests,
+    seed: int,
+) -> tuple[list[Writes], str]:
+    """Return the label of every tested latent, or none and the reason."""
+    classes = dictionary.model.classes
+    concepts = tested_concepts(sample.labels, classes, sample.attributes, sample.groups)
+    if not concepts.classes and not concepts.attributes:
+        return [], (
+            f"latents are not named: no class or attribute has {FEWEST} images, and lacks {FEWEST}"
+        )
+    columns = [sample.labels == number for number in concepts.classes]
+    columns += [sample.attributes[name].bool() for name in concepts.attributes]
+    truth = torch.stack(columns, 1)
+    scores = of_images.mean[:, list(latents), None].expand(-1, -1, truth.shape[1])
+    outcomes = Outcomes(
+        sets=tuple(() for _ in latents),
+        replace="zero",
+        labels=sample.labels,
+        clean_log_odds=tests.clean.log_odds,
+        clean_correct=tests.clean.correct,
+        log_odds=torch.stack([outcome.log_odds for outcome in tests.removed]),
+        correct=torch.stack([outcome.correct for outcome in tests.removed]),
+        forward_equivalents=0.0,
+    )
+    names = [*(classes[number] for number in concepts.classes), *concepts.attributes]
+    units = [OfHead(model=dictionary.model.alias, layer=0, head=latent) for latent in latents]
+    control = at_random(scores, truth, sample.groups, seed=seed)
+    return writes(units, scores, truth, names, outcomes, control=control, groups=sample.groups), ""
+
+
+def _row(
+    dictionary: Dictionary,
+    sample: LabelledImages,
+    of_images: Activity,
+    latent: int,
+    clean: _Outcome,
+    removed: _Outcome,
+) -> dict[str, object]:
+    """Return the fields of a latent's row that need no label."""
+    is_active = of_images.largest[:, latent] > 0
+    groups = None if sample.groups is None else sample.groups[is_active]
+    fields: dict[str, object] = {
+        "model": dictionary.model.alias,
+        "latent": latent,
+        "frequency": float(of_images.frequency[latent]),
+        "images": float(is_active.double().mean()),
+    }
+    if not bool(is_active.any()):
+        return fields
+    falls = (clean.log_odds - removed.log_odds)[is_active]
+    points = 100 * (clean.correct.double() - removed.correct.double())[is_active]
+    fields["effect"] = student_mean(falls.numpy(), groups=groups, unit="nats")
+    fields["lost"] = mean_points(points.numpy(), groups=groups)
+    pushes = (clean.logits - removed.logits)[is_active].mean(0)
+    pushes = pushes - pushes.mean()
+    most = pushes.topk(min(PUSHED, len(pushes)))
+    classes = dictionary.model.classes
+    fields["pushes"] = tuple(
+        classes[number] for number, push in zip(most.indices.tolist(), most.values) if push > 0
+    )
+    return fields
+
+
+def _named(
+    label: Writes,
+    sample: LabelledImages,
+    rises: Tensor,
+    model: Model,
+) -> dict[str, object]:
+    """Return the fields of a latent's row that come from its label and its tests.
+
+    rises (n,): of the log-odds with twice the latent.
+    """
+    fields: dict[str, object] = {
+        "state": STATES[label.state],
+        "word": label.word,
+        "best": label.best,
+        "auc": label.auc,
+        "control": label.control,
+        "margin": label.margin,
+        "p": label.p,
+    }
+    if label.word is not None:
+        has = torch.zeros(len(sample.labels), dtype=torch.bool)
+        for name in label.alike:
+            if name in sample.attributes:
+                has |= sample.attributes[name].bool()
+            else:
+                has |= sample.labels == model.classes.index(name)
+        fields["gain"] = _margin(rises, has, sample.groups)
+    return fields
+
+
+def _margin(rises: Tensor, has: Tensor, groups: Tensor | None) -> Estimate | None:
+    """Return the mean of images with a label minus that of the others; None for too few."""
+    if min(source_count(has, groups), source_count(~has, groups)) < FEWEST:
+        return None
+    margin, _ = welch(
+        means_by_source(rises, has, groups), means_by_source(rises, ~has, groups), unit="nats"
+    )
+    return margin
+
+
+def _class_rows(
+    dictionary: Dictionary, sample: LabelledImages, effects: Float[Tensor, "images latents"]
+) -> list[ClassLatentRow]:
+    """Return the latents with the largest mean effects on the images of each class."""
+    rows = []
+    for number in sample.labels.unique().tolist():
+        mean = effects[sample.labels == number].mean(0)
+        most = mean.topk(min(MATTERING, len(mean)))
+        pairs = zip(most.indices.tolist(), most.values.tolist())
+        for rank, (latent, effect) in enumerate(pairs, 1):
+            if effect > 0:
+                rows.append(
+                    ClassLatentRow(
+                        model=dictionary.model.alias,
+                        name=dictionary.model.classes[number],
+                        rank=rank,
+                        latent=latent,
+                        effect=effect,
+                    )
+                )
+    return rows
+
+
+def require_latent(dictionary: Dictionary, latent: int) -> None:
+    """Raise InputError for a number that is no latent."""
+    if not 0 <= latent < len(dictionary):
+        raise InputError(f"expected a latent from 0 to {len(dictionary) - 1}, found {latent}")

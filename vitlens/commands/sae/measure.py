@@ -1,0 +1,373 @@
+"""Train or load a dictionary, measure it next to its baselines, and test its latents."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from torch import Tensor
+
+from vitlens.analysis.dictionary.autoencoder import SparseAutoencoder
+from vitlens.analysis.dictionary.baselines import BASELINES, fit_baseline
+from vitlens.analysis.dictionary.dictionary import DICTIONARY_FILE, Dictionary, load_sae
+from vitlens.analysis.dictionary.latents import (
+    LabelledImages,
+    NamedLatents,
+    label_latents,
+    require_latent,
+)
+from vitlens.analysis.dictionary.measures import (
+    Activity,
+    Splicer,
+    activity,
+    matched_cosines,
+    mean_score,
+    monosemanticity,
+)
+from vitlens.analysis.dictionary.rows import ClassLatentRow, DictionaryRow
+from vitlens.analysis.dictionary.tokens import TokenSet, patches_at, read_tokens
+from vitlens.commands.run.run import ImageRequest, Run
+from vitlens.commands.run.targets import labels_of
+from vitlens.commands.sae import record as rows
+from vitlens.commands.sae.gallery import ENCODED, embeddings_of, gallery_of
+from vitlens.commands.sae.images import Images, images_of
+from vitlens.commands.sae.options import SaeOptions
+from vitlens.commands.shared.names import NoteRow
+from vitlens.commands.shared.naming import attributes_of
+from vitlens.data.split import Split
+from vitlens.errors import InputError, UnknownNameError
+from vitlens.lens.trace import depth
+from vitlens.models.loading import load
+from vitlens.models.model import Model
+from vitlens.pixels import Streamed
+from vitlens.training.dictionary import Plan, require_enough, train_dictionary
+from vitlens.uncertainty import Estimate, share_of
+
+IMAGES: Final = 300  # held-out images at most, without --limit
+TRAININGS: Final = ("Training", "Training with another seed")
+ALL_CLASSES: Final = 20  # classes whose latents are listed without --class
+SHOWN: Final = 24  # latents with a gallery
+_PARTS: Final = r"residual|attention|mlp|head\.\d{1,4}"
+
+
+def measure(options: SaeOptions) -> Path | None:
+    """Train a dictionary or load one, measure it, test its latents, and write the report.
+
+    Returns the report's path, None in all processes but the first. Raises InputError for a layer, a
+    latent or a class that is not there, for a dictionary of another model and for too few images,
+    before anything is written.
+    """
+    run = Run("sae", options, most=1, images=ImageRequest(limit=IMAGES))
+    model = run.model
+    place = place_of(options, model)
+    patches_at(model, place)
+    loaded = _loaded(options, model, place)
+    if loaded is not None:
+        place = loaded.place
+    images = images_of(run)
+    plan = Plan(options.k, options.kind, options.expansion, options.prefixes, options.tokens)
+    if loaded is None:
+        require_enough(model, len(images.train), place, plan)
+    elif options.latent is not None:
+        require_latent(loaded, options.latent)
+    run = run.with_images([images.test])
+    _require_classes(options, model)
+    attributes = attributes_of(options.attributes, images.test)
+    with run.folder("Sparse autoencoder of") as folder:
+        measurement = _Measurement(run, place, images, plan, loaded, attributes)
+        record = measurement.measure()
+        if folder.folder is not None and loaded is None:
+            measurement.dictionary.save(folder.folder.path / DICTIONARY_FILE)
+        return folder.publish(lambda: record)
+
+
+def place_of(options: SaeOptions, model: Model) -> str:
+    """Return the place that --layer and --part name.
+
+    Raises InputError for a layer or a part that is not there.
+    """
+    layers = depth(model)
+    layer = options.layer
+    if layer is None:
+        layer = layers * 2 // 3
+    if layer >= layers:
+        raise InputError(f"expected --layer from 0 to {layers - 1} of {model.alias}, found {layer}")
+    if re.fullmatch(_PARTS, options.part) is None:
+        raise UnknownNameError(
+            "value of --part", options.part, ("residual", "attention", "mlp", "head.0")
+        )
+    return f"blocks.{layer}.{options.part}"
+
+
+def _loaded(options: SaeOptions, model: Model, place: str) -> Dictionary | None:
+    if options.dictionary is None:
+        return None
+    expected = None if options.layer is None else place
+    return load_sae(model, options.dictionary, place=expected)
+
+
+def _require_classes(options: SaeOptions, model: Model) -> None:
+    for name in options.of_class:
+        if name not in model.classes:
+            raise UnknownNameError("class", name, model.classes)
+
+
+@dataclass
+class _Measured:
+    """A dictionary or baseline with its activity on the held-out images."""
+
+    name: str
+    autoencoder: SparseAutoencoder
+    activity: Activity
+    stability: float | None = None
+
+
+class _Measurement:
+    """The measurements of one run, in their order."""
+
+    dictionary: Dictionary
+
+    def __init__(
+        self,
+        run: Run[SaeOptions],
+        place: str,
+        images: Images,
+        plan: Plan,
+        loaded: Dictionary | None,
+        attributes: dict[str, Tensor],
+    ) -> None:
+        self.run = run
+        self.options = run.options
+        self.model = run.model
+        self.place = place
+        self.images = images
+        self.plan = plan
+        self.loaded = loaded
+        self.attributes = attributes
+        self.groups = images.test.groups
+        self.notes = [images.note] if images.note else []
+        self.labels = self._labels()
+        # one latent is shown quickly: what is measured of a whole dictionary is left out
+        self.whole = self.options.latent is None or loaded is None
+
+    def measure(self) -> rows.SaeRecord:
+        """Return the record of the run."""
+        held_out = self._tokens(self.images.test, "Tokens of held-out images")
+        train = None
+        if self.whole:
+            train = self._tokens(self.images.train, "Tokens of training images")
+        trained = self._dictionaries(train)
+        self.dictionary = trained[0]
+        if self.options.latent is not None:
+            require_latent(self.dictionary, self.options.latent)
+        measured = self._measured(trained, train, held_out)
+        embeddings = self._embeddings()
+        scores = monosemanticity(measured[0].activity.mean, embeddings)
+        named = self._named(measured[0].activity, scores)
+        gallery_rows, gallery = self._gallery(named, measured[0].activity)
+        return rows.SaeRecord(
+            setup=(self._setup(train, held_out),),
+            dictionaries=tuple(self._rows(measured, embeddings)),
+            latents=named.latents,
+            classes=self._classes(named.classes),
+            exemplars=gallery_rows,
+            notes=tuple(map(NoteRow, (*self.notes, *named.notes))),
+            gallery={self.model.alias: gallery} if gallery is not None else {},
+        )
+
+    @property
+    def chosen(self) -> tuple[int, ...]:
+        """Return the latent of --latent."""
+        return () if self.options.latent is None else (self.options.latent,)
+
+    def _labels(self) -> Tensor | None:
+        """Return the labels of the held-out images; without any, a note says what is left out."""
+        reason = ""
+        if not self.model.has_classifier:
+            reason = f"{self.model.alias} has no classifier"
+        else:
+            try:
+                return labels_of(
+                    self.model,
+                    self.images.test,
+                    predicted=self.options.predicted,
+                    doing="test latents",
+                    options=self.run.run,
+                )
+            except InputError as error:
+                reason = str(error)
+        self.notes.append(
+            f"left out without labels: loss and accuracy recovered, the names of latents and their "
+            f"tests ({reason})"
+        )
+        return None
+
+    def _tokens(self, split: Split, what: str) -> TokenSet:
+        cache = self.run.run.data_dir / "features" if self.options.cache else None
+        with self.run.processes.main_process_first(), self.run.progress(what, len(split)) as done:
+            tokens = read_tokens(
+                self.model, split, self.place, cache=cache, advance=done, **self.run.passes
+            )
+        self.notes += tokens.notes
+        return tokens
+
+    def _dictionaries(self, train: TokenSet | None) -> list[Dictionary]:
+        """Return the dictionary, and with --seeds 2 a second training of it."""
+        if self.loaded is not None:
+            return [self.loaded]
+        assert train is not None
+        trained = []
+        for number in range(self.options.seeds):
+            trained.append(
+                train_dictionary(
+                    self.model,
+                    train,
+                    self.images.train,
+                    self.place,
+                    self.plan,
+                    seed=self.run.run.seed + number,
+                    precision=self.run.run.precision,
+                    progress=self.run.progress(TRAININGS[number], self.plan.tokens, "tokens"),
+                )
+            )
+        return trained
+
+    def _measured(
+        self, trained: Sequence[Dictionary], train: TokenSet | None, held_out: TokenSet
+    ) -> list[_Measured]:
+        """Return the dictionary and its baselines with their activity on held-out images."""
+        first = trained[0].autoencoder
+        measured = []
+        with self.run.progress("Latents of held-out images", len(held_out)) as done:
+            dictionary = _Measured(first.sparsity.kind, first, activity(first, held_out, done))
+        measured.append(dictionary)
+        if len(trained) > 1:
+            dictionary.stability = _stability(first, trained[1].autoencoder)
+        if train is None:
+            return measured
+        tokens = train.pick(train.kept)
+        half = len(tokens) // 2
+        for name in BASELINES:
+            baseline = fit_baseline(name, tokens, first, seed=self.run.run.seed)
+            entry = _Measured(name, baseline, activity(baseline, held_out))
+            if name == "PCA":  # it has no seed: two halves of the images in its place
+                parts = [fit_baseline(name, part, first, seed=0) for part in tokens.split(half)[:2]]
+                entry.stability = _stability(*parts)
+            elif name == "k-means" and self.options.seeds > 1:
+                other = fit_baseline(name, tokens, first, seed=self.run.run.seed + 1)
+                entry.stability = _stability(baseline, other)
+            measured.append(entry)
+        return measured
+
+    def _rows(self, measured: Sequence[_Measured], embeddings: Tensor) -> list[DictionaryRow]:
+        splicer = None
+        if self.labels is not None:
+            splicer = Splicer.on(self.dictionary, self.images.test, self.labels, **self.run.passes)
+        table = []
+        for entry in measured:
+            of_activity = entry.activity
+            is_dead = of_activity.frequency == 0
+            fields: dict[str, Any] = {}
+            if splicer is not None:
+                spliced = splicer.splice(entry.autoencoder)
+                fields["recovered_loss"] = spliced.recovered_loss(self.groups)
+                fields["recovered_accuracy"] = spliced.recovered_accuracy(self.groups)
+                fields["accuracy"] = share_of(spliced.correct, groups=self.groups)
+            scores = monosemanticity(of_activity.mean, embeddings)
+            table.append(
+                DictionaryRow(
+                    model=self.model.alias,
+                    dictionary=entry.name,
+                    latents=entry.autoencoder.count,
+                    l0=of_activity.l0(self.groups),
+                    variance=of_activity.explained_variance(self.groups),
+                    dead=Estimate(float(is_dead.double().mean()), n=len(is_dead)),
+                    stability=entry.stability,
+                    monosemanticity=mean_score(scores),
+                    **fields,
+                )
+            )
+        if splicer is not None and table[0].recovered_loss is None:
+            self.notes.append(
+                f"mean ablation of the patch tokens at {self.place} does not change the loss "
+                "significantly, so there is no scale for the loss recovered; try an earlier layer"
+            )
+        return table
+
+    def _embeddings(self) -> Tensor:
+        """Return a vector for each held-out image by an encoder independent of the model."""
+        encoder = None
+        if self.options.encoder is not None:
+            encoder = load(self.options.encoder, device=self.run.run.device)
+        return embeddings_of(self.images.test, encoder)
+
+    def _named(self, of_activity: Activity, scores: Tensor) -> NamedLatents:
+        if self.labels is None:
+            return NamedLatents((), ())
+        options = self.options
+        sample = LabelledImages(
+            Streamed(self.images.test, self.model.pixel_dtype),
+            self.labels,
+            self.attributes,
+            self.groups,
+        )
+        count = len(self.images.test)
+        with (
+            self.run.progress("Estimated effects", count) as estimating,
+            self.run.progress("Removing and doubling latents", count) as done,
+        ):
+            return label_latents(
+                self.dictionary,
+                sample,
+                of_activity,
+                tested=len(self.chosen) or options.tested,
+                chosen=self.chosen,
+                seed=self.run.run.seed,
+                monosemanticity=scores,
+                estimating=estimating,
+                advance=done,
+            )
+
+    def _classes(self, class_rows: Sequence[ClassLatentRow]) -> tuple[ClassLatentRow, ...]:
+        """Return the rows of the classes that are asked for."""
+        names = set(self.options.of_class)
+        if not names:
+            names = set(list(dict.fromkeys(row.name for row in class_rows))[:ALL_CLASSES])
+        return tuple(row for row in class_rows if row.name in names)
+
+    def _gallery(
+        self, named: NamedLatents, of_activity: Activity
+    ) -> tuple[tuple[rows.ExemplarRow, ...], rows.GalleryArrays | None]:
+        """Return the images of the tested latents, without labels those of the most frequent."""
+        latents = [row.latent for row in named.latents] or list(self.chosen)
+        if not latents:
+            latents = of_activity.frequency.argsort(descending=True).tolist()
+        latents = latents[:SHOWN]
+        with self.run.progress("Evidence in the images", len(latents), "latents") as done:
+            return gallery_of(self.dictionary, self.images.test, of_activity, latents, done)
+
+    def _setup(self, train: TokenSet | None, held_out: TokenSet) -> rows.SetupRow:
+        autoencoder = self.dictionary.autoencoder
+        tokens = train or held_out
+        row = rows.SetupRow(
+            model=self.model.alias,
+            place=self.place,
+            latents=autoencoder.count,
+            dim=autoencoder.dim,
+            k=autoencoder.sparsity.k,
+            kind=autoencoder.sparsity.kind,
+            trained=self.loaded is None,
+            seen=self.dictionary.tokens,
+            left_out=float(tokens.high.double().mean()),
+            prefix=tokens.prefix,
+            encoder=self.options.encoder or f"pixels ({ENCODED[0]} x {ENCODED[1]})",
+        )
+        if self.loaded is None and train is not None:
+            row = replace(row, images=len(train), tokens=len(train.kept))
+        return row
+
+
+def _stability(first: SparseAutoencoder, second: SparseAutoencoder) -> float:
+    """Return the mean cosine of two dictionaries' directions, matched one to one."""
+    return float(matched_cosines(first.decoder, second.decoder).mean())

@@ -1,0 +1,277 @@
+"""The report of `vitlens sae`: how a dictionary reconstructs, and what its latents are."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitlens.analysis.dictionary.rows import (
+    CONFIRMED,
+    ClassLatentRow,
+    DictionaryRow,
+    LatentRow,
+)
+from vitlens.analysis.naming.words import CORRELATES
+from vitlens.charts import Picture, images, intervals, pixels
+from vitlens.commands.sae.record import ExemplarRow, SaeRecord
+from vitlens.commands.shared.names import noted
+from vitlens.report.claims import Claim, found
+from vitlens.report.document import ImagePanel, Tags
+from vitlens.report.prose import say
+from vitlens.report.sections import Chart, Overview, Report, Section
+
+LEADING: Final = 3  # latents in the picture of the first page
+
+
+def _measured(record: SaeRecord) -> DictionaryRow:
+    """Return the row of the dictionary, which is before its baselines."""
+    return record.dictionaries[0]
+
+
+def claims(record: SaeRecord) -> Iterator[Claim]:
+    """Yield how well the dictionary reconstructs, what it preserves, and what its latents are."""
+    (setup,) = record.setup
+    row = _measured(record)
+    if record.latents:
+        yield _latents_claim(record)
+    baselines = {other.dictionary: other for other in record.dictionaries[1:]}
+    pca = baselines.get("PCA")
+    yield found(
+        "reconstruction",
+        row.model,
+        "With {{ row.l0|value }} of {{ row.latents }} latents in a token, the dictionary of "
+        "`{{ setup.place }}` explains {{ row.variance|value }} of the variance on held-out "
+        "images{% if pca %}; PCA with as many explains {{ pca.variance|value }}{% endif %}.",
+        row.variance,
+        given={"row": row, "setup": setup, "pca": pca},
+        headline="{% if pca and pca.variance.value > row.variance.value %}PCA explains more "
+        "variance than {{ row.latents }} latents{% else %}{{ row.latents }} latents explain "
+        "{{ row.variance|value }} of the variance{% endif %}",
+        kind="answer",
+        evidence="observed",
+        place="dictionaries",
+    )
+    if row.recovered_loss is not None:
+        yield found(
+            "fidelity",
+            row.model,
+            "With the reconstruction in the place of the tokens, the loss is "
+            "{{ row.recovered_loss|value }} of the way from mean ablation to the unchanged "
+            "model.",
+            row.recovered_loss,
+            given={"row": row},
+            kind="answer",
+            evidence="intervened",
+            place="dictionaries",
+        )
+    if row.stability is not None:
+        yield found(
+            "stability",
+            row.model,
+            "The directions of a second training, matched one to one, have a mean cosine of "
+            "{{ row.stability|number }}.",
+            given={"row": row},
+            kind="answer",
+            evidence="observed",
+            place="dictionaries",
+        )
+
+
+def _latents_claim(record: SaeRecord) -> Claim:
+    confirmed = [row for row in record.latents if row.state == CONFIRMED]
+    correlating = [row for row in record.latents if row.state == CORRELATES]
+    lead = confirmed[0] if confirmed else record.latents[0]
+    return found(
+        "latents",
+        lead.model,
+        "Of {{ n }} tested latents, {{ confirmed|length }} stand for a class or attribute that "
+        "loses more than others without them, and {{ correlating|length }} only correlate with "
+        "one.{% if confirmed %} **Latent {{ lead.latent }}** stands for **{{ lead.word }}**: "
+        "without it, its images lose {{ effect|alone }} more log-odds than others.{% endif %}",
+        lead.margin,
+        given={
+            "n": len(record.latents),
+            "confirmed": confirmed,
+            "correlating": correlating,
+            "lead": lead,
+        },
+        headline="Latent {{ lead.latent }} stands for {{ lead.word }}" if confirmed else "",
+        kind="answer",
+        evidence="intervened",
+        p=lead.p,
+        place="latents",
+    )
+
+
+def unknown(record: SaeRecord) -> Iterator[str]:
+    """Yield what the report does not show."""
+    yield from noted(record.notes)
+    for row in record.setup:
+        if row.left_out:
+            yield say(
+                "{{ row.left_out|percent(1) }} of the patch tokens have an exceptional norm and "
+                "are in no latent.",
+                row=row,
+            )
+        yield say("Monosemanticity is judged by {{ row.encoder }}.", row=row)
+    yield "A latent need not be a unit of the model: another training finds other directions."
+
+
+def _panels(record: SaeRecord) -> Iterator[ImagePanel]:
+    """Yield the latents with their images, for a page that can search them."""
+    by_latent = {row.latent: row for row in record.latents}
+    for latent, places in _places(record).items():
+        row = by_latent.get(latent)
+        tags = Tags()
+        if row is not None:
+            tags = Tags(outcome=row.state, class_name=row.word or "")
+        captions = [_caption(record.exemplars[place]) for place in places]
+        yield ImagePanel(
+            _title(latent, row),
+            tuple(captions),
+            partial(_pixels, record, places),
+            tags,
+        )
+
+
+def _places(record: SaeRecord) -> dict[int, list[int]]:
+    """Return the places of the exemplars of each latent, in the order of their effects."""
+    places: dict[int, list[int]] = {}
+    for place, row in enumerate(record.exemplars):
+        places.setdefault(row.latent, []).append(place)
+    return places
+
+
+def _title(latent: int, row: LatentRow | None) -> str:
+    if row is None:
+        return say("Latent {{ latent }}", latent=latent)
+    return say(
+        "Latent {{ row.latent }}: {{ row.word or 'no single class' }} ({{ row.state }}); active in "
+        "{{ row.images|percent }} of the images{% if row.effect %}; log-odds lost without it "
+        "{{ row.effect|value }}{% endif %}{% if row.pushes %}; pushes "
+        "{{ row.pushes|join(', ') }}{% endif %}",
+        row=row,
+    )
+
+
+def _caption(row: ExemplarRow) -> str:
+    return say("{{ row.label or row.image }}: {{ row.value|number }}", row=row)
+
+
+def _picture(record: SaeRecord, place: int, *, row: str = "", column: str = "") -> Picture:
+    drawn = record.gallery[record.aliases[0]]
+    exemplar = record.exemplars[place]
+    return Picture(
+        drawn.images[place] / np.float32(255),
+        drawn.maps[place],
+        row=row,
+        column=column,
+        below=exemplar.label or "",
+        signed=True,
+    )
+
+
+def _pixels(record: SaeRecord, places: list[int]) -> tuple[NDArray[np.uint8], ...]:
+    return tuple(pixels(_picture(record, place)) for place in places)
+
+
+def _leading(record: SaeRecord) -> Iterator[Picture]:
+    """Yield the images of the latents with the largest effects, a row for each."""
+    if not record.gallery:
+        return
+    words = {row.latent: row.word for row in record.latents}
+    for latent, places in list(_places(record).items())[:LEADING]:
+        name = f"latent {latent}"
+        if words.get(latent):
+            name += f"\n{words[latent]}"
+        for rank, place in enumerate(places):
+            yield _picture(record, place, row=name, column=f"{rank + 1}")
+
+
+def _largest_effects(record: SaeRecord) -> list[LatentRow]:
+    return [row for row in record.latents if row.effect is not None][:12]
+
+
+def _untested(record: SaeRecord) -> list[ExemplarRow]:
+    """Return the images of latents that were not tested, as there are no labels."""
+    return [] if record.latents else list(record.exemplars)
+
+
+def _of_classes(record: SaeRecord) -> list[ClassLatentRow]:
+    return list(record.classes)
+
+
+REPORT: Final = Report(
+    SaeRecord,
+    claims=claims,
+    unknown=unknown,
+    picture=Chart(
+        "exemplars",
+        images(largest=0.6),
+        "Images of the latents with the largest effects, from the largest activation to the "
+        "smallest, with what the pixels of each patch add to it.",
+        title="Images of the latents that matter most",
+        rows=_leading,
+    ),
+    glance=Overview(
+        "dictionaries",
+        ("dictionary", "l0", "variance", "dead", "recovered_loss", "monosemanticity"),
+    ),
+    sections=(
+        Section(
+            "How well does it reconstruct the layer?",
+            "dictionaries",
+            says="{{ dictionary }}: {{ variance|value }} of the variance with {{ l0|value }} "
+            "latents in a token.",
+            columns=("dictionary", "latents", "accuracy", "recovered_accuracy", "stability"),
+            charts=(
+                Chart(
+                    "dictionaries",
+                    intervals("dictionary", "variance"),
+                    "Explained variance on held-out images, with 95 % intervals: the dictionary "
+                    "and its baselines.",
+                    title="Explained variance",
+                ),
+            ),
+        ),
+        Section(
+            "What do its latents stand for?",
+            "latents",
+            columns=("latent", "word", "state", "auc", "effect", "margin"),
+            charts=(
+                Chart(
+                    "latents",
+                    intervals("latent", "effect"),
+                    "Log-odds of the label lost without each latent, in the images where it is "
+                    "active, with 95 % intervals.",
+                    title="Log-odds lost without a latent",
+                    rows=_largest_effects,
+                ),
+            ),
+            panels=_panels,
+        ),
+        Section(
+            "What do they look like?",
+            _untested,
+            columns=("latent", "rank", "image", "value"),
+            panels=_panels,
+        ),
+        Section(
+            "Which latents matter most for a class?",
+            _of_classes,
+            opening="The ten latents with the largest estimated effects on the images of a class, "
+            "by the gradient; not each was removed.",
+            columns=("name", "rank", "latent", "effect"),
+        ),
+        Section(
+            "Of which tokens is it made?",
+            "setup",
+            says="{{ place }} of {{ model }}: {{ latents }} latents for {{ dim }} components. "
+            "{% if trained %}Trained on {{ tokens }} patch tokens of {{ images }} images, "
+            "{{ seen }} with repetitions.{% else %}Read from a file.{% endif %}",
+            columns=("place", "latents", "k", "kind", "left_out", "prefix"),
+        ),
+    ),
+)

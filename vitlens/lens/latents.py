@@ -1,0 +1,75 @@
+"""Latents of a dictionary as places of a model: blocks.8.residual.latents and .latent.5.
+
+A place of latents is read by encoding the patch tokens. A change of latents moves the tokens along
+their directions, so that what the dictionary does not reconstruct stays as it is.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Protocol
+
+from jaxtyping import Float
+from torch import Tensor
+
+from vitlens.lens.place_patterns import resolve_places
+from vitlens.lens.places import Access, Place, further_places
+from vitlens.models.model import Model
+
+
+class Encoder(Protocol):
+    """A dictionary of one place."""
+
+    def __len__(self) -> int:
+        """Return the number of latents."""
+        ...
+
+    def encode(self, tokens: Tensor) -> Tensor:
+        """Return the latents (..., latents) of patch tokens (..., dim)."""
+        ...
+
+    @property
+    def directions(self) -> Float[Tensor, "latents dim"]:
+        """Return what a latent of 1 adds to a token."""
+        ...
+
+
+class LatentView:
+    """The latents of tokens, or one of them; see `lens.places.View`."""
+
+    def __init__(self, encoder: Encoder, latent: int | None = None) -> None:
+        self.encoder = encoder
+        self.latent = latent
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """Return the latents (..., latents) of tokens (..., dim), or one of them (...)."""
+        latents = self.encoder.encode(tokens)
+        return latents if self.latent is None else latents[..., self.latent]
+
+    def write(self, tokens: Tensor, old: Tensor, new: Tensor) -> Tensor:
+        """Return the tokens with new latents in the place of the old ones."""
+        directions = self.encoder.directions.to(tokens)
+        moved = (new - old).to(tokens)
+        if self.latent is None:
+            return tokens + moved @ directions
+        return tokens + moved[..., None] * directions[self.latent]
+
+
+@contextmanager
+def latent_places(model: Model, place: str, encoder: Encoder) -> Iterator[Model]:
+    """Add the latents of a dictionary to the places of a model; removed on exit.
+
+    place: the one of the dictionary, such as "blocks.8.residual".
+    """
+    (patches,) = resolve_places(model, f"{place}[patch]")
+    with further_places(model, list(_accesses(patches, place, encoder))):
+        yield model
+
+
+def _accesses(patches: Access, place: str, encoder: Encoder) -> Iterator[Access]:
+    count = patches.place.shape[0]
+    every = Place(f"{place}.latents", "latents", ("patches", "latents"), (count, len(encoder)))
+    yield replace(patches, place=every, view=LatentView(encoder))
+    for latent in range(len(encoder)):
+        one = Place(f"{place}.latent.{latent}", "latent", ("patches",), (count,))
+        yield replace(patches, place=one, view=LatentView(encoder, latent))

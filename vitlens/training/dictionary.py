@@ -1,0 +1,238 @@
+"""Trains the dictionary of a layer: a sparse autoencoder, by the steps of `fit`, on tokens.
+
+The optimiser, its schedule, gradients averaged over processes, bf16 and the refusal of losses that
+are not finite are those of `Updates`. The files and tests of a run are left out: a dictionary
+trains in minutes, has no labels to be tested on, and is measured once, by its own measures.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from vitlens.analysis.dictionary.autoencoder import (
+    Codes,
+    SparseAutoencoder,
+    Sparsity,
+    losses,
+    nested_sizes,
+)
+from vitlens.analysis.dictionary.dictionary import Dictionary
+from vitlens.analysis.dictionary.tokens import TokenSet, patches_at, read_tokens
+from vitlens.data.split import Split
+from vitlens.errors import InputError, argument, by_caller
+from vitlens.inputs import takes_splits
+from vitlens.models.anatomy import Anatomy
+from vitlens.models.model import Model
+from vitlens.models.rebuild import seeded
+from vitlens.names import AutoencoderKind
+from vitlens.pixels import AnyImages
+from vitlens.processes import accelerated
+from vitlens.training.feed import epoch_batches, process_share
+from vitlens.training.loop import Updates
+from vitlens.training.recipe import Recipe
+from vitlens.training.speed import choose_precision
+from vitlens.training.task import Task
+
+TOKENS: Final = 1_000_000  # seen in a training, repetitions included
+BATCH: Final = 1024  # tokens of a step
+EXPANSION: Final = 8  # latents for each component of a token
+FEWEST_TOKENS: Final = 4  # training tokens for each latent
+PATIENCE: Final = 200_000  # tokens without a latent after which it is dead, at most
+
+RECIPE: Final = Recipe(
+    batch_size=BATCH,
+    learning_rate=3e-3,
+    weight_decay=0.0,
+    warmup=0.05,
+    minimum=0.01,
+    clip=1.0,
+)
+
+Advance = Callable[[int], object]  # called with the number of tokens just seen
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The size of a dictionary and of its training.
+
+    expansion: latents for each component of a token; prefixes: nested dictionaries (1: none);
+    tokens: seen in the training, repetitions included.
+    """
+
+    k: int = 32
+    kind: AutoencoderKind = "topk"
+    expansion: int = EXPANSION
+    prefixes: int = 1
+    tokens: int = TOKENS
+    recipe: Recipe = RECIPE
+
+    def sparsity(self, count: int) -> Sparsity:
+        """Return the sparsity of a dictionary with so many latents."""
+        return Sparsity(self.k, self.kind, nested_sizes(count, self.prefixes))
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """The objective of a dictionary's training; patience: see `losses`."""
+
+    autoencoder: SparseAutoencoder
+    patience: int
+
+    def module(self, model: Model) -> nn.Module:
+        """Return the autoencoder."""
+        return model.module
+
+    def logits(self, outputs: Any) -> None:  # noqa: ARG002
+        """Return None, as no classes are predicted."""
+        return
+
+    def loss(self, outputs: Codes, targets: Tensor, images: Tensor, *, smoothing: float) -> Tensor:  # noqa: ARG002
+        """Return the loss summed over the tokens, which stand in the place of images."""
+        return losses(self.autoencoder, outputs, images, patience=self.patience).total
+
+    def identity(self) -> Mapping[str, object]:
+        """Return the settings of the objective."""
+        return {"patience": self.patience}
+
+
+@takes_splits
+def fit_sae(
+    model: Model,
+    images: AnyImages,
+    place: str,
+    *,
+    k: int = 32,
+    kind: AutoencoderKind = "topk",
+    expansion: int = EXPANSION,
+    prefixes: int = 1,
+    tokens: int = TOKENS,
+    seed: int = 0,
+    batch_size: int | None = None,
+    precision: str = "fp32",
+    cache: Path | None = None,
+) -> Dictionary:
+    """Train a sparse autoencoder on the patch tokens at one place of a model.
+
+    images: in any form that `vitlens.images` takes; place: the residual stream, attention, head or
+    MLP of a block, such as "blocks.8.residual"; k: latents that reconstruct a token; kind: "topk",
+    or "batch-topk", where k is a mean over tokens; expansion: latents for each component of a
+    token; prefixes: number of nested dictionaries that must each reconstruct the tokens
+    (Matryoshka), 1 for none; tokens: seen in the training, repetitions included; cache: a folder of
+    cached features (None: tokens are held in memory). Prefix tokens and patch tokens of exceptional
+    norm are left out. Raises InputError for a layer that the model does not have and for too few
+    images, UnsupportedError for a model or place without a token for each patch.
+
+    >>> import torch, vitlens
+    >>> vit = vitlens.load("vit-digits")
+    >>> images = torch.rand(8, 3, 32, 32)
+    >>> sae = vitlens.fit_sae(vit, images, "blocks.3.residual", k=4, expansion=1, tokens=4096)
+    >>> len(sae), sae.encode(torch.zeros(1, 64, 128)).shape
+    (128, torch.Size([1, 64, 128]))
+    >>> with vitlens.intervene(vit, sae.scale({5: 0.0})):
+    ...     without_latent_5 = vit(images)
+    """
+    plan = Plan(k, kind, expansion, prefixes, tokens)
+    assert isinstance(images, Split)
+    require_enough(model, len(images), place, plan)
+    token_set = read_tokens(
+        model, images, place, cache=cache, batch_size=batch_size, precision=precision
+    )
+    return train_dictionary(model, token_set, images, place, plan, seed=seed, precision=precision)
+
+
+def require_enough(model: Model, images: int, place: str, plan: Plan) -> None:
+    """Raise InputError for fewer images than a dictionary of this size needs."""
+    patches, dim = patches_at(model, place).place.shape
+    count = plan.expansion * dim
+    needed = -(-FEWEST_TOKENS * count // patches)
+    if images < needed:
+        raise InputError(
+            f"expected at least {needed} images for {count} latents ({FEWEST_TOKENS} tokens each, "
+            f"{patches} from an image), found {images}; give more, or a smaller "
+            f"{argument('expansion')}"
+        )
+
+
+def train_dictionary(
+    model: Model,
+    tokens: TokenSet,
+    split: Split,
+    place: str,
+    plan: Plan,
+    *,
+    seed: int = 0,
+    precision: str = "fp32",
+    progress: AbstractContextManager[Advance] | None = None,
+) -> Dictionary:
+    """Return a dictionary of a place, trained on the tokens that are kept.
+
+    split: the images of the tokens. Raises InputError if too few tokens are kept.
+    """
+    kept = tokens.kept
+    dim = tokens.values.shape[-1]
+    count = plan.expansion * dim
+    if len(kept) < FEWEST_TOKENS * count:
+        raise InputError(
+            f"expected at least {FEWEST_TOKENS * count} tokens for {count} latents, found "
+            f"{len(kept)}; {by_caller(python='give more images', command='raise --limit')}"
+        )
+    with seeded(seed):
+        autoencoder = SparseAutoencoder(dim, count, plan.sparsity(count))
+    autoencoder.fit_normalisation(tokens.pick(kept))
+    if len(kept) > plan.tokens:
+        generator = torch.Generator().manual_seed(seed)
+        kept = kept[torch.randperm(len(kept), generator=generator)[: plan.tokens]]
+    recipe = replace(plan.recipe, epochs=max(1, round(plan.tokens / len(kept))))
+    objective = Reconstruction(autoencoder, min(PATIENCE, len(kept)))
+    with ExitStack() as stack:
+        accelerator, processes = accelerated(model.device)
+        precision, note = choose_precision(processes.device, precision)
+        devices = [processes.device] if processes.device.type == "cuda" else []
+        stack.enter_context(torch.random.fork_rng(devices=devices))
+        task = Task(
+            _as_model(model, autoencoder.to(processes.device)),
+            split,
+            split,
+            recipe,
+            seed=seed,
+            precision=precision,
+            objective=objective,
+            processes=processes,
+            examples=len(kept),
+        )
+        updates = Updates(task, accelerator)
+        advance = stack.enter_context(progress or nullcontext(_ignore))
+        autoencoder.train()
+        for epoch in range(recipe.epochs):
+            for batch in epoch_batches(len(kept), recipe.batch_size, seed=seed, epoch=epoch):
+                share = process_share(batch, processes.index, processes.count)
+                vectors = tokens.pick(kept[share]).to(processes.device)
+                normalised = autoencoder.normalised(vectors)
+                updates.apply(normalised, share, batch_size=len(batch))
+                autoencoder.normalise_decoder()
+                advance(len(batch))
+    autoencoder.eval().requires_grad_(False)
+    seen = updates.step * task.batch_size
+    return Dictionary(model, place, autoencoder, seen, notes=(note,) if note else ())
+
+
+def _ignore(_done: int) -> None:
+    """Show no progress."""
+
+
+def _as_model(model: Model, autoencoder: SparseAutoencoder) -> Model:
+    """Return the autoencoder as a model for a Task; it is run on tokens, not on images."""
+    return Model(
+        autoencoder,
+        alias=model.alias,
+        anatomy=Anatomy("other", ()),
+        preprocessing=model.preprocessing,
+        classes=(),
+        provenance=model.provenance,
+        architecture={},
+    )
