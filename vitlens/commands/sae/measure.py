@@ -27,14 +27,15 @@ from vitlens.analysis.dictionary.measures import (
 )
 from vitlens.analysis.dictionary.rows import ClassLatentRow, DictionaryRow
 from vitlens.analysis.dictionary.tokens import TokenSet, patches_at, read_tokens
-from vitlens.commands.run.run import ImageRequest, Run
+from vitlens.commands.run.load import ImageRequest
+from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import labels_of
 from vitlens.commands.sae import record as rows
 from vitlens.commands.sae.gallery import ENCODED, embeddings_of, gallery_of
 from vitlens.commands.sae.images import Images, images_of
 from vitlens.commands.sae.options import SaeOptions
-from vitlens.commands.shared.names import NoteRow
-from vitlens.commands.shared.naming import attributes_of
+from vitlens.commands.shared.label_rows import NoteRow
+from vitlens.commands.shared.labelling import attributes_of
 from vitlens.data.split import Split
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.lens.trace import depth

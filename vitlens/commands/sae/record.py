@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from vitlens.analysis.dictionary.rows import ClassLatentRow, DictionaryRow, LatentRow
 from vitlens.arrays import Pixels, Stack
-from vitlens.commands.shared.names import NoteRow
+from vitlens.commands.shared.label_rows import NoteRow
 from vitlens.record import OfModel, Record, arrays, col, table
 
 

@@ -16,7 +16,7 @@ from vitlens.analysis.dictionary.rows import (
 from vitlens.analysis.naming.words import CORRELATES
 from vitlens.charts import Picture, images, intervals, pixels
 from vitlens.commands.sae.record import ExemplarRow, SaeRecord
-from vitlens.commands.shared.names import noted
+from vitlens.commands.shared.label_rows import note_sentences
 from vitlens.report.claims import Claim, found
 from vitlens.report.document import ImagePanel, Tags
 from vitlens.report.prose import say
@@ -107,7 +107,7 @@ def _latents_claim(record: SaeRecord) -> Claim:
 
 def unknown(record: SaeRecord) -> Iterator[str]:
     """Yield what the report does not show."""
-    yield from noted(record.notes)
+    yield from note_sentences(record.notes)
     for row in record.setup:
         if row.left_out:
             yield say(
