@@ -42,8 +42,8 @@ class ClassMapping:
 def reading(model: Sequence[str], data: Sequence[str]) -> ClassMapping:
     """Return the mapping from the logits of a model of these classes to the classes of the data.
 
-    ImageNet's 1000 classes are read as Geirhos's 16 by the mean probability of each group. All
-    others are matched as by `match_classes`.
+    model, data: names of classes. ImageNet's 1000 classes are read as Geirhos's 16 by the mean
+    probability of each group. All others are matched as by `match_classes`.
     """
     groups = imagenet16()
     if tuple(model) != imagenet_classes() or not set(data) <= groups.keys():
@@ -121,6 +121,7 @@ def _matched(model: Sequence[str], data: Sequence[str]) -> _Match:
         if columns is not None:
             rest = sorted(set(range(len(model))) - set(columns))
             return _Match([*columns, *rest], (*data, *(model[index] for index in rest)))
+    # one side has only the numbers 0, 1, 2, ... as names: its classes are the other's by position
     numbers = [str(index) for index in range(len(data))]
     if len(model) == len(data) and numbers in (list(model), sorted(data, key=_natural)):
         if list(model) == numbers:
@@ -243,8 +244,8 @@ def class_targets(
     """Return class indices (count,) among the model's logits; None for "predicted".
 
     targets: "predicted", "label" (of `split`), a class by name or by its index from 0, or one of
-    these for each image, also as a tensor or an array of indices; any_class: "predicted" and
-    "label" are refused, as targets of an attack must be other classes; words: the names of the
+    these for each image, also as a tensor or an array of indices; any_class: refuse "predicted" and
+    "label", as the targets of an attack must be other classes; words: the names of the
     argument and the label in messages. Raises InputError for "label" without labels and an index
     out of range, UnknownNameError for a class that does not exist.
     """

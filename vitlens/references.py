@@ -1,4 +1,8 @@
-"""Imports on first use: functions that registries name, and libraries without torch's compiler."""
+"""Imports on first use, to start fast and to keep imports between layers pointing down.
+
+Registries name functions by references, "module:function". Libraries that only mark functions for
+torch's compiler are imported without it.
+"""
 
 import functools
 import sys
@@ -33,9 +37,9 @@ def import_without_compiler(name: str) -> ModuleType:
     """Import a library without the compiler of torch, which it uses only to mark functions.
 
     torchvision and timm import torch._dynamo (a second, half of the time of loading a small model)
-    only to exclude a few functions from compilation. During their import a placeholder records
-    these functions, which use the real compiler's mark once that has been imported. A library that
-    needs more of it is imported again with the real one.
+    only to exclude a few functions from compilation. During their import a placeholder stands in
+    for it. The functions are excluded later, when the real compiler has been imported. A library
+    that needs more of the compiler is imported again with the real one.
     """
     if _COMPILER not in sys.modules:
         compiler: Any = ModuleType(_COMPILER)

@@ -24,10 +24,10 @@ from vitlens.attacks.registry import NormName
 
 RHO = 0.75  # share of the steps between two checkpoints that must raise the loss
 MOMENTUM = 0.75  # alpha: weight of the new step; 1 - alpha is that of the last one
-# of the steps: positions of the checkpoints
-_FIRST = 0.22
-_SHORTER = 0.03
-_SHORTEST = 0.06
+# positions of the checkpoints, as shares of all steps
+_FIRST_CHECKPOINT = 0.22
+_SHORTENING = 0.03  # from one distance between checkpoints to the next
+_LEAST_DISTANCE = 0.06
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,8 @@ class AutoPGD(Algorithm):
         gradient = evaluation.gradients[0]
         points = state["points"]
         first = jobs.queries == 0
-        state = {**state, "rises": state["rises"] + (~first & (loss > state["loss"])), "loss": loss}
+        is_rise = ~first & (loss > state["loss"])
+        state = {**state, "rises": state["rises"] + is_rise, "loss": loss}
         top = {"top": points, "top_gradient": gradient, "top_loss": loss}
         state = update_state(state, loss > state["top_loss"], top)
         state = update_state(state, first, {"checked": state["top_loss"]})
@@ -80,7 +81,10 @@ class AutoPGD(Algorithm):
         return {**state, "points": moved, "before": here}
 
     def _check(self, jobs: Jobs, state: State) -> tuple[State, Bool[Tensor, " batch"]]:
-        """Return the state after the check, and a mask of the jobs whose step size was halved."""
+        """Return the state after the check, and a mask of the jobs that restart.
+
+        These are the jobs with a halved step size.
+        """
         window = windows(self.steps, jobs.rows.device)[jobs.queries]
         at_check = window > 0
         is_unchanged = ~state["halved"] & (state["top_loss"] == state["checked"])
@@ -114,12 +118,12 @@ def windows(steps: int, device: torch.device) -> Int[Tensor, " queries"]:
     The checkpoints: step p = 0.22 of all, then p + max(p - previous p - 0.03, 0.06), rounded up.
     """
     previous_share = 0.0
-    share = _FIRST
+    share = _FIRST_CHECKPOINT
     marks = [0]
     while share <= 1:
         # 0.22 x 50 must give 11 despite rounding errors
         marks.append(math.ceil(share * steps - 1e-9))
-        distance = max(share - previous_share - _SHORTER, _SHORTEST)
+        distance = max(share - previous_share - _SHORTENING, _LEAST_DISTANCE)
         previous_share = share
         share += distance
     lengths = {after: after - previous for previous, after in pairwise(sorted(set(marks)))}

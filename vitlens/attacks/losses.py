@@ -63,7 +63,7 @@ def targeted_dlr(logits: Logits, labels: Labels, targets: Labels) -> PerImage:
 def margin(logits: Logits, labels: Labels) -> PerImage:
     """Return the logit of the label minus the largest other logit.
 
-    The label is masked, not multiplied by zero.
+    The label's logit is masked by -inf: a zero would be the largest where all others are negative.
     """
     lead: Tensor = _of(logits, labels) - _without(logits, labels).max(1).values
     return lead

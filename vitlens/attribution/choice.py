@@ -16,80 +16,78 @@ from functools import partial
 from typing import Any, Final, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
-from torch.nn import functional as F
 
-from vitlens.analysis.evaluation.evaluate import accuracy, predicted_logits
-from vitlens.analysis.evaluation.intervals import resampled_means
+from vitlens.analysis.evaluation.evaluate import predicted_logits
 from vitlens.analysis.faithfulness.checks import ENOUGH, ChoiceMargin, ChoiceScores
-from vitlens.analysis.faithfulness.defaults import BASELINES, COMPOSITE_KINDS, FEWEST
+from vitlens.analysis.faithfulness.defaults import BASELINES
 from vitlens.analysis.faithfulness.league import compute_maps
-from vitlens.analysis.faithfulness.localisation import (
-    Composites,
-    confident_images,
-    has_edge,
-    is_recognised,
-    roc_auc,
-)
 from vitlens.analysis.faithfulness.maps import Explain
 from vitlens.analysis.faithfulness.removal import faithfulness, resize_to_model
+from vitlens.attribution.choice_localisation import (
+    KIND,
+    Values,
+    localise_on_mosaics,
+    localise_on_objects,
+)
+from vitlens.attribution.choice_scores import (
+    DRAWS,
+    SCORE_ROW,
+    Indices,
+    halves,
+    score_half,
+    weigh_checks,
+)
 from vitlens.attribution.explain import explain, methods_for, preferred_method, require_method
 from vitlens.attribution.refinement import Refinement, applies, require_refinement
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.classes import class_targets
 from vitlens.data.split import Split, as_split
-from vitlens.devices import evaluating
 from vitlens.errors import InputError
 from vitlens.inputs import takes_splits
 from vitlens.models.model import Model
 from vitlens.names import DEFAULT_SEED, Engine, Substrate
 from vitlens.pixels import AnyImages, Targets
-from vitlens.resampling import Numbers, by_group, drawn_interval, enough_to_draw
-from vitlens.shapes import Images, Labels, Logits, Maps, Masks
+from vitlens.shapes import Labels
 from vitlens.summary import Line, Summary
 from vitlens.uncertainty import Estimate, Side, beyond
 
-MOST: Final = 6  # candidates, where none are named
+MOST: Final = 6  # candidates, if the caller names none
 IMAGES: Final = 40  # of both halves together, at most
 STEPS: Final = 6  # of the removal curves, which take most of the time
-MOSAICS: Final = 12  # of each half, at most
 # the replacement of removed patches: not the blur by which `best` chooses its map
 REPLACED: Final[Substrate] = "mean"
-KIND: Final = "mosaic-2"  # of the composites
-# with which the chosen one is compared, too, where they are candidates
+# candidates with which the chosen method is always compared, as with the runner-up
 REFERENCES: Final = ("relevance", "gradcam")
-# the checks
+# names of the checks and of the combined score
 FAITHFULNESS = "insertion_minus_deletion"
 LOCALISATION = "localisation"
-SCORE: Final = "score"  # the name of the combined score
-DRAWS: Final = 2000  # of the bootstrap
-_TIE: Final = 1e-9
-# greatest difference of any value of two methods that give the same maps up to rounding
-_SAME: Final = 1e-4
-_CONFIRMATIONS: Final = {
+SCORE: Final = "score"
+# if no value of two methods differs by more, their maps are the same up to rounding
+_ROUNDING: Final = 1e-4
+_CONFIRMATIONS: Final[Mapping[Side, Literal["confirmed", "not confirmed", "contradicted"]]] = {
     Side.ABOVE: "confirmed",
     Side.BELOW: "contradicted",
     Side.UNDECIDED: "not confirmed",
 }
-
-Indices = Int[Tensor, " half"]
-Values = Float[Tensor, "methods images"]
 
 
 @dataclass(frozen=True, repr=False)
 class MethodChoice(Summary):
     """The method chosen for a model and images.
 
-    method: the chosen one; reason: why it is not chosen by evidence but is the default, "" where it
-    is chosen; candidates: the methods compared; checks: those that decided; left_out: checks that
-    could not judge, with the reason; localised: where localisation was scored, "objects" (masks) or
-    a kind of composites; certainty: share of the bootstrap draws of the selection half in which it
-    wins, None without evidence; runner_up: the second of the selection half, among those with other
-    maps; alike: candidates with the same maps up to rounding; confirmation: whether the report half
-    confirms that it is above the runner-up (paired 95 % interval of the scores), None without a
-    runner-up; scores: of every candidate and baseline, the best of the selection half first;
-    margins: on the report half; selection, report: indices of the images in each half; seed: of the
+    method: the chosen one; candidates: the methods compared; reason: why the method is the default
+    and not chosen by evidence, "" if it is chosen; checks: those that decided; left_out: checks
+    that could not judge, with the reason; localised: where localisation was scored, "objects"
+    (masks) or a kind of composites.
+
+    On the selection half: certainty: share of the bootstrap draws in which the method wins, None
+    without evidence; runner_up: the second, among those with other maps; alike: candidates with the
+    same maps up to rounding. On the report half: margins: differences to other methods;
+    confirmation: whether the method is above the runner-up (paired 95 % interval of the scores),
+    None without a runner-up. scores: of every candidate and baseline on both halves, the best of
+    the selection half first; selection, report: indices of the images in each half; seed: of the
     halves.
     """
 
@@ -239,9 +237,9 @@ def chosen_by_evidence(
     classes = logits.argmax(-1) if targets is None else targets.cpu()[order]
     classes = classes.to(model.device)
     (batch,) = used.batches(len(used), device=model.device)
-    maps_of = partial(compute_maps, model, functions, seed=seed, advance=advance)
+    compute_all_maps = partial(compute_maps, model, functions, seed=seed, advance=advance)
     parts = halves(groups, seed=seed)
-    maps = maps_of(batch.images, classes)
+    maps = compute_all_maps(batch.images, classes)
     curves = faithfulness(
         model,
         batch.images,
@@ -255,21 +253,22 @@ def chosen_by_evidence(
     values = {FAITHFULNESS: torch.stack([curve.gaps for curve in curves]).cpu()}
     if used.masks is None:
         images = resize_to_model(model, batch.images)
-        located, obstacle = _on_mosaics(model, images, logits, parts, maps_of, seed)
-        what = "confidently classified images"
+        localisation = localise_on_mosaics(model, images, logits, parts, compute_all_maps, seed)
+        usable_images = "confidently classified images"
     else:
-        located = _on_objects(maps, used.masks.cpu())
-        obstacle = ""
-        what = "images with a mask"
-    fewest = min(_groups_with_value(located, groups, part) for part in parts)
+        localisation = localise_on_objects(maps, used.masks.cpu())
+        usable_images = "images with a mask"
+    obstacle = localisation.obstacle
+    fewest = min(_groups_with_value(localisation.values, groups, part) for part in parts)
     if not obstacle and fewest < ENOUGH:
-        obstacle = f"expected at least {ENOUGH} {what} in each half, found {fewest}"
+        obstacle = f"expected at least {ENOUGH} {usable_images} in each half, found {fewest}"
     if not obstacle:
-        values[LOCALISATION] = located
+        values[LOCALISATION] = localisation.values
     return replace(
         choose(values, tuple(functions), parts, groups, seed=seed),
         left_out={LOCALISATION: obstacle} if obstacle else {},
         localised=KIND if used.masks is None else "objects",
+        # the indices of `choose` count the images used
         selection=tuple(order[parts[0]].tolist()),
         report=tuple(order[parts[1]].tolist()),
     )
@@ -291,80 +290,6 @@ def _groups_with_value(values: Values, groups: Int[Tensor, " images"], part: Ind
     return len(groups[part[has_value]].unique())
 
 
-def _on_objects(maps: Mapping[str, Maps], masks: Masks) -> Values:
-    """Return the ROC-AUC on the objects, NaN for an image without an object or background."""
-    usable = has_edge(masks)
-    values = torch.full((len(maps), len(masks)), torch.nan)
-    if bool(usable.any()):
-        scores = [roc_auc(method_maps[usable], masks[usable]) for method_maps in maps.values()]
-        values[:, usable] = torch.stack(scores)
-    return values
-
-
-def _on_mosaics(
-    model: Model,
-    images: Images,
-    logits: Logits,
-    parts: tuple[Indices, Indices],
-    maps_of: Callable[[Images, Labels], Mapping[str, Maps]],
-    seed: int,
-) -> tuple[Values, str]:
-    """Return the mean ROC-AUC of each image on its cells of mosaics, and why there is none.
-
-    The mean is over the mosaics of its half, NaN for an image that is in none. The reason is ""
-    where the model names the classes of mosaics better than by guessing.
-    """
-    kind = COMPOSITE_KINDS[KIND]
-    nothing = torch.full((1, len(images)), torch.nan)
-    mosaics: list[tuple[Indices, Composites]] = []
-    for part in parts:
-        labels = logits[part].argmax(-1)
-        usable = confident_images(logits[part], labels)
-        classes = len(labels[usable].unique())
-        if classes < max(FEWEST, kind.classes):
-            return nothing, (
-                f"expected confidently classified images of at least {kind.classes} classes in "
-                f"each half, found {len(usable)} images of {classes}"
-            )
-        sources = images[part[usable].to(images.device)]
-        composites = kind.make(sources, labels[usable], count=MOSAICS, seed=seed)
-        mosaics.append((part[usable], composites))
-    pixels = torch.cat([composites.images for _, composites in mosaics])
-    targets = torch.cat([composites.targets for _, composites in mosaics])
-    with evaluating(model), torch.no_grad():
-        mosaic_logits = model(pixels).float().cpu()
-    which = torch.arange(len(pixels)).repeat_interleave(kind.explained)
-    is_named = is_recognised(mosaic_logits[which], targets, kind.classes)
-    share = accuracy(is_named, groups=which)
-    guessed = min(1.0, kind.classes / len(model.classes))
-    if beyond(share, guessed) is not Side.ABOVE:
-        return nothing, (
-            f"{model.alias} names {100 * share.value:.0f} % of the classes of mosaics, not "
-            f"significantly more than by guessing ({100 * guessed:.0f} %)"
-        )
-    values = nothing
-    for used, composites in mosaics:
-        which_image = composites.which.to(composites.images.device)
-        maps = maps_of(composites.images[which_image], composites.targets)
-        scores = torch.stack(
-            [roc_auc(method_maps, composites.masks) for method_maps in maps.values()]
-        )
-        # (maps, used): each cell is explained in turn
-        cells = F.one_hot(composites.sources.flatten(), len(used)).float()
-        values = values.expand(len(maps), -1).clone()
-        values[:, used] = (scores @ cells) / cells.sum(0)
-    return values, ""
-
-
-def halves(groups: Int[Tensor, " images"], *, seed: int = 0) -> tuple[Indices, Indices]:
-    """Return two disjoint halves of the images by a seeded draw; groups stay together."""
-    member = groups.unique(return_inverse=True)[1]
-    total = int(member.max()) + 1
-    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
-    in_first = torch.isin(member, order[: (total + 1) // 2])
-    return in_first.nonzero().squeeze(1), (~in_first).nonzero().squeeze(1)
-
-
 def choose(
     values: Mapping[str, Values],
     candidates: Sequence[str],
@@ -378,119 +303,62 @@ def choose(
     values: of each check, greater is better, a row a method (candidates, then BASELINES), NaN in
     all rows of an image without a value. A check in which all methods are equal decides nothing.
     """
-    names = (*candidates, *BASELINES)
     count = len(candidates)
-    baselines = range(count, len(names))
-    rows = (*values, SCORE)
     table = torch.stack([check_values.double() for check_values in values.values()])
-    scales = table[..., parts[0]].nanmean(2).std(1, correction=0)
-    weights = torch.where(scales > _TIE, 1 / scales.clamp_min(_TIE), 0.0) / len(scales)
-    selection = _half(table[..., parts[0]], groups[parts[0]], weights, seed)
-    report = _half(table[..., parts[1]], groups[parts[1]], weights, seed)
-    best, *others = selection.means[-1, :count].argsort(descending=True, stable=True).tolist()
-    apart = (table[:, :count] - table[:, [best]]).abs().nan_to_num(0.0).amax((0, 2))
-    rivals = [place for place in others if apart[place] > _SAME]
+    first, second = parts
+    weights = weigh_checks(table[..., first])
+    selection = score_half(table[..., first], groups[first], weights, seed)
+    report = score_half(table[..., second], groups[second], weights, seed)
     wins = selection.wins(count)
-    references = [place for place in rivals if names[place] in REFERENCES]
+
+    # methods are numbered by their rows in the values
+    ranking = selection.means[SCORE_ROW, :count].argsort(descending=True, stable=True).tolist()
+    best, *others = ranking
+    baselines = range(count, count + len(BASELINES))
+    differences = (table[:, :count] - table[:, [best]]).abs().nan_to_num(0.0)
+    has_other_maps = differences.amax((0, 2)) > _ROUNDING
+    rivals = [method for method in others if has_other_maps[method]]
+    alike = [method for method in others if not has_other_maps[method]]
+
+    names = (*candidates, *BASELINES)
+    references = [method for method in rivals if names[method] in REFERENCES]
+    rows = (*values, SCORE)
     margins = list[ChoiceMargin]()
     for other in dict.fromkeys([*rivals[:1], *references, *baselines]):
         for row, check in enumerate(rows):
             difference = report.estimate(row, best, minus=other)
             margins.append(ChoiceMargin(against=names[other], check=check, difference=difference))
-    confirmation: Any = None
-    if rivals:
-        score_margin = margins[len(rows) - 1]  # over the runner-up
-        confirmation = _CONFIRMATIONS[beyond(score_margin.difference, 0.0)]
     scores = list[ChoiceScores]()
-    for place in (best, *others, *baselines):
+    for method in (*ranking, *baselines):
+        is_baseline = method in baselines
         scores.append(
             ChoiceScores(
-                method=names[place],
-                baseline=place >= count,
-                wins=wins[place] if place < count else None,
-                selection={check: selection.estimate(row, place) for row, check in enumerate(rows)},
-                report={check: report.estimate(row, place) for row, check in enumerate(rows)},
+                method=names[method],
+                baseline=is_baseline,
+                wins=None if is_baseline else wins[method],
+                selection={
+                    check: selection.estimate(row, method) for row, check in enumerate(rows)
+                },
+                report={check: report.estimate(row, method) for row, check in enumerate(rows)},
             )
         )
+    runner_up = None
+    confirmation = None
+    if rivals:
+        runner_up = names[rivals[0]]
+        lead = report.estimate(SCORE_ROW, best, minus=rivals[0])
+        confirmation = _CONFIRMATIONS[beyond(lead, 0.0)]
     return MethodChoice(
         names[best],
         tuple(candidates),
         checks=tuple(values),
         certainty=wins[best],
-        runner_up=names[rivals[0]] if rivals else None,
-        alike=tuple(names[place] for place in others if place not in rivals),
+        runner_up=runner_up,
+        alike=tuple(names[method] for method in alike),
         confirmation=confirmation,
         scores=tuple(scores),
         margins=tuple(margins),
-        selection=tuple(parts[0].tolist()),
-        report=tuple(parts[1].tolist()),
+        selection=tuple(first.tolist()),
+        report=tuple(second.tolist()),
         seed=seed,
-    )
-
-
-@dataclass(frozen=True)
-class _Half:
-    """All methods on one half of the images. Rows are the checks, then the score.
-
-    draws: of the bootstrap; counts: of images; members: images with a value in each group.
-    """
-
-    means: Float[Tensor, "rows methods"]
-    draws: Float[Tensor, "draws rows methods"]
-    counts: tuple[int, ...]
-    members: tuple[Numbers, ...]
-
-    def wins(self, count: int) -> list[float]:
-        """Return the share of draws in which each of the first methods has the highest score."""
-        scores = self.draws[:, -1, :count]
-        is_highest = scores >= scores.amax(1, keepdim=True) - _TIE
-        shares: list[float] = is_highest.double().mean(0).tolist()
-        return shares
-
-    def estimate(self, row: int, method: int, *, minus: int | None = None) -> Estimate:
-        """Return a mean, or the paired difference of two, with its bootstrap interval.
-
-        Few groups have no interval.
-        """
-        value = self.means[row, method]
-        draws = self.draws[:, row, method]
-        if minus is not None:
-            value = value - self.means[row, minus]
-            draws = draws - self.draws[:, row, minus]
-        if not enough_to_draw(self.members[row]):
-            return Estimate(float(value), n=self.counts[row], unit="")
-        low, high = drawn_interval(draws.numpy(), self.members[row])
-        return Estimate(float(value), float(low), float(high), self.counts[row], "")
-
-
-def _half(
-    values: Float[Tensor, "checks methods images"], groups: Tensor, weights: Tensor, seed: int
-) -> _Half:
-    """Return all methods on one half.
-
-    Images are drawn jointly for all checks, in complete groups; a draw without any value is left
-    out.
-    """
-    checks, methods, images = values.shape
-    has_value = values[:, 0].isfinite().double()
-    rows = torch.cat([values.nan_to_num(0.0).flatten(0, 1), has_value])
-    drawn = resampled_means(rows, groups=groups, seed=seed, draws=DRAWS)
-    sums = drawn[:, :-checks].unflatten(1, (checks, methods))
-    shares = drawn[:, -checks:, None]
-    draws = (sums / shares)[(shares > 0).all(1).squeeze(1)]
-    means = values.nanmean(2)
-    mean_score = (weights[:, None] * means).sum(0, keepdim=True)
-    drawn_score = (weights[:, None] * draws).sum(1, keepdim=True)
-    numbers = groups.cpu().numpy()
-    members = list[Numbers]()
-    for row in has_value:
-        sizes = by_group(row.numpy(), numbers)[0]
-        members.append(sizes[sizes > 0])
-    fewest = min(members, key=len)  # the score needs a value of every check
-    counts = [int(count) for count in has_value.sum(1)]
-    return _Half(
-        torch.cat([means, mean_score]),
-        torch.cat([draws, drawn_score], 1),
-        (*counts, images),
-        (*members, fewest),
     )

@@ -79,7 +79,8 @@ def _out_of_device_memory(message: str, batch_sizes: Sequence[str]) -> str:
 
     batch_sizes: values of --batch-size on the command line; without one, no size is suggested. The
     suggestion is the largest power of two that is at most half of the last value and that fits by
-    the amounts in torch's message. The needs of the failed pass after that amount are unknown.
+    the amounts in torch's message. It may still be too large: the message does not say how much
+    more the pass would have needed after the failed request.
     """
     size = 1
     if batch_sizes and batch_sizes[-1].isdecimal():
@@ -92,7 +93,8 @@ def _out_of_device_memory(message: str, batch_sizes: Sequence[str]) -> str:
         requested = float(match[1]) * _BYTES[match[2]]
         total = float(match[3]) * _BYTES[match[4]]
         free = float(match[5]) * _BYTES[match[6]]
-        fitting = min(fitting, size * total / (total - free + requested))
+        needed = total - free + requested  # in proportion to the batch size
+        fitting = min(fitting, size * total / needed)
     smaller = 1 << (max(1, int(fitting)).bit_length() - 1)
     return f"the device ran out of memory with --batch-size {size}; try --batch-size {smaller}"
 

@@ -22,7 +22,7 @@ from vitlens.data.split import Split
 from vitlens.errors import DataError
 from vitlens.shapes import Labels
 
-_LABELLED = "Each image has the shape of one class and the texture of one: its label is the shape."
+_NOTE = "Each image has the shape of one class and the texture of one: its label is the shape."
 _NAME = re.compile(r"^([A-Za-z][A-Za-z_ ]*?)(\d+)-([A-Za-z][A-Za-z_ ]*?)(\d+)$")
 
 
@@ -70,7 +70,7 @@ def is_cue_conflict(root: Path) -> bool:
     """Return True if all files in a folder's class folders are named FOLDERn-TEXTUREm."""
     if not root.is_dir():
         return False
-    is_any = False
+    has_files = False
     for folder in root.iterdir():
         if not folder.is_dir() or folder.name.startswith((".", "__")):
             continue
@@ -80,8 +80,8 @@ def is_cue_conflict(root: Path) -> bool:
             cues = _parse(file.name)
             if cues is None or cues[0] != folder.name:
                 return False
-            is_any = True
-    return is_any
+            has_files = True
+    return has_files
 
 
 def load(request: DataRequest) -> Split:
@@ -110,7 +110,7 @@ def load(request: DataRequest) -> Split:
     return replace(
         split,
         title=f"{split.title} (cue conflicts)",
-        notes=(*split.notes, _LABELLED),
+        notes=(*split.notes, _NOTE),
         groups=None if cues is None else cues.source,
     )
 

@@ -47,14 +47,15 @@ def fit_head(
 
     The steps are those of `fit` with only the classifier trainable: same orders, same gradients.
     views: of each training image, augmented by the recipe and cached, of which each epoch uses one,
-    in turn (1: the unchanged image); reading: entered while they are computed. Weights are written
+    in turn (1: the unchanged image); reading: a context of the progress, entered while features are
+    computed, which yields a function of the number of images just read. Weights are written
     only at the end. Raises what `fit` raises, and UnsupportedError for a head that is not the
     model's last step.
     """
     with running(replace(task, train_last=0, checkpoint_every=None, keep_every=None)) as (
         task,
         accelerator,
-        precise,
+        precision_note,
     ):
         model = task.model
         device = task.processes.device
@@ -100,7 +101,9 @@ def fit_head(
             f"the backbone frozen and its features computed once (images {form}, "
             f"{megabytes:.1f} MB)"
         )
-        return Training(task, Updates(task, accelerator), batches, test).run(notes=(precise, note))
+        return Training(task, Updates(task, accelerator), batches, test).run(
+            notes=(precision_note, note)
+        )
 
 
 def _frozen() -> str:

@@ -31,6 +31,7 @@ _KINDS = {
     tuple: "two numbers: A,B",
 }
 
+# settings, what must hold for a value, and how a message says it
 _VALID: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
     ("epochs batch_size accumulate views evaluate_every", lambda value: value >= 1, "at least 1"),
     (
@@ -146,9 +147,10 @@ def equal_budgets(
     """Return changes to the recipes of presets that give all of them one budget.
 
     The budget is the passes, batches and augmentation. The augmentation is that of the first
-    preset's recipe; the passes are the most and the batches the smallest of all, with learning
-    rates scaled to them. All models then see the same images in the same number of steps; optimiser
-    and regularisation are not changed, as they suit one architecture. epochs, batch_size: others.
+    preset's recipe. The passes are the most of all recipes, and the batches the smallest, with
+    learning rates scaled to them. All models then see the same images in the same number of steps.
+    Optimiser and regularisation are not changed, as they suit one architecture. epochs, batch_size:
+    used in place of the most and the smallest; this batch size scales no learning rate.
     """
     recipes = {preset: recipe_for(preset, data) for preset in presets}
     batch_sizes = {recipe.batch_size for recipe in recipes.values()}
@@ -172,9 +174,9 @@ def equal_budgets(
 def fitted(recipe: Recipe, images: int, *, processes: int = 1, rate_given: bool = False) -> Recipe:
     """Return the recipe, with smaller batches if an epoch would have fewer than LEAST_STEPS.
 
-    The batch size then becomes the largest power of two that gives as many, but at least
-    LEAST_BATCH and one image per process. The learning rate is scaled as by `with_batch_size`,
-    unless the user gave it.
+    The batch size then becomes the largest power of two with which an epoch has at least
+    LEAST_STEPS batches, but at least LEAST_BATCH and one image per process. The learning rate is
+    scaled as by `with_batch_size`, unless the user gave it.
     """
     if images >= LEAST_STEPS * recipe.batch_size:
         return recipe

@@ -160,7 +160,7 @@ def blocks(patches: int, count: int) -> NDArray[np.float64]:
 
 def test_keys_of_a_page_of_very_many_are_added_up_over_blocks(monkeypatch):
     # a tenth, as of 120 heads a tenth are here
-    monkeypatch.setattr("vitlens.report.html.packing._ONE", 570_000)
+    monkeypatch.setattr("vitlens.report.html.packing._BUDGET_OF_IMAGE", 570_000)
     weights = attention(3, 4, 1 + 49, 1 + 37 * 37)
     page = page_of(of(weights), special=1, keys=(37, 37), queries=(7, 7))
     back = shown_weights(page, 0)

@@ -1,8 +1,11 @@
 """Changes of one property of images, with controls that leave it as it is.
 
-A control changes an image as much, by the mean absolute distance of its pixels. An object with a
-known mask is moved, scaled and given another contrast over its background, filled in at its former
-place; without masks the whole image is. Of several controls the one nearest in size is taken.
+Every change returns the changed images and their controls. A control changes an image as much, by
+the mean absolute distance of its pixels. Of several possible controls, an image gets the one
+nearest in size.
+
+With masks, a change moves, scales or recolours the object, and fills in the background at its
+former place. Without masks it changes the whole image.
 """
 
 import math
@@ -25,20 +28,20 @@ from vitlens.shapes import Images
 
 Shift = Float[Tensor, "batch 2"]  # down and to the right, px
 Edited = tuple[Images, Images]  # the property changed; the control
-_CONTRAST: Final = 1.5  # times the contrast
+_CONTRAST: Final = 1.5  # factor of the contrast
 _BRIGHTER: Final = 0.15  # of the range of luminance
-_ZOOM: Final = 1.25
-# standard deviation: of the shorter side, and at least, px
-_BLUR = 0.01
-_LEAST_BLUR = 0.6
+_ZOOM: Final = 1.25  # factor of the size
+_BLUR = 0.01  # standard deviation, of the shorter side
+_LEAST_BLUR = 0.6  # px: smallest standard deviation
 _CLEAR: Final = 1 / 16  # of the shorter side: how far an object is moved off the border
 _GROUND_BLUR: Final = 1 / 8  # of the shorter side
 _ROOM: Final = 1 / 4  # of each side: how far an image is shifted at most
 _GOLDEN_ANGLE: Final = 2.4  # of consecutive images: all directions are equally frequent
-_SHIFTS: Final = (0.25, 0.5, 1.0, 1.5)  # times as far as a zoom on average
-# of the size of a change: dark images cannot be lit much without a change of their mean
+# lengths of the shifts that control a zoom, as multiples of how far the zoom moves pixels
+_SHIFTS: Final = (0.25, 0.5, 1.0, 1.5)
+# size of a light, as a share of the change: dark images cannot be lit much at the same mean
 _LIGHT: Final = 0.75
-_LIGHT_STEPS: Final = 8  # in which a light is adjusted to what is clipped
+_LIGHT_STEPS: Final = 8  # steps that adapt a light to the values it clips
 _TINY: Final = 1e-6
 
 
@@ -58,13 +61,14 @@ class Pictures:
 
     @cached_property
     def layer(self) -> Float[Tensor, "batch 1 height width"]:
-        """Return the object with its smoothed edge, 1 or 0.
+        """Return 1 on the object widened by one pixel, its smoothed edge, and 0 elsewhere.
 
-        It is empty where it would be the whole image.
+        It is all 0 where the widened object would cover the whole image.
         """
         assert self.masks is not None
-        edge = F.max_pool2d(self.masks[:, None].float(), 3, stride=1, padding=1)
-        return edge * ~(edge > 0).flatten(1).all(1)[:, None, None, None]
+        widened = F.max_pool2d(self.masks[:, None].float(), 3, stride=1, padding=1)
+        covers_all = (widened > 0).flatten(1).all(1)[:, None, None, None]
+        return widened * ~covers_all
 
     @cached_property
     def ground(self) -> Images:
@@ -87,22 +91,22 @@ class Pictures:
             ends.append(occupied.shape[1] - occupied.flip(1).float().argmax(1))
         return torch.stack(starts, 1).float(), torch.stack(ends, 1).float()
 
-    def place(self) -> tuple[Shift, Shift, Shift]:
-        """Return the position of the object from the centre, and the ends of its shifts.
+    def position(self) -> tuple[Shift, Shift, Shift]:
+        """Return the object's position from the centre, and its least and greatest shift.
 
-        Without masks it is the position of the centre of mass of the map.
+        Without masks it is the position of the map's centre of mass.
         """
         if self.masks is None:
             rows = self.subject.map_properties["row"][self.indices]
             columns = self.subject.map_properties["column"][self.indices]
-            middle = torch.stack([rows, columns], 1) - 0.5
-            room = (self.extent * _ROOM).expand_as(middle)
-            return (middle * self.extent).nan_to_num(0.0), -room, room
+            from_centre = (torch.stack([rows, columns], 1) - 0.5) * self.extent
+            room = (self.extent * _ROOM).expand_as(from_centre)
+            return from_centre.nan_to_num(0.0), -room, room
         low, high = self.box
-        position = centroids(self.masks) - self.extent / 2
-        return position.nan_to_num(0.0), -low, self.extent - high
+        from_centre = centroids(self.masks) - self.extent / 2
+        return from_centre.nan_to_num(0.0), -low, self.extent - high
 
-    def placed(self, shift: Tensor, scale: Tensor | float = 1.0) -> Images:
+    def transform(self, shift: Tensor, scale: Tensor | float = 1.0) -> Images:
         """Return the object, or the image without masks, shifted and scaled around its centre.
 
         shift: rounded to whole pixels.
@@ -140,26 +144,28 @@ def _resample(
 def move_from_centre(pictures: Pictures, sign: int) -> Edited:
     """Move objects twice as far from the centre, or to it for a negative sign.
 
-    Control: as far around the centre, at the same distance from it.
+    Control: a shift as far along a circle around the centre, which keeps the distance from it. Of
+    its two directions, the one is taken in which the image's border interferes less.
     """
-    place, least, most = pictures.place()
-    direction = -place if sign < 0 else place
+    position, least, most = pictures.position()
+    direction = -position if sign < 0 else position
     shift = direction.clamp(least, most).round()
-    radius = place.norm(dim=1)
+    radius = position.norm(dim=1)
     length = shift.norm(dim=1)
+    # the angle of a chord that is as long as the shift
     angle = 2 * torch.asin((length / (2 * radius).clamp_min(1e-6)).clamp(max=1.0))
     options = list[Tensor]()
     misses = list[Tensor]()
     for side in (1, -1):
         rotation = torch.polar(torch.ones_like(angle), side * angle)
-        rotated = torch.view_as_real(torch.view_as_complex(place) * rotation)
-        option = (rotated - place).clamp(least, most)
-        miss_of_radius = ((place + option).norm(dim=1) - radius).abs()
+        rotated = torch.view_as_real(torch.view_as_complex(position) * rotation)
+        option = (rotated - position).clamp(least, most)
+        miss_of_radius = ((position + option).norm(dim=1) - radius).abs()
         miss_of_length = (option.norm(dim=1) - length).abs()
         options.append(option)
         misses.append(miss_of_radius + miss_of_length)
     control = torch.where((misses[0] <= misses[1])[:, None], options[0], options[1])
-    return pictures.placed(shift), pictures.placed(control)
+    return pictures.transform(shift), pictures.transform(control)
 
 
 def move_off_border(pictures: Pictures, _sign: int) -> Edited:
@@ -179,7 +185,7 @@ def move_off_border(pictures: Pictures, _sign: int) -> Edited:
         touches = ((low + option <= 0) | (high + option >= extent)).any(1, keepdim=True)
         is_farther = (option.norm(dim=1) > best.norm(dim=1))[:, None]
         best = torch.where(touches & is_farther, option, best)
-    return pictures.placed(shift), pictures.placed(best)
+    return pictures.transform(shift), pictures.transform(best)
 
 
 def change_size(pictures: Pictures, sign: int) -> Edited:
@@ -190,44 +196,53 @@ def change_size(pictures: Pictures, sign: int) -> Edited:
     """
     images = pictures.images
     scale = torch.full((len(images),), _ZOOM if sign > 0 else 1 / _ZOOM)
-    no_shift = torch.zeros(len(images), 2)
-    if pictures.masks is None:
-        changed = pictures.placed(no_shift, scale)
-        options = [pictures.placed(shift) for shift in _shifts_of_images(pictures)]
-        return changed, _nearest(images, changed, options)
+    shift = torch.zeros(len(images), 2)
+    control_shifts = _shifts_of_images
+    if pictures.masks is not None:
+        control_shifts = _shifts_around_centre
+        low, high = pictures.box
+        largest_scale = (pictures.extent / (high - low).clamp_min(1.0)).amin(1).clamp_min(1.0)
+        scale = torch.minimum(scale, largest_scale)
+        if sign > 0:
+            shift = _shift_into_image(pictures, scale)
+    changed = pictures.transform(shift, scale)
+    options = [pictures.transform(control_shift) for control_shift in control_shifts(pictures)]
+    return changed, _nearest(images, changed, options)
+
+
+def _shift_into_image(pictures: Pictures, scale: Float[Tensor, " batch"]) -> Shift:
+    """Return the shift after which the scaled box of each object lies inside the image."""
     low, high = pictures.box
-    room = (pictures.extent / (high - low).clamp_min(1.0)).amin(1).clamp_min(1.0)
-    scale = torch.minimum(scale, room)
     half = (high - low) / 2 * scale[:, None]
     middle = (low + high) / 2
-    into_image = torch.minimum(torch.maximum(middle, half), pictures.extent - half) - middle
-    changed = pictures.placed(into_image if sign > 0 else no_shift, scale)
-    options = [pictures.placed(shift) for shift in _shifts_around_centre(pictures)]
-    return changed, _nearest(images, changed, options)
+    nearest_inside = torch.minimum(torch.maximum(middle, half), pictures.extent - half)
+    return nearest_inside - middle
 
 
 def _shifts_of_images(pictures: Pictures) -> list[Shift]:
     """Return shifts of each image in a direction that depends on its index."""
     diagonal = float(pictures.extent.norm())
-    mean_zoom = (_ZOOM - 1) * diagonal / math.sqrt(12)  # root mean square over the image
+    # how far a zoom moves pixels: the root mean square over the image
+    zoom_length = (_ZOOM - 1) * diagonal / math.sqrt(12)
     angle = pictures.indices * _GOLDEN_ANGLE
     direction = torch.stack([angle.sin(), angle.cos()], 1)
-    return [part * mean_zoom * direction for part in _SHIFTS]
+    return [multiple * zoom_length * direction for multiple in _SHIFTS]
 
 
 def _shifts_around_centre(pictures: Pictures) -> list[Shift]:
     """Return shifts of each object along a circle around the centre, inside the image."""
-    place, least, most = pictures.place()
+    position, least, most = pictures.position()
     low, high = pictures.box
-    corner_zoom = (_ZOOM - 1) * (high - low).norm(dim=1, keepdim=True) / 2
-    tangent = torch.stack([-place[:, 1], place[:, 0]], 1)
-    upright = torch.tensor([0.0, 1.0]).expand_as(tangent)
-    tangent = torch.where(tangent.norm(dim=1, keepdim=True) > 0, tangent, upright)
+    # how far a zoom moves the corners of the object's box
+    zoom_length = (_ZOOM - 1) * (high - low).norm(dim=1, keepdim=True) / 2
+    tangent = torch.stack([-position[:, 1], position[:, 0]], 1)
+    to_the_right = torch.tensor([0.0, 1.0]).expand_as(tangent)  # for an object at the centre
+    tangent = torch.where(tangent.norm(dim=1, keepdim=True) > 0, tangent, to_the_right)
     tangent = tangent / tangent.norm(dim=1, keepdim=True)
     shifts = list[Shift]()
-    for part in _SHIFTS:
+    for multiple in _SHIFTS:
         for side in (1, -1):
-            shifts.append((part * side * corner_zoom * tangent).clamp(least, most))
+            shifts.append((multiple * side * zoom_length * tangent).clamp(least, most))
     return shifts
 
 
@@ -263,7 +278,7 @@ def change_brightness(pictures: Pictures, sign: int) -> Edited:
     """Brighten or darken images; control: light from one side, which leaves the mean."""
     images = pictures.images
     changed = (images + sign * _BRIGHTER).clamp(0, 1)
-    return changed, _lit(images, changed)
+    return changed, _light_from_a_side(images, changed)
 
 
 def change_sharpness(pictures: Pictures, sign: int) -> Edited:
@@ -272,33 +287,44 @@ def change_sharpness(pictures: Pictures, sign: int) -> Edited:
     smooth = blurred(images, max(_LEAST_BLUR, _BLUR * min(images.shape[-2:])))
     sharp = 2 * images - smooth
     changed = (sharp if sign > 0 else smooth).clamp(0, 1)
-    return changed, _lit(images, changed)
+    return changed, _light_from_a_side(images, changed)
 
 
-def _lit(images: Images, changed: Images) -> Images:
+def _light_from_a_side(images: Images, changed: Images) -> Images:
     """Return the images lit from one side, nearly as much as the change, at their mean luminance.
 
-    Of four sides the one with the size nearest to the change is taken. Clipping is compensated.
+    Of four sides the one with the size nearest to the change is taken.
     """
     target = _LIGHT * distance(images, changed)
-    mean = luminance(images).mean((1, 2))
     options = list[Images]()
     for axis, is_flipped in product((2, 3), (False, True)):
         shape = [1, 1, 1, 1]
         shape[axis] = images.shape[axis]
         ends = (1, -1) if is_flipped else (-1, 1)
         pattern = torch.linspace(*ends, shape[axis]).view(shape)
-        strength = 2 * target
-        offset = torch.zeros_like(target)
-        for _ in range(_LIGHT_STEPS):
-            light = strength[:, None, None, None] * pattern + offset[:, None, None, None]
-            option = (images + light).clamp(0, 1)
-            offset = offset + mean - luminance(option).mean((1, 2))
-            ratio = target / distance(images, option).clamp_min(_TINY)
-            strength = strength * ratio.clamp(0.5, 2.0)
-        rest = mean - luminance(option).mean((1, 2))
-        options.append((images + light + rest[:, None, None, None]).clamp(0, 1))
+        options.append(_add_light(images, pattern, target))
     return _nearest(images, changed, options)
+
+
+def _add_light(images: Images, pattern: Tensor, target: PerImage) -> Images:
+    """Add a pattern of light, with the strength that changes images by the target distance.
+
+    Clipping reduces the distance and moves the mean luminance, so strength and offset are adapted
+    in some steps.
+    """
+    mean = luminance(images).mean((1, 2))
+    strength = 2 * target
+    offset = torch.zeros_like(target)
+    light = torch.zeros_like(images)
+    lit = images
+    for _ in range(_LIGHT_STEPS):
+        light = strength[:, None, None, None] * pattern + offset[:, None, None, None]
+        lit = (images + light).clamp(0, 1)
+        offset = offset + mean - luminance(lit).mean((1, 2))
+        ratio = target / distance(images, lit).clamp_min(_TINY)
+        strength = strength * ratio.clamp(0.5, 2.0)
+    last_offset = mean - luminance(lit).mean((1, 2))
+    return (images + light + last_offset[:, None, None, None]).clamp(0, 1)
 
 
 # Other objects

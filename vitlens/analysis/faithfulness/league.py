@@ -41,7 +41,7 @@ RANDOMISED = 32  # images of the randomisation check, which needs a map of each 
 # of a method of more than COSTLY forward passes: enough to be judged (checks.ENOUGH)
 RANDOMISED_COSTLY = 12
 COSTLY = 100
-MOST_APART = 2.0  # difference of two values of insertion minus deletion
+MOST_APART = 2.0  # largest possible difference of two values of insertion minus deletion
 CHECKS = 5  # steps of `league` for each method
 
 
@@ -65,8 +65,8 @@ class Settings:
 class MethodChecks:
     """The results of every check on one method, image by image.
 
-    maps: raw, with zeros where they were not finite; values: of every check, by its name in the
-    league; scores: the same of localisation, of the images with a mask; seconds: per image;
+    maps: raw, with zeros where they were not finite; values: of every removal check, by its name;
+    scores: of every localisation check, by its name, of the images with a mask; seconds: per image;
     forwards: the cost in forward passes of the model, None for a baseline.
     """
 
@@ -95,7 +95,7 @@ def league(
 ) -> tuple[MethodChecks, ...]:
     """Return the results of all checks for every method, then for the baselines.
 
-    images, targets: on the model's device, all at once; masks: of the images, None if not known;
+    images, targets: all of them, on the model's device; masks: of the images, None if not known;
     images without an object or without background are left out of the scores. computed: maps that
     are computed already, by method, with the seconds per image. A map that is not finite counts as
     constant and is flagged. advance: called with 1 for each check done, CHECKS times for each
@@ -184,7 +184,7 @@ class _Randomise:
         self._images = images
         self._targets = targets
         self._seed = seed
-        self._kept = predictions_kept(model, images[:RANDOMISED], seed=seed)
+        self._keeps_prediction = predictions_kept(model, images[:RANDOMISED], seed=seed)
 
     def __call__(self, method: Explain, maps: Maps, limit: int) -> Randomisation | None:
         """Return the check of one method on at most `limit` images, None if maps are not finite."""
@@ -197,7 +197,7 @@ class _Randomise:
             self._images[:count],
             self._targets[:count],
             method,
-            self._kept[:, :count],
+            self._keeps_prediction[:, :count],
             before=before,
             seed=self._seed,
         )
@@ -264,8 +264,8 @@ def rank_agreement(
 ) -> tuple[Estimate, list[tuple[str, str, Estimate, Estimate]]]:
     """Return the agreement of two checks about the ranking of methods.
 
-    Also return the pairs that change places. first, second: the result of the same two methods or
-    more for each image (n,), greater is better. The agreement is Kendall's tau-b of the mean
+    Also return the pairs that change places. first, second: by method, of at least two methods, the
+    result for each image (n,), greater is better. The agreement is Kendall's tau-b of the mean
     results: 1 for the same order, -1 for the reverse, 0 where one ranks nothing. The pairs are
     (better, worse) by the first check, with the mean paired differences by both: their intervals,
     as wide as all pairs require, lie above and below 0.
@@ -371,7 +371,7 @@ class _Count(TorchDispatchMode):
         kwargs = kwargs or {}
         formula = self.formulas.get(func._overloadpacket)
         if formula is None:
-            with self:
+            with self:  # counts the operations of which this one is composed
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts

@@ -20,9 +20,9 @@ _AT_ONCE: Final = 64  # images of which cells are compared with each other
 class Objectness:
     """Intersection over union of each image (n,), float64.
 
-    iou: of the map of the best head; shuffled: of the same with the maps of other images;
-    mean_mask: of the mean mask of the other half; heads: the best on each half, measured on the
-    other.
+    iou: of an image's mask and the map of the best head; shuffled: of its mask and the map of
+    another image; mean_mask: of its mask and the mean mask of the other half; heads: the best on
+    each half, measured on the other.
     """
 
     iou: Float[Tensor, " batch"]
@@ -70,8 +70,8 @@ def area_iou(
 ) -> Float[Tensor, "batch heads"]:
     """Return the intersection over union of each mask and the same area of the highest cells.
 
-    Of cells that are equal at the edge of that area, each is counted in proportion: a constant map
-    overlaps by chance. Raises DataError for a mask without an object.
+    If the area ends within cells of equal value, all of them are counted by the same share, so that
+    a constant map overlaps by chance. Raises DataError for a mask without an object.
     """
     empty = (~masks.flatten(1).any(1)).nonzero()
     if len(empty):
@@ -80,7 +80,7 @@ def area_iou(
         )
     inside = _cells(masks, maps).flatten(1)[:, None]
     area = inside.sum(-1, keepdim=True)  # in cells
-    marked = list[Tensor]()  # the share of each cell
+    marked = list[Tensor]()  # the share of each cell that belongs to the highest area
     values = maps.flatten(2).double().cpu()
     for part, size in zip(values.split(_AT_ONCE), area.split(_AT_ONCE)):
         above = (part[..., None, :] > part[..., None]).sum(-1)

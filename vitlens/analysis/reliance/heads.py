@@ -107,10 +107,11 @@ class _Effects:
 
     @property
     def shares(self) -> Float[Tensor, "heads images"]:
-        """Return by image the share of the change that passes through each head.
+        """Return values of each image of which the mean is the share that passes through a head.
 
-        The share of all images is the mean. It is a ratio of means, of which each image contributes
-        the first-order term (Cochran 1977, 6.4).
+        The share is a ratio of two means over images. An image's value is the ratio plus the
+        image's first-order contribution to it, so that the values give its standard error (Cochran
+        1977, 6.4).
         """
         products = torch.cat(self._products, dim=1)
         squares = torch.cat(self._squares)

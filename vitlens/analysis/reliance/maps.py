@@ -1,6 +1,7 @@
-"""Find the attribution maps that show a cue.
+"""Find the attribution methods that show whether a cue decides a prediction.
 
-Do they lie more on the changed region where the change decides the prediction?
+A cue is changed in a region of each image. The maps of such a method have more evidence in this
+region on images of which the change decides the prediction than on the others.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from vitlens.analysis.reliance.rows import CueMapRow
 from vitlens.shapes import Maps, Masks
 from vitlens.uncertainty import Estimate, bootstrap_mean, holm
 
-FEWEST_DECIDED = 10  # images of either kind, below which nothing is said
+FEWEST_DECIDED = 10  # decided images, and others, below which a method is left out
 
 
 def judge_cue_maps(
@@ -37,10 +38,10 @@ def judge_cue_maps(
     rows = list[CueMapRow]()
     p_values = list[float]()
     for method, method_maps in maps.items():
-        shares = _Shares.of(method_maps, data, is_decided, seed)
+        shares = _EvidenceShares.of(method_maps, data, is_decided, seed)
         if shares.smaller_kind < FEWEST_DECIDED:
             continue
-        area, p = shares.separation()
+        area, p = shares.area_under_roc()
         p_values.append(1.0 if p is None else p)
         rows.append(
             CueMapRow(
@@ -58,14 +59,14 @@ def judge_cue_maps(
 
 
 @dataclass(frozen=True)
-class _Shares:
+class _EvidenceShares:
     """The share of evidence in the region of a cue, on the images (n,) with any evidence.
 
-    sizes: the share of a uniform map.
+    region_sizes: share of the region in the image, which is the share of evidence of a uniform map.
     """
 
     shares: NDArray[np.float64]
-    sizes: NDArray[np.float64]
+    region_sizes: NDArray[np.float64]
     is_decided: NDArray[np.bool_]
     groups: Tensor | None
     seed: int
@@ -73,14 +74,14 @@ class _Shares:
     @classmethod
     def of(
         cls, maps: Maps, data: ChangedImages, is_decided: Bool[Tensor, " images"], seed: int
-    ) -> "_Shares":
+    ) -> "_EvidenceShares":
         """Return the shares of the maps of one method."""
         shares = share_in_regions(maps, data.region)
         has_evidence = shares.isfinite()
-        sizes = data.region.float().mean((1, 2)).cpu()
+        region_sizes = data.region.float().mean((1, 2)).cpu()
         return cls(
             shares[has_evidence].double().numpy(),
-            sizes[has_evidence].double().numpy(),
+            region_sizes[has_evidence].double().numpy(),
             is_decided.cpu()[has_evidence].numpy(),
             None if data.groups is None else data.groups.cpu()[has_evidence],
             seed,
@@ -91,14 +92,14 @@ class _Shares:
         """Return the number of decided images or of the others, whichever is smaller."""
         return int(min(self.is_decided.sum(), (~self.is_decided).sum()))
 
-    def separation(self) -> tuple[Estimate, float | None]:
+    def area_under_roc(self) -> tuple[Estimate, float | None]:
         """Return how well the shares separate decided images from the others, and its p-value.
 
         The share of a uniform map is subtracted: where the object is small, every map has more
         evidence around it, and the cue decides more often.
         """
         return separation(
-            self.shares - self.sizes, self.is_decided, groups=self.groups, seed=self.seed
+            self.shares - self.region_sizes, self.is_decided, groups=self.groups, seed=self.seed
         )
 
     def mean(self, chosen: NDArray[np.bool_]) -> Estimate:

@@ -1,6 +1,7 @@
 """Batches of images as interventions and controls need them.
 
-A view has the pixels, the objects, the random numbers of each image, and a partner.
+A view has the pixels, the masks of the objects, the keys of the images' random numbers, and
+partners: other images with which interventions exchange a background or a colour.
 """
 
 from collections.abc import Callable
@@ -24,8 +25,9 @@ PerImage = Float[Tensor, " batch"]
 class View:
     """A batch of images.
 
-    keys: of each image's random numbers; patch: side of a patch (rows, columns), px; read_partner:
-    gives the image of the same place with which each image exchanges something.
+    masks: of the objects, None if they are not known; keys: of each image's random numbers; patch:
+    side of a patch (rows, columns), px; read_partner: returns the view of the partners, of which
+    the image at a place is the partner of the image at that place here.
     """
 
     images: Images
@@ -36,7 +38,7 @@ class View:
 
     @cached_property
     def partner(self) -> "View":
-        """Return the images with which these exchange something."""
+        """Return the images with which these exchange parts, read on first use."""
         return self.read_partner()
 
     def region(self, name: Region) -> Plane:
@@ -54,20 +56,21 @@ class View:
 
     @cached_property
     def layer(self) -> Plane:
-        """Return the object with its smoothed edge.
+        """Return 1 on the object widened by one pixel, and 0 elsewhere.
 
-        An image without object, or without background, is all layer.
+        The pixel is the object's smoothed edge, which mixes both colours. An image without object
+        or without background is all 1: it is kept where others get another background.
         """
-        edge = F.max_pool2d(self.region("object"), 3, stride=1, padding=1)
-        share = edge.mean((1, 2, 3))
+        widened = F.max_pool2d(self.region("object"), 3, stride=1, padding=1)
+        share = widened.mean((1, 2, 3))
         is_plain = ((share == 0) | (share == 1))[:, None, None, None]
-        return torch.where(is_plain, torch.ones_like(edge), edge)
+        return torch.where(is_plain, torch.ones_like(widened), widened)
 
     @cached_property
     def cutout(self) -> Plane:
-        """Return the object with its smoothed edge.
+        """Return the layer, but all 0 for an image without object or without background.
 
-        It is empty for an image without object, or without background.
+        Nothing is cut out of such an image where the objects of others are moved.
         """
         is_plain = (self.layer == 1).flatten(1).all(1)[:, None, None, None]
         return torch.where(is_plain, 0.0, self.layer)
@@ -76,7 +79,7 @@ class View:
     def flat(self) -> Images:
         """Return the object and its surroundings, each in its mean colour.
 
-        An image without object is in its mean colour.
+        An image without object or without background is in one mean colour.
         """
         inside = self.region("object") * (self.cutout > 0)
         outside = 1 - inside
@@ -88,7 +91,7 @@ class View:
     def centre(self) -> Float[Tensor, "batch 2"]:
         """Return the centre of each object, down and across from -1 to 1.
 
-        It is 0 where no object is known.
+        It is 0 for an image without object or mask.
         """
         if self.masks is None:
             return torch.zeros(len(self.images), 2).to(self.images)
@@ -103,10 +106,8 @@ class View:
 
     @cached_property
     def ground(self) -> Images:
-        """Return the background, filled in at the place of the object."""
-        is_layer = self.layer > 0
-        covers_all = is_layer.flatten(1).all(1)[:, None, None, None]
-        return impute(self.images, is_layer & ~covers_all)
+        """Return the background, filled in from its surroundings at the place of the cutout."""
+        return impute(self.images, self.cutout > 0)
 
 
 def _mean_colour(images: Images, region: Plane) -> Float[Tensor, "batch 3 1 1"]:

@@ -33,14 +33,13 @@ from vitlens.commands.run.resume import resumable, with_its_settings
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import labels_of, require_label_source
 from vitlens.devices import autocast
-from vitlens.names import Replacement
 
 
 @dataclass(frozen=True)
 class Measurements:
     """The measurements in which all processes share.
 
-    labels: of the heads, in the first process only.
+    labels: of the heads, {} in all processes but the first.
     """
 
     effects: EffectsByReplacement
@@ -56,14 +55,8 @@ def measure(options: AblateOptions) -> Path | None:
     None in all processes but the first. Raises DataError for images without labels, InputError for
     too few images, or for a model or data other than those of the run that is resumed.
     """
-    typed = options.replace
-    options = with_its_settings(options, "ablate")
-    if not options.predicted and options.run.labels is None:
-        require_label_source(options.data, options.images, doing="ablate")
-    run = Run("ablate", options, most=1, images=ImageRequest(scenes=1))
-    replacements, reason = _choose_replacements(typed, options.replace, len(run.split))
-    options = replace(options, replace=replacements)
-    run.options = options
+    run, reason = _prepare_run(options)
+    options = run.options
     labels = labels_of(
         run.model, run.split, predicted=options.predicted, doing="ablate", options=run.run
     )
@@ -72,7 +65,7 @@ def measure(options: AblateOptions) -> Path | None:
     units = units_of(run.model, kinds=options.units)
     _ = run.shares  # raises for fewer images than processes before anything is written
     settings = {
-        "replace": list(replacements),
+        "replace": list(options.replace),
         "predicted": options.predicted,
         "units": list(options.units),
     }
@@ -89,37 +82,43 @@ def measure(options: AblateOptions) -> Path | None:
         return writing.publish(record)
 
 
-def _choose_replacements(
-    typed: tuple[Replacement, ...], configured: tuple[Replacement, ...], images: int
-) -> tuple[tuple[Replacement, ...], str]:
-    """Return the replacements, and the reason for a default other than the mean, or "".
+def _prepare_run(options: AblateOptions) -> tuple[Run[AblateOptions], str]:
+    """Return a new or resumed run, and the reason for its replacement.
 
-    configured: those of the options, which in a resumed run hold what was chosen when it began.
+    The options of the run name its replacements. The reason is "" unless the replacement is the
+    default and not the mean.
     """
+    is_typed = bool(options.replace)
+    options = with_its_settings(options, "ablate")
+    if not options.predicted and options.run.labels is None:
+        require_label_source(options.data, options.images, doing="ablate")
+    run = Run("ablate", options, most=1, images=ImageRequest(scenes=1))
+    images = len(run.split)
     default = replacement_for(images, None)
-    replacements: tuple[Replacement, ...] = (default,)
-    if configured:
-        replacements = tuple(replacement_for(images, name) for name in configured)
-    is_default = not typed and replacements == (default,)
-    if not is_default or default == "mean":
-        return replacements, ""
-    return replacements, replacement_note(images, default)
+    # a resumed run names the replacements that were chosen when it began
+    replacements = tuple(replacement_for(images, name) for name in options.replace) or (default,)
+    run.options = replace(options, replace=replacements)
+    reason = ""
+    if not is_typed and replacements == (default,) and default != "mean":
+        reason = replacement_note(images, default)
+    return run, reason
 
 
 def _measure(setup: AblationSetup) -> Measurements:
+    """Measure the effects of removed units, of several heads at once, and of pairs of heads."""
     options = setup.run.options
     effects = {name: measure_effects(setup, name) for name in options.replace}
-    figures = effects[setup.replacement]
+    main_effects = effects[setup.replacement]  # those in the figures
     has_several_heads = len(setup.heads) > 1
     curves = RemovalCurves()
-    if options.curves and has_several_heads and figures.importance.is_ranked("head"):
-        curves = measure_curves(setup, figures.ranking, figures.first_order)
+    if options.curves and has_several_heads and main_effects.importance.is_ranked("head"):
+        curves = measure_curves(setup, main_effects.ranking, main_effects.first_order)
     pairs = HeadPairs()
     if options.pairs and has_several_heads:
         with phase("How similar the outputs of heads are"):
             analysis = setup.for_replacement(setup.replacement)
             similarity = head_similarity(analysis, setup.heads, setup.first_images(REMOVAL_IMAGES))
-        pairs = measure_pairs(setup, figures.importance, similarity)
+        pairs = measure_pairs(setup, main_effects.importance, similarity)
     labels: HeadLabels = {}
     if setup.run.first and setup.heads:
         labels = label_heads(setup)
@@ -129,21 +128,22 @@ def _measure(setup: AblationSetup) -> Measurements:
 def _record(
     setup: AblationSetup, measurements: Measurements, reason: str, folder: RunFolder
 ) -> AblateRecord:
+    """Prune the model and measure inside it where the options say so, and return the record."""
     options = setup.run.options
     pruning = Pruning()
     if options.prune is not None:
         importance = measurements.effects[setup.replacement].importance
         pruning = prune(setup, importance, options.prune, options.save or folder.place("pruned"))
     inside: Fields = {}
-    undone: tuple[str, ...] = ()
+    reasons_missing: tuple[str, ...] = ()  # why fields measured inside the model are missing
     if options.patch:
-        inside, undone = measure_inside(setup)
+        inside, reasons_missing = measure_inside(setup)
     units = tuple(unit_rows(setup, measurements.effects, measurements.labels))
     row = replace(
         model_row(setup, measurements.effects, measurements.curves, units),
         parameters_cut=pruning.parameters_cut,
         reason=reason,
-        undone=undone,
+        undone=reasons_missing,
         notes=_notes(measurements, reason),
     )
     return AblateRecord(

@@ -115,10 +115,10 @@ def _explainer(method: str, options: RunOptions) -> Explain:
 
 
 def best_method(candidates: Sequence[str], checks: Sequence[MapCheckRow]) -> str:
-    """Return the method with the best verdict, of these the one with the highest ROAD.
+    """Return the method with the best verdict; among equal verdicts, the highest ROAD decides.
 
     Without checks, or if no verdict is better than inconclusive, it is the preferred method, which
-    comes first.
+    is the first candidate and the first checked.
     """
     if not checks:
         return candidates[0]

@@ -16,13 +16,13 @@ from vitlens.analysis.faithfulness.defaults import BASELINES
 from vitlens.analysis.faithfulness.maps import map_faults
 from vitlens.analysis.faithfulness.removal import require_substrate
 from vitlens.attribution.choice import (
-    DRAWS,
     FAITHFULNESS,
     REPLACED,
     MethodChoice,
     chosen_by_evidence,
 )
 from vitlens.attribution.choice import IMAGES as CHOICE_IMAGES
+from vitlens.attribution.choice_scores import DRAWS
 from vitlens.attribution.explain import PROVENANCE
 from vitlens.attribution.gradients import logit_gain
 from vitlens.attribution.registry import ATTRIBUTIONS

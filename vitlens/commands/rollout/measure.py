@@ -50,7 +50,7 @@ def measure(options: RolloutOptions) -> Path | None:
     the model has none.
     """
     kinds = _kinds_of_map(options)
-    # the attention of one layer needs no model whose layers can be multiplied
+    # methods of one layer need only attention, not layers of which the maps can be multiplied
     chained = any(attention_method(kind.method).needs == "chain" for kind in kinds)
     run = Run(
         "rollout", options, needs=None if chained else "attention", images=ImageRequest(scenes=1)
@@ -71,14 +71,15 @@ def measure(options: RolloutOptions) -> Path | None:
             print_left_out(
                 drawn, len(split), quiet=run.run.quiet, more="maps of all are in arrays/"
             )
-            (batch,) = split.pick(torch.arange(drawn)).batches(drawn, device=model.device)
+            drawn_split = split.pick(torch.arange(drawn))
+            (drawn_batch,) = drawn_split.batches(drawn, device=model.device)
             return RolloutRecord(
                 methods=tuple(_rows(model, split, kinds, maps, readout)),
                 pairs=tuple(_pair_rows(split, kinds, maps)),
                 shown=tuple(_image_rows(model, split, logits, targets)),
-                mixed_heads=tuple(map(MixedHeadsRow, talking_heads(model, batch.images))),
+                mixed_heads=tuple(map(MixedHeadsRow, talking_heads(model, drawn_batch.images))),
                 maps=_arrays(split, maps, drawn),
-                **explored(model, batch.images),
+                **explored(model, drawn_batch.images),
             )
 
         return folder.publish(record)
@@ -164,12 +165,14 @@ def _arrays(split: Split, maps: Tensor, drawn: int) -> RolloutArrays:
 
 
 def _hits(maps: Tensor, masks: Tensor) -> NDArray[np.bool_]:
-    """Return True for each map (images, kinds) of which most of the tied maxima lie on the
-    object."""
+    """Return the hits (images, kinds) of the maps of at most KEPT images.
+
+    A map is a hit if most of its tied maxima lie on the object.
+    """
     hits = []
     for maps_of_kind in maps.unbind(1):
-        shares = pointing_hits(maps_of_kind, masks)
-        hits.append((shares > _MOST)[:KEPT].numpy())
+        shares = pointing_hits(maps_of_kind, masks)[:KEPT]
+        hits.append((shares > _MOST).numpy())
     return np.stack(hits, 1)
 
 

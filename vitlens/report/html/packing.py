@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from vitlens.report.explorer import Explorer, averaged, block_starts
 
 BUDGET: Final = 7_500_000  # bytes of base64 for all weights of a page
-_ONE: Final = 5_700_000  # of one image
-# measured on DeiT-tiny's attention: bytes that a weight takes deflated, by the number of levels
+_BUDGET_OF_IMAGE: Final = 5_700_000  # bytes of base64 for the weights of one image
+# bytes of a deflated weight by the number of levels, measured on DeiT-tiny's attention
 _DEFLATED: Final = {255: 0.80, 191: 0.75, 127: 0.68, 63: 0.56, 31: 0.44}
 _MAXIMA: Final = 8  # bytes of the two maxima of a row
 _BASE64: Final = 4 / 3
@@ -42,7 +42,8 @@ class Detail:
     keys: int = 1000
 
 
-# the detail of weights by head, and of layer means, which a page shows for its other images
+# from fine to coarse: the detail of weights by head, and of layer means, which a page shows for
+# images without weights by head
 _PLANS: Final = (
     (Detail(255), Detail(255)),
     (Detail(255), Detail(127, 7)),
@@ -99,13 +100,13 @@ def _by_plan(explorer: Explorer, plan: tuple[Detail, Detail]) -> Iterator[Packed
         elif image.layer_weights is not None:
             one_head = image.layer_weights[:, None]
             means = pack(one_head, special, explorer.queries, explorer.keys, detail_of_means)
-            yield replace(means, heads=0)
+            yield replace(means, heads=0)  # 0 marks means over heads
         else:
             yield None
 
 
 def _fits(sizes: list[float], budget: int) -> bool:
-    return sum(sizes) <= budget and max(sizes, default=0) <= _ONE
+    return sum(sizes) <= budget and max(sizes, default=0) <= _BUDGET_OF_IMAGE
 
 
 def _expected(explorer: Explorer, plan: tuple[Detail, Detail]) -> Iterator[float]:

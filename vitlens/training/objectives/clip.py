@@ -49,7 +49,7 @@ class Pair(NamedTuple):
 
 
 class ImagesAndCaptions(nn.Module):
-    """Both towers and the learned temperature.
+    """Both towers and the learned temperature, in the form of `Pretrained`.
 
     captions: of the training images; classes: of the data, for the zero-shot classifier, () for
     none; settings: text_dim, text_depth, text_heads. Raises InputError for a text tower that cannot
@@ -114,8 +114,8 @@ class ImagesAndCaptions(nn.Module):
             return self.model
         classifier = for_classes(self.model, self.classes)
         vit: Any = classifier.module
-        # the head's input was normalised to variance 1, scaled and shifted, which determines its
-        # mean squared length
+        # The head divides by the length of its input, as a cosine would. The last norm gives
+        # variance 1, then scales and shifts, which determines the mean squared length.
         last_norm = vit.norm if vit.cls_token is not None else vit.fc_norm
         length = (last_norm.weight.square().sum() + last_norm.bias.square().sum()).sqrt()
         embeddings = embedded(self.text, self.classes, PROMPTS).to(vit.head.weight.device)
@@ -166,7 +166,7 @@ def text_classifier(
 def embedded(
     tower: WordTower, classes: Sequence[str], wordings: Sequence[str]
 ) -> Float[Tensor, "wordings classes dim"]:
-    """Return the embeddings of `text_classifier` by a tower.
+    """Return the embeddings of every class in every wording, as `text_classifier`, by a tower.
 
     Raises InputError for a wording without a place for the class.
     """
