@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from tests.kit.planted_answers import answers, compare_record
+from tests.kit.planted_answers import answers, compare_record, needs
 from tests.kit.reliance_rows import reliance_row
 from vitlens.commands.compare.record import CompareRecord
 from vitlens.commands.compare.report import REPORT
-from vitlens.commands.shared.choice import NEEDS
 
 DRAWS = np.random.default_rng(0)
 
@@ -64,4 +63,4 @@ def test_cues_that_were_changed_and_mislead_no_model_are_evidence():
 
 
 def test_every_need_has_claims_that_can_be_its_evidence():
-    assert all(need.questions for need in NEEDS)
+    assert all(need.questions for need in needs())

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitlens import Split
-from vitlens.data.split import InMemory, share_of
+from vitlens.data.split import InMemory, hold_out_groups, share_of
 from vitlens.preprocessing import Preprocessing
 
 
@@ -33,6 +33,11 @@ def pixels_of(split: Split) -> Tensor:
 def seen_in_share(split: Split, share: float, *, seed: int = 0, epoch: int = 0) -> Tensor:
     """Return the pixels of one epoch of a study's training on a share of the images."""
     return pixels_of(share_of(split, share, seed=seed).epoch(epoch))
+
+
+def divided(split: Split, share: float) -> tuple[Split, Split | None]:
+    """Return the training images of a study and its validation images, or None."""
+    return hold_out_groups(split, share)
 
 
 def fitted(size: tuple[int, int], resize: int | None = None, **more: Any) -> Preprocessing:

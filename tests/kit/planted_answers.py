@@ -13,6 +13,7 @@ from vitlens.commands.compare.predictions import prediction_record
 from vitlens.commands.compare.record import AgreementRow, CompareRecord, MapRow
 from vitlens.commands.evaluate.measure import build_record
 from vitlens.commands.evaluate.record import EvaluateRecord
+from vitlens.commands.shared.choice import NEEDS, Need
 from vitlens.record import Config, Data, ModelEntry
 from vitlens.uncertainty import Estimate
 
@@ -30,6 +31,11 @@ class Answers:
     predicted: NDArray[np.integer]
     labels: NDArray[np.integer]
     groups: NDArray[np.integer] | None = None
+
+
+def needs() -> tuple[Need, ...]:
+    """Return the needs for which a model is chosen."""
+    return NEEDS
 
 
 def answers(

@@ -1,7 +1,6 @@
 """`study --kind`: every kind, results against the trained models, resuming."""
 
 import json
-from dataclasses import replace
 from shutil import copytree
 
 import numpy as np
@@ -13,14 +12,15 @@ from tests.kit.commands import figures, gone_on, ran, refusal
 from tests.kit.making import digits
 from tests.kit.marks import slow_among
 from tests.kit.select import index_by, names_in, select, values_of
+from tests.kit.study_kinds import (
+    KINDS_WITH_FINDINGS,
+    compared_pairs,
+    finding_next_to,
+    findings_of,
+    with_exploding_variant,
+)
 from tests.kit.training_runs import interrupted
-from vitlens.commands.study.kinds.catalogue import KINDS
-from vitlens.commands.study.kinds.findings import FINDINGS
-from vitlens.commands.study.kinds.kinds import Finding
-from vitlens.commands.study.kinds.record import ComparisonRow
-from vitlens.commands.study.kinds.rows import finding_rows
 from vitlens.commands.study.kinds.variants.record import VariantsRecord
-from vitlens.uncertainty import Estimate
 
 LINE = "study --data digits --limit 20 --batch-size 10"
 ENDS = "--device cpu --quiet"
@@ -314,12 +314,7 @@ def test_too_few_images_leave_no_validation_part(done):
 
 
 def test_a_training_with_an_infinite_loss_counts_as_failed(monkeypatch, tmp_path):
-    base, *_ = KINDS["recipe"].variants
-    exploding = replace(base, label="exploding", words="exploding", recipe={"learning_rate": 1e30})
-    kind = replace(KINDS["recipe"], variants=(base, exploding))
-    for module in ("setup", "measure", "report"):
-        monkeypatch.setattr(f"vitlens.commands.study.kinds.{module}.KINDS", {"recipe": kind})
-    monkeypatch.setattr("vitlens.commands.study.kinds.measure.FINDINGS", {})
+    with_exploding_variant(monkeypatch)
     record = ran(tmp_path / "out", f"{LINE} --kind recipe --seeds 2 --epochs 2 {ENDS}")
     points = index_by(record.points, "label")
     assert points["exploding"].failed == 2
@@ -327,11 +322,11 @@ def test_a_training_with_an_infinite_loss_counts_as_failed(monkeypatch, tmp_path
     assert "4 of 4" in (tmp_path / "out" / "report.md").read_text()
 
 
-@pytest.mark.parametrize("kind", FINDINGS)
+@pytest.mark.parametrize("kind", KINDS_WITH_FINDINGS)
 def test_every_result_of_the_literature_is_about_two_compared_variants(kind):
-    compared = [{*pair} for pair in (*KINDS[kind].pairs, *KINDS[kind].steps)]
-    for finding in FINDINGS[kind]:
-        assert {finding.label, finding.against} in compared
+    pairs = compared_pairs(kind)
+    for finding in findings_of(kind):
+        assert {finding.label, finding.against} in pairs
         assert finding.expects in ("higher", "equal")
         assert not finding.statement.endswith(".")
 
@@ -348,11 +343,7 @@ def test_every_result_of_the_literature_is_about_two_compared_variants(kind):
     ],
 )
 def test_agreement_needs_significance_or_power(expects, difference, p, detectable, agreement):
-    row = ComparisonRow(
-        "difference", "b", "a", "B", "A", Estimate(difference, unit="points"), p, p, detectable
-    )
-    finding = Finding("b", "a", expects, "B is better", "Nobody 2000", "nothing")
-    (result,) = finding_rows([finding], [row])
-    assert result.agreement == agreement
-    (turned,) = finding_rows([replace(finding, label="a", against="b")], [row])
+    measured = {"difference": difference, "p": p, "detectable": detectable}
+    assert finding_next_to(expects, **measured).agreement == agreement
+    turned = finding_next_to(expects, **measured, reverse=True)
     assert turned.difference.value == -difference

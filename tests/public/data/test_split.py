@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.kit.datasets import numbered, pixels_of, seen_in_share
+from tests.kit.datasets import divided, numbered, pixels_of, seen_in_share
 from vitlens import Split, load_data
-from vitlens.data.split import hold_out_groups
 from vitlens.errors import DataError
 
 
@@ -113,7 +112,7 @@ def test_refused(split, act, message):
 
 def test_scenes_of_one_digit_are_held_out_together():
     train = load_data("digits", part="train", scenes=2)
-    rest, held_out = hold_out_groups(train, 0.1)
+    rest, held_out = divided(train, 0.1)
     assert len(rest) + len(held_out) == len(train)
     assert not {*rest.groups.tolist()} & {*held_out.groups.tolist()}
     sizes = held_out.labels.bincount(minlength=10) / train.labels.bincount(minlength=10)
@@ -124,6 +123,6 @@ def test_scenes_of_one_digit_are_held_out_together():
 
 
 def test_nothing_is_held_out_of_a_class_with_too_few_images(split):
-    assert hold_out_groups(split, 0.5) == (split, None)
+    assert divided(split, 0.5) == (split, None)
     unlabelled = replace(split, labels=None)
-    assert hold_out_groups(unlabelled, 0.1) == (unlabelled, None)
+    assert divided(unlabelled, 0.1) == (unlabelled, None)
