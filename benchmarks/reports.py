@@ -16,6 +16,7 @@ import shutil
 import sys
 import tempfile
 import zipfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -122,15 +123,17 @@ def prepare(work: Path, data: Path) -> None:
                 shutil.copyfile(path, five / path.name)
 
 
-def copy_light(source: Path, target: Path) -> None:
-    """Copy a run's folder without arrays and panels, with light figures; of the tables of chapters,
-    with those that a report names.
+def copy_light(source: Path, target: Path, *, kept: Collection[str] = KEPT) -> None:
+    """Copy a run's folder without arrays and panels, with light figures.
+
+    kept: suffixes of the files that are copied. Of the tables of chapters, those that a report
+    names are copied.
     """
     shutil.rmtree(target, ignore_errors=True)
     named = named_tables(source)
     for path in sorted(source.rglob("*")):
         inner = path.relative_to(source)
-        if not path.is_file() or path.suffix not in KEPT or {"arrays", "panels"} & set(inner.parts):
+        if not path.is_file() or path.suffix not in kept or {"arrays", "panels"} & set(inner.parts):
             continue
         in_chapter = inner.parts[0] == "chapters"
         if in_chapter and "tables" in inner.parts and path not in named:

@@ -36,6 +36,8 @@ KINDS: Final = (
     "size",
 )
 
+KEPT: Final = (".md", ".json", ".png", ".csv")  # the page with embedded figures would double them
+
 
 def make(kind: str, work: Path) -> float:
     """Train a study, or the rest of it, and copy its report; return the seconds that it took."""
@@ -49,7 +51,7 @@ def make(kind: str, work: Path) -> float:
     subprocess.run(
         [sys.executable, "-m", "vitlens", "study", *options, "--quiet"], cwd=work, check=True
     )
-    copy_light(work / place, ROOT / "reports" / name)
+    copy_light(work / place, ROOT / "reports" / name, kept=KEPT)
     return time.monotonic() - began
 
 
