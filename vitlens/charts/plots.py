@@ -24,12 +24,12 @@ from vitlens.charts.style import (
 )
 from vitlens.charts.values import (
     MARKERS,
-    STYLES,
     Draw,
     Values,
     colour,
     label,
     legend,
+    line_style,
     numbers,
     series_of,
     value,
@@ -255,7 +255,7 @@ def _curve(
         xs = places
     order = np.argsort(xs)
     order = order[np.isfinite(values[order])]
-    line = STYLES[index % len(STYLES)]
+    line = line_style(index)
     axes.plot(
         xs[order], values[order], line, color=colour(index), marker="o", markersize=3, label=name
     )

@@ -2,6 +2,7 @@
 made of them.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -91,6 +92,12 @@ def series_of(rows: Sequence[Any], name: str) -> dict[str, list[Any]]:
 def colour(index: int) -> str:
     """Return the colour of a series."""
     return SERIES[index % len(SERIES)]
+
+
+def line_style(index: int) -> str:
+    """Return the line of a series; no two of the first 24 series have its colour as well."""
+    repetitions = index // math.lcm(len(SERIES), len(STYLES))
+    return STYLES[(index + repetitions) % len(STYLES)]
 
 
 def legend(figure: Figure, *panels: Axes) -> None:
