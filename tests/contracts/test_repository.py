@@ -24,8 +24,8 @@ CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["import
     "contracts"
 ]
 (SEAMS,) = [contract for contract in CONTRACTS if contract["name"].startswith("Tests go through")]
-# modules of vitlens that the kernels may import directly; three came from splits of counted modules
-KERNELS = 46
+# modules of vitlens that the kernels may import directly; five came from splits of counted modules
+KERNELS = 48
 
 
 def committed_files(folder):

@@ -23,6 +23,7 @@ TWICE = {"MapCheckRow.margin", "MapCheckRow.behind"}  # differences of differenc
 COSINE_DISTANCES = {"BlockDistanceRow.distance"}  # 1 minus a cosine
 POSITIVE = {  # of any size: relative to a mean, norms, places
     "HeadRow.output",
+    "DictionaryRow.l0",  # a number of latents
     "AttackRow.median",
     "AttackedModelRow.halfway",
     "LayerRow.statistics.token_norm",

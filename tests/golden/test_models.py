@@ -26,10 +26,10 @@ def untrained(words: list[str]) -> list[str]:
     return [word for word in words if COMMANDS[word].untrained]
 
 
-CNN = without("attention", "maps", "chain", "statistics", "heads", "walkthrough")
+CNN = without("attention", "maps", "chain", "statistics", "heads", "walkthrough", "patch tokens")
 LISTED = {
-    "timm:swin_tiny_patch4_window7_224": ("windowed,", without("walkthrough")),
-    "timm:mobilevit_xxs": ("other,", without("walkthrough", "chain", "maps")),
+    "timm:swin_tiny_patch4_window7_224": ("windowed,", without("walkthrough", "patch tokens")),
+    "timm:mobilevit_xxs": ("other,", without("walkthrough", "chain", "maps", "patch tokens")),
     "torchvision:resnet18": ("cnn,", CNN),
     "vit-digits": ("vit,", ALL),
     "cnn-digits": ("cnn,", CNN),

@@ -364,11 +364,11 @@ softmax attention
 $ study vit-digits --seeds 2
 --kind with --seeds 2
 $ study vit-digits --data digts
-no data 'digts'; did you mean 'digits' or 'digits-shortcut'?
+no data 'digts'; did you mean 'digits' or 'digits-clear' or 'digits-shortcut'?
 $ study --kind poolin
 did you mean 'pooling'?
 $ study --kind xyz
-patch-size, pooling, positions, pretraining, registers, size, swin, transfer, whole
+patch-size, pooling, positions, pretraining, recipe, registers, size, swin, transfer, whole, window
 $ study --kind size --seeds 0
 --seeds
 $ study --kind size --epochs none

@@ -26,6 +26,7 @@ from vitlens.commands.shared.receptive import field_charts
 from vitlens.commands.shared.sheets import evenly
 from vitlens.report.claims import FEWEST
 from vitlens.report.explorer import Explorer
+from vitlens.report.prose import say
 from vitlens.report.sections import Chart, Overview, Report, Section, other_sheets
 from vitlens.uncertainty import Side
 
@@ -93,6 +94,23 @@ _ROLLOUT: Final = Chart(
     title="Rollout up to a layer",
     rows=rollout_pictures,
 )
+
+
+def _change_over_training(record: AttentionRecord) -> str:
+    """Return which maps a training is followed by, and how far the first is from the last."""
+    first = record.over_training[0]
+    map_name = "last layer's attention"
+    if first.map == "rollout":
+        map_name = "rollout"
+    return say(
+        "Maps of the {{ map_name }}, of the weights that the run kept and the final ones. "
+        "{% if first.epochs %}After {{ first.epochs }} epoch{{ first.epochs|s }}"
+        "{% else %}Before the training{% endif %}, the correlation with the final map was "
+        "{{ first.final|value }}.",
+        map_name=map_name,
+        first=first,
+    )
+
 
 REPORT: Final = Report(
     AttentionRecord,
@@ -195,11 +213,7 @@ REPORT: Final = Report(
             "How did the maps change over the training?",
             "over_training",
             columns=("epochs", "information", "final"),
-            opening="Maps of the {% if first.map == 'rollout' %}rollout{% else %}last layer's "
-            "attention{% endif %}, of the weights that the run kept and the final ones. "
-            "{% if first.epochs == 0 %}Before the training{% else %}After "
-            "{{ first.epochs }} epoch{{ first.epochs|s }}{% endif %}, the correlation with the "
-            "final map was {{ first.final|value }}.",
+            opening=_change_over_training,
             charts=(
                 Chart(
                     "over_training",

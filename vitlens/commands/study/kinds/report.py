@@ -397,6 +397,17 @@ def _changes(record: KindRecord) -> Sequence[ComparisonRow]:
     return rows if len(rows) > 1 else ()
 
 
+def _levelled_off(record: KindRecord) -> str:
+    """Return how many trainings had levelled off."""
+    return say(
+        "{{ level|length }} of {{ rows|length }} variants gained at most {{ most }} point of "
+        "validation accuracy in the last quarter of the training.",
+        level=[row for row in record.levels if row.levelled],
+        rows=record.levels,
+        most=RISE,
+    )
+
+
 def _definitions(record: KindRecord) -> Iterator[tuple[str, str]]:
     """Yield what all trainings share, and their recipes."""
     for note in KINDS[record.design[0].kind].notes[1:]:
@@ -448,8 +459,7 @@ _LITERATURE: Final = Section(
 _LEVELS: Final = Section(
     "Had the trainings levelled off?",
     "levels",
-    opening="{{ rows|selectattr('levelled')|list|length }} of {{ rows|length }} variants gained at "
-    f"most {RISE:g} point of validation accuracy in the last quarter of the training.",
+    opening=_levelled_off,
     columns=("words", "accuracy", "rise", "levelled"),
     charts=(
         Chart(
