@@ -189,7 +189,7 @@ _ENTRIES: Final = (
         "sae",
         "A sparse autoencoder of a layer: trained, measured against baselines, its latents named "
         "and tested.",
-        "vitlens sae vit-digits --layer 2 --limit 100 --bank 100 --tokens 20000",
+        "vitlens sae vit-digits --layer 2 --limit 100 --tokens 20000",
         "Inspect",
         needs=("patch tokens",),
         html=True,
