@@ -9,8 +9,8 @@ from vitlens.commands.study.kinds.kinds import Kind, Overrides, Part, Start, Var
 # vit-mini at half its width: a quarter of the arithmetic, so that a laptop can train every variant
 # several times.
 _HALF: Final[Overrides] = {"dim": 64, "heads": 4, "depth": 4}
-# Learned positions begin as noise: after 8 epochs of digits-clear they had 89 % and still rose.
-# Sines had levelled off at 94 %.
+# Learned positions begin as noise: after 8 epochs of digits-clear the base had 89.4 % with them and
+# 93.6 % with sines (3 seeds, reports/positions-digits).
 _SINES: Final[Overrides] = {"positions": "sine-2d"}
 _SMALL: Final[Overrides] = {**_HALF, **_SINES}
 # A quarter of the tokens, so that a model of 14 M parameters can be trained on one core, too.

@@ -13,8 +13,9 @@ Start: TypeAlias = Literal["random", "pretrained"]
 Extra: TypeAlias = Literal["fields", "cut", "positions", "sinks", "inside", "pretraining"]
 
 SEEDS: Final = 3
-# Epochs without --epochs. On digits-clear most variants have levelled off after them; on digits and
-# digits-shortcut they are too few for a model's best accuracy.
+# Epochs without --epochs: minutes of one core for each training. On digits-clear most variants then
+# gain one to five points in the last quarter, which the report says; on digits and digits-shortcut
+# they are too few for a model's best accuracy.
 EPOCHS: Final[Mapping[str, int]] = MappingProxyType(
     {"digits-clear": 8, "digits": 6, "digits-shortcut": 6}
 )
