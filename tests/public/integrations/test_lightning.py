@@ -16,7 +16,10 @@ from vitlens.errors import InputError
 
 lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
 pytest.importorskip("tensorboard", reason="tensorboard is not installed")
-pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice on workers and loggers
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),  # of torch in Lightning
+    pytest.mark.filterwarnings("ignore::UserWarning:lightning"),  # advice on workers and loggers
+]
 
 HALF = (0.5, 0.5, 0.5)
 
