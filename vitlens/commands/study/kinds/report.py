@@ -408,6 +408,22 @@ def _levelled_off(record: KindRecord) -> str:
     )
 
 
+def _drawn_changes(record: KindRecord) -> list[ComparisonRow]:
+    """Return the changes, with the base in the name of a variant that has several.
+
+    The first base stays unnamed, as it is that of the other rows.
+    """
+    changes = _changes(record)
+    first_row_of = {words: rows[0] for words, rows in by(changes, "words").items()}
+    rows = []
+    for row in changes:
+        name = row.words
+        if row is not first_row_of[row.words]:
+            name = f"{row.words} − {row.against_words}"
+        rows.append(replace(row, words=name))
+    return rows
+
+
 def _definitions(record: KindRecord) -> Iterator[tuple[str, str]]:
     """Yield what all trainings share, and their recipes."""
     for note in KINDS[record.design[0].kind].notes[1:]:
@@ -445,6 +461,7 @@ CHANGES: Final = Section(
             "Accuracy of each variant minus that of the one it is compared with, with 95 % "
             "intervals.",
             title="Accuracy of each variant minus that of its base",
+            rows=_drawn_changes,
         ),
     ),
 )
