@@ -14,12 +14,10 @@ REPORTS = Path(__file__).parents[3] / "reports"
 COMMITTED = sorted(path.name for path in REPORTS.iterdir() if path.is_dir())
 REMADE = "stale until remade"
 # Committed reports that an earlier version wrote, and that contradict themselves or print statuses
-# without reasons. To
-# be emptied as they are made again: a report in this list must fail.
+# without reasons. To be emptied as they are made again: a report in this list must fail.
 STALE = {
     "explain-deit-tiny": REMADE,
     "features-cifar10-jpeg": REMADE,
-    "profile-vit-resnet-swin": REMADE,
 }
 
 
