@@ -39,6 +39,10 @@ ANSWERS: Final[Mapping[str, Answer]] = {
         ("walk", "steps", "entropies", "permutations", "answers"),
     ),
     "profile-presets": Answer("profile vit-mini vit-micro vit-tiny --batch-sizes 1"),
+    "profile-large": Answer(
+        "profile timm:vit_base_patch16_224 timm:vit_large_patch16_224 timm:vit_huge_patch14_224 "
+        "--random-weights --sizes 224 --batch-sizes 1"
+    ),
     "profile-patches": Answer("profile vit-mini --patch-size 2,4,8,16 --batch-sizes 1"),
     "profile-growth": Answer(
         "profile vit-micro swin-micro --sizes 32,64,96,128 --batch-sizes 1", ("exponents",)
