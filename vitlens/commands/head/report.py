@@ -51,7 +51,7 @@ def _quantile_words(row: ExemplarRow) -> str:
         return "most"
     if row.quantile == 0:
         return "least"
-    return f"more than {percent(row.quantile)}"
+    return f"above {percent(row.quantile)}"
 
 
 def _strongest_pairs(record: HeadRecord) -> list[PartnerRow]:
