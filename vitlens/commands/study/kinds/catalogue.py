@@ -42,26 +42,6 @@ _ADAPTED: Final[tuple[tuple[str, str, Start, Part], ...]] = (
 )  # label, words, start and trained part of the ways that are trained on fewer images, too
 
 
-def _taught_and_alone(share: float, words: str) -> tuple[Variant, ...]:
-    """Return a CNN, a ViT and a ViT that the CNN teaches, on a share of the images."""
-    number = round(100 * share)
-    teacher = Variant(
-        f"teacher-{number}", f"CNN, {words}", "resnet20", share=share, candidate=False
-    )
-    alone = Variant(
-        f"alone-{number}", f"ViT, {words}", shape=_SMALL, share=share, against=(teacher.label,)
-    )
-    taught = Variant(
-        f"taught-{number}",
-        f"ViT with teacher, {words}",
-        shape=_SMALL,
-        share=share,
-        teacher=teacher.label,
-        against=(alone.label,),
-    )
-    return teacher, alone, taught
-
-
 KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
     {
         "architecture": Kind(
@@ -409,19 +389,54 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         ),
         "distillation": Kind(
             "A CNN as the teacher of a ViT",
-            tuple(
-                variant
-                for share, words in ((_FEW, f"{_FEW:.0%}"), (1.0, "100%"))
-                for variant in _taught_and_alone(share, words.replace("%", " %"))
+            (
+                Variant("teacher", "CNN, few images", "resnet20", share=_FEW, candidate=False),
+                Variant(
+                    "alone",
+                    "ViT, few images",
+                    shape=_SMALL,
+                    share=_FEW,
+                    against=("teacher",),
+                ),
+                Variant(
+                    "taught",
+                    "ViT with teacher, few images",
+                    shape=_SMALL,
+                    share=_FEW,
+                    teacher="teacher",
+                    base="alone",
+                    against=("alone",),
+                ),
+                Variant(
+                    "unlabelled",
+                    "ViT with teacher, all images",
+                    shape=_SMALL,
+                    share=1.0,
+                    teacher="teacher",
+                    labels=False,
+                    against=("alone", "taught"),
+                ),
+                Variant(
+                    "all-labels",
+                    "ViT, all images and labels",
+                    shape=_SMALL,
+                    share=1.0,
+                    against=("unlabelled",),
+                    candidate=False,
+                ),
             ),
             "other teachers, hard labels, a distillation token, other temperatures and weights of "
             "the teacher's loss, and larger models",
             (
                 "The student is `vit-mini` at half its width (dim 64, depth 4, 4 heads, patch 4) "
-                "with fixed 2-D positions; the teacher is `resnet20`, trained on the same images.",
-                "The student learns from the labels and from the teacher's probabilities, half "
-                "and half, on the same augmented views. A tenth of the images is repeated, so "
-                "that all variants have equal steps; images are fixed.",
+                "with fixed 2-D positions; the teacher is `resnet20`.",
+                "Only a tenth of the images has labels for the teacher and for both students of "
+                "few images. It is repeated, so that all variants have equal steps. All images are "
+                "fixed.",
+                "The taught student of few images learns from their labels and from the "
+                "teacher's probabilities, half and half, on the same views. That of all images "
+                "learns only from the teacher's probabilities: nine tenths of its images have no "
+                "labels.",
             ),
         ),
         "transfer": Kind(

@@ -173,12 +173,21 @@ FINDINGS: Final[Mapping[str, tuple[Finding, ...]]] = MappingProxyType(
         ),
         "distillation": (
             Finding(
-                "taught-10",
-                "alone-10",
+                "taught",
+                "alone",
                 "higher",
                 "a CNN as teacher makes a ViT more accurate",
                 "Touvron 2021",
-                "the teacher was trained on the same few images",
+                "the teacher was trained on the same few images, without strong augmentation, and "
+                "says little that their labels do not",
+            ),
+            Finding(
+                "unlabelled",
+                "alone",
+                "higher",
+                "a student learns from its teacher's outputs on images without labels",
+                "Hinton 2015; Beyer 2022",
+                "a CNN teaches a ViT, and the images without labels are of the same kind",
             ),
         ),
     }

@@ -28,15 +28,22 @@ ADAPTING_EPOCHS: Final = 10
 class Variant:
     """One model of a study, trained once for each seed.
 
-    label: its name in folders and metrics. words: its name in figures and tables. preset: its
-    architecture ("": that of MODEL). shape: the differences from the preset's. start: its first
-    weights. trained: the part that is trained. teacher: the label of the variant whose outputs it
-    learns from, too. objective: of its training, see training/objectives. recipe: the differences
-    from its preset's recipe. share: of the training images, which are then fixed (None: all, as in
-    training). repeated: True if a share is repeated to the length of the whole set, so that it has
-    as many steps; False if it has as many epochs. line: its line in the chart over the number of
-    images. against: the labels of the variants that it is compared with ((): the first). base: the
-    label of the variant from which it differs in one factor and with which it is compared, too.
+    label: its name in folders and metrics.
+    words: its name in figures and tables.
+    preset: its architecture; "" is that of MODEL.
+    shape: the differences from the preset's shape.
+    start: its first weights.
+    trained: the part that is trained.
+    teacher: the label of the variant from whose outputs it learns; "" is none.
+    labels: False if it learns only from its teacher.
+    objective: of its training, see training/objectives.
+    recipe: the differences from its preset's recipe.
+    share: of the training images, which are then fixed; None is all images, as in training.
+    repeated: True if a share is repeated to the length of the whole set, so that it has as many
+        steps; False if it has as many epochs.
+    line: its line in the chart over the number of images.
+    against: the labels of the variants that it is compared with; () is the first.
+    base: the label of the variant from which it differs in one factor; they are compared, too.
     candidate: True if it may be chosen.
     """
 
@@ -47,6 +54,7 @@ class Variant:
     start: Start = "random"
     trained: Part = "all"
     teacher: str = ""
+    labels: bool = True
     objective: str = CLASSIFY
     recipe: Overrides = field(default_factory=dict)
     share: float | None = None

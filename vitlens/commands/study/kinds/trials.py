@@ -36,9 +36,10 @@ from vitlens.training.loop import BEST_FILE, train_on_images
 from vitlens.training.objectives.pretraining import Pretraining
 from vitlens.training.task import Task
 
-# For a teacher trained on the same images, whose predictions on them are the labels: its
-# probabilities say more.
+# A teacher's predictions on the images that it was trained on are mostly their labels: its
+# probabilities say more. Half of the loss is the teacher's.
 _DISTILLATION: Final = Distillation(kind="soft", weight=0.5, token=False)
+_WITHOUT_LABELS: Final = replace(_DISTILLATION, weight=1.0)
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,8 @@ def _objective(
     """Return the objective of a variant; a teacher computes its outputs on the images now."""
     if variant.teacher:
         teacher = setup.trained(variant.teacher, seed=seed)
-        objective = objective_of(teacher, _DISTILLATION, images.classes, setup.run.precision)
+        distillation = _DISTILLATION if variant.labels else _WITHOUT_LABELS
+        objective = objective_of(teacher, distillation, images.classes, setup.run.precision)
         views = cacheable_views(setup.recipe(variant), images)
         compute_outputs(objective, images, views=views, quiet=setup.run.quiet)
         return objective
