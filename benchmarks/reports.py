@@ -9,6 +9,7 @@ VITLENS_DATA names the folder of weights and photographs; VITLENS_REPORTS the wo
 the reports after them.
 """
 
+import json
 import os
 import re
 import shlex
@@ -140,6 +141,12 @@ def copy_light(source: Path, target: Path, *, kept: Collection[str] = KEPT) -> N
             continue
         place = target / inner
         place.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".json":
+            # without indentation, which is a third of these files; one value a line for git
+            content = json.loads(path.read_text(encoding="utf-8"))
+            lines = json.dumps(content, indent=0, ensure_ascii=False)
+            place.write_text(f"{lines}\n", encoding="utf-8")
+            continue
         if path.suffix != ".png":
             shutil.copyfile(path, place)
             continue

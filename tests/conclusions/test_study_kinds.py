@@ -11,7 +11,7 @@ from tests.kit.contradictions import contradictions
 from tests.kit.planted_study import LABELS, UNTRIED, pretraining_record, study_record, with_curves
 from tests.kit.select import select, select_one, values_of
 from vitlens.commands.registry import COMMANDS
-from vitlens.commands.study.kinds.record import ComparisonRow, FindingRow
+from vitlens.commands.study.kinds.record import ComparisonRow, FindingRow, TrialRow
 from vitlens.commands.study.kinds.report import decision
 from vitlens.commands.study.kinds.transfer.report import caught_up, reasons
 from vitlens.commands.study.kinds.variants.record import PositionRow, VariantsRecord
@@ -181,6 +181,22 @@ def test_each_reason_has_the_state_of_its_number_and_a_way_the_epoch_at_which_it
         ("scratch", None, None),
     ]
     assert values_of(rows, "accuracy") == pytest.approx([0.76, 0.76])
+
+
+def test_a_variant_whose_seeds_ended_far_apart_is_named_as_a_limit():
+    record = study_record("pooling", {"cls": 0.6, "mean": 0.6})
+    accuracies = {"cls": (0.4, 0.9, 0.5), "mean": (0.6, 0.65, 0.55)}
+    trials = [
+        TrialRow(label, seed, accuracy, seconds=1.0, images_per_second=1.0)
+        for label, values in accuracies.items()
+        for seed, accuracy in enumerate(values)
+    ]
+    before = said(record).first.unknown
+    after = said(replace(record, trials=tuple(trials))).first.unknown
+    (added,) = (sentence for sentence in after if sentence not in before)
+    assert "CLS token" in added.text
+    assert "mean of the patches" not in added.text
+    assert "40 %" in added.text and "90 %" in added.text
 
 
 def at(images, low, high):

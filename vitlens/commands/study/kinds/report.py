@@ -37,6 +37,9 @@ from vitlens.uncertainty import LEVEL, Estimate, Side, beyond
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+# between the accuracies of two trainings of one variant: one of them has hardly learned yet
+_FAR_APART: Final = 0.2
+
 
 def decision(record: KindRecord) -> Choice:
     """Return the choice among the variants of a study, without those of which a training failed.
@@ -282,6 +285,7 @@ def unknown(record: KindRecord) -> Iterator[str]:
             "report is that of its measures, and times of trainings are not compared."
         )
     yield _doubt_of_length(record, design)
+    yield from _doubt_of_seeds(record)
     if design.model:
         yield "The model may have seen images of these classes during its pretraining."
     yield say(
@@ -311,6 +315,22 @@ def _doubt_of_length(record: KindRecord, design: DesignRow) -> str:
         "may need longer training (`--epochs`).",
         epochs=design.epochs,
     )
+
+
+def _doubt_of_seeds(record: KindRecord) -> Iterator[str]:
+    """Yield the range of the trainings of each variant whose seeds ended far apart."""
+    trials = by(record.trials, "label")
+    for point in record.points:
+        accuracies = [trial.accuracy for trial in trials.get(point.label, ())]
+        if accuracies and max(accuracies) - min(accuracies) > _FAR_APART:
+            yield say(
+                "The {{ n }} trainings of **{{ words }}** ended at {{ low|percent }} to "
+                "{{ high|percent }}: their mean depends on the seeds.",
+                n=len(accuracies),
+                words=point.words,
+                low=min(accuracies),
+                high=max(accuracies),
+            )
 
 
 def _missed(record: KindRecord, design: DesignRow) -> Iterator[str]:
