@@ -52,7 +52,9 @@ class ChangesInside:
 class FoolingImages:
     """Images that fool a model, clean and adversarial (n, 3, height, width) in [0, 1].
 
-    indices: (n,) into the split. labels: (n,). groups: (n,) of images that share a source, or None.
+    indices: (n,) into the split.
+    labels: (n,).
+    groups: (n,) of images that share a source, or None.
     """
 
     victim: Victim

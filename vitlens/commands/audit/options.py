@@ -16,11 +16,14 @@ BUDGET: Final = 3.0  # minutes
 class AuditOptions(ModelOnImages):
     """Options of an audit.
 
-    model: the one that is judged; data, images: labelled or not; predicted: ignore labels and let
-    attacks and corruptions use the model's predictions, as they do for images without labels;
-    budget: minutes for all chapters together, of which maps and their checks have a share and the
-    attack what the others leave; junit: the file for continuous integration (None: no file); cache:
-    use chapters of earlier runs again.
+    model: the model that is judged.
+    data, images: with labels or without.
+    predicted: ignore labels; attacks and corruptions use the model's predictions, as they do for
+        images without labels.
+    budget: minutes for all chapters together. Maps and their checks have a share of them, and the
+        attack what the others leave.
+    junit: the file for continuous integration (None: no file).
+    cache: use chapters of earlier runs again.
     """
 
     predicted: bool = predicted_option()

@@ -80,8 +80,10 @@ class BusyClock:
 class Budget:
     """The seconds that an audit may take.
 
-    minutes: of --budget; clock: busy seconds since the start; cached: seconds that chapters from
-    the cache took when they were made, so that the same audit chooses the same attack again.
+    minutes: of --budget.
+    clock: busy seconds since the start.
+    cached: seconds that chapters from the cache took when they were made, so that the same audit
+        chooses the same attack again.
     """
 
     minutes: float
@@ -127,8 +129,9 @@ class Budget:
 class MapCosts:
     """Measured seconds of one image.
 
-    maps: of its map by each method, the preferred method first, then the fastest; removal: of the
-    check of one map that removes patches; one_pass: of a forward pass.
+    maps: of its map by each method, the preferred method first, then the fastest.
+    removal: of the check of one map that removes patches.
+    one_pass: of a forward pass.
     """
 
     maps: Mapping[str, float]
@@ -171,8 +174,9 @@ def fitting_methods(costs: MapCosts, seconds: float, images: int) -> tuple[tuple
 class CorruptionCosts:
     """Measured seconds of one image.
 
-    corrupted: under all corruptions; one_pass: of a forward pass; epsilons: number of epsilons of
-    FGSM, which runs on the same images.
+    corrupted: under all corruptions.
+    one_pass: of a forward pass.
+    epsilons: number of epsilons of FGSM, which runs on the same images.
     """
 
     corrupted: float
@@ -240,9 +244,12 @@ def consider_candidates(
 ) -> tuple[CandidateRow, ...]:
     """Return all candidates in their order, and FGSM at the end.
 
-    The first that fits what is left is chosen. images: that there are; candidates that differ
-    in more images than these alone are one. shares: as `passes_of`; defined: whether the model
-    has enough classes for an attack; attacked: images on which FGSM ran (None: all).
+    The first that fits what is left is chosen.
+
+    images: that there are; candidates that differ in more images than these alone are one.
+    shares: as `passes_of`.
+    defined: whether the model has enough classes for an attack.
+    attacked: images on which FGSM ran (None: all).
     """
     unique = dict.fromkeys(
         replace(candidate, images=min(candidate.images, images)) for candidate in candidates

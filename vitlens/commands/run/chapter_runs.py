@@ -70,9 +70,10 @@ def as_typed(model: ModelName) -> str:
 class ChapterImages:
     """The images of all chapters.
 
-    data: a name or a path, None for images without labels; images: their files and folders;
-    predicted: whether the commands that need labels use the models' predictions; data_dir: where
-    downloaded data is kept.
+    data: a name or a path, None for images without labels.
+    images: their files and folders.
+    predicted: whether the commands that need labels use the models' predictions.
+    data_dir: where downloaded data is kept.
     """
 
     data: str | None = None

@@ -41,8 +41,12 @@ _COMMANDS: Final = (  # whose runs can be chapters
 class ChapterRow:
     """One chapter.
 
-    model: "" for all; part: which one it is, of several chapters of one command; cached:
-    whether an earlier run had made it; seconds: that it took when it was made.
+    word: the command that made it.
+    alias: the model that it is about; "" for all models.
+    folder: its place in the folder of the larger run.
+    cached: True if an earlier run had made it.
+    part: its name, if the command has several chapters.
+    seconds: time that it took when it was made.
     """
 
     word: Name = col("command")
@@ -156,9 +160,9 @@ class Chapter:
 class Question:
     """A question that chapters answer.
 
-    names: of the chapters, the first that was run does; chart: the beginning of the name of the
-    figure that shows it; about: the questions of the claims whose state it has, where not the
-    chapter's own.
+    names: of the chapters, the first that was run does.
+    chart: the beginning of the name of the figure that shows it.
+    about: the questions of the claims whose state it has, where not the chapter's own.
     """
 
     title: str

@@ -330,8 +330,10 @@ def settings(
 ) -> dict[str, object]:
     """Return the settings of a run for RunFolder.opened, read back as `Record.config`.
 
-    options: the dataclass that the command took; run: its run options as they hold in this process;
-    others: the other parts of the data that it reads; more: further entries of config.json.
+    options: the dataclass that the command took.
+    run: its run options as they hold in this process.
+    others: the other parts of the data that it reads.
+    more: further entries of config.json.
     """
     content: dict[str, object] = {
         "command_line": run.command,

@@ -35,9 +35,9 @@ _PATCHED: Final = 100  # images on which heads are patched: each takes a pass fo
 class Trace:
     """The trace of one cue through one model.
 
-    heads: ordered by their share, none for a model without attention heads; maps: one for each
-    method; examples: images that the intervention corrects, else those of which it changes the
-    prediction.
+    heads: ordered by their share, none for a model without attention heads.
+    maps: one for each method.
+    examples: images that the intervention corrects, else those of which it changes the prediction.
     """
 
     heads: tuple[CueHeadRow, ...]

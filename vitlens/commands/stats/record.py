@@ -21,10 +21,10 @@ Numbers: TypeAlias = Mapping[str, Estimate]
 class HeadRow(OfModel):
     """One head, means over images.
 
-    label: None if the layer's tokens have no place in the image; score: the share of the
-    information in its attention that the pattern `best` explains; other: the pattern that
-    contradicts it with the highest score; place: row and column of the patch that receives most
-    attention.
+    label: None if the layer's tokens have no place in the image.
+    score: the share of the information in its attention that the pattern `best` explains.
+    other: the pattern that contradicts it with the highest score.
+    place: row and column of the patch that receives most attention.
     """
 
     layer: int = col("layer")
@@ -70,7 +70,8 @@ class HeadRow(OfModel):
 class LayerRow(OfModel):
     """One layer.
 
-    statistics: of the tokens after the block; unplaced: why its tokens have no place in the image;
+    statistics: of the tokens after the block.
+    unplaced: why its tokens have no place in the image.
     uniform_distance: mean distance of uniform attention.
     """
 

@@ -59,16 +59,23 @@ _QUICK: Final = tuple(
 class Depth:
     """The extent of a study.
 
-    Numbers of images: ablated: on which every unit is ablated; checked: on which maps are checked;
-    compared: whose maps are compared; paired: whose errors are compared; disturbed: on which the
-    reliance of models is measured; panels: shown side by side; developed: whose attention is shown
-    over all layers; featured: whose features are read; bank: training images of the classifiers of
-    features; attacked: by every attack; searched: on which C&W searches for the smallest
-    perturbation, 0 to leave it out.
-
-    explained: methods whose maps are checked; attacks: by name; singles: attacks at one epsilon
-    only, in 1/255; search_steps: of each search of C&W; thorough: True to check maps and attacks in
-    every way and to measure the speed at every batch size.
+    ablated: number of images on which every unit is ablated.
+    checked: number of images on which maps are checked.
+    compared: number of images whose maps are compared.
+    paired: number of images whose errors are compared.
+    disturbed: number of images on which the reliance of models is measured.
+    panels: number of images shown side by side.
+    developed: number of images whose attention is shown over all layers.
+    featured: number of images whose features are read.
+    bank: number of training images of the classifiers of features.
+    attacked: number of images attacked by every attack.
+    searched: number of images on which C&W searches for the smallest perturbation; 0 leaves it out.
+    explained: methods whose maps are checked.
+    attacks: by name.
+    singles: attacks at one epsilon only, in 1/255.
+    search_steps: of each search of C&W.
+    thorough: True to check maps and attacks in every way and to measure the speed at every batch
+        size.
     """
 
     explained: tuple[str, ...] = _STUDIED

@@ -15,12 +15,17 @@ _KIND: Final = "Controlled comparison (--kind)"
 
 @dataclass(frozen=True)
 class StudyOptions(SharedOptions):
-    """models: a ViT and a CNN (empty: the bundled pair); presets are trained first, with one
-    budget; data: digits by default; images: files and folders without labels, for trained models;
-    predicted: ablation and attacks use the models' predictions as labels; kind: instead a
-    controlled comparison of small models trained with several seeds, the only kind that can be
-    resumed; portfolio: with a longer report; full: with more methods, attacks and images; cache:
-    whether chapters of earlier studies are used again.
+    """Options of a study of a ViT and a CNN, or of one design choice.
+
+    models: a ViT and a CNN (empty: the bundled pair); presets are trained first, with one budget.
+    data: digits by default.
+    images: files and folders without labels, for trained models.
+    predicted: ablation and attacks use the models' predictions as labels.
+    kind: instead a controlled comparison of small models trained with several seeds, the only kind
+        that can be resumed.
+    portfolio: with a longer report.
+    full: with more methods, attacks and images.
+    cache: whether chapters of earlier studies are used again.
     """
 
     models: tuple[str, ...] = argument(

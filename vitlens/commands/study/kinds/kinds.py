@@ -74,10 +74,12 @@ class Variant:
 class Finding:
     """A result of the literature that a study can repeat or contradict.
 
-    label, against: the labels of two variants that the study compares. expects: "higher" if the
-    first is reported to be more accurate, "equal" if no difference is reported. statement: the
-    result, a sentence without a full stop. source: author and year. difference: how the study
-    differs from the paper, which may explain another result.
+    label, against: the labels of two variants that the study compares.
+    expects: "higher" if the first is reported to be more accurate, "equal" if no difference is
+        reported.
+    statement: the result, a sentence without a full stop.
+    source: author and year.
+    difference: how the study differs from the paper, which may explain another result.
     """
 
     label: str
@@ -93,10 +95,10 @@ class Kind:
     """A study: its title, its variants in order, what it does not try, and notes on its design.
 
     extra: measured in addition to accuracy: receptive fields, an image cut into patches, the order
-    of position embeddings, sinks and high-norm patches, changes inside a model that is adapted, or
-    features. about_failures: True if the study is about the
-    share of trainings that fail. data, epochs: the defaults (epochs None: by the
-    data).
+        of position embeddings, sinks and high-norm patches, changes inside a model that is adapted,
+        or features.
+    about_failures: True if the study is about the share of trainings that fail.
+    data, epochs: the defaults (epochs None: by the data).
     """
 
     title: str

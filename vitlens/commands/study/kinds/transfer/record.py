@@ -16,7 +16,12 @@ Floats: TypeAlias = NDArray[np.floating[Any]]
 
 @dataclass(frozen=True)
 class CurveRow(OfVariant):
-    """One epoch of one training; epochs: completed; seconds: since it began; loss: nats."""
+    """One epoch of one training.
+
+    epochs: completed.
+    seconds: since the training began.
+    loss: in nats.
+    """
 
     seed: int = col("seed")
     epochs: int = col("epoch")
