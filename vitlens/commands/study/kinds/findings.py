@@ -185,7 +185,8 @@ FINDINGS: Final[Mapping[str, tuple[Finding, ...]]] = MappingProxyType(
                 "unlabelled",
                 "alone",
                 "higher",
-                "a student learns from its teacher's outputs on images without labels",
+                "a student that also learns from its teacher's outputs on images without labels is "
+                "more accurate",
                 "Hinton 2015; Beyer 2022",
                 "a CNN teaches a ViT, and the images without labels are of the same kind",
             ),
