@@ -1,9 +1,9 @@
 """Make the committed studies of one factor: `python -m benchmarks.studies [KIND ...] [--jobs N]`.
 
 Each KIND of `vitlens study --kind` that trains small models from scratch is trained with three
-seeds (`SEEDS`: others) and copied to reports/KIND-digits. A study that was stopped goes on where it was: run the
-command again. VITLENS_REPORTS names the working folder, where the weights stay (default: one in the
-system's temporary folder).
+seeds (`SEEDS` names other numbers) and copied to reports/KIND-digits. A study that was stopped goes
+on where it was: run the command again. VITLENS_REPORTS names the working folder, where the weights
+stay (default: one in the system's temporary folder).
 
 --jobs: studies that run at the same time (default 1). On two cores a study has one core to itself
 with OMP_NUM_THREADS=1 and --jobs 2. On a GPU all of them fit at once.
