@@ -301,8 +301,9 @@ class TransferRow:
 class AttackCheckRow(OfModel):
     """One self-check of an attack on one model.
 
-    state: inconclusive if the check could not have failed because no image was fooled. against, of:
-    `against` out of `of` images contradict the expectation; None if images are not counted.
+    state: inconclusive if the check could not have failed because no image was fooled.
+    against, of: `against` out of `of` images contradict the expectation; None if images are not
+        counted.
     """
 
     name: str = col("check")

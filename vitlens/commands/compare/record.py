@@ -172,8 +172,8 @@ class DisturbedPairRow(PairRow):
 class BiasRow(OfModel):
     """The shape bias of one model on images with cue conflicts.
 
-    bias: predictions by shape among those by shape or texture, None without any. note: a remark on
-    the predictions, or "".
+    bias: predictions by shape among those by shape or texture, None without any.
+    note: a remark on the predictions, or "".
     """
 
     n: int = col("images")

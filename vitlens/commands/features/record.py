@@ -279,9 +279,9 @@ class PatchesRow(OfModel):
     sample of patches.
 
     share: "position", the share of neighbours at the same place of their image (within an eighth of
-    its side); "class", the share in images of the same class; "object", the intersection over union
-    of the patches on the object and those that neighbours vote for. chance: the same for patches
-    drawn at random ("object": for all patches).
+        its side); "class", the share in images of the same class; "object", the intersection over
+        union of the patches on the object and those that neighbours vote for.
+    chance: the same for patches drawn at random ("object": for all patches).
     """
 
     layer: str = col("number")
@@ -396,8 +396,8 @@ class ShownArrays:
 class FeaturesRecord(Record):
     """The tables and arrays of `vitlens features`.
 
-    head: classifiers compared with the model's classifier. within, between: layers of one model,
-    and of two.
+    head: classifiers compared with the model's classifier.
+    within, between: layers of one model, and of two.
     """
 
     sets: tuple[SetsRow, ...] = table()

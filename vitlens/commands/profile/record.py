@@ -93,8 +93,8 @@ class PartRow(OfModel):
 class SpeedRow(OfModel):
     """The latency and throughput of one model at one batch size, medians over passes.
 
-    spread: ratio of the upper to the lower quartile of the latency; device_bytes: peak memory of
-    the device, None on a CPU.
+    spread: ratio of the upper to the lower quartile of the latency.
+    device_bytes: peak memory of the device, None on a CPU.
     """
 
     images: int = col("batch size")

@@ -107,8 +107,8 @@ class ChapterImages:
 class ChapterRunner:
     """Runs chapters in the folder of a larger run, and keeps the list of those done.
 
-    cache: of chapters of earlier runs; None: every chapter is run; on_done: called with that list
-    after each.
+    cache: of chapters of earlier runs; None: every chapter is run.
+    on_done: called with that list after each.
     """
 
     def __init__(
@@ -128,8 +128,8 @@ class ChapterRunner:
     def run(self, word: str, alias: str, options: Any, *, part: str = "") -> ChapterRow:
         """Run one command in its own folder.
 
-        alias: of its one model, "" for all; part: which one it is, where one command has several
-        chapters.
+        alias: of its one model, "" for all.
+        part: which one it is, where one command has several chapters.
         """
         folder = f"{CHAPTERS_FOLDER}/{'-'.join(filter(None, (word, part, alias)))}"
         place = self.path / folder

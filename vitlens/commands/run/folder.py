@@ -170,8 +170,10 @@ class RunFolder:
         its status is running.
 
         needs: what its config.json must say besides what every command writes, by name, with its
-        value where that is known; None: nothing at all. config: what the run that goes on knows
-        itself, as for `opened`; it takes the place of what was read, but for the command line.
+            value where that is known; None: nothing at all.
+        config: what the run that goes on knows itself, as for `opened`; it takes the place of what
+            was read, but for the command line.
+
         Raises InputError for links, and for a config.json that says less or another thing.
         """
         record = read_run(path)

@@ -48,8 +48,9 @@ def join_run(options: RunOptions) -> tuple[Processes, RunOptions]:
 class Run(Generic[Options]):
     """Models, images, processes and folder of a command: what it needs before and after measuring.
 
-    options: as they were given; run: its run options as they hold in this process; models: those
-    that the options name.
+    options: as they were given.
+    run: its run options as they hold in this process.
+    models: those that the options name.
     """
 
     def __init__(

@@ -77,8 +77,8 @@ def factor_rows(
 ) -> Iterator[FactorRow]:
     """Yield a row for each planted factor and model.
 
-    correct: by model, (n,), whether each prediction is correct; groups: (n,) of images that share a
-    source.
+    correct: by model, (n,), whether each prediction is correct.
+    groups: (n,) of images that share a source.
     """
     for factor in PLANTED:
         if factor not in factors:

@@ -57,8 +57,8 @@ def trace_cue(
 ) -> Trace:
     """Trace the cue of a row of `measure_reliance` on at most `limit` images.
 
-    methods: of maps, which the model supports. advance: called with the images just done, once for
-    the heads and once for each method.
+    methods: of maps, which the model supports.
+    advance: called with the images just done, once for the heads and once for each method.
     """
     data = changed_images(viewer, row, limit=limit, seed=seed)
     before = _predict(viewer, data.images)

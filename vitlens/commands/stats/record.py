@@ -113,8 +113,8 @@ class HeadsRow(OfModel):
 class LocalHeadsRow(OfModel):
     """The local heads of the first or the last quarter of the layers that have a distance.
 
-    local: number of heads with at most half the distance of uniform attention; share: mean distance
-    over heads, in units of that of uniform attention.
+    local: number of heads with at most half the distance of uniform attention.
+    share: mean distance over heads, in units of that of uniform attention.
     """
 
     part: str = col("part")
