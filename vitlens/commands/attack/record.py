@@ -216,8 +216,10 @@ class RobustPairRow:
 class SurvivorsRow(OfModel):
     """Stronger attacks on the images that survive every L∞ attack up to an epsilon.
 
-    These are PGD with a margin loss (difference of logits ratio) and Square. before, after: robust
-    accuracy. margin, square: the number of images that each breaks; None if it was not run.
+    These are PGD with a margin loss (difference of logits ratio) and Square.
+
+    before, after: robust accuracy.
+    margin, square: the number of images that each breaks; None if it was not run.
     """
 
     epsilon: float = col("epsilon", term=EPSILON_TERM)
