@@ -2,9 +2,10 @@
 taps.
 
 Nearly all attention passes through F.scaled_dot_product_attention, F.multi_head_attention_forward
-or a softmax over (.., query, key). The mode is in force while the model runs and sees all three;
-forward hooks say which module is calling. The contexts of one model share its mode and put their
-taps on its list: changes of outer contexts come first, and readers see what is used in the end.
+or a softmax over (.., query, key). The mode is in force while the model runs and intercepts all
+three. Forward hooks record which module is calling. The contexts of one model share its mode and
+put their taps on its list: changes of outer contexts come first, and readers receive what is used
+in the end.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -27,18 +28,25 @@ from vitlens.models.memo import Memo
 from vitlens.models.model import Model
 from vitlens.turns import turn
 
-SITES: Final[Memo[tuple[Site, ...]]] = Memo()  # of each model, from its survey
+# the sites that the survey of each model found; `lens.observe.survey` fills it
+SITES: Final[Memo[tuple[Site, ...]]] = Memo()
 _SEEN: Final = frozenset(
     {F.scaled_dot_product_attention, F.multi_head_attention_forward, F.linear, *SOFTMAX}
 )
 
 
 class AttentionMode(ScopedMode):
-    """Sees the attention of one model (a plain module's heads are read from its attributes); use
-    through `tapped`.
+    """The mode that intercepts the attention of one model; use it through `tapped`.
 
-    root: the module of the model; images: in the forward pass; sites: of its calls that a tap has
-    read.
+    Each model is surveyed once: a forward pass of one image finds its sites in order, and they are
+    kept in `SITES`. In later passes, the n-th call of a module is then the n-th surveyed site of
+    that module. For a plain module without a survey, heads are read from its attributes and sites
+    from the shapes of each call.
+
+    root: the module of the model.
+    images: the number of images in the running forward pass.
+    sites: the sites of the calls that a tap has read in this pass.
+    taps: the taps of all contexts in force, outer contexts first.
     """
 
     def __init__(self, model: Model | nn.Module) -> None:
@@ -72,9 +80,7 @@ class AttentionMode(ScopedMode):
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Change and report attention calls; pass every other call through."""
-        if func not in _SEEN or not self._running:
-            return func(*args, **kwargs)
-        if self._unused and any(caller.name in self._unused for caller in self._running):
+        if func not in _SEEN or not self._running or self._is_in_unused_module():
             return func(*args, **kwargs)
         name = self._caller().name
         taps = [tap for tap in self.taps if tap.modules is None or name in tap.modules]
@@ -86,6 +92,7 @@ class AttentionMode(ScopedMode):
         if func is F.multi_head_attention_forward and taps:
             with self:  # a mode is not active in its own calls, which must be intercepted here
                 return multi_head_attention(*args, **kwargs)
+        # a tap with only `joined` acts on the output projection, above
         taps = [tap for tap in taps if tap.changes or tap.keep or tap.read or tap.explicit]
         if not taps:
             return func(*args, **kwargs)
@@ -104,38 +111,49 @@ class AttentionMode(ScopedMode):
             return func(*args, **kwargs)
         return call.softmax(func, args, kwargs)
 
+    def _is_in_unused_module(self) -> bool:
+        """Return True inside a module on which the logits do not depend."""
+        return any(caller.name in self._unused for caller in self._running)
+
     def site(self, module: str, shape: torch.Size) -> Site:
-        """Return the site of the running call, from the survey where it has one.
+        """Return the site of the running call: the surveyed one, or else one read from shapes.
 
         shape: of the call's weights, (batch, heads, queries, keys).
         """
-        part = sum(site.module == module for site in self.sites)
+        _, heads, queries, keys = shape
+        part = self._earlier_calls(module)
+        site = self._surveyed_sites.get((module, part))
+        if site is None or (site.heads, site.queries, site.keys) != (heads, queries, keys):
+            site = self._read_site(module, part, shape)
+        self.sites.append(site)
+        return site
+
+    def _earlier_calls(self, module: str) -> int:
+        """Return how many calls of the module were read earlier in this forward pass."""
+        return sum(site.module == module for site in self.sites)
+
+    def _read_site(self, module: str, part: int, shape: torch.Size) -> Site:
+        """Return the site of the running call, from the shapes of its weights and of its module."""
         batch, heads, queries, keys = shape
-        surveyed = self._surveyed_sites.get((module, part))
-        if surveyed is not None and (surveyed.heads, surveyed.queries, surveyed.keys) == (
-            heads,
-            queries,
-            keys,
-        ):
-            self.sites.append(surveyed)
-            return surveyed
-        calls = max(batch // self.images, 1)
+        calls = max(batch // self.images, 1)  # the windows of an image; 1 without windows
         entered = self._caller().shape
         windows = windows_of(self.root, self._running, calls=calls, queries=queries, keys=keys)
         if windows:
-            patches = keys  # a pooled query stands for several
+            # a query may be pooled from several patches, so that only the keys count patches
+            patches = keys
             tokens = keys
         else:
             patches = queries
             tokens = _tokens(entered, queries, self.images)
-        channels = queries * heads in entered[1:]
+        # in attention between channels, the queries are the channels of a head
+        attends_to_channels = queries * heads in entered[1:]
         kind = decide_kind(
-            calls=calls, queries=patches, keys=keys, tokens=tokens, channels=channels
+            calls=calls, queries=patches, keys=keys, tokens=tokens, channels=attends_to_channels
         )
-        modules = {site.module for site in self.sites}
-        layer = len(modules - {module}) + self._blocks_before.get(module, 0)
-        self.sites.append(Site(layer, module, part, kind, heads, queries, keys, windows))
-        return self.sites[-1]
+        # all calls of one module belong to one layer
+        earlier_modules = {site.module for site in self.sites} - {module}
+        layer = len(earlier_modules) + self._blocks_before.get(module, 0)
+        return Site(layer, module, part, kind, heads, queries, keys, windows)
 
     def require_all_read(self) -> None:
         """Check after a forward pass that the weights of every attention module that ran were read.
@@ -172,7 +190,7 @@ class AttentionMode(ScopedMode):
                     stack.callback(
                         module.register_forward_hook(self._leave, always_call=True).remove
                     )
-            # the taps change what it computes: see `is_tapped`
+            # `equal`: without changes by taps, which `is_tapped` reports, the outputs are the same
             stack.enter_context(overridden(self.root, self._around, equal=True))
             yield
 
@@ -207,8 +225,9 @@ class AttentionMode(ScopedMode):
         return run
 
     def _caller(self) -> Caller:
-        """Return the module whose attention is computed: the innermost with heads, else the
-        innermost.
+        """Return the module whose attention is computed.
+
+        It is the innermost running module with heads, or the innermost one if none has heads.
         """
         for caller in reversed(self._running):
             if caller.name in self._heads:
@@ -224,8 +243,9 @@ class AttentionMode(ScopedMode):
         return 1
 
     def _is_attention(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Return True if a softmax in a module with heads is over the last axis of at least
-        three."""
+        """Return True if a softmax runs in a module with heads, over the last of three or more
+        axes.
+        """
         if name not in self._heads or not args:
             return False
         scores, *rest = args
@@ -248,14 +268,18 @@ class AttentionMode(ScopedMode):
         return weight.shape == projection.shape and torch.equal(weight, projection)
 
     def _join(self, name: str, changes: Collection[TensorFunction], tokens: Tensor) -> Tensor:
-        # tokens come first in torch's own attention, whatever its batch_first says
-        first = isinstance(self.root.get_submodule(name), nn.MultiheadAttention)
-        outputs = tokens.transpose(0, 1) if first else tokens
+        """Return the input of the output projection after changes.
+
+        changes: functions of the concatenated heads, (calls, tokens, heads x head_dim).
+        """
+        # torch's attention projects (tokens, calls, width), whatever its batch_first says
+        tokens_first = isinstance(self.root.get_submodule(name), nn.MultiheadAttention)
+        outputs = tokens.transpose(0, 1) if tokens_first else tokens
         # MaxViT projects a window as (calls, rows, columns, width): its tokens row by row
         joined = outputs.reshape(len(outputs), -1, outputs.shape[-1])
         for change in changes:
             joined = change(joined)
-        return joined.transpose(0, 1) if first else joined.reshape(tokens.shape)
+        return joined.transpose(0, 1) if tokens_first else joined.reshape(tokens.shape)
 
 
 # the modes of the enclosing contexts
@@ -292,8 +316,9 @@ def _mode_in_force(
 
 
 def is_tapped(model: Model, module: str | None = None) -> bool:
-    """Return True if a context around changes the attention of a model: of this module, or of any
-    (None).
+    """Return True if an enclosing context changes the attention of a model.
+
+    module: the name of the attention module in question; None means any.
     """
     for mode in _MODES.get():
         if mode.root is not model.module or not mode.in_force:
@@ -324,7 +349,7 @@ def _linear(root: nn.Module, name: str | None) -> nn.Linear | None:
 
 
 def _contains_any(name: str, modules: Collection[str]) -> bool:
-    """Return True if one of the modules is the one of this name or inside it."""
+    """Return True if one of the modules has this name or is inside the module of this name."""
     return any(module == name or module.startswith(f"{name}.") for module in modules)
 
 
@@ -337,12 +362,19 @@ def _shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
 
 
 def _tokens(entered: tuple[int, ...], queries: int, images: int) -> int:
-    """Return the number of tokens of an image in a module's input, from its shape."""
-    if len(entered) == 4:  # (batch, rows, columns, channels) or (batch, channels, rows, columns)
-        last = entered[1] * entered[2]
-        first = entered[2] * entered[3]
-        return last if last == queries else first
-    # (batch, tokens, width), or nn.MultiheadAttention's default, (tokens, batch, width)
+    """Return the number of tokens of an image in a module's input.
+
+    entered: the shape of that input. Shapes do not name their axes: if both orders are possible,
+    the order is the one that agrees with the number of queries.
+    """
+    if len(entered) == 4:
+        tokens_channels_last = entered[1] * entered[2]  # (batch, rows, columns, channels)
+        tokens_channels_first = entered[2] * entered[3]  # (batch, channels, rows, columns)
+        if tokens_channels_last == queries:
+            return tokens_channels_last
+        return tokens_channels_first
     if len(entered) == 3:
-        return entered[0] if entered[:2] == (queries, images) else entered[1]
+        # (tokens, batch, width) is the default of nn.MultiheadAttention
+        is_tokens_first = entered[:2] == (queries, images)
+        return entered[0] if is_tokens_first else entered[1]
     return queries

@@ -22,20 +22,24 @@ from vitlens.models.attention import softmax_or_zero
 from vitlens.models.hooks import unchanged
 
 TensorFunction = Callable[[Tensor], Tensor]  # to a tensor of the same shape
-# from a tensor of the call and the numbers of queries and keys to a mask: which keys take
-# part, of shape (1 or calls, heads, query, key)
+# keep(tensor, queries, keys) returns a mask of the keys that take part (True), of shape
+# (1 or calls, heads, query, key). `tensor` is any tensor of the call; it gives the number of
+# calls and the device.
 Keep = Callable[[Tensor, int, int], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Tap:
-    """The changes and readers of one context in the attention of some modules (None: of all).
+    """The changes and readers of one context in the attention of some modules.
 
-    changes: by stage, of its tensor (calls, heads, ..); keep: which keys take part (True); joined:
-    of the heads' outputs concatenated, (calls, tokens, heads x head_dim), before the output
-    projection; read: gets every call once it is computed, after all changes, and its scores where
-    it was not fused; explicit: attention as matrix products, so that the weights are in the
-    autograd graph.
+    modules: the names of the attention modules; None means all.
+    changes: functions by stage, each applied to the tensor of its stage, (calls, heads, ..).
+    keep: a function that returns which keys take part in the softmax.
+    joined: a function applied to the concatenated outputs of the heads, before the output
+        projection. Their shape is (calls, tokens, heads x head_dim).
+    read: a function that receives every call, after all changes. Its second argument is the scores,
+        or None if the attention was fused.
+    explicit: compute attention as matrix products, so that the weights are in the autograd graph.
     """
 
     modules: Collection[str] | None = None
@@ -50,9 +54,13 @@ class Tap:
 class TappedCall:
     """One call of an attention function under the taps of its module.
 
-    images: in the forward pass; find_site: from the shape of the weights to the site of the call;
-    heads: of the module; heads_axis: of the heads, where a forward pass showed it (see
-    `AttentionPart`).
+    module: the name of the attention module.
+    images: the number of images in the forward pass.
+    find_site: a function that returns the site of the call for the shape of its weights.
+    heads: the number of heads of the module.
+    heads_axis: the axis of the heads in the module's tensors, or None if no forward pass showed it
+        (see `AttentionPart`).
+    taps: the taps of this module, outer contexts first.
     """
 
     module: str
@@ -98,9 +106,10 @@ class TappedCall:
         return _heads_first(self._attend(arguments), axis)
 
     def _axis_before_windows(self, tensor: Tensor) -> int | None:
-        """Return the axis of the heads where they stand before windows (see `AttentionPart`).
+        """Return the axis of the heads in a tensor that has them before the windows.
 
-        Returns None elsewhere.
+        There are two such layouts: (batch x heads, windows, query or key, head_dim) returns 0, and
+        (batch, heads, windows, query or key, head_dim) returns 1. All other layouts return None.
         """
         if tensor.dim() == 4 and self.heads_axis == 0:
             return 0
@@ -111,43 +120,49 @@ class TappedCall:
         return None
 
     def _windows_first(self, tensor: Tensor, axis: int) -> Tensor:
-        """Return a tensor of heads before windows as (batch, windows, heads, ..)."""
-        split = tensor.unflatten(0, (-1, self.heads)) if axis == 0 else tensor
-        return split.transpose(1, 2)
+        """Return a tensor with heads before windows as (batch, windows, heads, ..).
+
+        axis: what `_axis_before_windows` returns for the tensor.
+        """
+        with_heads_axis = tensor
+        if axis == 0:  # (batch x heads, windows, ..) -> (batch, heads, windows, ..)
+            with_heads_axis = tensor.unflatten(0, (-1, self.heads))
+        return with_heads_axis.transpose(1, 2)
 
     def _attend(self, arguments: FusedArguments) -> Tensor:
         """Return the output, by torch's kernel unless scores or weights are changed."""
-        original = arguments.inputs(self.heads)
-        inputs = self._change_inputs(original)
+        original_inputs = arguments.inputs(self.heads)
+        inputs = self._change_inputs(original_inputs)
         keep = self._keep(inputs.query, inputs.query.shape[-2], inputs.key.shape[-2])
-        masked = inputs
+        masked_inputs = inputs
         if keep is not None:
-            masked = replace(inputs, bias=_both(inputs.bias, keep))
-        changed_scores = None
+            masked_inputs = replace(inputs, bias=_both(inputs.bias, keep))
+        scores = None
         weights = None
         if self._needs_weights():
-            scores = inputs.scores(slice(None))
-            changed_scores = self._scores(scores, keep)
-            if changed_scores is scores and inputs.bias is None:
-                weights = self._weights(scores.softmax(-1))
-            else:
-                weights = self._weights(softmax_or_zero(changed_scores))
+            scores, weights = self._compute_weights(inputs, keep)
             output = F.dropout(weights, arguments.dropout) @ inputs.value
-        elif masked is original:
+        elif masked_inputs is original_inputs:
+            # no tap changed the inputs: call torch as the model did
             output = arguments.attend()
         else:
-            output = F.scaled_dot_product_attention(
-                masked.query,
-                masked.key,
-                masked.value,
-                masked.bias,
-                arguments.dropout,
-                scale=masked.scale,
-            )
+            output = _attend_fused(masked_inputs, arguments.dropout)
         output = per_head(output, self.heads)
-        self._read(masked, weights, output, changed_scores)
-        # the reader's tensor is in the graph of the logits
+        self._read(masked_inputs, weights, output, scores)
+        # Reshape only after the readers: the logits then depend on the very tensor that a reader
+        # kept, so that it can take their gradient with respect to it.
         return output.reshape(*arguments.query.shape[:-1], arguments.value.shape[-1])
+
+    def _compute_weights(
+        self, inputs: AttentionInputs, keep: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the scores and the weights after their changes, computed as matrix products."""
+        original_scores = inputs.scores(slice(None))
+        scores = self._scores(original_scores, keep)
+        # A mask or a change may leave a query without keys. Its plain softmax would be NaN.
+        can_have_empty_rows = inputs.bias is not None or scores is not original_scores
+        softmax_weights = softmax_or_zero(scores) if can_have_empty_rows else scores.softmax(-1)
+        return scores, self._weights(softmax_weights)
 
     def _needs_weights(self) -> bool:
         """Return True if a tap changes scores or weights, or needs them in the autograd graph."""
@@ -159,7 +174,7 @@ class TappedCall:
     def _change_inputs(self, inputs: AttentionInputs) -> AttentionInputs:
         """Return the inputs after the changes of queries, keys and values.
 
-        Returns the same object where there are none.
+        Without changes, this is the same object.
         """
         if not any(tap.changes for tap in self.taps):
             return inputs
@@ -173,11 +188,15 @@ class TappedCall:
     def softmax(
         self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Tensor:
-        """Return the model's own softmax of scores that it computed."""
+        """Return the model's softmax under the taps.
+
+        func, args, kwargs: the model's call; its first argument is the scores.
+        """
         axis = self._axis_before_windows(args[0])
         if axis is None:
             return self._softmax(func, args, kwargs)
         args = (self._windows_first(args[0], axis), *args[1:])
+        # the keys are the last axis in every layout; a positive number would now mean another axis
         if "dim" in kwargs:
             kwargs = {**kwargs, "dim": -1}
         else:
@@ -188,21 +207,21 @@ class TappedCall:
         self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Tensor:
         raw_scores, *rest = args
-        scores = per_head(raw_scores, self.heads)
+        original_scores = per_head(raw_scores, self.heads)
         keep = None
-        if scores.shape[1] == self.heads:
-            keep = self._keep(scores, *scores.shape[-2:])
-        changed_scores = self._scores(scores, keep)
-        if changed_scores is scores:
+        if original_scores.shape[1] == self.heads:
+            keep = self._keep(original_scores, *original_scores.shape[-2:])
+        scores = self._scores(original_scores, keep)
+        if scores is original_scores:
             raw_weights = func(raw_scores, *rest, **kwargs)
         else:
             raw_weights = softmax_or_zero(
-                changed_scores.reshape(raw_scores.shape),
+                scores.reshape(raw_scores.shape),
                 lambda tensor: func(tensor, *rest, **kwargs),
             )
         weights = self._weights(per_head(raw_weights, self.heads))
-        self._read(None, weights, None, changed_scores)
-        return weights.reshape(raw_scores.shape)  # the reader's tensor, as above
+        self._read(None, weights, None, scores)
+        return weights.reshape(raw_scores.shape)  # after the readers, as in `_attend`
 
     def _apply_changes(self, stage: Stage, tensor: Tensor) -> Tensor:
         for tap in self.taps:
@@ -213,7 +232,7 @@ class TappedCall:
     def _scores(self, scores: Tensor, keep: Tensor | None) -> Tensor:
         """Return the scores after their changes, -inf where a key is knocked out.
 
-        Without changes, it is the same object.
+        Without changes, this is the same object.
         """
         changed = self._apply_changes("scores", scores)
         if keep is None:
@@ -223,7 +242,7 @@ class TappedCall:
     def _weights(self, weights: Tensor) -> Tensor:
         """Return the weights after their changes.
 
-        Explicit ones are in the autograd graph, also where nothing before them is.
+        With an explicit tap, they are in the autograd graph, even if nothing before them is.
         """
         weights = self._apply_changes("weights", weights)
         explicit = torch.is_grad_enabled() and any(tap.explicit for tap in self.taps)
@@ -232,9 +251,10 @@ class TappedCall:
         return weights
 
     def _keep(self, like: Tensor, queries: int, keys: int) -> Tensor | None:
-        """Return which keys take part, (1 or calls, heads, query, key); None: all.
+        """Return which keys take part, (1 or calls, heads, query, key), or None for all keys.
 
-        Raises UnsupportedError for other heads.
+        like: a tensor of the call, (calls, heads, ..). Raises UnsupportedError if it has another
+        number of heads than the module.
         """
         keeps = [tap.keep for tap in self.taps if tap.keep is not None]
         if keeps and like.shape[1] != self.heads:
@@ -274,6 +294,18 @@ def _heads_first(tensor: Tensor, axis: int) -> Tensor:
     """Return (batch, windows, heads, ..) as it was before `_windows_first`."""
     moved = tensor.transpose(1, 2)
     return moved.flatten(0, 1) if axis == 0 else moved
+
+
+def _attend_fused(inputs: AttentionInputs, dropout: float) -> Tensor:
+    """Return the output of torch's kernel for these inputs."""
+    return F.scaled_dot_product_attention(
+        inputs.query,
+        inputs.key,
+        inputs.value,
+        inputs.bias,
+        dropout,
+        scale=inputs.scale,
+    )
 
 
 def _both(bias: Tensor | None, keep: Tensor) -> Tensor:
