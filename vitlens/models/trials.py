@@ -18,9 +18,8 @@ TOLERANCE: Final = 1e-4  # in fp32, times the largest logit or, if that is small
 _OF_SPREAD: Final = 100.0
 # but at least so many tolerances of the largest logit, which is the size of rounding
 _ROUNDING: Final = 0.1
-_LEAST_SPREAD: Final = (
-    1e-6  # a smaller difference between images, over the largest logit, is rounding
-)
+# a smaller difference between images, over the largest logit, is rounding
+_LEAST_SPREAD: Final = 1e-6
 _FIRST: Final = 64  # elements that show for nearly every weight that it is not zero
 
 
