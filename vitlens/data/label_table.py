@@ -61,12 +61,12 @@ Rows = list[list[str]]
 def load(request: DataRequest) -> Split:
     """Return the images below a folder that a table labels; others are left out, and counted.
 
-    The table has a column of file names, with or without the folders and the suffix, and a column
-    of labels: names, wnids of ImageNet, or class indices from 0. Commas, semicolons, tabs, bars or
-    blanks divide it; a line of titles may come first. A column called split (or subset, partition,
-    ...) divides the images into train, val and test; without one, a seeded fifth of each class is
-    held out for test, as of class folders. Raises DataError for a table of another form, for an
-    image with two labels or none, and if no image has a line.
+    The table has a column of file names, with or without the folders and the suffix. Another
+    column has the labels: names, wnids of ImageNet, or class indices from 0. Commas, semicolons,
+    tabs, bars or blanks divide the columns; a line of titles may come first. A column called split
+    (or subset, partition, ...) divides the images into train, val and test. Without one, a seeded
+    fifth of each class is held out for test, as for class folders. Raises DataError for a table of
+    another form, for an image with two labels or none, and if no image has a line.
     """
     root = request.path
     table = request.labels

@@ -169,11 +169,11 @@ def _are_in_classes(root: Path) -> bool:
 def load(request: DataRequest) -> Split:
     """Return the images of a folder with their masks, resized and cropped like the images.
 
-    The layouts are those at the top of this module. An image is left out, and listed in `skipped`,
-    if it has no mask, or if its mask is damaged or has more than two values or another size. A mask
-    drawn on the unrotated pixels of a photograph is rotated with it, by its EXIF orientation.
-    Images that already have the model's size are not cropped. Raises DataError if no image has a
-    mask, if one has two, and for damaged JSON.
+    The layouts are those at the top of this module. Images without a mask are left out and listed
+    in `skipped`. So are those with a damaged mask, or one of more than two values or another size.
+    A mask drawn on the unrotated pixels of a photograph is rotated with it, by its EXIF
+    orientation. Images that already have the model's size are not cropped. Raises DataError if no
+    image has a mask, if one has two, and for damaged JSON.
     """
     root = request.path
     if root.name == _MASKS and not (root / "images").is_dir():

@@ -1,7 +1,7 @@
 """Which axis of a module's output holds the channels, and where in the image its cells lie.
 
-Both are read from one forward pass of images that differ in one band (models/bands.py), whatever
-the order of the axes: (batch, channels, rows, columns), (batch, rows, columns, channels), or tokens
+Both are read from one forward pass of images that differ in one band (models/bands.py). The axes
+may be in any order: (batch, channels, rows, columns), (batch, rows, columns, channels), or tokens
 row by row. In a network that mixes the whole image, the pass shows no order. Then the module's
 layers show which axis they read, and the grid must have the image's proportions. All other tensors
 are not maps: attention matrices, heads, patches cut into blocks.

@@ -1,8 +1,11 @@
 """Error messages for models without usable gradients: where they are cut off, and what still works.
 
-A forward pass may switch gradients off (torch.no_grad around a frozen backbone), cut them off
-(detach, argmax), hide them from autograd (a checkpoint with use_reentrant=True), or make them zero
-(round, sign).
+A forward pass may spoil gradients in four ways:
+
+- It switches them off (torch.no_grad around a frozen backbone).
+- It cuts them off (detach, argmax).
+- It hides them from autograd (a checkpoint with use_reentrant=True).
+- It makes them zero (round, sign).
 """
 
 from collections.abc import Callable, Iterator, Sequence

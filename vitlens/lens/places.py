@@ -269,8 +269,8 @@ def places(model: Model) -> Places:
     A place has a name, axes, and sizes for one image. Blocks and heads count from 0, in the order
     of the forward pass, like the layers of `attention`. An attention pooling at the end is the last
     of them. A block without attention has a number and no heads. Only places that the model has
-    are listed: attention with windows has an axis `windows`, attention that the model computes
-    itself has no queries, a CNN has blocks and stages.
+    are listed. For example, attention that the model computes itself has no queries, and a CNN has
+    blocks and stages. Attention with windows has an axis `windows`.
 
     >>> import vitlens
     >>> places = vitlens.places(vitlens.load("vit-digits"))

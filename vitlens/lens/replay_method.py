@@ -1,7 +1,7 @@
-"""Finds how a model is replayed, and tests that replaying gives its logits.
+"""Find how a model is replayed, and test that replaying gives its logits.
 
-Whether a forward pass can start at a layer, or at the first block (`Entry`), is tested on two
-images of noise, again if the model's weights have changed.
+A forward pass may start at a layer, or at the first block (`Entry`). Whether it can is tested on
+two images of noise, and again if the model's weights have changed.
 """
 
 import math

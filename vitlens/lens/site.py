@@ -1,9 +1,13 @@
 """The places in a model where attention is computed: the kind of attention and its windows.
 
-Which patches of the map are in each window is read from the modules that are calling. Known are the
-windows of Swin and Swin v2 (also those of transformers), DaViT and TinyViT, the blocks and grids of
-MaxViT, the mask units of Hiera, and the windows of SAM 2's Hiera. In other families, windows are
-observed, but their place in the image is not known.
+Which patches of the map are in each window is read from the modules that are calling. These windows
+are known:
+
+- Swin and Swin v2 (also those of transformers), DaViT and TinyViT.
+- The blocks and grids of MaxViT.
+- The mask units of Hiera, and the windows of SAM 2's Hiera.
+
+In other families, windows are observed, but their place in the image is not known.
 """
 
 import math

@@ -87,10 +87,10 @@ def wrap(
     prefix: the kinds of the special tokens ("cls", "distillation", "register"), in order.
     grid: the (rows, columns) of the patches.
 
-    Raises ModelError for a module that is scripted, compiled or on several devices, that takes
-    other than three channels, that returns no logits or probabilities instead of them, or that
-    changes its input or its buffers. The logits must depend neither on chance nor on the other
-    images of a batch. Raises UnsupportedError for a structure other than the one given.
+    Raises ModelError for a module that is scripted, compiled or on several devices. The module must
+    take three channels, return logits and not probabilities, and leave its input and its buffers
+    unchanged. The logits must depend neither on chance nor on the other images of a batch. Raises
+    UnsupportedError for a structure other than the one given.
 
     >>> import torch, vitlens
     >>> from torch import nn

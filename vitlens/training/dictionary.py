@@ -127,9 +127,9 @@ def fit_sae(
 ) -> Dictionary:
     """Train a sparse autoencoder on the patch tokens at one place of a model.
 
-    Prefix tokens and patch tokens of exceptional norm are left out. Raises InputError for a layer
-    that the model does not have and for too few images, UnsupportedError for a model or place
-    without a token for each patch.
+    Prefix tokens and patch tokens of exceptional norm are left out. Raises InputError for an
+    unknown layer and for too few images, UnsupportedError for a model or place without a token for
+    each patch.
 
     images: images in any form that `vitlens.images` takes.
     place: the residual stream, attention, a head or the MLP of a block, for example

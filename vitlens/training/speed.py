@@ -38,8 +38,8 @@ def choose_precision(device: torch.device, setting: str) -> tuple[str, str]:
 def choose_compiling(device: torch.device, setting: str, *, steps: int) -> tuple[bool, str]:
     """Return True if the model of a training of so many steps is compiled, and a note on it.
 
-    With the setting "auto", it is compiled from COMPILE_FROM steps on, if there is a compiler: that
-    of Triton on CUDA, or that of C++ on the CPU. Raises UnknownNameError.
+    With the setting "auto", it is compiled from COMPILE_FROM steps on, if there is a compiler. On
+    CUDA, this is Triton; on the CPU, it is one for C++. Raises UnknownNameError.
     """
     if setting not in COMPILES:
         name = by_caller(python="compiling", command="--compile")

@@ -39,7 +39,7 @@ _RANK_TOLERANCE: Final = 1e-9  # smaller singular values, relative to the vector
 
 @runtime_checkable
 class Pretrained(Protocol):
-    """An nn.Module around the model that an objective trains; its tensors are the state of the run."""
+    """An nn.Module around the model that an objective trains; its tensors are the run's state."""
 
     def inputs(self, images: Images, keys: Tensor, *, seed: int, epoch: int) -> tuple[Tensor, ...]:
         """Return the inputs of forward for augmented images.
@@ -233,8 +233,8 @@ def measures_of(
       It is 1 for features that fill all directions, and 0 if they are the same for all images
       (SimSiam, Chen 2021).
     - "knn": the k-NN accuracy among training images, for data with labels.
-    - "objectness": the intersection over union of an object's mask and an equal area of the CLS
-      attention of one head, which is chosen on other images, for data with masks.
+    - "objectness": the intersection over union of an object's mask and an equal area of CLS
+      attention, for data with masks. It is that of one head, which is chosen on other images.
     - "accuracy": the accuracy of the model's classifier, if it has one.
 
     pool: the tokens from which features are read.

@@ -184,9 +184,9 @@ def read_preprocessing(
 ) -> tuple[Preprocessing, list[str]]:
     """Return the preprocessing of a folder's image processor, and notes for the provenance.
 
-    A processor that is missing or does more than resize, crop, scale and normalise is replaced by
-    the request's mean, deviation and size, if it has all of them. Raises ModelError and
-    UnsupportedError.
+    A processor may be missing, or do more than resize, crop, scale and normalise. It is then
+    replaced by the request's mean, deviation and size, if it has all of them. Raises ModelError
+    and UnsupportedError.
 
     native: the image size in the configuration of the model.
     """
