@@ -114,10 +114,10 @@ def reader_of(name: str, path: Path) -> str:
         if is_medmnist(name):
             return "vitlens.data.arrays:load_medmnist"
         if path.is_file():
+            use = by_caller(python="of data", command="for --data")
             raise DataError(
-                "expected a folder, an .npz or a name "
-                f"{by_caller(python='of data', command='for --data')}, found the "
-                f"file {name!r}: {describe_file(path)}"
+                f"expected a folder, an .npz or a name {use}, found the file {name!r}: "
+                f"{describe_file(path)}"
             )
         if "/" in name or os.sep in name:
             raise DataError(

@@ -209,8 +209,8 @@ def _fill_zero_layers(module: nn.Module) -> bool:
 def gradient_norms(module: nn.Module) -> Finding:
     """Judge the spread of the layers' gradients, relative to their weights."""
     expected = (
-        f"gradients relative to the weights that differ by less than {_SPREAD:g} times "
-        "between layers"
+        f"gradients relative to the weights that differ by less than {_SPREAD:g} times between "
+        "layers"
     )
     ratios = _gradient_ratios(module)
     not_finite = [name for name, value in ratios.items() if not math.isfinite(value)]
@@ -238,8 +238,8 @@ def gradient_norms(module: nn.Module) -> Finding:
     if spread <= _SPREAD:
         return Finding("gradient norms", "pass", expected, observed, value=spread)
     advice = (
-        "Gradients vanish or explode between these layers: add norms and residual "
-        "connections, or a warm-up."
+        "Gradients vanish or explode between these layers: add norms and residual connections, or "
+        "a warm-up."
     )
     return Finding("gradient norms", "fail", expected, observed, advice, spread)
 
@@ -413,8 +413,8 @@ def one_batch(runs: Sequence[BatchRun]) -> Finding:
         return Finding("one batch", "pass", expected, best.description, value=loss)
     if best.falls:
         advice = (
-            "The loss falls, but more slowly than expected: train longer, and see the "
-            "gradient norms."
+            "The loss falls, but more slowly than expected: train longer, and see the gradient "
+            "norms."
         )
         return Finding("one batch", "inconclusive", expected, best.description, advice, loss)
     advice = (
