@@ -1,10 +1,9 @@
-"""Every attention call of a model, read or changed at any stage: one function mode, with a list of
-taps.
+"""Every attention call of a model, read or changed at any stage by one function mode.
 
 Nearly all attention passes through F.scaled_dot_product_attention, F.multi_head_attention_forward
 or a softmax over (.., query, key). The mode is in force while the model runs and intercepts all
 three. Forward hooks record which module is calling. The contexts of one model share its mode and
-put their taps on its list: changes of outer contexts come first, and readers receive what is used
+put their taps on its list. Changes of outer contexts come first, and readers receive what is used
 in the end.
 """
 
@@ -177,8 +176,9 @@ class AttentionMode(ScopedMode):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Put the mode in force while the model runs, with hooks that follow which module is
-        calling.
+        """Put the mode in force while the model runs.
+
+        Hooks record which module is calling.
         """
         with ExitStack() as stack:
             for name, module in self.root.named_modules():
@@ -243,9 +243,7 @@ class AttentionMode(ScopedMode):
         return 1
 
     def _is_attention(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Return True if a softmax runs in a module with heads, over the last of three or more
-        axes.
-        """
+        """Return True for a softmax over the last of three or more axes, in a module with heads."""
         if name not in self._heads or not args:
             return False
         scores, *rest = args

@@ -1,6 +1,4 @@
-"""The inputs and outputs of one attention layer (AttentionCall): its weights, computed on request,
-and its windows.
-"""
+"""The inputs and outputs of one attention layer, its weights on request, and its windows."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

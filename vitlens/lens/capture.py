@@ -1,6 +1,4 @@
-"""Capture tensors of a forward pass: keep them, average them over images, or hand them to a
-reducer.
-"""
+"""Capture tensors of a forward pass, average them over images, or hand them to a reducer."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

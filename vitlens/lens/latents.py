@@ -1,8 +1,8 @@
-"""Latents of a dictionary as places of a model: blocks.8.residual.latents and
-blocks.8.residual.latent.5.
+"""Latents of a dictionary as places of a model.
 
-A place of latents is read by encoding the patch tokens. A change of latents moves the tokens along
-their directions. What the dictionary does not reconstruct stays as it is.
+These are, for example, blocks.8.residual.latents and blocks.8.residual.latent.5. A place of latents
+is read by encoding the patch tokens. A change of latents moves the tokens along their directions.
+What the dictionary does not reconstruct stays as it is.
 """
 
 from collections.abc import Iterator

@@ -51,7 +51,7 @@ class LibraMode(ScopedMode):
     def intercept(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return the function's own value, with the rule's gradient."""
+        """Return the value of the function, with the gradient of its rule."""
         if not torch.is_grad_enabled():
             return func(*args, **kwargs)
         if func is F.multi_head_attention_forward:

@@ -479,14 +479,14 @@ class _Follower(ScopedMode):
             if self.inside:
                 self.mapped.append(self.inside[-1])
             self._follow(result, replace(weights, is_mapped=True))
-        elif plain_name in _PRODUCTS:
+        elif plain_name in _PRODUCTS:  # with values
             for operand in followed:
                 self._use(operand)
             self._follow(result, replace(followed[0], is_weights=False))
-        elif weights is not None and weights_before is not None:
+        elif weights is not None and weights_before is not None:  # any other operation on weights
             after = weights.tensor if name == "__setitem__" else result
             self._compare(weights, weights_before, after)
-        elif plain_name in _SCALING:
+        elif plain_name in _SCALING:  # what was mixed is followed further; all else is dropped
             self._follow(result, followed[0])
 
     def _compare(self, weights: _Followed, before: Tensor, after: Any) -> None:

@@ -1,5 +1,4 @@
-"""Replay: keep a clean pass, and run the model again only from the first layer that a change
-affects.
+"""Keep a clean pass, and run the model again only from the first layer that a change affects.
 
 The blocks from the changed one on run again, with many sets of changes in one batch. If only heads
 are replaced, the attention of that block is not run again, because the output projection is linear.

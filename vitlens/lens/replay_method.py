@@ -233,8 +233,7 @@ def _largest_difference(model: Model, method: ReplayMethod) -> tuple[float, floa
 
 @dataclass(frozen=True)
 class Entry:
-    """A way to run a model from its first block on: from tokens to logits, without the patch
-    embedding.
+    """A way to run a model from its first block on: tokens to logits, without the patch embedding.
 
     Variants of an image that differ only in some tokens are embedded once and combined before the
     first block.

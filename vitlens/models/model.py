@@ -55,11 +55,11 @@ def mean_of_pair(output: Any) -> Tensor:
 
 
 class Model(nn.Module):
-    """Any network as one type: images (batch, 3, height, width) in [0, 1] -> logits (batch,
-    classes).
+    """Any network as one type, from images to logits.
 
-    Normalisation is the first step, so distances between images are distances in pixels. Images of
-    another size are resized to the model's (bilinear, antialiased, differentiable).
+    Images (batch, 3, height, width) are in [0, 1]; logits are (batch, classes). Normalisation is
+    the first step, so distances between images are distances in pixels. Images of another size are
+    resized to the model's (bilinear, antialiased, differentiable).
     """
 
     def __init__(

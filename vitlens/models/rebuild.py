@@ -307,7 +307,7 @@ def untrained_like(model: Model, *, seed: int, size: tuple[int, int] | None = No
     """Return a model of the same architecture and classes with seeded random weights.
 
     It is on the same device. With another size, a ViT has positions for this size, and our ResNets
-    keep their stem. Raises UnsupportedError for a model that only its own code can build,
+    keep their stem. Raises UnsupportedError for a model that only the user's code can build,
     ModelError if it cannot be built or does not run at this size.
 
     size: (height, width) in pixels of its input; None means the size of `model`.

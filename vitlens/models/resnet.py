@@ -21,8 +21,9 @@ SMALL_IMAGE: Final = 64
 
 
 class PaddedShortcut(nn.Module):
-    """The shortcut without parameters (He 2016, option A): every second pixel, and channels of
-    zeros.
+    """The shortcut without parameters (He 2016, option A).
+
+    It takes every second pixel, and fills the new channels with zeros.
     """
 
     def __init__(self, new_channels: int) -> None:

@@ -1,5 +1,4 @@
-"""The Swin transformer (Liu 2021) from scratch: attention in windows, which every second block
-shifts.
+"""The Swin transformer (Liu 2021) from scratch: attention in windows.
 
 A map of patches, channels last, (batch, rows, columns, dim), passes through stages. A block cuts it
 into windows and attends within each. The next block moves the windows by half a window, so that
@@ -231,8 +230,9 @@ class PatchMerging(nn.Module):
 
 
 class SwinStage(nn.Module):
-    """Patch merging, except in the first stage, then blocks of which every second shifts its
-    windows.
+    """Patch merging, then blocks of which every second shifts its windows.
+
+    The first stage does not merge patches.
     """
 
     def __init__(self, config: SwinConfig, *, stage: int, drop_paths: list[float]) -> None:

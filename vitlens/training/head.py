@@ -147,8 +147,9 @@ def require_cacheable(recipe: Recipe, *, views: int) -> None:
 
 
 class HeadOnly(nn.Module):
-    """A model's classifiers, from their inputs to logits; they share their parameters with the
-    model.
+    """A model's classifiers, from their inputs to logits.
+
+    They share their parameters with the model.
     """
 
     def __init__(self, model: Model) -> None:

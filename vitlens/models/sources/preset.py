@@ -1,4 +1,4 @@
-"""vitlens's own architectures by name, untrained or with weights from a file."""
+"""The architectures of vitlens by name, untrained or with weights from a file."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
