@@ -1,4 +1,4 @@
-"""Reads images and labels from an .npz, also one of MedMNIST; nothing in it is ever unpickled."""
+"""Read images and labels from an .npz, also one of MedMNIST; nothing in it is ever unpickled."""
 
 import zipfile
 from collections.abc import Iterable, Sequence
@@ -35,7 +35,7 @@ _MEDMNIST_NAMES: Final = (
     "organcmnist",
     "organsmnist",
 )
-_MOST_BYTES: Final = 16 << 30  # of all arrays together
+_MOST_BYTES: Final = 16 << 30  # most bytes of all arrays together
 _MOST_CLASSES: Final = 100_000
 _PARTS: Final = ("train", "val", "test")
 
@@ -76,16 +76,18 @@ def load_medmnist(request: DataRequest) -> Split:
 def load(request: DataRequest) -> Split:
     """Return one part of an .npz file.
 
-    `images` is (n, height, width) or (n, height, width, 3) uint8, `labels` (n,) integers. A seeded
-    fifth of each class is held out for test; `whole` returns all images. A file without `images`
-    has the parts of MedMNIST: `train_images`, `train_labels` (n,) or (n, 1), and the same for `val`
-    and `test`. The test part is `test`, else `val`, and the classes are those of all parts.
-    `classes` (strings, in order of label) is optional. Raises DataError for another file, part,
-    key, shape or type.
+    There are two forms, in which `classes` (strings, in order of label) is optional:
+
+    - `images`, (n, height, width) or (n, height, width, 3) uint8, and `labels`, (n,) integers. A
+      seeded fifth of each class is held out for test, unless the request is for the whole set.
+    - The parts of MedMNIST: `train_images` and `train_labels`, (n,) or (n, 1), and the same for
+      `val` and `test`. The test part is `test`, else `val`. The classes are those of all parts.
+
+    Raises DataError for another file, part, key, shape or type.
     """
     path = request.path
     part = request.part
-    parts = _stored_parts(path)
+    parts = _stored_parts(path)  # empty for the first form
     used_part = _used_part(parts, part, path) if parts else ""
     prefix = f"{used_part}_" if used_part else ""
     image_key = f"{prefix}images"
@@ -109,6 +111,7 @@ def load(request: DataRequest) -> Split:
             f"expected as many labels as images in {place}, found {len(labels)} and {len(images)}"
         )
 
+    # a file with parts is not divided again
     chosen, notes = hold_out(labels, part, seed=request.seed, whole=request.whole or bool(parts))
     if parts:
         notes = (_parts_note(parts, used_part),)

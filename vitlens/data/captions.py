@@ -2,7 +2,7 @@
 
 A generated caption names the class and, half of the time, the place and size of the object: "an
 image of a small star at the top left". It depends only on the image's number and the epoch. Some
-wordings are held out: no caption has them.
+wordings are held out: no generated caption has them.
 """
 
 import csv
@@ -31,14 +31,15 @@ HELD_OUT: Final = (
     "an image that shows a {} on a background",
     "a scene of a {}",
 )
-PROMPTS: Final = (*WORDINGS[:3], *HELD_OUT)  # of zero-shot classification
+PROMPTS: Final = (*WORDINGS[:3], *HELD_OUT)  # for zero-shot classification
 CAPTIONS_FILE: Final = "captions.csv"
-_LARGEST: Final = 1 << 28  # bytes of that file
-# fraction of the canvas; an object further from the middle is at a side
+_LARGEST: Final = 1 << 28  # most bytes of that file
+# an object that is further from the middle, as a fraction of the canvas, is at a side
 _OFF_CENTRE: Final = 1 / 16
-# difference from the mean size, as a fraction of the range, of a small or large object
+# an object is small or large from this difference to the mean size on, as a fraction of the range
 _OFF_SIZE: Final = 1 / 6
 _DETAILED: Final = 0.5  # share of the captions with size and place
+_STREAM: Final = 20  # of random numbers, different from those of the scenes
 
 
 def with_name(wording: str, name: str) -> str:
@@ -52,13 +53,20 @@ def with_name(wording: str, name: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Captions:
-    """The captions of a split's images; written: one per image, None for generated ones."""
+    """The captions of a split's images.
+
+    split: the images.
+    written: one caption for each image, or None for generated ones.
+    """
 
     split: Split
     written: tuple[str, ...] | None = None
 
     def __call__(self, keys: Tensor, epoch: int) -> list[str]:
-        """Return the captions of some images in an epoch (from 0), by key; see training/feed.py."""
+        """Return the captions of some images in an epoch (from 0).
+
+        keys: the keys of the images (see training/feed.py).
+        """
         indices = keys.cpu() % len(self.split)
         if self.written is not None:
             return [self.written[index] for index in indices.tolist()]
@@ -66,20 +74,22 @@ class Captions:
         places = drawn_split.drawn_places
         assert drawn_split.labels is not None
         assert places is not None
-        numbers = draws.uniform(draws.keys(epoch, self.split.subset.indices[indices]), 2, stream=20)
+        image_keys = draws.keys(epoch, self.split.subset.indices[indices])
+        numbers = draws.uniform(image_keys, 2, stream=_STREAM)
         wording_indices = (numbers[:, 0] * len(WORDINGS)).long()
         is_detailed = numbers[:, 1] < _DETAILED
         captions = []
         for row, label in enumerate(drawn_split.labels.tolist()):
             text = drawn_split.classes[label]
             if is_detailed[row]:
-                text = _with_details(text, *places[row].tolist())
+                size, across, down = places[row].tolist()
+                text = _with_details(text, size, across, down)
             captions.append(with_name(WORDINGS[int(wording_indices[row])], text))
         return captions
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """Return texts that together hold every word of the captions, and a longest caption."""
+        """Return texts with every word of the captions; one of them is as long as any caption."""
         if self.written is not None:
             return self.written
         names = []
@@ -90,9 +100,9 @@ class Captions:
 
 
 def _with_details(name: str, size: float, across: float, down: float) -> str:
-    """Return a name with its size and place, those near the middle left out.
+    """Return a name with its size and place; values near the middle are not mentioned.
 
-    size, across, down: numbers in [0, 1].
+    size, across, down: numbers in [0, 1], 0 for small, left and top.
     """
 
     def choose(value: float, margin: float, low: str, high: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Loads a Split from a name, a folder, a file or pictures in Python; see also the registry."""
+"""Load a Split from a name, a folder, a file or pictures in Python; see also the registry."""
 
 import os
 from collections.abc import Sequence
@@ -50,20 +50,21 @@ def load_data(
 ) -> Split:
     """Return one part of a named set, a folder or an .npz file as a `Split`.
 
-    Every function takes a `Split` for images.
+    Every function takes a `Split` for images. Raises UnknownNameError or DataError.
 
-    name: as `vitlens data` lists them, or a path.
+    name: a name that `vitlens data` lists, or a path.
+    part: "train" or "test".
     limit: the largest number of images, a seeded subset balanced by class.
-    preprocessing: how photographs are resized and cropped (a model's `preprocessing`); sets of
-        small images keep their size (the model resizes them).
-    seed: the seed of the scenes of digits, or of the division of data without a test part. canvas
-        (px) and scenes (number per source digit: 4, or for test as many of these as the limit
-        needs) are for digits only.
+    preprocessing: how photographs are resized and cropped (a model's `preprocessing`). Sets of
+        small images keep their size, and the model resizes them.
+    data_dir: the folder of downloaded sets.
+    seed: the seed of the scenes of digits, or of the division of data without a test part.
+    canvas: the size of the scenes of digits in pixels.
+    scenes: the number of scenes for each source digit. By default, it is 4, or in the test part as
+        many of these as the limit needs.
     whole: do not divide data without parts.
     progress: called with (files done, files in all).
     labels: a table (CSV) of the images' file names and labels, for a folder without class folders.
-
-    Raises UnknownNameError or DataError.
 
     >>> import vitlens
     >>> digits = vitlens.load_data("digits", limit=16)
@@ -74,7 +75,17 @@ def load_data(
         raise UnknownNameError("part", str(part), get_args(Part))
     table = None if labels is None else Path(labels).expanduser()
     request = DataRequest(
-        name, part, preprocessing, data_dir, seed, canvas, scenes, whole, progress, table, limit
+        name=name,
+        part=part,
+        preprocessing=preprocessing,
+        data_dir=data_dir,
+        seed=seed,
+        canvas=canvas,
+        scenes=scenes,
+        whole=whole,
+        progress=progress,
+        labels=table,
+        limit=limit,
     )
     scene_sets = [data_set.name for data_set in SETS.values() if data_set.scenes]
     if name not in scene_sets and (canvas is not None or scenes is not None):
@@ -103,9 +114,9 @@ def reader_of(name: str, path: Path) -> str:
         if is_medmnist(name):
             return "vitlens.data.arrays:load_medmnist"
         if path.is_file():
+            use = by_caller(python="of data", command="for --data")
             raise DataError(
-                "expected a folder, an .npz or a name "
-                f"{by_caller(python='of data', command='for --data')}, found the file {name!r}: "
+                f"expected a folder, an .npz or a name {use}, found the file {name!r}: "
                 f"{describe_file(path)}"
             )
         if "/" in name or os.sep in name:
@@ -145,16 +156,20 @@ def load_images(
 def read_split(images: object, preprocessing: Preprocessing | None = None) -> Split:
     """Return images in any form as a Split, with labels if a Split or class folders have them.
 
-    images: a Split; a tensor (n, 3, height, width) in [0, 1]; or one or a list of files, folders,
-        patterns of paths ("photos/*.jpg"), PIL images, uint8 arrays (height, width), (height,
-        width, 3 or 4) or (n, height, width, 3 or 4), and uint8 tensors (3, height, width) or (n, 3,
-        height, width). One folder with class folders, or with test/ or val/, gives these images
-        with their labels; other folders give all images below, sorted. Pictures are resized and
-        cropped as by the commands.
-    preprocessing: the preprocessing of the model; None: the size that all images share, else
-        224x224.
+    The images may be one of these, or a list of all but the first two:
 
-    Raises DataError for anything else, and for the first picture that cannot be read.
+    - A Split.
+    - A tensor (n, 3, height, width) of floats in [0, 1].
+    - A file, a folder or a pattern of paths ("photos/*.jpg").
+    - A PIL image.
+    - A uint8 array (height, width), (height, width, 3 or 4) or (n, height, width, 3 or 4).
+    - A uint8 tensor (3, height, width) or (n, 3, height, width).
+
+    A single folder with class folders, or with test/ or val/, gives these images with their labels.
+    Other folders give all images below them, sorted. Pictures are resized and cropped as by the
+    commands. Raises DataError for anything else, and for the first picture that cannot be read.
+
+    preprocessing: that of the model. None means the size that all images share, else 224x224.
     """
     if isinstance(images, Split):
         return images
@@ -173,6 +188,7 @@ def read_split(images: object, preprocessing: Preprocessing | None = None) -> Sp
 
 
 def _split_of_pixels(pixels: Tensor, *, name: str, title: str) -> Split:
+    """Return pixels (n, 3, height, width) as a split without labels."""
     return Split(
         name=name,
         title=title,
@@ -204,7 +220,7 @@ def read_pictures(pictures: object, preprocessing: Preprocessing | None = None) 
             images = [image for picture in group for image in _as_pil_images(picture)]
             parts.append(_decode_all(images, preprocessing))
     sizes = {part.shape[2:] for part in parts}
-    if len(sizes) > 1:  # without a model, each part has kept its size
+    if len(sizes) > 1:  # without a model, each part has kept its size: read all at one size
         return read_pictures(pictures, UNSTATED)
     return torch.cat(parts)
 

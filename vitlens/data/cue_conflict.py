@@ -1,4 +1,4 @@
-"""Reads cue-conflict images, with the shape of one class and the texture of another.
+"""Read cue-conflict images, with the shape of one class and the texture of another.
 
 Their files are named `shape-class/shapeN-textureM.png`.
 
@@ -30,8 +30,9 @@ _NAME = re.compile(r"^([A-Za-z][A-Za-z_ ]*?)(\d+)-([A-Za-z][A-Za-z_ ]*?)(\d+)$")
 class Cues:
     """The cues of n images.
 
-    shape, texture: (n,) indices into the split's classes.
-    source: (n,) the image from which the shape was taken.
+    shape: the shape of each image, (n,), as an index into the split's classes.
+    texture: the texture of each image, (n,), as an index into the split's classes.
+    source: the image from which the shape was taken, (n,), as a number.
     """
 
     shape: Labels

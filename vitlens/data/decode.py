@@ -1,13 +1,14 @@
-"""Decodes image files to uint8 RGB pixels, kept if they fit in memory, else decoded on reading.
+"""Decode image files to uint8 RGB pixels, which are kept if they fit in memory.
 
-EXIF rotation, transparency, bit depth and colour space are converted.
+Larger sets are decoded when they are read. EXIF rotation, transparency, bit depth and colour space
+are converted.
 """
 
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from os import cpu_count
 from pathlib import Path
@@ -27,8 +28,8 @@ from vitlens.signatures import described, image_format
 
 # most pixels of a file, and of a resized image; a small file can claim any number
 PIXEL_LIMIT = 64_000_000
-MEMORY_LIMIT = 1 << 30  # bytes of decoded pixels that are kept in memory
-# for images of different sizes without a model
+MEMORY_LIMIT = 1 << 30  # most bytes of decoded pixels that are kept in memory
+# the preprocessing of images of different sizes without a model
 UNSTATED: Final = Preprocessing(size=(224, 224), resize=256)
 # Pillow supports more formats, one of them (EPS) by running a program
 FORMATS = (
@@ -45,7 +46,8 @@ _JPEG_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".pjpeg", ".pjp", ".mpo")
 _OTHER_SUFFIXES = (".png", ".apng", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".webp", ".avif")
 _PNM_SUFFIXES = (".ppm", ".pgm", ".pbm", ".pnm")
 READ_SUFFIXES = frozenset((*_JPEG_SUFFIXES, *_OTHER_SUFFIXES, *_PNM_SUFFIXES))
-# of images that are not read: they are counted and named, so that no class is lost without a word
+# suffixes of images that are not read; they are counted and listed, so that no class is silently
+# lost
 _PHOTO_SUFFIXES = (
     ".heic",
     ".heif",
@@ -62,7 +64,7 @@ _PHOTO_SUFFIXES = (
 _RARE_SUFFIXES = (".svg", ".tga", ".psd", ".exr", ".hdr", ".dcm", ".fits", ".nii")
 _UNREAD_SUFFIXES = frozenset((*_PHOTO_SUFFIXES, *_RARE_SUFFIXES))
 SUFFIXES = READ_SUFFIXES | _UNREAD_SUFFIXES
-_DEEP_GREY = ("I", "I;16", "I;16B", "I;16L", "I;16N")
+_DEEP_GREY = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # Pillow's modes with 16 bits
 TURNS = {  # the transposition of the stored pixels, by EXIF orientation
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -73,9 +75,10 @@ TURNS = {  # the transposition of the stored pixels, by EXIF orientation
     8: Image.Transpose.ROTATE_90,
 }
 _ACROSS = (5, 6, 7, 8)  # orientations that exchange height and width
-_BATCH = 64  # files a thread takes at a time
-_ENDS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND"}  # near the end of a complete file
-_TAIL = 64  # last bytes of a file, among which its end marker is searched
+_BATCH = 64  # files that a thread takes at a time
+# a marker near the end of a complete file, by format
+_ENDS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND"}
+_TAIL = 64  # the marker is searched among so many last bytes
 
 OnePicture = UInt8[Tensor, "3 height width"]
 Progress = Callable[[int, int], None]  # called with (files done, files in all)
@@ -88,9 +91,9 @@ class UnreadableError(DataError):
 class Header(NamedTuple):
     """The header of a readable file.
 
-    size: (height, width) as displayed, after the turn of its EXIF orientation.
-    note: for the report, or None.
-    orientation: the orientation of the EXIF block, 1 for an image stored as it is displayed.
+    size: the (height, width) as displayed, after the rotation of the EXIF orientation.
+    note: a note for the report, or None.
+    orientation: the EXIF orientation, 1 for an image that is stored as it is displayed.
     """
 
     size: tuple[int, int]
@@ -99,7 +102,7 @@ class Header(NamedTuple):
 
     @property
     def stored_size(self) -> tuple[int, int]:
-        """Return the size (height, width) before the turn."""
+        """Return the (height, width) before the rotation."""
         height, width = self.size
         return (width, height) if self.orientation in _ACROSS else (height, width)
 
@@ -107,9 +110,9 @@ class Header(NamedTuple):
 def decode(picture: Path | Image.Image, preprocessing: Preprocessing) -> tuple[OnePicture, Header]:
     """Return the pixels of one image, resized and cropped for a model, and its header.
 
-    Call it inside `quiet_pillow`. Only the pixels of an open Pillow image are used: its file may be
-    closed, its pixels edited. Raises UnreadableError with the reason: missing, no image, truncated,
-    too large.
+    Call it inside `quiet_pillow`. Of an open Pillow image, only the pixels are used, because its
+    file may be closed and its pixels edited. Raises UnreadableError with the reason: the file is
+    missing, truncated, too large or no image.
     """
     with open_image(picture) as image:
         pixels = fit(flatten(image), preprocessing)
@@ -136,11 +139,11 @@ def open_image(picture: Path | Image.Image) -> Iterator[Image.Image]:
     """
     limit = f"expected at most {PIXEL_LIMIT // 1_000_000} megapixels, found "
     try:
-        with (
-            nullcontext(picture)
-            if isinstance(picture, Image.Image)
-            else Image.open(picture, formats=FORMATS) as image
-        ):
+        if isinstance(picture, Image.Image):
+            opened: AbstractContextManager[Image.Image] = nullcontext(picture)
+        else:
+            opened = Image.open(picture, formats=FORMATS)
+        with opened as image:
             if image.width * image.height > PIXEL_LIMIT:
                 raise UnreadableError(f"{limit}{image.width}x{image.height}; make it smaller first")
             yield image
@@ -187,7 +190,7 @@ def displayed_size(image: Image.Image) -> tuple[int, int]:
 def flatten(image: Image.Image) -> Image.Image:
     """Return the first frame of an image as RGB with 8 bits per channel.
 
-    It is turned by its EXIF orientation, transparent pixels are put on white, and 16 bits are
+    It is rotated by its EXIF orientation, transparent pixels are put on white, and 16 bits are
     scaled to 8. Raises UnreadableError for floating-point pixels.
     """
     image.load()
@@ -198,7 +201,8 @@ def flatten(image: Image.Image) -> Image.Image:
         return image
     if image.mode in _DEEP_GREY:
         deep = np.asarray(image).astype(np.int64).clip(0, 65535)
-        return Image.fromarray(((deep + 128) // 257).astype(np.uint8)).convert("RGB")
+        levels = (deep + 128) // 257  # 65535 = 255 x 257, rounded to the nearest level
+        return Image.fromarray(levels.astype(np.uint8)).convert("RGB")
     if image.mode == "F":
         raise UnreadableError(
             "expected integer pixels, found floating point, whose range is unknown; save it as PNG"
@@ -243,6 +247,7 @@ def _resized_size(image_size: tuple[int, int], preprocessing: Preprocessing) -> 
         ratios = (image_height / box[0], image_width / box[1])
         ratio = max(ratios) if preprocessing.crop_mode == "border" else min(ratios)
         size = (max(1, round(image_width / ratio)), max(1, round(image_height / ratio)))
+    # without a border, the resized image must cover the crop
     if preprocessing.fill is None and (size[0] < width or size[1] < height):
         scale = max(width / image_width, height / image_height)
         size = (max(width, round(image_width * scale)), max(height, round(image_height * scale)))
@@ -262,7 +267,11 @@ def _centre(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
 
 
 def _offset(surplus: int, rounding: CropOffset) -> int:
-    """Return the first pixel of a centre crop along one axis; negative: the border before it."""
+    """Return the first pixel of a centre crop along one axis.
+
+    surplus: the length of the image minus that of the crop. If it is negative, the result is minus
+    the width of the border before the image.
+    """
     if surplus < 0:
         # the smaller half of the border is before the image, as in torchvision's CenterCrop
         border = -surplus // 2
@@ -308,9 +317,11 @@ def load_files(
 ) -> Split:
     """Return image files without labels as a split; unreadable ones are left out and listed.
 
-    preprocessing: None keeps the size that all images share, else 224x224. Up to MEMORY_LIMIT bytes
-    of pixels are decoded now and kept as uint8. Above that, only each file's header and end are
-    checked now, and pixels are decoded on reading. Raises DataError if no file can be read.
+    Up to MEMORY_LIMIT bytes of pixels are decoded now and kept as uint8. Above that, only the
+    header and the end of each file are checked now, and pixels are decoded when they are read.
+    Raises DataError if no file can be read.
+
+    preprocessing: None keeps the size that all images share; if they share none, it is 224x224.
     """
     preprocessing = preprocessing or stored_size(paths)
     height, width = preprocessing.size
@@ -357,7 +368,7 @@ def load_files(
 
 
 def stored_size(paths: Sequence[Path]) -> Preprocessing:
-    """Return the size that all images share, else 224x224."""
+    """Return a preprocessing that keeps the size that all images share, else 224x224."""
     sizes = {header.size for header in probe(paths) if isinstance(header, Header)}
     return Preprocessing(size=sizes.pop()) if len(sizes) == 1 else UNSTATED
 
@@ -367,7 +378,7 @@ def probe(
 ) -> list[Header | UnreadableError]:
     """Return each file's header, or the reason why it cannot be read.
 
-    Pixels are decoded only if the end of the file is missing or its format has no end marker.
+    Pixels are decoded only if the end marker is missing, or if the format has none.
     """
 
     def read_header(_: int, path: Path) -> Header:
@@ -401,9 +412,9 @@ def _decode_into(
 def _for_each(
     read: Callable[[int, Path], Header], paths: Sequence[Path], progress: Progress | None
 ) -> list[Header | UnreadableError]:
-    """Return read(index, path) of every path, or the error it raised.
+    """Return read(index, path) for every path, or the error that it raised.
 
-    There is one thread per core, as Pillow releases the GIL while it decodes.
+    There is one thread for each core, as Pillow releases the GIL while it decodes.
     """
 
     def read_batch(start: int) -> list[Header | UnreadableError]:

@@ -45,6 +45,8 @@ TEST_SCENES = 4
 AGREEMENT = 0.9
 _CHANCE = 1 / HUES  # share of the other scenes whose drawn hue agrees by chance
 _PLANTED = (AGREEMENT - _CHANCE) / (1 - _CHANCE)  # share of the scenes whose hue is set
+_HUE_STREAM = 10  # of random numbers, different from those of the scenes
+_INK = 16  # full ink of a source pixel
 CLASSES = tuple("0123456789")
 SHORTCUT: Final = "digits-shortcut"
 CLEAR_DIGITS: Final = "digits-clear"
@@ -61,14 +63,14 @@ def digits(
 ) -> Split:
     """Return the embedded scenes: class = digit, masks = its visible ink, groups = source digit.
 
-    canvas: px.
-    scenes: number per source digit (default 4); the first scenes do not depend on this number.
-    shortcut: plant the class in the hue of the background, in the training part only.
-    clear: large digits of high contrast without a bar.
+    The test part is held in memory with its masks. The training part is drawn when it is read and
+    has no masks; Split.epoch draws new scenes. Raises DataError for sizes that cannot be drawn.
 
-    The test part is held in memory with its masks; the training part is drawn when read
-    (Split.epoch draws new scenes) and has no masks. Raises DataError for sizes that cannot be
-    drawn.
+    canvas: the size of the images in pixels.
+    scenes: the number of scenes for each source digit, by default 4. The first scenes do not
+        depend on this number.
+    shortcut: plant the class in the hue of the background, only in the training part.
+    clear: draw large digits of high contrast without a bar.
     """
     if scenes is None:
         scenes = TRAIN_SCENES if part == "train" else TEST_SCENES
@@ -104,7 +106,7 @@ def digits(
         classes=CLASSES,
         groups=repeated,
     )
-    if part == "train":  # drawn anew in every epoch
+    if part == "train":  # the split itself draws its images
         return split
     return replace(split, scenes=drawings)
 
@@ -121,7 +123,7 @@ def _draw_scenes(
 
 def _draw_hues(sources: Tensor, scene_keys: Tensor, *, planted: bool) -> Int[Tensor, " batch"]:
     """Return the hue of each scene's background: drawn, or that of the class if planted."""
-    draws = uniform(scene_keys, 2, stream=10)
+    draws = uniform(scene_keys, 2, stream=_HUE_STREAM)
     hues = (draws[:, 0] * HUES).long()
     if not planted:
         return hues
@@ -221,4 +223,4 @@ def _load_sources() -> tuple[Float[Tensor, "sources 8 8"], Int[Tensor, " sources
     from sklearn.datasets import load_digits  # takes a second to import
 
     data = load_digits()
-    return torch.from_numpy(data.images).float() / 16, torch.from_numpy(data.target).long()
+    return torch.from_numpy(data.images).float() / _INK, torch.from_numpy(data.target).long()

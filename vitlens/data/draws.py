@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-_WORD = 0xFFFFFFFF
+_WORD = 0xFFFFFFFF  # keeps 32 bits
 
 
 def mix(words: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
@@ -31,5 +31,7 @@ def uniform(
     keys: Int[Tensor, " batch"], count: int, *, stream: int = 0
 ) -> Float[Tensor, "batch count"]:
     """Return `count` numbers in [0, 1) for each key; different streams give different numbers."""
+    # a stream has 2^24 positions
     positions = mix(torch.arange(count, device=keys.device) + (stream << 24))
-    return (mix(keys[:, None] + positions) >> 8).float() / (1 << 24)
+    words = mix(keys[:, None] + positions)
+    return (words >> 8).float() / (1 << 24)  # float32 holds 24 bits exactly

@@ -19,7 +19,7 @@ _MOST_LISTED: Final = 4  # columns in an error
 class Factors(Table, Mapping[str, Column]):
     """The generating factors of n images: an immutable mapping from a name to an array (n,).
 
-    The analyses never read them: they judge afterwards what an analysis recovered.
+    Analyses never read them. They are used afterwards, to judge what an analysis has recovered.
     """
 
     def __init__(self, columns: Mapping[str, Column]) -> None:

@@ -1,4 +1,4 @@
-"""Reads folders of images: with class folders, with parts, Tiny ImageNet's, or without labels."""
+"""Read folders of images: with class folders, with parts, Tiny ImageNet's, or without labels."""
 
 import re
 from collections import Counter
@@ -33,7 +33,13 @@ _WNID: Final = re.compile(r"n\d{8}")
 
 @dataclass(frozen=True)
 class Listing:
-    """Image files in order, before any is opened; without labels, labels and classes are empty."""
+    """Image files in order, before any is opened.
+
+    paths: the files.
+    labels: the label of each file, or () without labels.
+    classes: the names of the classes, or () without labels.
+    notes: notes for the report.
+    """
 
     paths: tuple[Path, ...]
     labels: tuple[int, ...] = ()
@@ -72,10 +78,13 @@ def list_folder(root: Path, *, part: Part, seed: int = 0, whole: bool = False) -
     """List the image files of a part.
 
     train/ and test/ (or val/) are the parts, by the usual names in any case, if they hold class
-    folders. With a training part only, or class folders at the top, a seeded fifth of each class is
-    held out for test; `whole` returns all images instead (for a model that was not trained on
-    them). Images at the top have no labels and no parts. Class folders that are all wnids of
-    ImageNet get its names. Raises DataError for folders that are no classes.
+    folders. If there is only a training part, or if class folders are at the top, a seeded fifth of
+    each class is held out for test. Images at the top have no labels and no parts. If all class
+    folders are wnids of ImageNet, the classes get its names. Raises DataError for folders that are
+    no classes.
+
+    whole: return all images, without holding any out. It is for a model that was not trained on
+        them.
     """
     if not root.is_dir():
         raise DataError(f"expected a folder of images, found no folder {str(root)!r}")
@@ -87,9 +96,9 @@ def list_folder(root: Path, *, part: Part, seed: int = 0, whole: bool = False) -
         return replace(listing, notes=(*notes, *parts.notes, *listing.notes))
     folder = parts.train or top
     children = labelled_folders(folder)
-    if not children:
+    if not children:  # images without labels
         return Listing(list_top(root))
-    if is_of_images(children) and not images_in(folder):
+    if is_of_images(children) and not images_in(folder):  # images without labels, in images/
         return Listing(list_top(children[0]), notes=notes)
     listing = list_classes(folder, part=part, seed=seed, whole=whole)
     return replace(listing, notes=(*notes, *parts.notes, *listing.notes))
@@ -207,7 +216,8 @@ def _note_on_loose_images(folder: Path) -> tuple[str, ...]:
 def _class_of_folder(parts: Sequence[Path]) -> dict[str, str]:
     """Return the class of each folder by its name.
 
-    Names that differ only in spelling between parts are one class.
+    Names that differ between parts only in their spelling are one class. If two names of one part
+    differ only in their spelling, every name is a class.
     """
     names: list[str] = []
     merges_spellings = True
@@ -220,7 +230,10 @@ def _class_of_folder(parts: Sequence[Path]) -> dict[str, str]:
     if not merges_spellings:
         return {name: name for name in names}
     first_spelling: dict[str, str] = {}
-    return {name: first_spelling.setdefault(plain_name(name), name) for name in names}
+    class_of_folder = {}
+    for name in names:
+        class_of_folder[name] = first_spelling.setdefault(plain_name(name), name)
+    return class_of_folder
 
 
 def holds_classes(root: Path) -> bool:
@@ -245,9 +258,9 @@ def load_tiny_imagenet(request: DataRequest) -> Split:
 
     It holds train/<wnid>/images/, val/images/ with val_annotations.txt, wnids.txt and words.txt.
     Its test/ has no labels, so val/ is the test part. The classes are those of wnids.txt, train/
-    and val_annotations.txt together, in order of wnid; their names are the first words in
-    words.txt, else ImageNet's names, else the wnids. Raises DataError for lines of another form,
-    and for a part without images.
+    and val_annotations.txt together, in order of wnid. Their names are the first words in
+    words.txt; without these, ImageNet's names; without both, the wnids. Raises DataError for lines
+    of another form, and for a part without images.
     """
     root = request.path
     wnid_of_file = {}
@@ -317,9 +330,11 @@ def _tiny_class_names(root: Path, wnids: Sequence[str]) -> tuple[str, ...]:
 
 
 def _read_table(file: Path, wnid_column: int | None = None) -> list[list[str]]:
-    """Return the non-empty lines of a text file, divided at tabs; none without a file.
+    """Return the non-empty lines of a text file, divided at tabs, or [] if the file is missing.
 
-    wnid_column: the column that must hold a wnid. Raises DataError for a line of another form.
+    Raises DataError for a line without a wnid.
+
+    wnid_column: the column that must hold a wnid; None allows any cells.
     """
     if not file.is_file():
         return []

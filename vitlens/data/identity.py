@@ -18,16 +18,17 @@ from vitlens.files import sha256
 from vitlens.names import LABELS, plain_name
 
 _AT_ONCE = 256  # images read at a time
-_REMEMBERED: Final = 1 << 20  # digests of files, reused while the files do not change
-# drawn images whose pixels are hashed; the others follow from their subjects and numbers
+_REMEMBERED: Final = 1 << 20  # digests of files that are kept while the files do not change
+# Of drawn images, the pixels of so many are hashed. The others follow from their subjects and
+# numbers, which are hashed, too.
 _RENDERED: Final = 32
 
 
 def split_fingerprint(split: Split) -> str:
     """Return a SHA-256 of the images in their order. Labels, names and masks are left out.
 
-    Images that are decoded on reading are hashed by file content and preprocessing, without
-    decoding; others by their pixels. The two give different hashes.
+    Images that are decoded when they are read are hashed by file content and preprocessing, without
+    decoding. Others are hashed by their pixels. The two give different hashes.
     """
     source = split.subset.source
     indices = split.subset.indices
@@ -128,6 +129,7 @@ def _digest(path: Path) -> str:
 
 @lru_cache(_REMEMBERED)
 def _digest_of_state(path: Path, _size: int, _modified: int) -> str:
+    """Return the digest of a file; with another size or time, it is computed again."""
     return sha256(path)
 
 

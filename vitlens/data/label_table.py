@@ -1,4 +1,4 @@
-"""Reads labels of images from a table of file names and labels (`--labels FILE.csv`)."""
+"""Read labels of images from a table of file names and labels (`--labels FILE.csv`)."""
 
 import csv
 import re
@@ -18,7 +18,7 @@ from vitlens.data.split import Split, hold_out
 from vitlens.errors import DataError, argument, by_caller
 from vitlens.files import read_bounded
 
-# of a table; that of ImageNet's 1.3 million training images has half of it
+# most bytes of a table; that of ImageNet's 1.3 million training images has half of it
 _MOST_BYTES: Final = 128 << 20
 _MOST_CLASSES: Final = 100_000
 _SAMPLE: Final = 200  # lines that decide which character divides the cells
@@ -45,11 +45,12 @@ _OTHER_TITLES: Final = (
     "synset",
     "label_name",
 )
+# titles of a column of labels, in lower case
 _LABEL_TITLES: Final = frozenset((*_PLAIN_TITLES, *_OTHER_TITLES, "predictionstring"))
 _SPLIT_TITLES: Final = ("split", "splits", "subset", "partition", "phase")
 # titles of a column of parts only if all of its cells are parts
 _AMBIGUOUS_SPLIT_TITLES: Final = ("part", "set")
-# Kaggle's ImageNet: a wnid and its boxes
+# labels in Kaggle's ImageNet: a wnid and its boxes
 _BOXES: Final = re.compile(r"(n\d{8})(?: -?\d+(?:\.\d+)?)+")
 _NUMBER: Final = re.compile(r"-?\d{1,12}(?:\.\d{0,12})?")
 _NO_LABEL: Final = ("", "nan", "none", "null", "na", "n/a")
@@ -60,12 +61,12 @@ Rows = list[list[str]]
 def load(request: DataRequest) -> Split:
     """Return the images below a folder that a table labels; others are left out, and counted.
 
-    The table has a column of file names, with or without the folders and the suffix, and a column
-    of labels: names, wnids of ImageNet, or class indices from 0. Commas, semicolons, tabs, bars or
-    blanks divide it; a line of titles may come first. A column called split (or subset, partition,
-    ...) divides the images into train, val and test; without one, a seeded fifth of each class is
-    held out for test, as of class folders. Raises DataError for a table of another form, for an
-    image with two labels or none, and if no image has a line.
+    The table has a column of file names, with or without the folders and the suffix. Another
+    column has the labels: names, wnids of ImageNet, or class indices from 0. Commas, semicolons,
+    tabs, bars or blanks divide the columns; a line of titles may come first. A column called split
+    (or subset, partition, ...) divides the images into train, val and test. Without one, a seeded
+    fifth of each class is held out for test, as for class folders. Raises DataError for a table of
+    another form, for an image with two labels or none, and if no image has a line.
     """
     root = request.path
     table = request.labels
@@ -110,10 +111,10 @@ def load(request: DataRequest) -> Split:
 class _Contents:
     """The contents of a table.
 
-    labels: by image.
+    labels: the label of each image.
     roles: the part of each image, empty without a column of parts.
-    role_title: title of that column.
-    unmatched: number of lines that name no image.
+    role_title: the title of that column.
+    unmatched: the number of lines that name no image.
     """
 
     labels: dict[Path, str]
@@ -199,7 +200,7 @@ class _Names:
     """The images of a folder by the names that a table may have for them."""
 
     def __init__(self, root: Path, paths: Sequence[Path]) -> None:
-        self._paths: dict[str, Path | None] = {}  # None: of several images
+        self._paths: dict[str, Path | None] = {}  # None for the name of several images
         for path in paths:
             relative = PurePosixPath(_compose_accents(path.relative_to(root).as_posix()))
             without_suffix = str(relative.with_suffix(""))
@@ -301,9 +302,9 @@ def _require_no_delimiter(lines: Sequence[str], table: Path) -> None:
 
 
 def _file_column(rows: Rows, names: _Names, table: Path) -> int:
-    """Return the column whose cells are most often names of images.
+    """Return the column with the most names of images.
 
-    Of several, one that is not called label comes first.
+    If there are several, the first one that is not called label is returned.
     """
     counts = [0] * _width(rows)
     for row in rows:
@@ -329,19 +330,24 @@ def _file_column(rows: Rows, names: _Names, table: Path) -> int:
 def _label_column(
     rows: Rows, file_column: int, names: _Names, table: Path, split_column: int | None
 ) -> tuple[int, Rows]:
-    """Return the column of the labels, and the lines without the line of titles."""
-    titles = rows[0]
+    """Return the column of the labels, and the lines without the line of titles.
+
+    It is a column with a title of labels or, without titles, the only column that is left. Several
+    columns with such titles must name the same classes, for example by number and by name.
+    """
+    first_row = rows[0]
     candidates = [
         column for column in range(_width(rows)) if column not in (file_column, split_column)
     ]
     titled = []
     for column in candidates:
-        if column < len(titles) and titles[column].lower() in _LABEL_TITLES:
+        if column < len(first_row) and first_row[column].lower() in _LABEL_TITLES:
             titled.append(column)
-    is_image = file_column < len(titles) and names.find(titles[file_column]) is not None
+    names_image = file_column < len(first_row) and names.find(first_row[file_column]) is not None
+    has_titles = not names_image and (bool(titled) or not _repeats_label(rows, candidates))
     body = [row for row in rows if file_column < len(row)]
-    if not is_image and (titled or not _repeats_label(rows, candidates)):
-        if body and body[0] is titles:
+    if has_titles:
+        if body and body[0] is first_row:
             body = body[1:]
         for column in titled:
             if all(_are_equivalent(body, column, other) for other in titled if other != column):
@@ -350,8 +356,8 @@ def _label_column(
         return candidates[0], body
     raise DataError(
         f"expected one column of labels in {table}, found {len(candidates)} "
-        f"({', '.join(titles)[:80]}); leave the file names and the labels, and call them file and "
-        "label"
+        f"({', '.join(first_row)[:80]}); leave the file names and the labels, and call them file "
+        "and label"
     )
 
 
@@ -361,7 +367,7 @@ def _repeats_label(rows: Rows, columns: Sequence[int]) -> bool:
 
 
 def _are_equivalent(rows: Rows, first: int, second: int) -> bool:
-    """Return True if two columns name the same classes, one name for one name."""
+    """Return True if each name in one column always has the same name in the other, and back."""
     pairs = {(row[first], row[second]) for row in rows if max(first, second) < len(row)}
     first_names = {name for name, _ in pairs}
     second_names = {name for _, name in pairs}
@@ -369,6 +375,7 @@ def _are_equivalent(rows: Rows, first: int, second: int) -> bool:
 
 
 def _require_labels(labels: dict[Path, str], table: Path) -> None:
+    """Raise DataError for images with an empty label."""
     unlabelled = [path.name for path, label in labels.items() if label.lower() in _NO_LABEL]
     if unlabelled:
         raise DataError(

@@ -1,4 +1,4 @@
-"""Reads which pixels of a mask are the object, and refuses masks that are ambiguous."""
+"""Read which pixels of a mask are the object, and refuse ambiguous masks."""
 
 from typing import Any, Final
 
@@ -12,12 +12,15 @@ Pixels = NDArray[Any]
 Inside = NDArray[np.bool_]
 _LOSSY: Final = ("JPEG", "MPO", "WEBP", "AVIF")  # formats that change values near edges
 _JPEG_NOISE: Final = 32  # levels by which JPEG moves a pixel of a mask
-# levels between object and background of a mask with soft edges; fewer are class indices
+# least difference between the levels of object and background in a mask with soft edges; values
+# with a smaller difference are class indices
 _LEAST_RANGE: Final = 64
-# share of the values between that may be areas; more are a third value, not an edge
+# largest share of areas among the values between object and background; a larger share shows a
+# third value, not an edge
 _FLAT: Final = 0.2
 _ROUNDING: Final = 3  # levels by which a lossy format moves an even area
-_AREA: Final = 0.02  # share of a lossy mask above which one further level is a third value
+_AREA: Final = 0.02  # a further level with a larger share of a lossy mask is a third value
+_DARKER: Final = 4  # the background must be darker than the object by at least this factor
 _MOST_LISTED: Final = 5  # values in a message
 _OPAQUE: Final = 255
 # colours of a mask up to which two of one grey level are refused; a photograph has more
@@ -40,7 +43,7 @@ def read_mask(image: Image.Image) -> Inside:
         if high == 0:
             raise UnreadableError(f"expected a mask with an object, found 0 everywhere; {_REMEDY}")
         return np.ones(values.shape, dtype=bool)
-    if low > high // 4:
+    if low > high // _DARKER:
         raise UnreadableError(
             f"expected 0 for the background of a mask, found {low} to {high}; {_REMEDY}"
         )
@@ -57,11 +60,12 @@ def read_mask(image: Image.Image) -> Inside:
         raise UnreadableError(
             f"expected a mask of two values, found {len(unique)} ({listed}); {_REMEDY}"
         )
-    return np.asarray(values.astype(np.int64) * 2 > low + high)
+    is_object = values.astype(np.int64) * 2 > low + high  # above the middle of the two values
+    return np.asarray(is_object)
 
 
 def _read_values(image: Image.Image, *, exact: bool) -> Pixels:
-    """Return the values (height, width) of a mask; exact: of a lossless format."""
+    """Return the values (height, width) of a mask; exact: whether its format is lossless."""
     if image.mode == "F":
         raise UnreadableError(
             "expected a mask of whole numbers, found floating point; save it as PNG"
@@ -85,7 +89,7 @@ def _read_values(image: Image.Image, *, exact: bool) -> Pixels:
         return values
     count = _count_colours(colours)
     if count == 2 and not colours.min((0, 1)).any():
-        # black and one colour, whose grey level may be as dark
+        # black and one colour, which may be as dark as black in grey levels
         return np.where(colours.any(-1), 255, 0)
     if len(np.unique(values)) < count <= _FEW_COLOURS:
         raise UnreadableError(f"expected a mask of two values, found {count} colours; {_REMEDY}")
@@ -102,6 +106,7 @@ def _read_palette(image: Image.Image) -> Pixels:
 
 def _count_colours(colours: Pixels) -> int:
     """Return the number of different colours."""
+    # one number for each colour: red, green and blue as 8 bits each
     packed = colours.astype(np.uint32) @ np.array([65536, 256, 1], np.uint32)
     return len(np.unique(packed))
 
@@ -113,10 +118,11 @@ def _has_areas(values: Pixels, between: Inside, noise: int) -> bool:
 
 
 def _has_third_level(values: Pixels, low: int, high: int) -> bool:
-    """Return True if a lossy mask has areas of one inner level, as of a class index."""
-    level = values[_is_flat(values, 0)].astype(np.int64)
-    inner = level[(level > low + _ROUNDING) & (level < high - _ROUNDING)]
-    return len(inner) > 0 and int(np.bincount(inner).max()) > _AREA * values.size
+    """Return True if a lossy mask has areas of a level between the two, such as a class index."""
+    flat_values = values[_is_flat(values, 0)].astype(np.int64)
+    is_between = (flat_values > low + _ROUNDING) & (flat_values < high - _ROUNDING)
+    between = flat_values[is_between]
+    return len(between) > 0 and int(np.bincount(between).max()) > _AREA * values.size
 
 
 def _is_flat(values: Pixels, tolerance: int) -> Inside:

@@ -1,11 +1,15 @@
-"""A folder of images with masks or boxes of objects, against which attribution maps are checked.
+"""Read folders of images with masks or boxes of objects, to localise attribution maps.
 
-- images/NAME.* with masks/NAME.*: a mask has two values, see `read_mask`.
-- images/<class>/ with masks/<class>/: also labels; a seeded fifth is held out for test, as with
-  class folders.
-- images/ with annotations.json, without masks/: the mask is the union of the image's boxes (COCO's
-  format: images, annotations, bbox as x, y, width, height in px).
-- index.json with an `imagenet_class` for every image: these are the labels.
+There are three layouts:
+
+- images/NAME.* with masks/NAME.*: a mask of two values for each image (see `read_mask`).
+- images/<class>/NAME.* with masks/<class>/NAME.*: the images have labels, too. As for class
+  folders, a seeded fifth is held out for test.
+- images/NAME.* with annotations.json, in COCO's format (images, annotations, bbox as x, y, width,
+  height in px): the mask is the union of the image's boxes.
+
+In the first and the last layout, index.json may give every image an `imagenet_class`. These are
+then the labels.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -49,7 +53,8 @@ _MASKS = "masks"
 _BOXES = "annotations.json"
 _WHOLE = "images have the model's size already and were taken whole, so that the masks fit"
 _BOXED = "objects are given as boxes only: background inside a box counts as the object"
-_COCO_BYTES = 128 << 20  # COCO's validation part takes a sixth of it
+_HALF = 127  # a resized pixel above this level is mostly object
+_COCO_BYTES = 128 << 20  # most bytes; COCO's validation part takes a sixth of it
 _COCO_FORM = "write COCO's images and annotations with bbox, or put masks/ next to images/"
 _INDEX_FORM = "give every image its file and imagenet_class, or take the index away"
 
@@ -60,11 +65,12 @@ _Pixels: TypeAlias = Annotated[int, between(1, 1_000_000)]
 
 @dataclass(frozen=True)
 class Object:
-    """One image's object before it is drawn.
+    """The object of one image before it is drawn.
 
-    size: (height, width) in px of its mask.
-    file: the file of the mask, or boxes: (x, y, width, height) in px.
-    orientation: the EXIF orientation that turns the mask, as it turns its image; 1 for none.
+    size: the (height, width) of its mask in pixels.
+    file: the file of the mask, or None for boxes.
+    boxes: the boxes as (x, y, width, height) in pixels.
+    orientation: the EXIF orientation by which the mask is rotated like its image; 1 means none.
     """
 
     size: tuple[int, int]
@@ -83,7 +89,8 @@ class Object:
         if self.orientation != 1:
             drawn = drawn.transpose(TURNS[self.orientation])
         black = None if preprocessing.fill is None else (0, 0, 0)  # a border is no object
-        return fit(drawn, replace(preprocessing, fill=black))[0] > 127
+        pixels = fit(drawn, replace(preprocessing, fill=black))  # (3, height, width), 0 to 255
+        return pixels[0] > _HALF
 
     def _draw_boxes(self) -> Inside:
         """Return a mask of the pixels in any box. Raises UnreadableError if there is none."""
@@ -101,7 +108,7 @@ class Object:
 
 
 def _pixels_between(low: float, high: float, side: int) -> slice:
-    """Return the pixels of a side with their centres from low to high, in px."""
+    """Return the pixels of a side with a centre between low and high, all in pixels."""
     start = min(max(ceil(low - 0.5), 0), side)
     stop = min(max(ceil(high - 0.5), 0), side)
     return slice(start, stop)
@@ -160,13 +167,13 @@ def _are_in_classes(root: Path) -> bool:
 
 
 def load(request: DataRequest) -> Split:
-    """Return the images of a folder with their masks, resized and cropped as the images are.
+    """Return the images of a folder with their masks, resized and cropped like the images.
 
-    A mask drawn on the pixels as they are stored is turned with its photograph (EXIF). An image is
-    left out and listed in `skipped` if it has no mask, or one that is damaged, has more than two
-    values or another size. Images that already have the model's size are not cropped.
-
-    Raises DataError when no image has a mask, when one has two, and for damaged JSON.
+    The layouts are those at the top of this module. Images without a mask are left out and listed
+    in `skipped`. So are those with a damaged mask, or one of more than two values or another size.
+    A mask drawn on the unrotated pixels of a photograph is rotated with it, by its EXIF
+    orientation. Images that already have the model's size are not cropped. Raises DataError if no
+    image has a mask, if one has two, and for damaged JSON.
     """
     root = request.path
     if root.name == _MASKS and not (root / "images").is_dir():
@@ -185,7 +192,7 @@ def load(request: DataRequest) -> Split:
         objects = _find_objects(root, listing.paths, in_classes=not images_at_top)
         takes_whole = preprocessing.is_cropped and objects.sizes == {preprocessing.size}
         if takes_whole:
-            preprocessing = preprocessing.without_crop()
+            preprocessing = preprocessing.at_size(preprocessing.size)  # the same size, not cropped
         masks: dict[str, Tensor] = {}
         for path, image_object in objects.by_path.items():
             try:
@@ -221,7 +228,12 @@ def load(request: DataRequest) -> Split:
 
 @dataclass
 class _Objects:
-    """The objects of images; headers: of their images; reasons: why other images are left out."""
+    """The objects of images.
+
+    by_path: the object of each image.
+    headers: the headers of these images.
+    reasons: why other images are left out.
+    """
 
     by_path: dict[Path, Object]
     headers: dict[Path, Header]
@@ -272,7 +284,7 @@ def _find_objects(root: Path, paths: Sequence[Path], *, in_classes: bool) -> _Ob
 
 
 def _without(listing: Listing, left_out: Collection[Path]) -> Listing:
-    """Return a listing without some of its images."""
+    """Return a listing without these images."""
     indices = [index for index, path in enumerate(listing.paths) if path not in left_out]
     labels: tuple[int, ...] = ()
     if listing.labels:
@@ -312,6 +324,7 @@ def _list_masks(folder: Path, stems: Collection[str], *, in_folders: bool) -> di
 
 
 def _notes(takes_whole: bool, has_boxes: bool, unclear_turns: int) -> tuple[str, ...]:
+    """Return the notes of a split; unclear_turns: see `_Objects`."""
     notes = []
     if takes_whole:
         notes.append(_WHOLE)
@@ -347,13 +360,13 @@ def _object_of_boxes(boxes: Object | None) -> Object:
 
 
 def _turn_to_fit(image_object: Object, header: Header) -> Object:
-    """Return an object, turned if its mask has the size in which its image is stored.
+    """Return an object, rotated if its mask has the size of the image before its EXIF rotation.
 
     Raises UnreadableError for another size.
     """
     if image_object.size == header.size:
         return image_object
-    if image_object.size == header.stored_size:  # drawn on the stored pixels, without the turn
+    if image_object.size == header.stored_size:  # the mask was drawn on the unrotated pixels
         return replace(image_object, orientation=header.orientation)
     height, width = header.size
     mask_height, mask_width = image_object.size

@@ -1,4 +1,4 @@
-"""Describes data that is not read, by its files, and what to do with it."""
+"""Describe data that are not read, by their files, and what to do with them."""
 
 import os
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import Final
 from vitlens.errors import argument, by_caller
 from vitlens.signatures import described, image_format
 
-_FILES: Final = 1000  # entries of a folder that are examined
+_FILES: Final = 1000  # most entries of a folder that are examined
 _SAVE_ARRAYS: Final = "numpy.savez('DATA.npz', images=images, labels=labels) makes what is read"
 _SAVE: Final = "save its images as FOLDER/<class>/<number>.png"
 _BY_SUFFIX: Final = {
@@ -27,8 +27,10 @@ _BY_SUFFIX: Final = {
     ".csv": "a table; name the folder of the images, and the table with {labels}",
     ".tsv": "a table; name the folder of the images, and the table with {labels}",
     ".json": "JSON; name the folder of the images",
-    ".txt": "a text file; name the folder of the images, and the file with {labels} where it has "
-    "their labels",
+    ".txt": (
+        "a text file; name the folder of the images, and the file with {labels} where it has "
+        "their labels"
+    ),
     ".npy": f"one array; {_SAVE_ARRAYS}",
     ".mat": f"arrays of MATLAB; {_SAVE_ARRAYS}",
     ".h5": f"an HDF5 file; {_SAVE_ARRAYS}",

@@ -1,4 +1,4 @@
-"""Finds the parts of a folder of images by name, and refuses folders without classes."""
+"""Find the parts of a folder of images by name, and refuse folders without classes."""
 
 import re
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from vitlens.errors import DataError, by_caller
 from vitlens.names import plain_name
 
 Role = Literal["train", "test", "val"]
+# names of each part
 _ROLES: Final[dict[Role, str]] = {
     "train": r"train|training|trn|trainval",
     "test": r"tests?|testing|tst|eval|evaluation|holdout",
@@ -19,6 +20,7 @@ _ROLES: Final[dict[Role, str]] = {
 }
 _KINDS: Final = r"(?:sets?|data|dataset|images?|imgs?|split|part|folder|files)"
 _ENDINGS: Final = re.compile(rf"{_KINDS}$")
+# words that may stand next to the name of a part
 _FILLERS: Final = re.compile(rf"{_KINDS}|seg|ilsvrc|clsloc")
 _IMAGES: Final = frozenset(  # folders of images of any class
     (
@@ -59,13 +61,18 @@ _LABELLED: Final = re.compile(rf"(?:labell?ed|annotated)[-_ ]?(?:{_KINDS})?", re
 _UNLABELLED: Final = re.compile(
     rf"(?:un[-_ ]?labell?ed|un[-_ ]?annotated|no[-_ ]?labels?)[-_ ]?(?:{_KINDS})?", re.IGNORECASE
 )
-_DEEPEST: Final = 16  # nested folders that hold only one folder
-_MOST_LISTED: Final = 3  # folders in a message
+_DEEPEST: Final = 16  # most nested folders that hold only one folder
+_MOST_LISTED: Final = 3  # most folders in a message
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a folder that hold class folders, and notes about folders that are no parts."""
+    """The parts of a folder that hold class folders.
+
+    train: the training part, or None.
+    test: the test part, or None.
+    notes: notes about folders that are no parts.
+    """
 
     train: Path | None = None
     test: Path | None = None
@@ -73,12 +80,12 @@ class Parts:
 
 
 def role_of(name: str) -> Role | None:
-    """Return the role of a folder by its name; None for no role.
+    """Return the role of a folder by its name, or None.
 
-    Names are in any case and form (Train, test_set, seg_train, val2017).
+    Names may have any case and form (Train, test_set, seg_train, val2017).
     """
     roles: set[Role] = set()
-    with_spaces = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
+    with_spaces = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)  # testSet -> test Set
     for word in re.findall(r"[a-z]+", with_spaces.lower()):
         stem = _ENDINGS.sub("", word)
         word_roles = {role for role, pattern in _ROLES.items() if re.fullmatch(pattern, stem)}
@@ -96,9 +103,9 @@ def labelled_folders(folder: Path) -> list[Path]:
 
 
 def find_parts(root: Path) -> Parts:
-    """Return the parts of a folder, those without class folders left out.
+    """Return the parts of a folder, without those that hold no class folders.
 
-    A part for test is used if one of its class folders is one of the training part: "test" first,
+    A test part is used only if it shares a class with the training part. "test" is tried first,
     then "val". Raises DataError if two folders could be the training part, and if no test part has
     a class of the training part.
     """
@@ -132,7 +139,10 @@ def find_parts(root: Path) -> Parts:
 
 
 def _training_part(parts: Sequence[Path], root: Path) -> Path | None:
-    """Return the training part of several candidates: the one called train. Raises DataError."""
+    """Return the training part among candidates: if there are several, the one called train.
+
+    Raises DataError if there is no such one.
+    """
     if len(parts) <= 1:
         return parts[0] if parts else None
     called_train = [part for part in parts if part.name == "train"]
@@ -146,7 +156,7 @@ def _training_part(parts: Sequence[Path], root: Path) -> Path | None:
 
 
 def _plainest_first(parts: Sequence[Path]) -> list[Path]:
-    """Return parts of one role, those with the plainest names first."""
+    """Return parts of one role, sorted by the length of their names."""
     return sorted(parts, key=lambda part: (len(part.name), part.name))
 
 
@@ -196,7 +206,10 @@ def _without_repetition(part: Path, role: Role) -> Path:
 
 
 def unwrap_folder(root: Path) -> Path:
-    """Return the folder of the class folders or parts, below folders that hold only one folder."""
+    """Return the folder of the class folders or parts, below folders that hold only one folder.
+
+    For archive/data/ with train/ and test/, it is archive/data/.
+    """
     folder = root
     result = root
     for _ in range(_DEEPEST):
@@ -204,9 +217,12 @@ def unwrap_folder(root: Path) -> Path:
         if len(children) != 1 or role_of(children[0].name) or images_in(children[0]):
             return result
         folder = children[0]
-        folders = labelled_folders(folder)
-        holds_parts = any(role_of(child.name) and holds_class_folders(child) for child in folders)
-        if len(folders) > 1 or holds_parts or (folders and _is_generic(folder.name)):
+        grandchildren = labelled_folders(folder)
+        holds_parts = any(
+            role_of(child.name) and holds_class_folders(child) for child in grandchildren
+        )
+        is_single_class = len(grandchildren) == 1 and _is_generic(folder.name)
+        if len(grandchildren) > 1 or holds_parts or is_single_class:
             result = folder
     return result
 
@@ -296,9 +312,10 @@ def _repeats_names(masks: Path, classes: Sequence[Path]) -> bool:
 
 
 def _shared_folders(folder: Path) -> list[str]:
-    """Return the folders within all folders of a folder; [] unless these are most of them.
+    """Return the names that occur in every folder of a folder, or [].
 
-    It is also [] if a folder holds images at its top.
+    They are returned only if they are at least half of all names, and if no folder holds images at
+    its top. The folders are then parts, not classes.
     """
     contents: list[set[str]] = []
     children = labelled_folders(folder)
@@ -318,6 +335,7 @@ def _shared_folders(folder: Path) -> list[str]:
 
 
 def _is_generic(name: str) -> bool:
+    """Return True for the name of a folder of images of any class."""
     return name.lower() in _IMAGES or _LABELLED.fullmatch(name) is not None
 
 

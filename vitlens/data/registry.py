@@ -1,7 +1,7 @@
-"""Lists every named set of images and every layout of a folder or file, one entry each.
+"""A list of every named set of images and every layout of a folder or file, one entry each.
 
-Free of torch: loading, `vitlens data`, completion, docs and tests read it. A set is added by its
-file in this package and its entry here.
+The module is free of torch, because loading, `vitlens data`, completion, docs and tests read it. To
+add a set, add its file in this package and its entry here.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,20 +18,20 @@ Parts = Literal["train", "split", "trainval", "none"]
 
 @dataclass(frozen=True)
 class DataSet:
-    """A named set.
+    """A named set of images.
 
-    title: in reports.
-    classes: their number.
-    size: pixels (height, width) of all its images, None if they differ.
-    origin: the origin of its images.
-    load: module:function, (request) -> Split.
-    download: whether it is downloaded once.
-
-    torchvision: the class of torchvision.datasets.
-    parts: the class's argument for them ("train": train=True or False; "split": split="train" or
-        "test"; "trainval": split="trainval" or "test"; "none": it has no parts and is divided by
-        seed).
-    scenes: whether it accepts a canvas and a number of scenes.
+    name: the name of the set.
+    title: the name in reports.
+    classes: the number of classes.
+    size: the (height, width) of all images in pixels, or None if they differ.
+    origin: the origin of the images.
+    load: reads the set, as "module:function" of (request) that returns a Split.
+    download: whether the set is downloaded once.
+    torchvision: the class of torchvision.datasets, or "".
+    parts: how that class takes the part. With "train", it is train=True or False; with "split", it
+        is split="train" or "test"; with "trainval", it is split="trainval" or "test". With "none",
+        there are no parts, and the set is divided by seed.
+    scenes: whether the set accepts a canvas and a number of scenes.
     """
 
     name: str
@@ -50,9 +50,10 @@ class DataSet:
 class Layout:
     """A layout of folders or files that can be read as data.
 
-    recognises: whether a path has this layout.
-    load: module:function, (request) -> Split.
-    usage, help: its line in `vitlens data`, empty for a layout without one.
+    recognises: returns whether a path has this layout.
+    load: reads it, as "module:function" of (request) that returns a Split.
+    usage: the name in `vitlens data`, or "" for a layout that is not listed there.
+    help: the description in `vitlens data`.
     """
 
     recognises: Callable[[Path], bool]
@@ -63,11 +64,11 @@ class Layout:
 
 @dataclass(frozen=True)
 class DataRequest:
-    """A request for data; see load_data.
+    """A request for data; the other fields are the arguments of load_data.
 
     name: the name of a set, or a path.
-    labels: a table of the labels of a folder's images.
-    limit: the largest number of images kept, so that a drawn set draws no others.
+    labels: a table with the labels of a folder's images, or None.
+    limit: the largest number of images that are kept. A drawn set draws no others.
     """
 
     name: str
@@ -97,10 +98,10 @@ def _torchvision(
     parts: Parts = "split",
 ) -> DataSet:
     return DataSet(
-        name,
-        title,
-        classes,
-        size,
+        name=name,
+        title=title,
+        classes=classes,
+        size=size,
         origin=f"torchvision's {class_name}",
         load="vitlens.data.torchvision_sets:load",
         download=True,
@@ -113,9 +114,9 @@ def _drawn(
     name: str, title: str, classes: int, origin: str, module: str, *, scenes: bool = False
 ) -> DataSet:
     return DataSet(
-        name,
-        title,
-        classes,
+        name=name,
+        title=title,
+        classes=classes,
         size=(32, 32),
         origin=origin,
         load=f"vitlens.data.{module}:load",
@@ -164,7 +165,7 @@ def _is_tiny_imagenet(path: Path) -> bool:
     return (validation / "val_annotations.txt").is_file() and (validation / "images").is_dir()
 
 
-LAYOUTS: Final = (  # the first that recognises a path reads it
+LAYOUTS: Final = (  # the first layout that recognises a path reads it
     Layout(_is_tiny_imagenet, "vitlens.data.folder:load_tiny_imagenet"),
     Layout(
         lambda path: resolved("vitlens.data.masks:has_objects")(path), "vitlens.data.masks:load"
@@ -176,20 +177,23 @@ LAYOUTS: Final = (  # the first that recognises a path reads it
     Layout(
         lambda path: path.is_dir() and path.suffix.lower() != ".npz",
         "vitlens.data.folder:load",
-        "FOLDER",
-        "class folders, inside train/ and test/ (or val/), or divided by the seed; or loose "
-        "images with --labels FILE.csv",
+        usage="FOLDER",
+        help=(
+            "class folders, with train/ and test/ or val/ inside or divided by seed; or loose "
+            "images, which --labels FILE.csv labels"
+        ),
+    ),
+    # two lines of `vitlens data` for one reader
+    Layout(
+        lambda path: path.suffix.lower() == ".npz",
+        "vitlens.data.arrays:load",
+        usage="MEDMNIST.npz",
+        help="MedMNIST's train_images, train_labels, val_images, ..., test_labels",
     ),
     Layout(
         lambda path: path.suffix.lower() == ".npz",
         "vitlens.data.arrays:load",
-        "MEDMNIST.npz",
-        "MedMNIST's train_images, train_labels, val_images, ..., test_labels",
-    ),
-    Layout(
-        lambda path: path.suffix.lower() == ".npz",
-        "vitlens.data.arrays:load",
-        "FILE.npz",
-        "images (n, height, width[, 3]) uint8 and labels",
+        usage="FILE.npz",
+        help="images (n, height, width[, 3]) uint8 and labels",
     ),
 )

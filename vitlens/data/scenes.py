@@ -1,6 +1,6 @@
-"""Draws scenes: a handwritten digit on a coloured, textured canvas among strokes.
+"""Draw scenes: a handwritten digit on a coloured, textured canvas among strokes.
 
-Place, size and contrast of the digit are random. In half of the scenes a bar of the background
+Place, size and contrast of the digit are random. In half of the scenes, a bar of the background
 hides part of the digit. The functions that all drawn sets share are here, too.
 """
 
@@ -29,19 +29,24 @@ LUMINANCE = (0.2126, 0.7152, 0.0722)  # of red, green and blue (Rec. 709)
 REFERENCE = 32  # px: thickness and length of strokes are stated for a canvas this wide
 STROKES = 6  # largest number of distractors in a scene
 HUES = 10  # equally spaced hues of backgrounds
+_SIDES = (16, 1024)  # px: the smallest and the largest canvas
 _TURN = 12  # degrees: the largest rotation of a digit
-_GROUND = (0.22, 0.42)  # luminance of the background, before the texture of at most 0.07
-# texture and grain: channels of a background keep this distance from 0 and 1, so that none is
+_GROUND = (0.22, 0.42)  # luminance of the background, without its texture
+_TEXTURE = 0.14  # range of the texture: it changes the luminance by at most half of it
+# the channels of a background keep this distance from 0 and 1, so that texture and grain are not
 # clipped
 _HEADROOM = 0.1
+_LATTICE = 6  # side of the coarse noise that is upsampled to clouds
 _JITTER = 9  # degrees of hue around one of the HUES, a quarter of their spacing
-_BAR_WIDTH = (0.12, 0.22)  # of the digit's height
-_BAR_OFFSET = 0.1  # of the digit's height, the bar's largest distance from its centre
+_BAR_WIDTH = (0.12, 0.22)  # fractions of the digit's height
+_BAR_OFFSET = 0.1  # largest distance of the bar from the digit's centre, over the digit's height
 _EDGE = 0.42  # fraction of ink at which the digit's outline is drawn
-# difference of that fraction between source pixels that gives an outline one px of smoothing
+# with this difference of that fraction between source pixels, an outline is smoothed over one px
 _SLOPE = 0.9
-_GRAIN = 0.06  # range of the grain, of a channel
-_OTHER = 100  # added to a stream for the draws of another ground
+_CLEARANCE = 8  # strokes are hidden from 1/8 of ink on
+_STROKE_CONTRAST = (0.3, 1.0)  # fractions of the digit's contrast
+_GRAIN = 0.06  # range of the grain in each channel
+_OTHER = 100  # added to a stream of random numbers for another ground
 _CHUNK = 1 << 18  # canvas pixels drawn at a time, to bound the memory
 
 
@@ -49,10 +54,11 @@ _CHUNK = 1 << 18  # canvas pixels drawn at a time, to bound the memory
 class Difficulty:
     """Limits of the factors that decide how hard a digit is to read.
 
-    height: smallest and largest height of a digit as a fraction of the canvas.
-    contrast: luminance of the ink minus that of the background, which is always positive: with
-        random polarity vit-mini was at chance after 10,240 images, with light ink at 65 %.
-    bar_share: share of the scenes in which a bar hides part of the digit.
+    height: the smallest and largest height of a digit, as a fraction of the canvas.
+    contrast: the smallest and largest luminance of the ink minus that of the background. It is
+        always positive: with random polarity, vit-mini was at chance after 10,240 images, and at 65
+        % with light ink.
+    bar_share: the share of the scenes in which a bar hides part of the digit.
     """
 
     height: tuple[float, float]
@@ -61,7 +67,7 @@ class Difficulty:
 
 
 HARD: Final = Difficulty(height=(0.35, 0.8), contrast=(0.12, 0.55), bar_share=0.5)
-# A ViT of 0.2 M parameters learns these within minutes on one core.
+# a ViT of 0.2 M parameters learns these within minutes on one core
 CLEAR: Final = Difficulty(height=(0.55, 0.8), contrast=(0.4, 0.55), bar_share=0.0)
 
 
@@ -72,7 +78,7 @@ def drawn_split(
 
     The test part is held in memory with its masks; the training part is drawn when it is read.
 
-    canvas: px.
+    canvas: the size of the images in pixels.
     more: other fields of the Split.
     """
     split = Split(
@@ -95,8 +101,11 @@ def drawn_split(
 
 def require_canvas(canvas: int) -> None:
     """Raise DataError for a canvas (px) on which nothing can be drawn."""
-    if not 16 <= canvas <= 1024:
-        raise DataError(f"expected a canvas of 16 to 1024 px, found {canvas}; try {REFERENCE}")
+    smallest, largest = _SIDES
+    if not smallest <= canvas <= largest:
+        raise DataError(
+            f"expected a canvas of {smallest} to {largest} px, found {canvas}; try {REFERENCE}"
+        )
 
 
 def in_chunks(draw: Callable[..., Drawn], canvas: int, *rows: Tensor) -> Drawn:
@@ -115,14 +124,16 @@ def in_chunks(draw: Callable[..., Drawn], canvas: int, *rows: Tensor) -> Drawn:
 class SceneFactors:
     """The factors that generate each scene, except its texture and grain: tensors (batch,).
 
-    height: of the digit, across, down: its centre, as fractions of the canvas.
-    turn: in degrees.
-    contrast: luminance of the ink minus that of the background.
+    height: the height of the digit, as a fraction of the canvas.
+    across: the horizontal place of the digit's centre, as a fraction of the canvas.
+    down: the vertical place of the digit's centre, as a fraction of the canvas.
+    turn: the rotation of the digit in degrees.
+    contrast: the luminance of the ink minus that of the background.
     luminance: the luminance of the background.
     hue: the hue of the background, an index into HUES.
-    strokes: their number.
-    bar: the width of the bar that hides part of the digit, as a fraction of the digit's height, 0
-        for no bar.
+    strokes: the number of strokes.
+    bar: the width of the bar that hides part of the digit, as a fraction of the digit's height; 0
+        without a bar.
     """
 
     height: Tensor
@@ -145,8 +156,8 @@ def factors_of(
     height = _between(difficulty.height, place[:, 0])
     turn = (2 * place[:, 1] - 1) * _TURN
     angle = torch.deg2rad(turn)
-    rotated_side = height * (angle.cos() + angle.sin().abs())
-    room = (1 - rotated_side).clamp(min=0)
+    rotated_side = height * (angle.cos() + angle.sin().abs())  # of the rotated square's bounds
+    room = (1 - rotated_side).clamp(min=0)  # the centre can move by this much
     has_bar = draws[:, 3] < difficulty.bar_share
     bar = torch.where(has_bar, _between(_BAR_WIDTH, draws[:, 4]), 0.0)
     return SceneFactors(
@@ -163,6 +174,7 @@ def factors_of(
 
 
 def _between(limits: tuple[float, float], share: Tensor) -> Tensor:
+    """Return the values at a share, 0 to 1, of the way between two limits."""
     low, high = limits
     return low + (high - low) * share
 
@@ -176,10 +188,11 @@ def render(
     ground: int = 0,
     difficulty: Difficulty = HARD,
 ) -> Drawn:
-    """Draw one scene for each glyph (fraction of ink); it depends only on its key and its hue.
+    """Draw one scene for each glyph; it depends only on its key and its hue.
 
-    canvas: px, square.
-    strokes: the largest number.
+    glyphs: the fraction of ink in each source pixel.
+    canvas: the side of the square canvas in pixels.
+    strokes: the largest number of strokes.
     ground: 0 for the scene's texture, 1 for another one of the same luminance and hue.
     """
     draw = partial(_draw, size=canvas, strokes=strokes, ground=ground, difficulty=difficulty)
@@ -200,23 +213,25 @@ def _draw(
     factors = factors_of(keys, hues, difficulty)
     ink_share, cell = _place_glyphs(glyphs, factors, size)
     # the outline is smoothed over one or two pixels
-    alpha = ((ink_share - _EDGE) * (cell / _SLOPE) + 0.5).clamp(0, 1)
-    alpha = alpha * (1 - _bar(keys, factors, size))
-    # no stroke touches the ink, which could change the class
-    clear = 1 - (ink_share * 8).clamp(0, 1)
+    digit_cover = ((ink_share - _EDGE) * (cell / _SLOPE) + 0.5).clamp(0, 1)
+    digit_cover = digit_cover * (1 - _bar(keys, factors, size))
+    # no stroke touches the ink: that could change the class
+    is_clear = 1 - (ink_share * _CLEARANCE).clamp(0, 1)
     ink_luminance = factors.luminance + factors.contrast
+    # random colours, (batch, digit and strokes, 3)
     colours = uniform(keys, 3 * (1 + STROKES), stream=2).reshape(-1, 1 + STROKES, 3)
 
     canvas = _draw_ground(keys, factors, size, stream_offset=_OTHER * ground)
     stroke_draws = uniform(keys, 6 * STROKES, stream=3).reshape(-1, STROKES, 6)
+    low, high = _STROKE_CONTRAST
     for index in range(strokes):
-        contrast = (0.3 + 0.7 * stroke_draws[:, index, 5]) * factors.contrast
+        contrast = (low + (high - low) * stroke_draws[:, index, 5]) * factors.contrast
         is_present = (index < factors.strokes)[:, None, None]
-        cover = _stroke(stroke_draws[:, index], size) * clear * is_present
+        cover = _stroke(stroke_draws[:, index], size) * is_clear * is_present
         stroke_colour = colour(colours[:, 1 + index], factors.luminance + contrast)
         canvas = paint(canvas, stroke_colour, cover)
-    canvas = paint(canvas, colour(colours[:, 0], ink_luminance), alpha)
-    return add_grain(canvas, keys, alpha >= 0.5, stream=4 + _OTHER * ground)
+    canvas = paint(canvas, colour(colours[:, 0], ink_luminance), digit_cover)
+    return add_grain(canvas, keys, digit_cover >= 0.5, stream=4 + _OTHER * ground)
 
 
 def add_grain(
@@ -238,7 +253,7 @@ def _axes(canvas: int, device: torch.device) -> tuple[Tensor, Tensor]:
 def _place_glyphs(glyphs: Tensor, factors: SceneFactors, canvas: int) -> tuple[Plane, Tensor]:
     """Return the glyph's ink on the canvas, and the size of its source pixels in px (batch, 1, 1).
 
-    Bicubic: eight source pixels are upsampled to eleven or more, so that there is no aliasing.
+    The bicubic interpolation has no aliasing: 8 source pixels become 11 or more on the canvas.
     """
     across, down = _from_centre(factors, torch.deg2rad(factors.turn), canvas)
     half = (factors.height * canvas / 2)[:, None, None]
@@ -246,7 +261,7 @@ def _place_glyphs(glyphs: Tensor, factors: SceneFactors, canvas: int) -> tuple[P
     ink_share = F.grid_sample(
         glyphs[:, None], grid, mode="bicubic", padding_mode="zeros", align_corners=False
     )[:, 0]
-    return ink_share, half / 4
+    return ink_share, half / 4  # four source pixels are half of the glyph
 
 
 def _from_centre(factors: SceneFactors, angle: Tensor, canvas: int) -> tuple[Plane, Plane]:
@@ -261,7 +276,7 @@ def _from_centre(factors: SceneFactors, angle: Tensor, canvas: int) -> tuple[Pla
 
 def _bar(keys: Tensor, factors: SceneFactors, canvas: int) -> Plane:
     """Return the coverage of each pixel by the bar, 0 in a scene without one."""
-    draws = uniform(keys, 2, stream=8)
+    draws = uniform(keys, 2, stream=8)  # the angle and the offset of the bar
     _, down = _from_centre(factors, draws[:, 0] * math.pi, canvas)
     height = (factors.height * canvas)[:, None, None]
     distance = (down - (2 * draws[:, 1, None, None] - 1) * _BAR_OFFSET * height).abs()
@@ -273,28 +288,33 @@ def _bar(keys: Tensor, factors: SceneFactors, canvas: int) -> Plane:
 def whereabouts(
     keys: Int[Tensor, " batch"], difficulty: Difficulty = HARD
 ) -> Float[Tensor, "batch 3"]:
-    """Return the size and centre of each scene's digit, see `Drawings`."""
+    """Return the size and centre of each scene's digit, as `Drawings.place` does."""
     factors = factors_of(keys, torch.zeros_like(keys), difficulty)
     low, high = difficulty.height
     return torch.stack(((factors.height - low) / (high - low), factors.across, factors.down), 1)
 
 
 def colour(hue: Colours, luminance: Tensor, headroom: float = 0.0) -> Colours:
-    """Return a colour of this luminance: a random one shifted along grey.
+    """Return a colour with this luminance: `hue` shifted along grey.
 
-    It is desaturated as needed to stay in [0, 1]. headroom: the distance from 0 and 1 that its
-    channels keep.
+    It is desaturated as needed to stay in [0, 1].
+
+    hue: any colour, for example a random one.
+    headroom: the distance from 0 and 1 that the channels keep.
     """
     weights = torch.tensor(LUMINANCE, device=hue.device)
     chroma = hue - (hue * weights).sum(1, keepdim=True)  # the component without luminance
     target = luminance[:, None]
-    distance = torch.where(chroma > 0, 1 - headroom - target, target - headroom)
-    room = distance / chroma.abs().clamp(min=1e-6)
-    return target + chroma * room.amin(1, keepdim=True).clamp(max=1.0)
+    # the largest share of the chroma with which every channel stays within its limits
+    distance_to_limit = torch.where(chroma > 0, 1 - headroom - target, target - headroom)
+    share_by_channel = distance_to_limit / chroma.abs().clamp(min=1e-6)
+    return target + chroma * share_by_channel.amin(1, keepdim=True).clamp(max=1.0)
 
 
 def pure_hue(turn: Tensor) -> Colours:
     """Return the most saturated colours of hues: fractions of a circle from red over green."""
+    # the formula of HSV with full saturation and value: the circle has six sectors, and the
+    # channels are shifted by two sectors
     sector = torch.tensor((5.0, 3.0, 1.0), device=turn.device)
     distance = torch.remainder(sector + 6 * turn[:, None], 6)
     return 1 - torch.minimum(distance, 4 - distance).clamp(0, 1)
@@ -305,7 +325,7 @@ def _draw_ground(
 ) -> Float[Tensor, "batch 3 height width"]:
     """Return a gradient between two shades of one hue and luminance, with clouds and stripes.
 
-    These change the luminance by at most 0.07.
+    The texture of clouds and stripes changes the luminance by at most _TEXTURE / 2.
     """
     draws = uniform(keys, 5, stream=5 + stream_offset)[:, :, None, None]
     y, x = _axes(canvas, keys.device)
@@ -315,14 +335,16 @@ def _draw_ground(
     second = colour(pure_hue(hue + jitter[:, 1]), factors.luminance, _HEADROOM)
     colours = gradient(first, second, draws[:, 0, 0, 0], canvas)
 
-    lattice = uniform(keys, 36, stream=6 + stream_offset).reshape(-1, 1, 6, 6) - 0.5
+    lattice_draws = uniform(keys, _LATTICE**2, stream=6 + stream_offset)
+    lattice = lattice_draws.reshape(-1, 1, _LATTICE, _LATTICE) - 0.5
     clouds = F.interpolate(lattice, size=(canvas, canvas), mode="bicubic", align_corners=True)
     clouds = clouds[:, 0].clamp(-0.5, 0.5)
     slant = draws[:, 1] * math.pi
     across = slant.cos() * x / canvas + slant.sin() * y / canvas
-    stripes = (2 * math.pi * (across * (2 + 4 * draws[:, 2]) + draws[:, 3])).sin() / 2
-    texture = clouds + draws[:, 4] * (stripes - clouds)
-    return colours + 0.14 * texture[:, None]
+    periods = 2 + 4 * draws[:, 2]  # of the stripes across the canvas
+    stripes = (2 * math.pi * (across * periods + draws[:, 3])).sin() / 2
+    texture = clouds + draws[:, 4] * (stripes - clouds)  # from -0.5 to 0.5
+    return colours + _TEXTURE * texture[:, None]
 
 
 def gradient(
@@ -330,7 +352,7 @@ def gradient(
 ) -> Float[Tensor, "batch 3 height width"]:
     """Return a gradient from one colour to another across the canvas.
 
-    turn: (batch,) its direction as a fraction of a circle.
+    turn: the direction of the gradient, (batch,), as a fraction of a circle.
     """
     angle = 2 * math.pi * turn[:, None, None]
     y, x = _axes(canvas, turn.device)
@@ -343,7 +365,8 @@ def gradient(
 def _stroke(draws: Float[Tensor, "batch 6"], canvas: int) -> Plane:
     """Return the coverage of each pixel by a short straight stroke.
 
-    draws: centre y, x, angle, length, thickness, tone.
+    draws: numbers in [0, 1) for the centre's y and x, the angle, the length, the thickness and
+        the tone, which is not used here.
     """
     unit = canvas / REFERENCE
     centre_y, centre_x, angle, length, thickness, _ = (
@@ -356,8 +379,8 @@ def _stroke(draws: Float[Tensor, "batch 6"], canvas: int) -> Plane:
     sin = (angle * math.pi).sin()
     half_length = (1.5 + 2.5 * length) * unit
     half_width = (0.5 + 0.4 * thickness) * unit
-    beyond = ((cos * x + sin * y).abs() - half_length).clamp(min=0)
-    distance = (beyond**2 + (cos * y - sin * x) ** 2).sqrt()
+    beyond_end = ((cos * x + sin * y).abs() - half_length).clamp(min=0)
+    distance = (beyond_end**2 + (cos * y - sin * x) ** 2).sqrt()  # from the stroke's centre line
     return (half_width - distance + 0.5).clamp(0, 1)
 
 

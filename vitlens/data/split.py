@@ -17,8 +17,8 @@ from vitlens.pixels import AnyImages
 from vitlens.shapes import Images, Labels, Masks, Pixels
 from vitlens.summary import Line, Summary
 
-TEST_SHARE: Final = 0.2  # of each class, for data without a test part
-_MOST_NOTES: Final = 4  # in the summary
+TEST_SHARE: Final = 0.2  # share of each class that is held out for data without a test part
+_MOST_NOTES: Final = 4  # most notes in the summary
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -36,8 +36,9 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class InMemory:
-    """Pixels held as (n, 3, height, width): uint8, or floats in [0, 1].
+    """Pixels held in memory.
 
+    pixels: (n, 3, height, width), as uint8 or as floats in [0, 1].
     paths: the files from which they were decoded, or ().
     """
 
@@ -68,7 +69,11 @@ class Subset:
 
 
 class Drawn(NamedTuple):
-    """Drawn images: pixels (batch, 3, height, width) uint8; masks, True on the object."""
+    """Drawn images.
+
+    pixels: (batch, 3, height, width), as uint8.
+    masks: (batch, height, width), True on the object.
+    """
 
     pixels: Pixels
     masks: Masks
@@ -78,10 +83,13 @@ class Drawn(NamedTuple):
 class Drawings:
     """Images that are drawn when they are read, determined by their subjects and numbers.
 
-    render: subjects and numbers -> Drawn.
-    place: subjects and numbers -> (batch, 3), the size of the object, from 0 (the smallest that is
-        drawn) to 1, and its centre across and down, as fractions of the canvas.
-    describe: subjects and numbers -> their generating factors, or None.
+    render: a function of subjects and numbers that returns the images as Drawn.
+    subjects: the subject of each image, such as its source digit.
+    numbers: the number of each image among those of its subject.
+    place: a function of subjects and numbers that returns (batch, 3). The columns are the size of
+        the object, from 0 (the smallest that is drawn) to 1, and its centre across and down, as
+        fractions of the canvas.
+    describe: a function of subjects and numbers that returns their generating factors, or None.
     """
 
     render: Callable[..., Drawn]
@@ -111,7 +119,7 @@ class Drawings:
         return replace(self, subjects=self.subjects[indices], numbers=self.numbers[indices])
 
     def epoch(self, number: int) -> "Drawings":
-        """Return the drawings of the same subjects in an epoch, from 0; no two epochs share any."""
+        """Return the drawings of the same subjects in an epoch, from 0; epochs share no image."""
         numbers_per_epoch = int(self.numbers.max()) + 1
         return replace(self, numbers=self.numbers + number * numbers_per_epoch)
 
@@ -124,14 +132,23 @@ class Drawings:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A file that was left out, as it is unreadable or has no mask, and the reason."""
+    """A file that was left out because it is unreadable or has no mask.
+
+    file: the name of the file.
+    reason: why it was left out.
+    """
 
     file: str
     reason: str
 
 
 class Batch(NamedTuple):
-    """A batch of a split: images in [0, 1], labels (batch,) or None, indices in the split."""
+    """A batch of a split.
+
+    images: the images in [0, 1].
+    labels: the labels (batch,), or None.
+    indices: the indices of the images in the split.
+    """
 
     images: Images
     labels: Tensor | None
@@ -142,21 +159,25 @@ class Batch(NamedTuple):
 class Split(Summary):
     """One part of a data set.
 
-    name: as the user typed it ("digits").
-    title: in reports ("CIFAR-10 (JPEG)").
-    part: "train" or "test".
-    size: pixels (height, width).
-    labels: (n,) class indices or None.
-    masks: (n, height, width) True on the object, or None.
-    groups: (n,) group of each image (source digit), for clustered intervals, or None.
-    files: one name per image, or None.
-    skipped: files left out.
-    notes: sentences for the report about the loading.
-    scenes: draws the same images again without their distractors, None unless they were drawn.
-    places: (n, 3) of drawn objects (see Drawings) whose pixels are held in memory, or None.
-    factors: the generating factors of each image, or None (no analysis reads them).
-
     Raises DataError if masks or factors do not fit the images.
+
+    name: the name as the user typed it ("digits").
+    part: "train" or "test".
+    source: the source of the pixels.
+    size: the (height, width) of the images in pixels.
+    classes: the names of the classes.
+    labels: class indices (n,), or None.
+    masks: masks (n, height, width), True on the object, or None.
+    groups: the group of each image (n,), such as its source digit, for clustered intervals, or
+        None.
+    files: the name of each image, or None.
+    skipped: the files that were left out.
+    title: the name in reports ("CIFAR-10 (JPEG)").
+    notes: sentences about the loading for the report.
+    scenes: draws the same images again without their distractors; None unless they were drawn.
+    places: the size and place of each drawn object (n, 3), if pixels are held in memory, or None
+        (see Drawings).
+    factors: the generating factors of each image, or None. No analysis reads them.
     """
 
     name: str
@@ -194,7 +215,10 @@ class Split(Summary):
 
     @property
     def drawn_places(self) -> Tensor | None:
-        """Return the size and place of each drawn object (n, 3), see Drawings; None for others."""
+        """Return the size and place of each drawn object (n, 3), or None for images not drawn.
+
+        The columns are those of `Drawings.place`.
+        """
         subset = self.subset
         if not isinstance(subset.source, Drawings):
             return self.places
@@ -256,10 +280,12 @@ class Split(Summary):
     def starting_with(
         self, files: Sequence[str], count: int | None = None, *, seed: int = 0
     ) -> "Split":
-        """Return the images of `limit`, but beginning with all of these.
+        """Return as many images as `limit` does, but these first.
 
-        files: names of images, with or without suffix. Raises DataError for an unknown name, and
-        for images without files.
+        Raises DataError for an unknown name, and for images without files.
+
+        files: names of images, with or without suffix.
+        count, seed: as in `limit`.
         """
         if not files:
             return self.limit(count, seed=seed)
@@ -291,9 +317,10 @@ class Split(Summary):
         return self.pick(torch.tensor(indices[: max(len(first), len(drawn))]))
 
     def epoch(self, number: int) -> "Split":
-        """Return the split of epoch `number` (from 0): with new images if its source draws them.
+        """Return the split of an epoch (from 0), with new images if its source draws them.
 
-        Labels and order stay. Masks belong to the images of epoch 0, so later splits have none.
+        Labels and order stay the same. Masks belong to the images of epoch 0, so later splits have
+        none.
         """
         subset = self.subset
         if not number or not isinstance(subset.source, Drawings):
@@ -310,7 +337,7 @@ class Split(Summary):
     def limit(self, count: int | None, *, seed: int = 0) -> "Split":
         """Return at most count images: a seeded subset, as balanced by class as possible.
 
-        Of drawn scenes, no source is in a second scene before all are in one.
+        Among drawn scenes, a second scene of a source is taken only after a first one of each.
         """
         if count is None or count >= len(self):
             return self
@@ -329,7 +356,7 @@ class Split(Summary):
 
 
 def as_split(images: AnyImages) -> Split:
-    """Return the images as a Split, which they are in a function with `takes_splits`."""
+    """Return the images with the type of a Split, which `takes_splits` has made of them."""
     assert isinstance(images, Split)
     return images
 
@@ -344,11 +371,11 @@ def balanced(total: int, labels: Tensor | None, count: int, seed: int) -> Tensor
 
 def occurrences(groups: Tensor) -> Tensor:
     """Return the number of earlier images with the group of each image, (n,)."""
-    order = groups.argsort(stable=True)
+    order = groups.argsort(stable=True)  # by group, and within a group by position
     _, counts = groups.unique(return_counts=True)
-    ranks = torch.empty_like(order)
-    ranks[order] = torch.cat([torch.arange(count) for count in counts.tolist()])
-    return ranks
+    earlier = torch.empty_like(order)
+    earlier[order] = torch.cat([torch.arange(count) for count in counts.tolist()])
+    return earlier
 
 
 def hold_out(
@@ -357,14 +384,17 @@ def hold_out(
     """Return the sorted indices of a part of data without a test part, and a note on the division.
 
     A fifth of every class, at least one image, is for test; a class with a single image is in the
-    training part. If no class has two images, all are for test, and requesting the training part
-    raises DataError. whole: all images.
+    training part. If no class has two images, all are for test, and a request for the training part
+    raises DataError.
+
+    whole: return all images, without dividing them.
     """
     if whole:
         return torch.arange(len(labels)), ()
     order, turns = in_turn(labels, seed)
     class_sizes = labels.bincount()
-    test_sizes = (TEST_SHARE * class_sizes.double()).round().clamp(min=1) * (class_sizes > 1)
+    test_sizes = (TEST_SHARE * class_sizes.double()).round().clamp(min=1)
+    test_sizes = test_sizes * (class_sizes > 1)  # a single image is for training
     is_test = torch.empty(len(labels), dtype=torch.bool)
     is_test[order] = turns < test_sizes[labels[order]]
     if not is_test.any():
@@ -381,28 +411,31 @@ def hold_out(
 def hold_out_groups(split: Split, share: float, *, seed: int = 0) -> tuple[Split, Split | None]:
     """Return the rest of a training split, and a share (fraction) of each class that is held out.
 
-    Images of one group, such as scenes of one digit, stay together. The part is held in memory, so
-    that it is the same in every epoch; it is None, and the split unchanged, if some class has fewer
-    than 1 / share groups or there are no labels.
+    Images of one group, such as scenes of one digit, stay together. The held-out part is kept in
+    memory, so that it is the same in every epoch. It is None, and the split unchanged, if some
+    class has fewer than 1 / share groups or there are no labels.
     """
     if split.labels is None:
         return split, None
     groups = torch.arange(len(split)) if split.groups is None else split.groups
     _, group_of_image = groups.unique(return_inverse=True)
-    first_image = torch.full((int(group_of_image.max()) + 1,), len(split))
+    # the label of a group is that of its first image
+    group_count = int(group_of_image.max()) + 1
+    first_image = torch.full((group_count,), len(split))
     first_image = first_image.scatter_reduce(0, group_of_image, torch.arange(len(split)), "amin")
-    labels = split.labels[first_image]
-    class_sizes = labels.bincount(minlength=len(split.classes))
+    group_labels = split.labels[first_image]
+    class_sizes = group_labels.bincount(minlength=len(split.classes))
     if int(class_sizes.min()) * share < 1:
         return split, None
-    order, turns = in_turn(labels, seed)
-    is_out = torch.empty(len(labels), dtype=torch.bool)
-    is_out[order] = turns < (share * class_sizes.double()).floor()[labels[order]]
-    out_of_image = is_out[group_of_image]
-    out = split.pick(out_of_image.nonzero()[:, 0])
-    pixels = out.source.read(torch.arange(len(out)))
-    out = replace(out, source=InMemory(pixels), part="test", scenes=None)
-    return split.pick((~out_of_image).nonzero()[:, 0]), out
+    order, turns = in_turn(group_labels, seed)
+    held_out_sizes = (share * class_sizes.double()).floor()
+    is_group_out = torch.empty(group_count, dtype=torch.bool)
+    is_group_out[order] = turns < held_out_sizes[group_labels[order]]
+    is_image_out = is_group_out[group_of_image]
+    held_out = split.pick(is_image_out.nonzero()[:, 0])
+    pixels = held_out.source.read(torch.arange(len(held_out)))
+    held_out = replace(held_out, source=InMemory(pixels), part="test", scenes=None)
+    return split.pick((~is_image_out).nonzero()[:, 0]), held_out
 
 
 def describe_hold_out(seed: int) -> str:
@@ -414,11 +447,13 @@ def describe_hold_out(seed: int) -> str:
 
 
 def in_turn(labels: Labels, seed: int) -> tuple[Tensor, Tensor]:
-    """Return a seeded order of the images that takes the classes in turn, and the turns, from 0."""
+    """Return a seeded order of the images that takes the classes in turn, and the turns, from 0.
+
+    The first image of every class has turn 0, the second one has turn 1, and so on.
+    """
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    # labels of 8 bits would count to 255
     shuffled = labels[order]
-    turns = torch.empty_like(order)
+    turns = torch.empty_like(order)  # in 64 bits, whatever the type of the labels
     for label in shuffled.unique():
         members = (shuffled == label).nonzero().squeeze(1)
         turns[members] = torch.arange(len(members), dtype=turns.dtype)
@@ -429,11 +464,12 @@ def in_turn(labels: Labels, seed: int) -> tuple[Tensor, Tensor]:
 def share_of(split: Split, share: float, *, seed: int, repeated: bool = True) -> Split:
     """Return a seeded, class-balanced share (fraction) of a training split.
 
-    repeated: to the split's length. An epoch then has as many steps as with all images, so that
-    shares differ in their images and not in the length of training. Shares with the same seed are
-    nested: 5 % is a subset of 10 %. A source that draws new images every epoch is fixed to those of
-    its first. Raises InputError for a share outside (0, 1], DataError if a class is left without an
-    image.
+    Shares with the same seed are nested: 5 % is a subset of 10 %. A source that draws new images
+    every epoch is fixed to those of its first one. Raises InputError for a share outside (0, 1],
+    DataError if a class is left without an image.
+
+    repeated: repeat the images to the length of the split. An epoch then has as many steps as with
+        all images, so that shares differ in their images and not in the length of training.
     """
     subset = split.limit(images_in(split, share), seed=seed)
     if subset.epoch(1) is not subset:

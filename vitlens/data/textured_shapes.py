@@ -1,9 +1,9 @@
-"""Draws the embedded sets `shapes` and `shapes-conflict`: shape x texture x colour, with masks.
+"""Draw the embedded sets `shapes` and `shapes-conflict`: shape x texture x colour, with masks.
 
-In `shapes` every shape has a texture of its class, so that both determine the class, and colours
-are uninformative. In `shapes-conflict` the texture is that of another class, so that a prediction
+In `shapes`, every shape has a texture of its class, so that both determine the class, and colours
+are uninformative. In `shapes-conflict`, the texture is that of another class, so that a prediction
 shows which of the two the model uses. The label is the shape. Shapes are signed distances (negative
-inside, about one unit from centre to tip), textures numbers from -1 to 1 over pixels. Both are
+inside, about one unit from centre to tip). Textures are numbers from -1 to 1 over pixels. Both are
 rotated at random, so that neither position nor direction determines the class.
 """
 
@@ -38,27 +38,34 @@ Plane = Float[Tensor, "batch height width"]
 # multiples of the 7 other textures, so that all of them are used equally often
 PER_CLASS: Final = {"train": 560, "test": 70}
 _PART: Final = {"train": 1, "test": 2}  # part of the keys, so that no image is in both parts
-_PERIOD: Final = 5.0  # px of the textures on a canvas of REFERENCE px
-_TEXTURE_CONTRAST: Final = 0.22  # of luminance, around that of the shape
-# radius of a shape as a fraction of the canvas: the smallest, and the range above it
+_PERIOD: Final = 5.0  # px: the period of the textures on a canvas of REFERENCE px
+_TEXTURE_CONTRAST: Final = 0.22  # largest difference of luminance from that of the shape
+# smallest radius of a shape as a fraction of the canvas, and the range above it
 _RADIUS: Final = 0.31
 _RADIUS_RANGE: Final = 0.16
+# smallest luminance of the ground and of the shape, and the range above each
+_DARK: Final = 0.08
+_DARK_RANGE: Final = 0.2
+_LIGHT: Final = 0.5
+_LIGHT_RANGE: Final = 0.16
 
 
 def _star(x: Plane, y: Plane) -> Plane:
     """Return the distance to a star of five points.
 
-    The angle is folded to one of ten equal triangles; the distance is that to its outer side.
+    A star has ten equal triangles around its centre. Each pixel is moved into one of them, with the
+    tip at (1, 0). The distance is that to the triangle's outer side.
     """
     sector = 2 * math.pi / 5
-    inner = 0.42
-    angle = (torch.remainder(torch.atan2(y, x) + sector / 2, sector) - sector / 2).abs()
-    far = (x.square() + y.square()).sqrt()
-    px = far * angle.cos()
-    py = far * angle.sin()
-    bx = inner * math.cos(sector / 2) - 1
-    by = inner * math.sin(sector / 2)
-    return ((px - 1) * by - py * bx) / math.hypot(bx, by)
+    inner_radius = 0.42  # of the corners between two points
+    folded_angle = (torch.remainder(torch.atan2(y, x) + sector / 2, sector) - sector / 2).abs()
+    radius = (x.square() + y.square()).sqrt()
+    folded_x = radius * folded_angle.cos()
+    folded_y = radius * folded_angle.sin()
+    # the outer side goes from the tip to the inner corner
+    side_x = inner_radius * math.cos(sector / 2) - 1
+    side_y = inner_radius * math.sin(sector / 2)
+    return ((folded_x - 1) * side_y - folded_y * side_x) / math.hypot(side_x, side_y)
 
 
 def _moon(x: Plane, y: Plane) -> Plane:
@@ -99,8 +106,8 @@ def _rings(u: Plane, v: Plane, _: Plane) -> Plane:
     return (3 * (u.square() + v.square()).sqrt().sin()).clamp(-1, 1)
 
 
-# functions of the rotated coordinates u and v and of noise in [0, 1], by the class that has this
-# texture in training
+# functions of the rotated coordinates u and v (a period is 2π) and of noise in [0, 1], by the class
+# that has this texture in training
 TEXTURES: Final[Mapping[str, Callable[[Plane, Plane, Plane], Plane]]] = MappingProxyType(
     {
         "circle": lambda u, v, _: (3 * u.sin()).clamp(-1, 1) + 0 * v,  # stripes
@@ -117,15 +124,16 @@ CLASSES: Final = tuple(SHAPES)
 
 
 def _draw(shapes: Tensor, textures: Tensor, keys: Tensor, *, canvas: int) -> Drawn:
+    """Draw a textured shape on a gradient; shapes, textures: the classes of these, (batch,)."""
     place = uniform(keys, 4, stream=11)
     x, y, radius = _shape_coordinates(place, canvas)
     distance = _apply_by_class(list(SHAPES.values()), shapes, x, y) * radius[:, None, None]  # px
     cover = (0.5 - distance).clamp(0, 1)
 
     colours = uniform(keys, 12, stream=12)
-    dark = 0.08 + 0.2 * colours[:, 0]
-    light = 0.5 + 0.16 * colours[:, 1]
-    hues = colours[:, 2:11].reshape(-1, 3, 3)
+    dark = _DARK + _DARK_RANGE * colours[:, 0]
+    light = _LIGHT + _LIGHT_RANGE * colours[:, 1]
+    hues = colours[:, 2:11].reshape(-1, 3, 3)  # two for the ground, one for the shape
     ground = gradient(colour(hues[:, 0], dark), colour(hues[:, 1], dark), colours[:, 11], canvas)
     texture = _TEXTURE_CONTRAST * _surface(keys, textures, canvas)[:, None]
     surface = colour(hues[:, 2], light)[:, :, None, None] + texture
@@ -156,7 +164,7 @@ def _surface(keys: Tensor, textures: Tensor, canvas: int) -> Plane:
     angle = 2 * math.pi * draws[:, 2, None, None]
     u = angle.cos() * across + angle.sin() * down
     v = angle.cos() * down - angle.sin() * across
-    side = REFERENCE // 2
+    side = REFERENCE // 2  # of the coarse noise
     coarse = uniform(keys, side**2, stream=15).reshape(-1, 1, side, side)
     noise = F.interpolate(coarse, size=(canvas, canvas), mode="nearest")[:, 0]
     return _apply_by_class(list(TEXTURES.values()), textures, u, v, noise)
@@ -184,13 +192,14 @@ def shapes(
 ) -> Split:
     """Return one part of the set; class = shape, masks = its silhouette (test part).
 
-    cue: "agree": the texture of the shape's class; "conflict": those of the other classes, all
-        equally often. The file names contain shape and texture (`circle/circle3-star3.png`), as in
-        folders of cue conflicts. The test part is held in memory; the training part is drawn when
-        read, with new images every epoch.
-    canvas: px.
+    The file names contain shape and texture (`circle/circle3-star3.png`), as in folders of cue
+    conflicts. The test part is held in memory. The training part is drawn when it is read, with new
+    images every epoch. Raises DataError for a canvas on which nothing can be drawn.
 
-    Raises DataError.
+    cue: "agree" for the texture of the shape's class, or "conflict" for the textures of the other
+        classes, all equally often.
+    canvas: the size of the images in pixels.
+    per_class: the number of images in each class; None means PER_CLASS.
     """
     require_canvas(canvas)
     if per_class is None:
@@ -200,7 +209,7 @@ def shapes(
     labels = order % class_count
     numbers = order // class_count
     textures = labels
-    if cue == "conflict":
+    if cue == "conflict":  # the other classes in turn
         textures = (labels + 1 + numbers % (class_count - 1)) % class_count
     drawings = Drawings(
         render=partial(_draw_images, part=part, seed=seed, canvas=canvas),
@@ -228,7 +237,10 @@ def _keys(subjects: Tensor, numbers: Tensor, *, part: Part, seed: int) -> Tensor
 
 
 def _compute_places(subjects: Tensor, numbers: Tensor, *, part: Part, seed: int) -> Tensor:
-    """Return the size and centre of each shape, see `Drawings`, as _shape_coordinates has them."""
+    """Return the size and centre of each shape, as `Drawings.place` does.
+
+    They are those of `_shape_coordinates`, by the same random numbers.
+    """
     draws = uniform(_keys(subjects, numbers, part=part, seed=seed), 3, stream=11)
     size = draws[:, :1]
     radius = _RADIUS + _RADIUS_RANGE * size

@@ -1,4 +1,4 @@
-"""Reads torchvision's data sets by name, downloaded once, as a Split."""
+"""Read torchvision's data sets by name, downloaded once, as a Split."""
 
 import contextlib
 import socket
@@ -32,9 +32,9 @@ _FILES: Final = ("_image_files", "_images")  # paths of the images
 def load(request: DataRequest) -> Split:
     """Return one part of the set of that name, downloaded to data_dir if needed.
 
-    Sets of images of one small size keep it; the others are resized by `preprocessing` (None:
-    224x224). whole: do not divide a set without parts. Raises DataError, within seconds, if the set
-    is missing and cannot be downloaded.
+    Sets of images of one small size keep it. Others are resized by the request's preprocessing,
+    without one to 224x224. If the request is for the whole set, a set without parts is not divided.
+    Raises DataError, within seconds, if the set is missing and cannot be downloaded.
     """
     data_set = SETS[request.name]
     dataset = _open(data_set, request.part, request.data_dir)
@@ -99,8 +99,11 @@ def download(name: str, data_dir: Path) -> None:
 
 @dataclass(frozen=True)
 class Decoding:
-    """Images of a torchvision set that are read from disk and resized on reading.
+    """Images of a torchvision set that are read from disk and resized when they are read.
 
+    dataset: torchvision's object.
+    chosen: the indices of the images in it.
+    preprocessing: how they are resized.
     paths: their files if the pixels depend on the preprocessing, else ().
     """
 
@@ -137,16 +140,16 @@ def _open(data_set: DataSet, part: Part, data_dir: Path) -> Dataset:
     previous_timeout = socket.getdefaulttimeout()
     socket.setdefaulttimeout(TIMEOUT)  # torchvision itself sets none
     try:
-        # keeps its output out of the results on stdout
+        # stdout is only for results
         with contextlib.redirect_stdout(sys.stderr):
             data_dir.mkdir(parents=True, exist_ok=True)
             return dataset_class(str(data_dir), download=True, **options)
     except (OSError, RuntimeError) as error:
+        data = by_caller(python="the data", command="--data")
         raise DataError(
             f"expected {data_set.title} in {data_dir} or a network to download it, found neither "
             f"({first_line(error)}); put the files of torchvision.datasets.{data_set.torchvision} "
-            f"there by hand, or choose {by_caller(python='the data', command='--data')} digits or "
-            "a folder"
+            f"there by hand, or choose {data} digits or a folder"
         ) from error
     finally:
         socket.setdefaulttimeout(previous_timeout)

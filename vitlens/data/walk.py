@@ -1,4 +1,4 @@
-"""Lists the images of a folder, and its folders that hold images."""
+"""List the images of a folder, and its folders that hold images."""
 
 import os
 from collections.abc import Iterator
@@ -10,9 +10,10 @@ from vitlens.data.decode import SUFFIXES
 from vitlens.errors import DataError
 from vitlens.signatures import image_format
 
-# other files and folders, after which a folder is refused as not one of images
+# A folder with more other files and folders than this is refused, if they are also more than _RARE
+# for each image: it is then no folder of images.
 MANY = 100_000
-_RARE = 10  # other files and folders per image, from which images are few
+_RARE = 10
 _TEXTS: Final = (
     ".txt",
     ".json",
@@ -102,12 +103,12 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 def images_below(folder: Path) -> Iterator[Path]:
     """Yield the images at any depth, sorted, without hidden files and folders.
 
-    Linked folders are followed, each folder once. Raises DataError for a folder without permission
-    to read, and if only few of MANY files are images (a home folder, a disk).
+    Linked folders are followed, but no folder is read twice. Raises DataError for a folder without
+    permission to read, and if only few of MANY files are images (a home folder, a disk).
     """
     images = 0
     others = 0
-    visited: set[tuple[int, int]] = set()
+    visited: set[tuple[int, int]] = set()  # device and number of each folder
     for place, folders, files in os.walk(folder, followlinks=True, onerror=_refuse):
         status = Path(place).stat()
         if (status.st_dev, status.st_ino) in visited:

@@ -1,9 +1,10 @@
-"""Every attention call of a model, read or changed at any stage: a function mode with taps.
+"""Every attention call of a model, read or changed at any stage by one function mode.
 
 Nearly all attention passes through F.scaled_dot_product_attention, F.multi_head_attention_forward
-or a softmax over (.., query, key). The mode is in force while the model runs and sees all three;
-forward hooks say which module is calling. The contexts of one model share its mode and add their
-taps to its list. Changes of outer contexts come first, and readers see the final values.
+or a softmax over (.., query, key). The mode is in force while the model runs and intercepts all
+three. Forward hooks record which module is calling. The contexts of one model share its mode and
+put their taps on its list. Changes of outer contexts come first, and readers receive what is used
+in the end.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -26,7 +27,7 @@ from vitlens.models.memo import Memo
 from vitlens.models.model import Model
 from vitlens.turns import turn
 
-# the sites of each model, which `survey` (observe.py) stores after its checked forward pass
+# the sites that the survey of each model found; `lens.observe.survey` fills it
 SITES: Final[Memo[tuple[Site, ...]]] = Memo()
 _SEEN: Final = frozenset(
     {F.scaled_dot_product_attention, F.multi_head_attention_forward, F.linear, *SOFTMAX}
@@ -34,15 +35,17 @@ _SEEN: Final = frozenset(
 
 
 class AttentionMode(ScopedMode):
-    """A function mode that passes the attention calls of one model to taps; see `tapped`.
+    """The mode that intercepts the attention of one model; use it through `tapped`.
 
-    The heads of a plain module are read from its attributes. The sites of a `Model` are taken from
-    its survey (`SITES`) if there was one: its calls are found again by module and by how many calls
-    of this module came before. Other sites are worked out from shapes.
+    Each model is surveyed once: a forward pass of one image finds its sites in order, and they are
+    kept in `SITES`. In later passes, the n-th call of a module is then the n-th surveyed site of
+    that module. For a plain module without a survey, heads are read from its attributes and sites
+    from the shapes of each call.
 
     root: the module of the model.
-    images: the number of images in the forward pass.
-    sites: the sites of the calls so far that a tap has read.
+    images: the number of images in the running forward pass.
+    sites: the sites of the calls that a tap has read in this pass.
+    taps: the taps of all contexts in force, outer contexts first.
     """
 
     def __init__(self, model: Model | nn.Module) -> None:
@@ -76,9 +79,7 @@ class AttentionMode(ScopedMode):
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Change and report attention calls; pass every other call through."""
-        if func not in _SEEN or not self._running:
-            return func(*args, **kwargs)
-        if self._unused and any(caller.name in self._unused for caller in self._running):
+        if func not in _SEEN or not self._running or self._is_in_unused_module():
             return func(*args, **kwargs)
         name = self._caller().name
         taps = [tap for tap in self.taps if tap.modules is None or name in tap.modules]
@@ -90,6 +91,7 @@ class AttentionMode(ScopedMode):
         if func is F.multi_head_attention_forward and taps:
             with self:  # a mode is not active in its own calls, which must be intercepted here
                 return multi_head_attention(*args, **kwargs)
+        # a tap with only `joined` acts on the output projection, above
         taps = [tap for tap in taps if tap.changes or tap.keep or tap.read or tap.explicit]
         if not taps:
             return func(*args, **kwargs)
@@ -108,39 +110,48 @@ class AttentionMode(ScopedMode):
             return func(*args, **kwargs)
         return call.softmax(func, args, kwargs)
 
-    def site(self, module: str, shape: torch.Size) -> Site:
-        """Return the site of the running call, from the survey where it has one.
+    def _is_in_unused_module(self) -> bool:
+        """Return True inside a module on which the logits do not depend."""
+        return any(caller.name in self._unused for caller in self._running)
 
-        shape: the shape of the call's weights, (batch, heads, queries, keys).
+    def site(self, module: str, shape: torch.Size) -> Site:
+        """Return the site of the running call: the surveyed one, or else one read from shapes.
+
+        shape: of the call's weights, (batch, heads, queries, keys).
         """
-        earlier_calls = [site for site in self.sites if site.module == module]
-        part = len(earlier_calls)
         _, heads, queries, keys = shape
+        part = self._earlier_calls(module)
         site = self._surveyed_sites.get((module, part))
         if site is None or (site.heads, site.queries, site.keys) != (heads, queries, keys):
-            site = self._site_from_shapes(module, part, shape)
+            site = self._read_site(module, part, shape)
         self.sites.append(site)
         return site
 
-    def _site_from_shapes(self, module: str, part: int, shape: torch.Size) -> Site:
-        """Return the site of the running call, from the shapes of weights and module input."""
+    def _earlier_calls(self, module: str) -> int:
+        """Return how many calls of the module were read earlier in this forward pass."""
+        return sum(site.module == module for site in self.sites)
+
+    def _read_site(self, module: str, part: int, shape: torch.Size) -> Site:
+        """Return the site of the running call, from the shapes of its weights and of its module."""
         batch, heads, queries, keys = shape
-        calls = max(batch // self.images, 1)  # of one image: its windows
-        input_shape = self._caller().shape
+        calls = max(batch // self.images, 1)  # the windows of an image; 1 without windows
+        entered = self._caller().shape
         windows = windows_of(self.root, self._running, calls=calls, queries=queries, keys=keys)
         if windows:
-            patches = keys  # a pooled query stands for several patches
+            # a query may be pooled from several patches, so that only the keys count patches
+            patches = keys
             tokens = keys
         else:
             patches = queries
-            tokens = _tokens(input_shape, queries, self.images)
-        # attention between channels has a query for each channel of a head
-        attends_to_channels = queries * heads in input_shape[1:]
+            tokens = _tokens(entered, queries, self.images)
+        # in attention between channels, the queries are the channels of a head
+        attends_to_channels = queries * heads in entered[1:]
         kind = decide_kind(
             calls=calls, queries=patches, keys=keys, tokens=tokens, channels=attends_to_channels
         )
-        other_modules = {site.module for site in self.sites} - {module}
-        layer = len(other_modules) + self._blocks_before.get(module, 0)
+        # all calls of one module belong to one layer
+        earlier_modules = {site.module for site in self.sites} - {module}
+        layer = len(earlier_modules) + self._blocks_before.get(module, 0)
         return Site(layer, module, part, kind, heads, queries, keys, windows)
 
     def require_all_read(self) -> None:
@@ -165,7 +176,10 @@ class AttentionMode(ScopedMode):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Put the mode in force while the model runs; hooks follow which module is calling."""
+        """Put the mode in force while the model runs.
+
+        Hooks record which module is calling.
+        """
         with ExitStack() as stack:
             for name, module in self.root.named_modules():
                 if name and (name in self._heads or list(module.children())):
@@ -176,7 +190,7 @@ class AttentionMode(ScopedMode):
                     stack.callback(
                         module.register_forward_hook(self._leave, always_call=True).remove
                     )
-            # the replaced forward computes the same as before: `is_tapped` says if taps change it
+            # `equal`: without changes by taps, which `is_tapped` reports, the outputs are the same
             stack.enter_context(overridden(self.root, self._around, equal=True))
             yield
 
@@ -213,7 +227,7 @@ class AttentionMode(ScopedMode):
     def _caller(self) -> Caller:
         """Return the module whose attention is computed.
 
-        It is the innermost running module with heads, or else the innermost running module.
+        It is the innermost running module with heads, or the innermost one if none has heads.
         """
         for caller in reversed(self._running):
             if caller.name in self._heads:
@@ -252,7 +266,11 @@ class AttentionMode(ScopedMode):
         return weight.shape == projection.shape and torch.equal(weight, projection)
 
     def _join(self, name: str, changes: Collection[TensorFunction], tokens: Tensor) -> Tensor:
-        # in torch's attention tokens are the first axis, whatever its batch_first is
+        """Return the input of the output projection after changes.
+
+        changes: functions of the concatenated heads, (calls, tokens, heads x head_dim).
+        """
+        # torch's attention projects (tokens, calls, width), whatever its batch_first says
         tokens_first = isinstance(self.root.get_submodule(name), nn.MultiheadAttention)
         outputs = tokens.transpose(0, 1) if tokens_first else tokens
         # MaxViT projects a window as (calls, rows, columns, width): its tokens row by row
@@ -298,7 +316,7 @@ def _mode_in_force(
 def is_tapped(model: Model, module: str | None = None) -> bool:
     """Return True if an enclosing context changes the attention of a model.
 
-    module: the name of the attention module in question, None for any.
+    module: the name of the attention module in question; None means any.
     """
     for mode in _MODES.get():
         if mode.root is not model.module or not mode.in_force:
@@ -329,7 +347,7 @@ def _linear(root: nn.Module, name: str | None) -> nn.Linear | None:
 
 
 def _contains_any(name: str, modules: Collection[str]) -> bool:
-    """Return True if one of the modules is the one of this name or inside it."""
+    """Return True if one of the modules has this name or is inside the module of this name."""
     return any(module == name or module.startswith(f"{name}.") for module in modules)
 
 
@@ -341,17 +359,20 @@ def _shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
     return ()
 
 
-def _tokens(input_shape: tuple[int, ...], queries: int, images: int) -> int:
-    """Return the number of tokens of an image in a module's input, from its shape."""
-    if len(input_shape) == 4:
-        _, second, third, fourth = input_shape
-        tokens_if_channels_last = second * third  # (batch, rows, columns, channels)
-        tokens_if_channels_first = third * fourth  # (batch, channels, rows, columns)
-        if tokens_if_channels_last == queries:
-            return tokens_if_channels_last
-        return tokens_if_channels_first
-    if len(input_shape) == 3:
-        if input_shape[:2] == (queries, images):  # nn.MultiheadAttention: (tokens, batch, width)
-            return input_shape[0]
-        return input_shape[1]  # (batch, tokens, width)
+def _tokens(entered: tuple[int, ...], queries: int, images: int) -> int:
+    """Return the number of tokens of an image in a module's input.
+
+    entered: the shape of that input. Shapes do not name their axes: if both orders are possible,
+    the order is the one that agrees with the number of queries.
+    """
+    if len(entered) == 4:
+        tokens_channels_last = entered[1] * entered[2]  # (batch, rows, columns, channels)
+        tokens_channels_first = entered[2] * entered[3]  # (batch, channels, rows, columns)
+        if tokens_channels_last == queries:
+            return tokens_channels_last
+        return tokens_channels_first
+    if len(entered) == 3:
+        # (tokens, batch, width) is the default of nn.MultiheadAttention
+        is_tokens_first = entered[:2] == (queries, images)
+        return entered[0] if is_tokens_first else entered[1]
     return queries

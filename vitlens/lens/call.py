@@ -1,6 +1,4 @@
-"""AttentionCall: the inputs and outputs of one attention layer, its weights computed on request,
-and its windows.
-"""
+"""The inputs and outputs of one attention layer, its weights on request, and its windows."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,19 +20,22 @@ MASKED_SCORE: Final = -50.0  # added to a score up to which its key is masked
 Stage = Literal["queries", "keys", "values", "scores", "weights"]
 Rows = Sequence[int] | slice
 Placed = Float[Tensor, "batch heads _ key"]
-# weights: 2 MiB in fp32, which fits a core's cache; on a card 256 MiB, or it would wait for each
-# part's launches
+# most weights of one part: 2 MiB in fp32 fit the cache of a CPU core; a GPU takes 256 MiB, because
+# it would wait for the kernel launches of many small parts
 _AT_ONCE = {"cpu": 1 << 19, "other": 1 << 26}
 INPUTS: Final[Mapping[Stage, str]] = {"queries": "query", "keys": "key", "values": "value"}
 
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """The inputs of scaled dot-product attention, as the model computed them (norms and RoPE
-    already applied).
+    """The inputs of scaled dot-product attention, as the model computed them.
 
-    query, key: (batch, heads, tokens, head_dim).
-    bias: additive or boolean (True = take part), or None.
+    Norms of queries and keys and rotary embeddings are already applied.
+
+    query, key, value: tensors of shape (batch, heads, tokens, head_dim).
+    bias: a mask that broadcasts to (batch, heads, query, key), or None. It is additive, or boolean
+        with True for keys that take part.
+    scale: the factor of the products of queries and keys.
     """
 
     query: Tensor
@@ -80,11 +81,14 @@ class AttentionInputs:
 class AttentionCall:
     """One attention call of a layer, as a reducer receives it.
 
-    images: how many images the call holds (its batch is images x windows).
-    inputs: queries, keys and values where the model used scaled dot-product attention.
-    computed: the weights where the model computed them itself, or where gradients were asked for.
-    output: per head, before the output projection, None where it was not observed.
-    gradient: the gradient of some number with respect to output, or to computed where the model
+    A batch of the call has images x windows elements.
+
+    site: the place of the call in the model.
+    images: the number of images in the call.
+    inputs: queries, keys and values, or None if the model did not use scaled dot-product attention.
+    computed: the weights, if the model computed them itself or gradients were requested; else None.
+    output: the output of each head before the output projection, or None if it was not observed.
+    gradient: the gradient of some number with respect to `output`, or to `computed` if the model
         computed the weights itself.
     """
 
@@ -98,12 +102,12 @@ class AttentionCall:
     def at(
         self, stage: Stage, rows: Rows = slice(None), *, scored: Tensor | None = None
     ) -> Tensor | None:
-        """Return the tensor of a stage, (batch, heads, ..); None where there is none.
+        """Return the tensor of a stage, (batch, heads, ..), or None if the call does not have it.
 
         Scores and weights that fused attention does not compute are computed here.
 
-        rows: the query rows of scores and weights.
-        scored: the scores, where the model's call computed them.
+        rows: the query rows to return, of scores and weights.
+        scored: the scores, if the model's call computed them.
         """
         stored = {"scores": scored, "weights": self.computed}.get(stage)
         if stored is not None:
@@ -127,9 +131,7 @@ class AttentionCall:
         return self.computed
 
     def placed(self) -> Placed:
-        """Return all weights with the queries and keys of each window row by row (see
-        `row_by_row`).
-        """
+        """Return all weights, with the queries and keys of each window sorted row by row."""
         return row_by_row(self.weights(), self.site.windows)
 
     def rows(self, rows: Rows) -> Weights:
@@ -142,17 +144,16 @@ class AttentionCall:
         return weights
 
     def weight_gradient(self) -> Weights | None:
-        """Return the gradient with respect to all weights (batch, heads, query, key), where the
-        call has one.
-        """
+        """Return the gradient with respect to all weights (batch, heads, query, key), or None."""
         if self.gradient is None or self.inputs is None:
             return self.gradient
-        # the output is the product of weights and values
+        # output = weights @ value, so that the gradient of the weights is gradient @ valueᵀ
         return self.gradient.to(self.inputs.value) @ self.inputs.value.transpose(-2, -1)
 
     def parts(self) -> Iterator[tuple[slice, "AttentionCall"]]:
-        """Yield the call in parts of a few images, each with its slice: a part's weights fit the
-        processor's cache.
+        """Yield the call in parts of a few images, with the slice of the images in each part.
+
+        The weights of a part fit the processor's cache.
         """
         windows = len(self._held) // self.images
         weights_per_image = windows * self.site.heads * self.site.queries * self.site.keys
@@ -185,13 +186,13 @@ class AttentionCall:
         return self.inputs.query
 
     def _part(self, images: slice) -> "AttentionCall":
-        calls = len(self._held)
+        calls = len(self._held)  # images x windows: the windows of an image follow each other
         windows = calls // self.images
-        chosen = slice(images.start * windows, images.stop * windows)
+        calls_of_images = slice(images.start * windows, images.stop * windows)
 
         def select(tensor: Tensor) -> Tensor:
             if tensor.dim() == 4 and len(tensor) == calls:
-                return tensor[chosen]
+                return tensor[calls_of_images]
             return tensor  # a bias that is broadcast
 
         return self._map_tensors(select, images.stop - images.start)
@@ -214,7 +215,12 @@ class AttentionCall:
 class FusedArguments:
     """The arguments of F.scaled_dot_product_attention.
 
-    mask: boolean or additive, or None; grouped: whether several query heads share a key head.
+    query, key, value: tensors of shape (.., tokens, head_dim).
+    mask: a boolean or additive mask, or None.
+    dropout: the share of the weights that are set to zero.
+    causal: whether a query attends only to keys up to its position.
+    scale: the factor of the scores; None means 1/√head_dim.
+    grouped: whether several query heads share a key head.
     """
 
     query: Tensor
@@ -241,7 +247,10 @@ class FusedArguments:
         )
 
     def inputs(self, heads: int) -> AttentionInputs:
-        """Return the inputs of attention with four axes each."""
+        """Return the inputs of attention with four axes each.
+
+        heads: the number of heads of the module.
+        """
         query = self.query
         key = self.key
         value = self.value
@@ -254,7 +263,8 @@ class FusedArguments:
             key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
             value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
         scale = query.shape[-1] ** -0.5 if self.scale is None else self.scale
-        # the axes of the mask are merged as those of the query
+        # the mask may keep its shape if it broadcasts to the query's four axes; else its axes are
+        # merged like those of the query
         if mask is not None and (query.dim() != 4 or mask.dim() > 4):
             mask = per_head(mask.expand(*query.shape[:-1], key.shape[-2]), heads)
         return AttentionInputs(
@@ -272,7 +282,8 @@ def precise(tensor: Tensor) -> Tensor:
 def per_head(tensor: Tensor, heads: int = 1) -> Shaped[Tensor, "batch heads query any"]:
     """Return any library's (.., heads, query, x) as four axes.
 
-    More axes are merged; of three, (batch x heads) is split.
+    If there are more than four axes, the leading ones are merged. If there are three, the first
+    is batch x heads and is split.
     """
     if tensor.dim() == 4:
         return tensor
@@ -281,7 +292,7 @@ def per_head(tensor: Tensor, heads: int = 1) -> Shaped[Tensor, "batch heads quer
     if heads and len(tensor) % heads == 0:
         split: Tensor = tensor.unflatten(0, (-1, heads))
         return split
-    return tensor.unsqueeze(1)
+    return tensor.unsqueeze(1)  # a single head without an axis
 
 
 def row_by_row(weights: Weights, windows: Windows | None) -> Placed:
@@ -291,59 +302,66 @@ def row_by_row(weights: Weights, windows: Windows | None) -> Placed:
     """
     if windows is None or not windows.keys:
         return weights
-    queries = torch.tensor(windows.queries, device=weights.device)
-    keys = torch.tensor(windows.keys, device=weights.device)
-    return weights[..., queries, :][..., keys]
+    query_at_place = torch.tensor(windows.queries, device=weights.device)
+    key_at_place = torch.tensor(windows.keys, device=weights.device)
+    return weights[..., query_at_place, :][..., key_at_place]
 
 
 def window_index(windows: Windows) -> Int[Tensor, "count inside"]:
     """Return the index of the patch (row by row) at each position (row by row) of each window.
 
-    Returns -1 for padding.
+    Positions of padding have the index -1.
     """
     rows, columns = windows.resolution
     height, width = windows.window
     if windows.dilated:
+        # window (i, j) has every (rows // height)-th row from i on, and every
+        # (columns // width)-th column from j on
         grid = torch.arange(rows * columns).view(height, rows // height, width, columns // width)
-        return grid.permute(1, 3, 0, 2).reshape(-1, height * width)
-    down = -rows % height
-    across = -columns % width
+        by_window = grid.permute(1, 3, 0, 2)  # (windows down, windows across, height, width)
+        return by_window.reshape(-1, height * width)
+    rows_of_padding = -rows % height
+    columns_of_padding = -columns % width
     shift_down, shift_across = windows.shift
-    # no shift where one window covers the whole map
-    if height >= rows + down:
+    # Swin does not shift an axis on which one window covers the whole map
+    if height >= rows + rows_of_padding:
         shift_down = 0
-    if width >= columns + across:
+    if width >= columns + columns_of_padding:
         shift_across = 0
     index = torch.arange(rows * columns).view(rows, columns)
-    padding = (0, across, 0, down)
+    padding = (0, columns_of_padding, 0, rows_of_padding)  # left, right, top, bottom
     shifts = (-shift_down, -shift_across)
     if windows.pad_first:
         index = F.pad(index, padding, value=-1).roll(shifts, (0, 1))
     else:
         index = F.pad(index.roll(shifts, (0, 1)), padding, value=-1)
-    # of shape (down, across, height, width)
-    blocks = index.unfold(0, height, height).unfold(1, width, width)
-    return blocks.reshape(-1, height * width)
+    # (windows down, windows across, height, width)
+    by_window = index.unfold(0, height, height).unfold(1, width, width)
+    return by_window.reshape(-1, height * width)
 
 
 def received(
     weights: Float[Tensor, "calls heads inside inside"], windows: Windows
 ) -> Float[Tensor, "batch heads rows columns"]:
-    """Return the attention that each patch receives, mean over the query patches of its window, in
-    image coordinates.
+    """Return the attention that each patch receives, in image coordinates.
 
-    weights: row by row. All patches of the window count, masked or not: uniform attention then
-    gives a uniform map, also where a shifted window is cut into parts.
+    It is the mean over the query patches of the patch's window.
+
+    weights: with the queries and keys of each window row by row. All patches of the window count,
+    masked or not: uniform attention then gives a uniform map, even if a shifted window is cut into
+    parts.
     """
-    index = window_index(windows).to(weights.device)
+    index = window_index(windows).to(weights.device)  # (windows, inside)
     count = len(index)
     patches = windows.resolution[0] * windows.resolution[1]
-    queries = (index >= 0).to(weights.dtype)  # padding is not a query
-    # of shape (batch, heads, count, inside, inside)
-    split = weights.unflatten(0, (-1, count)).transpose(1, 2)
-    mean = torch.einsum("bhcqk,cq->bhck", split, queries) / queries.sum(-1, keepdim=True)
+    is_query = (index >= 0).to(weights.dtype)  # padding is not a query
+    # of shape (batch, heads, windows, query, key)
+    by_window = weights.unflatten(0, (-1, count)).transpose(1, 2)
+    sums = torch.einsum("bhcqk,cq->bhck", by_window, is_query)
+    means = sums / is_query.sum(-1, keepdim=True)  # (batch, heads, windows, key)
+    # each key of a window is one patch of the map; padding goes to an additional, last place
     place = index.masked_fill(index < 0, patches).flatten()
-    full = weights.new_zeros(*mean.shape[:2], patches + 1)
-    full[:, :, place] = mean.flatten(2)
-    maps: Tensor = full[:, :, :patches].unflatten(-1, windows.resolution)
+    with_padding = weights.new_zeros(*means.shape[:2], patches + 1)
+    with_padding[:, :, place] = means.flatten(2)
+    maps: Tensor = with_padding[:, :, :patches].unflatten(-1, windows.resolution)
     return maps

@@ -1,6 +1,4 @@
-"""Capture: tensors of a forward pass kept, averaged over images, or handed to a reducer as they are
-computed.
-"""
+"""Capture tensors of a forward pass, average them over images, or hand them to a reducer."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,10 +28,11 @@ _AT_ONCE = 32  # reference images in one forward
 
 @dataclass(frozen=True, eq=False)  # compared by identity: == of tensors is elementwise
 class Captured(Mapping[str, Tensor]):
-    """The tensors of one forward pass by the names of their places, each (batch, *shape); logits
-    (batch, classes).
+    """The tensors of one forward pass by the names of their places.
 
+    logits: the logits (batch, classes).
     places: the captured places, in the order of the requested names.
+    tensors: the tensors by the name of the place, each of shape (batch, *shape).
     """
 
     logits: Logits
@@ -74,15 +73,16 @@ def capture(
 ) -> Captured:
     """Return the tensors at some places in one forward pass of the images, in evaluation mode.
 
-    places: names or patterns (`model.places()`); only these are kept.
-    rows: query tokens whose attention weights and scores are kept, as positions or "cls",
-        "register", "patch" (None: all); attention stays fused, and the cost is rows x keys.
-    graph: every tensor is part of the autograd graph of the logits, which starts at the images;
-        else tensors are detached and the logits are those of the uncaptured model, bit for bit (to
-        1e-5 for nn.MultiheadAttention). Inside `intervene`, the tensors are those of the changed
-        model.
+    Inside `intervene`, the tensors are those of the changed model. Raises UnknownNameError for an
+    unknown place, InputError for rows that do not exist.
 
-    Raises UnknownNameError for an unknown place, InputError for rows that are not there.
+    places: names or patterns (`model.places()`); only their tensors are kept.
+    rows: the query tokens of which attention weights and scores are kept, as positions or as
+        "cls", "register" or "patch"; None means all. Attention stays fused, and the cost is
+        rows x keys.
+    graph: make every tensor part of the autograd graph of the logits, which starts at the images.
+        Otherwise tensors are detached, and the logits are those of the uncaptured model, bit for
+        bit (to 1e-5 for nn.MultiheadAttention).
 
     >>> import torch, vitlens
     >>> model = vitlens.load("vit-digits")
@@ -133,10 +133,10 @@ def capture(
 class Means:
     """Running means over images of the tensors at some places.
 
-    Memory does not grow with the images.
+    Memory does not grow with the number of images.
 
-    images: the number of images added.
-    sums: float64, on the CPU, by place.
+    images: the number of images added so far.
+    sums: the sum over images by place, in float64 on the CPU.
     """
 
     def __init__(self) -> None:
@@ -145,11 +145,13 @@ class Means:
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Add the tensor (batch, *shape) of a place."""
-        axes = sorted(range(1, tensor.dim()), key=tensor.stride, reverse=True)  # heads are a view
-        original_order = [axes.index(axis) for axis in range(1, tensor.dim())]
-        # of a model in 16 bits
+        # Heads are a transposed view of their tensor. With the axes in the order of memory, the
+        # mean over the batch reads the memory from start to end.
+        memory_order = sorted(range(1, tensor.dim()), key=tensor.stride, reverse=True)
+        original_order = [memory_order.index(axis) for axis in range(1, tensor.dim())]
+        # a sum in 16 bits would lose precision
         wide = tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
-        mean = wide.permute(0, *axes).mean(0)
+        mean = wide.permute(0, *memory_order).mean(0)
         total = (mean * len(tensor)).cpu().double().permute(original_order)
         if name in self.sums:
             total = self.sums[name] + total
@@ -179,21 +181,25 @@ def observe(
     explicit: bool = False,
     graph: bool = False,
 ) -> Logits:
-    """Return the logits of the images, and hand each layer's attention to the reducer as it is
-    computed.
+    """Return the logits of the images, and hand each layer's attention to the reducer.
 
-    reducer: called with an AttentionCall for every attention layer, in forward order: `call.site`
-        says which layer it is and what attends to what, `call.weights()` gives the weights (batch,
-        heads, query, key), in a windowed layer (images x windows, heads, query, key),
-        `call.rows([0])` those of some query rows alone, `call.inputs` queries, keys and values
-        where the model uses scaled dot-product attention, `call.output` each head's output. Memory
-        does not grow with the number of layers.
-    explicit: the weights are in the autograd graph of the logits.
-    graph: that graph starts at the images, and attention stays fused.
+    The reducer is called with an AttentionCall for every attention layer, in forward order:
 
-    The logits are those of the unobserved model, bit for bit (to 1e-5 for nn.MultiheadAttention).
-    The first time a model is observed, the lens checks itself on one image. Raises UnsupportedError
-    where there is no softmax attention, LensError where some of it would be missed.
+    - `call.site` describes the layer and what attends to what.
+    - `call.weights()` returns the weights (batch, heads, query, key). In a windowed layer, the
+      first axis is images x windows.
+    - `call.rows([0])` returns the weights of some query rows only.
+    - `call.inputs` has queries, keys and values if the model uses scaled dot-product attention.
+    - `call.output` is the output of each head.
+
+    Memory does not grow with the number of layers. The logits are those of the unobserved model,
+    bit for bit (to 1e-5 for nn.MultiheadAttention). The first time a model is observed, the lens
+    checks itself on one image. Raises UnsupportedError for a model without softmax attention,
+    LensError if some of its attention would be missed.
+
+    reducer: the function that is called for every attention layer.
+    explicit: make the weights part of the autograd graph of the logits.
+    graph: start that graph at the images; attention stays fused.
 
     >>> import torch, vitlens
     >>> entropies = []
@@ -211,9 +217,12 @@ def observe(
 
 @dataclass(frozen=True)
 class CapturedAttention:
-    """logits (batch, classes); sites: one per call; layers: weights (batch, heads, query, key), or
-    the given rows, by the number of the layer; those of a block without attention are (batch, 0, 0,
-    0).
+    """The attention weights of every layer, kept in memory.
+
+    logits: the logits (batch, classes).
+    sites: the site of each attention call.
+    layers: the weights (batch, heads, query, key) by the number of the layer, or only the requested
+        rows. A block without attention has weights of shape (batch, 0, 0, 0).
     """
 
     logits: Tensor
@@ -226,9 +235,9 @@ def capture_attention(
 ) -> CapturedAttention:
     """Return the attention weights of every layer, or of some query rows only, kept in memory.
 
-    rows: positions of query tokens, (0,) for CLS; the cost and memory are then rows x keys. A
-        class-attention layer has one query and returns its row.
-    explicit: weights stay in the autograd graph.
+    rows: positions of query tokens, (0,) for CLS. Cost and memory are then rows x keys. A
+        class-attention layer has only one query and returns its row.
+    explicit: keep the weights in the autograd graph.
     """
     sites: list[Site] = []
     layers: list[Tensor] = []

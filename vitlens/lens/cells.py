@@ -1,10 +1,10 @@
 """Which axis of a module's output holds the channels, and where in the image its cells lie.
 
-Both are read from one forward pass of images that differ in one band (models/bands.py), whatever
-the order of the axes: (batch, channels, rows, columns), (batch, rows, columns, channels), or tokens
-row by row. Where the pass shows no order, as in a network that mixes the whole image, the module's
-layers say which axis they read, and the grid must have the image's proportions. What is left is no
-map: attention matrices, heads, patches cut into blocks.
+Both are read from one forward pass of images that differ in one band (models/bands.py). The axes
+may be in any order: (batch, channels, rows, columns), (batch, rows, columns, channels), or tokens
+row by row. In a network that mixes the whole image, the pass shows no order. Then the module's
+layers show which axis they read, and the grid must have the image's proportions. All other tensors
+are not maps: attention matrices, heads, patches cut into blocks.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,11 +47,11 @@ _MOST_PREFIX: Final = 1  # tokens before the patches, in tokens whose layout was
 class Cells:
     """The cells of one of the tensors that a module returns.
 
-    part: the tensor's index among them.
-    channel_axis: the channel axis of the tensor.
+    part: the index of the tensor among those that the module returns.
+    channel_axis: the axis of the tensor that holds the channels.
     width: the number of channels.
-    grid: (rows, columns) of the cells.
-    prefix: the number of tokens before them.
+    grid: the cells as (rows, columns).
+    prefix: the number of tokens before the cells.
     """
 
     part: int
@@ -69,13 +69,14 @@ class Cells:
 
 @dataclass(frozen=True)
 class LocatedCells:
-    """The cells of all outputs and of the blocks' arguments.
+    """The cells of all outputs and of the blocks' arguments; tensors that are no maps are left out.
 
-    A tensor that is no map is left out.
+    outputs: the cells of each tensor that a module returns, by module.
+    arguments: the cells of a block's argument, by block and argument.
     """
 
-    outputs: Mapping[str, tuple[Cells, ...]]  # by module
-    arguments: Mapping[tuple[str, Key], Cells]  # by block and argument
+    outputs: Mapping[str, tuple[Cells, ...]]
+    arguments: Mapping[tuple[str, Key], Cells]
 
 
 @per_model
@@ -118,8 +119,8 @@ def calls_outside_attention(model: Model) -> list[ModuleCall]:
     """Return the calls of modules outside attention, in the order of their ends.
 
     A block that computes attention itself is outside. Torch's plain layers on tokens, except norms,
-    are left out too: attention that was not recognised computes its queries, keys and values by
-    them. Empty where a module that is not listed computes attention.
+    are left out: attention that was not recognised computes its queries, keys and values with
+    them. The list is empty if a module that is not listed computes attention.
     """
     if model.anatomy.attends_unread:
         return []
@@ -130,17 +131,19 @@ def calls_outside_attention(model: Model) -> list[ModuleCall]:
         around = [
             other for other in attention if other.begin <= call.begin and call.end <= other.end
         ]
-        is_outside = all(other is call and call.module in model.anatomy.blocks for other in around)
-        if is_outside and (
-            len(call.output or ()) == 4 or not _is_plain(model.module.get_submodule(call.module))
-        ):
+        is_block = call.module in model.anatomy.blocks
+        is_outside = all(other is call and is_block for other in around)
+        returns_map = len(call.output or ()) == 4
+        is_plain = _is_plain(model.module.get_submodule(call.module))
+        if is_outside and (returns_map or not is_plain):
             outside.append(call)
     return outside
 
 
 def reaches_logits(model: Model, module: str, cells: Cells) -> bool:
-    """Return True if the logits change with the cells, not for a decoder or for patches next to a
-    CLS token.
+    """Return True if the logits change with the cells.
+
+    They do not for the cells of a decoder, or for patches if only CLS is read after them.
     """
 
     def change(output: Any) -> Any:
@@ -151,7 +154,7 @@ def reaches_logits(model: Model, module: str, cells: Cells) -> bool:
         return with_tensor(output, cells.part, changed)
 
     images = probe_images(model, 1)
-    if images.is_meta:
+    if images.is_meta:  # without values, nothing can be compared
         return True
     with evaluating(model), torch.no_grad(), exact(model.device):
         logits = model(images)
@@ -180,29 +183,33 @@ def on_last_call(
 
 
 def channel_axis_of(module: nn.Module, shape: Shape) -> int | None:
-    """Return the axis of (batch, .., .., ..) whose length the module's layers have as their width:
-    1, 3, or None.
+    """Return the axis of the channels in a map with four axes: 1, 3, or None if unknown.
+
+    It is the axis of the same length as the width of the module's layers. Linear layers and layer
+    norms read the last axis; convolutions, batch norms and group norms read axis 1.
     """
-    first = False
-    last = False
+    is_channels_first = False
+    is_channels_last = False
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
-            last |= shape[3] in (layer.in_features, layer.out_features)
+            is_channels_last |= shape[3] in (layer.in_features, layer.out_features)
         elif isinstance(layer, nn.Conv2d):
-            first |= shape[1] in (layer.in_channels, layer.out_channels)
+            is_channels_first |= shape[1] in (layer.in_channels, layer.out_channels)
         elif isinstance(layer, nn.LayerNorm) and len(layer.normalized_shape) == 1:
-            last |= shape[3] == layer.normalized_shape[0]
-            first |= shape[1] == layer.normalized_shape[0] and "2d" in type(layer).__name__.lower()
-        else:
-            # batch and group norms
-            width = getattr(layer, "num_features", getattr(layer, "num_channels", None))
-            first |= isinstance(width, int) and shape[1] == width
-    if first == last:
+            width = layer.normalized_shape[0]
+            is_2d = "2d" in type(layer).__name__.lower()  # a layer norm of axis 1 (LayerNorm2d)
+            is_channels_last |= shape[3] == width
+            is_channels_first |= shape[1] == width and is_2d
+        else:  # the attribute is that of batch norms, or of group norms
+            norm_width = getattr(layer, "num_features", getattr(layer, "num_channels", None))
+            is_channels_first |= isinstance(norm_width, int) and shape[1] == norm_width
+    if is_channels_first == is_channels_last:
         return None
-    return 1 if first else 3
+    return 1 if is_channels_first else 3
 
 
 def _is_plain(module: nn.Module) -> bool:
+    """Return True for a layer of torch without parts that is no norm."""
     name = type(module).__name__.lower()
     return (
         type(module).__module__.startswith("torch.nn")
@@ -212,9 +219,9 @@ def _is_plain(module: nn.Module) -> bool:
 
 
 def _cells(model: Model, name: str, part: int, tensor: Tensor) -> Cells | None:
-    """Return the cells of a tensor that was computed from `banded_images`.
+    """Return the cells of a tensor that was computed from `banded_images`; None for no map.
 
-    Returns None where it is no map.
+    part: the index of the tensor among those that the module returns.
     """
     if len(tensor) != IMAGES or tensor.numel() == 0:
         return None
@@ -222,43 +229,49 @@ def _cells(model: Model, name: str, part: int, tensor: Tensor) -> Cells | None:
         return _cells_of_tokens(model, part, tensor)
     if tensor.dim() != 4:
         return None
-    if tensor.is_meta:
-        return _cells_by_layers(model, name, part, tuple(tensor.shape), {})
-    fits = list[tuple[float, Cells]]()
-    places = dict[int, Places]()
-    for axis in (1, 3):
-        cells = Cells(part, axis, tensor.shape[axis], _spatial_axes(axis, tuple(tensor.shape)))
-        if is_possible(cells.grid, model.input_size):
-            places[axis] = mean_bands(tensor, axis)
-            fits.append((grid_fit(places[axis], cells.grid), cells))
-    fit, best = max(fits, key=lambda pair: pair[0], default=(0.0, None))
-    if fit >= FITS:
-        return best
-    return _cells_by_layers(model, name, part, tuple(tensor.shape), places)
+    shape = tuple(tensor.shape)
+    if tensor.is_meta:  # without values, only the layers show the order of the axes
+        return _cells_by_layers(model, name, part, shape, {})
+    best_fit = 0.0
+    best_cells = None
+    places_by_axis = dict[int, Places]()
+    for channel_axis in (1, 3):
+        grid = _spatial_axes(channel_axis, shape)
+        if not is_possible(grid, model.input_size):
+            continue
+        places = mean_bands(tensor, channel_axis)
+        places_by_axis[channel_axis] = places
+        fit = grid_fit(places, grid)
+        if best_cells is None or fit > best_fit:
+            best_fit = fit
+            best_cells = Cells(part, channel_axis, shape[channel_axis], grid)
+    if best_fit >= FITS:
+        return best_cells
+    return _cells_by_layers(model, name, part, shape, places_by_axis)
 
 
 def _cells_of_tokens(model: Model, part: int, tokens: Tensor) -> Cells | None:
-    """Return the cells of (batch, tokens, width) or (batch, width, tokens)."""
+    """Return the cells of (batch, tokens, width) or (batch, width, tokens); None for no map."""
     if tokens.is_meta:
         return None
     best = None
     best_fit = FITS
-    is_placed = False
-    for axis in (2, 1):
-        places = mean_bands(tokens, axis)
+    are_places_shown = False
+    for channel_axis in (2, 1):
+        places = mean_bands(tokens, channel_axis)
         most_prefix = 0
-        if axis == 2:
-            is_placed = shows_places(places)
+        if channel_axis == 2:
+            are_places_shown = shows_places(places)
             most_prefix = _MOST_PREFIX
         for prefix in range(most_prefix + 1):
             grid, fit = best_grid(places[:, prefix:], model.input_size)
             if fit >= best_fit and prod(grid) > 1:
-                best = Cells(part, axis, tokens.shape[axis], grid, prefix)
+                best = Cells(part, channel_axis, tokens.shape[channel_axis], grid, prefix)
                 best_fit = fit
-    if best is not None or is_placed:
+    if best is not None or are_places_shown:
         return best
-    # a pass that mixes everything shows no order: row by row, where the number of tokens has the
-    # image's proportions
+    # The pass mixes the whole image and shows no order. Tokens are then taken as row by row if
+    # their number has a grid with the image's proportions.
     count, width = tokens.shape[1:]
     if count <= 1 or count == width:
         return None
@@ -269,10 +282,13 @@ def _cells_of_tokens(model: Model, part: int, tokens: Tensor) -> Cells | None:
 
 
 def _cells_by_layers(
-    model: Model, name: str, part: int, shape: Shape, places: Mapping[int, Places]
+    model: Model, name: str, part: int, shape: Shape, places_by_axis: Mapping[int, Places]
 ) -> Cells | None:
-    """Return the cells of a map by the layers of its module, unless the pass showed them in another
-    order.
+    """Return the cells of a map, with the channel axis that the layers of its module show.
+
+    Returns None if they show none, or if the pass showed the cells in another order.
+
+    places_by_axis: the mean bands of the cells for each possible channel axis.
     """
     axis = channel_axis_of(model.module.get_submodule(name), shape)
     if axis is None:
@@ -280,12 +296,13 @@ def _cells_by_layers(
     grid = _spatial_axes(axis, shape)
     if not has_proportions(grid, model.input_size):
         return None
-    if axis in places and is_misplaced(places[axis], grid):
+    if axis in places_by_axis and is_misplaced(places_by_axis[axis], grid):
         return None
     return Cells(part, axis, shape[axis], grid)
 
 
 def _spatial_axes(channel_axis: int, shape: Shape) -> Grid:
+    """Return the lengths of the two axes of a map that are neither batch nor channels."""
     if channel_axis == 1:
         return (shape[2], shape[3])
     return (shape[1], shape[2])

@@ -1,6 +1,4 @@
-"""Changes of places in force, and places read, in every forward pass inside a context; undone on
-exit.
-"""
+"""Changes and readers of places in every forward pass inside a context; undone on exit."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -33,13 +31,18 @@ from vitlens.turns import turn
 
 @dataclass(frozen=True, eq=False)  # compared by identity: == of tensors is elementwise
 class PlaceChange:
-    """One place with its change: one of three, or none for a block that is removed.
+    """One place with its change.
 
-    data: the tensor that is put there, which broadcasts to (batch, *shape).
-    function: of its tensor (batch, *shape) to one of that shape.
-    knocked: which (heads, queries, keys) do not attend.
-    reads: the function's value is not used, so that the forward pass stays bit-equal.
-    rows: the query rows that it reads of scores and weights (None: all).
+    Exactly one of `data`, `function` and `knocked` is set, or none of them for a block that is
+    removed.
+
+    access: the way to the tensor of the place.
+    data: the tensor that replaces that of the place. It broadcasts to (batch, *shape).
+    function: a function of the tensor (batch, *shape) that returns one of the same shape.
+    knocked: positions of heads, queries and keys. The queries do not attend to the keys in these
+        heads.
+    reads: call the function, but do not use its value. The forward pass then stays bit-equal.
+    rows: the query rows of scores and weights that a reader receives; None means all.
     """
 
     access: Access
@@ -56,8 +59,9 @@ class PlaceChange:
 
     @property
     def is_linear(self) -> bool:
-        """Return True if it replaces heads, so that the output projection can be applied to the
-        difference alone.
+        """Return True if it replaces whole heads.
+
+        The output projection is linear, so that a replay can apply it to the difference only.
         """
         return self.access.part == "joined" and self.data is not None and self.access.tokens is None
 
@@ -75,10 +79,14 @@ class PlaceChange:
     def of_images(self, part: slice, images: int) -> Tensor:
         """Return its tensor for some of the images.
 
+        part: the slice of these images among all.
+        images: the number of all images.
+
         Raises InputError for a tensor of another number of images.
         """
         assert self.data is not None
-        if self.data.dim() <= len(self.access.place.shape) or len(self.data) == 1:
+        has_batch = self.data.dim() > len(self.access.place.shape)
+        if not has_batch or len(self.data) == 1:
             return self.data
         if len(self.data) != images:
             raise InputError(
@@ -88,8 +96,10 @@ class PlaceChange:
         return self.data[part]
 
     def of_part(self, part: slice, images: int, rows: int | None) -> "PlaceChange":
-        """Return the change on some of the images; rows: the number of first tokens that its layer
-        computes.
+        """Return the change on some of the images.
+
+        part, images: as in `of_images`.
+        rows: the number of first tokens that its layer computes; None means all.
         """
         if self.data is None:
             return self
@@ -99,16 +109,17 @@ class PlaceChange:
         return replace(self, data=data)
 
 
-Set = Sequence[PlaceChange]  # of changes that are in force at once
+Set = Sequence[PlaceChange]  # changes that are in force at once
 
 
 @contextmanager
 def in_force(model: Model, *sets: Set) -> Iterator[None]:
-    """Run every forward pass with the changes; its batch is a copy of the images for each set.
+    """Run every forward pass with the changes; its batch has one copy of the images for each set.
 
     Other threads that use the model wait.
     """
-    groups: dict[tuple[str, str, bool, bool], list[tuple[int, PlaceChange]]] = {}  # of one tensor
+    # the changes of one tensor, each with the number of its set
+    groups: dict[tuple[str, str, bool, bool], list[tuple[int, PlaceChange]]] = {}
     for copy, changes in enumerate(sets):
         for change in changes:
             part: str = change.access.part
@@ -126,8 +137,9 @@ def in_force(model: Model, *sets: Set) -> Iterator[None]:
 def reading(
     model: Model, places: Sequence[Access], read: Callable[[str, Tensor], object]
 ) -> AbstractContextManager[None]:
-    """Hand the places' tensors (batch, *shape) to `read`, by name, in every forward pass, which
-    stays bit-equal.
+    """Call `read(name, tensor)` with the tensor (batch, *shape) of each place in every pass.
+
+    The forward passes stay bit-equal.
     """
     readers = [
         PlaceChange(access, function=partial(read, access.name), reads=True) for access in places
@@ -139,9 +151,10 @@ def reading(
 class _TensorChanges:
     """The changes, or the readers, of one tensor.
 
-    module, part: of whose call.
-    members: each with the number of its copy of the images.
-    copies: the copies of the images in a batch.
+    module: the name of the module to which the tensor belongs.
+    part: which tensor of the module's call it is, as in `Access`, or "keep" for knock-outs.
+    members: the changes, each with the number of its copy of the images.
+    copies: the number of copies of the images in a batch.
     """
 
     module: str
@@ -194,15 +207,17 @@ class _TensorChanges:
         shape = (self.copies, access.heads, queries, keys)
         mask = torch.ones(shape, dtype=torch.bool, device=like.device)
         for copy, change in self.members:
-            index = []
+            index_by_axis = []
             for positions, count in zip(change.knocked or (), mask.shape[1:]):
                 # in a replay, the last block may compute only the first queries
                 computed = [position for position in positions if position < count]
-                index.append(torch.tensor(computed, dtype=torch.long))
-            mask[copy][torch.meshgrid(*index, indexing="ij")] = False
+                index_by_axis.append(torch.tensor(computed, dtype=torch.long))
+            # every combination of a head, a query and a key
+            mask[copy][torch.meshgrid(*index_by_axis, indexing="ij")] = False
         if self.copies == 1:
             return mask
-        return mask.repeat_interleave(len(like) // self.copies, 0)
+        calls_per_copy = len(like) // self.copies
+        return mask.repeat_interleave(calls_per_copy, 0)
 
     def read(self, call: AttentionCall, scored: Tensor | None) -> None:
         """Hand the tensor of an attention call to the readers."""
@@ -220,7 +235,7 @@ class _TensorChanges:
         if not self.first.reads:
             return self._apply(raw, values)
         for _, reader in self.members:
-            assert reader.function is not None  # which reads
+            assert reader.function is not None  # a reader has a function
             reader.function(reader.access.read(raw))
         return raw
 
@@ -230,14 +245,15 @@ class _TensorChanges:
         whole = access.whole(raw)
         if self._replaces_whole():
             return access.raw(self.first.new(whole), raw)
-        parts = whole.unflatten(0, (self.copies, -1)).clone()
+        by_copy = whole.unflatten(0, (self.copies, -1)).clone()  # (copies, images, *shape)
         for copy, change in self.members:
-            tensor = parts[copy]
-            if change.removes:
+            tensor = by_copy[copy]
+            if change.removes:  # the block's output becomes its input
                 assert values is not None
                 stream = change.access.whole(values[change.access.argument])  # type: ignore[index]
+                stream_of_copy = stream.unflatten(0, (self.copies, -1))[copy]
                 # in a replay, the last block may compute only the first tokens
-                tensor.copy_(stream.unflatten(0, (self.copies, -1))[copy][:, : tensor.shape[1]])
+                tensor.copy_(stream_of_copy[:, : tensor.shape[1]])
             else:
                 index = change.access.index()
                 clean = tensor[index]
@@ -245,7 +261,7 @@ class _TensorChanges:
                 if change.function is not None:
                     clean = clean.clone()
                 tensor[index] = _replaced(change, clean).to(tensor.dtype)
-        return access.raw(parts.flatten(0, 1), raw)
+        return access.raw(by_copy.flatten(0, 1), raw)
 
     def _replaces_whole(self) -> bool:
         """Return True for a single change, which replaces the complete tensor."""
@@ -256,21 +272,24 @@ class _TensorChanges:
 
 
 def _replaced(change: PlaceChange, clean: Tensor) -> Tensor:
-    """Return the tensor of a place after a change, which is one of its view if it has one."""
+    """Return the tensor of a place after a change; if the place has a view, the view is changed."""
     view = change.access.view
     if view is None:
         return change.new(clean)
     form = view.read(clean)
     old = form
     if form.requires_grad:
-        # read again: the gradient of the new form would cancel with that of the old one
+        # `write` adds new - old. Read the old form again: with the same tensor in both, the
+        # gradients of new and old would cancel.
         old = view.read(clean)
     return view.write(clean, old, change.new(form))
 
 
 class _AroundForward:
-    """A module's forward between changes of its arguments and of its output, each in the order of
-    their contexts.
+    """A module's forward between changes of its arguments and changes of its output.
+
+    before: functions that change the arguments, in the order of their contexts.
+    after: functions that change the output, in the order of their contexts.
     """
 
     def __init__(self, forward: Forward) -> None:
@@ -297,13 +316,13 @@ def _around(module: nn.Module, change: Callable[..., Any], *, before: bool) -> I
     outer one changed.
     """
     replaced = module.__dict__.get("forward")
-    shared = (
+    is_shared = (
         isinstance(replaced, Replaced)
         and replaced.in_force
         and isinstance(replaced.forward, _AroundForward)
+        and not hooks_around(module)  # such hooks run between the outer and the inner context
     )
-    shared = shared and not hooks_around(module)  # which come between the two
-    with nullcontext() if shared else overridden(module, _AroundForward):
+    with nullcontext() if is_shared else overridden(module, _AroundForward):
         around: _AroundForward = module.__dict__["forward"].forward
         changes: list[Callable[..., Any]] = around.before if before else around.after
         changes.append(change)

@@ -1,8 +1,11 @@
 """Error messages for models without usable gradients: where they are cut off, and what still works.
 
-A forward pass may switch them off (torch.no_grad around a frozen backbone) or cut them off (detach,
-argmax). It may also hide them from autograd (a checkpoint with use_reentrant=True), or make them
-zero (round, sign).
+A forward pass may spoil gradients in four ways:
+
+- It switches them off (torch.no_grad around a frozen backbone).
+- It cuts them off (detach, argmax).
+- It hides them from autograd (a checkpoint with use_reentrant=True).
+- It makes them zero (round, sign).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -40,9 +43,7 @@ _STEP_NAMES: Final = frozenset((*_STEPS, *(f"{name}_" for name in _STEPS)))
 def needs_gradients(
     function: Callable[Concatenate[Model, P], T],
 ) -> Callable[Concatenate[Model, P], T]:
-    """Decorate a function of a model so that it raises UnsupportedError with the reason where
-    autograd fails.
-    """
+    """Decorate a function of a model to raise UnsupportedError with the reason autograd fails."""
 
     @wraps(function)
     def differentiated(model: Model, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -54,10 +55,9 @@ def needs_gradients(
 
 @contextmanager
 def needing_gradients(model: Model, *, instead: str = WITHOUT_GRADIENTS) -> Iterator[None]:
-    """Replace the errors of autograd for a model without gradients by UnsupportedError with the
-    place where they end.
+    """Replace errors of autograd by an UnsupportedError that names where the gradients end.
 
-    instead: analyses without gradients, for its message.
+    instead: the part of the message that lists analyses without gradients.
     """
     try:
         yield
@@ -96,9 +96,9 @@ def needing_gradients(model: Model, *, instead: str = WITHOUT_GRADIENTS) -> Iter
 
 @per_model
 def cut_off(model: Model) -> str:
-    """Return where the gradient of the logits with respect to the image is cut off.
+    """Return where the gradient of the logits with respect to the image is cut off, or "".
 
-    Returns "" where it is not.
+    Every module is watched in one forward pass. The first cause in forward order is returned.
     """
     causes = list[str]()
     index_causes = list[str]()
@@ -127,6 +127,7 @@ def cut_off(model: Model) -> str:
     names = [name for name, _ in model.module.named_modules()]
     parameters = [parameter for parameter in model.module.parameters() if parameter.requires_grad]
     images = probe_images(model, 1).requires_grad_()
+    # only gradients from the image count: a parameter would add them behind a cut
     for parameter in parameters:
         parameter.requires_grad_(False)
     try:
@@ -136,7 +137,7 @@ def cut_off(model: Model) -> str:
             watching(model.module, names, after, before=before, always=True),
         ):
             model(images)
-    except RuntimeError:  # an inference tensor in a layer with a gradient
+    except RuntimeError:  # torch refuses an inference tensor in a layer that needs a gradient
         pass
     finally:
         for parameter in parameters:
@@ -148,10 +149,13 @@ def cut_off(model: Model) -> str:
 def require_no_steps(
     model: Model, compute: Callable[[], T], gradients_of: Callable[[T], Sequence[Tensor | None]]
 ) -> T:
-    """Return the value computed from the gradients of a model.
+    """Return the value of `compute`, which differentiates a model.
 
-    Raises UnsupportedError where one of the gradients is zero for all images because of a step
-    function (round, sign): with the gradient of the identity in its place, it is not zero.
+    Raises UnsupportedError if a step function (round, sign) makes one of the gradients zero for
+    all images. This is tested: with the gradient of the identity instead, it is not zero.
+
+    compute: a function that computes a value from gradients of the model.
+    gradients_of: a function that returns the gradients in that value.
     """
     result = compute()
     gradients = gradients_of(result)
@@ -181,15 +185,15 @@ def _has_steps(model: Model) -> bool:
 class _StepsAsIdentity(TorchFunctionMode):
     """A mode in which step functions have the gradient of the identity; values are unaltered.
 
-    first: the first one that was applied to a tensor with a gradient, and the module in which it
-    was.
+    first: the first step function that was applied to a tensor with a gradient, with its module.
+    running: the modules that are running, the innermost last.
     """
 
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.first = ""
         self.model = model
-        self.running: list[str] = []  # modules, the innermost last
+        self.running: list[str] = []
         self.watched = ExitStack()
 
     def __enter__(self) -> Self:
@@ -231,8 +235,8 @@ class _StepsAsIdentity(TorchFunctionMode):
             return func(*args, **kwargs)
         module = self.running[-1] if self.running else ""
         self.first = self.first or f"{name.strip('_')} in {module or 'its forward'}"
-        zero = value - value.detach()  # with the gradient of the input
+        zero = value - value.detach()  # its value is 0, its gradient is that of the input
         result = func(*args, **kwargs)
-        if name.endswith("_"):
+        if name.endswith("_"):  # works in place
             return result.add_(zero)
         return result + zero

@@ -1,5 +1,6 @@
-"""Intervene: run a model with the tensors at chosen places changed, by words, tensors, functions
-and knock-outs.
+"""Intervene: run a model with the tensors at chosen places changed.
+
+A change is a word ("zero", "mean"), a tensor, a function or a knock-out.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,13 +30,14 @@ Reference: TypeAlias = AnyImages  # images over which means are taken
 class KnockOut:
     """Some queries of a layer do not attend to some keys.
 
-    The rest of each row is scaled to sum to 1. A change of "blocks.3.attention.weights".
+    This is a change of attention weights ("blocks.3.attention.weights"). The other weights of each
+    row are scaled to sum to 1. The row of a query without any key left is zeros. In a windowed
+    layer, positions are those in every window.
 
-    keys, queries: token positions, or "cls", "register" or "patch".
-    heads: numbers; None: all of them.
-
-    The row of a query without any key left is zeros. In a windowed layer, positions are those in
-    every window.
+    keys: the keys that get no attention, as token positions or as "cls", "register" or "patch";
+        None means all.
+    queries: the queries that do not attend to them, given in the same way.
+    heads: the numbers of the heads; None means all.
     """
 
     keys: Tokens | None = None
@@ -55,20 +57,25 @@ def intervene(
 ) -> Iterator[Model]:
     """Run the model with the tensors at some places changed.
 
-    They are undone on exit, also after an exception. changes: by place, a name or a pattern of
-    `model.places()`, each of: "zero"; "mean" over `reference` images, computed once;
-    "resample": another image's of the same batch, by `seed`; a tensor that broadcasts to
-    (batch, *shape) from the right: (dim,), (tokens, dim) or (batch, tokens, dim); a function of
-    the place's tensor (batch, *shape) to one of the same shape; "remove" at "blocks.3": the
-    block's output is its input; KnockOut at attention weights.
+    The changes are undone on exit, also after an exception. `changes` has one of these for each
+    place, which is a name or a pattern of `model.places()`:
 
-    Replaced weights need not sum to 1: they are multiplied by the values unchanged. Contexts nest:
-    of two changes of one place, the outer one comes first; every function of vitlens inside sees
-    the changed model, other threads wait. A thread that calls `model.module` itself does not wait,
-    and may run with the changes. Gradients pass through. A mean hides less than a zero: a zero head
-    is far from any that the model has seen. Raises UnknownNameError for an unknown place,
-    InputError for a tensor that does not fit (in the forward pass) or a missing reference,
-    UnsupportedError for a block that cannot be removed.
+    - "zero".
+    - "mean": the mean over the `reference` images, computed once.
+    - "resample": the tensor of another image in the batch, drawn by `seed`.
+    - A tensor that broadcasts to (batch, *shape) from the right: (dim,), (tokens, dim) or
+      (batch, tokens, dim).
+    - A function of the place's tensor (batch, *shape) that returns one of the same shape.
+    - "remove" at a block ("blocks.3"): the block's output is its input.
+    - KnockOut at attention weights.
+
+    Replaced weights need not sum to 1: they are multiplied by the values unchanged. A mean is a
+    milder change than a zero: a zero head is far from any that the model has seen. Gradients pass
+    through. Contexts nest: of two changes of one place, the outer one comes first. Every function
+    of vitlens inside sees the changed model, and other threads wait. A thread that calls
+    `model.module` itself does not wait, and may run with the changes. Raises UnknownNameError for
+    an unknown place, InputError for a tensor that does not fit (in the forward pass) or a missing
+    reference, UnsupportedError for a block that cannot be removed.
 
     >>> import torch, vitlens
     >>> model, images = vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32)
@@ -130,6 +137,7 @@ def _reference_means(
 
 
 def _prepared(model: Model, access: Access, change: Change, seed: int) -> PlaceChange:
+    """Return the change of one place; a change "mean" is already replaced by its tensor."""
     if not access.place.changeable:
         raise UnsupportedError(
             f"expected a place that can be changed, found {access.name}, which is captured only"
@@ -162,8 +170,7 @@ def _prepared(model: Model, access: Access, change: Change, seed: int) -> PlaceC
 
 
 def _require_fit(access: Access, tensor: Tensor) -> None:
-    """Raise InputError unless the tensor, its batch axis left out, broadcasts to the place's
-    shape."""
+    """Raise InputError unless the tensor broadcasts to the place's shape, batch axis left out."""
     shape = access.place.shape
     has_batch = tensor.dim() == len(shape) + 1
     sizes = tensor.shape[1:] if has_batch else tensor.shape
@@ -201,9 +208,9 @@ def _resampled(access: Access, seed: int) -> TensorFunction:
 
 
 def another_image(count: int, seed: int) -> Int[Tensor, " batch"]:
-    """Return for each of `count` images the index of another one: the next in a random circle.
+    """Return the index of another image for each of `count` images; each image is taken once.
 
-    Each image is taken once.
+    It is the next image in a random circle.
     """
     circle = torch.randperm(count, generator=Generator().manual_seed(seed))
     index = torch.empty_like(circle)

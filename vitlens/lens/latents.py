@@ -1,7 +1,8 @@
-"""Latents of a dictionary as places of a model: blocks.8.residual.latents and .latent.5.
+"""Latents of a dictionary as places of a model.
 
-A place of latents is read by encoding the patch tokens. A change of latents moves the tokens along
-their directions, so that what the dictionary does not reconstruct stays as it is.
+These are, for example, blocks.8.residual.latents and blocks.8.residual.latent.5. A place of latents
+is read by encoding the patch tokens. A change of latents moves the tokens along their directions.
+What the dictionary does not reconstruct stays as it is.
 """
 
 from collections.abc import Iterator
@@ -48,11 +49,11 @@ class LatentView:
 
     def write(self, tokens: Tensor, old: Tensor, new: Tensor) -> Tensor:
         """Return the tokens with new latents in the place of the old ones."""
-        directions = self.encoder.directions.to(tokens)
-        moved = (new - old).to(tokens)
-        if self.latent is None:
-            return tokens + moved @ directions
-        return tokens + moved[..., None] * directions[self.latent]
+        directions = self.encoder.directions.to(tokens)  # (latents, dim)
+        difference = (new - old).to(tokens)
+        if self.latent is None:  # (.., latents)
+            return tokens + difference @ directions
+        return tokens + difference[..., None] * directions[self.latent]
 
 
 @contextmanager
@@ -67,6 +68,7 @@ def latent_places(model: Model, place: str, encoder: Encoder) -> Iterator[Model]
 
 
 def _accesses(patches: Access, place: str, encoder: Encoder) -> Iterator[Access]:
+    """Yield the access to all latents together, then to each of them."""
     count = patches.place.shape[0]
     every = Place(f"{place}.latents", "latents", ("patches", "latents"), (count, len(encoder)))
     yield replace(patches, place=every, view=LatentView(encoder))

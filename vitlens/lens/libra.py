@@ -1,11 +1,10 @@
-"""LibraGrad (Mehri 2025): a backward pass in which attention, norms and activations count as the
-products they are.
+"""LibraGrad (Mehri 2025): a backward pass that explains each product only once.
 
 A gradient explains a product twice: once through each factor. LibraGrad takes one factor as
 constant: attention's weights, a norm's standard deviation, the gate of an activation, the norm of a
-projected vector; the gradient of a product of two computed tensors is halved. Only the backward
+projected vector. The gradient of a product of two computed tensors is halved. Only the backward
 pass changes, so the logits are those of the plain model, bit for bit. Input times gradient plus
-bias times gradient sums to the logit (FullGrad-complete, theorem 1).
+bias times gradient then sums to the logit (FullGrad-complete, theorem 1).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,16 +21,16 @@ from vitlens.models.hooks import ScopedMode
 from vitlens.models.model import Model
 from vitlens.turns import turn
 
-Rule = Callable[..., Any]  # of the function itself and its arguments
+Rule = Callable[..., Any]  # called with the original function and the arguments of its call
 
 
 @contextmanager
 def libra_gradients(model: Model) -> Iterator[None]:
     """Apply LibraGrad's rules to gradients through the model; its logits do not change.
 
-    The model's parameters keep no gradient inside: a parameter's product is not one of two computed
-    tensors. Restored on exit. GroupNorm, and products computed by einsum or a custom kernel, keep
-    their plain gradient.
+    Inside, the model's parameters require no gradient, so that a product with a parameter does not
+    count as one of two computed tensors. This is restored on exit. GroupNorm, and products computed
+    by einsum or a custom kernel, keep their plain gradient.
     """
     with turn(model):
         required = {
@@ -52,7 +51,7 @@ class LibraMode(ScopedMode):
     def intercept(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return the function's own value, with the rule's gradient."""
+        """Return the value of the function, with the gradient of its rule."""
         if not torch.is_grad_enabled():
             return func(*args, **kwargs)
         if func is F.multi_head_attention_forward:
@@ -65,8 +64,10 @@ class LibraMode(ScopedMode):
 
 
 class _Normed(torch.autograd.Function):
-    """A norm's value over the last axes, with the gradient of (x - mean) · constant · weight +
-    bias.
+    """A norm over the last axes that keeps its value, with a constant scale in the backward pass.
+
+    The gradient is that of (x - mean) · scale · weight + bias with a constant scale. RMSNorm has no
+    mean.
     """
 
     @staticmethod
@@ -81,7 +82,7 @@ class _Normed(torch.autograd.Function):
         centred: bool,
     ) -> Tensor:
         normed = None
-        if ctx.needs_input_grad[1]:
+        if ctx.needs_input_grad[1]:  # the gradient of the weight is needed
             centre = tokens.mean(axes, keepdim=True) if centred else 0.0
             normed = (tokens - centre) * scale
         ctx.save_for_backward(normed, weight, scale)
@@ -95,7 +96,7 @@ class _Normed(torch.autograd.Function):
         normed, weight, scale = ctx.saved_tensors
         scaled = gradient if weight is None else gradient * weight
         token_gradient = scaled * scale
-        if ctx.centred:
+        if ctx.centred:  # the mean depends on every x
             token_gradient = token_gradient - token_gradient.mean(ctx.axes, keepdim=True)
         leading = tuple(range(gradient.dim() - len(ctx.axes)))
         weight_gradient = (gradient * normed).sum(leading) if ctx.needs_input_grad[1] else None
@@ -104,8 +105,10 @@ class _Normed(torch.autograd.Function):
 
 
 class _Gated(torch.autograd.Function):
-    """An activation's value x · gate(x), with the gradient of x · constant; slope: the gate
-    at 0."""
+    """An activation x · gate(x) that keeps its value, with a constant gate in the backward pass.
+
+    slope: the gate at x = 0, where value / x is not defined.
+    """
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, value: Tensor, slope: float) -> Tensor:
@@ -134,14 +137,16 @@ class _Halved(torch.autograd.Function):
 def _attention(
     func: Rule, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
 ) -> Any:
+    """Compute attention with constant weights."""
     return func(query.detach(), key.detach(), value, *args, **kwargs)
 
 
 def _softmax(func: Rule, *args: Any, **kwargs: Any) -> Any:
+    """Compute a softmax, with constant weights if it is one of attention."""
     weights = func(*args, **kwargs)
     if not isinstance(weights, Tensor) or weights.dim() < 3 or not weights.requires_grad:
-        return weights  # of logits, not of attention
-    # a leaf: relevance takes the gradient with respect to it
+        return weights  # a softmax of logits, or without a gradient
+    # a leaf of the graph: relevance takes the gradient with respect to it
     return weights.detach().requires_grad_()
 
 
@@ -157,7 +162,8 @@ def _layer_norm(
     with torch.no_grad():
         value = func(tokens, shape, weight, bias, eps)
         scale = (tokens.var(axes, unbiased=False, keepdim=True) + eps).rsqrt()
-    return _Normed.apply(tokens, weight, bias, value, scale, axes, True)
+    centred = True
+    return _Normed.apply(tokens, weight, bias, value, scale, axes, centred)
 
 
 def _rms_norm(
@@ -170,12 +176,15 @@ def _rms_norm(
     axes = tuple(range(-len(shape), 0))
     with torch.no_grad():
         value = func(tokens, shape, weight, eps)
-        added = torch.finfo(tokens.dtype).eps if eps is None else eps
-        scale = (tokens.square().mean(axes, keepdim=True) + added).rsqrt()
-    return _Normed.apply(tokens, weight, None, value, scale, axes, False)
+        epsilon = torch.finfo(tokens.dtype).eps if eps is None else eps  # as in torch
+        scale = (tokens.square().mean(axes, keepdim=True) + epsilon).rsqrt()
+    centred = False
+    return _Normed.apply(tokens, weight, None, value, scale, axes, centred)
 
 
 def _gate(slope: float) -> Rule:
+    """Return the rule of an activation x · gate(x); slope: the gate at x = 0."""
+
     def rule(func: Rule, tokens: Tensor, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("inplace"):  # the gate needs the input
             kwargs = {**kwargs, "inplace": False}
@@ -202,6 +211,7 @@ def _normalise(
 
 
 def _product(func: Rule, first: Any, second: Any, *args: Any, **kwargs: Any) -> Any:
+    """Compute a product; of two computed tensors, each factor gets half of its gradient."""
     if _is_computed(first) and _is_computed(second):
         first = _Halved.apply(first)
         second = _Halved.apply(second)
@@ -212,17 +222,19 @@ def _is_computed(value: Any) -> bool:
     return isinstance(value, Tensor) and value.grad_fn is not None
 
 
-_HALF: Final = 0.5  # of GELU, SiLU and hard swish: half of the sigmoid-like gate
+# the gates at x = 0
+_SIGMOID_AT_ZERO: Final = 0.5  # of GELU, SiLU and hard swish, whose gates are like a sigmoid
+_MISH_AT_ZERO: Final = 0.6  # tanh(softplus(0)) = tanh(ln 2)
 RULES: Final[Mapping[Any, Rule]] = MappingProxyType(
     {
         F.scaled_dot_product_attention: _attention,
         **dict.fromkeys(SOFTMAX, _softmax),
         F.layer_norm: _layer_norm,
         F.rms_norm: _rms_norm,
-        F.gelu: _gate(_HALF),
-        F.silu: _gate(_HALF),
-        F.hardswish: _gate(_HALF),
-        F.mish: _gate(0.6),  # tanh(ln 2)
+        F.gelu: _gate(_SIGMOID_AT_ZERO),
+        F.silu: _gate(_SIGMOID_AT_ZERO),
+        F.hardswish: _gate(_SIGMOID_AT_ZERO),
+        F.mish: _gate(_MISH_AT_ZERO),
         **dict.fromkeys(
             (torch.sigmoid, Tensor.sigmoid, F.sigmoid, F.hardsigmoid, F.softplus), _constant
         ),

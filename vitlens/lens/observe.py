@@ -1,5 +1,7 @@
-"""Observe: run a model once and hand each layer's attention to a reducer, after a self-check on the
-first image.
+"""Observe: run a model once and hand each layer's attention to a reducer.
+
+Before the first run, the lens checks itself on one image (`survey`). `require_one_softmax` checks
+that the weights of one softmax mix the values.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,13 +28,14 @@ from vitlens.models.recording import maps_heads
 from vitlens.shapes import Images, Logits
 
 Reducer = Callable[[AttentionCall], None]
-# names without _ at either end
+# Kinds of torch's operations, by name, that `_Follower` tells apart. Names are without _ at either
+# end, except for those that write in place.
 _SUMS: Final = frozenset({"add", "sub", "rsub", "iadd", "isub", "radd", "lerp"})
 _MAPS: Final = frozenset({"linear", "conv2d"})
 _PRODUCTS: Final = frozenset({"matmul", "bmm", "einsum"})
-_SCALING: Final = frozenset({"dropout", "mul", "rmul", "imul", "div", "neg"})  # of what was mixed
+_SCALING: Final = frozenset({"dropout", "mul", "rmul", "imul", "div", "neg"})
 _WRITING: Final = frozenset({"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"})
-_VIEWS: Final = frozenset(  # after these the numbers are the same
+_VIEWS: Final = frozenset(  # operations that keep the numbers
     {
         "view",
         "reshape",
@@ -60,8 +63,13 @@ _VIEWS: Final = frozenset(  # after these the numbers are the same
         "bfloat16",
     }
 )
-_OTHER: Final = 0.1  # of the spread over heads and queries: a greater difference is not rounding
-TOLERANCE: Final = 1e-4  # fp32: weights @ value against the output of the model's own kernel
+# largest difference of two sketches of one image, as a share of their spread over heads and
+# queries; rounding stays below it
+_OTHER: Final = 0.1
+TOLERANCE: Final = 1e-4  # of weights @ value, compared with the output of the model's kernel, fp32
+_ROUNDING_STEPS: Final = 4  # tolerance of 16-bit modules in units of the type's epsilon
+_SKETCH_SEED: Final = 0
+_OTHER_IMAGE_SEED: Final = 2  # not that of the probe images, which must differ
 
 
 def observe(
@@ -98,20 +106,19 @@ def observing(
 
 
 def survey(model: Model, images: Images) -> tuple[Site, ...]:
-    """Return where a model computes attention, layer by layer.
+    """Return where a model computes attention, layer by layer, once per model.
 
-    It is checked on the first of the images, once per model.
+    The lens checks itself on the first of the images:
 
-    The checks are:
-
-    - weights @ value is the output of the model's kernel (1e-4), and rows sum to 1.
+    - Weights @ value is the output of the model's kernel (to 1e-4).
+    - Rows of weights sum to 1.
     - The weights of every attention module are observed.
     - The logits are those of the unobserved model.
-    - The weights of an image are the same with another image in its batch (else the first axis is
-      not the batch).
+    - The weights of an image are the same with another image in its batch. Otherwise, the first
+      axis would not be the batch.
 
-    On the meta device, which has no values, only the second is checked. The tolerances of a module
-    in bf16 or fp16 are those of its rounding. Raises LensError where a check fails.
+    On the meta device, which has no values, only the third is checked. The tolerances of a module
+    in bf16 or fp16 are those of its rounding. Raises LensError if a check fails.
     """
     return SITES.get(model, lambda: _surveyed(model, images[:1]))
 
@@ -120,7 +127,7 @@ def survey(model: Model, images: Images) -> tuple[Site, ...]:
 def survey_weights(model: Model, images: Images) -> tuple[Site, ...]:
     """Return the sites of `survey` for analyses that read weights.
 
-    Raises UnsupportedError, too, unless these weights mix the values.
+    Raises also UnsupportedError unless these weights mix the values.
     """
     sites = survey(model, images)
     require_one_softmax(model, images)
@@ -128,7 +135,8 @@ def survey_weights(model: Model, images: Images) -> tuple[Site, ...]:
 
 
 def _surveyed(model: Model, image: Images) -> tuple[Site, ...]:
-    tolerance = max(TOLERANCE, 4 * torch.finfo(model.mean.dtype).eps)
+    """Run the model on one image with the checks of `survey`, and return its sites."""
+    tolerance = max(TOLERANCE, _ROUNDING_STEPS * torch.finfo(model.mean.dtype).eps)
     sketches: list[Tensor] = []
     windowed_calls: list[AttentionCall] = []
 
@@ -140,7 +148,7 @@ def _surveyed(model: Model, image: Images) -> tuple[Site, ...]:
         if call.output is not None and len(call.output) > call.images:
             windowed_calls.append(call)
 
-    projected: dict[str, Tensor] = {}  # by module, the heads' outputs concatenated
+    projected: dict[str, Tensor] = {}  # the input of the output projection, by module
     taps = []
     for part in model.anatomy.attention or ():
         if part.projection is not None and not image.is_meta:
@@ -178,20 +186,24 @@ def exact(device: torch.device) -> AbstractContextManager[None]:
 
 
 def _sketch(call: AttentionCall) -> Tensor:
-    """Return the weights of the first image, (windows, heads, query, key), as a random mean over
-    the keys.
+    """Return a sketch of the first image's weights: a random mean over the keys.
+
+    It has the shape (windows, heads, query) and takes less memory than the weights.
     """
     weights = call.weights()
-    mix = torch.rand(weights.shape[-1], generator=torch.Generator().manual_seed(0)).to(weights)
-    return weights[: len(weights) // call.images] @ mix
+    generator = torch.Generator().manual_seed(_SKETCH_SEED)
+    key_factors = torch.rand(weights.shape[-1], generator=generator).to(weights)
+    windows = len(weights) // call.images
+    return weights[:windows] @ key_factors
 
 
 def _check_batch(model: Model, image: Images, sketches: list[Tensor], tolerance: float) -> None:
-    """Raise LensError where the weights of an image change when it is the first of two.
+    """Raise LensError if the weights of an image change when it is the first of two.
 
-    sketches: the sketches of its weights without the other image, call by call.
+    sketches: the sketch of its weights without the other image, for each call.
     """
-    other = torch.rand(image.shape, generator=torch.Generator().manual_seed(2)).to(image)
+    generator = torch.Generator().manual_seed(_OTHER_IMAGE_SEED)
+    other = torch.rand(image.shape, generator=generator).to(image)
     expected = iter(sketches)
 
     def check(call: AttentionCall) -> None:
@@ -208,8 +220,9 @@ def _check_batch(model: Model, image: Images, sketches: list[Tensor], tolerance:
 
 
 def _are_close(first: Tensor, second: Tensor, tolerance: float) -> bool:
-    """Return True if two sketches are the same image's: upper layers amplify rounding, another
-    image differs more.
+    """Return True if two sketches are of the same image.
+
+    Upper layers amplify rounding, but another image differs more.
     """
     if first.shape != second.shape:
         return False
@@ -219,6 +232,7 @@ def _are_close(first: Tensor, second: Tensor, tolerance: float) -> bool:
 
 
 def _check_call(call: AttentionCall, tolerance: float) -> None:
+    """Raise an error unless rows sum to 1 and weights @ value is the output of each head."""
     weights = call.weights()
     where = f"layer {call.site.layer} ({call.site.module})"
     if not torch.isfinite(weights).all():
@@ -242,45 +256,52 @@ def _keep(tensors: dict[str, Tensor], name: str, tokens: Tensor) -> Tensor:
 
 
 def _check_windows(call: AttentionCall, projected: Tensor, tolerance: float) -> None:
-    """Raise LensError where the output projection shows that the presumed heads are windows."""
-    assert call.output is not None  # of a fused kernel
-    as_read = call.output.transpose(1, 2).flatten(2)
-    windows_as_heads = call.output.unflatten(0, (call.images, -1)).permute(0, 2, 3, 1, 4).flatten(3)
-    if not _holds_rows(projected, as_read, tolerance) and _holds_rows(
-        projected, windows_as_heads, tolerance
-    ):
+    """Raise LensError if the output projection shows that the presumed heads are windows.
+
+    projected: the input of the output projection, which concatenates the heads of each token.
+    """
+    output = call.output  # (images x windows, heads, tokens, head_dim), or with the two exchanged
+    assert output is not None  # the fused kernel returned it
+    heads_joined = output.transpose(1, 2).flatten(2)
+    with_windows = output.unflatten(0, (call.images, -1))  # (images, windows, heads, tokens, ..)
+    windows_joined = with_windows.permute(0, 2, 3, 1, 4).flatten(3)
+    if _holds_rows(projected, heads_joined, tolerance):
+        return
+    if _holds_rows(projected, windows_joined, tolerance):
         site = call.site
         raise LensError(
             f"expected {site.heads} heads in layer {site.layer} ({site.module}), found that its "
-            f"output projection reads {len(call.output) // call.images} heads of {site.heads} "
-            "windows; put the windows before the heads"
+            f"output projection reads {len(output) // call.images} heads of {site.heads} windows; "
+            "put the windows before the heads"
         )
 
 
 def _holds_rows(tokens: Tensor, other: Tensor, tolerance: float) -> bool:
-    """Return True if two tensors hold the same vectors along their last axes, in whichever
-    order."""
+    """Return True if two tensors hold the same vectors along their last axes, in any order.
+
+    Each vector is compared by its product with one random vector.
+    """
     if tokens.shape[-1] != other.shape[-1] or tokens.numel() != other.numel():
         return False
-    mix = torch.rand(
-        tokens.shape[-1], generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    )
-    sums = _sorted_products(tokens, mix)
-    other_sums = _sorted_products(other, mix)
-    largest = max(1.0, sums.abs().max().item())
-    return bool((sums - other_sums).abs().max() <= tolerance * largest)
+    generator = torch.Generator().manual_seed(_SKETCH_SEED)
+    direction = torch.rand(tokens.shape[-1], generator=generator, dtype=torch.float64)
+    products = _sorted_products(tokens, direction)
+    other_products = _sorted_products(other, direction)
+    largest = max(1.0, products.abs().max().item())
+    return bool((products - other_products).abs().max() <= tolerance * largest)
 
 
-def _sorted_products(tokens: Tensor, mix: Tensor) -> Tensor:
-    return (tokens.detach().cpu().double().flatten(0, -2) @ mix).sort().values
+def _sorted_products(tokens: Tensor, direction: Tensor) -> Tensor:
+    return (tokens.detach().cpu().double().flatten(0, -2) @ direction).sort().values
 
 
 def require_one_softmax(model: Model, images: Images) -> None:
     """Raise UnsupportedError for a layer whose values are not mixed by the weights of one softmax.
 
-    Some add or subtract the weights of several (DiffAttention), so that their sum may be negative;
-    some change them first (the greatest ones, a gate, another norm). Each is followed through the
-    layer's forward pass, also as what it has mixed.
+    Some layers add or subtract the weights of several (DiffAttention), so that their sum may be
+    negative. Some change the weights first: they keep the greatest ones, or apply a gate or another
+    norm. The results of each softmax, and what they have mixed, are followed through the layer's
+    forward pass.
     """
     follower = _followed(model, images)
     if follower.summed:
@@ -299,9 +320,7 @@ def require_one_softmax(model: Model, images: Images) -> None:
 
 
 def require_special_first(model: Model) -> None:
-    """Raise UnsupportedError for a model whose special tokens stand behind patches and cannot be
-    moved before them.
-    """
+    """Raise UnsupportedError for special tokens behind patches that cannot be moved before them."""
     if model.anatomy.attention and not model.anatomy.special_first:
         raise UnsupportedError(
             f"expected special tokens before the patches, found in {model.alias} that "
@@ -312,12 +331,13 @@ def require_special_first(model: Model) -> None:
 def talking_heads(model: Model, images: Images) -> tuple[str, ...]:
     """Return the attention modules that mix the weights over heads after the softmax (CaiT).
 
-    The observed weights are those before.
+    The observed weights of these modules are those before they are mixed.
     """
     return tuple(dict.fromkeys(_followed(model, images).mapped))
 
 
 def _followed(model: Model, images: Images) -> "_Follower":
+    """Return the follower after a forward pass of the first of the images."""
     follower = _Follower()
 
     def enter(name: str, _arguments: object) -> None:
@@ -337,7 +357,9 @@ def _followed(model: Model, images: Images) -> "_Follower":
 class _Softmax:
     """One softmax over the last axis in an attention module.
 
-    is_used: whether its result has mixed values; is_read: whether anything was computed from it.
+    module: the name of the attention module.
+    is_used: whether its result has mixed values.
+    is_read: whether anything was computed from it.
     """
 
     module: str
@@ -347,13 +369,13 @@ class _Softmax:
 
 @dataclass(frozen=True, eq=False)
 class _Followed:
-    """A result of softmax, or what was computed from it.
+    """A result of softmax, or a tensor that was computed from it.
 
-    tensor: held, as it is found by its identity.
-    softmax: None where that was not over the last axis, or was of a fused kernel.
-    is_weights: whether it has not mixed values yet.
-    is_changed, is_mapped: whether its values are others than the softmax's, or were mixed over
-        heads.
+    tensor: the tensor. It is held, because it is looked up by its identity.
+    softmax: the softmax, or None if it was not over the last axis or belongs to a fused kernel.
+    is_weights: whether the tensor has not mixed values yet.
+    is_changed: whether its values differ from those of the softmax.
+    is_mapped: whether its values were mixed over heads.
     """
 
     tensor: Tensor
@@ -364,18 +386,29 @@ class _Followed:
 
 
 class _Follower(ScopedMode):
-    """Follows results of softmax, and of the products that they enter, until two of them are
-    added."""
+    """A mode that follows the results of softmax through an attention module.
+
+    It follows what is computed from them, also the products in which they have mixed values, until
+    two of them are added.
+
+    inside: the attention modules that are running, the innermost last.
+    followed: the followed tensors by identity.
+    softmaxes: every softmax over the last axis.
+    fused: the modules that call a fused kernel.
+    summed: the modules in which two followed tensors were added.
+    mapped: the modules in which weights were mixed over heads.
+    changed: the modules in which changed weights have mixed values.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.inside: list[str] = []  # the attention modules that are running
-        self.followed: dict[int, _Followed] = {}  # by identity
+        self.inside: list[str] = []
+        self.followed: dict[int, _Followed] = {}
         self.softmaxes: list[_Softmax] = []
-        self.fused: set[str] = set()  # the modules that call a fused kernel
-        self.summed: list[str] = []  # the modules in which two were added
-        self.mapped: list[str] = []  # the modules in which weights were mixed over heads
-        self.changed: list[str] = []  # the modules in which changed weights have mixed values
+        self.fused: set[str] = set()
+        self.summed: list[str] = []
+        self.mapped: list[str] = []
+        self.changed: list[str] = []
 
     def enter(self, name: str) -> None:
         """Forget the results of the last attention module, and follow those of this one."""
@@ -384,19 +417,15 @@ class _Follower(ScopedMode):
         self.inside.append(name)
 
     def changed_modules(self) -> tuple[str, ...]:
-        """Return the modules in which values were mixed by other weights than a softmax's, or by
-        none.
-        """
-        mixing = (
-            {softmax.module for softmax in self.softmaxes if softmax.is_used}
-            | self.fused
-            | set(self.mapped)
-        )
-        unused = [
-            softmax.module
-            for softmax in self.softmaxes
-            if softmax.is_read and softmax.module not in mixing
-        ]
+        """Return the modules in which the weights of no softmax have mixed the values unchanged."""
+        mixing_modules = self.fused | set(self.mapped)
+        for softmax in self.softmaxes:
+            if softmax.is_used:
+                mixing_modules.add(softmax.module)
+        unused = []
+        for softmax in self.softmaxes:
+            if softmax.is_read and softmax.module not in mixing_modules:
+                unused.append(softmax.module)
         return tuple(dict.fromkeys(self.changed + unused))
 
     def intercept(
@@ -404,18 +433,15 @@ class _Follower(ScopedMode):
     ) -> Any:
         """Compute every call unchanged, and follow its result."""
         args, kwargs = positional(func, args, kwargs)
-        full_name = getattr(func, "__name__", "")
-        name = full_name.strip("_")
+        name = getattr(func, "__name__", "")
         tensors = _operands((*args, *kwargs.values()))
         followed = [self.followed[id(tensor)] for tensor in tensors if id(tensor) in self.followed]
         weights = _first_weights(followed)
-        before = None
-        if weights is not None and name not in _VIEWS:
+        weights_before = None
+        if weights is not None and _plain_name(name) not in _VIEWS:
             if weights.softmax is not None:
                 weights.softmax.is_read = True
-            is_special = full_name.startswith("__")
-            in_place = full_name in _WRITING or (full_name.endswith("_") and not is_special)
-            before = weights.tensor.clone() if in_place else weights.tensor
+            weights_before = weights.tensor.clone() if _is_in_place(name) else weights.tensor
         result = func(*args, **kwargs)
         if func in SOFTMAX and self.inside:
             dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
@@ -423,24 +449,45 @@ class _Follower(ScopedMode):
         elif func is F.scaled_dot_product_attention and self.inside:
             self.fused.add(self.inside[-1])
             self._follow(result, _Followed(result, None, is_weights=False))
-        elif name in _SUMS and len(followed) > 1 and self.inside:
+        elif followed:
+            self._follow_operation(name, tensors, followed, weights_before, result)
+        return result
+
+    def _follow_operation(
+        self,
+        name: str,
+        tensors: list[Tensor],
+        followed: Sequence[_Followed],
+        weights_before: Tensor | None,
+        result: Any,
+    ) -> None:
+        """Follow the result of an operation on followed tensors, by the kind of the operation.
+
+        name: the full name of the operation.
+        tensors: all tensors among its arguments.
+        followed: those of them that are followed.
+        weights_before: the first weights among these, with their values before the operation;
+            None if there are none, or for a view.
+        """
+        plain_name = _plain_name(name)
+        weights = _first_weights(followed)
+        if plain_name in _SUMS and len(followed) > 1 and self.inside:
             self.summed.append(self.inside[-1])
-        elif followed and name in _VIEWS:
+        elif plain_name in _VIEWS:
             self._follow(result, weights or followed[0])
-        elif weights is not None and _maps_weights(name, weights.tensor, tensors, result):
+        elif weights is not None and _maps_weights(plain_name, weights.tensor, tensors, result):
             if self.inside:
                 self.mapped.append(self.inside[-1])
             self._follow(result, replace(weights, is_mapped=True))
-        elif followed and name in _PRODUCTS:
+        elif plain_name in _PRODUCTS:  # with values
             for operand in followed:
                 self._use(operand)
             self._follow(result, replace(followed[0], is_weights=False))
-        elif weights is not None and before is not None:
-            after = weights.tensor if full_name == "__setitem__" else result
-            self._compare(weights, before, after)
-        elif followed and name in _SCALING:
+        elif weights is not None and weights_before is not None:  # any other operation on weights
+            after = weights.tensor if name == "__setitem__" else result
+            self._compare(weights, weights_before, after)
+        elif plain_name in _SCALING:  # what was mixed is followed further; all else is dropped
             self._follow(result, followed[0])
-        return result
 
     def _compare(self, weights: _Followed, before: Tensor, after: Any) -> None:
         """Follow weights after an operation, and note whether it changed their values."""
@@ -450,7 +497,7 @@ class _Follower(ScopedMode):
             or not after.is_floating_point()
         ):
             return
-        # tensors on the meta device, as of `vitlens models`, have only shapes
+        # `vitlens models` runs models on the meta device, whose tensors have only shapes
         is_same = after.is_meta or torch.allclose(
             after, before.to(after.dtype), rtol=0.0, atol=TOLERANCE
         )
@@ -479,6 +526,16 @@ class _Follower(ScopedMode):
                 self.followed[id(tensor)] = replace(like, tensor=tensor)
 
 
+def _plain_name(name: str) -> str:
+    return name.strip("_")
+
+
+def _is_in_place(name: str) -> bool:
+    """Return True for an operation that writes into its first argument, such as `mul_`."""
+    is_special = name.startswith("__")
+    return name in _WRITING or (name.endswith("_") and not is_special)
+
+
 def _operands(values: Sequence[Any]) -> list[Tensor]:
     """Return the tensors among a call's arguments, also those in sequences."""
     tensors = []
@@ -496,7 +553,8 @@ def _first_weights(followed: Sequence[_Followed]) -> _Followed | None:
 
 
 def _maps_weights(name: str, weights: Tensor, tensors: list[Tensor], result: Any) -> bool:
-    """Return True if an operation maps the weights linearly, over their heads or otherwise, rather
-    than uses them.
+    """Return True if an operation maps the weights linearly, for example over their heads.
+
+    It then does not use them to mix values.
     """
     return name in _MAPS or (name in _PRODUCTS and maps_heads(weights, tensors, result))

@@ -1,4 +1,4 @@
-"""Resolves names and patterns of places, and positions of tokens."""
+"""Names and patterns of places, and words for positions of tokens, resolved for a model."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,23 +9,22 @@ from vitlens.lens.places import Access, Place, accesses, places
 from vitlens.models.model import Model
 from vitlens.shapes import PrefixKind
 
-Tokens = str | int | Sequence[int]
-
+Tokens = str | int | Sequence[int]  # a word, a position or several positions
 
 _WORDS: Final = ("cls", "distillation", "register", "patch", "all")
-
-
 _HINT: Final = "model.places()"
 
 
 def resolve_places(model: Model, names: str | Sequence[str]) -> tuple[Access, ...]:
-    """Return the places that some names or patterns mean, each once, in the order of the names.
+    """Return the places that some names or patterns mean, without repetition, in their order.
 
-    "*" stands for one part between dots, "{3,4}" and "{0..5}" for alternatives. "[cls]",
-    "[register]", "[patch]", "[0,5]" or "[3..8]" at the end takes some token positions, "[*]" each
-    position as a place of its own. "blocks.3" is the output of block 3, "blocks.3.residual" in a
-    transformer. Raises UnknownNameError for a name that is none of `places`, InputError for a
-    pattern that fits none of them and for positions that are not there.
+    - "*" stands for one part between dots, "{3,4}" and "{0..5}" for alternatives.
+    - "[cls]", "[register]", "[patch]", "[0,5]" or "[3..8]" at the end selects token positions.
+    - "[*]" at the end makes a separate place of each position.
+    - "blocks.3" is the output of block 3; in a transformer, this is "blocks.3.residual".
+
+    Raises UnknownNameError for a name that is none of `places`, InputError for a pattern that fits
+    none of them and for positions that do not exist.
     """
     if isinstance(names, str) or not isinstance(names, Iterable):
         names = (names,)
@@ -43,8 +42,8 @@ def resolve_places(model: Model, names: str | Sequence[str]) -> tuple[Access, ..
 def resolve_tokens(model: Model, tokens: Tokens, count: int) -> tuple[int, ...]:
     """Return positions of tokens from a word ("cls", "register", "patch"), a position, or several.
 
-    count: the count of all tokens. Raises InputError for positions that are not there, and for a
-        word where the tokens are not the model's sequence.
+    count: the number of all tokens. Raises InputError for positions that do not exist, and for a
+    word if the tokens are not the model's sequence.
     """
     if not isinstance(tokens, str):
         positions = (tokens,) if isinstance(tokens, int) else tuple(tokens)
@@ -62,7 +61,7 @@ def resolve_tokens(model: Model, tokens: Tokens, count: int) -> tuple[int, ...]:
             f"expected the model's whole sequence of tokens for {tokens!r}, found {count} tokens; "
             "give positions"
         )
-    if tokens not in get_args(PrefixKind):
+    if tokens not in get_args(PrefixKind):  # "patch"
         return tuple(range(len(layout.prefix), count))
     positions = layout.positions(tokens)  # type: ignore[arg-type]
     if not positions:
@@ -73,6 +72,7 @@ def resolve_tokens(model: Model, tokens: Tokens, count: int) -> tuple[int, ...]:
 
 
 def _resolve(model: Model, name: str) -> Iterator[Access]:
+    """Yield the places that one name or pattern means, with positions in brackets if it has any."""
     if not isinstance(name, str):
         raise InputError(f"expected the name of a place, found {type(name).__name__}; see {_HINT}")
     whole, bracket, inner = name.partition("[")

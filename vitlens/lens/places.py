@@ -1,8 +1,8 @@
 """The places of a model: tensors by stable names, and how they are reached in a forward pass.
 
-Their shapes are read in forward passes of one and of two images. Two kinds of names are known but
-not listed: "blocks.3.tokens", a block's input as a sequence also where it is a map, and the block
-and MLP of a layer that shares its block with a later one.
+The shapes of places are read in forward passes of one and of two images. Two kinds of names exist
+but are not listed. "blocks.3.tokens" is a block's input as a sequence, even if it is a map. The
+other kind is the block and MLP of a layer that shares its block with a later one.
 """
 
 import re
@@ -57,12 +57,13 @@ _STAGES: Final[dict[Stage, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Place:
-    """One place in a model whose tensor can be captured.
+    """One place in a model with a tensor that can be captured.
 
-    name: stable, such as "blocks.3.head.7", blocks and heads counted from 0.
+    name: a stable name such as "blocks.3.head.7"; blocks and heads count from 0.
     kind: what the tensor is, a key of KIND_WORDS.
-    axes and shape: the names and sizes of its axes for one image, the batch axis left out.
-    changeable: whether `intervene` can change it.
+    axes: the names of the tensor's axes for one image, without the batch axis.
+    shape: the sizes of these axes.
+    changeable: whether `intervene` can change the tensor.
     """
 
     name: str
@@ -144,7 +145,7 @@ def _range(numbers: list[str]) -> str:
 
 
 class View(Protocol):
-    """Another form of the tensor at a place, in which it is read and changed."""
+    """Another form of the tensor at a place; the place is read and changed in this form."""
 
     def read(self, tensor: Tensor) -> Tensor:
         """Return the form of the tensor."""
@@ -159,19 +160,24 @@ class View(Protocol):
 class Access:
     """The way to the tensor of one place.
 
-    module: the name of the module whose call it belongs to.
-    part: that call's input (the argument `argument`), its output, the heads joined before its
-        output projection, or a stage of its attention.
-    layer: the first layer that must run again when it changes, None where replay has none;
-        argument, of an output: the input that it is where the block is removed, None where it
-        cannot be.
+    Tensors belong to the call of a module. `whole` gives them the batch of images as first axis,
+    and `index` selects the place in it.
+
+    place: the place.
+    module: the name of the module.
+    part: which tensor of the call it is: the input, the output, the heads joined before the output
+        projection, or a stage of the attention.
+    layer: the first layer that must run again if the tensor changes, or None if there is no replay.
+    argument: the key of the argument that is the input. For an output, it is the argument that
+        replaces the output if the block is removed, or None if the block cannot be removed.
     heads: the number of heads of the layer.
-    windows: calls of the module an image.
+    windows: the number of calls of the module per image.
     tokens_first: whether the module's tensor is (tokens, batch, ..), not (batch, tokens, ..).
-    head, tokens: which head and which positions of the tensor are meant, None: all.
-    flat: a map is taken as tokens, row by row.
-    listed: by `places`.
-    view: the form in which the tensor is read and changed, None: its own.
+    head: the head that is meant, or None for all.
+    tokens: the positions that are meant, or None for all.
+    flat: whether a map is taken as tokens, row by row.
+    listed: whether `places` lists the place.
+    view: the form in which the tensor is read and changed, or None for the tensor itself.
     """
 
     place: Place
@@ -194,10 +200,13 @@ class Access:
         return self.place.name
 
     def at(self, tokens: tuple[int, ...], word: str, axis: int) -> "Access":
-        """Return the access to some positions on the axis of tokens only.
+        """Return the access to only some positions on the axis of tokens.
 
-        word: the positions as the user typed them, which end the place's name. Raises InputError
-        where there are no such positions.
+        Raises InputError for positions that do not exist.
+
+        tokens: the positions.
+        word: the positions as the user typed them; the new place's name ends with it.
+        axis: the axis of tokens in the place's shape.
         """
         count = self.place.shape[axis]
         for token in tokens:
@@ -206,7 +215,7 @@ class Access:
                     f"expected positions from 0 to {count - 1} at {self.name}, found {token}"
                 )
         shape = (*self.place.shape[:axis], len(tokens), *self.place.shape[axis + 1 :])
-        if self.tokens is not None:
+        if self.tokens is not None:  # the positions count within those that are already selected
             tokens = tuple(self.tokens[token] for token in tokens)
         place = replace(self.place, name=f"{self.name}[{word}]", shape=shape)
         return replace(self, place=place, tokens=tokens)
@@ -214,19 +223,23 @@ class Access:
     def whole(self, raw: Tensor) -> Tensor:
         """Return the tensor of the module with the batch of images as first axis.
 
-        Windows and heads are separate axes.
+        Windows and heads are separate axes: (batch, windows, heads, tokens, ..), without those that
+        the tensor does not have.
         """
         tensor = raw.transpose(0, 1) if self.tokens_first else raw
         if self.part == "joined":  # (calls, tokens, heads x head_dim)
             tensor = raw.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        if self.flat and raw.dim() == 4:
+        if self.flat and raw.dim() == 4:  # (batch, rows, columns, channels)
             tensor = tensor.flatten(1, 2)
         if self.windows > 1:
             tensor = tensor.unflatten(0, (-1, self.windows))
         return tensor
 
     def raw(self, whole: Tensor, like: Tensor) -> Tensor:
-        """Return the inverse of `whole`; like: the module's tensor."""
+        """Return the inverse of `whole`: the module's tensor.
+
+        like: a tensor with the shape and the type of the result.
+        """
         tensor = whole.flatten(0, 1) if self.windows > 1 else whole
         if self.part == "joined":
             tensor = tensor.transpose(1, 2)
@@ -251,13 +264,13 @@ class Access:
 
 
 def places(model: Model) -> Places:
-    """Return every place whose tensor `capture` gives, in forward order.
+    """Return every place of which `capture` can return the tensor, in forward order.
 
     A place has a name, axes, and sizes for one image. Blocks and heads count from 0, in the order
-    of the forward pass, as the layers of `attention`; an attention pooling at the end is the last
-    of them. A block without attention has a number and no heads. A place that a model does not have
-    is not listed: windows have weights of every window (an axis `windows`), attention that is
-    computed by hand has no queries, a CNN has blocks and stages.
+    of the forward pass, like the layers of `attention`. An attention pooling at the end is the last
+    of them. A block without attention has a number and no heads. Only places that the model has
+    are listed. For example, attention that the model computes itself has no queries, and a CNN has
+    blocks and stages. Attention with windows has an axis `windows`.
 
     >>> import vitlens
     >>> places = vitlens.places(vitlens.load("vit-digits"))
@@ -297,40 +310,48 @@ def accesses(model: Model) -> dict[str, Access]:
 def _accesses_of_modules(model: Model) -> dict[str, Access]:
     """Return how every place that the model's modules have is reached, by its name."""
     model_layers: tuple[Layer, ...] = ()
-    with suppress(UnsupportedError):  # no attention
+    with suppress(UnsupportedError):  # raised for a model without attention
         model_layers = numbered_blocks(model)
-    blocks: list[str] = []
-    maps: list[str] = []
+    modules: list[str] = []  # the blocks and stages of a model without attention
+    stage_modules: list[str] = []
     if not model_layers:
-        blocks = [
-            name for name in model.anatomy.blocks if not holds_another(name, model.anatomy.blocks)
-        ]
-        with suppress(UnsupportedError):  # no map and no token
-            maps = [stage.module for stage in stages(model) if stage.kind == "stage"]
-            blocks += [stage.module for stage in stages(model)]
-            blocks = list(dict.fromkeys(blocks))
-    reader = _Reader(model, _batched_shapes(model, model_layers, blocks))
+        modules, stage_modules = _blocks_and_stages(model)
+    reader = _Reader(model, _batched_shapes(model, model_layers, modules))
     units = [layer.unit for layer in model_layers]
     ordered = list[Access]()
     for position, layer in enumerate(model_layers):
-        before = units[:position]
-        after = units[position + 1 :]
+        units_before = units[:position]
+        units_after = units[position + 1 :]
         ordered += reader.layer(
             layer,
-            first=layer.unit not in before,
-            last=layer.unit not in after,
+            first=layer.unit not in units_before,
+            last=layer.unit not in units_after,
             is_input=position == 0,
         )
-    for index, name in enumerate(name for name in blocks if name in model.anatomy.blocks):
+    block_names = [name for name in modules if name in model.anatomy.blocks]
+    for index, name in enumerate(block_names):
         ordered += reader.module(f"blocks.{index}", "block", name)
-    for index, name in enumerate(name for name in blocks if name in maps):
+    stage_names = [name for name in modules if name in stage_modules]
+    for index, name in enumerate(stage_names):
         ordered += reader.module(f"stages.{index}", "stage", name)
     logits = Place("logits", "logits", ("classes",), trace(model, 1).logits[1:], changeable=False)
     ordered.append(Access(logits, "", "logits"))
     return {access.name: access for access in ordered}
 
 
-# by module and the part of its call: the shape for one image, and the batch's axis
+def _blocks_and_stages(model: Model) -> tuple[list[str], list[str]]:
+    """Return the blocks and stages of a model without attention, and those that are stages."""
+    names = [name for name in model.anatomy.blocks if not holds_another(name, model.anatomy.blocks)]
+    stage_modules: list[str] = []
+    with suppress(UnsupportedError):  # raised for a model without maps and tokens
+        model_stages = stages(model)
+        stage_modules = [stage.module for stage in model_stages if stage.kind == "stage"]
+        names += [stage.module for stage in model_stages]
+        names = list(dict.fromkeys(names))
+    return names, stage_modules
+
+
+# the shape of a tensor for one image and the axis of the batch, by module and part of its call
 _Shapes = dict[tuple[str, str], tuple[Shape, int]]
 
 
@@ -349,7 +370,10 @@ def _batched_shapes(model: Model, model_layers: Sequence[Layer], blocks: Sequenc
 def _shapes(
     model: Model, model_layers: Sequence[Layer], blocks: Sequence[str], count: int
 ) -> dict[tuple[str, str], Shape]:
-    """Return the shapes of a forward pass, by module and part, of what was computed once."""
+    """Return the shapes of tensors in a forward pass of so many images, by module and part.
+
+    Modules that are called several times are left out.
+    """
     calls = trace(model, count).by_module
     names = list(blocks)
     for layer in model_layers:
@@ -372,9 +396,9 @@ def _shapes(
 
 
 def _batch_axis(single: Shape, double: Shape | None) -> int | None:
-    """Return the axis that is twice as long with two images.
+    """Return the axis that is twice as long with two images, or None.
 
-    It is the first axis, or the second one of tokens.
+    It is the first axis, or the second one of (tokens, batch, width).
     """
     if double is None or len(single) != len(double):
         return None
@@ -389,9 +413,9 @@ def _batch_axis(single: Shape, double: Shape | None) -> int | None:
 
 
 def _place(name: str, kind: str, axes: tuple[str, ...], sizes: Shape) -> Place:
-    """Return a place with windows as an axis of its own where there are several.
+    """Return a place, with an axis for the windows if there are several.
 
-    sizes: the number of windows, then those of the axes.
+    sizes: the number of windows, then the sizes of the axes.
     """
     if sizes[0] == 1:
         return Place(name, kind, axes, sizes[1:])
@@ -400,7 +424,11 @@ def _place(name: str, kind: str, axes: tuple[str, ...], sizes: Shape) -> Place:
 
 @dataclass(frozen=True)
 class _Reader:
-    """The places of a model's modules, and of its layers."""
+    """Reads the places of a model's modules and of its layers.
+
+    model: the model.
+    shapes: the shapes of the modules' tensors, with the axis of the batch.
+    """
 
     model: Model
     shapes: _Shapes
@@ -408,58 +436,71 @@ class _Reader:
     def module(
         self, name: str, kind: str, module: str, part: Part = "output", **options: Any
     ) -> Iterator[Access]:
-        """Yield the input or output of a module, where it is one tensor a forward pass."""
-        shape, axis = self.shapes.get((module, part), ((), 0))
+        """Yield the input or output of a module, if it is one tensor per forward pass.
+
+        name, kind: of the place; options: further fields of its access.
+        """
+        shape, batch_axis = self.shapes.get((module, part), ((), 0))
         if not shape:
             return
-        if axis == 1:
+        tokens_first = batch_axis == 1
+        if tokens_first:  # (tokens, batch, width) -> (batch, tokens, width)
             shape = (shape[1], shape[0], shape[2])
-        windows, *sizes = shape
+        windows, *sizes = shape  # with one image, the batch has one element per window
         place = _place(name, kind, self._axes(module, sizes), (windows, *sizes))
-        yield Access(place, module, part, windows=windows, tokens_first=axis == 1, **options)
+        yield Access(place, module, part, windows=windows, tokens_first=tokens_first, **options)
 
     def _axes(self, module: str, sizes: Sequence[int]) -> tuple[str, ...]:
-        """Return the names of the axes of a module's tensor of one image, or of one window."""
+        """Return the names of the axes of a module's tensor for one image, or for one window."""
         if len(sizes) == 3:
             channels_last = sizes[2] == stream_width(self.model.module.get_submodule(module))
             return ("rows", "columns", "dim") if channels_last else ("channels", "rows", "columns")
-        vectors: dict[int, tuple[str, ...]] = {0: (), 1: ("dim",), 2: ("tokens", "dim")}
-        if len(sizes) in vectors:
-            return vectors[len(sizes)]
+        axes_by_count: dict[int, tuple[str, ...]] = {0: (), 1: ("dim",), 2: ("tokens", "dim")}
+        if len(sizes) in axes_by_count:
+            return axes_by_count[len(sizes)]
         return tuple(f"axis{index}" for index in range(1, len(sizes) + 1))
 
     def layer(self, layer: Layer, *, first: bool, last: bool, is_input: bool) -> Iterator[Access]:
         """Yield the places of a layer, or of a block without attention.
 
-        first, last: of the layers that share its block, whose input and output are listed once.
+        Layers may share a block, whose input and output are listed only once.
+
+        first: whether it is the first layer of its block.
+        last: whether it is the last layer of its block.
         is_input: whether the tokens of the image enter the model here.
         """
         name = f"blocks.{layer.index}"
         options = dict[str, Any](layer=layer.index)
-        # its unit is a residual block, not attention without one
-        block = layer.unit != layer.attention or layer.unit in self.model.anatomy.blocks
-        # or attention with an MLP after it (SigLIP's pooling)
-        output = block or (layer.mlp is not None and layer.mlp.startswith(f"{layer.unit}."))
-        yield from self._input(layer, listed=first and block, is_input=is_input)
+        unit_is_attention = layer.unit == layer.attention
+        unit_is_block = not unit_is_attention or layer.unit in self.model.anatomy.blocks
+        # SigLIP's pooling is attention with an MLP inside, without a block
+        holds_mlp = layer.mlp is not None and layer.mlp.startswith(f"{layer.unit}.")
+        has_residual = unit_is_block or holds_mlp
+        yield from self._input(layer, listed=first and unit_is_block, is_input=is_input)
         if layer.attention:
             yield from self._heads(layer)
-        if layer.attention and (layer.attention != layer.unit or not output):
+        if layer.attention and not (unit_is_attention and has_residual):
             yield from self.module(f"{name}.attention", "attention", layer.attention, **options)
         if layer.mlp is not None:
             yield from self.module(f"{name}.mlp", "mlp", layer.mlp, listed=last, **options)
-        if not output:
+        if not has_residual:
             return
         removed = layer.stream if layer.removable else None
         for access in self.module(
             f"{name}.residual", "residual", layer.unit, argument=removed, listed=last, **options
         ):
-            if block and access.place.axes[-1] == "dim" and len(access.place.axes) > 1:
+            axes = access.place.axes
+            is_stream = unit_is_block and len(axes) > 1 and axes[-1] == "dim"
+            if is_stream:
                 yield access
-            else:  # no stream of tokens
+            else:
                 yield replace(access, place=replace(access.place, name=name, kind="block"))
 
     def _input(self, layer: Layer, *, listed: bool, is_input: bool) -> Iterator[Access]:
-        """Yield the residual stream that enters its block, where it has one."""
+        """Yield the residual stream that enters the layer's block, if it has one.
+
+        listed: whether `places` lists it, and the patches if the image enters here (is_input).
+        """
         if layer.stream is None:
             return
         name = f"blocks.{layer.index}"
@@ -477,18 +518,18 @@ class _Reader:
             yield Access(place, layer.unit, "input", flat=True, listed=False, **options)
 
     def _heads(self, layer: Layer) -> Iterator[Access]:
-        """Yield the stages of its attention, and its heads."""
+        """Yield the stages of the layer's attention, and its heads."""
         name = f"blocks.{layer.index}"
         module = layer.attention
         for stage, axes in _STAGES.items():
-            shape, axis = self.shapes.get((module, stage), ((), 0))
-            if len(shape) == 4 and axis == 0:
+            shape, batch_axis = self.shapes.get((module, stage), ((), 0))
+            if len(shape) == 4 and batch_axis == 0:
                 place = _place(f"{name}.attention.{stage}", stage, axes, shape)
                 yield Access(place, module, stage, layer.index, heads=layer.heads, windows=shape[0])
-        shape, axis = self.shapes.get((module, "joined"), ((), 0))
-        if not shape or axis or not layer.head_dim:
+        shape, batch_axis = self.shapes.get((module, "joined"), ((), 0))
+        if not shape or batch_axis != 0 or not layer.head_dim:
             return
-        windows, tokens, _ = shape
+        windows, tokens, _ = shape  # of one image: (windows, tokens, heads x head_dim)
         axes = ("heads", "tokens", "head_dim")
         sizes = (windows, layer.heads, tokens, layer.head_dim)
         place = _place(f"{name}.heads", "heads", axes, sizes)

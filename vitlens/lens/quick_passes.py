@@ -1,12 +1,11 @@
-"""Forward passes of many images on a CPU: by oneDNN, and as many images at a time as fit the
-processor's cache.
+"""Forward passes of many images on a CPU: by oneDNN, and as many images at a time as fit its cache.
 
 Linear layers and convolutions are equal up to rounding. PyTorch computes linear layers in fp32 with
-MKL, slower on some processors; convolutions and bf16 already use oneDNN. A GELU after a linear
-layer is fused with it at almost no cost. Gradients are with respect to the inputs alone: a layer
-whose weights require a gradient is left to PyTorch. Larger batches move every activation through
-the main memory: the bundled models take 1.8 times as long for 512 images at once as for 64 at a
-time.
+MKL, which is slower on some processors; convolutions and bf16 already use oneDNN. A GELU after a
+linear layer is fused with it at almost no cost. Gradients are only with respect to the inputs: a
+layer with weights that require a gradient is left to PyTorch. Larger batches move every activation
+through the main memory: the bundled models take 1.8 times as long for 512 images at once as for 64
+at a time.
 """
 
 from collections.abc import Callable, Iterator
@@ -53,10 +52,12 @@ def quick_convolutions(model: nn.Module) -> Iterator[None]:
     """
     convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
     layers = [layer for layer in convolutions if layer.weight.device.type == "cpu"]
-    if not any(
+    # a patch embedding has its stride as kernel size, and oneDNN gains nothing for 1x1 kernels
+    is_cnn = any(
         max(layer.kernel_size) > 1 and layer.kernel_size != layer.stride for layer in layers
-    ):
-        layers = []  # patch embeddings and 1x1 convolutions
+    )
+    if not is_cnn:
+        layers = []
     original = [(layer.weight, layer.weight.data) for layer in layers]
     with turn(model):
         try:
@@ -70,11 +71,10 @@ def quick_convolutions(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def quick_layers(model: Model) -> Iterator[None]:
-    """Apply `quick_linear`, with the first linear layer and the exact GELU of our and timm's MLPs
-    as one call.
+    """Apply `quick_linear`, and fuse the exact GELU of our and timm's MLPs with its linear layer.
 
-    An MLP that is changed by an intervention or by other code than its own, or with a hook between
-    the two, is left unchanged.
+    An MLP is left unchanged if an intervention or other code changes it, or if a hook is between
+    the two layers.
     """
     with turn(model), quick_linear(model.device), ExitStack() as stack:
         if _has_onednn(model.device) and not _has_other_mode():
@@ -85,8 +85,7 @@ def quick_layers(model: Model) -> Iterator[None]:
 
 
 def _has_other_mode() -> bool:
-    """Return True if torch's functions are intercepted by a mode that is neither torch's nor
-    ours."""
+    """Return True if a mode that is neither torch's nor ours intercepts torch's functions."""
     modes = map(type, _get_current_function_mode_stack())
     return not all(mode.__module__.startswith(("vitlens.", "torch.")) for mode in modes)
 
@@ -101,6 +100,8 @@ def _has_onednn(device: torch.device) -> bool:
 
 
 class _OneDNN(TorchFunctionMode):
+    """A mode that computes linear layers by oneDNN."""
+
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -133,8 +134,8 @@ class _Linear(torch.autograd.Function):
 
 
 def _differentiable_product(tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    # two axes: autograd forbids in-place changes of a view that a Function returns, and some models
-    # make them
+    # Autograd forbids in-place changes of a view that a Function returns, and some models make
+    # them. With two axes, the product is no view.
     result: Tensor = _Linear.apply(tokens.flatten(0, -2), weight, bias)
     if tokens.dim() != 2:
         result = result.unflatten(0, tokens.shape[:-1])
@@ -142,6 +143,7 @@ def _differentiable_product(tokens: Tensor, weight: Tensor, bias: Tensor | None)
 
 
 def _product(tokens: Tensor, weight: Tensor, bias: Tensor | None, then: str) -> Tensor:
+    """Return oneDNN's product; then: the activation fused with it, "none" or "gelu"."""
     result: Tensor = torch.ops.mkldnn._linear_pointwise(
         tokens.contiguous(), weight, bias, then, [], "none"
     )
@@ -149,9 +151,9 @@ def _product(tokens: Tensor, weight: Tensor, bias: Tensor | None, then: str) -> 
 
 
 def _fits(tokens: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Return True if oneDNN computes this layer.
+    """Return True if oneDNN can compute this layer.
 
-    It computes fp32 throughout, no gradient of a weight, and no tensor of another class.
+    All tensors must be plain and in fp32, and no gradient of a weight may be needed.
     """
     if not _is_plain(tokens) or not _is_plain(weight) or (bias is not None and not _is_plain(bias)):
         return False
@@ -227,9 +229,9 @@ def quick_passes(model: Model) -> Iterator[None]:
 
 
 def quick_batch_size(model: Model) -> int:
-    """Return how many images fit the processor's cache, by the widest activation of one image.
+    """Return how many images, at least 1, fit the processor's cache.
 
-    At least 1.
+    They are counted by the widest activation of one image.
     """
     leaves = {name for name, module in model.module.named_modules() if not any(module.children())}
     activation_sizes = [call.bytes for call in trace(model, 1).calls if call.module in leaves]

@@ -1,10 +1,10 @@
-"""Replay: a clean pass is kept, and changes of places run the model again only from the first layer
-they change.
+"""Keep a clean pass, and run the model again only from the first layer that a change affects.
 
-Blocks l.. run again, many sets of changes in one batch. The attention of block l is not run again
-where only heads are replaced, as the output projection is linear: branch + (replacement - output)
-W, with the head's columns W. The last block is computed for the tokens that the classifier reads.
-`patch` runs one pass with the activations of another.
+The blocks from the changed one on run again, with many sets of changes in one batch. If only heads
+are replaced, the attention of that block is not run again, because the output projection is linear.
+Its new output is branch + (replacement - output) W, where W are the columns of the replaced heads.
+The last block is computed only for the tokens that the classifier reads. `patch` runs one pass with
+the activations of another.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,20 +34,20 @@ from vitlens.shapes import Images, Logits
 from vitlens.summary import Summary
 
 DEFAULT_BUDGET: Final = 2 << 30  # bytes: ViT-B/16 and 64 images need 1.4e9
-# bytes of the widest tensor in one forward: larger is slower on a CPU (most of all in bf16),
-# smaller is slower on a GPU
+# bytes of the widest tensor in one forward pass, by device: a larger one is slower on a CPU (most
+# of all in bf16), a smaller one is slower on a GPU
 _WORKING_SET: Final = {"cpu": 24 << 20}
-_LARGE_WORKING_SET: Final = 512 << 20
+_LARGE_WORKING_SET: Final = 512 << 20  # on other devices
 
 
 class Replay:
     """A clean pass of some images, from which sets of changes are run; created by `replaying`.
 
-    logits: the logits of the clean pass (batch, classes).
-    exact: whether changes are replayed, else each set is a full forward.
-    note: why that is, and how much of the clean pass is not kept but computed again (which costs
-        time and changes no number), or "".
-    forward_cost: multiply-adds of linear layers in one forward of these images.
+    logits: the logits (batch, classes) of the clean pass.
+    exact: whether changes are replayed. Otherwise, each set of changes is a full forward pass.
+    note: why changes are not replayed, and how much of the clean pass is not kept but computed
+        again. That costs time and changes no number. It is "" if there is nothing to say.
+    forward_cost: the multiply-adds of linear layers in one forward pass of these images.
     """
 
     def __init__(
@@ -58,20 +58,8 @@ class Replay:
         self._method = method_of(model)
         self._always = given  # changes in force in all passes
         self.exact = self._method.exact
-        sizes = {number: start.bytes * len(images) for number, start in self._method.starts.items()}
-        stored_layers: list[int] = []
-        stored_bytes = 0
-        for index in sorted(sizes, reverse=True):  # an early layer is soon computed again
-            if stored_bytes + sizes[index] <= budget:
-                stored_layers.append(index)
-                stored_bytes += sizes[index]
-        notes = []
-        if self._method.note:
-            notes.append(self._method.note)
-        if len(stored_layers) < len(sizes):
-            share = f"{stored_bytes / 1e9:.2f} of {sum(sizes.values()) / 1e9:.2f} GB"
-            notes.append(f"{share} of the clean pass are kept; the rest is computed again")
-        self.note = "; ".join(notes)
+        stored_layers, note = self._layers_to_store(budget)
+        self.note = "; ".join(filter(None, (self._method.note, note)))
         working_set = _WORKING_SET.get(images.device.type, _LARGE_WORKING_SET)
         self._chunk = chunk or max(1, working_set // self._method.largest)
         self._spent = LinearCount()
@@ -83,6 +71,23 @@ class Replay:
             self.logits: Logits = model(images)
         self.forward_cost = self.cost
 
+    def _layers_to_store(self, budget: int) -> tuple[list[int], str]:
+        """Return the layers to keep within so many bytes, and a note if not all are kept."""
+        sizes = {}
+        for number, start in self._method.starts.items():
+            sizes[number] = start.bytes * len(self.images)
+        stored_layers: list[int] = []
+        stored_bytes = 0
+        # late layers first: an early layer takes little time to compute again
+        for index in sorted(sizes, reverse=True):
+            if stored_bytes + sizes[index] <= budget:
+                stored_layers.append(index)
+                stored_bytes += sizes[index]
+        if len(stored_layers) == len(sizes):
+            return stored_layers, ""
+        share = f"{stored_bytes / 1e9:.2f} of {sum(sizes.values()) / 1e9:.2f} GB"
+        return stored_layers, f"{share} of the clean pass are kept; the rest is computed again"
+
     @property
     def cost(self) -> int:
         """Return the multiply-adds of linear layers spent so far, the clean pass included."""
@@ -90,8 +95,10 @@ class Replay:
 
     @property
     def forward_equivalents(self) -> float:
-        """Return the cost so far in full forwards of these images, counted by linear layers'
-        FLOPs."""
+        """Return the cost so far, in full forward passes of these images.
+
+        It is counted by the multiply-adds of linear layers.
+        """
         return self.cost / self.forward_cost
 
     def run(
@@ -99,10 +106,8 @@ class Replay:
     ) -> Float[Tensor, "sets batch classes"]:
         """Return the logits under each set of changes by place, as `vitlens.intervene` would give.
 
-        sets: such as {"blocks.3.head.7": "zero"}.
-        reference, seed: as in `intervene`.
-
-        Raises what `intervene` raises.
+        sets: such as {"blocks.3.head.7": "zero"}; reference, seed: as in `intervene`. Raises what
+        `intervene` raises.
         """
         return self.run_prepared(
             [
@@ -129,7 +134,10 @@ class Replay:
         return logits
 
     def _with_permanent_changes(self, changes: Set) -> Set:
-        """Return a set with the changes of all passes that fall into the layers that run again."""
+        """Return a set with those changes of all passes that are in the layers that run again.
+
+        The other ones are already in the recorded tensors.
+        """
         if not changes:
             return changes
         start = 0
@@ -152,8 +160,9 @@ class Replay:
                 return logits
 
     def tensor(self, place: str) -> Tensor:
-        """Return the clean pass's tensor (batch, *shape) at a block's input or its heads:
-        "blocks.3.heads".
+        """Return the clean pass's tensor (batch, *shape) at a block's input or at its heads.
+
+        place: for example "blocks.3.heads".
         """
         (access,) = resolve_places(self.model, place)
         record = self._record(access.layer or 0)
@@ -166,16 +175,24 @@ class Replay:
         self._records.clear()
 
     def _chunks(self, members: list[int], *, whole: bool) -> Iterator[tuple[list[int], slice]]:
-        """Yield the sets and images of each forward: at most `chunk` images, counting copies."""
+        """Yield the sets and the images of each forward pass.
+
+        A pass has at most `chunk` images, counting the copies for each set.
+
+        members: the numbers of the sets.
+        whole: whether all images must be in one pass.
+        """
         count = len(self.images)
         if whole or not self.exact or count <= self._chunk:
+            # all images in each pass, and several sets if they fit
             copies = max(1, self._chunk // count) if self.exact else 1
             for first in range(0, len(members), copies):
                 yield members[first : first + copies], slice(0, count)
             return
+        # one set in each pass, and some of the images; the numbers of images differ by one at most
         parts = -(-count // self._chunk)
         for member in members:
-            for part in range(parts):  # sizes differ by one at most
+            for part in range(parts):
                 yield [member], slice(part * count // parts, (part + 1) * count // parts)
 
     def _record(self, index: int) -> ReplayRecord:
@@ -238,10 +255,11 @@ def replaying(
 ) -> Iterator[Replay]:
     """Run a clean pass of images on the model's device, as `replay` does.
 
-    given: changes that are in force in all passes.
-
     Under autocast, everything runs in that precision. Interventions that are already applied stay
-    applied, unless they hold a tensor per image: a replay splits the batch in its own way.
+    applied, unless they hold a tensor per image: a replay splits the batch differently.
+
+    given: changes that are in force in all passes.
+    budget, chunk: as in `replay`.
     """
     replay = Replay(model, images, given, budget=budget, chunk=chunk)
     try:
@@ -255,19 +273,18 @@ def replaying(
 def replay(
     model: Model, images: AnyImages, *, budget: int = DEFAULT_BUDGET, chunk: int | None = None
 ) -> Iterator[Replay]:
-    """Run a clean pass of the images, kept inside the context, from which many changes are run.
+    """Run a clean pass of the images and keep it inside the context, to run many changes from it.
 
-    `replay.run([{place: change}, ...])` gives the logits (sets, batch, classes) under each set of
-    changes, which are those of `intervene`: the model runs again only from the first layer that a
-    set changes, several sets in one batch. `replay.logits` are those of the clean pass;
-    `replay.exact`: whether the model can be started in the middle with equal logits (1e-4, tested
-    once for its weights), else every set is a full forward pass, and `replay.note` says why.
+    `replay.run([{place: change}, ...])` returns the logits (sets, batch, classes) under each set of
+    changes, as `intervene` does. The model runs again only from the first layer that a set changes,
+    with several sets in one batch. `replay.logits` are the logits of the clean pass.
+    `replay.exact` is True if the model can be started in the middle with equal logits (to 1e-4,
+    tested once for its weights). Otherwise, every set is a full forward pass, and `replay.note`
+    says why. There are no gradients. Contexts of `intervene` around it stay applied. Raises
+    UnsupportedError for a model without attention.
 
-    budget: bytes of activations that are kept, the rest is computed again.
-    chunk: images in one forward, copies counted.
-
-    No gradients. Contexts of `intervene` around it stay applied. Raises UnsupportedError for a
-    model without attention.
+    budget: the bytes of activations to keep; the rest is computed again.
+    chunk: the most images in one forward pass, counting copies; None chooses it by their size.
 
     >>> import torch, vitlens
     >>> model, images = vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32)
@@ -283,12 +300,14 @@ def replay(
 
 @dataclass(frozen=True, eq=False, repr=False)  # compared by identity: == of tensors is elementwise
 class Patched(Summary):
-    """The logits of one run with another run's activations put in.
+    """The logits of one run with activations of another run put in.
 
-    places: the names that were patched together in each element of logits (places, batch, classes).
-    clean, other: the logits (batch, classes) of the two runs.
-    exact: whether replay computed them, not full forward passes (the numbers are those of full
-        forward passes, to rounding, in both cases).
+    places: the names that were patched together, for each element of `logits`.
+    logits: the logits (places, batch, classes) of the patched runs.
+    clean: the logits (batch, classes) of the run without patches.
+    other: the logits (batch, classes) of the run that provides the activations.
+    exact: whether replay computed `logits`, rather than full forward passes. Up to rounding, the
+        numbers are the same.
     """
 
     places: tuple[tuple[str, ...], ...]
@@ -298,9 +317,9 @@ class Patched(Summary):
     exact: bool
 
     def __getitem__(self, name: str) -> Logits:
-        """Return the logits (batch, classes) of a place that was patched alone.
+        """Return the logits (batch, classes) of a place that was patched without others.
 
-        Raises InputError otherwise.
+        Raises InputError for a place that was not.
         """
         if (name,) not in self.places:
             raise InputError(
@@ -316,16 +335,15 @@ def patch(
     other: AnyImages | Captured,
     places: str | Sequence[str | tuple[str, ...]],
 ) -> Patched:
-    """Return the logits of `images` with the activations of the other run put in at some places
-    (activation patching).
+    """Return the logits of `images` with activations of another run put in (activation patching).
+
+    If the model can be replayed, each run starts at the first layer that it changes, with many runs
+    in one batch. Raises InputError for runs of different numbers of images, UnknownNameError for an
+    unknown place.
 
     other: images in any form, as many as `images`, or what was captured at these places.
-    places: names or patterns, every place they mean patched apart; a tuple of them is patched
-        together. "blocks.*.input[*]" is every token of every block.
-
-    Where the model can be replayed, each run starts at the first layer that it changes, many in one
-    batch. Raises InputError for runs of different numbers of images, UnknownNameError for an
-    unknown place.
+    places: names or patterns. Every place that they mean is patched separately; the places of a
+        tuple are patched together. "blocks.*.input[*]" is every token of every block.
 
     >>> import torch, vitlens
     >>> model, images = vitlens.load("vit-digits"), torch.rand(4, 3, 32, 32)
@@ -337,11 +355,10 @@ def patch(
     """
     images = as_images(images).to(model.device)
     labels = _patched_together(model, places)
-    captured = (
-        other
-        if isinstance(other, Captured)
-        else capture(model, other, list(chain.from_iterable(labels)))
-    )
+    if isinstance(other, Captured):
+        captured = other
+    else:
+        captured = capture(model, other, list(chain.from_iterable(labels)))
     if len(captured.logits) != len(images):
         raise InputError(
             f"expected two runs of as many images, found {len(images)} and {len(captured.logits)}"
@@ -352,7 +369,8 @@ def patch(
     with suppress(UnsupportedError), replaying(model, images) as replay:
         logits = replay.run(sets)
         return Patched(tuple(labels), logits, replay.logits, captured.logits.detach(), replay.exact)
-    with evaluating(model), torch.no_grad():  # no attention
+    # without attention, `replaying` raises: run a full forward pass for each set
+    with evaluating(model), torch.no_grad():
         clean: Tensor = model(images)
         logits = clean.new_empty(len(sets), *clean.shape)
         for number, changes in enumerate(sets):
@@ -364,8 +382,9 @@ def patch(
 def _patched_together(
     model: Model, places: str | Sequence[str | tuple[str, ...]]
 ) -> list[tuple[str, ...]]:
-    """Return the names that are patched together: the places of a pattern apart, those of a tuple
-    as one.
+    """Return the names that are patched together, for each patched run.
+
+    Each place of a pattern has a separate run; all places of a tuple share one.
     """
     if isinstance(places, str):
         places = (places,)

@@ -1,13 +1,14 @@
-"""Finds how a model is replayed, and tests that replaying gives its logits.
+"""Find how a model is replayed, and test that replaying gives its logits.
 
-Whether a forward pass can start at a layer, or at the first block (`Entry`), is tested on two
-images of noise, again if the model's weights have changed.
+A forward pass may start at a layer, or at the first block (`Entry`). Whether it can is tested on
+two images of noise, and again if the model's weights have changed.
 """
 
 import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 
 from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
+from vitlens.lens.change import Set
 from vitlens.lens.intervene import Changes, intervene, prepare_changes
 from vitlens.lens.places import accesses
 from vitlens.lens.replay_pass import (
@@ -43,11 +45,26 @@ from vitlens.models.recording import Shape, Trace
 from vitlens.models.trials import largest_allowed
 from vitlens.shapes import Images, Logits, Tokens
 
+_FP32_BYTES: Final = 4  # of one number
+_MASK_SEED: Final = 1
+_CONSTANT_LOGITS: Final = (
+    "its logits do not depend on the image, so that none shows whether they are the same"
+)
+# what a model of another structure may raise when its forward pass starts in the middle
+_STRUCTURE_ERRORS: Final = (
+    RuntimeError,
+    TypeError,
+    ValueError,
+    KeyError,
+    IndexError,
+    AssertionError,
+)
+
 
 def _start(model: Model, layer: Layer, single: Trace, double: Trace) -> ReplayStart:
-    """Return how to start at a layer, from the traces of one image and of two.
+    """Return how to start at a layer.
 
-    The axis that doubles is the batch.
+    single, double: traces of one image and of two; the axis that doubles is the batch.
     """
     heads_single = traced_heads(model, 1)[layer.attention] if layer.attention else TracedHeads()
     heads_double = traced_heads(model, 2)[layer.attention] if layer.attention else TracedHeads()
@@ -59,6 +76,8 @@ def _start(model: Model, layer: Layer, single: Trace, double: Trace) -> ReplaySt
         if value.shape and value.shape[0] == 2 * arguments_single[key].shape[0]:
             batched_keys.append(key)
     batched = frozenset(batched_keys)
+    # Later units may take the same tensor again (`number` identifies a tensor). In a replay, they
+    # must then take the recorded one, too.
     carried = []
     for later in blocks(model):
         if later.index <= layer.index:
@@ -69,15 +88,18 @@ def _start(model: Model, layer: Layer, single: Trace, double: Trace) -> ReplaySt
     skipped = tuple(_skippable(model.module, "", begin, single, double))
     branch = layer.attention != layer.unit and heads_single.branch and heads_double.branch
     size = sum(arguments_single[key].bytes for key in batched) + heads_single.bytes
-    return ReplayStart(skipped, batched, tuple(carried), branch, size)
+    return ReplayStart(
+        skipped=skipped, batched=batched, carried=tuple(carried), branch=branch, bytes=size
+    )
 
 
 def _skippable(
     module: nn.Module, name: str, begin: int, single: Trace, double: Trace
 ) -> Iterator[tuple[str, Shape]]:
-    """Yield the outermost modules that need not run because their calls end before `begin`.
+    """Yield the modules that need not run because their calls end before `begin`.
 
-    Their outputs have the batch axis first.
+    Each comes with the shape of its output for one image, in which the batch is the first axis.
+    Parts of such a module are not listed.
     """
     for child_name, child in module.named_children():
         full = f"{name}.{child_name}" if name else child_name
@@ -92,7 +114,7 @@ def _skippable(
 def _batched_shape(name: str, single: Trace, double: Trace) -> Shape | None:
     """Return the shape of a module's output for one image.
 
-    None where the output is not one tensor with the batch as its first axis.
+    Returns None if the output is not one tensor with the batch as its first axis.
     """
     if name not in single.by_module or name not in double.by_module:
         return None
@@ -108,7 +130,7 @@ def _batched_shape(name: str, single: Trace, double: Trace) -> Shape | None:
 def rows_read(model: Model) -> int | None:
     """Return how many of the first tokens the classifier reads from the last block.
 
-    None: all of them, or a block of unknown form.
+    Returns None if it reads all of them, or if the form of the block is unknown.
     """
     layout = model.anatomy.layout
     last = blocks(model)[-1]
@@ -126,57 +148,59 @@ def rows_read(model: Model) -> int | None:
 def method_of(model: Model) -> ReplayMethod:
     """Return how a model is replayed.
 
-    It is replayed with the shortest last block that gives its logits, or by full forwards.
+    It is replayed with the shortest last block that gives its logits, or by full forward passes.
     """
     single = trace(model, 1)
     double = trace(model, 2)
     starts = {block.index: _start(model, block, single, double) for block in blocks(model)}
     shapes = [_batched_shape(name, single, double) for name in single.by_module]
-    largest = max(4 * math.prod(shape) for shape in shapes if shape is not None)  # bytes in fp32
-    why = ""
-    if any(block.tokens_first for block in blocks(model)):
-        why = "its blocks take (tokens, batch, width)"
-    elif other_hooks(model) or foreign_forward(model) is not None:
-        why = "something changes what the whole model returns"
-    else:
+    elements = max(math.prod(shape) for shape in shapes if shape is not None)
+    largest = _FP32_BYTES * elements
+    reason = _reason_not_to_try(model)
+    if not reason:
+        # first with only the tokens that the classifier reads, then with all
         for rows in dict.fromkeys((rows_read(model), None)):
-            note = f"{model.alias}'s last block is run whole: {why}" if why else ""
+            note = f"{model.alias}'s last block is run whole: {reason}" if reason else ""
             method = ReplayMethod(starts, largest, rows, note=note)
-            try:
-                difference, allowed = _largest_difference(model, method)
-            except (
-                RuntimeError,
-                TypeError,
-                ValueError,
-                KeyError,
-                IndexError,
-                AssertionError,
-            ) as error:
-                # a model of another structure may raise anything when its forward starts in the
-                # middle
-                why = type(error).__name__
-                message = str(error).splitlines()
-                if message:  # a bare assert has none
-                    why += f": {message[0]}"
-                continue
-            if not allowed:
-                why = (
-                    "its logits do not depend on the image, so that none shows whether they are "
-                    "the same"
-                )
-                break
-            if difference <= allowed:
+            reason = _reason_not_exact(model, method)
+            if not reason:
                 return method
-            why = f"its logits would differ by {difference:.1e}"
-    note = f"{model.alias} is run by full forwards, not replayed: {why}"
+            if reason == _CONSTANT_LOGITS:  # with all tokens, too
+                break
+    note = f"{model.alias} is run by full forwards, not replayed: {reason}"
     return ReplayMethod(starts, largest, exact=False, note=note)
 
 
+def _reason_not_to_try(model: Model) -> str:
+    """Return why a model can certainly not be replayed, or ""."""
+    if any(block.tokens_first for block in blocks(model)):
+        return "its blocks take (tokens, batch, width)"
+    if other_hooks(model) or foreign_forward(model) is not None:
+        return "something changes what the whole model returns"
+    return ""
+
+
+def _reason_not_exact(model: Model, method: ReplayMethod) -> str:
+    """Return why a method does not give the logits of the model, or "" if it does."""
+    try:
+        difference, allowed = _largest_difference(model, method)
+    except _STRUCTURE_ERRORS as error:
+        message = str(error).splitlines()
+        if not message:  # a bare assert has no message
+            return type(error).__name__
+        return f"{type(error).__name__}: {message[0]}"
+    if not allowed:
+        return _CONSTANT_LOGITS
+    if difference <= allowed:
+        return ""
+    return f"its logits would differ by {difference:.1e}"
+
+
 def _largest_difference(model: Model, method: ReplayMethod) -> tuple[float, float]:
-    """Return the largest difference from the logits of the model, and the largest by rounding.
+    """Return the largest difference from the logits of the model, and the largest allowed one.
 
     The second is the largest difference that rounding explains. The model is started at every
-    layer, and with a head set to zero in the first and the last.
+    layer, and at the first and the last one also with a head set to zero.
     """
     images = probe_images(model, 2)
     with evaluating(model), torch.no_grad(), torch.autocast(model.device.type, enabled=False):
@@ -187,10 +211,10 @@ def _largest_difference(model: Model, method: ReplayMethod) -> tuple[float, floa
             with intervene(model, changes):
                 expected = model(images) if changes else plain
             sets = [prepare_changes(model, changes)]
-            replayed = replay_pass(model, method, records[kind.start], kind, sets, slice(0, 2), 2)[
-                0
-            ]
-            return float((replayed - expected).abs().max())
+            record = records[kind.start]
+            both_images = slice(0, len(images))
+            by_set = replay_pass(model, method, record, kind, sets, both_images, len(images))
+            return float((by_set[0] - expected).abs().max())
 
         kinds = {
             number: PassKind(number, not start.branch, rows=method.rows)
@@ -214,9 +238,12 @@ class Entry:
     Variants of an image that differ only in some tokens are embedded once and combined before the
     first block.
 
+    method: how the model is replayed.
+    stream: the argument of the first block that is the residual stream.
+    fixed: the other arguments of the first block.
     only_tokens: whether the block takes tokens and nothing that depends on their number or
-        positions (no rotary embedding), so that tokens can be left out.
-    block: the number of the first one.
+        positions, such as rotary embeddings. Then, tokens can be left out.
+    block: the number of the first block.
     """
 
     method: ReplayMethod
@@ -235,10 +262,12 @@ class Entry:
         record = ReplayRecord({**self.fixed, self.stream: tokens})
         count = len(tokens)
         kind = PassKind(self.block, attention=True, rows=self.method.rows)
+        no_changes: list[Set] = [()]
         with evaluating(model):
-            return replay_pass(model, self.method, record, kind, [()], slice(0, count), count)[
-                0
-            ].float()
+            by_set = replay_pass(
+                model, self.method, record, kind, no_changes, slice(0, count), count
+            )
+            return by_set[0].float()
 
 
 @once_per_model
@@ -246,7 +275,7 @@ class Entry:
 def entry_of(model: Model) -> Entry | None:
     """Return the entry of a model in which every patch is one token.
 
-    None for a CNN, windows, or a stem that mixes patches.
+    Returns None for a CNN, for windows, and for a stem that mixes patches.
     """
     if model.anatomy.layout is None:
         return None
@@ -257,8 +286,10 @@ def entry_of(model: Model) -> Entry | None:
         return None
     start = method.starts[first.index]
     stream = first.stream
-    whole = method.exact and first.tokens == model.layout.tokens
-    if stream is None or not whole or start.batched != {stream} or start.carried:
+    holds_all_tokens = first.tokens == model.layout.tokens
+    if stream is None or not method.exact or not holds_all_tokens:
+        return None
+    if start.batched != {stream} or start.carried:  # other arguments depend on the image
         return None
     with evaluating(model), torch.autocast(model.device.type, enabled=False):
         first_arguments = _arguments(model, probe_images(model, 2))
@@ -269,18 +300,16 @@ def entry_of(model: Model) -> Entry | None:
 
 
 def _is_exact(model: Model, entry: Entry) -> bool:
-    """Return True if mixing tokens is the same as mixing images patch by patch.
+    """Return True if mixing the tokens of two images is the same as mixing the images by patch.
 
-    Both must give the same logits for two images.
+    Both must give the same logits.
     """
     first, second = probe_images(model, 2).split(1)
     rows, columns = model.layout.grid
-    patch_mask = (
-        torch.rand(rows * columns, generator=torch.Generator().manual_seed(1)).to(first.device)
-        < 0.5
-    )
-    small = patch_mask.view(1, 1, rows, columns).float()
-    pixel_mask = F.interpolate(small, size=model.input_size, mode="nearest-exact") > 0.5
+    noise = torch.rand(rows * columns, generator=torch.Generator().manual_seed(_MASK_SEED))
+    patch_mask = noise.to(first.device) < 0.5  # about half of the patches are of the first image
+    mask_map = patch_mask.view(1, 1, rows, columns).float()
+    pixel_mask = F.interpolate(mask_map, size=model.input_size, mode="nearest-exact") > 0.5
     mixed = torch.where(pixel_mask, first, second)
     token_mask = torch.cat([patch_mask.new_zeros(len(model.layout.prefix)), patch_mask])
     tokens = torch.where(
@@ -288,7 +317,8 @@ def _is_exact(model: Model, entry: Entry) -> bool:
     )
     plain: Tensor = model(torch.cat([mixed, first, second]))
     allowed = largest_allowed(plain)
-    return allowed > 0 and (entry.logits(model, tokens) - plain[:1]).abs().max().item() <= allowed
+    difference = (entry.logits(model, tokens) - plain[:1]).abs().max().item()
+    return allowed > 0 and difference <= allowed
 
 
 def _arguments(model: Model, images: Images) -> Arguments:

@@ -1,4 +1,4 @@
-"""Replays a forward pass: it skips the modules before a layer, which takes its recorded inputs.
+"""Replay a forward pass: skip the modules before a layer, and give the layer its recorded inputs.
 
 If the classifier reads only a few tokens, the last block computes only these.
 """
@@ -42,10 +42,10 @@ FirstTokens = Float[Tensor, "batch rows dim"]
 class ReplayRecord:
     """The tensors of one layer that are stored in a clean pass.
 
-    arguments: the arguments of its unit, by position or name.
-    branch: its attention's output, before LayerScale.
-    rest: further return values of the attention.
-    heads: the output projection's input, (calls, tokens, heads x head_dim).
+    arguments: the arguments of the layer's unit (its block), by position or name.
+    branch: the output of its attention, before LayerScale.
+    rest: further return values of the attention, or None if it returns one tensor.
+    heads: the input of the output projection, (calls, tokens, heads x head_dim).
     """
 
     arguments: Arguments = field(default_factory=dict)
@@ -54,11 +54,11 @@ class ReplayRecord:
     heads: Tensor | None = None
 
     def take_unit(self, values: Arguments, _output: Any) -> None:
-        """Keep the arguments of its unit."""
+        """Keep the arguments of the layer's unit."""
         self.arguments = values
 
     def take_attention(self, _values: Arguments, output: Any) -> None:
-        """Keep the output of its attention."""
+        """Keep the output of the layer's attention."""
         if isinstance(output, tuple):
             self.branch = output[0]
             self.rest = output[1:]
@@ -67,7 +67,7 @@ class ReplayRecord:
             self.rest = None
 
     def take_heads(self, heads: Tensor) -> Tensor:
-        """Keep the heads' outputs, which pass on."""
+        """Keep the heads' outputs, and return them unchanged."""
         self.heads = heads
         return heads
 
@@ -81,7 +81,7 @@ def _stop(_values: Arguments, _output: Any) -> None:
 
 
 def _noting(*notes: Callable[[Arguments, Any], None]) -> Callable[[Forward], Forward]:
-    """Return a forward whose arguments and output are noted."""
+    """Return a wrapper of a forward that calls the notes with its arguments and its output."""
 
     def wrap(forward: Forward) -> Forward:
         def noted(*args: Any, **kwargs: Any) -> Any:
@@ -127,12 +127,14 @@ def recording(
 class ReplayStart:
     """The start of a forward pass at one layer.
 
-    skipped: modules whose calls end before it begins, and the shape of their output for one image.
-    batched: arguments of its unit whose first axis is the batch.
-    carried: arguments that are passed unchanged to a later unit (layer, name there, name here).
-    branch: whether attention's output is that of its projection, so that changes of heads can be
-        added to it.
-    bytes: the size in bytes of one image's record.
+    skipped: the modules with calls that end before the layer begins, and the shape of their output
+        for one image.
+    batched: the arguments of the layer's unit in which the first axis is the batch.
+    carried: the arguments that are passed unchanged to a later unit, as (layer, key there, key
+        here).
+    branch: whether the output of the attention is that of its projection, so that changes of heads
+        can be added to it.
+    bytes: the size of one image's record.
     """
 
     skipped: tuple[tuple[str, Shape], ...]
@@ -146,12 +148,12 @@ class ReplayStart:
 class ReplayMethod:
     """The method by which a model is replayed.
 
-    starts: by the number of the layer or block.
-    largest: bytes of the largest module output for one image.
-    rows: tokens computed in the last block (None: all).
-    exact: whether replaying gives the model's logits.
-    note: why it does not, or why all tokens of the last block are computed where the classifier
-        reads fewer.
+    starts: the starts by the number of the layer or block.
+    largest: the bytes of the largest module output for one image.
+    rows: the number of tokens computed in the last block; None means all.
+    exact: whether replaying gives the logits of the model.
+    note: why it does not, or why the last block computes all tokens although the classifier reads
+        fewer.
     """
 
     starts: Mapping[int, ReplayStart]
@@ -164,21 +166,18 @@ class ReplayMethod:
         """Return the kind of pass that some simultaneous changes need."""
         start = min(change.access.layer or 0 for change in changes)
         last = max(self.starts)
-        attention = not self.starts[start].branch
-        whole = False
+        needs_attention = not self.starts[start].branch
+        needs_all_images = False
         rows = self.rows
         for change in changes:
-            if (
-                change.access.layer == start
-                and change.access.part != "output"
-                and not change.is_linear
-            ):
-                attention = True
+            is_before_output = change.access.part != "output"
+            if change.access.layer == start and is_before_output and not change.is_linear:
+                needs_attention = True
             if change.access.layer == last and not _fits_first_rows(change):
                 rows = None
-            if change.function is not None:
-                whole = True
-        return PassKind(start, attention, whole, rows)
+            if change.function is not None:  # it may mix the images
+                needs_all_images = True
+        return PassKind(start, attention=needs_attention, whole=needs_all_images, rows=rows)
 
 
 @dataclass(frozen=True)
@@ -186,9 +185,10 @@ class PassKind:
     """The settings that sets of changes in one batch share.
 
     start: the first layer that is run.
-    attention: whether its attention is run again.
-    whole: whether all images must be in one forward, as a function of a place may mix them.
-    rows: tokens computed in the last block (None: all).
+    attention: whether the attention of that layer is run again.
+    whole: whether all images must be in one forward pass, because a function of a place may mix
+        them.
+    rows: the number of tokens computed in the last block; None means all.
     """
 
     start: int
@@ -216,40 +216,44 @@ def replay_pass(
 ) -> Float[Tensor, "sets part classes"]:
     """Return the logits of some of the images under each set of changes.
 
+    The batch of the pass has a copy of these images for each set: (sets x images, ..).
+
+    record: the clean pass's tensors of the first layer that runs.
+    part: the slice of the images.
     images: the number of all images in the record.
     """
     layer = block_at(model, kind.start)
     last = blocks(model)[-1]
+    start = method.starts[layer.index]
     kind = _within_changes(model, kind)
     sets = _changes_of_part(sets, part, images, last.index, kind.rows)
     count = len(sets) * (part.stop - part.start)
     with ExitStack() as stack:
+
+        def replace_forward(name: str, wrap: Callable[[Forward], Forward]) -> None:
+            stack.enter_context(overridden(model.module.get_submodule(name), wrap))
+
         if kind.rows is not None:
             block = model.module.get_submodule(last.unit)
             attention = model.module.get_submodule(last.attention)
-            stack.enter_context(overridden(block, _first_of_block(block, kind.rows)))
-            stack.enter_context(overridden(attention, _first_of_attention(attention, kind.rows)))
-        if not kind.attention:
+            replace_forward(last.unit, _first_of_block(block, kind.rows))
+            replace_forward(last.attention, _first_of_attention(attention, kind.rows))
+        if not kind.attention:  # replaced heads are added to the recorded output of attention
             head_sets, sets = _split_heads(sets, kind.start)
             rows = kind.rows if layer is last else None
             output = _branch(model, layer, record, head_sets, part, rows)
-            stack.enter_context(
-                overridden(model.module.get_submodule(layer.attention), _returning(output))
-            )
+            replace_forward(layer.attention, _returning(output))
         stack.enter_context(in_force(model, *sets))
-        start = method.starts[layer.index]
         stored = _arguments_of_part(record, start, part, images, len(sets))
         arguments_by_unit: dict[str, Arguments] = {layer.unit: stored}
         for index, later_key, key in start.carried:
             arguments_by_unit.setdefault(block_at(model, index).unit, {})[later_key] = stored[key]
         for unit, values in arguments_by_unit.items():
-            stack.enter_context(
-                overridden(model.module.get_submodule(unit), _with_arguments(values))
-            )
+            replace_forward(unit, _with_arguments(values))
+        # modules before the layer return zeros, which nothing reads
         for name, shape in start.skipped:
             blank = model.mean.new_zeros(()).expand(shape[0] * count, *shape[1:])
-            stack.enter_context(overridden(model.module.get_submodule(name), _returning(blank)))
-        # the pass does not read these images
+            replace_forward(name, _returning(blank))
         blank_images = model.mean.new_zeros(1, 3, 1, 1).expand(count, 3, *model.input_size)
         logits = model.run(blank_images)
     by_set: Tensor = logits.unflatten(0, (len(sets), -1))
@@ -261,7 +265,7 @@ def _changes_of_part(
 ) -> list[Set]:
     """Return the sets of changes on some of the images.
 
-    rows: tokens computed in layer `last` (None: all).
+    rows: the number of tokens computed in layer `last`; None means all.
     """
     sets_of_part: list[Set] = []
     for changes in sets:
@@ -287,24 +291,26 @@ def _split_heads(sets: Sequence[Set], start: int) -> tuple[list[Set], list[Set]]
 def _arguments_of_part(
     record: ReplayRecord, start: ReplayStart, part: slice, images: int, copies: int
 ) -> Arguments:
-    """Return the recorded arguments of the unit of the first layer, one copy for each set.
+    """Return the recorded arguments of the first layer's unit for some of the images.
 
-    The arguments are those for some of the images.
+    copies: how often the images are repeated, once for each set.
     """
     stored = dict(record.arguments)
     for key in start.batched:
-        calls = len(stored[key]) // images
-        tensor = stored[key][part.start * calls : part.stop * calls]
+        calls_per_image = len(stored[key]) // images  # several in a layer with windows
+        tensor = stored[key][part.start * calls_per_image : part.stop * calls_per_image]
         if copies > 1:
-            tensor = tensor.repeat(copies, *[1] * (tensor.dim() - 1))
+            other_axes = [1] * (tensor.dim() - 1)
+            tensor = tensor.repeat(copies, *other_axes)
         stored[key] = tensor
     return stored
 
 
 def _within_changes(model: Model, kind: PassKind) -> PassKind:
-    """Return the kind of pass that the changes and hooks around it need.
+    """Return the kind of pass that enclosing changes and hooks need.
 
-    Changed modules must run themselves.
+    A module that they change must run itself: it can neither be replaced by its recorded output nor
+    compute only the first tokens.
     """
     first = model.module.get_submodule(block_at(model, kind.start).attention)
     last_block = blocks(model)[-1]
@@ -317,10 +323,13 @@ def _within_changes(model: Model, kind: PassKind) -> PassKind:
 
 
 def _returning(output: Any) -> Callable[[Forward], Forward]:
+    """Return a wrapper of a forward that returns this output without running it."""
     return lambda _forward: lambda *_args, **_kwargs: output
 
 
 def _with_arguments(values: Arguments) -> Callable[[Forward], Forward]:
+    """Return a wrapper of a forward that runs it with some arguments replaced."""
+
     def wrap(forward: Forward) -> Forward:
         def with_values(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = as_call({**arguments(args, kwargs), **values})
@@ -339,9 +348,12 @@ def _branch(
     part: slice,
     rows: int | None,
 ) -> Any:
-    """Return the output of the attention of the first layer.
+    """Return the output of the attention of the first layer under each set, one after the other.
 
     It is the clean output plus the contribution of the replaced heads.
+
+    sets: the replaced heads of each set.
+    rows: the number of first tokens that are computed; None means all.
     """
     projection = projection_of(model, layer.attention)
     assert record.branch is not None  # attention is run again unless all three are known
@@ -358,14 +370,14 @@ def _branch(
         if not replacements:
             branches.append(branch)
             continue
-        clean = changes[0].access.whole(joined)  # (part, .., heads, tokens, head_dim)
+        clean = changes[0].access.whole(joined)  # (images, .., heads, tokens, head_dim)
         differences = []
         columns = []
         for head, data in replacements.items():
+            columns_of_head = slice(head * layer.head_dim, (head + 1) * layer.head_dim)
             differences.append(data.to(clean) - clean[..., head, :, :])
-            columns.append(
-                projection.weight[:, head * layer.head_dim : (head + 1) * layer.head_dim]
-            )
+            columns.append(projection.weight[:, columns_of_head])
+        # one product for all replaced heads: (replacement - clean) W, with the heads' columns W
         added = F.linear(torch.cat(differences, dim=-1), torch.cat(columns, dim=1))
         branches.append(branch + added.reshape(branch.shape))
     output = branches[0] if len(branches) == 1 else torch.cat(branches)
@@ -375,7 +387,7 @@ def _branch(
 
 
 def _by_head(change: PlaceChange) -> Iterator[tuple[int, Tensor]]:
-    """Yield the tensors that replace single heads."""
+    """Yield the number of each replaced head, and the tensor that replaces it."""
     data = change.data
     heads = change.access.heads
     assert data is not None
@@ -387,12 +399,13 @@ def _by_head(change: PlaceChange) -> Iterator[tuple[int, Tensor]]:
         yield head, by_head[..., head, :, :]
 
 
-# The last block computes only its first tokens, (batch, rows, dim), from the keys and values of
-# all.
+# The following forwards of the last block and its attention compute only the first tokens,
+# (batch, rows, dim). Keys and values are those of all tokens.
 
 
 def _first_of_block(block: Any, rows: int) -> Callable[[Forward], Forward]:
-    # no drop path in evaluation
+    """Return the forward of a known block, for its first tokens; see `is_known_block`."""
+    # drop path does nothing in evaluation mode
     scale_attention = getattr(block, "ls1", nn.Identity())
     scale_mlp = getattr(block, "ls2", nn.Identity())
 
@@ -405,9 +418,10 @@ def _first_of_block(block: Any, rows: int) -> Callable[[Forward], Forward]:
 
 
 def _first_of_attention(attention: Any, rows: int) -> Callable[[Forward], Forward]:
+    """Return the forward of known attention, for its first tokens."""
     heads = heads_of(attention)
     width = attention.qkv.out_features // 3
-    weight = attention.qkv.weight
+    weight = attention.qkv.weight  # the rows of queries, then those of keys, then those of values
     bias = attention.qkv.bias
     query_bias = None if bias is None else bias[:width]
     key_value_bias = None if bias is None else bias[width:]
@@ -415,14 +429,11 @@ def _first_of_attention(attention: Any, rows: int) -> Callable[[Forward], Forwar
     key_norm = getattr(attention, "k_norm", nn.Identity())
 
     def forward(tokens: Tokens, *_args: Any, **_kwargs: Any) -> FirstTokens:
-        query = (
-            F.linear(tokens[:, :rows], weight[:width], query_bias)
-            .unflatten(-1, (heads, -1))
-            .transpose(1, 2)
-        )
-        keys_and_values = F.linear(tokens, weight[width:], key_value_bias).unflatten(
-            -1, (2, heads, -1)
-        )
+        queries = F.linear(tokens[:, :rows], weight[:width], query_bias)
+        query = queries.unflatten(-1, (heads, -1)).transpose(1, 2)  # (batch, heads, rows, head_dim)
+        keys_and_values = F.linear(tokens, weight[width:], key_value_bias)
+        # of shape (batch, tokens, 2, heads, head_dim)
+        keys_and_values = keys_and_values.unflatten(-1, (2, heads, -1))
         # both of shape (batch, heads, tokens, head_dim)
         key, value = keys_and_values.permute(2, 0, 3, 1, 4).unbind(0)
         head_outputs = F.scaled_dot_product_attention(query_norm(query), key_norm(key), value)

@@ -1,10 +1,13 @@
-"""Site: one place in a model where attention is computed, what kind of attention it is, and its
-windows.
+"""The places in a model where attention is computed: the kind of attention and its windows.
 
-The windows, which patches of the map are in each, are read from the modules that are calling. The
-windows of these families are known: Swin and Swin v2 (also transformers'), DaViT and TinyViT, the
-blocks and grids of MaxViT, and the mask units of Hiera, also in SAM 2. Of other families the
-windows are observed, but not where in the image they are.
+Which patches of the map are in each window is read from the modules that are calling. These windows
+are known:
+
+- Swin and Swin v2 (also those of transformers), DaViT and TinyViT.
+- The blocks and grids of MaxViT.
+- The mask units of Hiera, and the windows of SAM 2's Hiera.
+
+In other families, windows are observed, but their place in the image is not known.
 """
 
 import math
@@ -42,14 +45,18 @@ NO_PLACE: Final[Mapping[str, str]] = MappingProxyType(
 class Windows:
     """The division of a map into windows.
 
-    resolution: (rows, columns) of the map.
-    window, shift: (rows, columns).
-    pad_first: padded before it was shifted (torchvision) or after (timm).
-    dilated: the patches of a window lie as far apart as there are windows on that axis, rather than
-        side by side (MaxViT's grids).
-    queries, keys: the index of the query and of the key at each place of the window, counted row by
-        row; empty where both are row by row. Hiera sorts its tokens otherwise, and pools queries:
-        one stands at the place of each patch that it was pooled from.
+    Places in a window are counted row by row.
+
+    resolution: the (rows, columns) of the map.
+    window: the (rows, columns) of a window.
+    shift: the (rows, columns) by which the map is shifted before it is divided.
+    pad_first: whether the map is padded before it is shifted (torchvision) or after (timm).
+    dilated: whether the patches of a window lie as far apart as there are windows on that axis, not
+        next to each other (MaxViT's grids).
+    queries: the index of the query at each place of the window, or () if queries are sorted row by
+        row. Hiera sorts its tokens differently, and pools queries: one query then has the places of
+        all patches that it was pooled from.
+    keys: the index of the key at each place of the window, or () if keys are sorted row by row.
     """
 
     resolution: tuple[int, int]
@@ -62,7 +69,7 @@ class Windows:
 
     @property
     def count(self) -> int:
-        """Return the number of windows of an image."""
+        """Return the number of windows in an image."""
         down = math.ceil(self.resolution[0] / self.window[0])
         across = math.ceil(self.resolution[1] / self.window[1])
         return down * across
@@ -70,14 +77,17 @@ class Windows:
 
 @dataclass(frozen=True)
 class Site:
-    """One place where attention is computed.
+    """One place in a model where attention is computed.
 
     layer: the number of its block, from 0 in the order of the forward pass (see
         models/numbering.py).
     module: the name of the attention module.
-    part: which of the module's attention calls (most have one).
+    part: the number of the attention call among those of the module; most modules have one.
     kind: which tokens attend to which.
-    heads, queries, keys: of one call, per window where there are windows.
+    heads: the number of heads.
+    queries: the number of queries in one call; in a layer with windows, in one window.
+    keys: the number of keys in one call; in a layer with windows, in one window.
+    windows: the division of the map into windows, or None if there are none or they are not known.
     """
 
     layer: int
@@ -91,11 +101,12 @@ class Site:
 
 
 def decide_kind(*, calls: int, queries: int, keys: int, tokens: int, channels: bool) -> Kind:
-    """Return the kind of attention, from shapes alone.
+    """Return the kind of attention, from shapes only.
 
-    calls: windows an image (1 without windows).
+    calls: the number of windows in an image, 1 without windows.
+    queries, keys: their number in one call.
     tokens: the number of tokens of an image that enter the attention module.
-    channels: whether there are as many queries as channels a head.
+    channels: whether there are as many queries as channels in a head.
     """
     if calls > 1:
         return "window"
@@ -119,12 +130,13 @@ class Caller(NamedTuple):
 def windows_of(
     model: nn.Module, callers: Sequence[Caller], *, calls: int, queries: int, keys: int
 ) -> Windows | None:
-    """Return the windows of a call (a single one where it covers the whole map), or None where they
-    are not known.
+    """Return the windows of a call, or None if they are not known.
+
+    Attention over the whole map has a single window.
 
     callers: the modules that are calling, the innermost last.
-    calls: windows an image.
-    queries, keys: of one window.
+    calls: the number of windows in an image.
+    queries, keys: their number in one window.
     """
     for depth, (name, module, shape) in enumerate(reversed(callers)):
         windows = (
@@ -144,11 +156,13 @@ def windows_of(
 def _shifted_windows(
     module: nn.Module, shape: tuple[int, ...], *, pad_first: bool
 ) -> Windows | None:
-    """Return Swin's windows, of a channels-last map, or of tokens in a block that knows the map's
-    size (transformers).
+    """Return Swin's windows, or None for another module.
+
+    The module takes a channels-last map, or tokens if it has the size of the map as an attribute
+    (transformers).
 
     pad_first: whether the module pads its map before it shifts it; our block has an attribute for
-    it.
+        it.
     """
     window = getattr(module, "window_size", None)
     shift = getattr(module, "shift_size", None)
@@ -169,8 +183,7 @@ def _shifted_windows(
 
 
 def _partition(module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
-    """Return MaxViT's blocks, or its grids: windows whose patches are spread evenly over the
-    map."""
+    """Return MaxViT's blocks, or its grids: windows with patches spread evenly over the map."""
     if len(shape) != 4:
         return None
     is_block: Any = getattr(module, "partition_block", None)
@@ -195,10 +208,10 @@ def _partition(module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
 def _mask_units(
     model: nn.Module, name: str, module: nn.Module, shape: tuple[int, ...]
 ) -> Windows | None:
-    """Return Hiera's mask units, or its whole map.
+    """Return Hiera's mask units, or its whole map as one window; None for another module.
 
-    Its tokens are sorted by their place within the patches of later stages. `Unroll` sorts the
-    tokens once; each stage then pools those that lie `queries` apart.
+    Hiera's `Unroll` sorts the tokens once, by their place within the patches of later stages. The
+    tokens that a stage pools are then as many positions apart as there are queries after pooling.
     """
     within_units = getattr(module, "use_mask_unit_attn", None)
     pooled = getattr(module, "q_stride", None)
@@ -209,7 +222,7 @@ def _mask_units(
         return None
     rows, columns = unroll.size
     strides = [_pair(stride) for stride in unroll.schedule]
-    while strides and rows * columns > shape[1]:  # the stages before have pooled these
+    while strides and rows * columns > shape[1]:  # an earlier stage has pooled by this stride
         down, across = strides.pop(0)
         rows = rows // down
         columns = columns // across
@@ -221,19 +234,21 @@ def _mask_units(
             math.prod(down for down, _ in strides),
             math.prod(across for _, across in strides),
         )
-    if not strides:  # no later stage merges patches: row by row
+    if not strides:  # no later stage merges patches, so that the tokens are row by row
         return Windows((rows, columns), window) if pooled == 1 else None
-    places = _unrolled_windows(window, strides)
-    tokens = sorted(range(len(places)), key=places.__getitem__)
-    # each query is the maximum of those of its patches, which are as many tokens apart as there are
-    # queries
-    queries = tuple(token % (len(places) // pooled) for token in tokens)
-    return Windows((rows, columns), window, queries=queries, keys=tuple(tokens))
+    place_of_token = _unrolled_windows(window, strides)
+    tokens = range(len(place_of_token))
+    token_at_place = sorted(tokens, key=place_of_token.__getitem__)
+    # tokens that are a multiple of the number of queries apart share a query (their maximum)
+    query_count = len(place_of_token) // pooled
+    query_at_place = tuple(token % query_count for token in token_at_place)
+    return Windows((rows, columns), window, queries=query_at_place, keys=tuple(token_at_place))
 
 
 def _pooling(module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
-    """Return the windows of SAM 2's Hiera, or its whole map, row by row; queries may be the maxima
-    of 2x2 patches.
+    """Return the windows of SAM 2's Hiera, or its whole map as one window; None for another module.
+
+    Tokens are row by row. A query may be the maximum of the queries of 2x2 patches.
     """
     if not isinstance(getattr(module, "is_windowed", None), bool) or len(shape) != 4:
         return None
@@ -253,12 +268,12 @@ def _pooling(module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
 
 def _unshifted_windows(module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
     """Return the windows of timm's blocks that never shift them, padded below and on the right."""
-    # the axis of the module's input that has the rows
-    first = {"TinyVitBlock": 1, "SpatialBlock": 2}.get(type(module).__name__)
-    if first is None or len(shape) != 4:
+    # the axis of the rows in the module's input
+    row_axis = {"TinyVitBlock": 1, "SpatialBlock": 2}.get(type(module).__name__)
+    if row_axis is None or len(shape) != 4:
         return None
     window: Any = module.window_size
-    return Windows((shape[first], shape[first + 1]), _pair(window))
+    return Windows((shape[row_axis], shape[row_axis + 1]), _pair(window))
 
 
 def _unroll(model: nn.Module, name: str) -> Any:
@@ -272,12 +287,17 @@ def _unroll(model: nn.Module, name: str) -> Any:
 
 
 def _unrolled_windows(window: Pair, strides: Sequence[Pair]) -> tuple[int, ...]:
-    """Return the place in the window, row by row, of each token in Hiera's order."""
-    places = torch.arange(math.prod(window)).view(1, *window)
+    """Return the place in the window, row by row, of each token in Hiera's order.
+
+    Each stride divides the map into down x across smaller maps. Each of these has every down-th row
+    and every across-th column. The smaller maps follow each other and are divided again.
+    """
+    places = torch.arange(math.prod(window)).view(1, *window)  # (maps, rows, columns)
     for down, across in strides:
         count, rows, columns = places.shape
         split = places.view(count, rows // down, down, columns // across, across)
-        places = split.permute(0, 2, 4, 1, 3).reshape(-1, rows // down, columns // across)
+        by_map = split.permute(0, 2, 4, 1, 3)  # (maps, down, across, rows, columns)
+        places = by_map.reshape(-1, rows // down, columns // across)
     return tuple(places.flatten().tolist())
 
 

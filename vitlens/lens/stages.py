@@ -1,8 +1,8 @@
-"""The layers at which a model's features are read: blocks of a transformer, stages of a CNN; what
-enters the first of them (the embedding, a CNN's stem); and the final norm.
+"""The layers at which a model's features are read: blocks of a transformer, stages of a CNN.
 
-They are determined from the shapes in one forward pass of two images, for any number of registers
-and any grid.
+There are also the layer that enters the first of them (the embedding, or a CNN's stem) and the
+final norm. All are determined from the shapes in one forward pass of two images, for any number of
+registers and any grid.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -40,16 +40,16 @@ _STAGE: Final[StageKind] = "stage"
 class FeatureStage:
     """One layer at which features are read.
 
-    index: from 0, a block's number, None before block 0.
-    kind: a transformer's "block", a CNN's "stage" (the last map of one resolution or group of
-        blocks), or what enters the first block: a transformer's "embedding", a CNN's "stem".
-    module: the name of the module whose output it is.
-    width: dim of its tokens, or channels.
-    grid: (rows, columns) of patches or cells, None where their order is unknown.
-    prefix: tokens before them.
-    channel_axis: the channel axis of the tensor.
-    argument: the one of the module that it is, None for the output.
-    part: the tensor's index where the output is several.
+    index: the number of the block or stage, from 0; None for what enters the first block.
+    kind: "block" of a transformer, or "stage" of a CNN (the last map of one resolution or group of
+        blocks). What enters the first block is "embedding" of a transformer, or "stem" of a CNN.
+    module: the name of the module with this output or argument.
+    width: the width of the tokens, or the number of channels.
+    grid: the (rows, columns) of patches or cells, or None if their order is unknown.
+    prefix: the kinds of the tokens before the patches.
+    channel_axis: the axis of the tensor that holds the channels.
+    argument: the argument of the module that is read, or None for its output.
+    part: the index of the tensor if the module returns several.
     """
 
     index: int | None
@@ -81,8 +81,9 @@ class FeatureStage:
 class FinalNorm:
     """The norm between the last block and the classifier.
 
+    module: the name of the norm.
     width: the width of its input.
-    on_tokens: whether its input is all tokens, or the pooled vector (timm's fc_norm).
+    on_tokens: whether its input is all tokens, rather than the pooled vector (timm's fc_norm).
     """
 
     module: str
@@ -97,28 +98,27 @@ def require_features(model: Model) -> None:
 
 
 def stages(model: Model) -> tuple[FeatureStage, ...]:
-    """Return every layer at which features can be read, in forward order; determined once per
-    model.
+    """Return every layer at which features can be read, in forward order.
 
-    Blocks with a different number of tokens (CaiT's class attention) are skipped. Raises
-    UnsupportedError where no layer is left.
+    They are determined once per model. Blocks with a different number of tokens (CaiT's class
+    attention) are skipped. Raises UnsupportedError if no layer is left.
     """
-    return _places(model)[0]
+    return _all_layers(model)[0]
 
 
 def embedding_stage(model: Model) -> FeatureStage | None:
     """Return the tokens (a CNN's map) that enter the first block, before any attention.
 
-    They are patches, positions and prefix tokens. The stage has no number, so that block 0 stays
-    layer 0. None for a model without blocks, and where the input of the first one is no sequence of
-    all patches.
+    They are patches with positions, and prefix tokens. The stage has no number, so that block 0
+    stays layer 0. Returns None for a model without blocks, and if the input of the first block is
+    no sequence of all patches.
     """
-    return _places(model)[1]
+    return _all_layers(model)[1]
 
 
 def final_norm(model: Model) -> FinalNorm | None:
-    """Return the model's final norm; None where it has none (CNNs, post-norm transformers)."""
-    return _places(model)[2]
+    """Return the model's final norm; None for CNNs and post-norm transformers, which have none."""
+    return _all_layers(model)[2]
 
 
 @contextmanager
@@ -161,21 +161,20 @@ def watching_blocks(model: Model, reducer: Callable[[int, Tensor], None]) -> Ite
 
 @contextmanager
 def watching_stream(model: Model, reducer: Callable[[int, Tokens], None]) -> Iterator[None]:
-    """Hand the residual stream after each block, (batch, tokens, dim), to the reducer with the
-    block's number.
+    """Call `reducer(number, stream)` with the residual stream after each block.
 
-    Maps, (batch, rows, columns, dim) or (batch, dim, rows, columns), are flattened row by row; the
-    channel axis is the one of the block's width. Blocks whose output is neither tokens nor such a
-    map are skipped.
+    The stream is (batch, tokens, dim). Maps, (batch, rows, columns, dim) or (batch, dim, rows,
+    columns), are flattened row by row; the axis of the channels is the one of the block's width.
+    Blocks that return neither tokens nor such a map are skipped.
     """
 
     def take(number: int, output: Tensor) -> None:
         width = stream_width(model.module.get_submodule(model.anatomy.blocks[number]))
         if output.dim() == 3:
             reducer(number, output)
-        elif output.dim() == 4 and output.shape[3] == width:
+        elif output.dim() == 4 and output.shape[3] == width:  # channels last
             reducer(number, output.flatten(1, 2))
-        elif output.dim() == 4 and output.shape[1] == width:
+        elif output.dim() == 4 and output.shape[1] == width:  # channels first
             reducer(number, output.flatten(2).transpose(1, 2))
 
     with watching_blocks(model, take):
@@ -183,7 +182,10 @@ def watching_stream(model: Model, reducer: Callable[[int, Tokens], None]) -> Ite
 
 
 @once_per_model
-def _places(model: Model) -> tuple[tuple[FeatureStage, ...], FeatureStage | None, FinalNorm | None]:
+def _all_layers(
+    model: Model,
+) -> tuple[tuple[FeatureStage, ...], FeatureStage | None, FinalNorm | None]:
+    """Return the layers, what enters the first of them, and the final norm."""
     two_images = trace(model, 2)
     outputs = [
         (call.module, call.output)
@@ -198,6 +200,7 @@ def _places(model: Model) -> tuple[tuple[FeatureStage, ...], FeatureStage | None
 
 
 def _no_stages_message(model: Model) -> str:
+    """Return the message for a model without a layer at which features can be read."""
     anatomy = model.anatomy
     message = (
         f"expected blocks or maps to read features from, found none in {model.alias} "
@@ -213,8 +216,7 @@ def _no_stages_message(model: Model) -> str:
 
 
 def _stream_blocks(model: Model, outputs: Sequence[tuple[str, Shape]]) -> list[str]:
-    """Return the blocks that return the patches of each image, in forward order, without those that
-    hold others.
+    """Return the innermost blocks that return the patches of each image, in forward order.
 
     outputs: modules and the shapes of their outputs, in forward order.
     """
@@ -240,20 +242,20 @@ def _stages(model: Model, blocks: list[str], shapes: dict[str, Shape]) -> tuple[
     names = blocks
     kind = _BLOCK
     if model.anatomy.family == "cnn" and all(len(shapes[name]) == 4 for name in names):
+        # the last block of each group: blocks of one group are children of one module
         kind = _STAGE
         groups = groupby(names, key=lambda name: name.rpartition(".")[0])
         names = [list(group)[-1] for _, group in groups]
     if not names and model.anatomy.layout is None:
         kind = _STAGE
         names = _last_maps(model)
-    numbers = {name: number for number, name in enumerate(names)}
-    if kind == _BLOCK:
-        every = [
-            name
-            for name in dict.fromkeys(model.anatomy.blocks)
-            if not holds_another(name, model.anatomy.blocks)
-        ]
-        numbers = {name: number for number, name in enumerate(every)}
+    numbered = names
+    if kind == _BLOCK:  # blocks that are not read have a number, too
+        numbered = []
+        for name in dict.fromkeys(model.anatomy.blocks):
+            if not holds_another(name, model.anatomy.blocks):
+                numbered.append(name)
+    numbers = {name: number for number, name in enumerate(numbered)}
     read = list[FeatureStage]()
     for name in names:
         stage = _stage(model, numbers[name], kind, name, shapes[name])
@@ -263,25 +265,27 @@ def _stages(model: Model, blocks: list[str], shapes: dict[str, Shape]) -> tuple[
 
 
 def _last_maps(model: Model) -> list[str]:
-    """Return the modules of a model without blocks that return the last map of each resolution, in
-    forward order.
+    """Return the modules that return the last map of each resolution, in forward order.
 
-    Empty where attention follows the last map, which is then the stem's.
+    It is for a model without blocks. The list is empty if attention follows the last map, which is
+    then the map of the stem.
     """
     attention_ends = [
         call.end for call in trace(model, 1).calls if call.module in model.anatomy.parts
     ]
     outputs = located_cells(model).outputs
-    last = dict[tuple[int, int], str]()
-    end = 0
+    last_by_grid = dict[tuple[int, int], str]()
+    last_end = 0
     for call in reversed(calls_outside_attention(model)):
         maps = [cells for cells in outputs.get(call.module, ()) if max(cells.grid) > 1]
-        if maps and maps[0].grid not in last and reaches_logits(model, call.module, maps[0]):
-            last[maps[0].grid] = call.module
-            end = max(end, call.end)
-    if end < max(attention_ends, default=0):
+        if not maps or maps[0].grid in last_by_grid:
+            continue
+        if reaches_logits(model, call.module, maps[0]):
+            last_by_grid[maps[0].grid] = call.module
+            last_end = max(last_end, call.end)
+    if last_end < max(attention_ends, default=0):
         return []
-    return [*reversed(last.values())]
+    return [*reversed(last_by_grid.values())]
 
 
 def _embedding(
@@ -312,21 +316,50 @@ def _stage(
 ) -> FeatureStage | None:
     """Return the layer that reads a module's output, or its argument.
 
-    Returns None where the channel axis is unknown.
+    Returns None if the axis of the channels is unknown.
+
+    shape: the shape of the output or the argument.
     """
     layout = model.anatomy.layout
     if len(shape) == 3 and layout is not None:
-        return FeatureStage(index, kind, name, shape[2], layout.grid, layout.prefix, 2, argument)
+        return FeatureStage(
+            index=index,
+            kind=kind,
+            module=name,
+            width=shape[2],
+            grid=layout.grid,
+            prefix=layout.prefix,
+            channel_axis=2,
+            argument=argument,
+        )
     cells = _locate_cells(model, name, argument)
     if cells is not None:
-        grid = None if cells.prefix else cells.grid  # all tokens are read
+        # all tokens are read as features, so that cells after a prefix have no grid
+        grid = None if cells.prefix else cells.grid
         return FeatureStage(
-            index, kind, name, cells.width, grid, (), cells.channel_axis, argument, cells.part
+            index=index,
+            kind=kind,
+            module=name,
+            width=cells.width,
+            grid=grid,
+            prefix=(),
+            channel_axis=cells.channel_axis,
+            argument=argument,
+            part=cells.part,
         )
     axis = 2 if len(shape) == 3 else channel_axis_of(model.module.get_submodule(name), shape)
     if axis is None:
         return None
-    return FeatureStage(index, kind, name, shape[axis], None, (), axis, argument)
+    return FeatureStage(
+        index=index,
+        kind=kind,
+        module=name,
+        width=shape[axis],
+        grid=None,
+        prefix=(),
+        channel_axis=axis,
+        argument=argument,
+    )
 
 
 def _locate_cells(model: Model, name: str, argument: Key | None) -> Cells | None:
@@ -339,10 +372,14 @@ def _locate_cells(model: Model, name: str, argument: Key | None) -> Cells | None
 
 
 def _is_stream(shape: Shape, tokens: int | None) -> bool:
-    """Return True if an output has the patches of each of the two images."""
+    """Return True if an output has the patches of each of the two images.
+
+    shape: the shape of the output.
+    tokens: the number of tokens of an image, or None if the layout is unknown.
+    """
     if shape[0] != 2 or len(shape) not in (3, 4):
         return False
-    if len(shape) == 4:
+    if len(shape) == 4:  # a map
         return True
     if tokens is None:
         return shape[1] > 1
@@ -350,13 +387,15 @@ def _is_stream(shape: Shape, tokens: int | None) -> bool:
 
 
 def holds_another(name: str, blocks: Sequence[str]) -> bool:
-    """Return True if it contains other blocks (ConvNeXt's stages are repeated units too)."""
+    """Return True if a block contains other blocks; ConvNeXt's stages do, for example."""
     return any(block.startswith(f"{name}.") for block in blocks)
 
 
 def stream_width(block: nn.Module) -> int | None:
-    """Return the width of the residual stream: the most frequent input width of the block's
-    layers."""
+    """Return the width of the residual stream: the most frequent input width of a block's layers.
+
+    Returns None for a block without linear layers and convolutions.
+    """
     linear_widths = [
         module.in_features for module in block.modules() if isinstance(module, nn.Linear)
     ]
@@ -370,8 +409,10 @@ def stream_width(block: nn.Module) -> int | None:
 def _norm(
     model: Model, outputs: Sequence[tuple[str, Shape]], last: FeatureStage
 ) -> FinalNorm | None:
-    """Return the first norm of the stream's width that runs after the last block, outside all
-    blocks.
+    """Return the first norm of the stream's width after the last block and outside all blocks.
+
+    outputs: modules and the shapes of their outputs, in forward order.
+    last: the last layer at which features are read.
     """
     if last.kind == _STAGE:
         return None

@@ -22,8 +22,9 @@ from vitlens.models.attention import softmax_or_zero
 from vitlens.models.hooks import unchanged
 
 TensorFunction = Callable[[Tensor], Tensor]  # to a tensor of the same shape
-# (a tensor of the call, number of queries, number of keys) -> mask (1 or calls, heads, query, key),
-# True for keys that take part
+# keep(tensor, queries, keys) returns a mask of the keys that take part (True), of shape
+# (1 or calls, heads, query, key). `tensor` is any tensor of the call; it gives the number of
+# calls and the device.
 Keep = Callable[[Tensor, int, int], Tensor]
 
 
@@ -31,12 +32,13 @@ Keep = Callable[[Tensor, int, int], Tensor]
 class Tap:
     """The changes and readers of one context in the attention of some modules.
 
-    modules: names of these modules; None for all.
-    changes: by stage, a function of its tensor (calls, heads, ..).
-    keep: masks the keys that take part.
-    joined: a function of the concatenated outputs of the heads, (calls, tokens, heads x head_dim),
-        before the output projection.
-    read: called with each call after all changes, and with its scores unless it was fused.
+    modules: the names of the attention modules; None means all.
+    changes: functions by stage, each applied to the tensor of its stage, (calls, heads, ..).
+    keep: a function that returns which keys take part in the softmax.
+    joined: a function applied to the concatenated outputs of the heads, before the output
+        projection. Their shape is (calls, tokens, heads x head_dim).
+    read: a function that receives every call, after all changes. Its second argument is the scores,
+        or None if the attention was fused.
     explicit: compute attention as matrix products, so that the weights are in the autograd graph.
     """
 
@@ -54,10 +56,11 @@ class TappedCall:
 
     module: the name of the attention module.
     images: the number of images in the forward pass.
-    find_site: returns the site of the call for the shape of its weights.
+    find_site: a function that returns the site of the call for the shape of its weights.
     heads: the number of heads of the module.
-    heads_axis: the axis of the heads, if a forward pass showed it (see `AttentionPart`).
-    taps: those of the module, outer contexts first.
+    heads_axis: the axis of the heads in the module's tensors, or None if no forward pass showed it
+        (see `AttentionPart`).
+    taps: the taps of this module, outer contexts first.
     """
 
     module: str
@@ -103,65 +106,63 @@ class TappedCall:
         return _heads_first(self._attend(arguments), axis)
 
     def _axis_before_windows(self, tensor: Tensor) -> int | None:
-        """Return the axis of the heads if it comes before the axis of windows, else None.
+        """Return the axis of the heads in a tensor that has them before the windows.
 
-        `AttentionPart` describes these layouts.
+        There are two such layouts: (batch x heads, windows, query or key, head_dim) returns 0, and
+        (batch, heads, windows, query or key, head_dim) returns 1. All other layouts return None.
         """
         if tensor.dim() == 4 and self.heads_axis == 0:
-            return 0  # (batch * heads, windows, tokens, head_dim)
+            return 0
         if tensor.dim() != 5 or self.heads_axis == 2:
             return None
-        if self.heads_axis == 1 or tensor.shape[1] == self.heads:
-            return 1  # (batch, heads, windows, tokens, head_dim): timm's Hiera and NesT
+        if self.heads_axis == 1 or tensor.shape[1] == self.heads:  # timm's Hiera and NesT
+            return 1
         return None
 
     def _windows_first(self, tensor: Tensor, axis: int) -> Tensor:
-        """Return a tensor of heads before windows as (batch, windows, heads, ..)."""
-        split = tensor.unflatten(0, (-1, self.heads)) if axis == 0 else tensor
-        return split.transpose(1, 2)
+        """Return a tensor with heads before windows as (batch, windows, heads, ..).
+
+        axis: what `_axis_before_windows` returns for the tensor.
+        """
+        with_heads_axis = tensor
+        if axis == 0:  # (batch x heads, windows, ..) -> (batch, heads, windows, ..)
+            with_heads_axis = tensor.unflatten(0, (-1, self.heads))
+        return with_heads_axis.transpose(1, 2)
 
     def _attend(self, arguments: FusedArguments) -> Tensor:
         """Return the output, by torch's kernel unless scores or weights are changed."""
-        original = arguments.inputs(self.heads)
-        inputs = self._change_inputs(original)
+        original_inputs = arguments.inputs(self.heads)
+        inputs = self._change_inputs(original_inputs)
         keep = self._keep(inputs.query, inputs.query.shape[-2], inputs.key.shape[-2])
-        masked = inputs
+        masked_inputs = inputs
         if keep is not None:
-            masked = replace(inputs, bias=_masked_bias(inputs.bias, keep))
-        changed_scores: Tensor | None = None
-        weights: Tensor | None = None
+            masked_inputs = replace(inputs, bias=_both(inputs.bias, keep))
+        scores = None
+        weights = None
         if self._needs_weights():
-            changed_scores, weights = self._scores_and_weights(inputs, keep)
+            scores, weights = self._compute_weights(inputs, keep)
             output = F.dropout(weights, arguments.dropout) @ inputs.value
-        elif masked is original:  # nothing is changed
+        elif masked_inputs is original_inputs:
+            # no tap changed the inputs: call torch as the model did
             output = arguments.attend()
         else:
-            output = F.scaled_dot_product_attention(
-                masked.query,
-                masked.key,
-                masked.value,
-                masked.bias,
-                arguments.dropout,
-                scale=masked.scale,
-            )
+            output = _attend_fused(masked_inputs, arguments.dropout)
         output = per_head(output, self.heads)
-        self._read(masked, weights, output, changed_scores)
-        # reshaped only now: a reader that keeps `output` can take gradients of the logits at it
+        self._read(masked_inputs, weights, output, scores)
+        # Reshape only after the readers: the logits then depend on the very tensor that a reader
+        # kept, so that it can take their gradient with respect to it.
         return output.reshape(*arguments.query.shape[:-1], arguments.value.shape[-1])
 
-    def _scores_and_weights(
+    def _compute_weights(
         self, inputs: AttentionInputs, keep: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the scores and the weights as matrix products, both after their changes."""
-        scores = inputs.scores(slice(None))
-        changed_scores = self._scores(scores, keep)
-        # a query with no key left has only scores of -inf, of which a softmax is NaN
-        may_lack_keys = changed_scores is not scores or inputs.bias is not None
-        if may_lack_keys:
-            weights = softmax_or_zero(changed_scores)
-        else:
-            weights = scores.softmax(-1)
-        return changed_scores, self._weights(weights)
+        """Return the scores and the weights after their changes, computed as matrix products."""
+        original_scores = inputs.scores(slice(None))
+        scores = self._scores(original_scores, keep)
+        # A mask or a change may leave a query without keys. Its plain softmax would be NaN.
+        can_have_empty_rows = inputs.bias is not None or scores is not original_scores
+        softmax_weights = softmax_or_zero(scores) if can_have_empty_rows else scores.softmax(-1)
+        return scores, self._weights(softmax_weights)
 
     def _needs_weights(self) -> bool:
         """Return True if a tap changes scores or weights, or needs them in the autograd graph."""
@@ -173,7 +174,7 @@ class TappedCall:
     def _change_inputs(self, inputs: AttentionInputs) -> AttentionInputs:
         """Return the inputs after the changes of queries, keys and values.
 
-        Returns the same object where there are none.
+        Without changes, this is the same object.
         """
         if not any(tap.changes for tap in self.taps):
             return inputs
@@ -187,11 +188,15 @@ class TappedCall:
     def softmax(
         self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Tensor:
-        """Return the softmax of scores that the model computed itself, under the taps."""
+        """Return the model's softmax under the taps.
+
+        func, args, kwargs: the model's call; its first argument is the scores.
+        """
         axis = self._axis_before_windows(args[0])
         if axis is None:
             return self._softmax(func, args, kwargs)
         args = (self._windows_first(args[0], axis), *args[1:])
+        # the keys are the last axis in every layout; a positive number would now mean another axis
         if "dim" in kwargs:
             kwargs = {**kwargs, "dim": -1}
         else:
@@ -202,22 +207,21 @@ class TappedCall:
         self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Tensor:
         raw_scores, *rest = args
-        scores = per_head(raw_scores, self.heads)
+        original_scores = per_head(raw_scores, self.heads)
         keep = None
-        if scores.shape[1] == self.heads:
-            keep = self._keep(scores, *scores.shape[-2:])
-        changed_scores = self._scores(scores, keep)
-        if changed_scores is scores:
+        if original_scores.shape[1] == self.heads:
+            keep = self._keep(original_scores, *original_scores.shape[-2:])
+        scores = self._scores(original_scores, keep)
+        if scores is original_scores:
             raw_weights = func(raw_scores, *rest, **kwargs)
         else:
             raw_weights = softmax_or_zero(
-                changed_scores.reshape(raw_scores.shape),
+                scores.reshape(raw_scores.shape),
                 lambda tensor: func(tensor, *rest, **kwargs),
             )
         weights = self._weights(per_head(raw_weights, self.heads))
-        self._read(None, weights, None, changed_scores)
-        # reshaped only now, for readers that keep `weights`, as in `_attend`
-        return weights.reshape(raw_scores.shape)
+        self._read(None, weights, None, scores)
+        return weights.reshape(raw_scores.shape)  # after the readers, as in `_attend`
 
     def _apply_changes(self, stage: Stage, tensor: Tensor) -> Tensor:
         for tap in self.taps:
@@ -228,7 +232,7 @@ class TappedCall:
     def _scores(self, scores: Tensor, keep: Tensor | None) -> Tensor:
         """Return the scores after their changes, -inf where a key is knocked out.
 
-        Without changes, it is the same object.
+        Without changes, this is the same object.
         """
         changed = self._apply_changes("scores", scores)
         if keep is None:
@@ -238,7 +242,7 @@ class TappedCall:
     def _weights(self, weights: Tensor) -> Tensor:
         """Return the weights after their changes.
 
-        Explicit ones are in the autograd graph, also where nothing before them is.
+        With an explicit tap, they are in the autograd graph, even if nothing before them is.
         """
         weights = self._apply_changes("weights", weights)
         explicit = torch.is_grad_enabled() and any(tap.explicit for tap in self.taps)
@@ -247,9 +251,10 @@ class TappedCall:
         return weights
 
     def _keep(self, like: Tensor, queries: int, keys: int) -> Tensor | None:
-        """Return which keys take part, (1 or calls, heads, query, key); None: all.
+        """Return which keys take part, (1 or calls, heads, query, key), or None for all keys.
 
-        Raises UnsupportedError for other heads.
+        like: a tensor of the call, (calls, heads, ..). Raises UnsupportedError if it has another
+        number of heads than the module.
         """
         keeps = [tap.keep for tap in self.taps if tap.keep is not None]
         if keeps and like.shape[1] != self.heads:
@@ -291,7 +296,19 @@ def _heads_first(tensor: Tensor, axis: int) -> Tensor:
     return moved.flatten(0, 1) if axis == 0 else moved
 
 
-def _masked_bias(bias: Tensor | None, keep: Tensor) -> Tensor:
+def _attend_fused(inputs: AttentionInputs, dropout: float) -> Tensor:
+    """Return the output of torch's kernel for these inputs."""
+    return F.scaled_dot_product_attention(
+        inputs.query,
+        inputs.key,
+        inputs.value,
+        inputs.bias,
+        dropout,
+        scale=inputs.scale,
+    )
+
+
+def _both(bias: Tensor | None, keep: Tensor) -> Tensor:
     """Return an attention mask, boolean or additive, without the keys that are knocked out."""
     if bias is None:
         return keep

@@ -1,14 +1,13 @@
-"""Trace: one recorded forward pass, with one and with two images of noise: which modules ran, when,
-on what shapes.
+"""Recorded forward passes of one and of two images of noise, and the layers of a model in them.
 
-From it the layers of a model follow, as changes of places and replay address them: attention,
-heads, block and MLP.
+A trace holds which modules ran, when, and on which shapes. From it follow the layers, as changes of
+places and replay address them: attention, heads, block and MLP.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +26,10 @@ from vitlens.models.numbering import no_layer
 from vitlens.models.recording import Recorder, Shape, Trace
 from vitlens.shapes import Images
 
+# largest difference of an output from that of a projection, by rounding in fp32
+_ATOL: Final = 1e-5
+_RTOL: Final = 1e-4
+
 
 @per_model
 def trace(model: Model, images: int) -> Trace:
@@ -41,10 +44,10 @@ def trace(model: Model, images: int) -> Trace:
 class TracedHeads:
     """The shapes that one attention module computed in a forward pass.
 
-    shapes: by stage, None where it has several calls.
-    joined: of the heads' outputs concatenated, one shape a call.
-    branch: whether the module's output is that of its projection.
-    bytes: the size in bytes of the output and of the heads'.
+    shapes: the shape of each stage's tensor; None if the module has several calls.
+    joined: the shape of the concatenated outputs of the heads, for each call.
+    branch: whether the module's output is that of its output projection.
+    bytes: the size of the module's output and of its heads' outputs.
     """
 
     shapes: dict[Stage, Shape | None] = field(default_factory=dict)
@@ -55,11 +58,10 @@ class TracedHeads:
 
 @per_model
 def traced_heads(model: Model, images: int) -> Mapping[str, TracedHeads]:
-    """Return the heads of every attention module of the survey in a forward pass of so many
-    images."""
+    """Return the heads of each attention module of the survey, in a pass of so many images."""
     names = tuple(dict.fromkeys(site.module for site in survey(model, probe_images(model, 1))))
     traced = {name: TracedHeads() for name in names}
-    latest: dict[str, Tensor] = {}
+    heads_of_call: dict[str, Tensor] = {}  # the concatenated heads of each module that is running
 
     def read(call: AttentionCall, scored: Tensor | None) -> None:
         shapes = traced[call.site.module].shapes
@@ -71,27 +73,22 @@ def traced_heads(model: Model, images: int) -> Mapping[str, TracedHeads]:
     def record_heads(name: str) -> TensorFunction:
         def record(tensor: Tensor) -> Tensor:
             traced[name].joined.append(tuple(tensor.shape))
-            latest.setdefault(name, tensor)
+            heads_of_call.setdefault(name, tensor)
             return tensor
 
         return record
 
     def leave(name: str, _values: Arguments, result: Any) -> None:
         output = first_tensor(result)
-        heads = latest.pop(name, None)
+        heads = heads_of_call.pop(name, None)
         projection = projection_of(model, name)
-        module = traced[name]
-        module.branch = False
-        module.bytes = _bytes(heads) + _bytes(output)
-        if (
-            heads is not None
-            and output is not None
-            and projection is not None
-            and not output.is_meta
-        ):
-            projected = nn.functional.linear(heads, projection.weight, projection.bias)
-            same_shape = projected.shape == output.shape
-            module.branch = same_shape and torch.allclose(projected, output, atol=1e-5, rtol=1e-4)
+        traced[name].branch = False
+        traced[name].bytes = _bytes(heads) + _bytes(output)
+        if heads is None or output is None or projection is None or output.is_meta:
+            return
+        projected = nn.functional.linear(heads, projection.weight, projection.bias)
+        if projected.shape == output.shape:
+            traced[name].branch = torch.allclose(projected, output, atol=_ATOL, rtol=_RTOL)
 
     taps = [Tap((name,), joined=record_heads(name)) for name in names]
     with (
@@ -111,22 +108,24 @@ def _bytes(tensor: Tensor | None) -> int:
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer, or a block without attention.
+    """One attention layer, or a block without attention.
 
     index: the number of its block, from 0 in the order of the forward pass (see
         models/numbering.py).
-    attention: module name, "" where the block has none.
-    unit: the block that contains it, or attention itself where none does (SigLIP's pooling).
-    mlp: the block's MLP, or None.
-    heads: 0 of a block without attention.
-    head_dim: 0 where there is no output projection over all heads.
-    windows: calls per image.
-    queries, keys: of one call.
+    attention: the name of the attention module, or "" for a block without attention.
+    unit: the name of the block that contains the attention, or of the attention itself if no block
+        does (SigLIP's pooling).
+    mlp: the name of the block's MLP, or None.
+    heads: the number of heads, 0 for a block without attention.
+    head_dim: the width of a head, 0 if no output projection reads all heads.
+    windows: the number of calls per image.
+    queries: the number of queries in one call.
+    keys: the number of keys in one call.
     stream: the argument of the unit that is the residual stream, or None.
-    tokens: their number in the stream.
+    tokens: the number of tokens in the stream.
     removable: whether the unit's output has the shape of that argument.
-    tokens_first: whether the stream is (tokens, batch, width), as nn.TransformerEncoderLayer's
-        default is, and cannot be changed.
+    tokens_first: whether the stream is (tokens, batch, width), as by default in
+        nn.TransformerEncoderLayer. It cannot be changed then.
     """
 
     index: int
@@ -155,7 +154,7 @@ def layers(model: Model) -> tuple[Layer, ...]:
 def layer_at(model: Model, number: int) -> Layer:
     """Return the layer of this number.
 
-    Raises InputError where its block has no attention, and where there is none.
+    Raises InputError if there is no such block, or if it has no attention.
     """
     model_layers = layers(model)
     for layer in model_layers:
@@ -165,12 +164,12 @@ def layer_at(model: Model, number: int) -> Layer:
 
 
 def block_at(model: Model, number: int) -> Layer:
-    """Return the layer, or the block without attention, of this number; there is one."""
+    """Return the layer, or the block without attention, of this number, which must exist."""
     return next(block for block in blocks(model) if block.index == number)
 
 
 def depth(model: Model) -> int:
-    """Return how many numbers there are: of layers, and of blocks without attention.
+    """Return the number of layers and blocks without attention.
 
     Raises UnsupportedError for a model without attention (a CNN).
     """
@@ -180,23 +179,23 @@ def depth(model: Model) -> int:
 
 @once_per_model
 def blocks(model: Model) -> tuple[Layer, ...]:
-    """Return every attention layer and every block without attention that is a module, in the order
-    of their numbers.
+    """Return every attention layer and every block without attention, in the order of numbers.
 
     Raises UnsupportedError for a model without attention (a CNN).
     """
-    # a layer's first call
+    # of a layer with several calls, the first one remains
     sites = {site.layer: site for site in reversed(survey(model, probe_images(model, 1)))}
     numbered = [_layer(model, site) for site in sites.values()]
     parts = model.anatomy.parts
-    before = [
+    # for each layer, how many blocks without attention are before it
+    blocks_before = [
         parts[layer.attention].blocks_before for layer in numbered if layer.attention in parts
     ]
     calls = trace(model, 1).by_module
     for rank, name in enumerate(model.anatomy.without_attention):
         if len(calls.get(name, ())) == 1:
-            number = rank + sum(count <= rank for count in before)
-            numbered.append(_block(model, number, name))
+            layers_before = sum(count <= rank for count in blocks_before)
+            numbered.append(_block(model, rank + layers_before, name))
     return tuple(sorted(numbered, key=lambda layer: layer.index))
 
 
@@ -212,7 +211,7 @@ def _layer(model: Model, site: Site) -> Layer:
     if joined:
         windows, _, width = joined[-1]  # (calls, tokens, heads x head_dim)
     if part is not None and part.heads not in (0, site.heads):
-        width = 0  # not one softmax for each head that the projection reads
+        width = 0  # the projection reads other heads than those with a softmax
     return replace(
         _block(model, site.layer, unit, mlp=mlp),
         attention=site.module,
@@ -225,7 +224,7 @@ def _layer(model: Model, site: Site) -> Layer:
 
 
 def _block(model: Model, index: int, unit: str, *, mlp: str | None = None) -> Layer:
-    """Return a block without its attention; mlp: its MLP, where it is known."""
+    """Return a block without its attention; mlp: the name of its MLP, if it is known."""
     if mlp is None and isinstance(
         getattr(model.module.get_submodule(unit), "mlp", None), nn.Module
     ):
@@ -239,16 +238,17 @@ def _block(model: Model, index: int, unit: str, *, mlp: str | None = None) -> La
     if call.arguments:
         stream = (same_shape or list(call.arguments))[0]
         shape = call.arguments[stream].shape
+        # the trace is of one image: an axis of length 1 in second place is the batch
         tokens_first = len(shape) == 3 and shape[0] > 1 and shape[1] == 1
         tokens = shape[0] if tokens_first else math.prod(shape[1:-1])
     if tokens_first:
         stream = None
         removable = False
     return Layer(
-        index,
-        "",
-        unit,
-        mlp,
+        index=index,
+        attention="",
+        unit=unit,
+        mlp=mlp,
         heads=0,
         head_dim=0,
         windows=1,

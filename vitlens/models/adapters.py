@@ -24,11 +24,12 @@ from vitlens.typed import between, read_as, short
 WEIGHTS: Final = "adapter_model.safetensors"
 _PICKLE: Final = "adapter_model.bin"
 _PREFIX: Final = "base_model.model."
-# MODULE.lora_A.weight; earlier versions of peft put the adapter's name before "weight"
+# the names of factors, MODULE.lora_A.weight; in earlier versions of peft, the adapter's name is
+# before "weight"
 _FACTOR: Final = re.compile(r"(.+)\.lora_(A|B)\.(?:default\.)?weight")
 _WRAPPERS: Final = (".base_layer", ".modules_to_save.default", ".modules_to_save")
 _UNUSED: Final = ".original_module."  # of the module that a saved one replaces
-_PLAIN: Final = re.compile(r"[\w.]+")  # a pattern of module names without special signs
+_PLAIN: Final = re.compile(r"[\w.]+")  # a pattern of module names without special characters
 _MERGE: Final = "merge it with merge_and_unload of peft, and give the merged model"
 # variants that do not add scale B A to W, by the setting that turns them on
 _VARIANTS: Final = {
@@ -85,10 +86,12 @@ def _by_pattern(patterns: Mapping[str, _Value], module: str, usual: _Value) -> _
 class Adapter:
     """A LoRA adapter, by the names of its base model's modules.
 
-    factors: A (rank, in) and B (out, rank) by module.
-    saved: tensors that replace those of the base model, by name, such as a classifier
-        (modules_to_save) or biases.
-    note: for the provenance.
+    folder: the folder of the adapter.
+    settings: the settings that decide how weights are merged.
+    factors: the factors A (rank, in) and B (out, rank) by module.
+    saved: tensors that replace those of the base model, by name. These are a classifier
+        (modules_to_save) or biases, for example.
+    note: a note for the provenance.
     """
 
     folder: Path
@@ -123,9 +126,14 @@ class Adapter:
         return merged
 
     def _with_product(self, module: str, weight: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        """Return W + scale B A, of the type of W; of a convolution, of flattened kernels."""
+        """Return W + scale B A, in the type of W.
+
+        The kernels of a convolution count as rows of a matrix.
+
+        first, second: the factors A and B.
+        """
         product = second.flatten(1).double() @ first.flatten(1).double()
-        if self.settings.fan_in_fan_out:
+        if self.settings.fan_in_fan_out:  # W is (in, out)
             product = product.T
         flat = (len(weight), weight.numel() // max(1, len(weight)))
         if tuple(product.shape) != flat:
@@ -232,16 +240,16 @@ def _read_settings(folder: Path) -> _Settings:
     for pattern in (*settings.rank_pattern, *settings.alpha_pattern):
         if not _PLAIN.fullmatch(pattern):
             raise UnsupportedError(
-                f"expected names of modules as rank_pattern and alpha_pattern in {path}, found "
-                f"{short(pattern)}; {_MERGE}"
+                "expected names of modules as rank_pattern and alpha_pattern in "
+                f"{path}, found {short(pattern)}; {_MERGE}"
             )
     return settings
 
 
 def base_of(folder: Path) -> str:
-    """Return the base model that an adapter's configuration names, "BASE" where it has none.
+    """Return the base model that an adapter's configuration names, or "BASE" if it names none.
 
-    It is for messages: an untrusted file does not decide what is loaded.
+    It is only for messages: an untrusted file does not decide what is loaded.
     """
     fields = read_json(folder / CONFIG, error=ModelError)
     name = fields.get("base_model_name_or_path") if isinstance(fields, dict) else None

@@ -31,12 +31,12 @@ Family = Literal["vit", "windowed", "cnn", "other"]
 class StructureHints:
     """Structure of a module given by the user or the model source.
 
-    It replaces the structure read from the module, or checks it.
+    It replaces the structure that is read from the module, or checks it.
 
-    blocks: names of its blocks in forward order.
+    blocks: the names of the residual blocks in forward order.
     heads: the number of heads of every attention layer.
     prefix: the kinds of the special tokens, in order.
-    grid: patches (rows, columns).
+    grid: the (rows, columns) of the patches.
     """
 
     blocks: tuple[str, ...] | None = None
@@ -49,16 +49,20 @@ class StructureHints:
 class AttentionPart:
     """One module with attention heads.
 
-    module: its name.
-    heads: their number.
-    projection: the name of the linear layer that reads the concatenated heads, None where there is
-        none.
-    mlp: the name of the module whose output is that of its block's MLP, where it is known.
-    unread: why there is no projection, where that was read from a forward pass.
-    heads_axis: the axis of the heads in weights of five axes, as their projection showed: 1 of
-        (batch, heads, windows, query, key), 0 where they share the first axis with the batch, 2 of
-        (batch, windows, heads, query, key); None where the axes are fewer, or this was not shown.
-    blocks_before: blocks without attention before it, which count in its layer's number.
+    The axes of the weights may be in several orders. In weights with five axes, `heads_axis` is 1
+    for (batch, heads, windows, query, key) and 2 for (batch, windows, heads, query, key). It is 0
+    if the heads share the first axis with the batch.
+
+    module: the name of the module.
+    heads: the number of heads.
+    projection: the name of the linear layer that reads the concatenated heads, or None.
+    mlp: the name of the module that returns the output of the block's MLP, or None if it is not
+        known.
+    unread: why there is no projection, if a forward pass has shown that.
+    heads_axis: the axis of the heads in the weights, or None if there are fewer axes or no
+        projection showed it.
+    blocks_before: the number of blocks without attention before it, which count in its layer's
+        number.
     """
 
     module: str
@@ -75,23 +79,23 @@ class Anatomy:
     """The structure of a model, read from its modules or from a forward pass.
 
     family: "vit" (one sequence of tokens in all blocks), "windowed" (Swin), "cnn" or "other".
-    blocks: module names of its blocks in forward order, with those that have no attention.
-    layout: the layout of the token sequence (None where there is none).
-    readout: the classifier's input (None for a CNN).
-    attention: its modules with heads, in the order of the module tree (None: `Model` reads them
-        from the modules' attributes).
-    unread: why the token layout, or where there is no attention, attention could not be read from a
-        forward pass.
-    unused: attention modules that run, but on which the logits do not depend.
-    row_by_row: False where a forward pass showed that the patches are in another order, so that no
-        grid may be assumed.
-    special_first: False where special tokens stand behind patches and cannot be moved before them.
-    attends_unread: whether attention runs whose modules are not those of layers, so that they are
-        not listed.
-    reordering: the reordering of tokens whose special ones are not the first, while they pass
-        through the model.
-    without_attention: the members of its lists of blocks that have no attention, which count in the
-        numbers of layers.
+    blocks: the names of its blocks in forward order, including those without attention.
+    layout: the layout of the token sequence, or None if there is none.
+    readout: what the classifier reads, or None for a CNN.
+    attention: the modules with heads, in the order of the module tree. With None, `Model` reads
+        them from the attributes of its modules.
+    unread: why a forward pass did not show the token layout or, if there is no attention,
+        attention.
+    unused: attention modules that run, but do not change the logits.
+    row_by_row: False if a forward pass showed the patches in another order, so that no grid may be
+        assumed.
+    special_first: False if special tokens are behind patches and cannot be moved before them.
+    attends_unread: whether attention runs in modules that are not recognised as layers and
+        therefore not listed.
+    reordering: the reordering that puts special tokens first while tokens pass through the model,
+        or None if they are already.
+    without_attention: the members of the model's lists of blocks that have no attention. They count
+        in the numbers of layers.
     """
 
     family: Family
@@ -166,8 +170,9 @@ def _projection(name: str, attention: nn.Module, heads: int) -> str | None:
 
 
 def read_anatomy(model: nn.Module, *, image_size: tuple[int, int]) -> Anatomy:
-    """Return the anatomy of a model that takes images of this size (height, width), by its modules'
-    attributes.
+    """Return the anatomy of a model, by the attributes of its modules.
+
+    image_size: the (height, width) of its images in pixels.
     """
     layout = read_layout(model, image_size)
     parts = read_attention(model)
@@ -175,7 +180,7 @@ def read_anatomy(model: nn.Module, *, image_size: tuple[int, int]) -> Anatomy:
     if not attention:
         return _anatomy_without_attention(model, layout, parts)
     blocks = tuple(_block_of(model, name) for name in attention if "." in name)
-    # timm's BEiT has a window_size too, of the whole grid
+    # timm's BEiT has a window_size, too, which is its whole grid
     if any(has_windows(model, name) for name in attention) and named_prefix(model) is None:
         anatomy = Anatomy("windowed", blocks, None, "mean", parts)
     elif layout is None:
@@ -199,17 +204,16 @@ def _anatomy_without_attention(
 
 
 def has_windows(model: nn.Module, attention: str) -> bool:
-    """Return True if the attention module has an attribute for its windows, or its block has, with
-    a shift (Swin).
-    """
+    """Return True if attention is in windows, by attributes of its module or its block (Swin)."""
     block = model.get_submodule(attention.rpartition(".")[0])
     is_shifted = hasattr(block, "window_size") and hasattr(block, "shift_size")
     return is_shifted or hasattr(model.get_submodule(attention), "window_size")
 
 
 def _block_of(model: nn.Module, attention: str) -> str:
-    """Return the module that contains an attention module, or the sequence in which it is
-    (torchvision's MaxViT).
+    """Return the block of an attention module: the module that contains it.
+
+    In torchvision's MaxViT, this is an nn.Sequential, and the block is the module around it.
     """
     block = attention.rpartition(".")[0]
     if "." in block and isinstance(model.get_submodule(block), nn.Sequential):
@@ -232,15 +236,16 @@ def residual_blocks(model: nn.Module) -> Iterator[str]:
 
 
 def is_headless(model: nn.Module) -> bool:
-    """Return True if a model ends in features: its classifier is the identity (timm's
-    num_classes=0).
+    """Return True if a model ends in features: its classifier is the identity.
+
+    timm's num_classes=0 builds such a model.
     """
     get_classifier: Any = getattr(model, "get_classifier", None)  # timm's method
     if get_classifier is None:
         candidates: Any = [getattr(model, name, None) for name in ("head", "heads", "fc")]
     else:
         candidates = get_classifier()
-        if not isinstance(candidates, tuple | list):  # it is, of a distilled model
+        if not isinstance(candidates, tuple | list):  # a distilled model has two
             candidates = [candidates]
     leaves: list[nn.Module] = []
     for head in candidates:
@@ -265,8 +270,9 @@ def read_layout(model: nn.Module, image_size: tuple[int, int]) -> TokenLayout | 
 
 
 def named_prefix(model: nn.Module) -> tuple[PrefixKind, ...] | None:
-    """Return the tokens before the patches in most blocks, or None for a model without one sequence
-    of tokens.
+    """Return the kinds of the tokens before the patches in most blocks.
+
+    Returns None for a model without one sequence of tokens.
     """
     layout = getattr(model, "layout", None)
     if isinstance(layout, TokenLayout):
@@ -288,8 +294,7 @@ def named_prefix(model: nn.Module) -> tuple[PrefixKind, ...] | None:
 
 
 def has_named_cls(model: nn.Module) -> bool:
-    """Return True for a model of transformers with a parameter whose name is that of a CLS
-    token."""
+    """Return True for a model of transformers with a parameter named like a CLS token."""
     if not any(hasattr(getattr(part, "config", None), "model_type") for part in model.modules()):
         return False
     names = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
@@ -310,15 +315,14 @@ def _readout(model: nn.Module, layout: TokenLayout) -> Readout:
 
 
 def _joins_late(model: nn.Module) -> bool:
-    """Return True if CLS is added after the self-attention blocks, for class-attention blocks (CaiT
-    and XCiT).
-    """
+    """Return True if CLS is added only for class-attention blocks at the end (CaiT and XCiT)."""
     return hasattr(model, "blocks_token_only") or hasattr(model, "cls_attn_blocks")
 
 
 def _encoder(model: nn.Module) -> nn.Module:
-    """Return the module with the patch embedding: the model, or its encoder (timm's classifiers on
-    vision towers).
+    """Return the module with the patch embedding: the model, or its encoder.
+
+    timm's classifiers on vision towers have such an encoder.
     """
     encoder = getattr(model, "encoder", None)
     if (
@@ -330,13 +334,11 @@ def _encoder(model: nn.Module) -> nn.Module:
     return model
 
 
-# Modules whose forward pass is known, so that it can be computed in another way: a replay computes
-# the first tokens
-# of a known block only, oneDNN computes a known MLP with its GELU, and pruning cuts heads out of
-# known attention. The
-# code that runs decides: a subclass that defines forward, a module with a hook or a replaced
-# forward, and one with
-# another child than timm's, runs its own forward pass.
+# The following functions recognise modules with a known forward pass, which can then be computed
+# differently. A replay computes only the first tokens of a known block, oneDNN computes a known MLP
+# with its GELU, and pruning cuts heads out of known attention. The code that runs decides. Not
+# known are therefore a subclass that defines forward, a module with a hook or a replaced forward,
+# and a module with other children than timm's.
 
 _TIMM_BLOCK: Final = ("timm.models.vision_transformer.Block.forward",)
 _TIMM_ATTENTION: Final = (
@@ -344,7 +346,8 @@ _TIMM_ATTENTION: Final = (
     "timm.models.vision_transformer.Attention.forward",  # of timm before 1.0.16
 )
 _TIMM_MLP: Final = ("timm.layers.mlp.Mlp.forward",)
-_IDLE: Final = (  # in evaluation mode, they return what they get
+_TIMM_MLP_CHILDREN: Final = frozenset({"fc1", "act", "drop1", "norm", "fc2", "drop2"})
+_IDLE: Final = (  # in evaluation mode, they return their input
     "torch.nn.modules.dropout.Dropout.forward",
     "torch.nn.modules.linear.Identity.forward",
     "torchvision.ops.stochastic_depth.StochasticDepth.forward",
@@ -355,15 +358,17 @@ _GELU: Final = ("torch.nn.modules.activation.GELU.forward",)
 
 
 def runs(module: nn.Module, forwards: Collection[str]) -> bool:
-    """Return True if a call of the module runs one of these forwards, by their full names, and
-    nothing else.
+    """Return True if a call of the module runs one of these forwards, and nothing else.
 
     Changes by the contexts of vitlens do not count: see `is_changed`.
+
+    forwards: the full names of the functions.
     """
     kind: Any = type(module)
     function = f"{kind.forward.__module__}.{kind.forward.__qualname__}"
-    plain = kind.__call__ is nn.Module.__call__ and foreign_forward(module) is None
-    return function in forwards and plain and not other_hooks(module) and not has_global_hooks()
+    has_plain_call = kind.__call__ is nn.Module.__call__ and foreign_forward(module) is None
+    has_hooks = bool(other_hooks(module)) or has_global_hooks()
+    return function in forwards and has_plain_call and not has_hooks
 
 
 def _runs_that_of(module: nn.Module, kind: type[nn.Module]) -> bool:
@@ -380,11 +385,10 @@ def _are_idle(module: nn.Module, names: Iterable[str]) -> bool:
 
 
 def is_known_block(block: nn.Module) -> bool:
-    """Return True for a pre-norm transformer block of known attention: ours with all its parts, or
-    timm's.
+    """Return True for a pre-norm transformer block with known attention.
 
-    It computes x + drop_path1(ls1(attn(norm1(x)))), then x + drop_path2(ls2(mlp(norm2(x)))) of the
-    result.
+    It is ours with all its parts, or timm's. It computes y = x + drop_path1(ls1(attn(norm1(x)))),
+    then y + drop_path2(ls2(mlp(norm2(y)))).
     """
     attention = getattr(block, "attn", None)
     if not isinstance(attention, nn.Module) or not is_known_attention(attention):
@@ -410,22 +414,16 @@ def is_known_attention(attention: nn.Module) -> bool:
 
 
 def is_known_mlp(module: nn.Module) -> bool:
-    """Return True for our MLP and for timm's without a norm: an exact GELU between linear layers,
-    and dropout.
+    """Return True for our MLP and for timm's without a norm.
+
+    They have an exact GELU between linear layers, and dropout.
     """
     children = dict(module.named_children())
     idle: tuple[str, ...]
     if _runs_that_of(module, MLP):
         activation: Any = children["activation"]
         idle = ("dropout",)
-    elif runs(module, _TIMM_MLP) and children.keys() == {
-        "fc1",
-        "act",
-        "drop1",
-        "norm",
-        "fc2",
-        "drop2",
-    }:
+    elif runs(module, _TIMM_MLP) and children.keys() == _TIMM_MLP_CHILDREN:
         activation = children["act"]
         idle = ("drop1", "norm", "drop2")
     else:
@@ -435,10 +433,11 @@ def is_known_mlp(module: nn.Module) -> bool:
 
 
 def require_pre_norm(model: "Model", *, instead: str) -> None:
-    """Raise UnsupportedError for our post-norm blocks: their output is no sum of input, attention
-    and MLP.
+    """Raise UnsupportedError for our post-norm blocks.
 
-    instead: what is available for such a model.
+    Their output is no sum of input, attention and MLP.
+
+    instead: the part of the message about what is available for such a model.
     """
     for name in model.anatomy.blocks:
         block = model.module.get_submodule(name)

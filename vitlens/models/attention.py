@@ -1,7 +1,6 @@
-"""Attention from raw matrix products: weights, output, multi-head self-attention, and torch's
-functions of attention.
+"""Attention as raw matrix products: weights, output, and multi-head self-attention.
 
-torch's multi-head function is computed here with its fused kernel.
+torch's multi-head function is computed here, too, with torch's fused kernel.
 """
 
 from collections.abc import Callable
@@ -27,9 +26,11 @@ def attention_weights(
 ) -> Float[Tensor, "batch heads query key"]:
     """Return attention weights softmax(q kᵀ · scale); each query's weights over all keys sum to 1.
 
-    mask, broadcast to (batch, heads, query, key): boolean (True = take part;
-    nn.MultiheadAttention's masks are the opposite) or additive. A row that is masked everywhere is
-    all zeros. scale: 1/√head_dim unless given.
+    A row that is masked everywhere is all zeros.
+
+    mask: additive, or boolean with True for keys that take part (nn.MultiheadAttention's masks are
+        the opposite). It broadcasts to (batch, heads, query, key).
+    scale: the factor of the scores; None means 1/√head_dim.
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = (query * scale) @ key.transpose(-2, -1)  # (batch, heads, query, key)
@@ -46,8 +47,8 @@ def _softmax(scores: Tensor) -> Tensor:
 
 def softmax_or_zero(scores: Tensor, softmax: Callable[[Tensor], Tensor] = _softmax) -> Tensor:
     """Return the softmax over the last axis; a row of only -inf is zeros."""
-    # softmax of only -inf is NaN, forward and backward: such rows get equal scores, and are set to
-    # zero afterwards
+    # The softmax of only -inf is NaN, forward and backward. Such rows get equal scores first, and
+    # zeros afterwards.
     empty = (scores == -torch.inf).all(dim=-1, keepdim=True)
     return softmax(scores.masked_fill(empty, 0.0)).masked_fill(empty, 0.0)
 
@@ -61,12 +62,11 @@ def scaled_dot_product_attention(
     dropout: float = 0.0,
     scale: float | None = None,
 ) -> Float[Tensor, "batch heads query value_dim"]:
-    """Return each query's sum of the values, weighted by attention_weights (Vaswani 2017, equation
-    1).
+    """Return each query's sum of the values, weighted by attention_weights (Vaswani 2017, eq. 1).
 
-    mask and scale as in attention_weights; dropout: the fraction of weights set to zero, the rest
-    scaled up by 1/(1 - dropout), always applied when above 0 (as in torch's own function of this
-    name).
+    mask, scale: as in attention_weights.
+    dropout: the fraction of weights set to zero. The others are scaled up by 1/(1 - dropout). As
+        in torch's function of this name, it is always applied, in evaluation mode, too.
     """
     weights = attention_weights(query, key, mask=mask, scale=scale)
     return F.dropout(weights, dropout) @ value  # (batch, heads, query, value_dim)
@@ -75,12 +75,11 @@ def scaled_dot_product_attention(
 class MultiHeadSelfAttention(nn.Module):
     """Multi-head self-attention (Vaswani 2017); parameters have timm's names (qkv, proj).
 
-    fused: torch's fused kernel (the default), or the matrix products above; the results are equal,
-        and the second computes the weights.
-    dropout: on the weights.
-    projection_dropout: on the output; both in training mode only.
+    Raises InputError if dim is not divisible by heads. Dropout is applied only in training mode.
 
-    Raises InputError when dim is not divisible by heads.
+    fused: use torch's fused kernel. Otherwise, the matrix products above compute an equal result.
+    dropout: the fraction of weights set to zero.
+    projection_dropout: the fraction of outputs set to zero.
     """
 
     def __init__(
@@ -125,23 +124,20 @@ class MultiHeadSelfAttention(nn.Module):
 def positional(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return a call's arguments with the scores of a softmax as the first one, also where they are
-    given by name.
-    """
+    """Return a call's arguments, with the scores of a softmax always as first positional one."""
     if func in SOFTMAX and not args and "input" in kwargs:
-        return (kwargs["input"],), {
-            name: value for name, value in kwargs.items() if name != "input"
-        }
+        others = {name: value for name, value in kwargs.items() if name != "input"}
+        return (kwargs["input"],), others
     return args, kwargs
 
 
 def multi_head_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-    """Compute F.multi_head_attention_forward for a vision model with
-    F.scaled_dot_product_attention.
+    """Compute F.multi_head_attention_forward by F.scaled_dot_product_attention.
 
     Query, key and value are (tokens, batch, dim). The weights, if requested, are those of the
-    model's queries and keys: (batch, query, key), or one a head. Raises UnsupportedError for
-    options that no known vision model uses (padding masks, added keys, separate projections).
+    model's queries and keys: (batch, query, key), or (batch, heads, query, key). Raises
+    UnsupportedError for options that no known vision model uses (padding masks, added keys,
+    separate projections).
     """
     call = _MULTIHEAD.bind(*args, **kwargs)
     call.apply_defaults()
@@ -152,17 +148,12 @@ def multi_head_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | No
     mask = options["attn_mask"]
     weight = options["in_proj_weight"]
     bias = options["in_proj_bias"]
-    rare = any(
+    adds_keys = options["add_zero_attn"] or any(
         options[name] is not None
         for name in ("bias_k", "bias_v", "key_padding_mask", "static_k", "static_v")
     )
-    if (
-        rare
-        or options["add_zero_attn"]
-        or weight is None
-        or options["use_separate_proj_weight"]
-        or query.dim() != 3
-    ):
+    has_joint_projection = weight is not None and not options["use_separate_proj_weight"]
+    if adds_keys or not has_joint_projection or query.dim() != 3:
         raise UnsupportedError(
             "expected nn.MultiheadAttention with joint projections of images alone, found "
             "padding masks, added keys or separate projections; see vitlens models for supported "
@@ -172,9 +163,12 @@ def multi_head_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | No
     if query is key and key is value:  # one product of three times the width, as in torch
         projected = F.linear(query, weight, bias).chunk(3, dim=-1)
     else:
-        biases = (None, None, None) if bias is None else bias.chunk(3)
-        projected = tuple(
-            F.linear(x, w, b) for x, w, b in zip((query, key, value), weight.chunk(3), biases)
+        weights_of_parts = weight.chunk(3)
+        biases_of_parts = (None, None, None) if bias is None else bias.chunk(3)
+        projected = (
+            F.linear(query, weights_of_parts[0], biases_of_parts[0]),
+            F.linear(key, weights_of_parts[1], biases_of_parts[1]),
+            F.linear(value, weights_of_parts[2], biases_of_parts[2]),
         )
     # (tokens, batch, dim) -> (batch, heads, tokens, head_dim)
     queries, keys, values = (

@@ -1,8 +1,9 @@
-"""The place in the image of the cells of a tensor, from images of noise that differ in one band.
+"""Where in the image the cells of a tensor lie, from images of noise that differ in one band.
 
-A cell changes most where the band covers what it was computed from. Of each cell the mean band is
-taken, weighted by the change: in a map, it rises from row to row for bands of rows, and from column
-to column for bands of columns.
+An image is divided into bands of rows, and into bands of columns. A cell changes most if the band
+covers what it was computed from. For each cell, the mean band is computed, weighted by the change.
+In a map, it rises from row to row for bands of rows, and from column to column for bands of
+columns.
 """
 
 from typing import Final
@@ -16,22 +17,24 @@ from vitlens.shapes import Images
 Grid = tuple[int, int]
 Places = Float[Tensor, "2 cells"]  # the mean band of each cell: of rows, and of columns
 
-_BANDS: Final = 4  # of rows, and of columns
-IMAGES: Final = 1 + 2 * _BANDS  # of `banded_images`
+_BANDS: Final = 4  # the number of bands of rows, and of bands of columns
+IMAGES: Final = 1 + 2 * _BANDS  # the number of `banded_images`
 # least `grid_fit` of a map; channels and the tokens of an attention matrix stay below 0.2
 FITS: Final = 0.4
-_FITS_OTHERWISE: Final = 0.7  # of tokens in a grid without the image's proportions
-_FEWEST_OTHERWISE: Final = 8  # cells of such a grid: fewer lie in order by chance
-_LONGEST: Final = 4.0  # side of a cell, in units of the other side
-# range of the cells' mean bands, of at most 3, from which their places can be read
+# least `grid_fit` for a grid without the image's proportions
+_FITS_OTHERWISE: Final = 0.7
+_FEWEST_OTHERWISE: Final = 8  # least cells of such a grid: fewer lie in order by chance
+_LONGEST: Final = 4.0  # largest ratio of the sides of a cell
+# least range of the cells' mean bands, which is at most 3, from which their places can be read
 _PLACED: Final = 1.0
 # a correlation with the other axis, or against the axis, that a map never has
 _MISFITS: Final = 0.8
 
 
 def banded_images(images: Images) -> Images:
-    """Return the first of two images, then it with one band of the second: each band of rows, each
-    of columns.
+    """Return the first of two images, then its variants with one band of the second image.
+
+    There is a variant for each band of rows, then one for each band of columns.
     """
     image = images[:1]
     other = images[1:2]
@@ -51,30 +54,29 @@ def mean_bands(tensor: Float[Tensor, "images *axes"], channel_axis: int) -> Plac
 
     The cells are those of all axes but the batch and the channels, in order.
     """
+    # of shape (variants, cells)
     changes = (tensor[1:] - tensor[:1]).abs().float().mean(channel_axis).flatten(1)
-    by_band = changes.unflatten(0, (2, _BANDS)).cpu()
+    by_band = changes.unflatten(0, (2, _BANDS)).cpu()  # (rows or columns, bands, cells)
     bands = torch.arange(_BANDS, dtype=by_band.dtype)
-    weighted = (bands[:, None] * by_band).sum(1)
-    middle = (_BANDS - 1) / 2  # of cells that do not change
-    places: Places = (weighted / by_band.sum(1)).nan_to_num(middle, middle, middle)
+    weighted_sums = (bands[:, None] * by_band).sum(1)
+    middle = (_BANDS - 1) / 2  # the mean band of a cell that does not change
+    places: Places = (weighted_sums / by_band.sum(1)).nan_to_num(middle, middle, middle)
     return places
 
 
 def grid_fit(places: Places, grid: Grid) -> float:
-    """Return how well the cells lie row by row in a grid: 1 if they do, about 0 if they do not, -1
-    for another order.
+    """Return how well the cells lie row by row in a grid.
 
-    It is the smaller one of two correlations, of rows with bands of rows and of columns with bands
-    of columns, each less the absolute one with the other bands.
+    It is 1 if they do, about 0 if they do not, and -1 for another order. There are two values, of
+    which the smaller one is returned: one for rows and one for columns. Each is the correlation of
+    the rows (columns) with their bands, less the absolute correlation with the other bands.
     """
     fits = [along - abs(across) for along, across in _correlations(places, grid)]
     return min(fits, default=1.0)  # a single cell
 
 
 def is_misplaced(places: Places, grid: Grid) -> bool:
-    """Return True if the cells clearly lie in another order than row by row, such as mirrored or
-    column by column.
-    """
+    """Return True if the cells clearly lie in another order, for example column by column."""
     if not shows_places(places):
         return False
     return any(
@@ -83,8 +85,9 @@ def is_misplaced(places: Places, grid: Grid) -> bool:
 
 
 def shows_places(places: Places) -> bool:
-    """Return True if the cells clearly differ in where they lie; not where each sees the whole
-    image alike.
+    """Return True if the cells clearly lie at different places of the image.
+
+    They do not if each of them is computed from the whole image.
     """
     return bool((places.amax(1) - places.amin(1)).max() > _PLACED)
 
@@ -95,11 +98,10 @@ def grids_of(cells: int) -> list[Grid]:
 
 
 def best_grid(places: Places, image_size: Grid) -> tuple[Grid, float]:
-    """Return the grid in which the cells lie best row by row, and how well: 0 where it is not clear
-    enough.
+    """Return the grid in which the cells lie best row by row, and its `grid_fit`.
 
-    A number of cells may be that of several grids: one without the image's proportions must fit
-    better.
+    The fit is 0 if it is not clear enough. Several grids may have this number of cells: one without
+    the image's proportions must fit better.
     """
     fits = list[tuple[float, Grid]]()
     for grid in grids_of(places.shape[1]):
@@ -114,17 +116,19 @@ def best_grid(places: Places, image_size: Grid) -> tuple[Grid, float]:
 
 
 def has_proportions(grid: Grid, image_size: Grid) -> bool:
-    """Return True if a grid divides an image into cells that are as high as they are wide, to a
-    cell.
+    """Return True if a grid divides an image into about square cells.
+
+    For the rows of the grid, square cells would have the grid's number of columns, to less than
+    one column.
     """
-    return (
-        is_possible(grid, image_size) and abs(grid[0] * image_size[1] / image_size[0] - grid[1]) < 1
-    )
+    columns_of_square_cells = grid[0] * image_size[1] / image_size[0]
+    return is_possible(grid, image_size) and abs(columns_of_square_cells - grid[1]) < 1
 
 
 def is_possible(grid: Grid, image_size: Grid) -> bool:
-    """Return True if a map of an image can have this grid: cells of a pixel or more, not much
-    longer than wide.
+    """Return True if a map of an image can have this grid.
+
+    Its cells must have a pixel or more on each side, and not be much longer than wide.
     """
     height = image_size[0] / grid[0]
     width = image_size[1] / grid[1]
@@ -134,10 +138,10 @@ def is_possible(grid: Grid, image_size: Grid) -> bool:
 def _correlations(places: Places, grid: Grid) -> list[tuple[float, float]]:
     """Return the correlations of rows, then of columns, with their bands and with the other bands.
 
-    An axis of one cell has none. The correlation with the other bands is in units of the larger
-    spread, as the mean bands of a few cells vary by chance.
+    An axis with only one cell is left out. The correlation with the other bands is in units of the
+    larger spread, because the mean bands of a few cells vary by chance.
     """
-    centred = places.double() - places.double().mean(1, keepdim=True)
+    centred = places.double() - places.double().mean(1, keepdim=True)  # (rows or columns, cells)
     spread = centred.norm(dim=1)
     rows = torch.arange(grid[0]).repeat_interleave(grid[1]).double()
     columns = torch.arange(grid[1]).repeat(grid[0]).double()

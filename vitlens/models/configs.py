@@ -12,7 +12,7 @@ from vitlens.typed import between, length
 Positions = Literal["none", "learned", "sine", "sine-2d"]
 POSITIONS: Final[tuple[Positions, ...]] = get_args(Positions)
 CLASSES: Final = 100_000  # most classes of a head
-STAGES: Final = 8  # most of a Swin
+STAGES: Final = 8  # most stages of a Swin
 # upper bounds for files and command lines; __post_init__ checks the lower ones and suggests a value
 _Blocks: TypeAlias = Annotated[int, between(-(2**31), 1000)]
 _Width: TypeAlias = Annotated[int, between(-(2**31), 65_536)]
@@ -25,24 +25,28 @@ _Ratio: TypeAlias = Annotated[float, between(-1000, 1000)]
 class ViTConfig:
     """The architecture of a vision transformer; raises InputError for one that cannot be built.
 
-    image_size, patch_size: (height, width) in pixels.
-    dim: width of the residual stream.
-    mlp_ratio: hidden width of the MLP over dim.
-    classes: 0 for none.
-    pooling: the classifier's input, "cls" (a CLS token) or "mean" (no CLS token; the mean of the
-        patches, then the final norm).
-    registers: learned extra tokens (Darcet 2024).
-    distillation: a second token and head for a teacher (Touvron 2021).
-    dropout: on tokens, projections and MLP.
-    attention_dropout: on the weights.
-    drop_path: the rate of stochastic depth of the last block, growing linearly from 0 in the first.
-    positions: the positions of the patches, "learned" (one vector each), "sine" (fixed sines and
-        cosines of the patch's number, Vaswani 2017) or "sine-2d" (of its column and its row, as in
-        MAE, He 2022), or "none"; True and False, which earlier files have, are "learned" and
-        "none".
-    attention, mlp, residual, norm: False removes that part.
-    norm_first: the norm stands before each branch (pre-norm, Dosovitskiy 2021); False: after each
-        addition (post- norm, Vaswani 2017), with no final norm.
+    image_size: the (height, width) of images in pixels.
+    patch_size: the (height, width) of patches in pixels.
+    dim: the width of the residual stream.
+    depth: the number of blocks.
+    heads: the number of heads in each block.
+    mlp_ratio: the hidden width of the MLP, divided by dim.
+    classes: the number of classes, 0 for a model that ends in features.
+    pooling: what the classifier reads: "cls" (a CLS token), or "mean" (no CLS token; the mean of
+        the patches, then the final norm).
+    registers: the number of learned extra tokens (Darcet 2024).
+    distillation: whether there are a second token and head for a teacher (Touvron 2021).
+    positions: the position embeddings of the patches: "learned" (one vector each), "none", or fixed
+        ones. "sine" are sines and cosines of the patch's number (Vaswani 2017), "sine-2d" those of
+        its column and its row, as in MAE (He 2022). Earlier files have True and False for "learned"
+        and "none".
+    qkv_bias: whether the projection of queries, keys and values has a bias.
+    dropout: the dropout of tokens, projections and MLP.
+    attention_dropout: the dropout of the attention weights.
+    drop_path: the drop path of the last block. It grows linearly from 0 in the first.
+    attention, mlp, residual, norm: False removes this part from every block.
+    norm_first: whether the norm is before each branch (pre-norm, Dosovitskiy 2021). Otherwise it is
+        after each addition (post-norm, Vaswani 2017), and there is no final norm.
     """
 
     image_size: tuple[_Side, _Side] = (32, 32)
@@ -91,7 +95,7 @@ class ViTConfig:
 
 
 def _faults_of_vit(config: ViTConfig) -> Iterator[str]:
-    """Yield what cannot be built: sizes, rates, and parts that exclude each other."""
+    """Yield a message for each fault: wrong sizes, rates, and parts that exclude each other."""
     yield from _faults_of_both(config)
     if config.dim % config.heads:
         yield (
@@ -130,17 +134,22 @@ def _faults_of_vit(config: ViTConfig) -> Iterator[str]:
 class SwinConfig:
     """The architecture of a Swin transformer; raises InputError for one that cannot be built.
 
-    image_size, patch_size: (height, width) in pixels.
-    dim: width of the residual stream in the first stage, doubled in each later one.
-    depths, heads: blocks, and heads in each of them, by stage.
-    window: patches (rows, columns) of a window.
-    shift: whether every second block shifts its windows by half a window (Liu 2021, section 3.2;
-        without it no patch sees beyond its window before patches are merged).
-    mlp_ratio: hidden width of the MLP over the stream's.
-    dropout: on projections and MLP.
-    attention_dropout: on the weights.
-    drop_path: the rate of stochastic depth of the last block, growing linearly from 0 in the first.
-        Images and maps that patches, windows and merging do not divide are padded.
+    Images and maps that patches, windows and merging do not divide are padded.
+
+    image_size: the (height, width) of images in pixels.
+    patch_size: the (height, width) of patches in pixels.
+    dim: the width of the residual stream in the first stage. It doubles in each later one.
+    depths: the number of blocks in each stage.
+    heads: the number of heads in the blocks of each stage.
+    window: the patches (rows, columns) of a window.
+    shift: whether every second block shifts its windows by half a window (Liu 2021, section 3.2).
+        Otherwise, no patch sees beyond its window before patches are merged.
+    mlp_ratio: the hidden width of the MLP, divided by that of the stream.
+    classes: the number of classes.
+    qkv_bias: whether the projection of queries, keys and values has a bias.
+    dropout: the dropout of projections and MLP.
+    attention_dropout: the dropout of the attention weights.
+    drop_path: the drop path of the last block. It grows linearly from 0 in the first.
     """
 
     image_size: tuple[_Side, _Side] = (32, 32)
@@ -180,9 +189,7 @@ class SwinConfig:
 
 
 def _faults_of_swin(config: SwinConfig) -> Iterator[str]:
-    """Yield what cannot be built: sizes, stages without blocks, widths that the heads do not
-    divide, rates.
-    """
+    """Yield a message for each fault of sizes, stages, heads and rates."""
     yield from _faults_of_both(config)
     for name, unit in (("image_size", "px"), ("patch_size", "px"), ("window", "patches")):
         rows, columns = getattr(config, name)
@@ -204,8 +211,11 @@ def _faults_of_swin(config: SwinConfig) -> Iterator[str]:
 
 
 def _faults_of_both(config: ViTConfig | SwinConfig) -> Iterator[str]:
-    headed = 0 if isinstance(config, ViTConfig) else 1  # a ViT without classes ends in features
-    for name, low in {"dim": 1, "depth": 1, "heads": 1, "classes": headed, "registers": 0}.items():
+    """Yield a message for each fault that both kinds of transformers may have."""
+    # a ViT without classes ends in features
+    least_classes = 0 if isinstance(config, ViTConfig) else 1
+    least = {"dim": 1, "depth": 1, "heads": 1, "classes": least_classes, "registers": 0}
+    for name, low in least.items():
         value = getattr(config, name, low)
         if isinstance(value, int) and value < low:
             yield f"{name} of at least {low}, found {value}"

@@ -1,5 +1,7 @@
-"""Attention modules without some of their heads: fewer rows of the qkv projection, fewer columns of
-the output's.
+"""Attention modules without some of their heads.
+
+They have fewer rows in the projection of queries, keys and values, and fewer columns in the output
+projection.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -55,7 +57,7 @@ class Headless(nn.Module):
         super().__init__()
         self._name = name
         self._pair = pair
-        self.add_module(name, _without_columns(projection, torch.zeros(0, dtype=torch.long)))
+        self.add_module(name, _with_columns(projection, torch.zeros(0, dtype=torch.long)))
 
     def forward(
         self, tokens: Tokens, *_args: object, **_kwargs: object
@@ -88,9 +90,7 @@ def output_projection(attention: nn.Module) -> tuple[str, nn.Linear]:
 
 
 def _is_plain_multihead(attention: nn.Module) -> bool:
-    """Return True for torch's module with joint projections, batch first, that runs torch's own
-    forward.
-    """
+    """Return True for torch's module with joint projections, batch first, and torch's forward."""
     if not isinstance(attention, nn.MultiheadAttention) or not runs(attention, _MULTIHEAD):
         return False
     has_joint_projection = attention.in_proj_weight is not None
@@ -114,7 +114,7 @@ def cut_heads(model: nn.Module, pruned: Pruned) -> None:
         else:
             pair = isinstance(attention, nn.MultiheadAttention | MultiheadCut)
             cut = Headless(projection, "out_proj" if pair else "proj", pair=pair)
-            # torchvision's blocks have the number of heads as well
+            # torchvision's blocks have this attribute, too: they would count as attention
             vars(parent).pop("num_heads", None)
         setattr(parent, name.rpartition(".")[2], cut.train(attention.training))
 
@@ -124,8 +124,12 @@ def _with_heads(attention: nn.Module, remaining: list[int], head_dim: int) -> nn
     if isinstance(attention, nn.MultiheadAttention):
         attention = MultiheadCut(attention)
     name, projection = output_projection(attention)
-    columns = (torch.tensor(remaining)[:, None] * head_dim + torch.arange(head_dim)).flatten()
-    rows = (torch.arange(3)[:, None] * projection.in_features + columns).flatten()
+    # the columns of the heads: head h has those from h x head_dim on
+    first_columns = torch.tensor(remaining)[:, None] * head_dim
+    columns = (first_columns + torch.arange(head_dim)).flatten()
+    # the joint projection has such rows for queries, then for keys, then for values
+    first_rows = torch.arange(3)[:, None] * projection.in_features
+    rows = (first_rows + columns).flatten()
     if isinstance(attention, MultiheadCut):
         joint: Any = attention
         weight = "in_proj_weight"
@@ -139,7 +143,7 @@ def _with_heads(attention: nn.Module, remaining: list[int], head_dim: int) -> nn
         parameter = getattr(joint, parameter_name)
         if parameter is not None:
             setattr(joint, parameter_name, _part(parameter, 0, rows))
-    setattr(attention, name, _without_columns(projection, columns))
+    setattr(attention, name, _with_columns(projection, columns))
     sizes = {"heads": len(remaining), "num_heads": len(remaining), "attn_dim": len(columns)}
     for attribute, size in sizes.items():
         if hasattr(attention, attribute):
@@ -148,11 +152,13 @@ def _with_heads(attention: nn.Module, remaining: list[int], head_dim: int) -> nn
 
 
 def _part(parameter: Tensor, axis: int, index: Tensor) -> nn.Parameter:
+    """Return a parameter with only these rows (axis 0) or columns (axis 1)."""
     part = parameter.detach().index_select(axis, index.to(parameter.device))
     return nn.Parameter(part, requires_grad=parameter.requires_grad)
 
 
-def _without_columns(linear: nn.Linear, columns: Tensor) -> nn.Linear:
+def _with_columns(linear: nn.Linear, columns: Tensor) -> nn.Linear:
+    """Keep only these columns of a linear layer, in place."""
     linear.weight = _part(linear.weight, 1, columns)
     linear.in_features = len(columns)
     return linear

@@ -10,8 +10,8 @@ from vitlens.models.weights import list_names
 
 _DOT = re.compile(r"\.")
 
-
-_RANKS = {  # of networks in a file
+# the preference among several networks in a file, by a word in their names; the lowest rank wins
+_RANKS = {
     "ema": 0,
     "average": 0,
     "teacher": 1,
@@ -23,9 +23,7 @@ _RANKS = {  # of networks in a file
     "target": 5,
     "encoder_k": 5,
 }
-
-
-_NEUTRAL = 3  # rank of any other
+_NEUTRAL = 3  # the rank of a network without such a word
 _CLASSIFIERS = (
     "classifier",
     "head",
@@ -35,11 +33,11 @@ _CLASSIFIERS = (
     "classification_head",
     "linear_head",
 )
-# what pretraining alone needs, among them the projection heads of MoCo and DINO
+# names of what only pretraining needs, among them the projection heads of MoCo and DINO
 _TRAINING = re.compile(
     r"(decoder|mask_token|criterion|loss|n_averaged|projector|predictor|projection_head|queue|head\.(\d+|mlp|last_layer)\.)"
 )
-_CAUSES = (  # of names that a model does not have
+_CAUSES = (  # a pattern of names that a model does not have, and the likely cause
     (
         r"lora_|modules_to_save|base_layer\.",
         "these are adapters (LoRA): merge them first (merge_and_unload of peft)",
@@ -72,9 +70,12 @@ def fit_names(
     """Return the state dict by the names of a model, and notes of changes.
 
     A prefix that most names share is removed. Names without that prefix do not belong to the model
-    (a loss, a second network) and are left out. Tensors that only pretraining needs are left out
-    where all other names fit. heads: modules of the classifier, which may be missing, or have
-    another name. Raises ModelError for whole numbers in place of weights.
+    (a loss, a second network) and are left out. Tensors that only pretraining needs are left out if
+    all other names fit. Raises ModelError for whole numbers in place of weights.
+
+    state: the tensors of a file.
+    expected: the state dict of the model.
+    heads: the modules of the classifier, which may be missing or have another name in the file.
     """
     notes: list[str] = []
     prefix = _network_prefix(state, expected)
@@ -86,9 +87,11 @@ def fit_names(
     head, note = _classifier(state, prefix, expected, heads)
     if head:
         notes.append(note)
-        fitted = {
-            name: value for name, value in fitted.items() if not _is_one_of(value, head.values())
-        } | head
+        others = {}
+        for name, value in fitted.items():
+            if not _is_one_of(value, head.values()):
+                others[name] = value
+        fitted = others | head
     left_out = []
     for name, value in state.items():
         if not name.startswith(prefix) and not _is_one_of(value, head.values()):
@@ -107,16 +110,17 @@ def fit_names(
 
 
 def _network_prefix(names: Iterable[str], expected: Mapping[str, Tensor]) -> str:
-    """Return the prefix whose removal leaves most names of the model.
+    """Return the prefix after which most names are names of the model.
 
-    "" where that gives less than half of the model.
+    Returns "" if that is less than half of the model.
     """
-    counts: dict[str, int] = {}
+    counts: dict[str, int] = {}  # by prefix, how many names of the model follow it
     for name in names:
         starts = [0, *(match.end() for match in _DOT.finditer(name))]
         for start in starts:
             if name[start:] in expected:
                 counts[name[:start]] = counts.get(name[:start], 0) + 1
+    # the most names; of several such prefixes, the preferred network
     prefix = min(
         counts, key=lambda candidate: (-counts[candidate], _preference(candidate)), default=""
     )
@@ -127,9 +131,9 @@ def _network_prefix(names: Iterable[str], expected: Mapping[str, Tensor]) -> str
 
 
 def _require_one_network(prefix: str, counts: Mapping[str, int]) -> None:
-    """Raise ModelError where nothing shows which of two networks is the model.
+    """Raise ModelError if nothing shows which of several networks is the model.
 
-    As many names then have another prefix.
+    Another prefix then has as many names and the same preference.
     """
     equals = []
     for other, count in counts.items():
@@ -166,8 +170,10 @@ def _classifier(
 ) -> tuple[dict[str, Tensor], str]:
     """Return the classifier that a file has under another name, by the model's name, and a note.
 
-    Empty where the file has the model's classifier, or not exactly one other of the right width.
-    prefix: the prefix of the model's other names.
+    Both are empty if the file has the model's classifier, or not exactly one other classifier of
+    the right width.
+
+    prefix: the prefix of the model's other names in the file.
     """
     if len(heads) != 1:
         return {}, ""
@@ -188,10 +194,8 @@ def _classifier(
     bias = state.get(f"{module}.bias")
     if bias is None or weight.ndim != 2 or weight.shape[1] != head_weight.shape[1]:
         return {}, ""
-    return {
-        f"{head}.weight": weight,
-        f"{head}.bias": bias,
-    }, f"took {module!r} for the classifier {head!r}"
+    renamed = {f"{head}.weight": weight, f"{head}.bias": bias}
+    return renamed, f"took {module!r} for the classifier {head!r}"
 
 
 def _preference(prefix: str) -> int:
@@ -231,7 +235,11 @@ def require_fitting(model: nn.Module, state: Mapping[str, Tensor], *, where: str
 def _cause(
     missing: Sequence[str], unexpected: Sequence[str], *, matched: bool, shapes: bool
 ) -> str:
-    """Return why weights are likely not to fit, and what to do."""
+    """Return the likely reason why weights do not fit, and what to do.
+
+    matched: whether some of the names fit.
+    shapes: whether the shape of a tensor does not fit.
+    """
     for pattern, cause in _CAUSES:
         if any(re.search(pattern, name) for name in unexpected):
             wrap = by_caller(

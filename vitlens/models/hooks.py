@@ -16,19 +16,18 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens.models.nested import tensors_in
 
-Key = int | str  # of an argument of a call: its position or its name
+Key = int | str  # the position or the name of an argument
 Arguments = dict[Key, Any]
 Forward = Callable[..., Any]
 
-# modules whose hooks change nothing
+# hooks that are defined in these modules change nothing
 _READING: Final = ("vitlens.", "transformers.utils.output_capturing")
-_DEPTH: Final = ContextVar("depth", default=0)  # of nested `unchanged` contexts
+_DEPTH: Final = ContextVar("depth", default=0)  # the number of nested `unchanged` contexts
 
 
 @contextmanager
 def unchanged() -> Iterator[None]:
-    """Run models without the changes and hooks of this file that were entered outside this
-    context."""
+    """Run models without the changes and hooks of this file that were entered outside."""
     token = _DEPTH.set(_DEPTH.get() + 1)
     try:
         yield
@@ -78,8 +77,9 @@ class ScopedMode(_Scoped, TorchFunctionMode):
 class Replaced(_Scoped):
     """A module's replaced forward.
 
-    plain: the one that it replaces, with the hooks of others that were there before.
-    equal: whether it gives the same outputs as that, of any part of a batch and of the tokens.
+    forward: the forward that runs in place of the plain one.
+    plain: the replaced forward, with the hooks of others that were there before.
+    equal: whether both return the same outputs, for any part of a batch and of the tokens.
     """
 
     def __init__(self, forward: Forward, plain: "_Hooked", *, equal: bool = False) -> None:
@@ -98,9 +98,9 @@ class Replaced(_Scoped):
 class _Hooked:
     """A module's forward with the hooks of others that were registered before it was replaced.
 
-    The replacement then runs around these hooks, as a context around those entered before it. The
-    hooks stay registered, so that they keep their order and can be removed, but they call nothing
-    in the meantime.
+    The replacement runs around these hooks, like a context around those entered before it. The
+    hooks stay registered, so that they keep their order and can be removed, but torch then calls an
+    idle function in their place.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -184,9 +184,9 @@ def watching(
 
     The hooks are removed on exit, also after an exception.
 
+    after: called with the module's name, its arguments and its output.
     before: called with the module's name and its arguments.
-    after: with its output as well.
-    always: `after` is also called for a module that raised, with None as its output.
+    always: call `after` also for a module that raised, with None as its output.
     """
     scope = _Scoped()
 
@@ -222,9 +222,10 @@ def watching(
 def overridden(
     module: nn.Module, wrap: Callable[[Forward], Forward], *, equal: bool = False
 ) -> Iterator[None]:
-    """Replace the module's forward by wrap(its forward and the hooks of others).
+    """Replace the module's forward; contexts may be nested.
 
-    Contexts may be nested. equal: as in `Replaced`.
+    wrap: a function that returns the new forward for the one before, with the hooks of others.
+    equal: as in `Replaced`.
     """
     before = module.__dict__.get("forward")
     plain = _Hooked(module)
@@ -240,9 +241,7 @@ def overridden(
 
 
 def foreign_forward(module: nn.Module) -> Forward | None:
-    """Return the forward that was put into the module by others than the contexts of this file,
-    None where none was.
-    """
+    """Return the forward that other code than this file has put into the module, or None."""
     forward = vars(module).get("forward")
     while isinstance(forward, Replaced):
         forward = forward.plain.forward
@@ -263,8 +262,7 @@ def other_hooks(module: nn.Module) -> list[Callable[..., Any]]:
 
 
 def hooks_around(module: nn.Module) -> bool:
-    """Return True if a hook of others was registered after the module's forward was replaced
-    last."""
+    """Return True if a hook of others was registered since the module's forward was replaced."""
     return bool(_others(module._forward_pre_hooks) or _others(module._forward_hooks))
 
 
@@ -274,20 +272,18 @@ def has_global_hooks() -> bool:
 
 
 def is_changed(module: nn.Module) -> bool:
-    """Return True if anything in force changes or reads the results of the module, or of a part of
-    it.
+    """Return True if anything in force changes or reads results of the module or of its parts.
 
-    That is a change by a context of this file, a hook of another origin or a forward put into a
-    module. Changes of attention are those of `vitlens.lens.attention`.
+    That is a context of this file, a hook of others, or a forward that others put into a module.
+    For changes of attention, see `vitlens.lens.attention.is_tapped`.
     """
     return has_global_hooks() or any(map(_is_changed_itself, module.modules()))
 
 
 def is_within_context(module: nn.Module) -> bool:
-    """Return True inside a context of this file that replaces the forward of the module or of a
-    part of it.
+    """Return True inside a context of this file that replaces a forward of the module or its parts.
 
-    A copy of the module would call the original.
+    A copy of the module would then call the original.
     """
     return any(isinstance(vars(part).get("forward"), Replaced) for part in module.modules())
 
@@ -319,9 +315,9 @@ def as_call(values: Arguments) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def first_tensor(output: Any) -> Tensor | None:
-    """Return a module's output where it is a tensor, or the first tensor in a tuple, list or dict.
+    """Return a module's output if it is a tensor, or the first tensor in a tuple, list or dict.
 
-    None without one.
+    Returns None without a tensor.
     """
     for tensor in tensors_in(output):
         return tensor

@@ -1,5 +1,6 @@
-"""What a module takes in place of colour images, found in trial passes after it raised an error for
-them.
+"""The inputs that a module takes instead of colour images, read from trial passes.
+
+They are used after the module has raised an error for images.
 """
 
 import inspect
@@ -12,16 +13,19 @@ from torch import Tensor, nn
 from vitlens.models.hooks import Arguments, first_tensor, watching
 
 _COLOURS: Final = 3
-_MOST_CHANNELS: Final = 16  # that are tried where no layer says how many
+_MOST_CHANNELS: Final = 16  # numbers of channels up to this one are tried, unless a layer shows one
+# the most channels in a layer that count as those of an image
+_MOST_READ_CHANNELS: Final = 4 * _MOST_CHANNELS
 _PASS_SIZE: Final = "check image_size="
 
 
 def why_no_images(module: nn.Module, images: Tensor, error: Exception) -> str:
-    """Describe the inputs that the module takes in place of these normalised images, and what to
-    do.
+    """Describe the inputs that the module takes instead of these images, and what to do.
 
-    error: raised by its forward for the images. The module is in evaluation mode, without
-    gradients.
+    The module is in evaluation mode, without gradients.
+
+    images: normalised images.
+    error: the error that its forward raised for them.
     """
     name = type(module).__name__
     images_alone = (
@@ -51,9 +55,7 @@ def why_no_images(module: nn.Module, images: Tensor, error: Exception) -> str:
 
 
 def _adapter(channels: int) -> str:
-    """Return code that puts a conversion of three normalised channels before a module, and what it
-    does.
-    """
+    """Return code that converts three normalised channels before a module, and what it does."""
     if channels == 1:
         return (
             "torch.nn.Sequential(torchvision.transforms.Grayscale(1), module), with mean and "
@@ -87,7 +89,7 @@ def _further_arguments(module: nn.Module, images: Tensor) -> str:
             is_variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
             if parameter.default is parameter.empty and not is_variadic:
                 needed.append(parameter.name)
-        return ", ".join(needed[1:])
+        return ", ".join(needed[1:])  # the first one takes the images
     return ""
 
 
@@ -127,8 +129,9 @@ def _first_key_read(module: nn.Module, images: Tensor) -> str | None:
 
 
 def _is_of_video(module: nn.Module, images: Tensor, error: Exception) -> bool:
-    """Return True if the module unpacks five axes, or fails for images in a convolution with an
-    axis of time.
+    """Return True if the module unpacks five axes, or fails in a convolution with an axis of time.
+
+    error: the error that it raised for images.
     """
     entered: list[str] = []
 
@@ -142,10 +145,7 @@ def _is_of_video(module: nn.Module, images: Tensor, error: Exception) -> bool:
 
 
 def _channels_taken(module: nn.Module, images: Tensor) -> int | None:
-    """Return another number of channels with which the module gives a tensor.
-
-    Returns None where it gives none.
-    """
+    """Return another number of channels with which the module returns a tensor, or None."""
     for channels in _channels_to_try(module, images):
         noise = torch.randn(
             len(images), channels, *images.shape[2:], generator=torch.Generator().manual_seed(0)
@@ -156,7 +156,7 @@ def _channels_taken(module: nn.Module, images: Tensor) -> int | None:
 
 
 def _channels_to_try(module: nn.Module, images: Tensor) -> Iterator[int]:
-    """Yield numbers of channels, those first that layers of the module read."""
+    """Yield numbers of channels; those that layers of the module read come first."""
     pixels = images.shape[2] * images.shape[3]
     read = []
     for layer in module.modules():
@@ -164,7 +164,7 @@ def _channels_to_try(module: nn.Module, images: Tensor) -> Iterator[int]:
             read.append(layer.in_channels)
         elif isinstance(layer, nn.Linear) and layer.in_features <= pixels:
             read.append(layer.in_features)
-    few = [channels for channels in read if channels <= 4 * _MOST_CHANNELS]
+    few = [channels for channels in read if channels <= _MOST_READ_CHANNELS]
     for channels in dict.fromkeys((*few, *range(1, _MOST_CHANNELS + 1))):
         if channels != _COLOURS:
             yield channels

@@ -1,10 +1,9 @@
-"""Models of images and texts: the image tower as a module, its text tower, and zero-shot
-classifiers built from them.
+"""Models of images and texts: the image tower, its text tower, and zero-shot classifiers.
 
 Contrastive models (CLIP, Radford 2021; SigLIP, Zhai 2023) embed images and texts in one space. With
-prompts, the logits are the similarities of an image to each prompt, so that everything that works
-on a classifier works on these, rollout and relevance included. The embedding of a class is the mean
-of the normalised embeddings of its prompts, one per template, normalised again (Radford 2021,
+prompts, the logits are the similarities of an image to each prompt. Everything that works on a
+classifier then works on these models, also rollout and relevance. The embedding of a class is the
+mean of the normalised embeddings of its prompts, one per template, normalised again (Radford 2021,
 section 3.1.4).
 """
 
@@ -32,7 +31,7 @@ from vitlens.shapes import TokenLayout
 
 Embeddings = Float[Tensor, "texts dim"]
 Tokenizer = Callable[[list[str]], Tensor]
-_AT_ONCE = 256  # texts
+_AT_ONCE = 256  # texts embedded in one forward pass
 PHOTO: Final = ("a photo of a {}.",)
 PLACE: Final = "{}"  # placeholder of the class in a template
 ByTemplate = Float[Tensor, "templates classes dim"]
@@ -42,11 +41,11 @@ ByTemplate = Float[Tensor, "templates classes dim"]
 class TextTower:
     """The text encoder of a model.
 
-    model: the whole model, which encodes token ids with encode_text.
-    tokenizer: builds the tokenizer on first use.
-    context: most tokens of a text, with those that are added to it.
+    model: the whole model, which encodes token ids by encode_text.
+    tokenizer: a function that builds the tokenizer; it is called on first use.
+    context: the most tokens of a text, including the added ones.
     name: the name of the model, for messages.
-    added: tokens added to a text, 2 for its start and its end.
+    added: the number of tokens added to a text, 2 for its start and its end.
     """
 
     model: nn.Module
@@ -92,8 +91,9 @@ class TextTower:
         return self._built(list(texts))
 
     def unknown_words(self, texts: Sequence[str]) -> tuple[str, ...]:
-        """Return the words of texts that the tower was not trained on, each once; of open_clip's
-        tokenizers, which know parts of words, none.
+        """Return the words of texts that the tower was not trained on, without repetition.
+
+        There are none with open_clip's tokenizers, which divide words into parts.
         """
         unknown = getattr(self._built, "unknown", None)
         if unknown is None:
@@ -106,7 +106,7 @@ class TextTower:
     def embed(self, texts: Sequence[str], *, device: torch.device | str = "cpu") -> Embeddings:
         """Return normalised embeddings (texts, dim) on a device, to which the towers are moved.
 
-        Raises as `tokens`.
+        Raises what `tokens` raises.
         """
         device = as_device(device)
         ids = self.tokens(texts)
@@ -120,15 +120,16 @@ class TextTower:
 
 
 class LanguageImage(nn.Module):
-    """The image tower.
+    """The image tower of a model of images and texts.
 
-    Its output is the similarity of an image to each prompt, without prompts its embedding.
+    Its output is the similarity of an image to each prompt or, without prompts, its embedding. The
+    text tower is not a submodule: it adds no parameters and does not run in a forward pass.
 
-    pooling: the pooling of the tower's tokens, as timm names it ("token", "avg", "map").
-    layout: the layout of its tokens, None for a CNN.
+    visual: the image tower of the library.
+    text: the text tower.
+    layout: the layout of the tokens, or None for a CNN.
+    global_pool: the pooling of the tokens, by timm's names ("token", "avg", "map").
     prompts: normalised embeddings (prompts, dim), or None.
-
-    The text tower is not a submodule: it adds no parameters and does not run in a forward pass.
     """
 
     def __init__(
@@ -166,11 +167,12 @@ class LanguageImage(nn.Module):
     def forward(
         self, images: Float[Tensor, "batch 3 height width"]
     ) -> Float[Tensor, "batch outputs"]:
-        """Return logits (batch, prompts) = scale · cosine + bias; without prompts, embeddings
-        (batch, dim).
+        """Return logits (batch, prompts) = scale · cosine + bias.
+
+        Without prompts, return embeddings (batch, dim).
         """
         output = self.visual(images)
-        # CoCa returns its tokens as well
+        # CoCa returns a pair, with its tokens in second place
         embedding: Tensor = output[0] if isinstance(output, tuple) else output
         if self.prompts is None:
             return embedding
@@ -183,7 +185,7 @@ class LanguageImage(nn.Module):
 def text_tower(model: Model) -> TextTower:
     """Return a model's text tower: open_clip's, or that of a run folder with captions.
 
-    Raises UnsupportedError, with models that have one, for a model without.
+    Raises UnsupportedError for a model without one; the message lists models that have one.
     """
     if isinstance(model.module, LanguageImage):
         return model.module.text
@@ -197,8 +199,13 @@ def text_tower(model: Model) -> TextTower:
             f"'{sources[0].prefix}*'"
         )
     tower = read_tower(folder)
+    start = 1  # only the token of the start is added
     return TextTower(
-        tower, lambda: WordTokenizer(tower), 1 + tower.config.context, model.alias, added=1
+        model=tower,
+        tokenizer=lambda: WordTokenizer(tower),
+        context=start + tower.config.context,
+        name=model.alias,
+        added=start,
     )
 
 
@@ -223,10 +230,13 @@ def _folder_with_texts(model: Model) -> Path | None:
 
 
 def with_prompts(model: Model, names: Sequence[str], prompts: Embeddings | None) -> Model:
-    """Return the same image tower with other prompts, whose names become the classes.
+    """Return the same image tower with other prompts.
 
-    prompts: None for embeddings as outputs. Raises UnsupportedError for a model without a text
-    tower, InputError unless there is one name a prompt, each once.
+    Raises UnsupportedError for a model without a text tower, InputError unless each prompt has a
+    different name.
+
+    names: the names of the prompts, which become the classes.
+    prompts: the embeddings of the prompts; with None, the outputs are embeddings.
     """
     if len(set(names)) != len(names) or (prompts is not None and len(prompts) != len(names)):
         raise InputError(
@@ -269,17 +279,17 @@ def zero_shot(
 ) -> Model:
     """Return a language-image model as a classifier of these classes, without training.
 
-    Usable wherever a model is.
+    The result can be used like any other model. A class is the mean of the embeddings of its
+    prompts. Raises UnsupportedError for a model without a text tower, InputError for a template
+    without {}.
 
-    templates: prompts with {} in place of a class; a class is the mean of the embeddings of its
-        prompts.
-    names: the classes' names in the prompts (default: the classes; for ImageNet, unambiguous
-        names).
+    templates: prompts with {} in place of a class.
+    names: the classes' names in the prompts. By default, these are the classes; for ImageNet, they
+        are unambiguous names.
 
-    Raises UnsupportedError for a model without a text tower, InputError for a template without {}.
-
-    clip = vitlens.load("open-clip:ViT-B-32/openai") maps =
-    vitlens.relevance(vitlens.zero_shot(clip, ["cat", "dog"]), images)
+    Example:
+        clip = vitlens.load("open-clip:ViT-B-32/openai")
+        maps = vitlens.relevance(vitlens.zero_shot(clip, ["cat", "dog"]), images)
     """
     tower = text_tower(model)
     embeddings = by_template(tower, names or prompt_names(classes), templates, device=model.device)
@@ -318,8 +328,9 @@ def ensemble(embeddings: ByTemplate) -> Float[Tensor, "classes dim"]:
 
 
 def prompt_names(classes: Sequence[str]) -> tuple[str, ...]:
-    """Return the classes' names in prompts: open_clip's unambiguous names for ImageNet, others
-    without underscores.
+    """Return the classes' names in prompts.
+
+    For ImageNet, these are open_clip's unambiguous names. Other names lose their underscores.
     """
     if tuple(classes) == imagenet_classes():
         from vitlens.models.sources.open_clip import imagenet_prompt_names

@@ -1,6 +1,6 @@
-"""From a name to a Model."""
+"""Load a model by its name."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -59,20 +59,24 @@ def load(
     seed: int = 0,
     code_files: Sequence[str] = (),
 ) -> Model:
-    """Return the model for `[alias=]NAME[@weights]`, in evaluation mode, without gradients on its
-    parameters.
+    """Return the model for `[alias=]NAME[@weights]`, in evaluation mode and with frozen parameters.
 
-    NAME: vit-digits, cnn-digits, vit-shortcut, cnn-shortcut, a run folder, a weights file (with
-    arch), timm:NAME, torchvision:NAME, open-clip:ARCH/TAG, hf:REPO, hf:FOLDER, or a preset with
-    weights; weights: a file, the folder of a LoRA adapter of peft, which is merged, or
-    FILE@FOLDER; "random": the same architecture, untrained. A `ModelName` (from
-    `parse_model`) is used as it is. image_size: (height, width) in pixels, or both at once; mean,
-    std: the standard deviation of the model's training, for pixels in [0, 1]; classes: names of the
-        logits; device: one of torch, or auto, cpu, cuda, cuda:N or mps; code_files: each
-        FILE.py:FUNCTION that may be a name, and whose code is run then. A model without a
-        classifier (timm's num_classes=0) has no classes; its outputs are features. Raises
-        UnknownNameError and ModelError, and UnsupportedError for classes of a model without a
-        classifier.
+    NAME is one of these: vit-digits, cnn-digits, vit-shortcut, cnn-shortcut, a run folder, a
+    weights file (with arch), timm:NAME, torchvision:NAME, open-clip:ARCH/TAG, hf:REPO, hf:FOLDER,
+    or a preset with weights. A model without a classifier (timm's num_classes=0) has no classes,
+    and its outputs are features. Raises UnknownNameError and ModelError, and UnsupportedError for
+    classes of a model without a classifier.
+
+    name: the name of the model, or a `ModelName` from `parse_model`.
+    weights: a file, the folder of a LoRA adapter of peft, which is merged, or FILE@FOLDER.
+    random_weights: return the same architecture untrained, like the weights "random".
+    arch: the architecture of a weights file that does not describe its model.
+    image_size: the (height, width) of images in pixels, or one number for both.
+    mean, std: the normalisation of the model's training, for pixels in [0, 1].
+    classes: the names of the logits.
+    device: a device of torch, or "auto", "cpu", "cuda", "cuda:N" or "mps".
+    seed: the seed of random weights.
+    code_files: every FILE.py:FUNCTION that may be a model's name. Its code is then run.
 
     >>> import vitlens
     >>> vitlens.load("vit-digits").input_size
@@ -112,18 +116,18 @@ def load(
             "weights define them; leave them out"
         )
     request = ModelRequest(
-        source,
-        name.name,
-        name.alias,
-        Path(file) if file else None,
-        Path(adapter) if adapter else None,
-        random,
-        arch,
-        size,
-        mean,
-        std,
-        seed,
-        tuple(code_files),
+        source=source,
+        name=name.name,
+        alias=name.alias,
+        file=Path(file) if file else None,
+        adapter=Path(adapter) if adapter else None,
+        random=random,
+        arch=arch,
+        image_size=size,
+        mean=mean,
+        std=std,
+        seed=seed,
+        code_files=tuple(code_files),
     )
     model: Model = resolved(source.load)(request)
     if mean or std:
@@ -136,7 +140,7 @@ def load(
 
 
 def _require_replaceable_weights(source: ModelSource, name: str) -> None:
-    """Raise InputError for a model that has its own weights."""
+    """Raise InputError for a source with models that include their weights."""
     if source.weights != "own" or not (name in source.names or Path(name).exists()):
         return
     usages = [other.typed_usage for other in SOURCES.values() if other.weights != "own"]
@@ -158,7 +162,7 @@ def _require_adaptable(source: ModelSource, name: str, adapter: str) -> None:
 
 
 def _set_normalisation(model: Model, mean: Triple | None, std: Triple | None) -> None:
-    """Replace the mean and the standard deviation of the model's normalisation, where given."""
+    """Replace the mean and the standard deviation of the model's normalisation, unless None."""
     preprocessing = model.preprocessing
     model.preprocessing = replace(
         preprocessing, mean=mean or preprocessing.mean, std=std or preprocessing.std
@@ -181,47 +185,27 @@ def _set_classes(model: Model, classes: tuple[str, ...]) -> None:
 
 
 def load_built(request: ModelRequest) -> Model:
-    """Return the model of a source that has `build`: an architecture with weights from a file, from
-    a hub, or random.
+    """Return the model of a source that has `build`: an architecture with weights.
 
-    Raises ModelError for weights that are missing or do not fit, UnknownNameError for an unknown
-    architecture.
+    The weights come from a file or from a hub, or are random. Raises ModelError for weights that
+    are missing or do not fit, UnknownNameError for an unknown architecture.
     """
     name = request.name
-    file = request.file
-    if request.source.weights == "none" and file is None and not request.random:
-        raise ModelError(
-            f"expected a trained model, found the {request.source.kind} {name!r}; train one first: "
-            f"vitlens train {name} --data digits"
-        )
-    image_size = request.image_size
+    _require_trained(request)
     config = None
-    config_architecture = ""
-    if file is not None and request.source.folder_config:
-        config = resolved(request.source.folder_config)(file)
+    if request.file is not None and request.source.folder_config:
+        config = resolved(request.source.folder_config)(request.file)
+    image_size = request.image_size
+    other_architecture = ""
     if config is not None:
         image_size = image_size or config.image_size
-        config_architecture = config.architecture
-    is_other = bool(config_architecture) and config_architecture != request.short.partition(".")[0]
+        if config.architecture != request.short.partition(".")[0]:
+            other_architecture = config.architecture
     architecture = Architecture(request.source.kind, request.short, None, image_size)
-    state: dict[str, Tensor] | None = None
-    notes: list[str] = []
-    if file is not None:
-        weights = read_weights(file)
-        architecture, state, fitting = _fit_weights(architecture, weights.state)
-        notes = [*weights.notes, *fitting]
-    if request.adapter is not None:
-        adapter = read_adapter(request.adapter)
-        if state is None:  # the hub's
-            state = build(architecture, pretrained=True)[0].state_dict()
-        state = adapter.merged(state, name)
-        notes.append(adapter.note)
+    architecture, state, notes = _stored_state(request, architecture)
     size = "its own size" if image_size is None else "{}x{} px".format(*image_size)
     with in_one_line(f"{name} at {size} to run", f"check {argument('image_size')}"):
-        with (
-            seeded(request.seed),
-            _naming_architecture(request, config_architecture if is_other else ""),
-        ):
+        with seeded(request.seed), _naming_architecture(request, other_architecture):
             module, preprocessing = build(
                 architecture, state=state, pretrained=state is None and not request.random
             )
@@ -230,38 +214,89 @@ def load_built(request: ModelRequest) -> Model:
     if config is not None:
         preprocessing = config.preprocessing(module, image_size)
         names = both_classes(config.names) if outputs == 1 else config.names
-        fits = len(names) == len(classes)
-        if fits:
+        notes += _notes_on_config(names, len(classes), outputs)
+        if len(names) == len(classes):
             classes = names
-        if names and fits:
-            notes.append(f"took preprocessing and class names from {CONFIG} next to the weights")
-        else:
-            notes.append(f"took preprocessing from {CONFIG} next to the weights")
-        if names and not fits:
+        if other_architecture:
             notes.append(
-                f"{CONFIG} next to the weights has {len(names)} class names, the weights {outputs} "
-                "classes"
-            )
-        if is_other:
-            notes.append(
-                f"{CONFIG} next to the weights is of {config_architecture}; the weights fit "
+                f"{CONFIG} next to the weights is of {other_architecture}; the weights fit "
                 f"{request.short}, too"
             )
-    for key, value in module.state_dict().items():  # positions, for another image size
-        if state is not None and key in state and state[key].shape != value.shape:
-            _require_kernel(key, state[key], value, name)
-            notes.append(f"resized {key!r} from {tuple(state[key].shape)} to {tuple(value.shape)}")
+    if state is not None:
+        notes += _notes_on_resized(state, module, name)
     architecture = replace(architecture, classes=outputs if classes else 0)
     return assemble(
         module, architecture, preprocessing, classes, request.alias, provenance_of(request, notes)
     )
 
 
+def _require_trained(request: ModelRequest) -> None:
+    """Raise ModelError for a source without weights, if no weights are requested."""
+    if request.source.weights == "none" and request.file is None and not request.random:
+        raise ModelError(
+            f"expected a trained model, found the {request.source.kind} {request.name!r}; train "
+            f"one first: vitlens train {request.name} --data digits"
+        )
+
+
+def _stored_state(
+    request: ModelRequest, architecture: Architecture
+) -> tuple[Architecture, dict[str, Tensor] | None, list[str]]:
+    """Return the requested weights by the names of the architecture, and notes of changes.
+
+    The weights are None for those of the hub without an adapter, and for random ones. The
+    architecture loses its classifier if the weights have none.
+    """
+    state: dict[str, Tensor] | None = None
+    notes: list[str] = []
+    if request.file is not None:
+        weights = read_weights(request.file)
+        architecture, state, fitting_notes = _fit_weights(architecture, weights.state)
+        notes = [*weights.notes, *fitting_notes]
+    if request.adapter is not None:
+        adapter = read_adapter(request.adapter)
+        if state is None:  # the adapter is merged into the weights of the hub
+            state = build(architecture, pretrained=True)[0].state_dict()
+        state = adapter.merged(state, request.name)
+        notes.append(adapter.note)
+    return architecture, state, notes
+
+
+def _notes_on_config(names: Sequence[str], class_count: int, outputs: int) -> list[str]:
+    """Return notes on a config.json next to the weights.
+
+    names: the names of classes in it.
+    class_count: the number of classes of the model, 0 if it ends in features.
+    outputs: the number of outputs of the model.
+    """
+    if not names:
+        return [f"took preprocessing from {CONFIG} next to the weights"]
+    if len(names) == class_count:
+        return [f"took preprocessing and class names from {CONFIG} next to the weights"]
+    return [
+        f"took preprocessing from {CONFIG} next to the weights",
+        f"{CONFIG} next to the weights has {len(names)} class names, the weights {outputs} classes",
+    ]
+
+
+def _notes_on_resized(state: Mapping[str, Tensor], module: torch.nn.Module, name: str) -> list[str]:
+    """Return notes on stored weights that were resized, such as positions for another image size.
+
+    Raises ModelError for a convolution that was resampled to another kernel.
+    """
+    notes = []
+    for key, value in module.state_dict().items():
+        if key in state and state[key].shape != value.shape:
+            _require_kernel(key, state[key], value, name)
+            notes.append(f"resized {key!r} from {tuple(state[key].shape)} to {tuple(value.shape)}")
+    return notes
+
+
 @contextmanager
 def _naming_architecture(request: ModelRequest, other: str) -> Iterator[None]:
-    """Name in a refusal of weights the other architecture that their config.json gives.
+    """Add to a refusal of weights the architecture that their config.json names.
 
-    Returns "" for none.
+    other: that architecture, or "" if it is the requested one.
     """
     try:
         yield
@@ -293,8 +328,9 @@ def _require_no_folder(source: ModelSource, name: str) -> None:
 def _fit_weights(
     architecture: Architecture, state: dict[str, Tensor]
 ) -> tuple[Architecture, dict[str, Tensor], tuple[str, ...]]:
-    """Return the architecture, without a classifier where the weights have none, and the weights by
-    its names.
+    """Return the architecture, the weights by its names, and notes of changes.
+
+    The architecture loses its classifier if the weights have none.
     """
     reference = _reference(architecture)
     expected = reference.state_dict()
@@ -309,13 +345,14 @@ def _fit_weights(
     lacks_head = bool(missing) and all(name.startswith(prefixes) for name in missing)
     if lacks_head and not any(name.startswith(prefixes) or name not in expected for name in fitted):
         architecture = replace(architecture, classes=0)
-        notes = (*notes, "the weights have no classifier; features alone")
+        notes = (*notes, "the weights have no classifier; the outputs are features")
     return architecture, fitted, notes
 
 
 def _reference(architecture: Architecture) -> torch.nn.Module:
-    """Return the module of an architecture, without memory for its weights where its library
-    supports that.
+    """Return the module of an architecture, if possible without memory for its weights.
+
+    Its library must support the meta device for that.
     """
     with seeded(0):
         try:
@@ -326,9 +363,7 @@ def _reference(architecture: Architecture) -> torch.nn.Module:
 
 
 def _require_kernel(key: str, stored: Tensor, built: Tensor, name: str) -> None:
-    """Raise ModelError for the weight of a convolution that its library has resampled to another
-    kernel.
-    """
+    """Raise ModelError for a convolution that its library has resampled to another kernel."""
     if stored.ndim != 4 or built.ndim != 4 or stored.shape[2:] == built.shape[2:]:
         return
     actual = "{}x{} px".format(*stored.shape[2:])

@@ -4,8 +4,8 @@
     def layers(model: Model) -> tuple[Layer, ...]: ...
 
 Such a value is computed on the `unchanged` model: contexts entered outside have no effect on it. It
-is dropped when a weight, a module, a forward or a hook of another origin changes (`State`). It must
-not hold a reference to the model (weakref.ref where needed): the model would never be freed.
+is dropped when a weight, a module, a forward or a hook of other code changes (`State`). It must not
+hold a strong reference to the model, which would then never be freed (use weakref.ref).
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -29,16 +29,17 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _PLAIN: Final = (Tensor, nn.Parameter)
-_SAMPLED: Final = 512  # elements of each weight: sees a change of any contiguous 1/512 of it
+# elements of each weight that are compared: a change of any contiguous 1/512 of it is seen
+_SAMPLED: Final = 512
 
 
 class State:
-    """The state of a model: its modules and their classes, weights, replaced forwards and hooks of
-    other origin.
+    """The state of a model: its modules, their classes, weights, replaced forwards and hooks.
 
-    Objects are held weakly and compared by identity. Weights are also compared by torch's count of
-    changes and, as changes of `.data` are not counted, by their memory and by some elements of
-    each. A change of `.data` in place that reaches none of these elements is not seen.
+    Only forwards and hooks of other code than vitlens count. Objects are held weakly and compared
+    by identity. Weights are also compared by torch's count of changes. As it does not count changes
+    of `.data`, their memory and some elements of each are compared, too. A change of `.data` in
+    place that reaches none of these elements is not seen.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -57,7 +58,8 @@ class State:
                     self._objects.append(_reference(forward))
             if module._forward_hooks or module._forward_pre_hooks:
                 self._objects += map(_reference, other_hooks(module))
-        self._values = list(map(type, modules)), *_versions(tensors)
+        versions, addresses = _versions(tensors)
+        self._values = (list(map(type, modules)), versions, addresses)
         self._samples = _samples(tensors)
 
     def equals(self, other: "State") -> bool:
@@ -68,7 +70,7 @@ class State:
 
 
 def _collect(module: nn.Module, modules: dict[nn.Module, None]) -> None:
-    """Add a module and its parts, as `nn.Module.modules` in a third of its time."""
+    """Add a module and its parts, like `nn.Module.modules` but in a third of the time."""
     modules[module] = None
     for child in module._modules.values():
         if child is not None and child not in modules:
@@ -80,16 +82,14 @@ def _versions(tensors: Sequence[Tensor]) -> tuple[list[int], list[int]]:
     try:
         return [tensor._version for tensor in tensors], [tensor.data_ptr() for tensor in tensors]
     except RuntimeError:
-        # inference tensors are not counted, some subclasses have no memory of their own
+        # torch counts no changes of inference tensors, and some subclasses have no memory
         counted = [0 if tensor.is_inference() else tensor._version for tensor in tensors]
         return counted, [id(tensor) for tensor in tensors]
 
 
 @torch.no_grad()
 def _samples(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return evenly spaced elements of every tensor, in the order of its memory, as one tensor for
-    each device.
-    """
+    """Return evenly spaced elements of every tensor's memory, as one tensor for each device."""
     by_device: dict[torch.device, list[Tensor]] = {}
     with torch._C.DisableTorchFunction():  # no function mode counts or changes these calls
         for tensor in tensors:
@@ -106,7 +106,7 @@ def _samples(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _reference(function: Callable[..., Any]) -> Any:
-    """Return a weak reference, or the object itself where it allows none."""
+    """Return a weak reference, or the object itself if it does not support them."""
     try:
         return ref(function)
     except TypeError:
@@ -116,10 +116,11 @@ def _reference(function: Callable[..., Any]) -> Any:
 class _Store:
     """The stored values of one model.
 
+    values: the values by memo and key.
     state: the state of the model when they were computed.
-    zeros: its weights that are all zeros.
+    zeros: the weights of the model that are all zeros.
     held: how many `holding` contexts are in force.
-    trials: how many trials run, one within the other.
+    trials: how many trials are running, one within the other.
     """
 
     def __init__(self) -> None:
@@ -130,7 +131,7 @@ class _Store:
         self.trials = 0
 
     def refresh(self, model: nn.Module) -> None:
-        """Drop everything where the model is no longer what it was."""
+        """Drop everything if the model has changed."""
         if self.held:
             return
         state = State(model)
@@ -152,9 +153,9 @@ def _store_of(model: "Model") -> _Store:
 
 @contextmanager
 def holding(model: "Model") -> Iterator[None]:
-    """Take the thread's turn.
+    """Assume inside that the model does not change, so that its stored values stay valid.
 
-    Inside, the model is assumed unchanged, and its stored values stay valid.
+    Other threads that use the model wait.
     """
     with turn(model):
         store = _store_of(model)
@@ -168,7 +169,7 @@ def holding(model: "Model") -> Iterator[None]:
 
 @contextmanager
 def _trial(model: "Model") -> Iterator[None]:
-    """Run a trial: the model is unchanged, and its weights of zeros are noise."""
+    """Run a trial: changes have no effect inside, and weights of zeros are replaced by noise."""
     with holding(model), unchanged():
         store = _store_of(model)
         if store.zeros is None:
@@ -183,15 +184,15 @@ def _trial(model: "Model") -> Iterator[None]:
 
 
 class Memo(Generic[T]):
-    """Values by model, and by key where a model has several; models are held weakly.
+    """Values by model, and by a key if a model has several; models are held weakly.
 
-    A value is computed in a trial: see `vitlens.models.trials`. Exceptions are not kept.
+    A value is computed in a trial: see `vitlens.models.trials`. Exceptions are not stored.
     """
 
     def get(self, model: "Model", compute: Callable[[], T], *, key: Hashable = None) -> T:
-        """Return the value kept for a model and key.
+        """Return the stored value for a model and key.
 
-        Computed on the unchanged model where there is none.
+        If there is none, it is computed on the unchanged model and stored.
         """
         store = _store_of(model)
         store.refresh(model)
@@ -203,7 +204,7 @@ class Memo(Generic[T]):
         return stored
 
     def peek(self, model: "Model", key: Hashable = None) -> T | None:
-        """Return the value kept for a model and key, or None; nothing is computed."""
+        """Return the stored value for a model and key, or None; nothing is computed."""
         store = _store_of(model)
         store.refresh(model)
         return store.values.get((self, key))
@@ -226,8 +227,9 @@ def per_model(
 def once_per_model(
     function: Callable[Concatenate["Model", P], T],
 ) -> Callable[Concatenate["Model", P], T]:
-    """Decorate a function so that it runs once for each model; its value must not depend on further
-    arguments.
+    """Decorate a function so that it runs once for each model.
+
+    Its value must not depend on further arguments.
     """
     memo: Memo[T] = Memo()
 

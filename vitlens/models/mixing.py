@@ -1,4 +1,4 @@
-"""Which modules mix tokens although no attention was recognised in them."""
+"""Find modules that mix tokens although no attention was recognised in them."""
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
@@ -10,17 +10,19 @@ from vitlens.devices import evaluating
 from vitlens.models.hooks import Arguments, Key, as_call, first_tensor, watching
 
 _CONTAINERS: Final = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
-_CHANGE: Final = 1.0  # of one number of the input
+_CHANGE: Final = 1.0  # added to one number of the input
 
 
 def unread_attention(
     module: nn.Module, attention: Mapping[str, str], images: Tensor
 ) -> tuple[str, ...]:
-    """Return the modules in the places of attention that mix tokens although no attention was
-    recognised in them.
+    """Return the modules that mix tokens although no attention was recognised in them.
 
-    attention: the modules in which attention was recognised, by name, with their residual blocks,
-    "" where unknown.
+    Only modules that correspond to recognised attention are tested: modules at the same place in
+    other blocks, and modules of the same classes.
+
+    attention: the modules in which attention was recognised, each with its residual block, or ""
+        if that is unknown.
     """
     candidates = dict.fromkeys(
         (*_siblings(module, tuple(attention)), *_of_the_same_classes(module, attention))
@@ -63,8 +65,11 @@ def _overlaps(name: str, modules: Collection[str]) -> bool:
 
 
 def _siblings(module: nn.Module, attention: Collection[str]) -> Iterator[str]:
-    """Yield the modules with the same position in the other members of a list, else those
-    members."""
+    """Yield the modules at the same place in other members of a list, then these members.
+
+    For "blocks.0.attn", these are "blocks.1.attn" and "blocks.1" unless attention was recognised in
+    "blocks.1".
+    """
     for name in attention:
         parts = name.split(".")
         for position in range(len(parts)):
@@ -83,8 +88,7 @@ def _siblings(module: nn.Module, attention: Collection[str]) -> Iterator[str]:
 
 
 def _of_the_same_classes(module: nn.Module, attention: Mapping[str, str]) -> Iterator[str]:
-    """Yield the other modules of the classes that compute attention, or of their blocks'
-    classes."""
+    """Yield other modules with the class of recognised attention, or of one of its blocks."""
     classes = {type(module.get_submodule(name)) for name in (*attention, *_blocks(attention))}
     classes.difference_update(_CONTAINERS)
     for name, part in module.named_modules():
@@ -109,7 +113,10 @@ def _stream_key(values: Arguments) -> Key | None:
 
 
 def _mixes_tokens(module: nn.Module, values: Arguments) -> bool:
-    """Return True if one number of the input changes the output at other tokens."""
+    """Return True if a change of one number of the input changes the output at other tokens.
+
+    values: the arguments of the module. The first and the last number are tried.
+    """
     key = _stream_key(values)
     if key is None:
         return False
@@ -124,7 +131,7 @@ def _mixes_tokens(module: nn.Module, values: Arguments) -> bool:
             if _reaches_others(before != after, corner):
                 return True
     except (RuntimeError, TypeError, ValueError, IndexError):
-        # a module that needs its surroundings
+        # a module may not run outside its model
         return False
     return False
 
@@ -136,10 +143,13 @@ def _output(module: nn.Module, values: Arguments) -> Tensor | None:
 
 
 def _reaches_others(changes: Tensor, corner: int) -> bool:
-    """Return True if more has changed than the token at a corner, in whichever order the axes
-    are."""
+    """Return True if more has changed than the token at a corner.
+
+    changes: a mask of the changed numbers, with channels last or first.
+    corner: 0 for the first token of the first image, -1 for the last token of the last image.
+    """
     elsewhere = changes.clone()
-    elsewhere[(corner,) * (changes.dim() - 1)] = False  # channels last
+    elsewhere[(corner,) * (changes.dim() - 1)] = False  # (batch, .., channels)
     if changes.dim() == 4:
-        elsewhere[corner, :, corner, corner] = False  # channels first
+        elsewhere[corner, :, corner, corner] = False  # (batch, channels, rows, columns)
     return bool(elsewhere.any())

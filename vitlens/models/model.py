@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 
 ReadOutput = Callable[[Any], Tensor]  # from what a module returns to logits (batch, classes)
-# of transformers' outputs, in order of preference
+# names of the logits or features in the outputs of transformers, in order of preference
 _NAMES: Final = ("logits", "image_embeds", "pooler_output")
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a model comes from.
+    """The origin of a model.
 
-    name: as the user typed it.
-    weights: file name, "hub", "bundled", "random" or "training".
-    sha256: of the weights file.
-    versions: the versions of the libraries that built it.
+    name: the name as the user typed it.
+    weights: the name of the weights file, or "hub", "bundled", "random" or "training".
+    sha256: the hash of the weights file.
+    versions: the versions of the libraries that built the model.
     notes: changes made on loading (prefixes removed, positions resized), as sentences.
     """
 
@@ -55,11 +55,11 @@ def mean_of_pair(output: Any) -> Tensor:
 
 
 class Model(nn.Module):
-    """Any network as one type: images (batch, 3, height, width) in [0, 1] -> logits (batch,
-    classes).
+    """Any network as one type, from images to logits.
 
-    Normalisation is the first step, so distances between images are distances in pixels. Images of
-    another size are resized to the model's (bilinear, antialiased, differentiable).
+    Images (batch, 3, height, width) are in [0, 1]; logits are (batch, classes). Normalisation is
+    the first step, so distances between images are distances in pixels. Images of another size are
+    resized to the model's (bilinear, antialiased, differentiable).
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class Model(nn.Module):
         self.classes = classes
         self.provenance = provenance
         self.read_output = read_output
-        # structure given by the user, of a module whose structure was read from forward passes
+        # structure given by the user; None unless the structure was read from forward passes
         self.structure_hints = hints
-        # the JSON of a rebuild.Architecture, from which it is built again
+        # the JSON of a rebuild.Architecture, from which the model is built again
         self.architecture = dict(architecture)
         self.register_buffer(
             "mean", torch.tensor(preprocessing.mean).view(1, 3, 1, 1), persistent=False
@@ -105,9 +105,7 @@ class Model(nn.Module):
 
     @property
     def pixel_dtype(self) -> torch.dtype:
-        """Return the type of its images before the normalisation: at least float32, whatever the
-        module computes in.
-        """
+        """Return the type of its images before the normalisation: at least float32."""
         return torch.promote_types(self.mean.dtype, torch.float32)
 
     @property
@@ -131,8 +129,9 @@ class Model(nn.Module):
 
     @property
     def has_classifier(self) -> bool:
-        """Return True if its outputs are logits of classes, not features as of timm's
-        num_classes=0.
+        """Return True if its outputs are logits of classes.
+
+        The outputs of timm's num_classes=0 are features.
         """
         return bool(self.classes)
 
@@ -142,18 +141,18 @@ class Model(nn.Module):
         return self.read_output in (two_classes, two_classes_of_pair)
 
     def require_classifier(self) -> None:
-        """Raise UnsupportedError, with the commands that need no classifier and how to add one,
-        where it has none.
+        """Raise UnsupportedError if it has no classifier.
+
+        The message says how to add one, and which commands need none.
         """
-        from vitlens.models.classifier import require_classifier  # which imports Model
+        from vitlens.models.classifier import require_classifier  # that module imports Model
 
         require_classifier(self)
 
     def prepare(self, images: Images) -> Float[Tensor, "batch 3 model_height model_width"]:
-        """Return pixels in [0, 1] resized to the module's input size and normalised, in the
-        module's type.
+        """Return images resized to the module's input size and normalised, in the module's type.
 
-        Of a module in 16 bits, only the result is rounded to them.
+        images: pixels in [0, 1]. For a module in 16 bits, only the result is rounded.
         """
         images = images.to(torch.promote_types(images.dtype, torch.float32))
         if images.shape[-2:] != self.input_size:
@@ -162,28 +161,31 @@ class Model(nn.Module):
             )
         mean = self.mean
         std = self.std
-        if mean.dtype.itemsize < torch.float32.itemsize:
+        if mean.dtype.itemsize < torch.float32.itemsize:  # the buffers are rounded
             mean = torch.tensor(self.preprocessing.mean, device=mean.device).view(1, 3, 1, 1)
             std = torch.tensor(self.preprocessing.std, device=std.device).view(1, 3, 1, 1)
         return ((images - mean) / std).to(self.mean.dtype)
 
     def forward(self, images: Images) -> Logits:
-        """Return logits (batch, classes) of images (batch, 3, height, width) in [0, 1]; without a
-        head, features.
+        """Return logits (batch, classes) of images (batch, 3, height, width) in [0, 1].
+
+        Without a classifier, return features.
         """
         return self.run(self.prepare(images))
 
     def run(self, prepared: Float[Tensor, "batch 3 model_height model_width"]) -> Logits:
-        """Return logits of images that are already resized and normalised. One thread at a time
-        runs the model.
+        """Return logits of images that are already resized and normalised.
+
+        Only one thread at a time runs the model.
         """
         with turn(self), reordered(self.module, self.anatomy.reordering):
             return self.read_output(self.module(prepared))
 
     def supports(self, command: str) -> str | None:
-        """Return why this model does not support a command, and which commands it supports.
+        """Return why this model does not support a command, or None if it does.
 
-        Returns None where it does. Raises UnknownNameError for a command that takes no model.
+        The reason lists the commands that it supports. Raises UnknownNameError for a command that
+        takes no model.
         """
         reason: str | None = resolved(provided("why_unsupported"))(self, command)
         return reason
@@ -201,8 +203,9 @@ class Model(nn.Module):
         return as_html(f"Model {self.alias}", ("", ""), description(self))
 
     def places(self) -> "Places":
-        """Return every place inside whose tensor can be captured or changed, with its shape: see
-        `vitlens.places`.
+        """Return every place with a tensor that can be captured, with its shape.
+
+        See `vitlens.places`.
         """
         listed: Places = resolved(provided("places"))(self)
         return listed
@@ -253,10 +256,10 @@ def first_output(output: Any) -> Tensor:
 
 
 def two_classes(output: Any) -> Tensor:
-    """Return one logit z, (batch, 1) or (batch,), as two, (-z/2, z/2): softmax gives sigmoid(z) for
-    the second class.
+    """Return one logit z, (batch, 1) or (batch,), as two logits (-z/2, z/2).
 
-    The two are symmetric, so that a map of the first class is minus that of the second.
+    Their softmax is sigmoid(z) for the second class. The two are symmetric, so that a map of the
+    first class is minus that of the second.
     """
     return _as_two(first_output(output))
 
@@ -272,14 +275,15 @@ def _as_two(logit: Tensor) -> Tensor:
 
 
 def require_model(value: object, other: object = None) -> None:
-    """Raise InputError unless it is a Model; other: the argument beside it, to recognise two that
-    were exchanged.
+    """Raise InputError unless the value is a Model.
+
+    other: the next argument, to recognise two exchanged arguments.
     """
     if isinstance(value, Model):
         return
     if isinstance(other, Model):
         raise InputError(
-            f"expected a Model, found {type(value).__name__}, and a Model beside it; exchange the "
+            f"expected a Model, found {type(value).__name__}, and a Model after it; exchange the "
             "two"
         )
     if isinstance(value, str | Path):

@@ -1,9 +1,9 @@
-"""How a model is named: `[alias=]NAME[@weights]`; weights are a file, the folder of a LoRA adapter,
-or FILE@FOLDER.
+"""The names of models: `[alias=]NAME[@weights]`.
 
-An alias names a model in metrics, tables and files, so it is restricted: letters, digits, ".", "_"
-and "-", beginning with a letter or digit, at most ALIAS_LENGTH characters. An alias that the user
-types is refused otherwise; one that is derived from the model's name is made to fit.
+Weights are a file, the folder of a LoRA adapter, or FILE@FOLDER. An alias names a model in metrics,
+tables and files, so it is restricted: letters, digits, ".", "_" and "-", beginning with a letter or
+digit, at most ALIAS_LENGTH characters. Another alias that the user types is refused. An alias
+derived from the model's name is made to fit.
 """
 
 import os
@@ -17,11 +17,12 @@ from vitlens.models.library_folders import is_adapter
 from vitlens.models.sources.registry import SOURCES, WEIGHTS_FILES
 from vitlens.typed import is_name
 
-RANDOM = "random"  # instead of a weights file: random weights
+RANDOM = "random"  # typed in place of a weights file for random weights
 ALIAS_LENGTH = 80
-# functions whose name says nothing of their model
+# names of functions that do not describe their model
 _USUAL = ("build", "main", "model", "get_model", "make_model")
-_DERIVED_LENGTH = 60  # of an alias derived from a name, to which a number may be added
+# most characters of an alias derived from a name; a number may be added to it
+_DERIVED_LENGTH = 60
 ALIAS_RULE = (
     "letters, digits, '.', '_' and '-', beginning with a letter or digit, at most "
     f"{ALIAS_LENGTH} characters"
@@ -33,8 +34,8 @@ _ALIAS = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)$")
 class ModelName:
     """The parts of a model's name.
 
-    name: without alias and weights.
-    alias: its name in reports.
+    name: the name without alias and weights.
+    alias: the model's name in reports.
     weights: the file or folder after @, "random", or None.
     """
 
@@ -74,8 +75,9 @@ def _alias_of(text: str) -> tuple[str | None, str]:
 
 
 def _weights_of(text: str) -> tuple[str, str]:
-    """Return the name and the weights after it, "" for none: divided at the first "@" behind an
-    existing path.
+    """Return the name and the weights after it, or "" for none.
+
+    The text is divided at the first "@" after an existing path, else at the first "@".
     """
     if os.path.lexists(text):
         return text, ""
@@ -100,10 +102,10 @@ def divide_weights(text: str) -> tuple[str | None, str | None]:
 
 
 def parse_models(texts: Sequence[str]) -> tuple[ModelName, ...]:
-    """Return several names with unique aliases: typed ones stay unchanged, derived ones get a
-    number where needed.
+    """Return several names with unique aliases.
 
-    Raises InputError for an alias given twice.
+    Typed aliases stay unchanged; derived ones get a number if they would occur twice. Raises
+    InputError for an alias that was typed twice.
     """
     parsed = [parse_model(text) for text in texts]
     aliases = [_alias_of(text)[0] for text in texts]
@@ -128,11 +130,10 @@ def parse_models(texts: Sequence[str]) -> tuple[ModelName, ...]:
 
 
 def require_rule(texts: Sequence[str]) -> None:
-    """Raise InputError for an alias that does not follow ALIAS_RULE; for all names, before anything
-    is loaded.
+    """Raise InputError for an alias that does not follow ALIAS_RULE.
 
-    Text before "=" is not an alias where it is part of an existing file or folder, or of a name
-    with a source's prefix.
+    All names are checked before anything is loaded. Text before "=" is not an alias if it is part
+    of an existing file or folder, or of a name with a source's prefix.
     """
     prefixes = tuple(source.prefix for source in SOURCES.values() if source.prefix)
     for text in texts:
@@ -140,7 +141,7 @@ def require_rule(texts: Sequence[str]) -> None:
         name, weights = _weights_of(text)
         if not equals or text.startswith(prefixes) or os.path.lexists(name):
             continue
-        if "@" in alias and os.path.lexists(weights):  # the "=" is one of the weights' name
+        if "@" in alias and os.path.lexists(weights):  # the "=" belongs to the name of the weights
             continue
         if not _ALIAS.match(f"{alias}=NAME") or len(alias) > ALIAS_LENGTH:
             raise InputError(f"expected alias=NAME with an alias of {ALIAS_RULE}, found {alias!r}")

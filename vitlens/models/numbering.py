@@ -1,7 +1,7 @@
 """Numbers of layers: a layer has the number of its block in the model's list of blocks.
 
-A block without attention (an MLP, a convolution, an identity) has a number, too, and no heads.
-Where one block holds several attention layers, each of them takes a number.
+A block without attention (an MLP, a convolution, an identity) has a number, too, and no heads. If
+one block holds several attention layers, each of them takes a number.
 """
 
 import re
@@ -16,17 +16,18 @@ if TYPE_CHECKING:
 
 _LISTS: Final = (nn.ModuleList, nn.Sequential)
 _LIBRARIES: Final = ("torch.nn.", "torchvision.ops.")
-_Order = Mapping[str, int]  # of all modules, in the module tree
+_Order = Mapping[str, int]  # the position of each module in the module tree
 
 
 def with_blocks_without_attention(
     module: nn.Module, anatomy: "Anatomy", is_block: Callable[[str], bool]
 ) -> "Anatomy":
-    """Return the anatomy with the blocks that have no attention, which count in the numbers of
-    layers.
+    """Return the anatomy with the blocks that have no attention.
 
-    is_block: whether a member of a list of blocks is itself a block, by its name; not asked for
-    members between two blocks with attention.
+    They count in the numbers of layers.
+
+    is_block: a function that returns whether a member of a list of blocks, by its name, is a block.
+        It is not called for members between two blocks with attention.
     """
     members = _blocks_without_attention(module, anatomy, is_block)
     order = _order(module)
@@ -40,8 +41,9 @@ def with_blocks_without_attention(
 def with_numbers(
     module: nn.Module, anatomy: "Anatomy", without_attention: tuple[str, ...]
 ) -> "Anatomy":
-    """Return the anatomy whose attention modules know how many blocks without attention are before
-    them.
+    """Return the anatomy with the number of blocks without attention before each attention module.
+
+    without_attention: the names of these blocks.
     """
     if not without_attention:
         return anatomy
@@ -54,9 +56,7 @@ def with_numbers(
 
 
 def numbers_text(numbers: Sequence[int], joined_by: str = "or") -> str:
-    """Return the numbers of layers in words: "from 0 to 5", or "0, 2 and 4" where some between them
-    are missing.
-    """
+    """Return the numbers of layers in words: "from 0 to 5", or "0, 2 and 4" if some are missing."""
     first = numbers[0]
     if len(numbers) == 1:
         return str(first)
@@ -71,8 +71,10 @@ def is_sparse(numbers: Sequence[int]) -> bool:
 
 
 def no_layer(numbers: Sequence[int], number: int, alias: str, option: str = "a layer") -> str:
-    """Return the message that refuses a number of a layer; numbers: of the layers with attention,
-    in order.
+    """Return the message that refuses the number of a layer.
+
+    numbers: the numbers of the layers with attention, in order.
+    option: how the message names the number.
     """
     if not is_sparse(numbers):
         return f"expected {option} {numbers_text(numbers)}, found {number}"
@@ -83,10 +85,7 @@ def no_layer(numbers: Sequence[int], number: int, alias: str, option: str = "a l
 
 
 def numbering_note(anatomy: "Anatomy") -> str:
-    """Return a note that names the layers with attention where some blocks have none.
-
-    Returns "" where all have some.
-    """
+    """Return a note that names the layers with attention, or "" if all blocks have attention."""
     if not anatomy.without_attention:
         return ""
     numbers = [*anatomy.attention_by_layer]
@@ -102,34 +101,34 @@ def numbering_note(anatomy: "Anatomy") -> str:
 def _blocks_without_attention(
     module: nn.Module, anatomy: "Anatomy", is_block: Callable[[str], bool]
 ) -> tuple[str, ...]:
-    """Return the members of the lists of blocks that have no attention, in the order of the module
-    tree.
-    """
+    """Return the members of the lists of blocks that have no attention, in module order."""
     order = _order(module)
     units = tuple(_unit(name, anatomy.blocks) for name in anatomy.attention_modules)
-    candidates: dict[str, None] = {}
+    # the lists are those of the blocks with attention: find all their members
+    members: dict[str, None] = {}
     members_with_attention: list[str] = []
     for names in _groups(units):
         pattern, depth = _list_pattern(names)
         if pattern is None:
             continue
         members_with_attention += [".".join(name.split(".")[:depth]) for name in names]
-        candidates.update(dict.fromkeys(name for name in order if pattern.fullmatch(name)))
-    candidates_left = [
-        name for name in candidates if not _overlaps(name, units) and _is_unit(module, name)
-    ]
-    innermost = [name for name in candidates_left if not _holds(name, candidates_left)]
+        members.update(dict.fromkeys(name for name in order if pattern.fullmatch(name)))
+    candidates = [name for name in members if not _overlaps(name, units) and _is_unit(module, name)]
+    innermost = [name for name in candidates if not _holds(name, candidates)]
     if not innermost:
         return ()
-    kinds = {type(module.get_submodule(name)) for name in members_with_attention}
+    block_classes = {type(module.get_submodule(name)) for name in members_with_attention}
     blocks = []
     for name in innermost:
         if _is_between(name, members_with_attention, order) or is_block(name):
             blocks.append(name)
-            kinds.add(type(module.get_submodule(name)))
-    kinds.difference_update(_LISTS)
-    alike = [name for name in innermost if type(module.get_submodule(name)) in kinds]
-    return tuple(sorted({*blocks, *alike}, key=order.__getitem__))
+            block_classes.add(type(module.get_submodule(name)))
+    block_classes.difference_update(_LISTS)
+    # members with the class of a block are blocks, too
+    of_block_class = [
+        name for name in innermost if type(module.get_submodule(name)) in block_classes
+    ]
+    return tuple(sorted({*blocks, *of_block_class}, key=order.__getitem__))
 
 
 def _order(module: nn.Module) -> _Order:
@@ -137,14 +136,13 @@ def _order(module: nn.Module) -> _Order:
 
 
 def _unit(attention: str, blocks: Sequence[str]) -> str:
-    """Return the innermost block of an attention module, or the module itself where it is in
-    none."""
+    """Return the innermost block of an attention module, or the module itself without a block."""
     around = [block for block in blocks if attention == block or attention.startswith(f"{block}.")]
     return max(around, key=len, default=attention)
 
 
 def _groups(names: Sequence[str]) -> list[list[str]]:
-    """Return the names, grouped by what they are without their numbers."""
+    """Return the names in groups; names of one group differ only in their numbers."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(re.sub(r"\d+", "0", name), []).append(name)
@@ -152,24 +150,28 @@ def _groups(names: Sequence[str]) -> list[list[str]]:
 
 
 def _list_pattern(names: Sequence[str]) -> tuple[re.Pattern[str] | None, int]:
-    """Return the pattern of the members of a list of blocks, and the number of parts of their
-    names.
+    """Return a pattern for the members of a list of blocks, and the number of parts in their names.
 
-    names: the names of one group. None where the names have no number. The last number is that of a
-        block,
-    unless it is the same in all of them and follows another number: attention and MLP of a block
-    are then a list of two.
+    For "blocks.0.attn" and "blocks.1.attn", they are "blocks.NUMBER" and 2. The pattern is None if
+    the names have no number. The last number is that of the block, with one exception: in
+    "layers.0.1" and "layers.2.1", it is the same in all names and follows another number. Attention
+    and MLP of a block are then a list of two, and the number before it is that of the block.
+
+    names: the names of one group.
     """
-    split = [name.split(".") for name in names]
-    numbered = [column for column, word in enumerate(split[0]) if re.search(r"\d", word)]
+    parts_by_name = [name.split(".") for name in names]
+    first_parts = parts_by_name[0]
+    # the positions of the parts with a number
+    numbered = [position for position, part in enumerate(first_parts) if re.search(r"\d", part)]
     while len(numbered) > 1 and numbered[-2] == numbered[-1] - 1:
-        if len({parts[numbered[-1]] for parts in split}) > 1 or len(names) == 1:
+        last_numbers = {parts[numbered[-1]] for parts in parts_by_name}
+        if len(last_numbers) > 1 or len(names) == 1:
             break
         numbered.pop()
     if not numbered:
         return None, 0
     depth = numbered[-1] + 1
-    words = [re.sub(r"\d+", r"\\d+", re.escape(word)) for word in split[0][:depth]]
+    words = [re.sub(r"\d+", r"\\d+", re.escape(word)) for word in first_parts[:depth]]
     return re.compile(r"\.".join(words)), depth
 
 
@@ -185,13 +187,12 @@ def _holds(name: str, names: Sequence[str]) -> bool:
 
 
 def _is_unit(module: nn.Module, name: str) -> bool:
-    """Return False for a plain layer, such as a norm, and for a list of such layers without
-    weights.
+    """Return True unless a member of a list is a plain layer or a list of plain layers.
 
     An identity may stand in a block's place.
     """
     member = module.get_submodule(name)
-    if isinstance(member, _LISTS):
+    if isinstance(member, _LISTS):  # weight matrices have two or more axes
         return any(parameter.dim() > 1 for parameter in member.parameters())
     return isinstance(member, nn.Identity) or not type(member).__module__.startswith(_LIBRARIES)
 

@@ -1,6 +1,4 @@
-"""Position embeddings of a vision transformer: fixed sines and cosines, and learned ones resampled
-to another grid.
-"""
+"""Position embeddings of a vision transformer: fixed ones, and learned ones for another grid."""
 
 from typing import Final
 
@@ -17,8 +15,10 @@ SLOWEST: Final = 10_000.0
 
 
 def sines(places: Int[Tensor, " places"], dim: int) -> Float[Tensor, "places 2 half"]:
-    """Return sines and cosines of places at dim/2 frequencies: (places, sine or cosine,
-    frequency)."""
+    """Return sines and cosines of places at dim/2 frequencies.
+
+    The axes are places, sine or cosine, and frequency.
+    """
     frequencies = SLOWEST ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)  # (dim/2)
     angles = places[:, None].double() * frequencies  # (places, dim/2)
     return torch.stack((angles.sin(), angles.cos()), dim=1)
@@ -29,19 +29,24 @@ def fixed_positions(
 ) -> Float[Tensor, "1 placed dim"]:
     """Return fixed position embeddings of a grid of patches, row by row.
 
-    Returns zeros for the prefix, as in MAE. grid: (rows, columns).
+    The embeddings of the prefix, which come first, are zeros. There are two kinds:
 
-    sine: PE(n, 2i) = sin(n / 10000^(2i/dim)) and PE(n, 2i+1) = cos(...) of the patch's number n
-    (Vaswani 2017); sine-2d: half of the dimensions for the column, half for the row, each sines
-    then cosines (MAE, He 2022). The numbers count patches, so a patch keeps its embedding where the
-    image grows below (and, sine-2d, to the right). Raises InputError for another kind.
+    - "sine": PE(n, 2i) = sin(n / 10000^(2i/dim)) and PE(n, 2i+1) = cos(...) of the patch's number n
+      (Vaswani 2017).
+    - "sine-2d": half of the dimensions for the column, half for the row, with sines first and then
+      cosines (MAE, He 2022).
+
+    The numbers count patches. A patch keeps its embedding if the image grows at the bottom and, for
+    "sine-2d", to the right. Raises InputError for another kind.
+
+    grid: the (rows, columns) of the patches.
     """
     if kind not in FIXED:
         raise InputError(f"expected fixed positions of {' or '.join(FIXED)}, found {kind!r}")
     rows, columns = grid
     numbers = torch.arange(rows * columns)
     if kind == "sine":
-        # sine and cosine of one frequency side by side
+        # sine and cosine of one frequency follow each other
         patches = sines(numbers, dim).transpose(1, 2).flatten(1)
     else:
         of_column = sines(numbers % columns, dim // 2).flatten(1)
@@ -58,13 +63,13 @@ def interpolate_positions(
     grid: tuple[int, int],
     to: tuple[int, int],
 ) -> Float[Tensor, "1 new dim"]:
-    """Return position embeddings learned for one grid of patches, resampled to another (bicubic,
-    antialiased).
+    """Return learned position embeddings, resampled from one grid of patches to another.
 
-    positions: prefix rows, which stay unchanged, then one row a patch.
-    grid, to: (rows, columns) before and after.
+    They are resampled by an antialiased bicubic filter. If the grids are equal, the embeddings are
+    returned unchanged.
 
-    Where the grids are equal, positions are returned unchanged.
+    positions: rows of the prefix, which stay unchanged, then one row for each patch.
+    grid, to: the (rows, columns) before and after.
     """
     if grid == to:
         return positions

@@ -1,9 +1,8 @@
-"""The pretraining of models, from their names and sources: objectives, recipes and data as literal
-tables.
+"""The pretraining of models, from their names and sources: objectives, recipes and data.
 
-The names are those of timm with their tags (`vit_small_patch16_224.dino`), of open_clip with
-theirs, and of transformers with their model_type. A name that no rule matches is "not known", never
-a guess.
+The rules are literal tables. The names are those of timm with their tags
+(`vit_small_patch16_224.dino`), of open_clip with its tags, and of transformers with their
+model_type. A name that no rule matches is "not known", never a guess.
 """
 
 import re
@@ -26,9 +25,11 @@ class PretrainingHistory:
     """The pretraining of one model.
 
     objective: the objective of the first training.
-    recipe: its name ("DINOv2"), data: what it saw, labels: the labelled data of a fine-tuning
-        afterwards, each "" where not known or none.
-    source: what tells it ("its name").
+    recipe: the name of the recipe ("DINOv2"), or "" if it is not known.
+    data: the data of the first training, or "" if they are not known.
+    labels: the labelled data of a fine-tuning afterwards, or "" if there was none or it is not
+        known.
+    source: what this information was read from ("its name").
     """
 
     objective: KnownObjective
@@ -38,13 +39,14 @@ class PretrainingHistory:
     source: str = ""
 
 
+# a word in a name begins and ends where no other letter is next to it
 _START = r"(?:^|[^a-z])"
 _END = r"(?![a-z])"
 
-# names that hold a pattern were pretrained so; the first rule holds
+# (pattern, objective, recipe): the first rule with a pattern in the name applies
 RULES: Final[tuple[tuple[str, Objective, str], ...]] = (
-    # language-image first: the towers of CLIP models are named after it, whatever else their name
-    # holds
+    # language-image rules come first: the name of a CLIP model's tower has "clip", and may have the
+    # pattern of another rule, too
     (r"siglip-?_?2(?![0-9])|siglip.*v2_webli", "language-image", "SigLIP 2"),
     ("siglip", "language-image", "SigLIP"),
     (r"mobileclip|_mclip", "language-image", "MobileCLIP"),
@@ -74,7 +76,7 @@ RULES: Final[tuple[tuple[str, Objective, str], ...]] = (
     (rf"{_START}(vit_)?msn{_END}", "self-supervised", "MSN"),
     (rf"{_START}seer{_END}", "self-supervised", "SEER (SwAV)"),
     (rf"{_START}(moco|simclr|swav|byol|ibot|vicreg){_END}", "self-supervised", "by its name"),
-    # supervised: with labels of people, of hashtags or of another model
+    # supervised, by labels from people, from hashtags or from another model
     (rf"{_START}(swag|wsl|swsl|ssl_yfcc){_END}|fb_ssl", "supervised", "hashtags"),
     (rf"{_START}sa1b{_END}|{_START}samvit", "supervised", "Segment Anything (masks)"),
     (rf"{_START}ns_jft", "supervised", "noisy student"),
@@ -86,7 +88,7 @@ RULES: Final[tuple[tuple[str, Objective, str], ...]] = (
     (r"in(w)?(1k|12k|21k|22k)(?![0-9a-z])|miil|bamboo", "supervised", "labels"),
 )
 
-DATA: Final = {  # pattern -> name; every one found is listed, in the order of the name
+DATA: Final = {  # pattern -> data set; all data sets in a name are listed, in their order
     r"in1k": "ImageNet-1k",
     r"in12k": "ImageNet-12k",
     r"inw?21k": "ImageNet-21k",
@@ -116,19 +118,20 @@ DATA: Final = {  # pattern -> name; every one found is listed, in the order of t
     r"m38m": "Merged-38M",
 }
 
-# `vitlens train --objective`: what it is called in comparisons, and its recipe
+# objective of `vitlens train --objective` -> its name in comparisons, and its recipe
 TRAINED: Final[Mapping[str, tuple[Objective, str]]] = {
     "classify": ("supervised", "vitlens train"),
     "mae": ("self-supervised", "MAE"),
     "dino": ("self-supervised", "DINO"),
     "clip": ("language-image", "CLIP"),
 }
-_LONGEST_CHAIN: Final = 8  # run folders that were trained from one another
+_LONGEST_CHAIN: Final = 8  # most run folders that were trained from one another
 
 
 def read_name(name: str) -> PretrainingHistory:
-    """Return the pretraining that a name with its tag shows, by the tables above; "not known"
-    without a match.
+    """Return the pretraining that a name with its tag shows, by the tables above.
+
+    Without a match, it is "not known".
     """
     text = name.lower()
     tag = text.partition(".")[2]
@@ -144,9 +147,7 @@ def read_name(name: str) -> PretrainingHistory:
 
 
 def _data(text: str) -> str:
-    """Return the data sets that a part of a name holds, in their order: "ImageNet-21k,
-    ImageNet-1k".
-    """
+    """Return the data sets in a part of a name, in order: "ImageNet-21k, ImageNet-1k"."""
     positions = []
     for pattern, name in DATA.items():
         match = re.search(pattern, text)
@@ -158,9 +159,10 @@ def _data(text: str) -> str:
 def pretraining_of(model: Model, *, objective: Objective | None = None) -> PretrainingHistory:
     """Return the pretraining of a model, from its source, name and configuration.
 
-    objective: given by the user; it replaces all others except "random weights". A weights file of
-    the user's under a library's name is read by that name, and the result says so; the pretraining
-    of a run folder is what its config.json says, "not known" without one.
+    A user's weights file with a library's name is read by that name, and the result says so. The
+    pretraining of a run folder is the one in its config.json; without it, it is "not known".
+
+    objective: the objective given by the user. It replaces all others except "random weights".
     """
     weights = model.provenance.weights
     if weights == "random":
@@ -200,6 +202,7 @@ def stated_objectives(texts: Sequence[str], aliases: Sequence[str]) -> Mapping[s
 
 
 def _read(model: Model) -> PretrainingHistory:
+    """Return the pretraining by the source of the model, without what the user has said."""
     name = model.provenance.name
     kind = str(model.architecture.get("kind", ""))
     source = source_of(name)
@@ -214,7 +217,7 @@ def _read(model: Model) -> PretrainingHistory:
         return _of_run(Path(name).parent)
     if isinstance(model.module, LanguageImage):
         model_type = _model_type(model) or "clip"
-        # a folder's name shows nothing
+        # the name of a folder says nothing about the pretraining
         hub_name = short_name if from_hub or library == "open-clip" else ""
         return replace(read_name(f"{model_type} {hub_name}"), source="its text tower")
     if library == "timm":
@@ -239,20 +242,22 @@ def _of_bundled(name: str) -> PretrainingHistory:
 def _of_run(folder: Path, depth: int = 0) -> PretrainingHistory:
     """Return the pretraining that the config.json of a run folder shows.
 
-    A run that started from another model has the pretraining of that model, and its own data as
-    labels where it was trained with them.
+    A run that started from another model has the pretraining of that model. If the run was
+    supervised, its data are labels, too.
+
+    depth: the number of runs that were trained from this one.
     """
     try:
         config = read_json(folder / CONFIG)
-        started = config["models"][0]
-        parent = str(started["name"])
-        if config["command"] != "train":  # pruned: nothing was trained
+        start_model = config["models"][0]
+        parent = str(start_model["name"])
+        if config["command"] != "train":  # the model was only pruned
             return _of_parent(parent, depth)
         objective, recipe = TRAINED[config["options"]["objective"]]
         data = str(config["data"]["name"])
     except (InputError, KeyError, IndexError, TypeError):
         return PretrainingHistory("not known")
-    if started["weights"] == "training":
+    if start_model["weights"] == "training":  # the run started from a preset
         return PretrainingHistory(objective, recipe, data, source="its run folder")
     read = _of_parent(parent, depth)
     if objective == "supervised" and read.objective != "not known":

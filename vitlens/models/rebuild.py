@@ -1,6 +1,7 @@
-"""Models built from an architecture, or from another model with a change.
+"""Models from an architecture, as data, or from another model.
 
-The changes are: heads removed, other classes, random weights, another input size.
+From another model come models without some of its heads, for other classes, with random weights, or
+for another size.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -37,26 +38,27 @@ from vitlens.typed import between, length, read_as
 from vitlens.version import __version__
 
 Overrides = Mapping[str, int | float | bool | str | list[int]]
-_IMAGENET: Final = 1000  # its classes
+_IMAGENET: Final = 1000  # the number of its classes
+_TRIAL_IMAGES: Final = 2
 
 
 @dataclass(frozen=True)
 class Architecture:
     """The description from which the same model is built again, without its weights.
 
-    kind: the kind of the source.
-    name: in the source's list.
-    classes: the classes of the head.
-    image_size: (height, width) in pixels, None for the model's own.
-    overrides: fields of a ViTConfig that differ from the preset's.
-    pruned: the removed heads of each attention module (see `prune_heads`).
+    Raises InputError for a source with models that cannot be built from this.
 
-    Raises InputError for a source whose models cannot be built from this.
+    kind: the kind of the model's source.
+    name: the model's name in the list of the source.
+    classes: the number of classes of the head, 0 without a classifier.
+    image_size: the (height, width) in pixels, or None for the model's default.
+    overrides: the fields of a ViTConfig that differ from those of the preset.
+    pruned: the removed heads of each attention module (see `prune_heads`).
     """
 
     kind: Annotated[str, length(1, 40)]
     name: Annotated[str, length(1, 200)]
-    classes: Annotated[int, between(0, CLASSES)] | None = None  # 0: without a classifier
+    classes: Annotated[int, between(0, CLASSES)] | None = None
     image_size: tuple[Side, Side] | None = None
     overrides: Overrides = field(default_factory=dict)
     pruned: Mapping[str, list[Annotated[int, between(0, 65_536)]]] = field(default_factory=dict)
@@ -92,13 +94,12 @@ def build(
     """
     build_source = resolved(SOURCES[architecture.kind].build)
     pruned = architecture.pruned
-    weights = state
+    whole_state = state
     if pruned and state is not None:
-        unpruned = build_source(architecture, state=None, pretrained=False)[0]
-        weights = _with_random_pruned_modules(state, unpruned, pruned)
+        whole_state = _with_random_pruned_modules(architecture, state)
     module: nn.Module
     preprocessing: Preprocessing
-    module, preprocessing = build_source(architecture, state=weights, pretrained=pretrained)
+    module, preprocessing = build_source(architecture, state=whole_state, pretrained=pretrained)
     cut_heads(module, pruned)
     if state is not None:
         for name in pruned:
@@ -110,22 +111,24 @@ def build(
 
 
 def _with_random_pruned_modules(
-    state: Mapping[str, Tensor], unpruned: nn.Module, pruned: Collection[str]
+    architecture: Architecture, state: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return the state with weights of full size for pruned modules, from the unpruned module.
+    """Return the state with random weights, of full size, for the modules that have lost heads.
 
-    A library loads only a whole model. Afterwards `build` cuts the heads and loads the weights of
-    the pruned modules.
+    A library loads only a whole model. `build` then cuts the heads, and loads the weights of the
+    remaining ones.
     """
-    prefixes = tuple(f"{name}." for name in pruned)
-    weights = {}
+    build_source = resolved(SOURCES[architecture.kind].build)
+    whole_module = build_source(architecture, state=None, pretrained=False)[0]
+    pruned_prefixes = tuple(f"{name}." for name in architecture.pruned)
+    whole_state = {}
     for key, value in state.items():
-        if not key.startswith(prefixes):
-            weights[key] = value
-    for key, value in unpruned.state_dict().items():
-        if key.startswith(prefixes):
-            weights[key] = value
-    return weights
+        if not key.startswith(pruned_prefixes):
+            whole_state[key] = value
+    for key, value in whole_module.state_dict().items():
+        if key.startswith(pruned_prefixes):
+            whole_state[key] = value
+    return whole_state
 
 
 def _state_of(name: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -146,11 +149,11 @@ def assemble(
     *,
     hints: StructureHints | None = None,
 ) -> Model:
-    """Return a Model around a module, with the anatomy of its modules' attributes or of forward
-    passes.
+    """Return a Model around a module.
 
-    hints: the structure given by the user or the model source; with it, the anatomy is read from
-    forward passes.
+    Its anatomy is read from the attributes of its modules or, with hints, from forward passes.
+
+    hints: the structure given by the user or the model source.
     """
     hints = hints or getattr(module, "structure_hints", None)
     if hints is not None:
@@ -190,8 +193,7 @@ def rebuilt(
 ) -> Model:
     """Return a model around this module, on the device of `model`.
 
-    Its anatomy is read again in the same way. classes, preprocessing: those of `model` where
-    not given.
+    Its anatomy is read again in the same way. classes, preprocessing: None means those of `model`.
     """
     classes = model.classes if classes is None else classes
     preprocessing = preprocessing or model.preprocessing
@@ -236,10 +238,14 @@ def provenance_of(
     digest: str | None = None,
     **libraries: str,
 ) -> Provenance:
-    """Return the provenance of a requested model: its weights file, random weights, or the hub it
-    was loaded from.
+    """Return the provenance of a requested model.
 
-    digest: the SHA-256 of weights that are in no file of the request; libraries: further versions.
+    Its weights come from a file, are random, or were loaded from a hub.
+
+    notes: the changes made on loading.
+    hub: the word for the hub's weights.
+    digest: the SHA-256 of weights that are in no file of the request.
+    libraries: further versions of libraries.
     """
     file = request.file
     weights = hub
@@ -275,9 +281,9 @@ def numbered_classes(count: int) -> tuple[str, ...]:
 
 
 def both_classes(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of classes.
+    """Return the names of classes; one name of a single logit becomes two.
 
-    For one logit with one name, both: its complement comes first.
+    The name of the complement comes first.
     """
     if len(names) != 1:
         return names
@@ -287,8 +293,9 @@ def both_classes(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def count_classes(module: nn.Module, size: tuple[int, int]) -> int:
-    """Return the number of logits, measured in a forward pass, as every library stores it
-    elsewhere.
+    """Return the number of logits, measured in a forward pass.
+
+    Every library stores it in a different place.
     """
     device = next((parameter.device for parameter in module.parameters()), None)
     with evaluating(module), torch.no_grad():
@@ -299,12 +306,11 @@ def count_classes(module: nn.Module, size: tuple[int, int]) -> int:
 def untrained_like(model: Model, *, seed: int, size: tuple[int, int] | None = None) -> Model:
     """Return a model of the same architecture and classes with seeded random weights.
 
-    It is on the same device. A ViT gets positions for another size; our ResNets keep their stem.
+    It is on the same device. With another size, a ViT has positions for this size, and our ResNets
+    keep their stem. Raises UnsupportedError for a model that only the user's code can build,
+    ModelError if it cannot be built or does not run at this size.
 
-    size: (height, width) in pixels of its input, None for the model's.
-
-    Raises UnsupportedError for a model that only its code can build, ModelError if it cannot be
-    built or does not run at this size.
+    size: (height, width) in pixels of its input; None means the size of `model`.
     """
     source = SOURCES.get(str(model.architecture.get("kind")))
     if source is None or not source.build:
@@ -315,18 +321,19 @@ def untrained_like(model: Model, *, seed: int, size: tuple[int, int] | None = No
         )
     architecture = Architecture.from_json(model.architecture)
     preprocessing = model.preprocessing
-    built_size = model.input_size
+    build_size = model.input_size
     if size is not None:
         require_side_lengths(size)
         architecture = replace(architecture, image_size=size)
         preprocessing = preprocessing.at_size(size)
         has_positions = model.anatomy.layout is not None
-        # a ResNet is built for the model's size: below 64 px it would get another stem
+        # Our ResNets accept any size. Built for less than 64 px, they would have another stem than
+        # the model, so that they are built for its size.
         if has_positions or not source.any_size:
-            built_size = size
+            build_size = size
     at = "{}x{} px".format(*preprocessing.size)
     with in_one_line(f"{model.alias} to run at {at}", f"check {argument('sizes')}"), seeded(seed):
-        module, _ = build(replace(architecture, image_size=built_size))
+        module, _ = build(replace(architecture, image_size=build_size))
         count_classes(module, preprocessing.size)
     provenance = Provenance(model.provenance.name, "random", None, versions())
     new = rebuilt(model, module, architecture, provenance, preprocessing=preprocessing)
@@ -337,9 +344,9 @@ def for_classes(model: Model, classes: tuple[str, ...]) -> Model:
     """Return the model with a zero-initialised head for these classes, unless it has them.
 
     See Dosovitskiy 2021, section 3.2. Our ViTs get position embeddings for the grid of the input
-    size, which are trained like the others. The changes are recorded in the provenance's notes.
-    `model` is not changed. Raises UnsupportedError for a model whose classifier cannot be
-    identified, and inside `intervene`.
+    size, which are trained like the other parameters. The notes of the provenance list the changes.
+    `model` is not changed. Raises UnsupportedError if its classifier cannot be identified, and
+    inside `intervene`.
     """
     module = _copy_of(model)
     notes = list(model.provenance.notes)
@@ -363,7 +370,7 @@ def for_classes(model: Model, classes: tuple[str, ...]) -> Model:
     expected = f"expected {len(classes)} logits of {model.alias} with a new head"
     try:
         new = rebuilt(model, module, architecture, provenance, classes=classes)
-    except InputError as error:  # of a traced module that has another number of logits
+    except InputError as error:  # raised for a traced module with another number of logits
         raise UnsupportedError(f"{expected}: {error}") from error
     outputs = count_classes(new, model.input_size)
     if outputs != len(classes):
@@ -404,8 +411,7 @@ def _resize_positions(module: VisionTransformer, size: tuple[int, int]) -> str:
 
 
 def _zero_head(model: Model, module: Any, classes: int) -> None:
-    """Give a copy of the model's module a zero-initialised classifier for this number of
-    classes."""
+    """Replace the classifier of a copy of the model's module by one of zeros."""
     require_replaceable(model)
     if _resets_its_classifier(module):
         module.reset_classifier(classes)
@@ -450,10 +456,10 @@ def _resets_its_classifier(module: Any) -> bool:
 
 
 def classifiers(model: Model) -> tuple[str, ...]:
-    """Return the names of the modules that compute the logits: one, or two of a distilled model.
+    """Return the names of the modules that compute the logits: one, or two in a distilled model.
 
-    If the structure was read from forward passes, it is the linear layer whose outputs are the
-    logits; else the library's attributes or the names of its layers show it. Raises
+    If the structure was read from forward passes, the classifier is the linear layer that returns
+    the logits. Otherwise, the library's attributes or the names of its layers show it. Raises
     UnsupportedError for a model without such a layer.
     """
     if model.structure_hints is not None:
@@ -462,8 +468,10 @@ def classifiers(model: Model) -> tuple[str, ...]:
 
 
 def named_classifiers(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the modules that compute the logits, by timm's pretrained_cfg or by their
-    names and order.
+    """Return the names of the modules that compute the logits.
+
+    They are read from timm's pretrained_cfg. Without it, the classifier is the last linear layer,
+    and DeiT's head_dist comes with its head.
     """
     config = getattr(model, "pretrained_cfg", None)
     if isinstance(config, dict) and config.get("classifier"):
@@ -481,31 +489,28 @@ def named_classifiers(model: nn.Module) -> tuple[str, ...]:
 
 @per_model
 def _observed_classifier(model: Model) -> tuple[str, ...]:
-    """Return the linear layer whose outputs the module returns as logits, in a forward pass of
-    noise.
-    """
+    """Return the linear layer that returns the logits in a forward pass of noise."""
     outputs: dict[str, Tensor] = {}
 
     def record(name: str, _arguments: Arguments, output: Tensor) -> None:
         outputs[name] = output
 
     linear = [name for name, layer in model.module.named_modules() if isinstance(layer, nn.Linear)]
-    noise = torch.rand(2, 3, *model.input_size, generator=torch.Generator().manual_seed(0)).to(
-        model.device
-    )
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.rand(_TRIAL_IMAGES, 3, *model.input_size, generator=generator).to(model.device)
     with evaluating(model), torch.no_grad(), watching(model.module, linear, record):
         logits = first_output(model.module(model.prepare(noise)))
-    last = []
+    with_these_outputs = []
     for name, output in outputs.items():
-        # one logit may be squeezed
+        # a single logit may be squeezed
         if output.numel() == logits.numel() and torch.equal(output.reshape(logits.shape), logits):
-            last.append(name)
-    if not last:
+            with_these_outputs.append(name)
+    if not with_these_outputs:
         raise UnsupportedError(
             f"expected the logits of {model.alias} to be the output of a linear layer, found none "
             f"whose outputs they are (of {len(linear)}); end forward in an nn.Linear"
         )
-    return (last[-1],)
+    return (with_these_outputs[-1],)
 
 
 def prune_heads(
@@ -513,18 +518,19 @@ def prune_heads(
 ) -> Model:
     """Return a copy of the model without these heads.
 
-    The heads' rows of the qkv and columns of the output projection are removed. Without means, the
-    logits are those of the model with the heads set to zero; with means, with each head at its
-    mean, which is added to the bias of the output projection. A layer without any heads left
-    outputs its bias. It is then a block without attention, and the other layers keep their numbers.
-    The copy can be saved, loaded and pruned again; the original is not changed.
+    The copy lacks their rows of the qkv projection and their columns of the output projection. Its
+    logits are those of the model with the heads set to zero or, with means, to their means. A layer
+    without any heads left outputs its bias: it is then a block without attention, and the other
+    layers keep their numbers. The copy can be saved, loaded and pruned again; the original is not
+    changed.
 
-    heads: by layer, both counted from 0.
-    means: by layer, each head's mean output over tokens and images, (heads, head_dim).
-
-    Raises InputError for a head that does not exist and for a mean per token, which a bias cannot
+    Raises InputError for a head that does not exist, and for a mean per token, which a bias cannot
     hold. Raises UnsupportedError for attention that cannot be cut (ours, timm's standard and
     torchvision's can), and inside `intervene` or with a user's hook.
+
+    heads: the heads by layer, both counted from 0.
+    means: the mean output of each head over tokens and images, (heads, head_dim) by layer. The
+        means of the removed heads are added to the bias of the output projection.
     """
     removed_by_layer = {
         layer: sorted(set(removed)) for layer, removed in sorted(heads.items()) if removed
@@ -537,14 +543,16 @@ def prune_heads(
     counts = {name: model.anatomy.parts[name].heads for name in names.values()}
     module = _copy_of(model)
     architecture = Architecture.from_json(model.architecture)
-    pruned = dict(architecture.pruned)  # in the numbering of the whole model
+    # heads count as in the model now; `pruned` counts them as in the whole model
+    pruned = dict(architecture.pruned)
     for layer, removed in removed_by_layer.items():
         name = names[layer]
         if means is not None:
             add_means(module.get_submodule(name), removed, means.get(layer), layer=layer)
-        earlier = pruned.get(name, [])
-        remaining = [head for head in range(counts[name] + len(earlier)) if head not in earlier]
-        pruned[name] = sorted(earlier + [remaining[head] for head in removed])
+        removed_before = pruned.get(name, [])
+        whole_count = counts[name] + len(removed_before)
+        remaining = [head for head in range(whole_count) if head not in removed_before]
+        pruned[name] = sorted(removed_before + [remaining[head] for head in removed])
     cut_heads(module, {names[layer]: removed for layer, removed in removed_by_layer.items()})
     removed_count = sum(len(removed) for removed in removed_by_layer.values())
     note = f"removed {removed_count} of {sum(counts.values())} heads"
@@ -555,7 +563,9 @@ def prune_heads(
 
 
 def _require_prunable(model: Model, layer: int, heads: Sequence[int]) -> None:
-    """Raise InputError for a layer or head that does not exist, UnsupportedError for attention that
+    """Raise an error unless these heads of a layer exist and can be cut.
+
+    Raises InputError for a layer or head that does not exist, UnsupportedError for attention that
     cannot be cut.
     """
     names = model.anatomy.attention_by_layer

@@ -1,11 +1,10 @@
-"""One recorded forward pass: the calls of all modules and, for `AttentionRecorder`, attention and
-linear layers.
+"""Recorded forward passes: the calls of all modules and, for `AttentionRecorder`, attention.
 
-Attention is recognised by what is computed: scaled dot-product attention (by which
-nn.MultiheadAttention is computed here, too), or a softmax over the last axis of scores, whose
-result is a factor of a product, or is (batch, heads, tokens, tokens). Scores are the result of a
-matrix product or einsum, scaled, masked or mixed over heads. A softmax of queries over their
-channels, as in linear attention, is not of scores.
+Attention is recognised by what is computed. It is scaled dot-product attention (by which
+nn.MultiheadAttention is computed here, too), or a softmax over the last axis of scores. The result
+of the softmax must then be a factor of a product, or be (batch, heads, tokens, tokens). Scores are
+the result of a matrix product or einsum, scaled, masked or mixed over heads. A softmax of queries
+over their channels, as in linear attention, is not a softmax of scores.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,13 +39,18 @@ _PRODUCTS: Final = (
 )
 _NORMS: Final = (F.layer_norm, F.rms_norm, F.batch_norm, F.group_norm, F.instance_norm)
 _WEIGHTED: Final = (F.linear, F.conv1d, F.conv2d)
-# a head keeps its columns
+# operations after which the columns of a head are still its columns
 _COLUMNWISE: Final = (F.layer_norm, F.rms_norm, torch.mul, Tensor.mul, Tensor.__mul__)
 
 
 @dataclass(frozen=True)
 class TracedTensor:
-    """A tensor that was an argument: its shape and its bytes; number: equal for the same object."""
+    """A tensor that was an argument or an output.
+
+    shape: its shape.
+    bytes: its size in memory.
+    number: a number that is equal for the same object.
+    """
 
     shape: Shape
     bytes: int
@@ -55,13 +59,16 @@ class TracedTensor:
 
 @dataclass(frozen=True)
 class ModuleCall:
-    """One call of a module: when it began and ended, its arguments that are tensors, and its first
-    output.
+    """One call of a module.
 
-    output: the shape, None where that is no tensor.
-    bytes, number: of the output where it is one tensor, else 0.
-    values: the arguments themselves, of a module that computes attention, for an
-        `AttentionRecorder`.
+    module: the name of the module.
+    begin, end: when it began and ended, on the recorder's clock.
+    arguments: its arguments that are tensors.
+    output: the shape of its first output, or None if that is no tensor.
+    bytes: the size of the output if it is one tensor, else 0.
+    number: the number of the output (see `TracedTensor`) if it is one tensor, else 0.
+    values: the arguments themselves. Only an `AttentionRecorder` keeps them, for a module that
+        computes attention.
     """
 
     module: str
@@ -75,8 +82,9 @@ class ModuleCall:
 
     @property
     def stream(self) -> Key | None:
-        """Return the argument that has the shape of the output: the residual stream, where it is
-        one.
+        """Return the first argument with the shape of the output, or None.
+
+        In a residual block, it is the residual stream.
         """
         for key, value in self.arguments.items():
             if value.shape == self.output:
@@ -86,9 +94,10 @@ class ModuleCall:
 
 @dataclass(frozen=True)
 class Trace:
-    """The calls of all modules of a model in one forward pass, in the order of their ends.
+    """The calls of all modules of a model in one forward pass.
 
-    The model itself is "". logits: their shape.
+    calls: the calls in the order of their ends; the name of the model itself is "".
+    logits: the shape of the logits.
     """
 
     calls: tuple[ModuleCall, ...]
@@ -104,14 +113,19 @@ class Trace:
 
 
 class Recorder:
-    """Records the calls of modules while it is `watching` them."""
+    """Records the calls of modules while it is `watching` them.
+
+    calls: the calls that have ended.
+    clock: the time. It advances at the begin and at the end of each call.
+    running: the names of the modules that are running, the innermost last.
+    """
 
     def __init__(self) -> None:
         self.calls: list[ModuleCall] = []
         self.clock = 0
         self.running: list[str] = []
-        self._begun: list[tuple[int, dict[Key, TracedTensor]]] = []
-        self._numbers: Any = WeakIdKeyDictionary()  # by object, while it lives
+        self._begun: list[tuple[int, dict[Key, TracedTensor]]] = []  # of the running calls
+        self._numbers: Any = WeakIdKeyDictionary()  # the number of each tensor that still exists
         self._count = 0
 
     @contextmanager
@@ -122,7 +136,7 @@ class Recorder:
             yield
 
     def keeps_values(self, _begin: int) -> bool:
-        """Return True if a call that began then keeps its arguments."""
+        """Return True if the arguments of a call that began at this time are to be kept."""
         return False
 
     def _traced(self, tensor: Tensor) -> TracedTensor:
@@ -153,14 +167,14 @@ class Recorder:
         stored_values = values if self.keeps_values(begin) else {}
         self.calls.append(
             ModuleCall(
-                name,
-                begin,
-                self.clock,
-                traced,
-                shape,
-                traced_output.bytes,
-                traced_output.number,
-                stored_values,
+                module=name,
+                begin=begin,
+                end=self.clock,
+                arguments=traced,
+                output=shape,
+                bytes=traced_output.bytes,
+                number=traced_output.number,
+                values=stored_values,
             )
         )
 
@@ -169,21 +183,23 @@ class Recorder:
 class TracedAttention:
     """One attention call.
 
-    time: the time of the recorder's clock.
+    time: when it was computed, on the recorder's clock.
     stack: the modules that were running.
-    batch: the length of the first axis of queries or weights, windows included.
-    heads: their number.
-    queries, keys: their numbers.
-    layout: why the axes are not (batch, heads, query, key), empty where they are.
-    heads_axis: see `AttentionPart`.
-    joined: the heads' outputs concatenated in each order that the axes may have, until the
-        projection is known.
+    batch: the length of the first axis of queries or weights, including windows.
+    heads: the number of heads.
+    queries: the number of queries.
+    keys: the number of keys.
+    layout: why the axes are not (batch, heads, query, key), or "" if they are.
+    heads_axis: the axis of the heads (see `AttentionPart`).
+    joined: the heads' outputs concatenated in each order that the axes may have, until the output
+        projection shows the order.
     projection: the weight of the output projection.
     projection_stack: the modules that were running when it was applied.
-    readers: how many linear layers read the outputs concatenated (more than one: the projection has
-        an adapter next to it).
-    weights: the result of a softmax until a product uses it.
-    is_changed: whether no product used it as it is: it was changed first, or mixed over heads.
+    readers: how many linear layers read the concatenated outputs. With several, there is an adapter
+        next to the projection.
+    weights: the result of the softmax, until a product uses it.
+    is_changed: whether no product used that result unchanged: it was changed first, or mixed over
+        heads.
     """
 
     time: int
@@ -202,9 +218,11 @@ class TracedAttention:
     is_changed: bool = False
 
     def read_heads(self, joined: "Joined") -> None:
-        """Take the number of heads and their axis from the order of the axes that the output
-        projection shows.
+        """Correct the number of heads and their axis by what the output projection read.
+
+        joined: the concatenation that is its input.
         """
+        # batch x heads stays the same
         self.batch = self.batch * self.heads // joined.heads
         self.heads = joined.heads
         self.heads_axis = joined.axis
@@ -212,9 +230,10 @@ class TracedAttention:
 
 @dataclass(frozen=True, eq=False)
 class Joined:
-    """The heads' outputs concatenated, (.., tokens, heads x head_dim), in an order that their axes
-    may have.
+    """The heads' outputs concatenated, in one order that their axes may have.
 
+    heads: the number of heads in this order.
+    outputs: the concatenated outputs, (.., tokens, heads x head_dim).
     axis: the axis of the heads in the weights, as `AttentionPart.heads_axis`.
     """
 
@@ -224,15 +243,16 @@ class Joined:
 
 
 class AttentionRecorder(Recorder, TorchFunctionMode):
-    """Records attention calls and linear layers, too, while its `watching` and the mode itself are
-    in force.
+    """Records attention calls and linear layers, too.
 
-    images: the number of images of the pass.
-    attention: calls in order.
-    linear: (time, modules running, weight) of each linear layer.
+    Its `watching` and the mode itself must be in force.
+
+    images: the number of images in the pass.
+    attention: the attention calls, in order.
+    linear: the time, the running modules and the weight of each linear layer.
     tokens: whether a linear layer was applied to (batch, tokens, width).
-    elsewhere: what may be attention and is not recorded, in words: a softmax of a product over
-        another axis than the last, nn.MultiheadAttention with rare options.
+    elsewhere: a description of what may be attention and is not recorded. This is a softmax of a
+        product over another axis than the last, or nn.MultiheadAttention with rare options.
     """
 
     def __init__(self, module: nn.Module, images: int) -> None:
@@ -243,10 +263,11 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
         self.linear: list[tuple[int, Stack, Tensor]] = []
         self.tokens = False
         self.elsewhere = ""
-        self._products: dict[int, int] = {}  # the time of the last product of so many elements
-        # results of products before a softmax, while they live
+        # the time of the last matrix product, by the number of elements in its result
+        self._products: dict[int, int] = {}
+        # tensors that may be scores: results of products, and what was computed from them
         self._scores: Any = WeakIdKeyDictionary()
-        # results of softmax, and what was computed from them alone
+        # results of softmax, and what was computed from them
         self._mixing: Any = WeakIdKeyDictionary()
         # modules without children, such as nn.Softmax
         self._plain = {
@@ -261,7 +282,7 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
         return Trace(tuple(self.calls), ()).by_module
 
     def keeps_values(self, begin: int) -> bool:
-        """Return True if it computed attention."""
+        """Return True if attention was computed since this time."""
         return bool(self.attention) and self.attention[-1].time > begin
 
     def __torch_function__(
@@ -305,6 +326,7 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
         return self.clock
 
     def _see_linear(self, tokens: Tensor, weight: Tensor) -> None:
+        """Record a linear layer, and recognise the output projection of the last attention."""
         self.linear.append((self._tick(), tuple(self.running), weight))
         self.tokens |= tokens.dim() == 3 and tokens.shape[1] > 1
         if not self.attention:
@@ -321,14 +343,12 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
                 return
 
     def _see_columnwise(self, operands: Sequence[Any], result: Tensor) -> None:
-        """Follow heads' outputs that are normed or gated in their module: the projection reads the
-        result (EVA).
-        """
+        """Follow heads' outputs that their module norms or gates before the projection (EVA)."""
         if not self.attention or self.attention[-1].projection is not None:
             return
         last = self.attention[-1]
-        inside = [name for name in last.stack if name not in self._plain]
-        if self.running[: len(inside)] != inside:
+        attention_stack = [name for name in last.stack if name not in self._plain]
+        if self.running[: len(attention_stack)] != attention_stack:  # outside this module
             return
         tensors = [
             value for value in operands if isinstance(value, Tensor) and value.shape == result.shape
@@ -341,6 +361,7 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
     def _see_fused(
         self, output: Tensor, query: Tensor, key: Tensor, *_args: Any, **_kwargs: Any
     ) -> None:
+        """Record scaled dot-product attention."""
         call = self._call(query.shape[:-1], key.shape[-2])
         call.joined = tuple(_concatenations(output, call.heads, self.images))
 
@@ -352,21 +373,24 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
         if any(operand in self._mixing for operand in of_same_count):
             self._mixing[result] = True
         elif any(operand in self._scores for operand in of_same_count):
-            # a layer of weights may mix the heads of scores
+            # a layer with weights may mix the heads of scores (4 axes); with other axes, it mixes
+            # channels, and its result is no scores
             mixes_channels = func in _WEIGHTED and result.dim() != 4
             if func not in _NORMS and not mixes_channels:
                 self._scores[result] = True
 
     def _see_softmax(self, scores: Tensor, weights: Tensor, dim: object) -> None:
+        """Record a softmax of scores as attention; a product may use its result later."""
         self._mixing[weights] = True
-        inside = next(
-            index
-            for index in reversed(range(len(self.running)))
-            if self.running[index] not in self._plain
-        )
-        is_inside = self._products.get(weights.numel(), -1) >= self._begun[inside][0]
-        if not is_inside and scores not in self._scores:  # of no product of queries and keys
-            return
+        # the begin of the innermost running module with parts (nn.Softmax has none)
+        begin = 0
+        for name, (module_begin, _) in zip(self.running, self._begun):
+            if name not in self._plain:
+                begin = module_begin
+        last_product = self._products.get(weights.numel(), -1)
+        has_product_inside = last_product >= begin
+        if not has_product_inside and scores not in self._scores:
+            return  # no product of queries and keys was computed
         if dim not in (-1, weights.dim() - 1):
             owner = self.running[-1] or "the module"
             self.elsewhere = f"a softmax over axis {dim} of {tuple(weights.shape)} in {owner}"
@@ -374,8 +398,9 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
             self._call(weights.shape[:-1], weights.shape[-1]).weights = weights
 
     def _call(self, axes: torch.Size, keys: int) -> TracedAttention:
-        """Return the call whose queries have these axes: (.., batch, heads, queries) or (batch x
-        heads, queries).
+        """Record an attention call, and return it.
+
+        axes: the axes of the queries: (.., batch, heads, queries) or (batch x heads, queries).
         """
         if self.attention:
             self.attention[-1].joined = ()
@@ -394,14 +419,21 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
                 f"batch of {images}"
             )
         call = TracedAttention(
-            self._tick(), tuple(self.running), batch, heads, axes[-1], keys, layout
+            time=self._tick(),
+            stack=tuple(self.running),
+            batch=batch,
+            heads=heads,
+            queries=axes[-1],
+            keys=keys,
+            layout=layout,
         )
         self.attention.append(call)
         return call
 
     def _see_product(self, operands: list[Tensor], output: Tensor) -> None:
-        """Recognise attention: a product with a result of softmax, also after dropout, a cast or a
-        reshape.
+        """Recognise attention: a product with the result of a softmax.
+
+        Dropout, a cast or a reshape may come between the two.
         """
         for call in reversed(self.attention):
             if call.weights is None or maps_heads(call.weights, operands, output):
@@ -416,11 +448,10 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
 
 
 def record_attention(module: nn.Module, images: Tensor) -> AttentionRecorder:
-    """Return a recorded forward pass of all normalised images but the last, whose axes are compared
-    with those of all.
+    """Return a recorded forward pass of all normalised images but the last.
 
-    Heads before the batch, and heads that share its axis, may look like a batch with heads for one
-    number of images.
+    Its axes are compared with those in a pass of all images. For a single number of images, heads
+    before the batch, or heads that share its axis, may look like a batch with heads.
     """
     fewer = _recorded(module, images[:-1])
     if not fewer.attention:
@@ -441,11 +472,12 @@ def record_attention(module: nn.Module, images: Tensor) -> AttentionRecorder:
 
 
 def _recorded(module: nn.Module, images: Tensor) -> AttentionRecorder:
+    """Return a recorded forward pass of these images."""
     recorder = AttentionRecorder(module, len(images))
     with evaluating(module), torch.no_grad(), recorder.watching(module), recorder:
         module(images)
-    # weights that no product used may be mixed first: attention where they are (batch, heads,
-    # tokens, tokens)
+    # Weights that no product used may have been mixed first. They count as attention if they are
+    # (batch, heads, tokens, tokens).
     attention = []
     for call in recorder.attention:
         if call.weights is not None:
@@ -460,13 +492,14 @@ def _recorded(module: nn.Module, images: Tensor) -> AttentionRecorder:
 
 
 def maps_heads(weights: Tensor, operands: Sequence[Tensor], result: Tensor) -> bool:
-    """Return True for a product of weights with a square matrix (heads, heads), and not with
-    values.
+    """Return True for a product of weights with a square matrix (heads, heads).
+
+    A product with values returns False.
     """
     factors = [operand for operand in operands if operand.numel() != weights.numel()]
-    is_square = (
-        len(factors) == 1 and factors[0].dim() == 2 and factors[0].shape[0] == factors[0].shape[1]
-    )
+    if len(factors) != 1 or factors[0].dim() != 2:
+        return False
+    is_square = factors[0].shape[0] == factors[0].shape[1]
     return is_square and result.numel() == weights.numel()
 
 
@@ -482,43 +515,53 @@ def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
 def _concatenations(output: Tensor, heads: int, images: int) -> Iterator[Joined]:
     """Yield the heads' outputs concatenated for each order that the axes may have.
 
-    (.., heads, tokens, x), (.., tokens, heads, x); of (batch, heads, tokens, x) also with the
-    tokens before the batch, as in nn.MultiheadAttention; or with windows after the heads, (batch,
-    heads, windows, tokens, x), as in Hiera, whose first two axes may be one.
+    output: the result of the product of weights and values.
+    heads: the number of heads, if the axes are (batch, heads, query, key).
     """
     if output.dim() == 3 and heads > 1 and len(output) % heads == 0:
-        output = output.unflatten(0, (-1, heads))
-    if output.dim() == 3:
+        output = output.unflatten(0, (-1, heads))  # (batch x heads, tokens, x)
+    if output.dim() == 3:  # (batch, tokens, x): one head
         yield Joined(heads, output)
-    elif output.dim() >= 4:
-        if output.shape[-3] == heads:
-            yield Joined(
-                heads, output.transpose(-3, -2).flatten(-2), 2 if output.dim() == 5 else None
-            )
-        if output.shape[-2] == heads:
-            yield Joined(heads, output.flatten(-2))
-        if output.dim() == 4 and output.shape[1] == heads:
-            yield Joined(heads, output.permute(2, 0, 1, 3).flatten(-2))
-        if output.dim() == 5:
-            yield from _heads_before_windows(output, 1)
-            yield Joined(output.shape[2], output.permute(0, 3, 1, 2, 4).flatten(-2), 2)
-        if output.dim() == 4 and len(output) % images == 0:
-            split = output.unflatten(0, (images, -1))
-            yield Joined(split.shape[2], split.permute(0, 3, 1, 2, 4).flatten(-2))
-            yield from _heads_before_windows(split, 0)
+    if output.dim() < 4:
+        return
+    if output.shape[-3] == heads:  # (.., heads, tokens, x)
+        axis = 2 if output.dim() == 5 else None
+        yield Joined(heads, output.transpose(-3, -2).flatten(-2), axis)
+    if output.shape[-2] == heads:  # (.., tokens, heads, x)
+        yield Joined(heads, output.flatten(-2))
+    if output.dim() == 4 and output.shape[1] == heads:
+        # (batch, heads, tokens, x), projected as (tokens, batch, ..) by nn.MultiheadAttention
+        yield Joined(heads, output.permute(2, 0, 1, 3).flatten(-2))
+    if output.dim() == 5:
+        # (batch, heads, windows, tokens, x), as in Hiera
+        yield from _heads_before_windows(output, 1)
+        # (batch, windows, heads, tokens, x) -> (batch, tokens, windows, heads x head_dim)
+        yield Joined(output.shape[2], output.permute(0, 3, 1, 2, 4).flatten(-2), 2)
+    if output.dim() == 4 and len(output) % images == 0:
+        # of shape (batch, windows, heads, tokens, x), or (batch, heads, windows, ..) as in Hiera
+        split = output.unflatten(0, (images, -1))
+        # of shape (batch, tokens, windows, heads x head_dim)
+        yield Joined(split.shape[2], split.permute(0, 3, 1, 2, 4).flatten(-2))
+        yield from _heads_before_windows(split, 0)
 
 
 def _heads_before_windows(output: Tensor, axis: int) -> Iterator[Joined]:
-    """Yield the heads' outputs of (batch, heads, windows, tokens, x) concatenated, window by window
-    or side by side.
+    """Yield the heads' outputs of (batch, heads, windows, tokens, x) concatenated.
+
+    axis: the axis of the heads in the weights.
     """
     heads = output.shape[1]
+    # (batch, windows, tokens, heads x head_dim)
     yield Joined(heads, output.permute(0, 2, 3, 1, 4).flatten(-2), axis)
+    # (batch, tokens, windows, heads x head_dim)
     yield Joined(heads, output.transpose(1, 3).flatten(-2), axis)
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    """Return True if two tensors hold the same values in the same order, whatever their shapes."""
+    """Return True if two tensors have the same values in the same order.
+
+    Only the last axes must have the same length.
+    """
     if one.numel() != other.numel() or one.shape[-1] != other.shape[-1]:
         return False
     return torch.equal(one.reshape(-1).to(other.dtype), other.reshape(-1))

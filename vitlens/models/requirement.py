@@ -1,10 +1,9 @@
-"""Requirements on models: a check that runs once for each model, and the refusal of a model that
-does not meet it.
+"""Requirements on models: a check that runs once for each model, and the refusal of other models.
 
     @requirement("attention")
     def require_attention(model: Model) -> None: ...
 
-A function that needs attention calls `require_attention(model)`. Commands name what they need
+A function that needs attention calls `require_attention(model)`. Commands name their requirements
 (commands/needs.py).
 """
 
@@ -19,18 +18,20 @@ from vitlens.references import provided, resolved
 if TYPE_CHECKING:
     from vitlens.models.model import Model
 
-_REASONS: Final[Memo[str]] = Memo()  # why a model does not meet a requirement, by its name
+# why a model does not meet a requirement, by the requirement's name
+_REASONS: Final[Memo[str]] = Memo()
 
 
 class Requirement:
     """A requirement on models.
 
-    name: as commands name it.
-    check: raises UnsupportedError or LensError where a model does not meet it.
-    quick: the check runs no pass through the model, and its result is not stored.
+    A check that needs another requirement must call the `check` of that one. Calling the
+    requirement itself would list the commands that the model supports, and these are found by
+    checks.
 
-    A check calls the `check` of another requirement, as a refusal lists the commands that the model
-    supports.
+    name: the name by which commands refer to it.
+    check: a function that raises UnsupportedError or LensError for a model that does not meet it.
+    quick: whether the check runs no forward pass. Its result is then not stored.
     """
 
     def __init__(self, name: str, check: "Callable[[Model], Any]", *, quick: bool = False) -> None:
@@ -40,8 +41,9 @@ class Requirement:
         self.__doc__ = check.__doc__
 
     def __call__(self, model: "Model") -> None:
-        """Raise UnsupportedError, with the commands that the model supports, where it does not meet
-        the requirement.
+        """Raise UnsupportedError if a model does not meet the requirement.
+
+        The message lists the commands that the model supports.
         """
         reason = self.reason(model)
         if reason:
@@ -52,7 +54,7 @@ class Requirement:
         return not self.reason(model)
 
     def reason(self, model: "Model") -> str:
-        """Return why a model does not meet the requirement; "" where it does."""
+        """Return why a model does not meet the requirement, or "" if it does."""
         if self.quick:
             return self._run_check(model)
         return _REASONS.get(model, partial(self._run_check, model), key=self.name)
@@ -68,8 +70,10 @@ class Requirement:
 def requirement(
     name: str, *, quick: bool = False
 ) -> "Callable[[Callable[[Model], Any]], Requirement]":
-    """Decorate the check of a requirement of this name; quick: it runs no pass through the
-    model."""
+    """Decorate the check of a requirement of this name.
+
+    quick: whether the check runs no forward pass.
+    """
 
     def decorate(check: "Callable[[Model], Any]") -> Requirement:
         return Requirement(name, check, quick=quick)
@@ -78,7 +82,7 @@ def requirement(
 
 
 def checked_requirement(model: "Model", name: str) -> bool | None:
-    """Return True if a model meets a requirement, None where that has not been checked yet.
+    """Return True if a model meets a requirement, None if that has not been checked yet.
 
     Nothing is computed.
     """

@@ -1,5 +1,6 @@
-"""ResNet baselines (He 2016) on torchvision's blocks, with a stem that does not downsample small
-images.
+"""ResNet baselines (He 2016) on torchvision's blocks.
+
+Their stem does not downsample small images.
 """
 
 from typing import Final
@@ -20,8 +21,9 @@ SMALL_IMAGE: Final = 64
 
 
 class PaddedShortcut(nn.Module):
-    """The parameter-free shortcut (He 2016, option A): every second pixel, new channels filled with
-    zeros.
+    """The shortcut without parameters (He 2016, option A).
+
+    It takes every second pixel, and fills the new channels with zeros.
     """
 
     def __init__(self, new_channels: int) -> None:
@@ -36,11 +38,12 @@ class PaddedShortcut(nn.Module):
 
 
 class CifarResNet(nn.Module):
-    """CIFAR's ResNet: a 3x3 stem and three stages of 16, 32 and 64 channels, each of blocks two
-    convolutions deep.
+    """CIFAR's ResNet: a 3x3 stem and three stages of 16, 32 and 64 channels.
 
-    blocks: per stage; 3 make ResNet-20 (He 2016, section 4.2). Images (batch, 3, height, width),
-    already normalised, -> logits (batch, classes). Layers have torchvision's names.
+    It maps images (batch, 3, height, width), already normalised, to logits (batch, classes). Each
+    block has two convolutions. Layers have torchvision's names.
+
+    blocks: the number of blocks in each stage; 3 make ResNet-20 (He 2016, section 4.2).
     """
 
     def __init__(self, blocks: int, classes: int) -> None:
@@ -83,7 +86,7 @@ def build_resnet(name: str, *, classes: int, image_size: tuple[int, int]) -> nn.
 
 
 def _stage(channels: int, wider: int, blocks: int) -> nn.Sequential:
-    """Return blocks of one width; the first halves the maps where the width grows."""
+    """Return blocks of one width; if it grows, the first block halves the maps."""
     if wider > channels:
         first = BasicBlock(channels, wider, stride=2, downsample=PaddedShortcut(wider - channels))
     else:

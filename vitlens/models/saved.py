@@ -1,4 +1,4 @@
-"""A model as one safetensors file, whose metadata describes the model; and as a hash."""
+"""Models as safetensors files with a description in their metadata, and hashes of models."""
 
 import hashlib
 import json
@@ -29,13 +29,16 @@ from vitlens.version import __version__
 
 WEIGHTS_FILE = "model.safetensors"
 _HINT = "take another copy of the file, or train it again"
-_ROOM = 1 << 26  # parameters allowed beyond twice the file's, for the positions of a larger image
+# A described model may have this many parameters more than twice those in the file. They are for
+# the positions of a larger image.
+_ROOM = 1 << 26
 
 
 @dataclass(frozen=True)
 class About:
-    """The metadata of a weights file: architecture, classes and preprocessing of the model, version
-    of vitlens.
+    """The metadata of a weights file: the model's architecture, classes and preprocessing.
+
+    The version of vitlens that wrote the file is in it, too.
     """
 
     architecture: Architecture
@@ -59,7 +62,8 @@ def save(
 ) -> None:
     """Save the model as one safetensors file, from which `load` restores it; written atomically.
 
-    half: store 16-bit floats; state: other weights than its own (an average, the best so far).
+    half: store 16-bit floats.
+    state: the weights to save instead of the model's, such as an average or the best so far.
     """
     about = {
         "architecture": model.architecture,
@@ -136,14 +140,14 @@ def _is_described(file: Path) -> bool:
 
 
 def load_file(file: Path, request: ModelRequest, weights: str) -> Model:
-    """Return the model in a file that `save` wrote, with its weights, or seeded random ones if
-    requested.
+    """Return the model in a file that `save` wrote, with its weights or with random ones.
 
-    request.image_size: (height, width) other than that of its training.
-    weights: the file's name in the provenance.
+    Raises ModelError for a file that `save` did not write, and for weights that do not fit its
+    description. This is checked before a model is allocated that needs far more memory than the
+    weights.
 
-    Raises ModelError for a file that `save` did not write, or whose weights do not fit its
-    description, before a model is allocated that needs far more memory than they do.
+    request: may ask for seeded random weights, or for another image size than that of the training.
+    weights: the name of the file in the provenance.
     """
     stored = read_weights(file)
     if "vitlens" not in stored.metadata:
@@ -161,12 +165,12 @@ def load_file(file: Path, request: ModelRequest, weights: str) -> Model:
     preprocessing = about.preprocessing
     kind = SOURCES[architecture.kind]
     provenance = Provenance(request.name, weights, sha256(file), versions(), stored.notes)
-    if kind.restore:  # the user's code makes the module
+    if kind.restore:  # the user's code builds the module
         model: Model = resolved(kind.restore)(request, architecture, classes, preprocessing)
         load_strictly(model.module, stored.state, where=f"the model of {architecture.name}")
         model.provenance = replace(provenance, notes=(*model.provenance.notes, *stored.notes))
         return model
-    if request.random and kind.prefix:  # other libraries' models have a name of their own for that
+    if request.random and kind.prefix:  # the library's name with @random does that
         raise ModelError(
             f"expected a preset's architecture in {file} for random weights, found "
             f"{architecture.kind}; write {kind.prefix}{architecture.name}@random"
@@ -195,8 +199,10 @@ def _build_with_weights(
 ) -> nn.Module:
     """Return the module of an architecture with these weights, in fp32.
 
-    Raises ModelError, before the module is allocated, where it needs far more memory than the
-    weights.
+    Raises ModelError for a module that needs far more memory than the weights, before it is
+    allocated.
+
+    file: the weights file, for messages.
     """
     name = f"{architecture.kind}:{architecture.name}"
     try:
@@ -228,9 +234,8 @@ def _in_fp32(tensor: Tensor) -> Tensor:
 def model_fingerprint(model: Model) -> str:
     """Return the SHA-256 of everything that determines a model's outputs.
 
-    That is: weights, architecture, modules and preprocessing.
-
-    Alias, file and class names are left out: the same model under another name has the same hash.
+    These are weights, architecture, modules and preprocessing. Alias, file and class names are left
+    out: the same model with another name has the same hash.
     """
     architecture = json.dumps(model.architecture, sort_keys=True, default=str)
     parts = (fingerprint(model.module), architecture, repr(model.module), repr(model.preprocessing))
@@ -238,8 +243,9 @@ def model_fingerprint(model: Model) -> str:
 
 
 def fingerprint(module: nn.Module) -> str:
-    """Return the SHA-256 of all parameters and buffers, with names, types and shapes; the same on
-    every device.
+    """Return the SHA-256 of all parameters and buffers, with names, types and shapes.
+
+    It is the same on every device.
     """
     digest = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):

@@ -21,14 +21,15 @@ from vitlens.models.recording import ModuleCall, Stack, TracedAttention, record_
 from vitlens.models.token_order import LogitsOf
 from vitlens.models.token_structure import TokenStructure
 
+# what counts as attention, for messages
 SEEN: Final = (
-    "attention is a softmax over the last axis of a product, "
-    "scaled_dot_product_attention or nn.MultiheadAttention"
+    "attention is a softmax over the last axis of a product, scaled_dot_product_attention or "
+    "nn.MultiheadAttention"
 )
 _LINEAR: Final = (F.linear, F.conv1d, F.conv2d, F.multi_head_attention_forward)
 _ONE_CALL: Final = "compute the heads of a layer in one call of (batch, heads, tokens, head_dim)"
 _NAMED: Final = 3  # most modules in a message
-# least correlation of a residual block's input and its output without any linear layer
+# least correlation between the input of a residual block and its output with all linear layers at 0
 _RESIDUAL: Final = 0.5
 
 
@@ -37,11 +38,12 @@ def trace_anatomy(
 ) -> Anatomy:
     """Return the anatomy of a module.
 
-    images: three of normalised noise, of its input size.
-    logits_of: from the module's output to the logits.
+    Raises UnsupportedError if the module has another structure than the hints say, and for
+    attention with heads that cannot be separated.
 
-    Raises UnsupportedError where the given structure does not hold, and for attention whose heads
-    cannot be separated.
+    images: three images of normalised noise, of the module's input size.
+    logits_of: a function from the module's output to the logits.
+    hints: the structure given by the user or the model source.
     """
     return _Traced(module, images, logits_of, hints).anatomy()
 
@@ -49,8 +51,9 @@ def trace_anatomy(
 class _Traced:
     """A module with its recorded forward pass.
 
+    trace: the recorded forward pass.
     calls: the first attention call of each module that computes attention, in forward order. That
-    module is the innermost one that computes both the attention and its output projection.
+        module is the innermost one that computes both the attention and its output projection.
     """
 
     def __init__(
@@ -91,30 +94,33 @@ class _Traced:
         """Return the anatomy of the module."""
         if not self.calls:
             return self._without_attention()
-        parts = tuple(self._part(name, call) for name, call in self.calls.items())
-        reason = self._not_one_after_another()
+        parts_without_mlp = [self._part(name, call) for name, call in self.calls.items()]
+        reason = self._reason_no_sequence_of_layers()
         if reason:
-            return Anatomy(
-                "other", self._hinted_blocks(), attention=(), unread=reason, attends_unread=True
-            )
-        blocks_of = {name: self._block(name) for name in self.calls}
-        unread = unread_attention(self.module, blocks_of, self.images)
+            return self._with_unread_attention(reason)
+        block_of_attention = {name: self._block(name) for name in self.calls}
+        unread = unread_attention(self.module, block_of_attention, self.images)
         if unread:
             names = ", ".join(unread[:_NAMED])
             if len(unread) > _NAMED:
                 names += f" and {len(unread) - _NAMED} more"
-            reason = f"found none in {names}, where tokens are mixed in another way; {SEEN}"
-            return Anatomy(
-                "other", self._hinted_blocks(), attention=(), unread=reason, attends_unread=True
+            return self._with_unread_attention(
+                f"found none in {names}, where tokens are mixed in another way; {SEEN}"
             )
-        parts = tuple(
-            replace(part, mlp=self._mlp(blocks_of[part.module], part.module)) for part in parts
-        )
-        blocks = tuple(dict.fromkeys(block for block in blocks_of.values() if block))
+        parts = []
+        for part in parts_without_mlp:
+            mlp = self._mlp(block_of_attention[part.module], part.module)
+            parts.append(replace(part, mlp=mlp))
+        blocks = tuple(dict.fromkeys(block for block in block_of_attention.values() if block))
         tokens = TokenStructure(
-            self.module, self.images, self.logits_of, self.hints, self.trace, self.calls
+            module=self.module,
+            images=self.images,
+            logits_of=self.logits_of,
+            hints=self.hints,
+            trace=self.trace,
+            calls=self.calls,
         )
-        anatomy = tokens.complete(Anatomy("other", blocks, attention=parts))
+        anatomy = tokens.complete(Anatomy("other", blocks, attention=tuple(parts)))
         if self.hints.blocks is None:
             return with_blocks_without_attention(
                 self.module, anatomy, is_block=self._passes_input_through
@@ -127,7 +133,14 @@ class _Traced:
             self.module, replace(anatomy, blocks=self._hinted_blocks()), tuple(without_attention)
         )
 
+    def _with_unread_attention(self, reason: str) -> Anatomy:
+        """Return the anatomy of a module with attention that is not read; reason: why."""
+        return Anatomy(
+            "other", self._hinted_blocks(), attention=(), unread=reason, attends_unread=True
+        )
+
     def _without_attention(self) -> Anatomy:
+        """Return the anatomy of a module in which no attention was recognised."""
         elsewhere = self.trace.elsewhere or "none in a forward pass"
         if self.hints.heads is not None or self.hints.grid is not None:
             raise UnsupportedError(
@@ -135,10 +148,8 @@ class _Traced:
                 f"{SEEN}"
             )
         blocks = self._hinted_blocks() or tuple(residual_blocks(self.module))
-        if (
-            any(isinstance(part, nn.Conv2d) for part in self.module.modules())
-            and not self.trace.tokens
-        ):
+        has_convolution = any(isinstance(part, nn.Conv2d) for part in self.module.modules())
+        if has_convolution and not self.trace.tokens:
             return Anatomy("cnn", blocks, attention=())
         unread = f"found {elsewhere}; {SEEN}"
         return Anatomy(
@@ -148,7 +159,7 @@ class _Traced:
     def _part(self, name: str, call: TracedAttention) -> AttentionPart:
         """Return a module with heads, without its MLP.
 
-        Raises UnsupportedError where the number of heads is not the one given.
+        Raises UnsupportedError if it has another number of heads than the hints say.
         """
         heads = call.heads
         expected = self.hints.heads
@@ -185,10 +196,7 @@ class _Traced:
         return replace(part, unread=reason)
 
     def _projection_owner(self, call: TracedAttention) -> str | None:
-        """Return the name of the linear layer whose weight projects the outputs of the heads.
-
-        None where there is none.
-        """
+        """Return the name of the linear layer that projects the outputs of the heads, or None."""
         owner = None
         for name, layer in self.module.named_modules():
             if isinstance(layer, nn.Linear) and layer.weight is call.projection:
@@ -198,10 +206,10 @@ class _Traced:
             owner = innermost  # its weight is computed in each forward pass (parametrizations)
         return owner
 
-    def _not_one_after_another(self) -> str:
-        """Return why the attention modules are no sequence of layers that are called once.
+    def _reason_no_sequence_of_layers(self) -> str:
+        """Return why the attention modules are no sequence of layers, or "" if they are.
 
-        "" where they are.
+        Each layer must be called once, and take the tokens of the one before.
         """
         for name in self.calls:
             calls = len(self.trace.by_module[name])
@@ -214,24 +222,21 @@ class _Traced:
             if count > 1:
                 return f"found {count} attention calls side by side in {name}; {_ONE_CALL}"
         previous_name = ""
-        previous_tokens = None
+        previous_number = None
         for name in self.calls:
             arguments = list(self.trace.by_module[name][0].arguments.values())
-            tokens = arguments[0] if arguments else None
-            if (
-                previous_tokens is not None
-                and tokens is not None
-                and tokens.number == previous_tokens.number
-            ):
+            # the number identifies the tensor
+            number = arguments[0].number if arguments else None
+            if number is not None and number == previous_number:
                 return f"found {name} next to {previous_name}, with the same tokens; {_ONE_CALL}"
             previous_name = name
-            previous_tokens = tokens
+            previous_number = number
         return ""
 
     def _block(self, attention: str) -> str:
-        """Return the residual block of an attention module; "" where there is none.
+        """Return the residual block of an attention module, or "" without one.
 
-        It is the outermost module that holds no other attention and that adds to a residual stream.
+        It is the outermost module that holds no other attention and adds to a residual stream.
         """
         stack = self.calls[attention].stack
         other_modules = [other for other in self.calls if other != attention]
@@ -247,12 +252,14 @@ class _Traced:
         """Return True if a module adds to a residual stream.
 
         Its input then passes through: with zeros for the results of all linear layers, input and
-        output are correlated. attention: the module that computes its attention.
+        output are correlated.
+
+        attention: the module that computes its attention.
         """
         calls = self.trace.by_module.get(name, ())
         if len(calls) != 1 or calls[0].stream is None:
             return False
-        # the output of a module of attention without a projection is a branch
+        # without a linear layer after its projection, an attention module is a branch, not a block
         if name == attention and not self._linear_after(calls[0]):
             return False
         return self._keeps_stream(name, calls[0].stream, calls[0].values)
@@ -275,6 +282,11 @@ class _Traced:
         return self._keeps_stream(name, calls[0].stream, values)
 
     def _keeps_stream(self, name: str, key: Key, values: Arguments) -> bool:
+        """Return True if a module's output is correlated with its input without linear layers.
+
+        key: the argument that is the input.
+        values: all arguments of the module.
+        """
         stream = values.get(key)
         if not isinstance(stream, Tensor) or stream.dim() not in (3, 4):
             return False
@@ -284,7 +296,7 @@ class _Traced:
             with evaluating(block), torch.no_grad(), _LinearAtZero():
                 output = first_tensor(block(*args, **kwargs))
         except (RuntimeError, TypeError, ValueError, IndexError):
-            # a module that needs its surroundings
+            # a module may not run outside its model
             return False
         if output is None or output.shape != stream.shape:
             return False
@@ -292,26 +304,30 @@ class _Traced:
         return bool(correlations.nan_to_num(0.0).mean() > _RESIDUAL)
 
     def _linear_after(self, call: ModuleCall) -> list[Stack]:
-        """Return the stacks of running modules at linear layers after the attention of a module.
+        """Return the running modules at each linear layer of a call after its last projection.
 
-        These are the linear layers that follow the projection of the attention.
+        The list is empty if the call has no output projection of attention.
         """
         projections = [attention.projection for attention in self.trace.attention]
-        stacks = []
-        after = False
+        stacks: list[Stack] = []
+        has_projection = False
         for time, stack, weight in self.trace.linear:
-            if call.begin < time < call.end:
+            if not call.begin < time < call.end:
+                continue
+            if any(weight is projection for projection in projections):
+                has_projection = True
+                stacks = []  # only the layers after this projection count
+            else:
                 stacks.append(stack)
-                if any(weight is projection for projection in projections):
-                    stacks = []
-                    after = True
-        return stacks if after else []
+        return stacks if has_projection else []
 
     def _mlp(self, block: str, attention: str) -> str | None:
-        """Return the module of a block whose output is its MLP's; None where there is none.
+        """Return the module of a block that returns the output of its MLP, or None.
 
         It is the module with all linear layers after the attention's projection, or the last of
         these layers.
+
+        block: the block's name, or "" if the attention module is in none.
         """
         if not block:
             return None
@@ -350,9 +366,8 @@ class _Traced:
                     f"expected modules that run in blocks=, found {name!r}, whose forward is not "
                     "called"
                 )
-            if any(name in call.stack for call in self.trace.attention) and not self._is_residual(
-                name
-            ):
+            has_attention = any(name in call.stack for call in self.trace.attention)
+            if has_attention and not self._is_residual(name):
                 raise UnsupportedError(
                     f"expected residual blocks in blocks=, found {name!r}, whose input does not "
                     "pass to its output; name modules that add to the residual stream, or leave "
@@ -362,6 +377,8 @@ class _Traced:
 
 
 class _LinearAtZero(TorchFunctionMode):
+    """A mode in which every linear layer returns zeros."""
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:

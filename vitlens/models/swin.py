@@ -1,10 +1,9 @@
-"""The Swin transformer (Liu 2021) from scratch: attention in windows that every second block
-shifts.
+"""The Swin transformer (Liu 2021) from scratch: attention in windows.
 
 A map of patches, channels last, (batch, rows, columns, dim), passes through stages. A block cuts it
-into windows and attends within each; the next block moves the windows by half a window, so that
-patches on both sides of a border meet. Between stages 2x2 patches are merged into one. The cost of
-attention grows with the number of patches, not its square.
+into windows and attends within each. The next block moves the windows by half a window, so that
+patches on both sides of a border meet. Between stages, 2x2 patches are merged into one. The cost of
+attention grows with the number of patches, not with its square.
 """
 
 from collections.abc import Mapping
@@ -26,8 +25,9 @@ from torchvision.ops import StochasticDepth  # noqa: E402
 
 Pair = tuple[int, int]
 Maps = Float[Tensor, "batch rows columns dim"]
-# windows of all images; inside: the places of one, row by row
+# the windows of all images; inside: the places of one window, row by row
 Windows = Float[Tensor, "windows inside dim"]
+# (timm's name of a parameter, ours)
 _TIMM: Final = (
     ("attn.relative_position_bias_table", "position_bias.bias_table"),
     ("head.fc.", "head."),
@@ -35,25 +35,28 @@ _TIMM: Final = (
 
 
 def window_partition(maps: Maps, window: Pair) -> Windows:
-    """Cut maps into windows of (rows, columns) that do not overlap: (batch x count, window rows x
-    columns, dim).
+    """Cut maps into windows of (rows, columns) that do not overlap.
+
+    The windows of an image follow each other, row by row.
     """
-    down, across = window
-    # of shape (batch, count, down, count, across, dim)
-    blocks = maps.unflatten(1, (-1, down)).unflatten(3, (-1, across))
-    # (batch x count, down x across, dim)
-    windows: Tensor = blocks.transpose(2, 3).flatten(3, 4).flatten(0, 2)
+    height, width = window
+    # (batch, windows down, height, windows across, width, dim)
+    split = maps.unflatten(1, (-1, height)).unflatten(3, (-1, width))
+    # (batch, windows down, windows across, height x width, dim)
+    by_window = split.transpose(2, 3).flatten(3, 4)
+    windows: Tensor = by_window.flatten(0, 2)
     return windows
 
 
 def window_reverse(windows: Windows, window: Pair, size: Pair) -> Maps:
-    """Return the maps of (rows, columns) = size that `window_partition` cut into these windows."""
-    down, across = window
+    """Return the maps that `window_partition` cut into these windows; size: (rows, columns)."""
+    height, width = window
     rows, columns = size
-    blocks = windows.unflatten(0, (-1, rows // down, columns // across)).unflatten(
-        3, (down, across)
-    )
-    maps: Tensor = blocks.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # (batch, rows, columns, dim)
+    # (batch, windows down, windows across, height x width, dim)
+    by_window = windows.unflatten(0, (-1, rows // height, columns // width))
+    # (batch, windows down, height, windows across, width, dim)
+    split = by_window.unflatten(3, (height, width)).transpose(2, 3)
+    maps: Tensor = split.flatten(3, 4).flatten(1, 2)  # (batch, rows, columns, dim)
     return maps
 
 
@@ -64,7 +67,7 @@ def padded_size(size: Pair, window: Pair) -> Pair:
 
 
 def window_shift(size: Pair, window: Pair, shift: Pair) -> Pair:
-    """Return the shift that is applied: none on an axis on which one window holds the whole map."""
+    """Return the shift that is applied: 0 on an axis on which one window covers the whole map."""
     down, across = shift
     if size[0] <= window[0]:
         down = 0
@@ -78,46 +81,48 @@ def window_mask(
 ) -> Bool[Tensor, "count inside inside"] | None:
     """Return which places of each window may attend to which (True = take part).
 
-    Returns None where all may attend to all.
+    The map is padded and rolled by the shift. A window at the end then also holds patches from the
+    start of the map, on the opposite side of the image. The two must not attend to each other.
+    Padding attends only to padding: it may not attend to nothing, as a row without any key has no
+    softmax. Returns None if all places may attend to all.
 
-    size: (rows, columns) of the map before padding.
-    shift: as applied.
-
-    The map is padded and rolled by the shift, so a window at the end also holds patches from the
-    start of the map, on the far side of the image: they are kept apart, and so is padding, which
-    attends only to itself, as a row without any key has no softmax.
+    size: the (rows, columns) of the map before padding.
+    shift: the shift that is applied (see `window_shift`).
     """
     rows, columns = padded_size(size, window)
     if shift == (0, 0) and size == (rows, columns):
         return None
-    # places after the roll
+    # the places after the roll; their places before it are (row + shift[0]) % rows and so on
     row = torch.arange(rows)[:, None]
     column = torch.arange(columns)
-    wrapped = 2 * (row >= rows - shift[0]) + (column >= columns - shift[1])  # (rows, columns)
-    padding = ((row + shift[0]) % rows >= size[0]) | ((column + shift[1]) % columns >= size[1])
-    region = wrapped.masked_fill(padding, -1)
-    inside = window_partition(region[None, :, :, None].float(), window)[..., 0]  # (count, inside)
-    return inside[:, :, None] == inside[:, None, :]
+    is_row_wrapped = row >= rows - shift[0]
+    is_column_wrapped = column >= columns - shift[1]
+    is_row_padding = (row + shift[0]) % rows >= size[0]
+    is_column_padding = (column + shift[1]) % columns >= size[1]
+    # places of one region may attend to each other: four regions of the map, and -1 for padding
+    region = 2 * is_row_wrapped + is_column_wrapped  # (rows, columns)
+    region = region.masked_fill(is_row_padding | is_column_padding, -1)
+    # of shape (count, inside)
+    region_by_window = window_partition(region[None, :, :, None].float(), window)[..., 0]
+    return region_by_window[:, :, None] == region_by_window[:, None, :]
 
 
 def relative_position_index(window: Pair) -> Int[Tensor, "inside inside"]:
-    """Return for each query and key of a window the number of their offset, query minus key,
-    counted row by row.
+    """Return the number of the offset between each query and each key of a window.
 
-    The offsets run from 1 - rows to rows - 1 and from 1 - columns to columns - 1.
+    The offset is the place of the query minus that of the key. Offsets from 1 - rows to rows - 1,
+    and from 1 - columns to columns - 1, are numbered row by row.
     """
     rows, columns = window
-    row = torch.arange(rows).repeat_interleave(columns)
+    row = torch.arange(rows).repeat_interleave(columns)  # of each place
     column = torch.arange(columns).repeat(rows)
     down = row[:, None] - row + rows - 1  # from 0 to 2 rows - 2
-    across = column[:, None] - column + columns - 1
+    across = column[:, None] - column + columns - 1  # from 0 to 2 columns - 2
     return down * (2 * columns - 1) + across
 
 
 class RelativePositionBias(nn.Module):
-    """A learned number for each head and each offset between two places of a window, added to the
-    scores.
-    """
+    """A learned bias of the scores for each head and each offset between two places of a window."""
 
     index: Tensor
 
@@ -133,13 +138,14 @@ class RelativePositionBias(nn.Module):
 
 
 class SwinBlock(nn.Module):
-    """Pad, shift, cut into windows, attend, and back; then an MLP; each added to the residual
-    stream.
+    """One block: attention in windows, then an MLP, each added to the residual stream.
 
-    drop_path: probability, per image and in training, that a branch is dropped.
+    The map is padded, shifted and cut into windows for attention, and put together again.
+
+    drop_path: the probability, per image and in training, that a branch is dropped.
     """
 
-    pad_first = True  # for the lens: the map is padded before it is shifted
+    pad_first = True  # read by the lens: the map is padded before it is shifted
 
     def __init__(
         self, config: SwinConfig, *, stage: int, shifted: bool, drop_path: float = 0.0
@@ -186,8 +192,9 @@ class SwinBlock(nn.Module):
     def _scores_bias(
         self, allowed: Tensor | None, batch: int
     ) -> Float[Tensor, "windows heads inside inside"]:
-        """Return the bias of the scores: the position bias, and -inf where a place may not attend
-        to another.
+        """Return the position bias, with -inf where a place may not attend to another.
+
+        allowed: which places of each window may attend to which, (count, inside, inside), or None.
         """
         bias: Tensor = self.position_bias()  # (heads, inside, inside)
         if allowed is None:
@@ -198,8 +205,9 @@ class SwinBlock(nn.Module):
 
 
 class PatchMerging(nn.Module):
-    """Merges 2x2 patches into one: their features side by side, a norm, and a linear layer to twice
-    the width.
+    """Merges 2x2 patches into one of twice the width.
+
+    Their features are concatenated and normed, and pass through a linear layer.
     """
 
     def __init__(self, dim: int) -> None:
@@ -222,8 +230,10 @@ class PatchMerging(nn.Module):
 
 
 class SwinStage(nn.Module):
-    """Patch merging, but in the first stage, then blocks, of which every second shifts its
-    windows."""
+    """Patch merging, then blocks of which every second shifts its windows.
+
+    The first stage does not merge patches.
+    """
 
     def __init__(self, config: SwinConfig, *, stage: int, drop_paths: list[float]) -> None:
         super().__init__()
@@ -273,12 +283,11 @@ class SwinTransformer(nn.Module):
         steps = max(sum(config.depths) - 1, 1)
         drop_paths = [config.drop_path * block / steps for block in range(sum(config.depths))]
         stages = []
-        first = 0  # block of the stage
+        first_block = 0  # the number of the stage's first block
         for stage, depth in enumerate(config.depths):
-            stages.append(
-                SwinStage(config, stage=stage, drop_paths=drop_paths[first : first + depth])
-            )
-            first += depth
+            drop_paths_of_stage = drop_paths[first_block : first_block + depth]
+            stages.append(SwinStage(config, stage=stage, drop_paths=drop_paths_of_stage))
+            first_block += depth
         self.layers = nn.Sequential(*stages)
         self.norm = nn.LayerNorm(config.widths[-1])
         self.head = nn.Linear(config.widths[-1], config.classes)
@@ -296,9 +305,9 @@ class SwinTransformer(nn.Module):
 
 
 def padding_note(config: SwinConfig, image_size: Pair) -> str:
-    """Return which maps are padded to whole windows, for images of (height, width).
+    """Return a note on the maps that are padded to whole windows, or "" if none is.
 
-    Returns "" where none is.
+    image_size: the (height, width) of the images.
     """
     changes = []
     for stage, size in enumerate(config.maps(image_size)):
@@ -314,10 +323,7 @@ def padding_note(config: SwinConfig, image_size: Pair) -> str:
 
 
 def from_timm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights with timm's names replaced by those of `SwinTransformer`.
-
-    Other names stay.
-    """
+    """Return the weights, with timm's names replaced by those of `SwinTransformer`."""
     renamed = {}
     for name, value in state.items():
         for theirs, ours in _TIMM:

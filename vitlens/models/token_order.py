@@ -1,7 +1,7 @@
 """The positions of a model's special tokens and patches, and the tokens that its classifier reads.
 
-Both are read from images that differ in one place. Tokens can be reordered while they pass through
-a model.
+Both are read from images that differ in one place. If special tokens are not the first ones,
+`reordered` moves them while tokens pass through the model.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,23 +32,26 @@ from vitlens.models.trials import TOLERANCE, largest_allowed
 from vitlens.names import Readout
 from vitlens.shapes import PrefixKind, TokenLayout
 
-_MOST_PREFIX: Final = 5  # special tokens that depend on the image
-_PATCHES_CHANGED: Final = 3  # whose effect on the logits is compared with that of a special token
+_MOST_PREFIX: Final = 5  # most special tokens that depend on the image and are still recognised
+# patches that are changed, to compare their effect on the logits with that of a special token
+_PATCHES_CHANGED: Final = 3
+_ROUNDING_STEPS: Final = 16  # tolerance of 16-bit modules in units of the type's epsilon
 _SAY: Final = "say grid=(rows, columns) and prefix=('cls', ...)"
 _REORDER: Final = "put them row by row in forward, before the first block"
 # the innermost `reordered` context
 _RUN: Final[ContextVar[object]] = ContextVar("run", default=None)
-LogitsOf = Callable[[Any], Tensor]  # from what a module returns to the logits
+LogitsOf = Callable[[Any], Tensor]  # from the output of a module to the logits
 
 
 @dataclass(frozen=True, eq=False)
 class TokenOrder:
-    """The order of a model's tokens: the positions of those that are no patches, and the patches'
-    (rows, columns).
+    """The order of a model's tokens.
 
-    grid: None where the patches are not row by row, or where that cannot be read.
-    reason: why, and what to do.
-    places: the places of all tokens in the image, None where they could not be read.
+    special: the positions of the tokens that are no patches.
+    grid: the (rows, columns) of the patches, or None if they are not row by row or this cannot be
+        read.
+    reason: why there is no grid, and what to do.
+    places: where in the image each token lies, or None if this could not be read.
     """
 
     special: tuple[int, ...]
@@ -62,8 +65,9 @@ class TokenOrder:
         return self.special == tuple(range(len(self.special)))
 
     def contradicts(self, special: tuple[int, ...], grid: Grid) -> bool:
-        """Return True if the patches, all tokens but the special ones, clearly do not lie row by
-        row in a grid.
+        """Return True if the patches clearly do not lie row by row in a grid.
+
+        special: the positions of the special tokens; all others are patches.
         """
         if self.places is None:
             return False
@@ -74,10 +78,12 @@ class TokenOrder:
 
 @dataclass(frozen=True)
 class Reordering:
-    """Tokens (batch, tokens, width) in another order from the input of one module to the output of
-    another.
+    """Tokens (batch, tokens, width) in another order from one module on, up to another module.
 
-    order: at each place inside, the position outside: the special tokens first, then the patches.
+    entry: the module that gets reordered tokens as input.
+    exit: the module after which the tokens are in their original order again.
+    order: for each position inside, the position outside. The special tokens come first, then the
+        patches.
     """
 
     entry: str
@@ -87,7 +93,10 @@ class Reordering:
 
 @contextmanager
 def reordered(module: nn.Module, reordering: Reordering | None) -> Iterator[None]:
-    """Reorder the tokens between the two modules, also for hooks that were registered before."""
+    """Reorder the tokens between the two modules of a reordering; None changes nothing.
+
+    Hooks that were registered before see the reordered tokens, too.
+    """
     if reordering is None:
         yield
         return
@@ -100,9 +109,9 @@ def reordered(module: nn.Module, reordering: Reordering | None) -> Iterator[None
             return value.index_select(1, index.to(value.device))
         return value
 
-    # another run of the module inside this one, or in another thread, has hooks of its own; torch
-    # may call a hook that
-    # another thread has half registered or half removed, then without the keyword arguments
+    # Another run of the module, inside this one or in another thread, has separate hooks. Torch may
+    # call a hook that another thread has only half registered or half removed. It then passes no
+    # keyword arguments.
     def enter(
         _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -138,14 +147,17 @@ def reordered(module: nn.Module, reordering: Reordering | None) -> Iterator[None
 def read_order(module: nn.Module, attention: str, images: Tensor) -> TokenOrder:
     """Return the order of the tokens that enter an attention module.
 
-    images: two or more of normalised noise. Tokens that do not differ between two images are the
-    special ones; images that differ in one band show where each patch lies (bands.py).
+    Tokens that do not differ between two images are the special ones. Images that differ in one
+    band show where each patch lies (bands.py).
+
+    images: two or more images of normalised noise.
     """
     size = int(images.shape[2]), int(images.shape[3])
     tokens = _tokens_entering(module, attention, torch.cat([banded_images(images), images[1:2]]))
     if tokens is None:
         reason = f"the input of {attention} is not (batch, tokens, width); {_SAY}"
         return TokenOrder((), None, reason)
+    # the first row is of the first image, the last one of the second; those between are banded
     changes = (tokens[-1] - tokens[0]).abs().amax(-1)
     special = tuple((changes == 0).nonzero().flatten().tolist())
     places = mean_bands(tokens[:-1], 2)
@@ -161,11 +173,16 @@ def read_order(module: nn.Module, attention: str, images: Tensor) -> TokenOrder:
 
 
 def _why_no_grid(places: Places, size: Grid) -> str:
-    """Describe the order of patches that do not lie row by row, or tokens that are no patches, and
-    what to do.
+    """Describe why tokens do not lie row by row, and what to do.
+
+    The patches may be in another order, or some of the tokens are no patches.
+
+    places: the places of the tokens that depend on the image.
+    size: the (height, width) of the image.
     """
     count = places.shape[1]
     down, across = places
+    # with the axes exchanged or reversed, the patches of each order are row by row
     orders = {
         "column by column": (torch.stack([across, down]), (size[1], size[0])),
         "row by row from the right": (torch.stack([down, -across]), size),
@@ -193,6 +210,7 @@ class _Stop(Exception):  # noqa: N818  not an error
 
 
 def _tokens_entering(module: nn.Module, attention: str, images: Tensor) -> Tensor | None:
+    """Return the tokens (batch, tokens, width) that enter an attention module, or None."""
     entered: list[Tensor] = []
 
     def before(_name: str, arguments: Arguments) -> None:
@@ -216,26 +234,27 @@ def _tokens_entering(module: nn.Module, attention: str, images: Tensor) -> Tenso
 def keeps_logits(
     module: nn.Module, reordering: Reordering, attention: str, images: Tensor, logits_of: LogitsOf
 ) -> bool:
-    """Return True if the reordering puts special tokens first at an attention module, with equal
-    logits.
+    """Return True if a reordering puts special tokens first and leaves the logits equal.
+
+    attention: the attention module at which the order of the tokens is read.
     """
     with evaluating(module), torch.no_grad():
         plain = logits_of(module(images)).float()
         with reordered(module, reordering):
             order = read_order(module, attention, images)
             other = logits_of(module(images)).float()
-    tolerance = max(TOLERANCE, 16 * torch.finfo(images.dtype).eps)
+    tolerance = max(TOLERANCE, _ROUNDING_STEPS * torch.finfo(images.dtype).eps)
     allowed = largest_allowed(plain, tolerance)
-    close = allowed > 0 and (plain - other).abs().max().item() <= allowed
-    return close and order.is_canonical
+    is_close = allowed > 0 and (plain - other).abs().max().item() <= allowed
+    return is_close and order.is_canonical
 
 
 def gradient_at(
     module: nn.Module, attention: str, images: Tensor, logits_of: LogitsOf
 ) -> Tensor | None:
-    """Return the gradient of a random mix of the logits at an attention module's output.
+    """Return the gradient of a random sum of the logits at an attention module's output.
 
-    Returns None without a graph.
+    Returns None if the logits have no gradient.
     """
     leaves: list[Tensor] = []
 
@@ -249,13 +268,13 @@ def gradient_at(
             logits = logits_of(module(images[:2]))
             if not logits.requires_grad:
                 return None
-            mix = torch.rand(logits.shape, generator=torch.Generator().manual_seed(0)).to(logits)
+            generator = torch.Generator().manual_seed(0)
+            factors = torch.rand(logits.shape, generator=generator).to(logits)
             (gradient,) = torch.autograd.grad(
-                (logits * mix).sum(), leaves[-1], allow_unused=True, materialize_grads=True
+                (logits * factors).sum(), leaves[-1], allow_unused=True, materialize_grads=True
             )
-    except (
-        RuntimeError
-    ) as error:  # a forward in inference mode, or a checkpoint that autograd.grad cannot pass
+    except RuntimeError as error:
+        # the forward pass is in inference mode, or has a checkpoint that autograd.grad cannot pass
         if lacks_memory(error) or isinstance(error, torch.OutOfMemoryError):
             raise
         return None
@@ -268,7 +287,7 @@ def gradient_at(
 class TokensRead:
     """The tokens of the last layer that the classifier reads.
 
-    special: the special tokens that it reads otherwise than the patches.
+    special: the special tokens that it reads differently from the patches.
     patches: whether it reads patches.
     """
 
@@ -281,25 +300,31 @@ def tokens_read(
 ) -> TokensRead | None:
     """Return what the classifier reads of the output of an attention module.
 
-    Returns None where nothing shows it. special: the number of special tokens, which are the first
-    ones. A classifier of the mean or the maximum of all tokens reads the special ones as it
-    reads the patches.
+    Returns None if nothing shows it. A classifier of the mean or the maximum of all tokens reads
+    special tokens in the same way as patches.
+
+    special: the number of special tokens, which are the first ones.
     """
     strengths = _strengths(gradient_at(module, attention, images, logits_of))
     if strengths is None or not strengths.any():
         strengths = _changed_logits(module, attention, images, logits_of, special)
     if strengths is None or not strengths.any():
         return None
-    patches = strengths[special:]
-    of_patch = patches[patches > 0]
-    # a threshold between a mean's share and a token's
-    least = of_patch.median() * len(of_patch) ** 0.5 if len(of_patch) else 0.0
-    read = (strengths[:special] > least).nonzero().flatten().tolist()
-    return TokensRead(tuple(read), len(of_patch) > 0)
+    patch_strengths = strengths[special:]
+    of_read_patches = patch_strengths[patch_strengths > 0]
+    count = len(of_read_patches)
+    # A token in a mean over n patches has 1/n of the strength of a token that is read directly. The
+    # threshold is between the two.
+    threshold = of_read_patches.median() * count**0.5 if count else 0.0
+    special_read = (strengths[:special] > threshold).nonzero().flatten().tolist()
+    return TokensRead(tuple(special_read), patches=count > 0)
 
 
 def _strengths(gradient: Tensor | None) -> Tensor | None:
-    """Return the norm of the gradient at each token; None where there is none."""
+    """Return the norm of the gradient at each token, or None without a gradient of tokens.
+
+    gradient: (batch, tokens, width) or (tokens, batch, width) for two images.
+    """
     if gradient is None or gradient.dim() != 3:
         return None
     if len(gradient) != 2:  # (tokens, batch, width)
@@ -311,10 +336,13 @@ def _strengths(gradient: Tensor | None) -> Tensor | None:
 def _changed_logits(
     module: nn.Module, attention: str, images: Tensor, logits_of: LogitsOf, special: int
 ) -> Tensor | None:
-    """Return the change of the logits by noise in each special token and in some patches; the
-    others as their mean.
+    """Return how much the logits change with noise in each token.
+
+    Only special tokens and some patches are changed. All patches get the mean of these patches.
+
+    special: the number of special tokens, which are the first ones.
     """
-    position: int | None = None
+    position: int | None = None  # the token that `change` changes, or None
     count = 0
 
     def change(_module: nn.Module, _inputs: Any, output: Any) -> Any:
@@ -348,27 +376,33 @@ def _changed_logits(
 
 
 def prefix_kinds(special: tuple[int, ...], read: TokensRead | None) -> tuple[PrefixKind, ...]:
-    """Return the kinds of the special tokens: CLS is the first that the classifier reads otherwise
-    than the patches.
+    """Return the kinds of the special tokens.
 
-    Where nothing shows what it reads, CLS is the first of all tokens.
+    CLS is the first one that the classifier reads differently from the patches. If exactly two are
+    read, the second one is the distillation token. If nothing shows what the classifier reads, CLS
+    is the first of all tokens. All others are registers.
+
+    special: the positions of the special tokens.
+    read: the tokens that the classifier reads, or None if nothing shows them.
     """
     kinds: list[PrefixKind] = ["register"] * len(special)
-    tokens: tuple[int, ...] = ()
+    class_tokens: tuple[int, ...] = ()
     if read is not None:
-        tokens = read.special
+        class_tokens = read.special
     elif 0 in special:
-        tokens = (0,)
-    if tokens:
-        kinds[tokens[0]] = "cls"
-    if len(tokens) == 2:
-        kinds[tokens[1]] = "distillation"
+        class_tokens = (0,)
+    if class_tokens:
+        kinds[class_tokens[0]] = "cls"
+    if len(class_tokens) == 2:
+        kinds[class_tokens[1]] = "distillation"
     return tuple(kinds)
 
 
 def readout_of(layout: TokenLayout, read: TokensRead | None, *, pooled: bool) -> Readout:
-    """Return what the classifier reads; pooled: by an attention layer of its own after the
-    blocks."""
+    """Return what the classifier reads.
+
+    pooled: whether an attention layer after the blocks pools the tokens.
+    """
     if pooled:
         return "pool"
     if read is None:

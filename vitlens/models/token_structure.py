@@ -1,10 +1,11 @@
 """The tokens of a module with attention: their order, the layout of the patches, and the readout.
 
-Like the rest of the anatomy (structure.py), they are read from forward passes.
+Like the rest of the module's anatomy (see `structure`), they are read from forward passes.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from torch import Tensor, nn
 
@@ -27,13 +28,18 @@ from vitlens.models.token_order import (
 )
 from vitlens.shapes import PrefixKind, TokenLayout
 
+_LISTED: Final = 8  # special tokens in a message
+
 
 @dataclass(frozen=True)
 class TokenStructure:
     """The tokens of a module with attention.
 
-    images, logits_of, hints: as in `trace_anatomy`.
-    trace: the trace of a forward pass of these images.
+    module: the module.
+    images: noise images, as in `trace_anatomy`.
+    logits_of: a function from the module's output to the logits, as in `trace_anatomy`.
+    hints: the structure given by the user or the model source.
+    trace: a recorded forward pass of these images.
     calls: the first attention call of each module that computes attention, in forward order.
     """
 
@@ -52,90 +58,71 @@ class TokenStructure:
     def complete(self, anatomy: Anatomy) -> Anatomy:
         """Return the anatomy with the family that the tokens show.
 
-        For a model with one sequence of tokens also with layout, readout and order.
+        A model with one sequence of tokens also gets layout, readout and order. If they cannot be
+        read, the anatomy says why (`unread`).
         """
-        if any(call.batch > self.trace.images for call in self.calls.values()):
-            return self._complete_windowed(anatomy)
-        reason = self._why_no_sequence()
+        if self._has_several_calls_per_image():
+            if any(has_windows(self.module, name) for name in self.calls):
+                return replace(anatomy, family="windowed", readout="mean")
+            return replace(
+                anatomy, unread="its attention is in windows whose place in the image is not known"
+            )
+        reason = self._reason_no_single_sequence()
         if reason:
             return replace(anatomy, unread=reason)
-        sequence_modules = self._sequence_modules()
-        first_module = sequence_modules[0]
-        last_module = sequence_modules[-1]
-        tokens = self.calls[first_module].queries
-        order = self._order(first_module, tokens)
+        sequence_names = self._self_attention()
+        tokens = self.calls[sequence_names[0]].queries
+        order = self._order(sequence_names[0], tokens)
         if order.grid is None:
             return replace(anatomy, unread=order.reason, row_by_row=False)
         patch_size = self._patch_size(order.grid)
-        reason = self._why_not_covered(order.grid, patch_size)
+        reason = self._reason_patches_too_large(order.grid, patch_size)
         if reason:
             return replace(anatomy, unread=reason, row_by_row=False)
         reordering = None
         if not order.is_canonical:
-            reordering = self._reordering(order, tokens, first_module)
+            reordering = self._reordering(order, tokens, sequence_names[0])
             if reordering is None:
                 reason = (
-                    f"tokens {list(order.special[:8])} do not depend on the image and are not "
-                    "the first ones; put them first"
+                    f"tokens {list(order.special[:_LISTED])} do not depend on the image and are "
+                    "not the first ones; put them first"
                 )
                 return replace(anatomy, unread=reason, row_by_row=False, special_first=False)
+        return self._with_tokens(anatomy, order, order.grid, patch_size, reordering)
 
-        names = list(self.calls)
-        names_after = names[names.index(last_module) + 1 :]
-        with reordered(self.module, reordering):
-            unused = self._without_gradient(names_after)
-            read = tokens_read(
-                self.module, last_module, self.images, self.logits_of, len(order.special)
-            )
-        used_calls_after = [self.calls[name] for name in names_after if name not in unused]
-        is_pooled = any(call.queries < call.keys for call in used_calls_after)
-        layout = TokenLayout(order.grid, patch_size, self._prefix(order, read))
-        return replace(
-            anatomy,
-            family="vit",
-            layout=layout,
-            readout=readout_of(layout, read, pooled=is_pooled),
-            attention=tuple(part for part in anatomy.attention or () if part.module not in unused),
-            unused=unused,
-            reordering=reordering,
-        )
+    def _has_several_calls_per_image(self) -> bool:
+        """Return True if attention is computed in windows: its batch is longer than the images."""
+        return any(call.batch > self.trace.images for call in self.calls.values())
 
-    def _complete_windowed(self, anatomy: Anatomy) -> Anatomy:
-        """Return the anatomy of a model that computes attention in parts of the image."""
-        if any(has_windows(self.module, name) for name in self.calls):
-            return replace(anatomy, family="windowed", readout="mean")
-        return replace(
-            anatomy, unread="its attention is in windows whose place in the image is not known"
-        )
-
-    def _sequence_modules(self) -> list[str]:
-        """Return the modules with as many queries as keys, and the images as batch."""
+    def _self_attention(self) -> list[str]:
+        """Return the modules with as many keys as queries: every token attends to every token."""
         names = []
         for name, call in self.calls.items():
             if call.queries == call.keys and call.batch == self.trace.images:
                 names.append(name)
         return names
 
-    def _why_no_sequence(self) -> str:
-        """Return why the model has no sequence of tokens of one length, "" if it has one."""
-        names = self._sequence_modules()
-        if not names:
+    def _reason_no_single_sequence(self) -> str:
+        """Return why the module has no single sequence of tokens, or "" if it has one."""
+        sequence_names = self._self_attention()
+        lengths = sorted({self.calls[name].queries for name in sequence_names})
+        if not lengths:
             first = next(iter(self.calls.values()))
             return (
                 "no attention layer has as many keys as queries (the first has "
                 f"{first.queries} and {first.keys}): keys are pooled, or added to those of the "
                 "tokens"
             )
-        lengths = sorted({self.calls[name].queries for name in names})
-        if len(lengths) != 1:
+        if len(lengths) > 1:
             return f"its attention layers have {lengths} tokens, not one number"
         for name, call in self.calls.items():
-            if name not in names and call.queries > 1:
+            # a single query is CLS or attention pooling, which reads the sequence
+            if name not in sequence_names and call.queries > 1:
                 return f"its attention layers have fewer keys than queries ({name})"
         return ""
 
-    def _why_not_covered(self, grid: Grid, patch_size: tuple[int, int]) -> str:
-        """Return why the patches are not those of the image alone, "" if they are."""
+    def _reason_patches_too_large(self, grid: Grid, patch_size: tuple[int, int]) -> str:
+        """Return why the patches cover more than the image, or "" if they do not."""
         height = int(self.images.shape[2])
         width = int(self.images.shape[3])
         covered = (grid[0] * patch_size[0], grid[1] * patch_size[1])
@@ -144,6 +131,38 @@ class TokenStructure:
         return (
             f"its {grid[0]}x{grid[1]} patches of {patch_size[0]}x{patch_size[1]} px cover more "
             f"than the image of {height}x{width} px, which it pads; say image_size={covered}"
+        )
+
+    def _with_tokens(
+        self,
+        anatomy: Anatomy,
+        order: TokenOrder,
+        grid: Grid,
+        patch_size: tuple[int, int],
+        reordering: Reordering | None,
+    ) -> Anatomy:
+        """Return the anatomy of a ViT with this order of its tokens.
+
+        reordering: puts special tokens first; None if they are already.
+        """
+        last_name = self._self_attention()[-1]
+        names = list(self.calls)
+        names_after = names[names.index(last_name) + 1 :]
+        with reordered(self.module, reordering):
+            unused = self._without_gradient(names_after)
+            special_count = len(order.special)
+            read = tokens_read(self.module, last_name, self.images, self.logits_of, special_count)
+        used_calls_after = [self.calls[name] for name in names_after if name not in unused]
+        is_pooled = any(call.queries < call.keys for call in used_calls_after)
+        layout = TokenLayout(grid, patch_size, self._prefix(order, read))
+        return replace(
+            anatomy,
+            family="vit",
+            layout=layout,
+            readout=readout_of(layout, read, pooled=is_pooled),
+            attention=tuple(part for part in anatomy.attention or () if part.module not in unused),
+            unused=unused,
+            reordering=reordering,
         )
 
     def _without_gradient(self, names: Sequence[str]) -> tuple[str, ...]:
@@ -156,34 +175,35 @@ class TokenStructure:
         return tuple(unused)
 
     def _prefix(self, order: TokenOrder, read: TokensRead | None) -> tuple[PrefixKind, ...]:
-        """Return the kinds of the special tokens; read: what the classifier reads of them."""
+        """Return the kinds of the special tokens.
+
+        read: the tokens that the classifier reads, or None if nothing shows them.
+        """
         if self.hints.prefix is not None:
             return self.hints.prefix
         prefix = prefix_kinds(order.special, read)
         if "cls" in prefix:
             return prefix
+        # the classifier reads no special token, but a token may still be a CLS token by its name
         library_prefix = named_prefix(self.module)
         if library_prefix is not None and len(library_prefix) == len(prefix):
-            return library_prefix  # although the classifier does not read it
+            return library_prefix
         if prefix and has_named_cls(self.module):
             return ("cls", *prefix[1:])
         return prefix
 
     def _order(self, attention: str, tokens: int) -> TokenOrder:
-        """Return the order that a forward pass shows, or the given one where it shows none.
+        """Return the order that a forward pass shows, or the hinted one if it shows none.
 
-        Raises UnsupportedError where the given order is not the one read.
+        Raises UnsupportedError if the hinted order is not the one that the pass shows.
+
+        attention: the first attention module of the sequence.
+        tokens: the number of tokens in the sequence.
         """
         read = read_order(self.module, attention, self.images)
-        hints = self.hints
-        hint_agrees_with_forward_pass = (
-            read.grid is not None
-            and hints.prefix is not None
-            and len(read.special) == len(hints.prefix)
-        )
-        if hints.grid is None and (hints.prefix is None or hint_agrees_with_forward_pass):
+        if not self._needs_hints(read):
             return read
-        prefix, grid = self._prefix_and_grid_of_hints(tokens)
+        prefix, grid = self._hinted_prefix_and_grid(tokens)
         if read.grid is not None and (len(read.special), read.grid) != (prefix, grid):
             raise UnsupportedError(
                 f"expected {len(read.special)} special tokens next to patches of grid={read.grid}, "
@@ -198,39 +218,51 @@ class TokenStructure:
             )
         return TokenOrder(special, grid)
 
-    def _prefix_and_grid_of_hints(self, tokens: int) -> tuple[int, Grid]:
-        """Return the number of special tokens and the grid, one of which the hints give.
+    def _needs_hints(self, read: TokenOrder) -> bool:
+        """Return True if hints say more about the order than the forward pass has shown."""
+        prefix = self.hints.prefix
+        if self.hints.grid is not None:
+            return True
+        if prefix is None:
+            return False
+        hint_agrees_with_pass = read.grid is not None and len(read.special) == len(prefix)
+        return not hint_agrees_with_pass
 
-        The other follows from the number of tokens; a grid is then taken to be square. Raises
-        UnsupportedError if they do not add up to the tokens.
+    def _hinted_prefix_and_grid(self, tokens: int) -> tuple[int, Grid]:
+        """Return the number of special tokens and the grid of the patches, by the hints.
+
+        One of the two may be missing: it follows from the number of tokens. Without a grid, the
+        patches form a square. Raises UnsupportedError if the hints do not add up to the number of
+        tokens.
         """
         hints = self.hints
         if hints.prefix is not None:
             prefix = len(hints.prefix)
         else:
-            assert hints.grid is not None
+            assert hints.grid is not None  # one of the two is given
             prefix = tokens - hints.grid[0] * hints.grid[1]
-        side = round(max(tokens - prefix, 0) ** 0.5)
-        grid = hints.grid or (side, side)
+        if hints.grid is not None:
+            grid = hints.grid
+        else:
+            side = round(max(tokens - prefix, 0) ** 0.5)
+            grid = (side, side)
         if prefix >= 0 and prefix + grid[0] * grid[1] == tokens:
             return prefix, grid
         if hints.grid is None:
             raise UnsupportedError(
-                f"expected a square grid next to {prefix} special tokens, found "
-                f"{tokens - prefix} patches in {self.name}; say grid=(rows, columns)"
+                f"expected a square grid next to {prefix} special tokens, found {tokens - prefix} "
+                f"patches in {self.name}; say grid=(rows, columns)"
             )
         raise UnsupportedError(
-            f"expected {tokens} tokens, as {self.name} has, found grid={grid} and "
-            f"{max(prefix, 0)} special tokens"
+            f"expected {tokens} tokens, as {self.name} has, found grid={grid} and {max(prefix, 0)} "
+            "special tokens"
         )
 
     def _reordering(self, order: TokenOrder, tokens: int, attention: str) -> Reordering | None:
-        """Return the reordering that puts special tokens first.
+        """Return the reordering that puts special tokens first, with equal logits.
 
         It holds from the first module that takes all tokens to the last one that returns them.
-        Returns None if there are no such modules, or if the logits would change.
-
-        attention: an attention module inside the reordering.
+        Returns None if no module takes, or returns, all tokens, or if the logits would change.
         """
         shape = (self.trace.images, tokens)
         takes = []
@@ -244,6 +276,7 @@ class TokenStructure:
             return None
         patches = [position for position in range(tokens) if position not in order.special]
         entry = min(takes, key=lambda call: call.begin)
+        # calls are in the order of their ends
         reordering = Reordering(entry.module, returns[-1].module, (*order.special, *patches))
         if keeps_logits(self.module, reordering, attention, self.images, self.logits_of):
             return reordering
@@ -252,8 +285,8 @@ class TokenStructure:
     def _patch_size(self, grid: Grid) -> tuple[int, int]:
         """Return the pixels from patch to patch.
 
-        These are the stride of the convolution that cuts the patches, or else the image size
-        divided by the grid.
+        They are the stride of the convolution that cuts the patches. Without one, they are the
+        image size divided by the grid.
         """
         size = (int(self.images.shape[2]), int(self.images.shape[3]))
         for layer in self.module.modules():
@@ -268,16 +301,18 @@ def _cuts(layer: nn.Conv2d, size: tuple[int, int], grid: Grid) -> bool:
     The image may be padded to whole patches.
     """
     padding = (0, 0) if isinstance(layer.padding, str) else layer.padding
-    is_whole = True
-    is_padded = layer.kernel_size == layer.stride
+    fits_without_padding = True
+    fits_with_padding = layer.kernel_size == layer.stride
     for axis in (0, 1):
         kernel = layer.kernel_size[axis]
         stride = layer.stride[axis]
         room = size[axis] + 2 * padding[axis]
-        is_whole &= (room - kernel) // stride + 1 == grid[axis]
-        is_padded &= -(-size[axis] // stride) == grid[axis]
-    return is_whole or is_padded
+        whole_patches = (room - kernel) // stride + 1
+        padded_patches = -(-size[axis] // stride)
+        fits_without_padding &= whole_patches == grid[axis]
+        fits_with_padding &= padded_patches == grid[axis]
+    return fits_without_padding or fits_with_padding
 
 
-def _is_sequence(shape: tuple[int, ...], batch: tuple[int, int]) -> bool:
-    return len(shape) == 3 and shape[:2] == batch
+def _is_sequence(shape: tuple[int, ...], batch_and_tokens: tuple[int, int]) -> bool:
+    return len(shape) == 3 and shape[:2] == batch_and_tokens

@@ -1,9 +1,8 @@
-"""Trials: forward passes of noise from which a model's structure, and what can be computed more
-quickly, is read.
+"""Trials: forward passes of noise that show a model's structure, and what can be computed quickly.
 
-A trial compares logits, so they must depend on the image: a head of zeros (torchvision's ViT is
-built with one) would pass every trial. Inside a trial, weights of zeros are therefore replaced by
-noise.
+A trial compares logits, so they must depend on the image. A head of zeros, such as that of
+torchvision's untrained ViT, would pass every trial. Inside a trial, weights of zeros are therefore
+replaced by noise.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,12 +12,15 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-TOLERANCE: Final = 1e-4  # fp32, of the largest logit, and of 1 where that is smaller
-# tolerances, of the difference between two images: another computation differs by more
+TOLERANCE: Final = 1e-4  # in fp32, times the largest logit or, if that is smaller, times 1
+# `largest_allowed` is at most so many tolerances of the difference between two images: another
+# computation differs by more
 _OF_SPREAD: Final = 100.0
-_ROUNDING: Final = 0.1  # tolerances, of the largest logit
-_LEAST_SPREAD: Final = 1e-6  # of the largest logit: less is rounding
-_FIRST: Final = 64  # elements that show of nearly every weight that it is not zero
+# but at least so many tolerances of the largest logit, which is the size of rounding
+_ROUNDING: Final = 0.1
+# a smaller difference between images, over the largest logit, is rounding
+_LEAST_SPREAD: Final = 1e-6
+_FIRST: Final = 64  # elements that show for nearly every weight that it is not zero
 
 
 def zero_weights(module: nn.Module) -> tuple[nn.Parameter, ...]:
@@ -39,13 +41,14 @@ def zero_weights(module: nn.Module) -> tuple[nn.Parameter, ...]:
 def with_noise(zeros: Sequence[nn.Parameter]) -> Iterator[None]:
     """Put noise into some parameters inside.
 
-    On exit their own memory is back, so that they count as unchanged.
+    On exit they get their original memory back, so that they count as unchanged.
     """
     originals = [parameter.data for parameter in zeros]
     generator = torch.Generator().manual_seed(0)
     try:
         for parameter, values in zip(zeros, originals):
             inputs = values.numel() // len(values) if values.dim() > 1 else 1
+            # outputs of such weights have about the variance of the inputs
             noise = torch.randn(values.shape, generator=generator) / inputs**0.5
             parameter.data = torch.empty_like(values).copy_(noise)
         yield
@@ -55,18 +58,16 @@ def with_noise(zeros: Sequence[nn.Parameter]) -> Iterator[None]:
 
 
 def depends_on_image(logits: Tensor) -> bool:
-    """Return True if the logits (images, classes) of different images differ by more than
-    rounding."""
+    """Return True if logits (images, classes) differ between images by more than rounding."""
     wide = logits.detach().float()
     return bool((wide - wide[:1]).abs().max() > _LEAST_SPREAD * wide.abs().max())
 
 
 def largest_allowed(logits: Tensor, tolerance: float = TOLERANCE) -> float:
-    """Return the largest difference from the logits of several images that is rounding, not another
-    computation.
+    """Return the largest difference from the logits of several images that rounding explains.
 
-    It is 0 for logits that do not depend on the image: no trial can pass on them. It is small for a
-    head whose logits are small.
+    A larger difference shows another computation. It is 0 for logits that do not depend on the
+    image, so that no trial can pass on them. It is small for a head with small logits.
     """
     if not depends_on_image(logits):
         return 0.0

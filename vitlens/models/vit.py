@@ -1,5 +1,6 @@
-"""The vision transformer (Dosovitskiy 2021) from scratch; parameters have timm's names, so timm's
-weights load.
+"""The vision transformer (Dosovitskiy 2021) from scratch.
+
+Parameters have timm's names, so that timm's weights load.
 """
 
 from dataclasses import replace
@@ -22,8 +23,9 @@ NORM_EPSILON = 1e-6  # timm's, and the paper's JAX code; torch's own default is 
 
 
 class PatchEmbedding(nn.Module):
-    """Cuts an image into patches and maps each to a token: a convolution whose stride is its
-    kernel.
+    """Cuts an image into patches and maps each to a token.
+
+    It is a convolution with a stride of its kernel size.
     """
 
     def __init__(self, patch_size: tuple[int, int], dim: int) -> None:
@@ -149,9 +151,9 @@ class VisionTransformer(nn.Module):
                 for index in range(config.depth)
             ]
         )
-        # as in timm: CLS is taken from normalised tokens; the mean of the patches is normalised
-        # after pooling
-        # the last block of a post-norm model ends with a norm
+        # As in timm, CLS is taken from normalised tokens, and the mean of the patches is normalised
+        # after pooling. The last block of a post-norm model ends with a norm, so that it has none
+        # here.
         final = config.pooling if config.norm_first else None
         self.norm = _norm(config) if final == "cls" else nn.Identity()
         self.fc_norm = _norm(config) if final == "mean" else nn.Identity()
@@ -191,8 +193,10 @@ class VisionTransformer(nn.Module):
         return interpolate_positions(self.pos_embed, prefix=prefix, grid=self.layout.grid, to=grid)
 
     def tokens(self, images: Images) -> Tokens:
-        """Return the residual stream before the first block: prefix and patches, positions
-        added."""
+        """Return the residual stream before the first block.
+
+        It is the prefix and the patches, with positions added.
+        """
         grid = self.patch_embed.grid(images)
         batch = len(images)
         patches = self.patch_embed(images)  # (batch, patches, dim)
@@ -206,16 +210,18 @@ class VisionTransformer(nn.Module):
         if self.pos_embed is not None:
             placed = placed + self.positions(grid)
         if self.reg_token is not None:
-            before = placed[:, : len(prefix)]
-            after = placed[:, len(prefix) :]
+            prefix_tokens = placed[:, : len(prefix)]
+            patch_tokens = placed[:, len(prefix) :]
+            registers = self.reg_token.expand(batch, -1, -1)
             # of shape (batch, tokens, dim)
-            placed = torch.cat((before, self.reg_token.expand(batch, -1, -1), after), dim=1)
+            placed = torch.cat((prefix_tokens, registers, patch_tokens), dim=1)
         result: Tensor = self.pos_drop(placed)
         return result
 
     def forward_features(self, images: Images) -> Tokens:
-        """Return the residual stream after the last block and, with CLS pooling and pre-norm, the
-        final norm.
+        """Return the residual stream after the last block.
+
+        With CLS pooling and pre-norm, the final norm is applied.
         """
         tokens = self.tokens(images)
         for block in self.blocks:
@@ -224,8 +230,9 @@ class VisionTransformer(nn.Module):
         return result
 
     def pool(self, features: Tokens) -> Float[Tensor, "batch dim"]:
-        """Return the head's input from forward_features: the CLS token, or the normalised mean of
-        the patches.
+        """Return the head's input for the result of forward_features.
+
+        It is the CLS token, or the normalised mean of the patches.
         """
         if self.cls_token is not None:
             pooled = features[:, 0]
@@ -236,8 +243,9 @@ class VisionTransformer(nn.Module):
         return result
 
     def forward_head(self, features: Tokens) -> Logits:
-        """Return the logits for forward_features; of a distilled model, the average of its two
-        heads.
+        """Return the logits for the result of forward_features.
+
+        For a distilled model, they are the average of its two heads.
         """
         logits: Tensor = self.head(self.pool(features))
         if self.head_dist is not None:
@@ -294,8 +302,8 @@ def initialise(module: nn.Module) -> None:
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
     elif isinstance(module, nn.Conv2d):
-        # patch embedding: 0.02 suits a fan-in of 2,500; a patch of 4 px has 48, whose embeddings
-        # would start too small
+        # A deviation of 0.02 suits a fan-in of 2,500. The patch embedding of 4 px patches has a
+        # fan-in of 48, and its embeddings would start too small.
         nn.init.trunc_normal_(module.weight, std=module.weight[0].numel() ** -0.5)
     if isinstance(module, nn.Linear | nn.Conv2d) and module.bias is not None:
         nn.init.zeros_(module.bias)

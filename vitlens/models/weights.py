@@ -17,8 +17,9 @@ from vitlens.errors import ModelError, argument, first_line
 from vitlens.models.library_folders import typed_name, weights_inside
 from vitlens.signatures import described, is_pickle, is_safetensors
 
-# in the key of averaged weights
+# words in the key of averaged weights
 _AVERAGE = re.compile(r"(^|_)(ema|swa|averaged?|shadow)(_|$)", re.IGNORECASE)
+# keys of weights in a training file, in order of preference
 _WHOLE = (
     "state_dict",
     "model_state_dict",
@@ -33,15 +34,15 @@ _WHOLE = (
 )
 _PARTS = ("backbone", "encoder", "params", "weights")
 _WRAPPERS = (*_WHOLE, *_PARTS)
-# keys without weights
+# words in keys without weights
 _OF_TRAINING = re.compile(r"optim|sched|scaler|amp|rng|momentum|queue|callback", re.IGNORECASE)
-# wrappers of blocks
+# what wrappers of blocks add inside names
 _INFIXES = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 _PREFIXES = ("module.", "model.", "ema.", "backbone.")
-_NESTED = 8  # nested wrappers, and prefixes one after the other
-_SHOWN = 3  # names and entries in a message
+_NESTED = 8  # most nested wrappers, and most prefixes one after the other
+_SHOWN = 3  # most names and entries in a message
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
-# what training files store next to the weights; none of it is made, see Ignored
+# what training files store with the weights; none of it is created (see Ignored)
 _IGNORED = (
     "argparse.Namespace",
     "types.SimpleNamespace",
@@ -57,15 +58,18 @@ _IGNORED = (
     "pathlib._local.PosixPath",
     "pathlib._local.WindowsPath",
 )
-_NAME = 1000  # characters of a tensor's name
-_SPREAD = 16  # limit of the tensors' memory over the file's size; tensors may share memory
+_NAME = 1000  # most characters of a tensor's name
+# the tensors of a file may take this many times its size, as they may share memory, plus the slack
+_SPREAD = 16
 _SLACK = 1 << 20  # bytes
 
 
 class Weights(NamedTuple):
-    """Weights of a file: tensors by name, and the metadata of safetensors.
+    """The weights of a file.
 
-    The notes name the wrappers and prefixes that were removed.
+    state: the tensors by name.
+    metadata: the metadata of a safetensors file.
+    notes: the wrappers and prefixes that were removed.
     """
 
     state: dict[str, Tensor]
@@ -82,9 +86,9 @@ def read_weights(path: Path) -> Weights:
     _require_file(path)
     stored: object
     metadata: dict[str, str] = {}
-    if is_safetensors(path) or (
-        path.suffix == ".safetensors" and not is_pickle(path) and not described(path)
-    ):
+    is_unknown = not is_pickle(path) and not described(path)
+    # a damaged file has only the suffix of safetensors
+    if is_safetensors(path) or (path.suffix == ".safetensors" and is_unknown):
         try:
             with safe_open(str(path), framework="pt") as file:
                 stored = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
@@ -102,9 +106,10 @@ def read_weights(path: Path) -> Weights:
 
 
 def _require_plain(state: Mapping[str, Tensor], path: Path) -> None:
-    """Raise ModelError for tensors that are not plain ones of floating-point numbers.
+    """Raise ModelError for tensors that are not plain ones, or not of real numbers.
 
-    Also for tensors that need far more memory than a file.
+    Weights must have floating-point numbers, and tensors must not take far more memory than the
+    file.
     """
     room = _SPREAD * path.stat().st_size + _SLACK
     for name, value in state.items():
@@ -207,7 +212,8 @@ def _conversion(path: Path) -> str:
 
 
 def _advice(kind: str, path: Path) -> str:
-    if ":" in kind:  # it says so itself
+    """Return how to convert a file of this kind; kind: its description."""
+    if ":" in kind:  # the description has advice
         return ""
     if "NumPy" in kind:
         code = (
@@ -224,9 +230,9 @@ def _advice(kind: str, path: Path) -> str:
 
 
 class Ignored:
-    """An empty instance in place of an object that is not needed.
+    """A class of empty instances, which stand for stored objects that are not needed.
 
-    Training files store such objects with their weights, the options for example.
+    Training files store such objects with their weights, for example the options.
     """
 
     def __new__(cls, *_args: object, **_options: object) -> "Ignored":
@@ -282,7 +288,7 @@ def _unwrap(stored: object, path: Path) -> tuple[dict[str, Tensor], tuple[str, .
 
 
 def _common_prefix(names: Iterable[str]) -> str:
-    """Return the first of the usual prefixes that all names have; "" where there is none."""
+    """Return the first of the usual prefixes that all names have, or ""."""
     for prefix in _PREFIXES:
         if all(name.startswith(prefix) for name in names):
             return prefix
@@ -362,7 +368,10 @@ def _contents(stored: object) -> str:
 
 
 def require_unpacked(path: Path) -> None:
-    """Refuse a zip that would need far more memory than its size: torch.save does not compress."""
+    """Raise ModelError for a zip that would take far more memory than its size.
+
+    torch.save does not compress.
+    """
     try:
         with path.open("rb") as file:
             if not zipfile.is_zipfile(file):
@@ -382,13 +391,14 @@ def require_unpacked(path: Path) -> None:
 
 
 def require_finite(state: Mapping[str, Tensor], path: Path) -> None:
-    """Refuse NaN and infinity, with which every logit and every map would be NaN.
+    """Raise ModelError for NaN and infinity, with which every logit and every map would be NaN.
 
-    Attention masks (-inf at what is masked) are not weights.
+    Attention masks, with -inf at masked places, are not weights.
     """
     for name, value in state.items():
         if not value.is_floating_point() or name.endswith("mask"):
             continue
+        # a finite sum has only finite terms; types of 8 bits have no such sum
         if value.element_size() > 1 and bool(value.sum(dtype=torch.float64).isfinite()):
             continue
         wide = value.float() if value.element_size() < 4 else value

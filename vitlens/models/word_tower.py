@@ -18,13 +18,13 @@ from vitlens.models.vit import NORM_EPSILON, TransformerBlock, initialise
 from vitlens.models.weights import read_weights
 from vitlens.typed import between, length, parse_json, read_as
 
-TEXT_FILE: Final = "text.safetensors"  # of the text tower, next to the image tower's weights
-TEMPERATURE: Final = 0.07  # at first (Radford 2021, section 2.4)
-# token numbers of no word, of the start of a text, and of an unknown word
-_PAD: Final = 0
-_START: Final = 1
-_UNKNOWN: Final = 2
-_FIRST_WORD: Final = 3
+TEXT_FILE: Final = "text.safetensors"  # the text tower, next to the image tower's weights
+TEMPERATURE: Final = 0.07  # before training (Radford 2021, section 2.4)
+# token numbers
+_PAD: Final = 0  # no word
+_START: Final = 1  # the start of a text
+_UNKNOWN: Final = 2  # a word that is not in the vocabulary
+_FIRST_WORD: Final = 3  # the first word of the vocabulary
 _WORD: Final = re.compile(r"\w+")
 _HINT: Final = "train it again"
 _LogScale = Annotated[float, between(-20, 20)]
@@ -34,9 +34,12 @@ _LogScale = Annotated[float, between(-20, 20)]
 class WordTowerConfig:
     """The shape of a text tower.
 
-    words: in the order of their numbers.
-    context: largest number of words of a text.
-    out: dimension of the embeddings.
+    words: the words of the vocabulary, in the order of their numbers.
+    context: the largest number of words in a text.
+    dim: the width of the residual stream.
+    depth: the number of blocks.
+    heads: the number of heads in each block.
+    out: the dimension of the embeddings.
     """
 
     words: Annotated[tuple[Annotated[str, length(1, 200)], ...], length(0, 100_000)]
@@ -99,7 +102,7 @@ class WordTower(nn.Module):
 
 @dataclass(frozen=True)
 class WordTokenizer:
-    """The tokenizer of a text tower of ours, called as open_clip's."""
+    """The tokenizer of our text tower, which is called like those of open_clip."""
 
     tower: WordTower
 

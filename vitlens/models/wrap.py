@@ -1,5 +1,6 @@
-"""wrap: any module that maps images to logits as a Model, its structure and its outputs read from
-forward passes.
+"""Wrap any module that maps images to logits as a Model.
+
+Its structure and its outputs are read from forward passes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +33,9 @@ Triple = tuple[float, float, float]
 WRAPPED: Final = "wrapped"
 # transformers' names of the implementations whose softmax torch computes itself
 OBSERVABLE: Final = ("eager", "sdpa")
-_TOLERANCE: Final = 1e-3  # of the largest logit
+_TOLERANCE: Final = 1e-3  # times the largest logit
+_ROUNDING_STEPS: Final = 16  # tolerance of 16-bit modules in units of the type's epsilon
+_NOISE_IMAGES: Final = 3  # in the forward passes from which the structure is read
 _PROBABILITIES: Final = {
     torch.softmax: "softmax",
     Tensor.softmax: "softmax",
@@ -57,35 +60,37 @@ def wrap(
     prefix: Sequence[PrefixKind] | None = None,
     grid: tuple[int, int] | None = None,
 ) -> Model:
-    """Return a Model around your own module, which is neither copied nor changed.
+    """Return a Model around your module, which is neither copied nor changed.
 
-    module: maps normalised images (batch, 3, height, width) to logits: a tensor (batch, classes), a
-        tuple that begins with it, or an object with `.logits`. One logit z, (batch, 1) or (batch,),
-        counts as two classes with the logits -z/2 and z/2: the second has the probability
-        sigmoid(z).
-    image_size: (height, width) in pixels, or both at once.
-    mean, std: of the normalisation in training, for pixels in [0, 1] ((0, 0, 0) and (1, 1, 1) for
-        none).
-    classes: names of the logits, by default their numbers; () where the outputs are features, as
-        those of timm's num_classes=0, which are recognised.
+    Attention, blocks, heads and the order of tokens are read from forward passes of noise. The
+    arguments blocks, heads, prefix and grid are for what cannot be read. A special token is CLS if
+    the classifier reads it differently from the patches, or if `prefix` names it. Other special
+    tokens are registers. Special tokens may stand anywhere in the module's sequence: vitlens
+    reorders them, so that they come first inside the model, with equal logits to 1e-4. Weights that
+    are all zeros, such as those of a new head, are replaced by noise while the structure is read,
+    so that the logits depend on the image.
+
+    module: maps normalised images (batch, 3, height, width) to logits. It returns a tensor
+        (batch, classes), a tuple that begins with it, or an object with `.logits`. One logit z,
+        (batch, 1) or (batch,), counts as two classes with the logits -z/2 and z/2. The second class
+        then has the probability sigmoid(z).
+    image_size: the (height, width) of images in pixels, or one number for both.
+    mean, std: the normalisation in training, for pixels in [0, 1]. Without one, they are (0, 0, 0)
+        and (1, 1, 1).
+    classes: the names of the logits; None means their numbers. It is () if the outputs are
+        features; those of timm's num_classes=0 are recognised.
     alias: the model's name in reports.
-    resize: the short side in pixels before a centre crop of photographs (None: the whole image is
-        resized).
+    resize: the short side in pixels before a centre crop of photographs; None resizes the whole
+        image.
+    blocks: the names of the residual blocks, in order.
+    heads: the number of heads of every attention layer.
+    prefix: the kinds of the special tokens ("cls", "distillation", "register"), in order.
+    grid: the (rows, columns) of the patches.
 
-    Attention, blocks, heads and the order of tokens are read from forward passes of noise. They can
-    be given where they cannot be read: blocks, names of the residual blocks in order; heads, of
-    every attention layer; prefix, the kinds of the special tokens ("cls", "distillation",
-    "register"), in order; grid, the patches' (rows, columns). A special token is CLS where the
-    classifier reads it otherwise than the patches, or where prefix= names it; else a register.
-    Special tokens may stand anywhere in the module's sequence: vitlens reorders them, so that they
-    come first inside the model, with equal logits to 1e-4. Weights that are all zeros, such as
-    those of a new head, are replaced by noise while the structure is read, so that the logits
-    depend on the image.
-
-    Raises ModelError for a module that is scripted, compiled, on several devices, takes other than
-    three channels, returns no logits or probabilities instead of them, changes its input or its
-    buffers, or whose logits depend on chance or on the other images of a batch; UnsupportedError
-    for a structure other than the one given.
+    Raises ModelError for a module that is scripted, compiled or on several devices. The module must
+    take three channels, return logits and not probabilities, and leave its input and its buffers
+    unchanged. The logits must depend neither on chance nor on the other images of a batch. Raises
+    UnsupportedError for a structure other than the one given.
 
     >>> import torch, vitlens
     >>> from torch import nn
@@ -109,21 +114,22 @@ def wrap(
         )
         raise InputError(
             "expected blocks as a list of names, prefix as one of cls, distillation and register, "
-            f"grid as two numbers and heads as one, found {arguments[:200]}; e.g. prefix=('cls', "
-            "'register'), grid=(14, 14), heads=3"
+            f"grid as two numbers and heads as one, found {arguments[:200]}; e.g. "
+            "prefix=('cls', 'register'), grid=(14, 14), heads=3"
         ) from reason
     name = alias or type(module).__name__
+    architecture = {
+        "kind": WRAPPED,
+        "name": f"{type(module).__module__}.{type(module).__qualname__}",
+        "pruned": {},
+    }
     return wrap_module(
         module,
-        {
-            "kind": WRAPPED,
-            "name": f"{type(module).__module__}.{type(module).__qualname__}",
-            "pruned": {},
-        },
-        Preprocessing(size, resize, "bilinear", mean, std),
-        None if classes is None else tuple(classes),
-        name,
-        Provenance(name, "given", None, versions()),
+        architecture,
+        preprocessing=Preprocessing(size, resize, "bilinear", mean, std),
+        classes=None if classes is None else tuple(classes),
+        alias=name,
+        provenance=Provenance(name, "given", None, versions()),
         hints=hints,
     )
 
@@ -149,11 +155,12 @@ def wrap_module(
     *,
     hints: StructureHints | None = None,
 ) -> Model:
-    """Return a Model whose anatomy is read from forward passes.
-
-    classes: () for features, None for numbered classes, or for features that are recognised.
+    """Return a Model with an anatomy that is read from forward passes.
 
     Raises what `wrap` raises.
+
+    classes: the names of the logits, or () for features. None means features if they are
+        recognised, else numbered classes.
     """
     device, dtype = _readable(module)
     hints = hints or StructureHints()
@@ -165,9 +172,9 @@ def wrap_module(
         ExitStack() as stack,
     ):
         height, width = preprocessing.size
-        noise = torch.randn(3, 3, height, width, generator=torch.Generator().manual_seed(0)).to(
-            device, dtype
-        )
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.randn(_NOISE_IMAGES, 3, height, width, generator=generator)
+        noise = noise.to(device, dtype)
         stack.enter_context(with_noise(zero_weights(module)))
         read_output, count, reads_image = _output_form(module, noise[:2])
         if not reads_image:
@@ -180,11 +187,9 @@ def wrap_module(
             gives_features = is_headless(module) and not _ends_in_linear(module, noise[:2])
             classes = () if gives_features else numbered_classes(count)
         elif classes and len(classes) != count:
-            logits = (
-                "one logit, which counts as two classes"
-                if read_output is two_classes
-                else f"{count} logits"
-            )
+            logits = f"{count} logits"
+            if read_output is two_classes:
+                logits = "one logit, which counts as two classes"
             raise InputError(
                 f"expected {count} class names for {alias}, found {len(classes)}; it has {logits}"
             )
@@ -192,6 +197,8 @@ def wrap_module(
         note = numbering_note(anatomy)
         if note:
             provenance = replace(provenance, notes=(*provenance.notes, note))
+        if isinstance(architecture, Architecture):
+            architecture = asdict(architecture)
         model = Model(
             module,
             alias=alias,
@@ -199,9 +206,7 @@ def wrap_module(
             preprocessing=preprocessing,
             classes=classes,
             provenance=provenance,
-            architecture=asdict(architecture)
-            if isinstance(architecture, Architecture)
-            else architecture,
+            architecture=architecture,
             read_output=read_output,
             hints=hints,
         )
@@ -227,8 +232,8 @@ def _ends_in_linear(module: nn.Module, images: Tensor) -> bool:
 def _readable(module: object) -> tuple[torch.device, torch.dtype]:
     """Return the device and the floating-point type of a module's weights.
 
-    Raises ModelError for a module whose inside cannot be observed (see `wrap`), UnsupportedError
-    for transformers' attention by a kernel that no function of torch is.
+    Raises ModelError for a module with an inside that cannot be observed (see `wrap`). Raises
+    UnsupportedError for attention of transformers by a kernel outside torch.
     """
     if not isinstance(module, nn.Module):
         raise ModelError(
@@ -261,8 +266,9 @@ def _readable(module: object) -> tuple[torch.device, torch.dtype]:
 
 
 def _require_observable(name: str, part: nn.Module) -> None:
-    """Raise ModelError for a compiled, exported, scripted or quantized module, UnsupportedError as
-    `_readable` does.
+    """Raise an error for a module with an inside that cannot be observed, as `_readable` does.
+
+    It may be compiled, exported, scripted or quantized.
     """
     if hasattr(part, "_orig_mod"):
         raise ModelError(
@@ -308,8 +314,9 @@ def _require_observable(name: str, part: nn.Module) -> None:
 
 
 def _is_quantized(part: nn.Module) -> bool:
-    """Return True for a layer whose weights are integers: torch's quantized layers, or those of
-    bitsandbytes.
+    """Return True for a layer with integers as weights.
+
+    Such are torch's quantized layers and those of bitsandbytes.
     """
     library = type(part).__module__
     if library.startswith("bitsandbytes."):
@@ -318,9 +325,9 @@ def _is_quantized(part: nn.Module) -> bool:
 
 
 def _has_compiled_forward(module: nn.Module) -> bool:
-    """Return True where torch.compile decorates the forward.
+    """Return True if torch.compile decorates the forward.
 
-    `module.compile()` leaves the forward as it is.
+    `module.compile()` leaves the forward unchanged.
     """
     forward = getattr(module, "forward", None)
     is_wrapped = getattr(forward, "_torchdynamo_orig_callable", None) is not None
@@ -329,12 +336,13 @@ def _has_compiled_forward(module: nn.Module) -> bool:
 
 
 def _output_form(module: nn.Module, images: Tensor) -> tuple[ReadOutput, int, bool]:
-    """Return how to read logits from a module's output, their number, and whether they depend on
-    the image.
+    """Return how to read logits from a module's output, their number, and if they read the image.
 
-    images: two, normalised. Raises ModelError for a module that fails, changes its input or its
-    buffers, returns anything but one row of logits an image, or whose logits differ in a second
-    pass, or for an image without the other.
+    Raises ModelError for a module that fails, that changes its input or its buffers, or that
+    returns anything but one row of logits for each image. Logits must be equal in a second pass,
+    and for an image without the other.
+
+    images: two normalised images.
     """
     name = type(module).__name__
     original = images.clone()
@@ -349,21 +357,8 @@ def _output_form(module: nn.Module, images: Tensor) -> tuple[ReadOutput, int, bo
             )
         second_pass = _logits(module, images)
         single = _logits(module, images[:1])
-    last = mode.result
-    if (
-        last is not None
-        and last.numel() == logits.numel()
-        and torch.equal(last.reshape(logits.shape), logits)
-    ):
-        is_multi_label = mode.name == "sigmoid" and logits.shape[1] > 1
-        several = (
-            " (independent labels are not supported: one label an image)" if is_multi_label else ""
-        )
-        raise ModelError(
-            f"expected logits from {name}, found probabilities, as its last step is a "
-            f"{mode.name}{several}; drop it"
-        )
-    tolerance = max(_TOLERANCE, 16 * torch.finfo(logits.dtype).eps)
+    _require_no_probabilities(logits, mode, name)
+    tolerance = max(_TOLERANCE, _ROUNDING_STEPS * torch.finfo(logits.dtype).eps)
     reads_image = depends_on_image(logits)
 
     def require_equal(first: Tensor, second: Tensor, expected: str, advice: str) -> None:
@@ -394,10 +389,30 @@ def _output_form(module: nn.Module, images: Tensor) -> tuple[ReadOutput, int, bo
     return first_output, logits.shape[1], reads_image
 
 
-def _logits(module: nn.Module, images: Tensor) -> Tensor:
-    """Return the logits of the module's output.
+def _require_no_probabilities(logits: Tensor, mode: "_LastProbabilities", name: str) -> None:
+    """Raise ModelError if a module returns the result of a softmax or sigmoid.
 
-    Raises ModelError where it fails, or where there are none.
+    mode: the mode that was in force in the module's forward pass.
+    name: the name of the module's class.
+    """
+    last = mode.result
+    if last is None or last.numel() != logits.numel():
+        return
+    if not torch.equal(last.reshape(logits.shape), logits):
+        return
+    note = ""
+    if mode.name == "sigmoid" and logits.shape[1] > 1:
+        note = " (independent labels are not supported: one label an image)"
+    raise ModelError(
+        f"expected logits from {name}, found probabilities, as its last step is a "
+        f"{mode.name}{note}; drop it"
+    )
+
+
+def _logits(module: nn.Module, images: Tensor) -> Tensor:
+    """Return the logits in the module's output, (images, classes).
+
+    Raises ModelError if the module fails, or if there are none.
     """
     name = type(module).__name__
     several = len(images) > 1
@@ -428,11 +443,9 @@ def _logits(module: nn.Module, images: Tensor) -> Tensor:
             return logits
         if logits.dim() < 2 and logits.numel() == len(images):  # one logit, squeezed
             return logits.reshape(-1, 1)
-    advice = (
-        "wrap a module whose forward pools and classifies"
-        if several
-        else "squeeze axes by name, not the batch's"
-    )
+    advice = "squeeze axes by name, not the batch's"
+    if several:
+        advice = "wrap a module whose forward pools and classifies"
     raise ModelError(
         f"expected logits ({len(images)}, classes) from {name}, found "
         f"{str(logits.dtype).removeprefix('torch.')} of shape {tuple(logits.shape)}; {advice}"
@@ -441,7 +454,7 @@ def _logits(module: nn.Module, images: Tensor) -> Tensor:
 
 @contextmanager
 def _buffers_kept(module: nn.Module) -> Iterator[None]:
-    """Raise ModelError on exit where the module's buffers have changed, and restore them."""
+    """Restore the module's buffers on exit, and raise ModelError if they have changed."""
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     changed: list[str] = []
     try:
@@ -449,7 +462,7 @@ def _buffers_kept(module: nn.Module) -> Iterator[None]:
     finally:
         for name, value in before.items():
             now = module.get_buffer(name)
-            # NaN is not itself
+            # NaN is not equal to itself
             if now.shape != value.shape or not bool(((now == value) | (value != value)).all()):
                 changed.append(name)
                 owner, _, attribute = name.rpartition(".")
@@ -457,7 +470,7 @@ def _buffers_kept(module: nn.Module) -> Iterator[None]:
     if changed:
         raise ModelError(
             f"expected {type(module).__name__} to leave its buffers unchanged in evaluation mode, "
-            f"found {changed[0]} changed in a forward pass; update it where self.training alone"
+            f"found {changed[0]} changed in a forward pass; update it only if self.training"
         )
 
 
@@ -470,7 +483,7 @@ class _LastProbabilities(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Keep results of these two; compute every call unchanged."""
+        """Keep the results of softmax and sigmoid; compute every call unchanged."""
         result = func(*args, **(kwargs or {}))
         if func in _PROBABILITIES:
             self.name = _PROBABILITIES[func]

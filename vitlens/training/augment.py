@@ -1,9 +1,9 @@
-"""Augments a batch on its device, seeded per image: crops, flips, RandAugment, erasing, mixing.
+"""Augment a batch on its device, seeded per image: crops, flips, RandAugment, erasing, mixing.
 
-A view's random numbers come from a hash of (seed, epoch, key), not from a generator's state. So the
-augmentation of an image does not depend on the division of a batch among processes, or on where a
-killed run is resumed. The key is the image's index in its split, plus the split's size times the
-number of the view. Only mixing uses torch's generator.
+The random numbers of a view come from a hash of (seed, epoch, key), not from a generator's state.
+So the augmentation of an image does not depend on the division of a batch among processes, or on
+where a killed run is resumed. The key is the image's index in its split, plus the split's size
+times the number of the view. Only mixing uses torch's generator.
 """
 
 import math
@@ -23,11 +23,12 @@ from vitlens.shapes import Images, Pixels
 from vitlens.training.recipe import Recipe
 
 BINS: Final = 31  # magnitudes of RandAugment, from 0 to 30
-AREA: Final = (0.02, 1 / 3)  # of an erased rectangle, as a share of the image
-ASPECT: Final = (0.3, 1 / 0.3)  # height over width
+AREA: Final = (0.02, 1 / 3)  # smallest and largest share of the image that is erased
+ASPECT: Final = (0.3, 1 / 0.3)  # smallest and largest height over width of an erased rectangle
+_WHITE: Final = 255
 _SHIFT, _RAND_AUGMENT, _ERASE, _NOISE = range(4)  # streams of random numbers
 
-# (count, stream) -> count numbers in [0, 1) for each view
+# draw(count, stream) returns `count` numbers in [0, 1) for each view
 Draw = Callable[[int, int], Float[Tensor, "batch count"]]
 Operation = Callable[[Tensor, float], Tensor]
 
@@ -35,8 +36,10 @@ Operation = Callable[[Tensor, float], Tensor]
 def augment(pixels: Pixels, keys: Tensor, recipe: Recipe, *, seed: int, epoch: int) -> Images:
     """Return the augmented images in [0, 1]: shifted and flipped, then RandAugment, then erasing.
 
-    Steps that the recipe lacks are left out. keys: (batch,) of the views. A view is shifted by at
-    most crop_padding pixels, filled with black.
+    Steps that the recipe lacks are left out. A view is shifted by at most crop_padding pixels and
+    filled with black.
+
+    keys: the keys of the views, (batch,).
     """
     draw = partial(uniforms, keys.to(pixels.device), seed=seed, epoch=epoch)
     if recipe.crop_padding or recipe.flip:
@@ -45,7 +48,7 @@ def augment(pixels: Pixels, keys: Tensor, recipe: Recipe, *, seed: int, epoch: i
         pixels = rand_augment(
             pixels, draw, operations=recipe.randaugment, magnitude=recipe.magnitude
         )
-    images = pixels.float().div_(255)
+    images = pixels.float().div_(_WHITE)
     return erase(images, draw, chance=recipe.erasing) if recipe.erasing else images
 
 
@@ -63,12 +66,13 @@ def uniforms(
 def _shift_and_flip(pixels: Pixels, draw: Tensor, crop_padding: int, flip: bool) -> Pixels:
     """Return each image shifted and flipped by its three numbers in [0, 1)."""
     height, width = pixels.shape[-2:]
-    shift = (draw[:, :2] * (2 * crop_padding + 1)).long()
-    rows = shift[:, :1] + torch.arange(height, device=pixels.device)
-    columns = shift[:, 1:] + torch.arange(width, device=pixels.device)
+    padded = F.pad(pixels, (crop_padding,) * 4)
+    # the row and column of the padded image for each pixel of the result: (batch, height or width)
+    first = (draw[:, :2] * (2 * crop_padding + 1)).long()
+    rows = first[:, :1] + torch.arange(height, device=pixels.device)
+    columns = first[:, 1:] + torch.arange(width, device=pixels.device)
     if flip:
         columns = torch.where(draw[:, 2:] < 0.5, columns.flip(1), columns)
-    padded = F.pad(pixels, (crop_padding,) * 4)
     image = torch.arange(len(pixels), device=pixels.device)[:, None, None]
     shifted = padded[image, :, rows[:, :, None], columns[:, None, :]]  # (batch, height, width, 3)
     return shifted.permute(0, 3, 1, 2).contiguous()
@@ -92,8 +96,8 @@ def _affine(
     return transformed
 
 
-# value at magnitude 30 (translations: as a share of the side), whether it is signed, and the
-# function; the ranges are torchvision's (Cubuk 2020)
+# by name: the value at magnitude 30, whether it may be negative, and the function of pixels and
+# value; values of translations are shares of the side; the ranges are torchvision's (Cubuk 2020)
 OPERATIONS: Final[dict[str, tuple[float, bool, Operation]]] = {
     "identity": (0.0, False, lambda pixels, _: pixels),
     "shear-x": (0.3, True, lambda pixels, value: _affine(pixels, shear=(value, 0.0))),
@@ -128,14 +132,16 @@ def strength(top: float, magnitude: int) -> float:
 def rand_augment(pixels: Pixels, draw: Draw, *, operations: int, magnitude: int) -> Pixels:
     """Return each image changed by random operations of one strength (RandAugment, Cubuk 2020).
 
-    magnitude: of the strength, from 0 to 30.
+    operations: the number of operations on each image.
+    magnitude: the strength, from 0 to 30.
     """
     drawn = draw(2 * operations, _RAND_AUGMENT).cpu()
     table = list(OPERATIONS.values())
     for turn in range(operations):
-        operation_index = (drawn[:, 2 * turn] * len(table)).long()
+        operation_index = (drawn[:, 2 * turn] * len(table)).long()  # one for each image
         is_negative = drawn[:, 2 * turn + 1] < 0.5
         changed = pixels.clone()
+        # the first operation is the identity
         for index, (top, is_signed, operation) in enumerate(table[1:], start=1):
             value = strength(top, magnitude)
             is_selected = operation_index == index
@@ -162,14 +168,16 @@ def erase(images: Images, draw: Draw, *, chance: float) -> Images:
     drawn = draw(5, _ERASE)
     area = (AREA[0] + drawn[:, 1] * (AREA[1] - AREA[0])) * height * width
     aspect = torch.exp(math.log(ASPECT[0]) + drawn[:, 2] * math.log(ASPECT[1] / ASPECT[0]))
-    tall = (area * aspect).sqrt().round().clamp(1, height)
-    wide = (area / aspect).sqrt().round().clamp(1, width)
-    top = (drawn[:, 3] * (height - tall + 1)).floor()
-    left = (drawn[:, 4] * (width - wide + 1)).floor()
-    inside = _between(top, tall, height)[:, :, None] & _between(left, wide, width)[:, None, :]
-    inside &= (drawn[:, 0] < chance)[:, None, None]
+    erased_height = (area * aspect).sqrt().round().clamp(1, height)
+    erased_width = (area / aspect).sqrt().round().clamp(1, width)
+    top = (drawn[:, 3] * (height - erased_height + 1)).floor()
+    left = (drawn[:, 4] * (width - erased_width + 1)).floor()
+    is_row_erased = _between(top, erased_height, height)
+    is_column_erased = _between(left, erased_width, width)
+    is_erased = is_row_erased[:, :, None] & is_column_erased[:, None, :]
+    is_erased &= (drawn[:, 0] < chance)[:, None, None]
     noise = draw(images[0].numel(), _NOISE).view_as(images)
-    return torch.where(inside[:, None], noise, images)
+    return torch.where(is_erased[:, None], noise, images)
 
 
 def _between(start: Tensor, length: Tensor, size: int) -> Tensor:
@@ -181,9 +189,9 @@ def _between(start: Tensor, length: Tensor, size: int) -> Tensor:
 def mix(images: Images, labels: Tensor, recipe: Recipe, *, classes: int) -> tuple[Images, Tensor]:
     """Return images mixed with others of the batch, and their targets (batch, classes).
 
-    They are mixed by mixup (Zhang 2018) or cutmix (Yun 2019). If the recipe has both, one is drawn
-    per batch, which is mixed with a probability of mix_chance. Random numbers come from torch's
-    generator. A batch that is not mixed keeps its labels (batch,).
+    A batch is mixed with a probability of mix_chance, by mixup (Zhang 2018) or cutmix (Yun 2019).
+    If the recipe has both, one is drawn for each batch. Random numbers come from torch's generator.
+    A batch that is not mixed keeps its labels (batch,).
     """
     transforms = []
     if recipe.mixup:

@@ -1,4 +1,4 @@
-"""Checks in seconds, on a few images, if a recipe can train a model (`vitlens train --check`)."""
+"""Check in seconds, on a few images, if a recipe can train a model (`vitlens train --check`)."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,23 +22,29 @@ from vitlens.training.recipe import Recipe
 from vitlens.training.task import require_fitting
 
 _READ: Final = 1000  # images from which those of the batch are chosen
-# largest side in px, and images of a pass up to it
+# (largest side in px, images in a forward pass)
 _SIDES: Final = ((64, 16), (128, 8), (math.inf, 4))
-_ABOVE: Final = 1.0  # nats above ln(classes) up to which the loss of an untrained model passes
-_BELOW: Final = 0.5  # nats below it, from which on a model is not untrained
-_SPREAD: Final = 1e6  # largest over smallest gradient of the layers, each relative to its weights
+
+# initial loss, in nats: an untrained model passes up to so much above ln(classes)
+_ABOVE: Final = 1.0
+_BELOW: Final = 0.5  # a model so much below ln(classes) is not untrained
+# largest ratio of the gradients of two layers that passes, each relative to the layer's weights
+_SPREAD: Final = 1e6
 _HEAD_DEVIATION: Final = 0.02  # usual standard deviation of the initial weights of a head
+
+# training on one batch
 _STEPS: Final = 100
-_IMAGES: Final = 8  # of the one batch
+_IMAGES: Final = 8
 _WARMUP: Final = 5  # steps
-# share of the loss of a constant prediction at which the batch counts as learned
+# the batch counts as learned below this share of the loss of a constant prediction
 _FITTED: Final = 0.1
-_FALLING: Final = 0.9  # of that loss, below which the loss has fallen
-_STEADY: Final = 0.97  # of the loss a quarter of the steps before, below which it still falls
-# relative change of the weights below which a learning rate is low rather than high
+_FALLING: Final = 0.9  # the loss has fallen below this share of the loss of a constant prediction
+_STEADY: Final = 0.97  # it still falls below this share of the loss a quarter of the steps before
+# a smaller relative change of the weights shows that a learning rate is too low, not too high
 _STILL: Final = 1e-3
-_ERRATIC: Final = 1.5  # times the first loss, above which a loss on the way shows a high rate
-# tried if the recipe's rate does not fit; both optimisers take the same
+# a loss of more than so many times the first one shows that a learning rate is too high
+_ERRATIC: Final = 1.5
+# rates that are tried if the recipe's one does not fit; both optimisers take the same rates
 _RATES: Final = (1e-5, 1e-4, 1e-3, 1e-2)
 _FALLING_LOSS: Final = "a loss on one batch that falls at the recipe's rate"
 
@@ -47,7 +53,15 @@ Announce = Callable[[str], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check; advice: what to try if it does not pass; value: what was judged."""
+    """The result of one check.
+
+    name: the name of the check.
+    state: whether it passes.
+    expected: what was expected.
+    found: what was found.
+    advice: what to try if it does not pass.
+    value: the number that was judged, or None.
+    """
 
     name: str
     state: Literal["pass", "warn", "fail", "inconclusive"]
@@ -79,14 +93,12 @@ def check_training(
 ) -> tuple[Finding, ...]:
     """Return the findings on initial loss, gradient norms, one batch and learning rate.
 
-    The model is restored afterwards.
+    The model is restored afterwards. An earlier finding that fails can cause a later one. Raises
+    what `fit` raises for data that do not fit the model.
 
     train_last: as in `fit`.
     fresh: whether the weights are random.
-    announce: called with the name of a check before it begins. An earlier finding that fails can
-        cause a later one.
-
-    Raises what `fit` raises for data that do not fit the model.
+    announce: called with the name of a check before it begins; returns a context for it.
     """
     require_fitting(model, train, test)
     images, labels = _choose_batch(model, train, seed=seed)
@@ -112,7 +124,7 @@ def check_training(
         copy_into(model, initial_state)
         runs: list[BatchRun] = []
         if loss.isfinite():
-            for module in model.modules():
+            for module in model.modules():  # no dropout: the batch is to be learned by heart
                 if "Drop" in type(module).__name__ or type(module).__name__ == "StochasticDepth":
                     module.eval()
             runs = _train_batch(model, images[:_IMAGES], labels[:_IMAGES], recipe, announce)
@@ -181,10 +193,10 @@ def initial_loss(loss: float, classes: int, *, fresh: bool) -> Finding:
 
 
 def _fill_zero_layers(module: nn.Module) -> bool:
-    """Fill trained weights that are all zero, as of a new head, at random; return True for any.
+    """Fill trained weights that are all zero at random, and return True if there are any.
 
-    A layer of zeros lets no gradient through to the layers below in the first step, which is no
-    fault.
+    A new head has such weights. In the first step, no gradient passes through it to the layers
+    below, which is no fault.
     """
     is_any_filled = False
     for parameter in module.parameters():
@@ -197,8 +209,8 @@ def _fill_zero_layers(module: nn.Module) -> bool:
 def gradient_norms(module: nn.Module) -> Finding:
     """Judge the spread of the layers' gradients, relative to their weights."""
     expected = (
-        f"gradients relative to the weights that differ by less than {_SPREAD:g} times "
-        "between layers"
+        f"gradients relative to the weights that differ by less than {_SPREAD:g} times between "
+        "layers"
     )
     ratios = _gradient_ratios(module)
     not_finite = [name for name, value in ratios.items() if not math.isfinite(value)]
@@ -226,8 +238,8 @@ def gradient_norms(module: nn.Module) -> Finding:
     if spread <= _SPREAD:
         return Finding("gradient norms", "pass", expected, observed, value=spread)
     advice = (
-        "Gradients vanish or explode between these layers: add norms and residual "
-        "connections, or a warm-up."
+        "Gradients vanish or explode between these layers: add norms and residual connections, or "
+        "a warm-up."
     )
     return Finding("gradient norms", "fail", expected, observed, advice, spread)
 
@@ -235,8 +247,8 @@ def gradient_norms(module: nn.Module) -> Finding:
 def _gradient_ratios(module: nn.Module) -> dict[str, float]:
     """Return the norm of each layer's gradient over that of its weights, by the layer's name.
 
-    Parameters outside any layer are listed one by one. Ratios of 0 and of zero weights are left
-    out.
+    Parameters outside any layer are separate entries. Ratios of 0, and those for weights of zero,
+    are left out.
     """
     groups: dict[str, list[Tensor]] = {}
     for layer, submodule in module.named_modules():
@@ -263,10 +275,11 @@ def _norm(tensors: Sequence[Tensor]) -> float:
 class BatchRun:
     """One training on the batch.
 
-    losses: nats, before each step and after the last.
-    constant_loss: that of the best prediction that is the same for every image.
+    rate: the learning rate.
+    losses: the losses in nats, before each step and after the last.
+    constant_loss: the loss of the best prediction that is the same for every image.
     weight_change: the change of all weights, relative to them.
-    images: their number in the batch.
+    images: the number of images in the batch.
     """
 
     rate: float
@@ -305,9 +318,10 @@ class BatchRun:
         if self.is_erratic:
             return False
         quarter = len(self.losses) // 4
-        earlier = sum(self.losses[-2 * quarter :][:quarter])
-        later = sum(self.losses[-quarter:][:quarter])
-        still_falls = self.losses[-1] < _STEADY * self.losses[0] and later < _STEADY * earlier
+        third_quarter = sum(self.losses[-2 * quarter :][:quarter])
+        last_quarter = sum(self.losses[-quarter:][:quarter])
+        has_fallen = self.losses[-1] < _STEADY * self.losses[0]
+        still_falls = has_fallen and last_quarter < _STEADY * third_quarter
         return self.falls or still_falls
 
     @property
@@ -333,7 +347,8 @@ def _train_batch(
     higher = [candidate for candidate in _RATES if candidate > 2 * rate]
     lower = [candidate for candidate in _RATES[::-1] if candidate < rate / 2]
     is_slow = first.weight_change < _STILL or first.is_falling
-    for candidate in (*higher, *lower) if is_slow else (*lower, *higher):
+    candidates = [*higher, *lower] if is_slow else [*lower, *higher]
+    for candidate in candidates:
         with announce(f"Learning one batch at the rate {candidate:g}"):
             runs.append(_fit_batch(model, images, labels, recipe, rate=candidate))
         if runs[-1].fits:
@@ -347,6 +362,7 @@ def _fit_batch(
     """Train on the batch until it is learned or the loss is not finite; restore the weights."""
     initial_state = copy_of(model.module)
     optimiser = Optimiser(model.module, recipe, blocks=model.anatomy.blocks)
+    # the best constant prediction is the frequency of each class; its loss is their entropy
     class_shares = torch.bincount(labels).float() / len(labels)
     constant_loss = float(torch.special.entr(class_shares).sum())
     losses: list[float] = []
@@ -383,7 +399,10 @@ def _relative_change(module: nn.Module, initial_state: Mapping[str, Tensor]) -> 
 
 
 def one_batch(runs: Sequence[BatchRun]) -> Finding:
-    """Judge if the model learns the labels of one small batch, at any of the learning rates."""
+    """Judge if the model learns the labels of one small batch, at any of the learning rates.
+
+    runs: the trainings on the batch, that at the recipe's rate first.
+    """
     expected = (
         f"a loss below {_FITTED * runs[0].constant_loss:.3f} nats on {runs[0].images} images "
         f"within {_STEPS} steps"
@@ -394,8 +413,8 @@ def one_batch(runs: Sequence[BatchRun]) -> Finding:
         return Finding("one batch", "pass", expected, best.description, value=loss)
     if best.falls:
         advice = (
-            "The loss falls, but more slowly than expected: train longer, and see the "
-            "gradient norms."
+            "The loss falls, but more slowly than expected: train longer, and see the gradient "
+            "norms."
         )
         return Finding("one batch", "inconclusive", expected, best.description, advice, loss)
     advice = (
@@ -407,13 +426,16 @@ def one_batch(runs: Sequence[BatchRun]) -> Finding:
 
 
 def learning_rate(runs: Sequence[BatchRun]) -> Finding:
-    """Judge if the loss on one batch falls at the recipe's learning rate, without rising."""
+    """Judge if the loss on one batch falls at the recipe's learning rate, without rising.
+
+    runs: the trainings on the batch, that at the recipe's rate first.
+    """
     first = runs[0]
     observed = first.description
     if first.is_erratic:
         highest = max(loss for loss in first.losses if math.isfinite(loss))
         observed += f", up to {highest:.4g} on the way"
-    # without a run that fits, a loss may fall only by the classes' frequencies
+    # if no run fits, a loss may fall only because the model learns how frequent each class is
     is_any_fitting = any(run.fits for run in runs)
     is_steady = not first.is_erratic and (first.falls or (is_any_fitting and first.is_falling))
     if first.fits or is_steady:

@@ -1,4 +1,4 @@
-"""Reads and writes a run's checkpoint, and the weights kept at intervals of epochs.
+"""Read and write a run's checkpoint, and the weights kept at intervals of epochs.
 
 A run resumes exactly from its checkpoint. There is no pickle, and no state of a random generator:
 image order, augmentation and dropout derive from (seed, epoch, step).
@@ -27,7 +27,7 @@ from vitlens.typed import Count, between, parse_json, read_as
 
 FOLDER = "checkpoint"
 _FILE = "state.safetensors"
-IMAGES = "images"  # in the identity of a training: the fingerprints of its images by part
+IMAGES = "images"  # key of the fingerprints of images by part, in the identity of a training
 PARTS = ("train", "test")
 _AGAIN = "train anew in another folder"
 _KEPT_FILE = re.compile(r"epoch-(\d{4,})\.safetensors")
@@ -35,7 +35,13 @@ _KEPT_FILE = re.compile(r"epoch-(\d{4,})\.safetensors")
 
 @dataclass(frozen=True)
 class Facts:
-    """The identity, steps, seconds and finished epochs of the run of a checkpoint."""
+    """The run of a checkpoint.
+
+    identity: the settings that must be the same in a resumed run.
+    step: the number of finished steps.
+    seconds: the seconds so far.
+    history: the finished epochs.
+    """
 
     identity: Mapping[str, Any]
     step: Count
@@ -82,8 +88,9 @@ def _flatten(value: Mapping[str, object], prefix: str = "") -> dict[str, object]
 def write_checkpoint(folder: Path, facts: Facts, tensors: Mapping[str, Tensor]) -> None:
     """Replace the folder's checkpoint, all or nothing.
 
-    tensors: by name: model/..., average/..., optimiser/..., best/..., sums. Raises StorageError;
-    the previous checkpoint then survives.
+    Raises StorageError; the previous checkpoint then survives.
+
+    tensors: the tensors by name: model/..., average/..., optimiser/..., best/... and sums.
     """
     path = folder / FOLDER / _FILE
     stored = to_save(tensors)
@@ -117,7 +124,11 @@ def read_checkpoint(folder: Path) -> tuple[Facts, dict[str, Tensor]] | None:
 
 @dataclass(frozen=True)
 class KeptWeights:
-    """Weights kept during training: the number of epochs done (0: before the first), and a file."""
+    """Weights kept during training.
+
+    epochs: the number of finished epochs, 0 before the first.
+    file: the file of the weights.
+    """
 
     epochs: int
     file: Path
@@ -159,12 +170,12 @@ def delete_kept_after(folder: Path, epochs: int) -> None:
 def weights_over_training(folder: Path) -> tuple[KeptWeights, ...]:
     """Return the kept weights and, at the end, the last ones (model.safetensors, full precision).
 
-    Empty for a folder without kept weights. Raises InputError if metrics.jsonl is missing or
-    broken.
+    They are empty for a folder without kept weights. Raises InputError if metrics.jsonl is missing
+    or broken.
     """
     checkpoints = read_kept_weights(folder)
     last = folder / saved.WEIGHTS_FILE
-    if not checkpoints or not last.is_file():  # stopped in its first epoch
+    if not checkpoints or not last.is_file():  # the run was stopped in its first epoch
         return checkpoints
     epochs = len(read_metrics(folder))
     earlier = [weights for weights in checkpoints if weights.epochs < epochs]

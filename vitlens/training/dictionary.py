@@ -1,8 +1,8 @@
-"""Trains the dictionary of a layer: a sparse autoencoder, by the steps of `fit`, on tokens.
+"""Train the dictionary of a layer: a sparse autoencoder, by the steps of `fit`, on tokens.
 
 The optimiser, its schedule, gradients averaged over processes, bf16 and the refusal of losses that
-are not finite are those of `Updates`. The files and tests of a run are left out: a dictionary
-trains in minutes, has no labels to be tested on, and is measured once, by its own measures.
+are not finite are those of `Updates`. The files and tests of a run are left out. A dictionary
+trains in minutes, has no labels to be tested on, and is measured once by separate measures.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,16 +33,17 @@ from vitlens.names import AutoencoderKind
 from vitlens.pixels import AnyImages
 from vitlens.processes import accelerated
 from vitlens.training.feed import epoch_batches, process_share
+from vitlens.training.loop import Updates
 from vitlens.training.recipe import Recipe
 from vitlens.training.speed import choose_precision
 from vitlens.training.task import Task
-from vitlens.training.updates import Updates
 
-TOKENS: Final = 1_000_000  # seen in a training, repetitions included
+TOKENS: Final = 1_000_000  # tokens seen in a training, including repetitions
 BATCH: Final = 1024  # tokens of a step
 EXPANSION: Final = 8  # latents for each component of a token
-FEWEST_TOKENS: Final = 4  # training tokens for each latent
-PATIENCE: Final = 200_000  # tokens without a latent after which it is dead, at most
+FEWEST_TOKENS: Final = 4  # fewest training tokens for each latent
+# a latent that is 0 for so many tokens, or for as many as there are, is dead
+PATIENCE: Final = 200_000
 
 RECIPE: Final = Recipe(
     batch_size=BATCH,
@@ -60,9 +61,12 @@ Advance = Callable[[int], object]  # called with the number of tokens just seen
 class Plan:
     """The size of a dictionary and of its training.
 
-    expansion: latents for each component of a token.
-    prefixes: nested dictionaries (1: none).
-    tokens: seen in the training, repetitions included.
+    k: the number of latents that reconstruct a token.
+    kind: how the k latents are chosen.
+    expansion: the number of latents for each component of a token.
+    prefixes: the number of nested dictionaries, 1 for none.
+    tokens: the number of tokens seen in the training, including repetitions.
+    recipe: the settings of the training.
     """
 
     k: int = 32
@@ -79,7 +83,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """The objective of a dictionary's training; patience: see `losses`."""
+    """The objective of a dictionary's training.
+
+    autoencoder: the sparse autoencoder.
+    patience: a latent that is 0 for so many tokens is dead (see `losses`).
+    """
 
     autoencoder: SparseAutoencoder
     patience: int
@@ -93,7 +101,7 @@ class Reconstruction:
         return
 
     def loss(self, outputs: Codes, targets: Tensor, images: Tensor, *, smoothing: float) -> Tensor:  # noqa: ARG002
-        """Return the loss summed over the tokens, which stand in the place of images."""
+        """Return the loss summed over the tokens, which are passed as images."""
         return losses(self.autoencoder, outputs, images, patience=self.patience).total
 
     def identity(self) -> Mapping[str, object]:
@@ -119,19 +127,20 @@ def fit_sae(
 ) -> Dictionary:
     """Train a sparse autoencoder on the patch tokens at one place of a model.
 
-    images: in any form that `vitlens.images` takes.
-    place: the residual stream, attention, head or MLP of a block, such as "blocks.8.residual".
-    k: latents that reconstruct a token.
-    kind: "topk", or "batch-topk", where k is a mean over tokens.
-    expansion: latents for each component of a token.
-    prefixes: number of nested dictionaries that must each reconstruct the tokens (Matryoshka), 1
-        for none.
-    tokens: seen in the training, repetitions included.
-    cache: a folder of cached features (None: tokens are held in memory). Prefix tokens and patch
-        tokens of exceptional norm are left out.
+    Prefix tokens and patch tokens of exceptional norm are left out. Raises InputError for an
+    unknown layer and for too few images, UnsupportedError for a model or place without a token for
+    each patch.
 
-    Raises InputError for a layer that the model does not have and for too few images,
-    UnsupportedError for a model or place without a token for each patch.
+    images: images in any form that `vitlens.images` takes.
+    place: the residual stream, attention, a head or the MLP of a block, for example
+        "blocks.8.residual".
+    k: the number of latents that reconstruct a token.
+    kind: "topk", or "batch-topk", in which k is a mean over tokens.
+    expansion: the number of latents for each component of a token.
+    prefixes: the number of nested dictionaries that must each reconstruct the tokens (Matryoshka),
+        1 for none.
+    tokens: the number of tokens seen in the training, including repetitions.
+    cache: a folder of cached features; None holds the tokens in memory.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -142,7 +151,7 @@ def fit_sae(
     >>> with vitlens.intervene(vit, sae.scale({5: 0.0})):
     ...     without_latent_5 = vit(images)
     """
-    plan = Plan(k, kind, expansion, prefixes, tokens)
+    plan = Plan(k=k, kind=kind, expansion=expansion, prefixes=prefixes, tokens=tokens)
     assert isinstance(images, Split)
     require_enough(model, len(images), place, plan)
     token_set = read_tokens(
@@ -177,7 +186,10 @@ def train_dictionary(
 ) -> Dictionary:
     """Return a dictionary of a place, trained on the tokens that are kept.
 
-    split: the images of the tokens. Raises InputError if too few tokens are kept.
+    Raises InputError if too few tokens are kept.
+
+    split: the images of the tokens.
+    progress: a context that yields a function of the number of tokens just seen.
     """
     kept = tokens.kept
     dim = tokens.values.shape[-1]
@@ -232,7 +244,7 @@ def _ignore(_done: int) -> None:
 
 
 def _as_model(model: Model, autoencoder: SparseAutoencoder) -> Model:
-    """Return the autoencoder as a model for a Task; it is run on tokens, not on images."""
+    """Return the autoencoder as a model for a Task; it takes tokens, not images."""
     return Model(
         autoencoder,
         alias=model.alias,

@@ -32,7 +32,8 @@ from vitlens.shapes import Images, Logits
 from vitlens.training.feed import portions
 from vitlens.training.recipe import Recipe
 
-# Touvron 2021: eq. 3 halves the two terms; section 5 takes tau = 3 and lambda = 0.1 (soft form)
+# the teacher's share of the loss in Touvron 2021: eq. 3 (hard) gives both terms one half; section 5
+# takes tau = 3 and lambda = 0.1 for the soft form
 WEIGHTS: Final[Mapping[str, float]] = MappingProxyType({"soft": 0.1, "hard": 0.5})
 TEMPERATURE: Final = 3.0
 MAX_CACHED_LOGITS: Final = 100_000_000  # numbers: 400 MB
@@ -48,8 +49,8 @@ class Distillation:
     kind: "soft" or "hard".
     weight: the teacher's share of the loss.
     temperature: the temperature of the soft form.
-    token: whether a separate token and head learn from the teacher (the other head then learns only
-        from the labels).
+    token: whether a separate token and head learn from the teacher. The other head then learns only
+        from the labels.
     """
 
     kind: str = "hard"
@@ -77,9 +78,9 @@ class Distillation:
     def loss(self, student: Logits, teacher: Logits) -> Float[Tensor, " batch"]:
         """Return each image's distance of the student's prediction from the teacher's, in nats.
 
-        soft: KL(softmax(teacher / temperature) || softmax(student / temperature)) x temperature^2
-        (Hinton 2015; Touvron 2021, eq. 2, second term); hard: cross-entropy with the teacher's
-        prediction (eq. 3, second term).
+        - "soft": KL(softmax(teacher / temperature) || softmax(student / temperature))
+          x temperature^2 (Hinton 2015; Touvron 2021, eq. 2, second term).
+        - "hard": cross-entropy with the teacher's prediction (eq. 3, second term).
         """
         if self.kind == "hard":
             return F.cross_entropy(student, teacher.argmax(-1), reduction="none")
@@ -104,11 +105,15 @@ class Objective(Protocol):
         """Return the loss summed over the images.
 
         targets: labels (batch,) or shares of the classes (batch, classes).
+        smoothing: the share of a target that is spread over all classes.
         """
         ...
 
     def identity(self) -> Mapping[str, object]:
-        """Return settings that must be the same in a resumed run, as model, data and recipe."""
+        """Return further settings that must be the same in a resumed run.
+
+        Model, data and recipe must be the same, too.
+        """
         ...
 
 
@@ -116,9 +121,10 @@ class Objective(Protocol):
 class StandardObjective:
     """The cross-entropy with the labels and, with a teacher, its share of the loss.
 
-    teacher: images -> logits, of the same augmented (and mixed) images, None: only the labels.
+    teacher: a function from the augmented and mixed images to the teacher's logits. With None,
+        there are only labels.
     how: the settings of the distillation.
-    about: settings that must be the same in a resumed run, as model, data and recipe.
+    about: further settings that must be the same in a resumed run.
     """
 
     teacher: Callable[[Images], Logits] | None = None
@@ -158,8 +164,9 @@ class StandardObjective:
 class Student(nn.Module):
     """A model with two outputs: logits for the labels, and logits for the teacher.
 
-    token: use the two heads of a distilled ViT; else the same logits twice. Raises UnsupportedError
-    for a model without a distillation token.
+    Raises UnsupportedError for a model without a distillation token.
+
+    token: use the two heads of a distilled ViT. Otherwise, the same logits are returned twice.
     """
 
     def __init__(self, model: Model, *, token: bool) -> None:
@@ -181,7 +188,8 @@ class Student(nn.Module):
             logits = self.model(images)
             return logits, logits
         model: Any = self.model.module  # ours, or timm's
-        tokens = model.forward_features(self.model.prepare(images))  # CLS, distillation, ...
+        # (batch, tokens, dim): CLS, the distillation token, then all others
+        tokens = model.forward_features(self.model.prepare(images))
         return model.head(tokens[:, 0]), model.head_dist(tokens[:, 1])
 
 
@@ -196,12 +204,11 @@ def has_distillation_token(model: Model) -> bool:
 class Teacher:
     """A trained model that computes logits for a student's images, in the order of its classes.
 
-    Images are resized; the logits of remembered images come from memory.
+    Images are resized to the teacher's size. The logits of remembered images are not computed
+    again. Raises InputError for a model with other classes.
 
     classes: the classes of the data.
     precision: "fp32" or "bf16".
-
-    Raises InputError for a model with other classes.
     """
 
     def __init__(self, model: Model, *, classes: Sequence[str], precision: str = "fp32") -> None:
@@ -224,8 +231,9 @@ class Teacher:
                 f"with {len(union)}; only in the teacher: {listed}; train one on this data first: "
                 f"vitlens train {model.alias} --data DATA"
             )
-        self._multipliers = torch.zeros(0, dtype=torch.int64)  # of the hash
-        self._hashes = torch.zeros(0, dtype=torch.int64)  # of the remembered images, sorted
+        self._multipliers = torch.zeros(0, dtype=torch.int64)  # the random numbers of the hash
+        # the hashes of the remembered images, sorted, and their logits
+        self._hashes = torch.zeros(0, dtype=torch.int64)
         self._logits = torch.zeros(0, 0)
 
     def __call__(self, images: Images) -> Logits:
@@ -254,8 +262,9 @@ class Teacher:
     def remember(
         self, split: Split, *, mirrored: bool, advance: Callable[[int], object] = lambda _: None
     ) -> None:
-        """Compute and remember the logits of every image and, if mirrored, of its mirror image.
+        """Compute and remember the logits of every image.
 
+        mirrored: compute also the logits of every mirror image.
         advance: called with the number of images just done.
         """
         hashes = []
@@ -295,10 +304,10 @@ class Teacher:
 
 
 def cacheable_views(recipe: Recipe, split: Split) -> int:
-    """Return the number of views of each image whose logits are worth caching: 0, 1 or 2.
+    """Return how many views of each image are worth caching: 0, 1 or, with mirroring, 2.
 
-    There are 2 with mirroring. Caching is worthwhile if no augmentation but mirroring is used, the
-    data is not rendered anew, and each view occurs more than once.
+    Caching is worthwhile if mirroring is the only augmentation, if the data is not rendered again
+    in each epoch, and if each view occurs more than once. The logits must also fit in memory.
     """
     views = 2 if recipe.flip else 1
     is_augmented = any(getattr(recipe, name) for name in _AUGMENTATIONS)

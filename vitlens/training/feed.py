@@ -1,7 +1,7 @@
-"""Orders and reads the training images: seeded permutations, process shares, memory or workers.
+"""Order and read the training images: seeded permutations, process shares, memory or workers.
 
-An image is identified by its key, which seeds its augmentation: its index in the split, plus the
-split's size times the number of the view.
+An image is identified by its key, which seeds its augmentation. The key is the image's index in the
+split, plus the split's size times the number of the view.
 """
 
 import os
@@ -18,14 +18,17 @@ from vitlens.data.split import Drawings, InMemory, Source, Subset
 from vitlens.errors import DataError, RunError, by_caller
 from vitlens.shapes import Pixels
 
-_MOST_WORKERS = 8  # more speed up decoding little
+_MOST_WORKERS = 8  # more workers hardly speed up decoding
 # PyTorch's messages on a killed worker, at once or at the next batch
 _KILLED = ("is killed by signal", "exited unexpectedly")
 _MEMORY_SHARE = 1 / 4  # of a device's free memory that pixels may take
 
 
 def derive_seed(*numbers: int) -> int:
-    """Return one seed from several numbers, unrelated for neighbouring numbers (63 bits)."""
+    """Return one seed of 63 bits from several numbers.
+
+    Seeds of neighbouring numbers are unrelated.
+    """
     state = 0
     for number in numbers:  # splitmix64 (Steele 2014), one round per number
         state = (state ^ (number & 0xFFFFFFFFFFFFFFFF)) + 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
@@ -40,14 +43,17 @@ def epoch_batches(
 ) -> tuple[Tensor, ...]:
     """Return the keys of each full batch of an epoch: a permutation by (seed, epoch).
 
-    views: of each image in a batch, each augmented differently (repeated augmentation, Hoffer
-    2020); the length of an epoch stays the same, so it contains one in `views` of the images.
-    Images that do not fill a batch are left out of the epoch; fewer images than a batch form one
+    Images that do not fill a batch are left out of the epoch. Fewer images than a batch form one
     batch.
+
+    count: the number of images.
+    views: how often each image is in a batch, each time augmented differently (repeated
+        augmentation, Hoffer 2020). The length of an epoch stays the same, so that it contains one
+        in `views` of the images.
     """
     generator = torch.Generator().manual_seed(derive_seed(seed, epoch))
     order = torch.randperm(count, generator=generator)
-    if views > 1:
+    if views > 1:  # the key of view v of image i is i + v x count
         order = (order[:, None] + count * torch.arange(views)).flatten()[:count]
     size = min(batch_size, count)
     batches = count // size
@@ -83,11 +89,11 @@ def resident(source: Source, device: torch.device) -> Source:
 def portions(
     source: Source, batches: Sequence[Tensor], *, pin: bool
 ) -> Iterator[tuple[Pixels, Tensor]]:
-    """Yield the batches' pixels (batch, 3, height, width) uint8 and keys (batch,), in order.
+    """Yield the pixels (batch, 3, height, width) uint8 and the keys (batch,) of batches, in order.
 
-    Pixels in memory are read directly, others in advance by worker processes.
+    Pixels in memory are read directly. Others are read in advance by worker processes.
 
-    batches: keys.
+    batches: the keys of each batch.
     pin: use page-locked memory, from which a CUDA device copies asynchronously.
     """
     if needs_no_workers(source):
@@ -115,7 +121,7 @@ def _available_cores() -> int:
 def _read(source: Source, keys: Tensor) -> tuple[Pixels, Tensor]:
     """Return pixels (uint8) and their keys.
 
-    Floats in [0, 1] are rounded to 8 bits, on which augmentation works: by 1/510 at most.
+    Augmentation works on 8 bits, so that floats in [0, 1] are rounded, by at most 1/510.
     """
     pixels = source.read(keys % len(source))
     if pixels.is_floating_point():
@@ -133,7 +139,7 @@ def decoding_errors() -> Iterator[None]:
     try:
         yield
     except (DataError, RuntimeError, ConnectionError, EOFError) as error:
-        # ends the workers, for each of which the garbage collector would wait 5 s
+        # this ends the workers now; the garbage collector would wait 5 s for each of them
         clear_frames(error.__traceback__)
         if isinstance(error, DataError):
             lines = str(error).strip().splitlines()

@@ -12,9 +12,11 @@ from vitlens.models.rebuild import classifiers
 def partly_trainable(model: Model, *, last: int | None) -> Iterator[Model]:
     """Yield the model with only a part of it trainable; modes and gradient flags are restored.
 
-    last: None: everything (as `trainable`); K: the last K blocks and all layers after them; 0: only
-    the classifier. Frozen modules are in evaluation mode: no dropout, fixed batch statistics.
-    Raises InputError for more blocks than the model has.
+    Frozen modules are in evaluation mode: without dropout, with fixed batch statistics. Raises
+    InputError for more blocks than the model has.
+
+    last: the number of last blocks that are trained, with all layers after them. 0 means only the
+        classifier, None means everything (as `trainable`).
     """
     require_last(model, last)
     with trainable(model):
@@ -45,30 +47,32 @@ def require_last(model: Model, last: int | None) -> None:
 def trained_names(model: Model, *, last: int) -> set[str]:
     """Return the names of the parameters of the last blocks and of all layers after them.
 
-    last: number of blocks; 0: only the classifier. Parameters between two blocks belong to the
-    block before, as in layer-wise learning-rate decay.
+    Parameters between two blocks belong to the block before, as in layer-wise learning-rate decay.
+
+    last: the number of blocks; 0 means only the classifier.
     """
     blocks = model.anatomy.blocks
     names = [name for name, _ in model.module.named_parameters()]
-    try:  # a user's module may define its classifier before the blocks
+    # the classifier is always trained; a user's module may define it before the blocks
+    try:
         heads = tuple(f"{name}." for name in classifiers(model))
-    except UnsupportedError:  # no linear layer
+    except UnsupportedError:  # a model without a linear layer
         if last == 0:
             raise
         heads = ()
     trained = {name for name in names if name.startswith(heads)}
     if last:
         first_block = f"{blocks[len(blocks) - last]}."
-        is_started = False
+        has_reached_block = False
         for name in names:
-            is_started = is_started or name.startswith(first_block)
-            if is_started:
+            has_reached_block = has_reached_block or name.startswith(first_block)
+            if has_reached_block:
                 trained.add(name)
     return trained
 
 
 def trained_share(model: Model, *, last: int | None) -> tuple[int, int]:
-    """Return the number of trained parameters, and of all."""
+    """Return the number of trained parameters, and the number of all parameters."""
     parameters = dict(model.module.named_parameters())
     trained = parameters.keys() if last is None else trained_names(model, last=last)
     return sum(parameters[name].numel() for name in trained), model.parameter_count()

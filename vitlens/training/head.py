@@ -1,6 +1,6 @@
-"""Trains a head on a frozen backbone, whose output for each image is computed once and cached.
+"""Train a head on a frozen backbone, whose output for each image is computed once and cached.
 
-The loop is that of `fit`, on features in place of images.
+The loop is that of `fit`, with features in place of images.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,17 +25,17 @@ from vitlens.models.saved import fingerprint
 from vitlens.shapes import Images, Logits
 from vitlens.training.distill import StandardObjective
 from vitlens.training.feed import portions
-from vitlens.training.loop import Training, running
+from vitlens.training.loop import Training, Updates, running
 from vitlens.training.metrics import Tested, TrainingResult
 from vitlens.training.recipe import Recipe
 from vitlens.training.task import Task
-from vitlens.training.updates import Updates
 
-# of logits: rounding; a head that is not the last step differs by far more
+# largest difference between the logits of the head and those of the model by rounding; if the head
+# is not the last step, they differ by far more
 _TOLERANCE: Final = 1e-3
 _RELATIVE_TOLERANCE_BF16: Final = 0.05
 
-# inputs of each classifier: one, or the two of a distilled model
+# the inputs of the classifiers: one, or two in a distilled model
 HeadInputs = Float[Tensor, "batch heads dim"]
 Cached = Float[Tensor, "views images heads dim"]
 Advance = Callable[[int], object]  # called with the number of images just read
@@ -47,13 +47,13 @@ def fit_head(
     """Train a model's head on the cached features of its frozen backbone.
 
     The steps are those of `fit` with only the classifier trainable: same orders, same gradients.
+    Weights are written only at the end. Raises what `fit` raises, and UnsupportedError for a head
+    that is not the model's last step.
 
-    views: of each training image, augmented by the recipe and cached, of which each epoch uses one,
-        in turn (1: the unchanged image).
-    reading: a context of the progress, entered while features are computed, which yields a function
-        of the number of images just read. Weights are written only at the end.
-
-    Raises what `fit` raises, and UnsupportedError for a head that is not the model's last step.
+    views: the number of views of each training image that are augmented by the recipe and cached.
+        Each epoch uses one of them, in turn. 1 is the unchanged image.
+    reading: a context for the time in which features are computed. It yields a function of the
+        number of images just read.
     """
     with running(replace(task, train_last=0, checkpoint_every=None, keep_every=None)) as (
         task,
@@ -119,7 +119,10 @@ def _last_block() -> str:
 
 
 def require_cacheable(recipe: Recipe, *, views: int) -> None:
-    """Raise InputError for a recipe whose features cannot be computed once and cached."""
+    """Raise InputError for a recipe with features that cannot be computed once and cached.
+
+    views: as in `fit_head`.
+    """
     if views < 1:
         raise InputError(
             f"expected {argument('views', flag='cached-views')} at least 1, found {views}"
@@ -144,7 +147,10 @@ def require_cacheable(recipe: Recipe, *, views: int) -> None:
 
 
 class HeadOnly(nn.Module):
-    """A model's classifiers, sharing their parameters with it: their inputs -> logits."""
+    """A model's classifiers, from their inputs to logits.
+
+    They share their parameters with the model.
+    """
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -197,7 +203,9 @@ def cached_features(
     """Return the head's inputs for every image of a split, on the CPU.
 
     Each process computes its share. Several views are augmented as the first epochs of a training
-    without a cache would augment them. advance: called for each view.
+    without a cache would augment them.
+
+    advance: called with the number of images just read, in each view.
     """
     processes = task.processes
     model = task.whole

@@ -17,18 +17,24 @@ if TYPE_CHECKING:  # reports read metrics without torch
     from vitlens.models.model import Model
 
 METRICS_FILE: Final = "metrics.jsonl"
-KEPT_FOLDER: Final = "kept"  # of the weights kept at intervals of epochs
-_MOST_BYTES: Final = 1 << 28  # of metrics.jsonl
+KEPT_FOLDER: Final = "kept"  # the folder of weights that are kept at intervals of epochs
+_MOST_BYTES: Final = 1 << 28  # most bytes of metrics.jsonl
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a training: epoch from 0, steps done and in all, running means of this epoch.
+    """The progress of a training, with running means of the current epoch.
 
-    loss: nats.
-    accuracy: fraction of this epoch's training images so far, None without classes.
-    test_accuracy: fraction, at the last test (None before the first).
+    epoch: the current epoch, from 0.
+    epochs: the number of all epochs.
+    step: the number of finished steps.
+    steps: the number of all steps.
+    loss: the mean loss of this epoch so far, in nats.
+    accuracy: the accuracy on this epoch's training images so far, as a fraction; None without
+        classes.
+    test_accuracy: the accuracy at the last test, as a fraction; None before the first.
     images_per_second: the speed of training without tests, since start or resume.
+    seconds_left: the estimated seconds until the end.
     """
 
     epoch: int
@@ -44,13 +50,19 @@ class Progress:
 
 @dataclass(frozen=True)
 class EpochMetrics:
-    """One line of metrics.jsonl: an epoch (from 0), the steps and images by its end, its means.
+    """One line of metrics.jsonl: the means of an epoch, and counts at its end.
 
-    learning_rate: the learning rate of its last step; losses in nats; accuracies: fractions, None
-        if not measured.
-    seconds: since training began, without pauses.
+    epoch: the number of the epoch, from 0.
+    step: the number of steps by its end.
+    images: the number of images seen by its end.
+    learning_rate: the learning rate of its last step.
+    train_loss: the mean training loss in nats.
+    train_accuracy: the training accuracy as a fraction, or None if it was not measured.
+    test_loss: the test loss in nats, or None if it was not measured.
+    test_accuracy: the test accuracy as a fraction, or None if it was not measured.
+    seconds: the seconds since training began, without pauses.
     images_per_second: the speed of training without tests, in this epoch.
-    gradient_norm: before clipping, mean over its steps (None in older files).
+    gradient_norm: the mean gradient norm of its steps before clipping, or None in older files.
     measures: other measures of the test, by name (see training/objectives/pretraining.py).
     """
 
@@ -85,7 +97,12 @@ def best_of(history: Sequence[EpochMetrics]) -> EpochMetrics | None:
 
 
 class Tested(NamedTuple):
-    """A test: mean loss (nats), accuracy (fraction, None without classes), and other measures."""
+    """The result of a test.
+
+    loss: the mean loss in nats.
+    accuracy: the accuracy as a fraction, or None without classes.
+    measures: other measures, by name.
+    """
 
     loss: float
     accuracy: float | None
@@ -96,12 +113,17 @@ class Tested(NamedTuple):
 class TrainingResult:
     """The result of a training.
 
-    history: one entry per epoch.
-    accuracy: test accuracy (fraction) of the last weights, in model.safetensors.
-    best_accuracy, best_epoch: the highest of all tests, whose weights are in best.safetensors
-        (selected on the test images, so optimistic), all None without classes.
-    seconds: the time in seconds of all its runs together.
-    notes: on the computation, as text.
+    The fields of the best epoch are None without classes. It is selected on the test images, so
+    that its accuracy is optimistic.
+
+    history: one entry for each epoch.
+    accuracy: the test accuracy of the last weights, as a fraction, or None without classes.
+    best_accuracy: the highest accuracy of all tests.
+    best_epoch: the epoch of that test.
+    seconds: the seconds of all runs of the training together.
+    weights: the file of the last weights, model.safetensors.
+    best_weights: the file of the weights of the best epoch, best.safetensors.
+    notes: notes on the computation.
     """
 
     history: tuple[EpochMetrics, ...]
@@ -118,11 +140,11 @@ class TrainingResult:
 class StepMetrics:
     """One update of the weights.
 
-    step: updates done, this one included.
-    epoch: from 0.
-    loss: nats, mean over this process's images of the batch.
-    learning_rate: the update's.
-    gradient_norm: Euclidean, over all parameters, before clipping.
+    step: the number of updates so far, including this one.
+    epoch: the current epoch, from 0.
+    loss: the mean loss of this process's images of the batch, in nats.
+    learning_rate: the learning rate of the update.
+    gradient_norm: the Euclidean norm of all gradients before clipping.
     images_per_second: the speed of training without tests, over all processes, since start or
         resume.
     """

@@ -21,7 +21,7 @@ UNDECAYED = (
     "bias_table",
     "relative_position_bias_table",
 )
-MOMENTUM: Final = 0.95  # Muon's
+MOMENTUM: Final = 0.95  # the momentum of Muon
 
 
 def decay_groups(module: nn.Module) -> tuple[list[str], list[str]]:
@@ -50,24 +50,27 @@ def _is_undecayed(name: str) -> bool:
 def rate_shares(module: nn.Module, blocks: Sequence[str], *, decay: float) -> dict[str, float]:
     """Return each parameter's share of the learning rate: decay^(layers above it).
 
-    This is layer-wise decay (BEiT, Bao 2022). blocks: module names in forward order. Parameters
-    before the first block count as a layer below it, those after the last block (norm, head) have
-    the full rate; those between two blocks count with the block before.
+    This is layer-wise decay (BEiT, Bao 2022). Parameters before the first block count as a layer
+    below it. Those between two blocks count with the block before. Those after the last block
+    (norm, head) have the full rate.
+
+    blocks: the names of the blocks in forward order.
     """
-    layers: dict[str, int] = {}
+    layers: dict[str, int] = {}  # 0 before the first block, then the number of the block plus 1
     layer = 0
-    last_name = ""  # of the blocks' parameters
+    last_block_parameter = ""
     for name, _ in module.named_parameters():
         block = _block_of(name, blocks)
         if block is not None:
             layer = block + 1
-            last_name = name
+            last_block_parameter = name
         layers[name] = layer
     shares = {}
-    is_after_blocks = not last_name
+    is_after_blocks = not last_block_parameter
     for name, layer in layers.items():
-        shares[name] = 1.0 if is_after_blocks else decay ** (len(blocks) + 1 - layer)
-        if name == last_name:
+        layers_above = len(blocks) + 1 - layer
+        shares[name] = 1.0 if is_after_blocks else decay**layers_above
+        if name == last_block_parameter:
             is_after_blocks = True
     return shares
 
@@ -83,10 +86,12 @@ def _block_of(name: str, blocks: Sequence[str]) -> int | None:
 class Optimiser:
     """The optimiser of a recipe over a module's trainable parameters, with its state by parameter.
 
-    "adamw" (Loshchilov & Hutter 2019) or "muon" (Jordan 2024: orthogonalised momentum for the
-    matrices of the blocks, scaled to AdamW's update size, so that both take the same learning rate;
-    AdamW for the rest). blocks: module names in forward order. Raises InputError if nothing is
-    trainable, or torch has no Muon.
+    It is "adamw" (Loshchilov & Hutter 2019) or "muon" (Jordan 2024). Muon takes orthogonalised
+    momentum for the matrices of the blocks, and AdamW for all other parameters. Its updates are
+    scaled to the size of AdamW's, so that both take the same learning rate. Raises InputError if
+    nothing is trainable, or if torch has no Muon.
+
+    blocks: the names of the blocks in forward order.
     """
 
     def __init__(self, module: nn.Module, recipe: Recipe, *, blocks: Sequence[str] = ()) -> None:
@@ -136,7 +141,7 @@ class Optimiser:
             optimizer.zero_grad(set_to_none=True)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all state, as PARAMETER/KEY; none before the first step."""
+        """Return all state by PARAMETER/KEY; it is empty before the first step."""
         tensors = {}
         for optimizer, names in self._parts:
             for index, state in optimizer.state_dict()["state"].items():
@@ -203,8 +208,8 @@ class _Groups:
 def learning_rate(step: int, recipe: Recipe, *, total: int) -> float:
     """Return the learning rate of a step, from 0 to total - 1.
 
-    It rises to the peak in the warm-up, then falls as a cosine to the end (Loshchilov & Hutter
-    2017, eq. 5, without restarts).
+    It rises linearly to the peak in the warm-up, then falls as a cosine to the minimum (Loshchilov
+    & Hutter 2017, eq. 5, without restarts).
     """
     peak = recipe.learning_rate
     warmup = round(recipe.warmup * total)
@@ -218,8 +223,8 @@ def learning_rate(step: int, recipe: Recipe, *, total: int) -> float:
 class Average:
     """Averaged parameters and buffers of a module, by name.
 
-    decay: weight of the old average at each update; min(decay, (1 + n) / (10 + n)) after n updates,
-    so that the initial weights are soon forgotten.
+    decay: the weight of the old average at each update. After n updates, it is min(decay, (1 + n) /
+        (10 + n)), so that the initial weights are soon forgotten.
     """
 
     def __init__(self, module: nn.Module, *, decay: float) -> None:

@@ -1,4 +1,4 @@
-"""Recipe: all settings of a training."""
+"""The recipe of a training: all its settings."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -9,9 +9,10 @@ from typing import Any, Final
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.names import OPTIMISERS, PRESETS, RECIPE_NAMES
 
-LEAST_STEPS: Final = 10  # batches in an epoch, if the batch size comes from the recipe
-# images: the statistics of a smaller batch are too noisy for batch normalisation
+LEAST_STEPS: Final = 10  # least batches in an epoch, if the batch size comes from the recipe
+# least images in a batch: with fewer, the statistics of batch normalisation are too noisy
 LEAST_BATCH: Final = 8
+# the settings of augmentation
 _AUGMENTATION = (
     "crop_padding",
     "flip",
@@ -31,7 +32,7 @@ _KINDS = {
     tuple: "two numbers: A,B",
 }
 
-# settings, what must hold for a value, and how a message says it
+# (settings, a function that is True for a valid value, the words for valid values in a message)
 _VALID: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
     ("epochs batch_size accumulate views evaluate_every", lambda value: value >= 1, "at least 1"),
     (
@@ -53,28 +54,30 @@ _VALID: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
 class Recipe:
     """The settings of a training; raises InputError for invalid ones.
 
-    epochs: passes over the training images (one view of each, newly rendered if the data is
-        generated).
-    batch_size: images over all processes.
-    accumulate: parts of a batch whose gradients are accumulated.
+    epochs: the number of passes over the training images. A pass has one view of each, newly
+        rendered if the data is generated.
+    batch_size: the number of images in a batch over all processes.
+    accumulate: the number of parts of a batch over which gradients are accumulated.
     optimiser: "adamw" or "muon".
-    learning_rate: its peak.
-    betas: AdamW's.
-    layer_decay: ratio of a layer's learning rate to that of the layer above.
-    warmup: share of the steps.
-    minimum: last learning rate as a share of the peak.
-    clip: largest gradient norm (0: none).
-    label_smoothing: share of the target spread over all classes.
-    drop_path: the rate of stochastic depth of a preset's last block.
-    average: decay of the averaged weights (0: none), which are then tested and saved.
-    crop_padding: pixels.
-    flip: mirrored left to right half of the time.
-    randaugment, magnitude: operations per image and their strength, of 30.
-    erasing: probability of a rectangle of noise.
-    mixup, cutmix: of the Beta distribution (0: none), mix_chance: probability that a batch is
-        mixed.
-    views: of an image in its batch.
-    evaluate_every: epochs between tests on the test images.
+    learning_rate: the peak of the learning rate.
+    weight_decay: the weight decay.
+    betas: the betas of AdamW.
+    layer_decay: the ratio of a layer's learning rate to that of the layer above.
+    warmup: the share of the steps in which the learning rate rises.
+    minimum: the last learning rate as a share of the peak.
+    clip: the largest gradient norm, 0 for no clipping.
+    label_smoothing: the share of a target that is spread over all classes.
+    drop_path: the drop path of a preset's last block.
+    average: the decay of the averaged weights, which are then tested and saved; 0 for no average.
+    crop_padding: the pixels by which an image may be shifted.
+    flip: whether images are mirrored left to right half of the time.
+    randaugment: the number of RandAugment's operations on each image.
+    magnitude: the strength of these operations, from 0 to 30.
+    erasing: the probability of a rectangle of noise.
+    mixup, cutmix: the parameter of the Beta distribution, 0 for no mixing.
+    mix_chance: the probability that a batch is mixed.
+    views: the number of views of an image in its batch.
+    evaluate_every: the number of epochs between tests on the test images.
     source: where the numbers come from.
     """
 
@@ -143,7 +146,9 @@ def override(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
 def recipe_for(preset: str, data: str, *, named: str | None = None) -> Recipe:
     """Return the recipe of a preset and a data set, else of the preset, else of fine-tuning.
 
-    named: a recipe for any model, used instead. Raises UnknownNameError.
+    Raises UnknownNameError.
+
+    named: the name of a recipe for any model, which is used instead.
     """
     if named is not None:
         if named not in NAMED:
@@ -160,8 +165,10 @@ def equal_budgets(
     The budget is the passes, batches and augmentation. The augmentation is that of the first
     preset's recipe. The passes are the most of all recipes, and the batches the smallest, with
     learning rates scaled to them. All models then see the same images in the same number of steps.
-    Optimiser and regularisation are not changed, as they suit one architecture. epochs, batch_size:
-    used in place of the most and the smallest; this batch size scales no learning rate.
+    Optimiser and regularisation are not changed, as they suit one architecture.
+
+    epochs: the passes, in place of the most of all recipes.
+    batch_size: the batch size, in place of the smallest one. It scales no learning rate.
     """
     recipes = {preset: recipe_for(preset, data) for preset in presets}
     batch_sizes = {recipe.batch_size for recipe in recipes.values()}
@@ -186,8 +193,11 @@ def fitted(recipe: Recipe, images: int, *, processes: int = 1, rate_given: bool 
     """Return the recipe, with smaller batches if an epoch would have fewer than LEAST_STEPS.
 
     The batch size then becomes the largest power of two with which an epoch has at least
-    LEAST_STEPS batches, but at least LEAST_BATCH and one image per process. The learning rate is
-    scaled as by `with_batch_size`, unless the user gave it.
+    LEAST_STEPS batches. It is at least LEAST_BATCH and one image for each process.
+
+    images: the number of training images.
+    rate_given: whether the learning rate is the user's. Otherwise, it is scaled as by
+        `with_batch_size`.
     """
     if images >= LEAST_STEPS * recipe.batch_size:
         return recipe
@@ -199,8 +209,9 @@ def fitted(recipe: Recipe, images: int, *, processes: int = 1, rate_given: bool 
 def with_batch_size(recipe: Recipe, size: int, *, rate_given: bool = False) -> Recipe:
     """Return the recipe with batches of this size and a scaled learning rate.
 
-    The rate is scaled by the square root of the ratio (Malladi 2022). rate_given: the learning rate
-    is the user's and stays the same.
+    The rate is scaled by the square root of the ratio (Malladi 2022).
+
+    rate_given: whether the learning rate is the user's, which stays the same.
     """
     if size == recipe.batch_size:
         return recipe
@@ -223,8 +234,10 @@ _SMALL_VIT = Recipe(
     label_smoothing=0.1,
     drop_path=0.1,
     average=0.999,
-    source="DeiT's augmentation (Touvron 2021, table 9) made weaker for 2.7 M parameters at 32 px, "
-    "with Muon",
+    source=(
+        "DeiT's augmentation (Touvron 2021, table 9) made weaker for 2.7 M parameters at 32 px, "
+        "with Muon"
+    ),
 )
 _LARGE_VIT = Recipe(
     epochs=300,
@@ -306,11 +319,13 @@ FROZEN: Final = Recipe(
     batch_size=64,
     learning_rate=1e-3,
     label_smoothing=0.1,
-    source="for a head on cached features: rate and epochs from some trials with DeiT-tiny on "
-    "held-out images",
+    source=(
+        "for a head on cached features: rate and epochs from some trials with DeiT-tiny on "
+        "held-out images"
+    ),
 )
 _SMALL_PRESETS: Final = tuple(name for name in PRESETS if not name.endswith("-224"))
-# by preset, or by preset/data
+# the recipes by preset, or by preset/data
 RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
     {
         **dict.fromkeys(("vit-micro", "vit-mini", "vit-tiny", "swin-micro"), _SMALL_VIT),

@@ -1,4 +1,4 @@
-"""Chooses and reports precision, compilation and gradient checkpointing for the machine."""
+"""Choose and report precision, compilation and gradient checkpointing for the machine."""
 
 import shutil
 from collections.abc import Iterator
@@ -24,8 +24,8 @@ COMPILE_FROM: Final = {"cuda": 2000, "cpu": 2000}
 def choose_precision(device: torch.device, setting: str) -> tuple[str, str]:
     """Return the precision of a training, "fp32" or "bf16", and a note on it.
 
-    auto: bf16 if the device multiplies matrices in it (CUDA from Ampere on; processors with AMX or
-    AVX-512 bf16), else fp32. Raises UnknownNameError.
+    With the setting "auto", it is bf16 if the device multiplies matrices in it, else fp32. CUDA
+    devices do from Ampere on, and processors with AMX or AVX-512 bf16. Raises UnknownNameError.
     """
     if setting not in PRECISIONS:
         raise UnknownNameError("precision", setting, PRECISIONS)
@@ -38,8 +38,8 @@ def choose_precision(device: torch.device, setting: str) -> tuple[str, str]:
 def choose_compiling(device: torch.device, setting: str, *, steps: int) -> tuple[bool, str]:
     """Return True if the model of a training of so many steps is compiled, and a note on it.
 
-    auto: from COMPILE_FROM steps on, if there is a compiler: Triton on CUDA, that of C++ on the
-    CPU. Raises UnknownNameError.
+    With the setting "auto", it is compiled from COMPILE_FROM steps on, if there is a compiler. On
+    CUDA, this is Triton; on the CPU, it is one for C++. Raises UnknownNameError.
     """
     if setting not in COMPILES:
         name = by_caller(python="compiling", command="--compile")
@@ -83,7 +83,7 @@ def fast_attention(model: Model, device: torch.device) -> Iterator[None]:
 def gradient_checkpointing(model: Model, *, on: bool = True) -> Iterator[None]:
     """Recompute the blocks' activations in the backward pass (Chen 2016); undone on exit."""
     blocks = [model.module.get_submodule(name) for name in model.anatomy.blocks] if on else []
-    # an instance may have a forward that replaces that of its class
+    # an instance may have a forward in place of that of its class, which must be put back
     instance_forwards = [block.__dict__.get("forward") for block in blocks]
     try:
         for block in blocks:

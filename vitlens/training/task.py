@@ -27,20 +27,24 @@ from vitlens.training.objectives.pretraining import Pretraining
 from vitlens.training.optimiser import learning_rate
 from vitlens.training.recipe import Recipe
 
-SHOWN: Final = 12  # images of the first batch
-_MOST_LISTED: Final = 5  # classes in a message
+SHOWN: Final = 12  # most images of the first batch that are shown
+_MOST_LISTED: Final = 5  # most classes in a message
 _SINGLE_PROCESS: Final = Processes(0, 1, torch.device("cpu"))
 
 
 @dataclass(frozen=True)
 class Task:
-    """The settings of a training, see loop.fit, and the quantities derived from them.
+    """The settings of a training (see loop.fit), and quantities derived from them.
 
-    device: the requested one.
-    processes.device: that of this process.
-    whole: the model with `model` as its head, if only the head is trained, on features.
-    examples: the number of vectors, if it is not images that the model is trained on.
-    began: the start of the run, of time.perf_counter.
+    device: the requested device; that of this process is processes.device.
+    checkpoint_every: the number of steps between checkpoints, or None.
+    keep_every: the number of epochs between kept weights, or None.
+    train_last: the number of last blocks that are trained, with the layers after them, or None for
+        everything.
+    processes: the processes of the training, and which of them this one is.
+    whole: the model with `model` as its head, if only the head is trained on features; else None.
+    examples: the number of vectors if the model is not trained on images, else None.
+    began: the start of the run, by time.perf_counter.
     """
 
     model: Model
@@ -52,10 +56,10 @@ class Task:
     device: torch.device | str = "cpu"
     precision: str = "auto"
     resume: bool = False
-    checkpoint_every: int | None = None  # steps
-    keep_every: int | None = None  # epochs
+    checkpoint_every: int | None = None
+    keep_every: int | None = None
     objective: Objective = field(default_factory=StandardObjective)
-    train_last: int | None = None  # blocks, with the layers after them; None: everything
+    train_last: int | None = None
     compiling: str = "auto"
     recompute: bool = False
     watchers: Sequence[Watcher] = ()
@@ -95,7 +99,7 @@ class Task:
     def source(self, epoch: int) -> Source:
         """Return the source of an epoch's pixels, newly rendered if the data is generated.
 
-        Other pixels are on the device if they fit.
+        Pixels that are not generated are on the device if they fit.
         """
         source = self.train.epoch(epoch).source
         return self._stored if source is self.train.source else source
@@ -121,7 +125,8 @@ class Task:
     def mixed(self, images: Tensor, labels: Tensor, *, step: int) -> tuple[Tensor, Tensor]:
         """Return images mixed by the recipe's mixup and cutmix, and their targets.
 
-        Seeds torch's generator, which mixing and dropout draw from, by the step and the process.
+        This seeds torch's generator, from which mixing and dropout draw, by the step and the
+        process.
         """
         torch.manual_seed(derive_seed(self.seed, step, self.processes.index))
         return mix(images, labels, self.recipe, classes=len(self.model.classes))
@@ -183,7 +188,7 @@ def require_fitting(model: Model, train: Split, test: Split) -> None:
             f"expected at least 2 classes in {train.name}, found {count}; give a folder with a "
             "subfolder for each class"
         )
-    present = []
+    labels_by_part = []
     for split in (train, test):
         if not len(split) or split.labels is None:
             problem = "none" if not len(split) else "images without labels"
@@ -197,14 +202,14 @@ def require_fitting(model: Model, train: Split, test: Split) -> None:
                 f"{model.alias} with {count} (or other names)"
             )
         labels = set(split.labels.tolist())
-        present.append(labels)
+        labels_by_part.append(labels)
         low = min(labels)
         high = max(labels)
         if low < 0 or high >= count:
             raise DataError(
                 f"expected labels from 0 to {count - 1} in {split.name}, found {low} to {high}"
             )
-    train_labels, test_labels = present
+    train_labels, test_labels = labels_by_part
     missing = sorted(test_labels - train_labels)
     if missing:
         names = ", ".join(test.classes[label] for label in missing[:_MOST_LISTED])
@@ -222,8 +227,8 @@ class FirstBatch(NamedTuple):
 
     given: the original pixels.
     trained: the images after augmentation and mixing.
-    labels: the labels of the originals.
-    targets: shares of the classes, before label smoothing.
+    labels: the labels of the original images.
+    targets: the shares of the classes, before label smoothing.
     """
 
     given: Pixels
@@ -237,14 +242,14 @@ def first_batch(
 ) -> FirstBatch:
     """Return the first images, at most SHOWN, of the first batch of `fit` in the first process.
 
-    Torch's random state is restored. Mixing pairs each image with the one before it, so that only
-    one more has to be read: the batch's last.
+    Torch's random state is restored. Mixing pairs each image with the one before it, and the first
+    one with the last of the batch. So only this one is read in addition.
     """
     task = Task(
-        model,
-        train,
-        train,
-        recipe,
+        model=model,
+        train=train,
+        test=train,
+        recipe=recipe,
         seed=seed,
         processes=Processes(0, processes, torch.device("cpu")),
     )

@@ -324,7 +324,7 @@ UNSEEN = {  # and what the message names
         rare.styled(rare.one_by_one),
         r"3 attention calls side by side in layers\.0\.att",
     ),
-    "a module for each head": (of(rare.HeadModules), r"heads\.1 beside layers\.0\.att\.heads\.0"),
+    "a module for each head": (of(rare.HeadModules), r"heads\.1 next to layers\.0\.att\.heads\.0"),
     "one block three times": (rare.shared, r"layers\.0\.att called 3 times"),
 }
 

@@ -31,7 +31,8 @@ from vitlens.models.rebuild import Architecture, for_classes, rebuilt, seeded, v
 from vitlens.models.sources.registry import SOURCES, ModelRequest
 from vitlens.preprocessing import Preprocessing
 
-_UNIQUE: Final = "_vitlens_model_file_"  # begins the module names of such files
+_UNIQUE: Final = "_vitlens_model_file_"  # the beginning of the module names of such files
+# modules in these folders are not the user's
 _LIBRARIES: Final = (
     Path(sysconfig.get_path("stdlib")).resolve(),
     Path(__file__).resolve().parents[2],
@@ -84,11 +85,11 @@ def load(request: ModelRequest) -> Model:
         )
     if not path.is_file():
         raise ModelError(f"expected a Python file, found nothing at {path}; check {_flag()}")
-    before = set(sys.modules)
+    modules_before = set(sys.modules)
     with seeded(request.seed), _running(path, full_name):
         module = _module(path)
         returned = _function(module, name, full_name)()
-    digest = _code_digest(path, module, before)
+    digest = _code_digest(path, module, modules_before)
     if not isinstance(returned, Model):
         library = type(returned).__module__
         type_name = type(returned).__qualname__
@@ -100,9 +101,12 @@ def load(request: ModelRequest) -> Model:
         )
     model = copy.copy(returned)  # the function may return the same object in every call
     model.alias = request.alias
-    overrides = {"code_sha256": digest}
     architecture = Architecture(
-        "code", f"{path.name}:{name}", len(model.classes), model.input_size, overrides
+        kind="code",
+        name=f"{path.name}:{name}",
+        classes=len(model.classes),
+        image_size=model.input_size,
+        overrides={"code_sha256": digest},
     )
     model.architecture = asdict(architecture)
     notes = (
@@ -193,7 +197,7 @@ def _function(module: ModuleType, name: str, full_name: str) -> Callable[[], Any
 
 
 def _module(path: Path) -> ModuleType:
-    """Return the file as a module, executed once a process and content."""
+    """Return the file as a module; the same content is executed once in a process."""
     digest = hashlib.sha256(f"{path.resolve()}\0".encode() + path.read_bytes()).hexdigest()[:16]
     unique = f"{_UNIQUE}{digest}"
     if unique not in sys.modules:
@@ -210,8 +214,10 @@ def _module(path: Path) -> ModuleType:
 def _code_digest(path: Path, module: ModuleType, before: Collection[str]) -> str:
     """Return the SHA-256 of a file and, if there are any, of the user's modules that it imports.
 
-    before: the names of the modules that were loaded before it ran. A module that another model
-    file has loaded already counts if one of this file's globals leads to it.
+    A module that another model file has already loaded counts if one of this file's globals leads
+    to it.
+
+    before: the names of the modules that were loaded before the file ran.
     """
     unique = module.__name__
     imported = _IMPORTED.setdefault(unique, set())
@@ -234,7 +240,7 @@ def _code_digest(path: Path, module: ModuleType, before: Collection[str]) -> str
 
 
 def _named_modules(module: ModuleType | None) -> set[str]:
-    """Return the names of the modules that a module's globals are, or come from."""
+    """Return the names of the modules in a module's globals, and of those that define globals."""
     names: set[str] = set()
     if module is None:
         return names
@@ -266,7 +272,7 @@ def _running(path: Path, full_name: str) -> Iterator[None]:
     try:
         with redirect_stdout(sys.stderr):
             yield
-    except VitlensError as error:  # of vitlens.wrap, whose line says what to do
+    except VitlensError as error:  # raised by vitlens.wrap; its message says what to do
         kind = InputError if isinstance(error, UnknownNameError) else type(error)
         raise kind(f"{error} (in {full_name})") from error
     except (Exception, SystemExit) as error:

@@ -18,14 +18,14 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from vitlens.errors import ModelError, argument, first_line
 from vitlens.models.model_names import ModelName, parse_model
 
-TIMEOUT = 5  # seconds until the first response; usually there within one
-SMALL_VIT: Final = "deit_tiny_patch16_224.fb_in1k"  # of timm: ImageNet's 1000 classes
+TIMEOUT = 5  # seconds until the first response, which usually takes less than one
+SMALL_VIT: Final = "deit_tiny_patch16_224.fb_in1k"  # timm's name; ImageNet's 1000 classes
 SMALL_VIT_SIZE: Final = 23  # MB
-# a bar of so many MB: a context manager with the function to call with the MB just done
+# progress(MB) is a context manager of a bar; it yields a function to call with each MB that is done
 Progress = Callable[[int], AbstractContextManager[Callable[[int], None]]]
 _WEIGHTS: Final = ("model.safetensors", "pytorch_model.bin")
-_PART: Final = 1 << 20  # bytes between two steps of the bar; the client's are ten times as many
-_HASH: Final = re.compile(r"-[0-9a-f]{8,}$")  # that torch.hub appends to the names of its files
+_PART: Final = 1 << 20  # bytes between two steps of the bar; the client's default is ten times that
+_HASH: Final = re.compile(r"-[0-9a-f]{8,}$")  # torch.hub appends a hash to the names of its files
 
 
 def endpoint() -> str:
@@ -48,9 +48,12 @@ def offline(on: bool = True) -> Iterator[None]:
 def pretrained_download(name: str, address: str, *, advice: str = "") -> Iterator[None]:
     """Download pretrained weights inside, or read them from the cache.
 
-    Offline, and without a network, where the hub's client retries for most of a minute, only the
-    cache is read, and weights that are not cached raise ModelError. advice: the remedy at the
-    error's end.
+    Offline, and without a network, only the cache is read. Without a network, the hub's client
+    would otherwise retry for most of a minute. Weights that are not cached raise ModelError.
+
+    name: the name of the model, for messages.
+    address: the address that must respond for a download.
+    advice: the remedy at the end of the message.
     """
     names = f"{argument('weights', 'FILE')}, or {argument('random_weights', True)}"
     advice = advice or f"give {names} for a sanity check"
@@ -77,6 +80,7 @@ def pretrained_download(name: str, address: str, *, advice: str = "") -> Iterato
 
 
 def _answers(address: str) -> bool:
+    """Return True if a server responds at this address."""
     request = urllib.request.Request(address, method="HEAD")
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT):
@@ -90,9 +94,11 @@ def _answers(address: str) -> bool:
 def download_small_vit(*, begins: Callable[[str], None], progress: Progress) -> ModelName:
     """Download SMALL_VIT, only as safetensors, into the hub's cache.
 
-    An interrupted download is resumed by the next. begins: called with the hub's address before the
-    first byte. Raises ModelError, with only the reason, if downloads are off, nothing answers, or
-    the download fails.
+    An interrupted download is resumed by the next one. Raises ModelError, with only the reason, if
+    downloads are off, no server responds, or the download fails.
+
+    begins: called with the hub's address before the first byte.
+    progress: the bar of the download.
     """
     repository = f"timm/{SMALL_VIT}"
     address = endpoint()
@@ -108,7 +114,7 @@ def download_small_vit(*, begins: Callable[[str], None], progress: Progress) -> 
             file = hf_hub_download(
                 repository, _WEIGHTS[0], endpoint=address, tqdm_class=_bar(advance)
             )
-    except Exception as error:  # of the client, its transport, or the disk: a dozen types
+    except Exception as error:  # the client, its transport and the disk raise a dozen types
         raise ModelError(
             f"the download from {address} failed ({first_line(error, 120)})"
         ) from error

@@ -1,6 +1,6 @@
 """open_clip's models (`open-clip:ARCH/TAG`): the image tower as a model, with its text tower.
 
-The only module that imports open_clip, an optional dependency, when it is needed.
+open_clip is an optional dependency. Only this module imports it, and only if it is needed.
 """
 
 import logging
@@ -35,18 +35,21 @@ from vitlens.signatures import is_safetensors
 PREFIX: Final = "open-clip:"
 _ADDRESS: Final = "https://huggingface.co"
 _HINT: Final = f"vitlens models '{PREFIX}*'"
-_OF_JAX: Final = (".npz", ".npy")  # suffixes of weights that open_clip converts
+_OF_JAX: Final = (".npz", ".npy")  # suffixes of JAX's weights, which open_clip converts
 _MOST_LISTED: Final = 6  # tags in a message
+# settings of the preprocessing in training
 _TRAINED: Final = ("mean", "std", "interpolation", "resize_mode")
+_CONTEXT: Final = 77  # most tokens of a text, if the configuration does not say it (CLIP's)
 
 
 def load(request: ModelRequest) -> Model:
-    """Return the image tower of `open-clip:ARCH[/TAG]` as a model whose outputs are embeddings.
+    """Return the image tower of `open-clip:ARCH[/TAG]` as a model with embeddings as outputs.
 
-    TAG: open_clip's name of the weights, downloaded unless a file or random weights are requested;
-    QuickGELU and the preprocessing are those of the tag, or without one those that all weights of
-    the architecture share. Raises ModelError if open_clip is not installed, the hub is not
-    reachable or weights do not fit, UnknownNameError for a name that is not in open_clip's lists.
+    TAG is open_clip's name of the weights. They are downloaded unless a file or random weights are
+    requested. QuickGELU and the preprocessing are those of the tag. Without a tag, they are those
+    that all weights of the architecture share. Raises ModelError if open_clip is not installed, the
+    hub is not reachable or weights do not fit, UnknownNameError for a name that is not in
+    open_clip's lists.
     """
     library = open_clip()
     file = request.file
@@ -77,7 +80,7 @@ def load(request: ModelRequest) -> Model:
         _load_file(model, file, arch)
     model.eval().requires_grad_(False)
     preprocessing = _preprocessing(model, config)
-    context = int(_of_texts(arch).get("context_length", 77))  # most tokens of a text
+    context = int(_of_texts(arch).get("context_length", _CONTEXT))
     tower = TextTower(model, lambda: tokenizer(arch), context, request.name)
     wrapped = _wrap_tower(model.visual, tower, preprocessing.size)
     with in_one_line(
@@ -96,6 +99,10 @@ def load(request: ModelRequest) -> Model:
 
 
 def _require_known(arch: str, tag: str, *, needs_tag: bool) -> None:
+    """Raise an error unless open_clip has this architecture and weights with this tag.
+
+    needs_tag: whether the weights of a tag are requested.
+    """
     library = open_clip()
     if arch not in library.list_models():
         raise UnknownNameError("open_clip architecture", arch, library.list_models(), hint=_HINT)
@@ -140,7 +147,7 @@ def _load_file(model: nn.Module, file: Path, arch: str) -> None:
 
 
 def _loading_fault(error: Exception) -> str:
-    """Return the line of an error of loading that names keys or sizes, else its first line."""
+    """Return the line of a loading error that names keys or sizes, else its first line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     for line in lines:
         if "key(s)" in line or "size mismatch" in line:
@@ -151,7 +158,8 @@ def _loading_fault(error: Exception) -> str:
 def _preprocessing(model: nn.Module, config: Mapping[str, Any]) -> Preprocessing:
     """Return the preprocessing of open_clip's evaluation (`image_transform`).
 
-    resize_mode: "shortest" is resized and cropped, "longest" is padded, "squash" is resized whole.
+    The resize_mode of a configuration is "shortest" (resize, then crop), "longest" (resize, then
+    pad) or "squash" (resize the whole image).
     """
     settings: dict[str, Any] = open_clip().get_model_preprocess_cfg(model) | dict(config)
     size = settings["size"]
@@ -161,7 +169,11 @@ def _preprocessing(model: nn.Module, config: Mapping[str, Any]) -> Preprocessing
     if settings.get("interpolation") == "bilinear":
         interpolation = "bilinear"
     plain = Preprocessing(
-        (height, width), None, interpolation, _triple(settings["mean"]), _triple(settings["std"])
+        size=(height, width),
+        resize=None,
+        interpolation=interpolation,
+        mean=_triple(settings["mean"]),
+        std=_triple(settings["std"]),
     )
     if resize_mode == "squash":
         return plain
@@ -170,7 +182,7 @@ def _preprocessing(model: nn.Module, config: Mapping[str, Any]) -> Preprocessing
         return replace(plain, box=plain.size, crop_mode="border", fill=(grey, grey, grey))
     if height == width:
         return replace(plain, resize=height)
-    # open_clip does not pass the interpolation on
+    # for an image that is not square, open_clip always uses its default interpolation
     return replace(plain, box=plain.size, interpolation="bicubic")
 
 
@@ -304,6 +316,7 @@ def tokenizer(arch: str) -> Tokenizer:
 
 
 def _of_texts(arch: str) -> dict[str, Any]:
+    """Return the configuration of an architecture's text tower."""
     return dict((open_clip().get_model_config(arch) or {}).get("text_cfg", {}))
 
 

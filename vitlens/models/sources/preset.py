@@ -1,4 +1,4 @@
-"""vitlens's own architectures by name, untrained or with weights from a file."""
+"""The architectures of vitlens by name, untrained or with weights from a file."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -17,6 +17,7 @@ from vitlens.names import PRESETS
 from vitlens.preprocessing import Preprocessing
 from vitlens.typed import read_as
 
+# settings of a ViT that a Swin lacks, and why
 _NOT_OF_SWIN = {
     "depth": "whose stages have their own",
     "heads": "whose stages have their own",

@@ -1,7 +1,7 @@
-"""Lists every source of models, one entry each.
+"""A list of every source of models, with one entry for each.
 
-It is free of torch, as loading, `vitlens models`, completion, docs and tests read it. A source is
-added by its file in this folder and its entry here.
+The module is free of torch, because loading, `vitlens models`, completion, docs and tests read it.
+To add a source, add its file in this folder and its entry here.
 """
 
 import re
@@ -24,28 +24,32 @@ WEIGHTS_FILES: Final = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".pth.ta
 class ModelSource:
     """One source of models.
 
-    kind: its name, also in the files that `save` writes (never change one).
+    A name belongs to a source if it begins with `prefix`, is one of `names`, or is recognised by
+    `recognises`.
+
+    kind: the name of the source. It is also in the files that `save` writes, so never change one.
     usage: the form of its models' names.
-    help: one sentence.
-    example: a name that can be loaded. Its models are recognised by prefix, the beginning of their
-        names, by names, all of them, or by a function (recognises), of paths.
+    help: one sentence about the source.
+    example: a name that can be loaded.
+    prefix: the beginning of its models' names, or "".
+    names: all names of its models, or () if they have a prefix or are paths.
+    recognises: a function that recognises its models by path, or None.
     glob: matches a file in each folder that completion offers as a name.
-
-    The next are module:function, imported when they are first called.
-
-    build: (architecture, *, state, pretrained) -> module and preprocessing, with the weights of a
-        state dict, the hub's, or random ones.
-    load: (request) -> Model; by default an architecture is built and given its weights.
-    restore: (request, architecture, classes, preprocessing) -> Model, of a file that `save` wrote,
-        without its weights, if the user's code makes the module.
-    list_names: () -> all names, without the prefix; empty if they are in `names` or cannot be
-        listed.
-    folder_config: (weights file) -> preprocessing and classes in the files next to the weights (see
-        timm_folder.py), or None.
-
-    weights: their origin without --weights: "own", the model includes its weights and accepts no
-        others; "hub", they are downloaded; "none", the model must be trained first.
-    extra: the extra of vitlens, which its library needs.
+    build: builds an architecture, as "module:function" of (architecture, *, state, pretrained). It
+        returns the module, with the weights of the state dict, the hub's or random ones, and its
+        preprocessing.
+    load: loads a model, as "module:function" of (request). By default, an architecture is built and
+        gets its weights.
+    restore: builds the model of a file that `save` wrote, as "module:function" of (request,
+        architecture, classes, preprocessing). It is only for modules that the user's code builds,
+        and does not load the weights.
+    list_names: lists all names without the prefix, as "module:function" of no arguments. It is ""
+        if the names are in `names` or cannot be listed.
+    folder_config: reads preprocessing and classes next to a weights file, as "module:function" of
+        (weights file). It returns None if there are none (see timm_folder.py).
+    weights: the origin of weights without --weights: "own" (the model includes its weights and
+        accepts no others), "hub" (they are downloaded) or "none" (the model must be trained first).
+    extra: the extra of vitlens that its library needs, or "".
     texts: whether its models also embed texts.
     own_input: whether --mean and --std are refused.
     any_size: whether a built model accepts images of any size.
@@ -110,13 +114,15 @@ def _is_other_file(name: str) -> bool:
 class ModelRequest:
     """A request for one model.
 
-    name: without alias and weights.
-    file: the file of weights, if any.
-    adapter: a folder with a LoRA adapter, if any.
-    random: untrained.
-    arch: the architecture of a file that does not contain it.
-    image_size: (height, width) in pixels, None for the model's.
-    mean, std: of its training, None for the model's.
+    source: the source of the model.
+    name: the name without alias and weights.
+    alias: the name of the model in reports.
+    file: a file of weights, or None.
+    adapter: the folder of a LoRA adapter, or None.
+    random: whether the weights are random.
+    arch: the architecture of a weights file that does not describe its model.
+    image_size: the (height, width) in pixels, or None for that of the model.
+    mean, std: the normalisation of the model's training, or None for that of the source.
     seed: the seed of random weights.
     code_files: every FILE.py:FUNCTION with code that may be run.
     """
@@ -140,7 +146,7 @@ class ModelRequest:
         return self.name.removeprefix(self.source.prefix)
 
 
-# a name belongs to the first that recognises it; `vitlens models` lists them in this order
+# a name belongs to the first source that recognises it; `vitlens models` lists them in this order
 _ENTRIES: Final = (
     ModelSource(
         kind="bundled",
@@ -164,8 +170,10 @@ _ENTRIES: Final = (
     ModelSource(
         kind="file",
         usage="a weights file",
-        help="A file that vitlens wrote, or with --arch a state dict as safetensors or of "
-        "torch.save.",
+        help=(
+            "A file that vitlens wrote, or with --arch a state dict as safetensors or of "
+            "torch.save."
+        ),
         example="weights.safetensors --arch vit-micro",
         recognises=lambda name: name.endswith(WEIGHTS_FILES) or _is_other_file(name),
         load="vitlens.models.saved:load_weights",
@@ -218,8 +226,9 @@ _ENTRIES: Final = (
     ModelSource(
         kind="hf",
         usage="hf:REPO|FOLDER",
-        help="transformers' vision models: a repository of the hub, or a folder of "
-        "save_pretrained.",
+        help=(
+            "transformers' vision models: a repository of the hub, or a folder of save_pretrained."
+        ),
         example="hf:google/vit-base-patch16-224",
         prefix="hf:",
         build="vitlens.models.sources.huggingface.loading:build",

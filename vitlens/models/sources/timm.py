@@ -18,8 +18,8 @@ from vitlens.references import import_without_compiler
 import_without_compiler("timm")
 import timm  # noqa: E402
 
-_PLAIN = {"vision_transformer", "deit"}  # modules of timm whose models are plain ViTs
-_IMAGENET = 1000  # classes, whose names are known
+_PLAIN = {"vision_transformer", "deit"}  # modules of timm with plain ViTs
+_IMAGENET = 1000  # the number of ImageNet's classes, whose names are known
 
 
 def timm_names() -> list[str]:
@@ -71,8 +71,7 @@ def build(
                 f"{stored_classes}; check the weights"
             )
         overlay: dict[str, Any] = {"state_dict": dict(state)}
-        # timm silently drops a head of another size unless its configuration has the number of
-        # classes
+        # timm silently drops a head with another number of classes than its configuration
         head_classes = 0 if classes == 0 else stored_classes
         if head_classes is not None:
             overlay["num_classes"] = head_classes
@@ -92,7 +91,7 @@ def build(
         except Exception as error:
             if state is None or isinstance(error, VitlensError | MemoryError):
                 raise
-            # names the weights that do not fit
+            # raises an error that names the weights, if names or shapes do not fit
             require_fitting(timm.create_model(name), state, where=f"timm:{name}")
             raise ModelError(
                 f"weights do not fit timm:{name}: {first_line(error)}; check the name"

@@ -1,4 +1,4 @@
-"""Reads the config.json of timm's hub folders: preprocessing and class names of the training."""
+"""The config.json of timm's hub folders: preprocessing and class names of the training."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,9 +39,9 @@ class _Config:
 class HubFolder:
     """The description of weights in a folder of timm's hub.
 
-    architecture: timm's name, without a tag.
-    config: the entries of pretrained_cfg that replace timm's.
-    image_size: (height, width) in pixels of the training, or None.
+    architecture: timm's name of the architecture, without a tag.
+    config: the entries of pretrained_cfg that replace those of timm.
+    image_size: the (height, width) of the training in pixels, or None.
     names: the names of the classes, or ().
     """
 

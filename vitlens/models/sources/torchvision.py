@@ -65,4 +65,7 @@ def build(
         interpolation = "bicubic"
     mean = tuple(transforms.mean or IMAGENET_MEAN)
     std = tuple(transforms.std or IMAGENET_STD)
-    return model, Preprocessing(size or crop, resize, interpolation, mean, std)
+    preprocessing = Preprocessing(
+        size=size or crop, resize=resize, interpolation=interpolation, mean=mean, std=std
+    )
+    return model, preprocessing

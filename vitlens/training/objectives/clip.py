@@ -1,9 +1,9 @@
 """Learning from images and captions (CLIP, Radford 2021) in miniature, with two towers.
 
 The image tower is the ViT: an image's embedding is the input of its classifier. The text tower is a
-small transformer over the words of the captions. Within a batch each image is matched with its
-caption among all captions, and each caption with its image; with several processes, or gradient
-accumulation, only among those of the same share.
+small transformer over the words of the captions. Within a batch, each image is matched with its
+caption among all captions, and each caption with its image. With several processes, or gradient
+accumulation, the others are only those of the same share.
 """
 
 import json
@@ -36,12 +36,18 @@ from vitlens.processes import Processes
 from vitlens.shapes import Images
 
 _SHARPEST: Final = 100.0  # largest factor from cosine to logit (Radford 2021, section 2.4)
-Captions = Callable[[Tensor, int], Sequence[str]]  # of keys of images, in an epoch
+# captions(keys, epoch) returns the captions of images by their keys
+Captions = Callable[[Tensor, int], Sequence[str]]
 Unit = Float[Tensor, "batch dim"]
 
 
 class Pair(NamedTuple):
-    """Embeddings of images and captions, of length 1, and the factor from cosine to logit."""
+    """The embeddings of images and of their captions.
+
+    images: embeddings of length 1.
+    texts: embeddings of length 1.
+    scale: the factor from cosine to logit.
+    """
 
     images: Unit
     texts: Unit
@@ -51,11 +57,13 @@ class Pair(NamedTuple):
 class ImagesAndCaptions(nn.Module):
     """Both towers and the learned temperature, in the form of `Pretrained`.
 
-    captions: the captions of the training images.
-    classes: the classes of the data, for the zero-shot classifier, () for none.
-    settings: text_dim, text_depth, text_heads.
-
     Raises InputError for a text tower that cannot be built.
+
+    settings: text_dim, text_depth and text_heads are the width, the depth and the heads of the text
+        tower.
+    captions: the captions of the training images.
+    vocabulary: texts with every word of the captions, one of them as long as any caption.
+    classes: the classes of the data for the zero-shot classifier, or () for none.
     """
 
     def __init__(
@@ -90,7 +98,7 @@ class ImagesAndCaptions(nn.Module):
         self.logit_scale = nn.Parameter(torch.tensor(-math.log(TEMPERATURE)))
 
     def inputs(self, images: Images, keys: Tensor, *, seed: int, epoch: int) -> tuple[Tensor, ...]:  # noqa: ARG002
-        """Return the images and the tokens of their captions, by image and epoch."""
+        """Return the images and the tokens of their captions in this epoch."""
         return images, self.text.tokens(self.captions(keys, epoch)).to(images.device)
 
     def forward(self, images: Images, tokens: Tensor) -> Pair:
@@ -116,8 +124,9 @@ class ImagesAndCaptions(nn.Module):
             return self.model
         classifier = for_classes(self.model, self.classes)
         vit: Any = classifier.module
-        # The head divides by the length of its input, as a cosine would. The last norm gives
-        # variance 1, then scales and shifts, which determines the mean squared length.
+        # As in a cosine, the head divides by the length of its input. The last norm gives every
+        # component the variance 1, then scales and shifts it. The mean squared length is therefore
+        # the sum of the squared scales and shifts.
         last_norm = vit.norm if vit.cls_token is not None else vit.fc_norm
         length = (last_norm.weight.square().sum() + last_norm.bias.square().sum()).sqrt()
         embeddings = embedded(self.text, self.classes, PROMPTS).to(vit.head.weight.device)
@@ -157,9 +166,11 @@ def text_classifier(
 ) -> Float[Tensor, "wordings classes dim"]:
     """Return the embeddings, of length 1, of every class in every wording.
 
-    They are computed by the text tower of a run folder. wordings: with {} in place of the class.
-    The cosine of an image's features (the classifier's input, as `vitlens.features` returns it for
-    the last layer) with them is highest for the class that the wording predicts.
+    The text tower of a run folder computes them. Their cosine with an image's features is highest
+    for the class that the wording predicts. The features are the classifier's input, as
+    `vitlens.features` returns it for the last layer.
+
+    wordings: texts with {} in place of the class.
     """
     return embedded(read_tower(folder), classes, wordings)
 
@@ -168,7 +179,7 @@ def text_classifier(
 def embedded(
     tower: WordTower, classes: Sequence[str], wordings: Sequence[str]
 ) -> Float[Tensor, "wordings classes dim"]:
-    """Return the embeddings of every class in every wording, as `text_classifier`, by a tower.
+    """Return the embeddings of every class in every wording, like `text_classifier`, by a tower.
 
     Raises InputError for a wording without a place for the class.
     """

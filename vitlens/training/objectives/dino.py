@@ -2,7 +2,7 @@
 
 The moving average, the teacher, sees other crops of the image. Centring and sharpening of the
 teacher's outputs keep them from becoming the same for every image. The crops depend only on (seed,
-epoch, key of the image); the centre is the mean over all processes.
+epoch, key of the image). The centre is the mean over all processes.
 """
 
 import math
@@ -21,25 +21,29 @@ from vitlens.processes import Processes
 from vitlens.shapes import Images
 from vitlens.training.augment import uniforms
 
-STREAM: Final = 11  # of random numbers
-GLOBAL: Final = 2  # global crops
-# of crops, as shares of the image
+STREAM: Final = 11  # of random numbers, different from those of other augmentations
+GLOBAL: Final = 2  # global crops of an image
+# smallest and largest area of a crop, as shares of the image
 _GLOBAL_AREA: Final = (0.6, 1.0)
 _LOCAL_AREA: Final = (0.3, 0.6)
 _ASPECT: Final = 4 / 3  # largest width over height, and height over width
-_NUMBERS: Final = 10  # random ones of a crop
+_NUMBERS: Final = 10  # random numbers of a crop
 _CENTRE: Final = 0.9  # momentum of the centre (Caron 2021, table 7)
 # widths of the projection head
 _HIDDEN = 256
 _BOTTLENECK = 64
-# chance that a crop has no colour: that of a drawn object says nothing about its class
+# probability that a crop has no colour: the colour of a drawn object says nothing about its class
 _GREY: Final = 0.5
 
 Outputs = Float[Tensor, "crops batch outputs"]
 
 
 class CropLogits(NamedTuple):
-    """Logits of the student for all crops, global ones first, and of the teacher for these."""
+    """The logits of crops.
+
+    student: the student's logits for all crops, global ones first.
+    teacher: the teacher's logits for the global crops.
+    """
 
     student: Outputs
     teacher: Outputs
@@ -48,9 +52,16 @@ class CropLogits(NamedTuple):
 class SelfDistillation(nn.Module):
     """A student with its projection head, its teacher, and the centre of the teacher's outputs.
 
-    settings: local_crops and their local_size in px; outputs; momentum of the teacher at the
-    beginning, which rises to 1; centring; the temperatures; jitter of brightness, contrast and
-    colour, as a share; turn in degrees. Raises InputError for crops that patches do not divide.
+    Raises InputError for crops that patches do not divide. These are the settings:
+
+    - local_crops: the number of local crops of an image.
+    - local_size: the side of local crops in pixels.
+    - outputs: the number of outputs of the projection head.
+    - momentum: the momentum of the teacher at the beginning, which rises to 1.
+    - centring: whether the teacher's outputs are centred.
+    - student_temperature, teacher_temperature: the temperatures of the outputs.
+    - jitter: the largest change of brightness, contrast and colour, as a share.
+    - turn: the largest rotation in degrees.
     """
 
     def __init__(self, model: Model, settings: Mapping[str, Any]) -> None:
@@ -61,7 +72,7 @@ class SelfDistillation(nn.Module):
         self.teacher = deepcopy(self.student).requires_grad_(False).eval()
         self.register_buffer("centre", torch.zeros(settings["outputs"]))
         self.centre: Tensor
-        # sum and number of the teacher's outputs since the last update, in this process
+        # the sum of the teacher's outputs in this process since the last update, then their number
         self.register_buffer("output_sum", torch.zeros(settings["outputs"] + 1), persistent=False)
         self.output_sum: Tensor
 
@@ -76,6 +87,7 @@ class SelfDistillation(nn.Module):
         local_crops = self.settings["local_crops"]
         count = (GLOBAL + local_crops) * _NUMBERS
         drawn = uniforms(keys, count, STREAM, seed=seed, epoch=epoch)
+        # for each crop, (batch, _NUMBERS)
         crop_draws = drawn.to(images.device).view(len(images), -1, _NUMBERS).unbind(1)
 
         def crop_all(
@@ -135,8 +147,9 @@ class SelfDistillation(nn.Module):
     def updated(self, progress: float, processes: Processes) -> None:
         """Move the teacher towards the student, and the centre towards its mean output.
 
-        progress: share of the steps that are done; the momentum rises to 1 as a cosine (Caron 2021,
-        section 3.1).
+        The momentum rises to 1 as a cosine (Caron 2021, section 3.1).
+
+        progress: the share of all steps that are done.
         """
         momentum = 1 - (1 - self.settings["momentum"]) * (math.cos(math.pi * progress) + 1) / 2
         student_parameters = dict(self.student.named_parameters())
@@ -192,7 +205,8 @@ def _require_valid(settings: Mapping[str, Any], patch: tuple[int, int]) -> None:
 class Projected(nn.Module):
     """A ViT and its projection head.
 
-    Three layers give a vector of length 1; its outputs are cosines with the last layer's vectors.
+    Three layers compute a vector of length 1. The outputs are its cosines with the vectors of the
+    last layer.
     """
 
     def __init__(self, model: Model, outputs: int) -> None:
@@ -210,9 +224,9 @@ class Projected(nn.Module):
         self.last = nn.Linear(_BOTTLENECK, outputs, bias=False)
 
     def forward(self, crops: Images) -> Float[Tensor, "batch outputs"]:
-        """Return logits of crops in [0, 1] of any size that patches divide.
+        """Return logits of crops in [0, 1], of any size that patches divide.
 
-        Positions are interpolated.
+        Position embeddings are interpolated.
         """
         vit: Any = self.model.module
         features = vit.pool(vit.forward_features((crops - self.model.mean) / self.model.std))
@@ -255,14 +269,15 @@ def cropped(
 ) -> Float[Tensor, "batch 3 _ _"]:
     """Return each image's crop of a random area, aspect and angle, in random colours.
 
-    Crops are resized (bilinear); brightness, contrast, saturation and the order of the channels are
-    random.
+    Crops are resized (bilinear).
 
-    draws: ten numbers in [0, 1) per image.
-    area: smallest and largest, as shares of the image.
-    jitter: largest change, as a share.
-    turn: largest angle, in degrees.
+    draws: _NUMBERS numbers in [0, 1) for each image.
+    size: the (height, width) of the crops in pixels.
+    area: the smallest and the largest area, as shares of the image.
+    jitter: the largest change of brightness, contrast and saturation, as a share.
+    turn: the largest angle, in degrees.
     """
+    # coordinates are from -1 to 1 in the image
     signed = 2 * draws - 1  # in [-1, 1)
     share = area[0] + (area[1] - area[0]) * draws[:, 0]
     stretch = torch.exp(signed[:, 1] * math.log(_ASPECT) / 2)
@@ -273,20 +288,32 @@ def cropped(
     angle = math.radians(turn) * signed[:, 9]
     cos = angle.cos()
     sin = angle.sin()
-    rows = (width * cos, -height * sin, across, width * sin, height * cos, down)
-    affine = torch.stack(rows, 1).view(-1, 2, 3)
+    # the rows of a 2x3 matrix: a rotation and scaling, then a shift
+    entries = (width * cos, -height * sin, across, width * sin, height * cos, down)
+    affine = torch.stack(entries, 1).view(-1, 2, 3)
     grid = F.affine_grid(affine, [len(images), 3, *size], align_corners=False)
     crop = F.grid_sample(
         images, grid, mode="bilinear", padding_mode="reflection", align_corners=False
     )
+    return _recolour(crop, draws, jitter=jitter)
 
+
+def _recolour(
+    crops: Images, draws: Float[Tensor, "batch numbers"], *, jitter: float
+) -> Float[Tensor, "batch 3 _ _"]:
+    """Return crops with random brightness, contrast, saturation and order of the channels.
+
+    draws, jitter: as in `cropped`.
+    """
+    signed = 2 * draws - 1  # in [-1, 1)
     gain = 1 + jitter * signed[:, 4, None, None, None]
     contrast = 1 + jitter * signed[:, 5, None, None, None]
-    mean = crop.mean((1, 2, 3), keepdim=True)
-    crop = (mean + contrast * (crop - mean)) * gain
-    grey = crop.mean(1, keepdim=True)
-    saturation = torch.where(draws[:, 6] < _GREY, 0.0, 1 + jitter * signed[:, 7])
-    channel_orders = torch.stack([crop.roll(shift, 1) for shift in range(3)])
+    mean = crops.mean((1, 2, 3), keepdim=True)
+    crops = (mean + contrast * (crops - mean)) * gain
+    # the channels are rotated: red, green, blue may become blue, red, green
+    channel_orders = torch.stack([crops.roll(shift, 1) for shift in range(3)])
     shifts = (3 * draws[:, 8]).long()
-    rotated = channel_orders[shifts, torch.arange(len(crop))]
+    rotated = channel_orders[shifts, torch.arange(len(crops))]
+    grey = crops.mean(1, keepdim=True)
+    saturation = torch.where(draws[:, 6] < _GREY, 0.0, 1 + jitter * signed[:, 7])
     return (grey + saturation[:, None, None, None] * (rotated - grey)).clamp(0, 1)

@@ -1,7 +1,7 @@
 """The masked autoencoder (He 2022): masked patches are reconstructed from the visible ones.
 
 The encoder, our ViT, sees only the visible patches. A small decoder of the same blocks sees its
-outputs at their positions and one learned token at every masked position. The mask depends only on
+outputs at their positions, and one learned token at every masked position. The mask depends only on
 (seed, epoch, key of the image).
 """
 
@@ -21,16 +21,22 @@ from vitlens.processes import Processes
 from vitlens.shapes import Images, TokenLayout
 from vitlens.training.augment import uniforms
 
-STREAM: Final = 10  # of random numbers
+STREAM: Final = 10  # of random numbers, different from those of other augmentations
 _HEAD: Final = 32  # width of a decoder's head
-# of normalised pixels: with less contrast in a patch, its noise would be reconstructed
+# Standard deviation of noise in normalised pixels. It is added to that of each patch, because the
+# noise of a patch without contrast would otherwise be reconstructed.
 _NOISE: Final = 0.1
 
 Patches = Float[Tensor, "batch patches pixels"]
 
 
 class Reconstruction(NamedTuple):
-    """The predicted and true pixels of every patch, normalised for the loss, and the mask."""
+    """The reconstruction of images, normalised as for the loss.
+
+    predicted: the predicted pixels of every patch.
+    target: the true pixels of every patch.
+    masked: which patches are masked.
+    """
 
     predicted: Patches
     target: Patches
@@ -40,9 +46,11 @@ class Reconstruction(NamedTuple):
 class MaskedAutoencoder(nn.Module):
     """An encoder and its decoder.
 
-    settings: mask_ratio, share of the patches that are masked; decoder_dim, decoder_depth;
-    normalise, whether the pixels of a patch are normalised by their mean and standard deviation.
-    Raises InputError for a mask_ratio that masks none or all.
+    Raises InputError for a mask_ratio that masks no or all patches. These are the settings:
+
+    - mask_ratio: the share of the patches that are masked.
+    - decoder_dim, decoder_depth: the width and the depth of the decoder.
+    - normalise: whether the pixels of a patch are normalised by their mean and standard deviation.
     """
 
     def __init__(self, model: Model, settings: Mapping[str, Any]) -> None:
@@ -98,6 +106,7 @@ class MaskedAutoencoder(nn.Module):
             encoded = block(encoded)
         # one of the two norms is the identity
         encoded = self.embed(vit.fc_norm(vit.norm(encoded)))
+        # mask tokens at all positions, replaced by the encoded patches at the visible ones
         mask_tokens = self.mask_token.to(encoded.dtype).expand(len(images), order.shape[1], -1)
         indices = visible[:, :, None].expand(-1, -1, encoded.shape[2])
         all_patches = mask_tokens.scatter(1, indices, encoded[:, self.prefix :]) + self.positions
@@ -168,20 +177,24 @@ def patchified(images: Images, layout: TokenLayout) -> Patches:
     """Return the pixels of every patch, row by row: (batch, patches, height x width x 3)."""
     rows, columns = layout.grid
     height, width = layout.patch_size
-    blocks = images.reshape(len(images), 3, rows, height, columns, width)
-    return blocks.permute(0, 2, 4, 3, 5, 1).reshape(len(images), rows * columns, -1)
+    split = images.reshape(len(images), 3, rows, height, columns, width)
+    # of shape (batch, rows, columns, height, width, 3)
+    by_patch = split.permute(0, 2, 4, 3, 5, 1)
+    return by_patch.reshape(len(images), rows * columns, -1)
 
 
 def unpatchified(patches: Patches, layout: TokenLayout) -> Images:
     """Return the images of these patches: the inverse of `patchified`."""
     rows, columns = layout.grid
     height, width = layout.patch_size
-    blocks = patches.reshape(len(patches), rows, columns, height, width, 3)
-    return blocks.permute(0, 5, 1, 3, 2, 4).reshape(len(patches), 3, rows * height, columns * width)
+    by_patch = patches.reshape(len(patches), rows, columns, height, width, 3)
+    # of shape (batch, 3, rows, height, columns, width)
+    split = by_patch.permute(0, 5, 1, 3, 2, 4)
+    return split.reshape(len(patches), 3, rows * height, columns * width)
 
 
 def moments(patches: Patches) -> tuple[Tensor, Tensor]:
-    """Return the mean and the standard deviation of each patch's pixels, with a noise floor."""
+    """Return the mean and the standard deviation of each patch's pixels, with added noise."""
     mean = patches.mean(2, keepdim=True)
     deviation = (patches.var(2, keepdim=True) + _NOISE**2).sqrt()
     return mean, deviation

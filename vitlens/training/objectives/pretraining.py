@@ -28,13 +28,13 @@ from vitlens.training.metrics import Tested
 from vitlens.training.objectives.registry import CLASSIFY, TrainingObjective, objective_named
 from vitlens.training.recipe import Recipe
 
-NEIGHBOURS: Final = 20  # of k-NN
+NEIGHBOURS: Final = 20  # neighbours of k-NN
 BANK: Final = 1000  # training images among which neighbours are searched
-QUERIES: Final = 1000  # test images whose features are measured
-TESTED: Final = -1  # the epoch of the draws for test images, the same at every test
-MAPS: Final = 200  # images whose attention is compared with their masks
-_MIXING: Final = ("mixup", "cutmix", "label_smoothing")  # of labels
-_RANK_TOLERANCE: Final = 1e-9  # of singular values, relative to the vectors
+QUERIES: Final = 1000  # test images of which features are measured
+TESTED: Final = -1  # the epoch of random numbers for test images, the same at every test
+MAPS: Final = 200  # images of which attention is compared with masks
+_MIXING: Final = ("mixup", "cutmix", "label_smoothing")  # settings that mix labels
+_RANK_TOLERANCE: Final = 1e-9  # smaller singular values, relative to the vectors, are rounding
 
 
 @runtime_checkable
@@ -42,7 +42,10 @@ class Pretrained(Protocol):
     """An nn.Module around the model that an objective trains; its tensors are the run's state."""
 
     def inputs(self, images: Images, keys: Tensor, *, seed: int, epoch: int) -> tuple[Tensor, ...]:
-        """Return forward's inputs for augmented images; every draw is from (seed, epoch, key)."""
+        """Return the inputs of forward for augmented images.
+
+        Random numbers depend only on (seed, epoch, key).
+        """
         ...
 
     def losses(self, outputs: Any) -> Float[Tensor, " batch"]:
@@ -63,12 +66,12 @@ class Pretrained(Protocol):
 
 
 class Pretraining:
-    """The objective of that name for the loop; the images' keys stand in the place of labels.
-
-    settings: changes to the entry's.
-    train, test: as `fit` takes them.
+    """The training objective of a name, for the loop; the keys of images are passed as labels.
 
     Raises DataError for images without captions, if the objective needs them.
+
+    train, test: the images, as in `fit`.
+    settings: the changed settings of the objective.
     """
 
     def __init__(
@@ -84,9 +87,9 @@ class Pretraining:
         self.built: Any = None
 
     def require(self, model: Model, recipe: Recipe, batch: int) -> None:
-        """Raise InputError for a model, images or a recipe that the objective does not take.
+        """Raise an error for a model, images or a recipe that the objective does not take.
 
-        batch: smallest number of images that are compared with each other.
+        batch: the smallest number of images that are compared with each other.
         """
         flag = f"--objective {self.entry.name}"
         is_vit = isinstance(model.module, VisionTransformer)
@@ -225,12 +228,16 @@ def measures_of(
 ) -> Mapping[str, float]:
     """Return measures of a model's features on test images.
 
-    rank: effective rank, the exponential of the entropy of the singular values (Roy 2007). spread:
-    mean standard deviation of the features of length 1, times the root of their number: 1 for
-    features that fill all directions, 0 if all images have the same (SimSiam, Chen 2021). knn: k-NN
-    accuracy among training images, for data with labels. objectness: intersection over union of an
-    object's mask and an equal area of the CLS attention of one head, which is chosen on other
-    images, for data with masks. accuracy: of a classifier. Only the last needs a classifier.
+    - "rank": the effective rank, the exponential of the entropy of the singular values (Roy 2007).
+    - "spread": the mean standard deviation of features of length 1, times the root of their number.
+      It is 1 for features that fill all directions, and 0 if they are the same for all images
+      (SimSiam, Chen 2021).
+    - "knn": the k-NN accuracy among training images, for data with labels.
+    - "objectness": the intersection over union of an object's mask and an equal area of CLS
+      attention, for data with masks. It is that of one head, which is chosen on other images.
+    - "accuracy": the accuracy of the model's classifier, if it has one.
+
+    pool: the tokens from which features are read.
     """
     queries = test.limit(min(QUERIES, len(test)))
     bank = train.limit(min(BANK, len(train)))
@@ -279,7 +286,7 @@ def spread(vectors: Float[Tensor, "images dim"]) -> float:
 def best_head(model: Model, split: Split) -> float:
     """Return the overlap of the last layer's best head with the objects; see `objectness`.
 
-    NaN for fewer than FEWEST_MASKS images with an object.
+    It is NaN for fewer than FEWEST_MASKS images with an object.
     """
     assert split.masks is not None
     has_object = split.masks.flatten(1).any(1)

@@ -1,6 +1,6 @@
-"""Lists the objectives of a training, one entry each.
+"""A list of the objectives of a training, one entry each.
 
-It is free of torch, as `vitlens train`, reports and docs read it.
+The module is free of torch, because `vitlens train`, reports and docs read it.
 """
 
 from collections.abc import Mapping
@@ -18,16 +18,18 @@ COLLAPSE: Final = 0.1
 
 @dataclass(frozen=True)
 class TrainingObjective:
-    """One objective.
+    """One objective of a training.
 
+    name: the name of the objective.
+    title: the name in reports.
     meaning: the minimised quantity, in one sentence.
     source: the paper.
-    needs: the requirements of the images, besides the pixels.
-    recipe: its settings for images of 32 px (None: the preset's).
+    needs: what the images need in addition to their pixels ("labels", "captions"), or "".
+    recipe: the settings of the training for images of 32 px, or None for those of the preset.
     settings: the settings of the objective, which --set changes.
-    module: module:class of the trained `Pretrained` (objectives/pretraining.py), "" for the model
-        itself.
-    pool: the tokens from which its features are read.
+    module: the class of the trained `Pretrained` (objectives/pretraining.py) as "module:class", or
+        "" for the model itself.
+    pool: the tokens from which features are read.
     classifies: whether the saved model has a classifier.
     """
 
@@ -82,8 +84,8 @@ _ENTRIES: Final = (
     TrainingObjective(
         "mae",
         "Masked autoencoder",
-        "the squared error of the pixels of masked patches, reconstructed by a small decoder "
-        "from the patches that are left",
+        "the squared error of the pixels of masked patches, reconstructed by a small decoder from "
+        "the patches that are left",
         "He 2022",
         recipe=Recipe(
             epochs=40,

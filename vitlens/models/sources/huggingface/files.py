@@ -23,7 +23,8 @@ from vitlens.references import import_without_compiler
 from vitlens.typed import read_as, short
 
 CONFIG: Final = "config.json"
-_MAJOR: Final = 5  # earlier versions need an older huggingface_hub than other libraries do
+# least major version; earlier ones need an older huggingface_hub than other libraries do
+_MAJOR: Final = 5
 _ADDRESS: Final = "https://huggingface.co"
 _WEIGHTS: Final = ("model.safetensors", "model-?????-of-?????.safetensors")
 _PICKLES: Final = ("pytorch_model*.bin", "*.pth", "*.pt", "*.msgpack", "*.h5")
@@ -73,7 +74,8 @@ _RESAMPLING: Final[Mapping[int, Interpolation]] = {
     4: "box",
     5: "hamming",
 }
-_FULL: Final = 384  # px: ConvNeXt's processor does not crop from this size on (its crop_pct)
+_FULL: Final = 384  # px: from this size on, ConvNeXt's processor does not crop
+_LEVIT_SCALE: Final = 256 / 224  # Levit's processor resizes by this factor before its crop
 _BLACK: Final = (0, 0, 0)
 Size = tuple[int, int]
 
@@ -116,8 +118,11 @@ def quietly() -> Iterator[None]:
 def find(name: str, short_name: str, *, weights: bool) -> tuple[Path, str]:
     """Return the folder of `hf:FOLDER`, or that of `hf:REPO` from the hub or its cache.
 
-    The second value describes the revision on the hub, "" for a folder. weights: whether they are
-    needed. Raises ModelError for a name that is neither, and if the hub cannot be reached.
+    The second value describes the revision on the hub; it is "" for a folder. Raises ModelError for
+    a name that is neither, and if the hub cannot be reached.
+
+    short_name: the name without the prefix.
+    weights: whether the weights are needed.
     """
     path = Path(short_name).expanduser()
     if short_name and path.is_dir():
@@ -179,9 +184,11 @@ def read_preprocessing(
 ) -> tuple[Preprocessing, list[str]]:
     """Return the preprocessing of a folder's image processor, and notes for the provenance.
 
-    A processor that is missing or does more than resize, crop, scale and normalise is replaced by
-    the request's mean, deviation and size, if it has all of them. native: the size of the
-    configuration. Raises ModelError and UnsupportedError.
+    A processor may be missing, or do more than resize, crop, scale and normalise. It is then
+    replaced by the request's mean, deviation and size, if it has all of them. Raises ModelError
+    and UnsupportedError.
+
+    native: the image size in the configuration of the model.
     """
     name = request.name
     try:
@@ -206,7 +213,11 @@ def read_preprocessing(
             advice = f"give the preprocessing of its training with {names}"
             raise UnsupportedError(f"{error}; {advice}") from error
         preprocessing = Preprocessing(
-            request.image_size, None, "bilinear", request.mean, request.std
+            size=request.image_size,
+            resize=None,
+            interpolation="bilinear",
+            mean=request.mean,
+            std=request.std,
         )
         return preprocessing, [
             f"preprocessing as the user gave it, with bilinear resizing assumed; {error}"
@@ -255,7 +266,10 @@ def _read_processor(processor: Any) -> tuple[dict[str, object], list[str]]:
 
 
 def _geometry(processor: Any, family: str) -> tuple[dict[str, object], list[str]]:
-    """Return a processor's resizing and cropping as fields of a Preprocessing, and notes."""
+    """Return a processor's resizing and cropping as fields of a Preprocessing, and notes.
+
+    A processor resizes to a short side or to a full size. It may then crop the centre.
+    """
     short_side = processor.size.shortest_edge
     full_size = _whole(processor.size)
     crop = _whole(processor.crop_size) if getattr(processor, "do_center_crop", False) else None
@@ -267,7 +281,7 @@ def _geometry(processor: Any, family: str) -> tuple[dict[str, object], list[str]
         else:
             short_side = int(short_side / float(processor.crop_pct))
     elif family == "Levit" and short_side:
-        short_side = int((256 / 224) * short_side)
+        short_side = int(_LEVIT_SCALE * short_side)
     elif family == "PoolFormer" and processor.crop_pct is not None:
         short_side, full_size = _scaled_size(short_side, full_size, float(processor.crop_pct))
     if crop is None:
@@ -322,6 +336,7 @@ def _normalisation(processor: Any) -> tuple[list[float], list[float]]:
     if getattr(processor, "include_top", None):  # EfficientNet divides by the deviation once more
         top_deviations = _triple(processor.image_std)
         deviations = [first * second for first, second in zip(deviations, top_deviations)]
+    # (factor x - offset - mean) / std = (x - (mean + offset) / factor) / (std / factor)
     mean = [(channel + offset) / factor for channel in means]
     return mean, [channel / factor for channel in deviations]
 
