@@ -1,26 +1,17 @@
-"""`hf:REPO` and `hf:FOLDER`: transformers' classes as modules from images to logits."""
+"""Loading of `hf:REPO` and `hf:FOLDER`: files, configuration and weights become one model."""
 
-import inspect
-import json
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Final, Literal
+from typing import Any
 
-import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitlens.errors import ModelError, UnsupportedError, argument, in_one_line
+from vitlens.errors import ModelError, argument, in_one_line
 from vitlens.files import read_json
 from vitlens.models.adapters import Adapter, merge_into, read_adapter
-from vitlens.models.anatomy import StructureHints
-from vitlens.models.fitting import fit_names, load_strictly
+from vitlens.models.fitting import load_strictly
 from vitlens.models.language_image import LanguageImage, TextTower
-from vitlens.models.library_folders import weights_inside
 from vitlens.models.model import Model
 from vitlens.models.rebuild import (
     Architecture,
@@ -30,440 +21,31 @@ from vitlens.models.rebuild import (
     provenance_of,
     seeded,
 )
+from vitlens.models.sources.huggingface.configuration import (
+    WITH_TEXTS,
+    ModelDescription,
+    describe_config,
+    with_classifier,
+)
 from vitlens.models.sources.huggingface.files import (
     CONFIG,
-    SETTINGS,
     TOKENIZERS,
     find,
-    quietly,
     read_preprocessing,
     read_state,
     transformers,
 )
+from vitlens.models.sources.huggingface.modules import (
+    ProjectedImageTower,
+    TextEncoder,
+    Tokens,
+    TransformersModule,
+)
 from vitlens.models.sources.registry import ModelRequest
 from vitlens.models.weights import read_weights
-from vitlens.models.wrap import OBSERVABLE, wrap_module
-from vitlens.names import imagenet_classes
+from vitlens.models.wrap import wrap_module
 from vitlens.preprocessing import Preprocessing
-from vitlens.typed import SIZE, parse_json, short
-
-# the outputs of a model: see TransformersModule
-Output = Literal["logits", "cls", "pooler", "embedding"]
-Size = tuple[int, int]
-
-_BACKBONES: Final = (  # model types whose class without a classifier is known here
-    "vit",
-    "deit",
-    "beit",
-    "dinov2",
-    "dinov2_with_registers",
-    "dinov3_vit",
-    "dinov3_convnext",
-    "clip_vision_model",
-    "siglip_vision_model",
-    "swin",
-    "swinv2",
-    "convnext",
-    "convnextv2",
-)
-# their learned pooler is not used, and many repositories lack it
-_CLS_ONLY: Final = ("vit", "deit")
-_TOWERS: Final = {"clip": "clip_vision_model", "siglip": "siglip_vision_model"}
-_WHOLE: Final = ("CLIPModel", "SiglipModel")  # with a text tower
-_NAFLEX: Final = (
-    "SigLIP 2 NaFlex, whose images have no fixed size; take a fixed resolution "
-    "(siglip2-base-patch16-224)"
-)
-_REFUSED: Final = {
-    "siglip2": _NAFLEX,
-    "siglip2_vision_model": _NAFLEX,
-    "timm_wrapper": "a model of timm; load it as timm:NAME",
-}
-# fields with which transformers would read other files, kernels or code than those chosen here
-_DROPPED: Final = (
-    "auto_map",
-    "attn_implementation",
-    "_attn_implementation",
-    "_attn_implementation_internal",
-    "fusion_config",
-    "transformers_weights",
-    "distributed_config",
-    "torchscript",
-    "return_dict",
-    "use_return_dict",
-    "torch_dtype",
-    "dtype",
-    "output_attentions",
-    "output_hidden_states",
-    "gradient_checkpointing",
-    "_name_or_path",
-    "name_or_path",
-    "transformers_version",
-    "_commit_hash",
-    "label2id",
-    "use_kernels",
-    "kernel_config",
-)
-# in a configuration: 1,000 layers or more
-_TOO_DEEP: Final = re.compile(r'(layers|depths)": (\[[\d, ]*?)?\d{4,}')
-_FEATURES: Final = {  # name in transformers' result, and description, by output
-    "logits": ("logits", ""),
-    "cls": ("last_hidden_state", "the CLS token after the last norm, without the learned pooler"),
-    "pooler": ("pooler_output", "transformers' pooler_output"),
-    "embedding": ("image_embeds", "the image embedding, transformers' image_embeds"),
-}
-# classifiers of transformers' classes
-_HEADS: Final = ("cls_classifier", "distillation_classifier", "classifier")
-_CLASSIFIER: Final = "classifier."  # the beginning of the names of its tensors
-_CLASS_LENGTH: Final = 100  # characters of a class name that are read
-# a model may have twice as many parameters as the file, and so many more
-_EXTRA_PARAMETERS: Final = 1 << 26
-_MOST_PARAMETERS: Final = 1 << 33  # of a model with random weights
-# tensors that may be missing
-_HARMLESS: Final = (
-    "position_ids",
-    "relative_position_index",
-    "relative_coords_table",
-    "mask_token",
-)
-
-
-@dataclass(frozen=True)
-class Described:
-    """A model that a configuration describes.
-
-    class_name: a class of transformers; fields: of its configuration, only those that are read;
-    output: of the model; notes: for the provenance.
-    """
-
-    class_name: str
-    fields: Mapping[str, Any]
-    output: Output
-    notes: tuple[str, ...]
-
-    def config(self, classes: int | None = None) -> Any:
-        """Return transformers' configuration, with a number of classes (None: its default)."""
-        fields = dict(self.fields)
-        if classes is not None and self.output == "logits":
-            fields.pop("id2label", None)
-            fields["num_labels"] = classes
-        with in_one_line(f"a configuration of {self.class_name}", f"check {CONFIG}"), quietly():
-            return getattr(transformers(), self.class_name).config_class.from_dict(fields)
-
-    def network(
-        self, state: Mapping[str, Tensor] | None, name: str, classes: int | None = None
-    ) -> Any:
-        """Return transformers' model with weights as transformers stores them, or random ones.
-
-        Raises ModelError for a configuration that cannot be built, and for weights that are missing
-        or do not fit: transformers itself would replace them by random ones.
-        """
-        kind = getattr(transformers(), self.class_name)
-        config = self.config(classes)
-        config._attn_implementation = "sdpa" if kind._supports_sdpa else "eager"
-        extra = {"add_pooling_layer": False} if self.output == "cls" else {}
-        with in_one_line(f"transformers to build {self.class_name}", f"check {CONFIG}"), quietly():
-            with torch.device("meta"):  # before any memory is allocated
-                expected = kind(config, **extra).state_dict()
-            count = _count_elements(expected)
-            most = _MOST_PARAMETERS
-            if state is not None:
-                most = 2 * _count_elements(state) + _EXTRA_PARAMETERS
-            if count > most:
-                raise ModelError(
-                    f"expected a model of at most {most:,} numbers for {name}, found {count:,}"
-                )
-            if state is None:
-                return kind(config, **extra)
-            state, _ = fit_names(state, expected)
-            model, info = kind.from_pretrained(
-                None,
-                config=config,
-                state_dict=dict(state),
-                dtype=torch.float32,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-                local_files_only=True,
-                use_safetensors=True,
-                trust_remote_code=False,
-                **extra,
-            )
-        faults = []
-        for key in sorted(info["missing_keys"]):
-            if key.rpartition(".")[2] not in _HARMLESS:
-                faults.append(f"{key} is missing")
-        for shape in sorted(map(str, info["mismatched_keys"])):
-            faults.append(f"{shape[:120]} is of another shape")
-        for message in info.get("error_msgs") or ():
-            faults.append(str(message)[:160])
-        if faults:
-            raise ModelError(
-                f"weights do not fit {self.class_name} ({name}): {len(faults)} faults, first: "
-                f"{faults[0]}; check the files of the folder"
-            )
-        return model
-
-    def with_saved(self, state: Mapping[str, Tensor], adapter: Adapter) -> Mapping[str, Tensor]:
-        """Return the base model's weights with the classifier of an adapter, if it has one.
-
-        The weights of a backbone get the prefix that they have in the class with a classifier.
-        """
-        classifier = {
-            name: value for name, value in adapter.saved.items() if name.startswith(_CLASSIFIER)
-        }
-        if not classifier:
-            return state
-        prefix = f"{getattr(transformers(), self.class_name).base_model_prefix}."
-        if not any(name.startswith(prefix) for name in state):
-            state = {f"{prefix}{name}": value for name, value in state.items()}
-        return {**state, **classifier}
-
-    def labels(self) -> tuple[str, ...]:
-        """Return the names of the classes, in order; () for only numbers.
-
-        ImageNet's classes have the names that other models have.
-        """
-        names: Mapping[int, object] = self.config().id2label
-        if sorted(names) != list(range(len(names))):
-            raise ModelError(
-                f"expected id2label from 0 to {len(names) - 1} in {CONFIG}, found "
-                f"{short(str([*names]))}"
-            )
-        texts = tuple(str(names[index]) for index in range(len(names)))
-        if all(text == f"LABEL_{index}" for index, text in enumerate(texts)):
-            return ()
-        # transformers has ImageNet's labels in a longer form ("tench, Tinca tinca")
-        has_ends = texts[0].startswith("tench") and texts[-1].startswith("toilet tissue")
-        if len(texts) == len(imagenet_classes()) and has_ends:
-            return imagenet_classes()
-        return texts
-
-    def architecture(self, name: str, classes: int, size: Size) -> Architecture | dict[str, object]:
-        """Return the architecture from which `build` makes the same model.
-
-        It has the fields of the configuration that differ from transformers' defaults, as JSON.
-        For a model with a text tower it is one that `build` refuses: such models are not saved.
-        """
-        if self.class_name in _WHOLE:
-            return {"kind": "hf-unsaved", "name": name, "pruned": {}}
-        with quietly():
-            changed = self.config().to_diff_dict()
-        fields = {
-            key: value
-            for key, value in changed.items()
-            if key not in (*_DROPPED, "id2label", "architectures")
-        }
-        kind = {"model_type": self.fields["model_type"]}
-        text = json.dumps(fields | kind, sort_keys=True, separators=(",", ":"))
-        return Architecture("hf", name, classes, size, {"class": self.class_name, "config": text})
-
-
-def _with_classifier(fields: object, adapter: Adapter, name: str) -> object:
-    """Return a configuration with the class and the number of classes of an adapter's classifier.
-
-    It is unchanged if the adapter has none, or one of the same size.
-    """
-    weight = adapter.saved.get(f"{_CLASSIFIER}weight")
-    if weight is None:
-        return fields
-    changed = _require_fields(fields, name)
-    kind = str(changed["model_type"])
-    auto = transformers("models.auto.modeling_auto")
-    classifiers = auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES.get(kind, ())
-    if isinstance(classifiers, str):
-        classifiers = (classifiers,)
-    if classifiers and not {*(changed.get("architectures") or ())} & {*classifiers}:
-        changed = changed | {"architectures": [classifiers[0]]}
-    if len(changed.get("id2label") or ()) != len(weight):
-        kept = {key: value for key, value in changed.items() if key not in ("id2label", "label2id")}
-        changed = kept | {"num_labels": len(weight)}
-    return changed
-
-
-def describe_config(fields: object, name: str, *, texts: bool = False) -> Described:
-    """Return the model that the fields of a configuration describe.
-
-    Its class is that of AutoModelForImageClassification and AutoModel. name: of the model, for
-    messages; texts: whether the folder has a tokenizer, so that texts can be embedded. Raises
-    ModelError and UnsupportedError.
-    """
-    fields = _require_fields(fields, name)
-    kind = str(fields["model_type"])
-    named_class = str(next(iter(fields.get("architectures") or ()), ""))[:_CLASS_LENGTH]
-    auto = transformers("models.auto.modeling_auto")
-    classifiers = auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES.get(kind, ())
-    if isinstance(classifiers, str):
-        classifiers = (classifiers,)
-    _require_supported(fields, name, is_classifier=bool(classifiers))
-
-    class_name = named_class
-    inner = fields
-    output: Output = "logits" if named_class in classifiers else "embedding"
-    if output != "logits" and not (texts and named_class in _WHOLE):
-        if kind in _TOWERS:
-            kind = _TOWERS[kind]
-            inner = dict(fields.get("vision_config") or {}) | {"model_type": kind}
-        if kind not in _BACKBONES:
-            raise UnsupportedError(
-                f"expected an image classifier or the backbone of a known family in {name}, found "
-                f"{named_class or kind!r}"
-            )
-        if named_class != "CLIPVisionModelWithProjection":
-            class_name = auto.MODEL_MAPPING_NAMES[kind]
-            output = "cls" if kind in _CLS_ONLY else "pooler"
-    inner = {key: value for key, value in inner.items() if key not in _DROPPED}
-    too_deep = _TOO_DEEP.search(json.dumps(inner))
-    if too_deep:  # even an empty model would take minutes to build
-        raise ModelError(
-            f"expected at most 999 layers in {CONFIG} of {name}, found {short(too_deep[0])}"
-        )
-    notes = _notes(fields, named_class, class_name, output)
-    return Described(class_name, inner, output, tuple(notes))
-
-
-def _require_fields(fields: object, name: str) -> dict[str, Any]:
-    """Return the fields of a configuration. Raises ModelError for one of timm or another form."""
-    without_type = f"expected {CONFIG} of transformers in {name}, found one without a model_type"
-    if not isinstance(fields, dict):
-        raise ModelError(without_type)
-    kind = fields.get("model_type")
-    if kind is None and {"architecture", "pretrained_cfg"} <= fields.keys():
-        folder = Path(name.removeprefix("hf:"))
-        weights = folder / (weights_inside(folder) or "model.safetensors")
-        raise ModelError(
-            f"expected {CONFIG} of transformers in {name}, found one of timm; write "
-            f"timm:{str(fields['architecture'])[:200]}@{weights}"
-        )
-    if not isinstance(kind, str):
-        raise ModelError(without_type)
-    for key, form in (("architectures", list), ("vision_config", dict)):
-        if not isinstance(fields.get(key) or form(), form):
-            raise ModelError(
-                f"expected a {form.__name__} as {key} in {CONFIG} of {name}, found "
-                f"{short(str(fields[key]))}"
-            )
-    return fields
-
-
-def _require_supported(fields: Mapping[str, Any], name: str, *, is_classifier: bool) -> None:
-    """Raise UnsupportedError for a model type, or a kind of model, that is not supported."""
-    kind = str(fields["model_type"])
-    if kind in _REFUSED:
-        raise UnsupportedError(
-            f"expected a model of images of one size, found {_REFUSED[kind]} (in {name})"
-        )
-    if kind not in _BACKBONES and kind not in _TOWERS and not is_classifier:
-        remote = "; its code (auto_map) is never run" if "auto_map" in fields else ""
-        raise UnsupportedError(
-            "expected a vision model that transformers itself has, found model_type "
-            f"{kind[:60]!r} in {name}{remote}; known: {', '.join((*_BACKBONES, *_TOWERS))} and "
-            "transformers' image classifiers"
-        )
-    if fields.get("quantization_config"):
-        raise UnsupportedError(
-            f"expected weights of floating-point numbers in {name}, found quantization_config"
-        )
-    if fields.get("problem_type") in ("multi_label_classification", "regression"):
-        raise UnsupportedError(
-            f"expected classes that exclude each other, found {fields['problem_type']} in {name}"
-        )
-
-
-def _notes(
-    fields: Mapping[str, Any], named_class: str, class_name: str, output: Output
-) -> list[str]:
-    """Return notes for the provenance: the class, its output, and settings that are not used."""
-    notes = []
-    if class_name in _WHOLE:
-        notes.append(f"the towers of images and texts of {class_name}")
-    elif output != "logits":
-        _, description = _FEATURES[output]
-        notes.append(f"{class_name} has no classifier; features: {description}")
-    if named_class not in ("", class_name):
-        notes.append(f"took {class_name} from {named_class}")
-    if "auto_map" in fields:
-        notes.append(
-            "the remote code that the configuration names (auto_map) was not run; transformers' "
-            "own was used"
-        )
-    kernel = fields.get("_attn_implementation") or fields.get("attn_implementation")
-    if isinstance(kernel, str) and kernel not in OBSERVABLE:
-        notes.append(
-            f"loaded with an attention that can be observed, not {short(kernel)!r}, as the "
-            "configuration says"
-        )
-    return notes
-
-
-def _count_elements(state: Mapping[str, Tensor]) -> int:
-    return sum(tensor.numel() for tensor in state.values())
-
-
-class TransformersModule(nn.Module):
-    """A model of transformers, from normalised images to logits or features (batch, outputs).
-
-    output: "logits" of a classifier; "cls", the CLS token after the last norm; "pooler", its
-    pooler_output; "embedding", its image_embeds. head: on the features, of a model that got a
-    classifier here. native: (height, width) of its position embeddings, which are interpolated for
-    images of another size.
-    """
-
-    def __init__(self, model: nn.Module, output: Output, classes: int | None = None) -> None:
-        super().__init__()
-        config: Any = model.config
-        self.network = model
-        self.output = output
-        size = getattr(getattr(config, "vision_config", config), "image_size", None) or 224
-        self.native: Size = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
-        parameters = inspect.signature(model.forward).parameters
-        self.interpolates = "interpolate_pos_encoding" in parameters or config.model_type == "clip"
-        # the structure is read from forward passes, but these do not show that DeiT's second token
-        # is for distillation
-        self.structure_hints = StructureHints()
-        if config.model_type == "deit":
-            self.structure_hints = StructureHints(prefix=("cls", "distillation"))
-        self.head: nn.Module = nn.Identity()
-        if classes and output != "logits":
-            self.reset_classifier(classes)
-
-    @property
-    def pretrained_cfg(self) -> dict[str, tuple[str, ...]]:
-        """Return the names of its classifiers, in timm's form."""
-        if self.output != "logits":
-            return {"classifier": ("head",)}
-        classifiers = []
-        for name in _HEADS:
-            if isinstance(getattr(self.network, name, None), nn.Linear):
-                classifiers.append(f"network.{name}")
-        return {"classifier": tuple(classifiers)}
-
-    def reset_classifier(self, classes: int) -> None:
-        """Replace the classifier by one for this number of classes, with random weights."""
-        for path in self.pretrained_cfg["classifier"]:
-            parent, _, last = path.rpartition(".")
-            old = self.get_submodule(path)
-            if isinstance(old, nn.Linear):
-                width = old.in_features
-            else:
-                width = count_classes(self, self.native)
-            device = next(self.parameters()).device
-            setattr(self.get_submodule(parent), last, nn.Linear(width, classes, device=device))
-
-    def forward(
-        self, images: Float[Tensor, "batch 3 height width"]
-    ) -> Float[Tensor, "batch outputs"]:
-        """Return logits (batch, classes) or features (batch, dim)."""
-        options = {}
-        if self.interpolates and tuple(images.shape[-2:]) != self.native:
-            options["interpolate_pos_encoding"] = True
-        result: Any = self.network(pixel_values=images, **options)
-        attribute, _ = _FEATURES[self.output]
-        features: Tensor = getattr(result, attribute)
-        if self.output == "cls":
-            features = features[:, 0]
-        # ConvNeXt's features are (batch, dim, 1, 1) in some versions
-        outputs: Tensor = self.head(features.flatten(1))
-        return outputs
+from vitlens.typed import parse_json
 
 
 def build(
@@ -503,7 +85,6 @@ def load(request: ModelRequest) -> Model:
     """
     transformers()  # raises first if it is not installed
     name = request.name
-    file = request.file
     takes_stored = not (request.file or request.random)
     folder, revision = find(name, request.short, weights=takes_stored)
     hint = "a folder of transformers' save_pretrained has it"
@@ -511,35 +92,28 @@ def load(request: ModelRequest) -> Model:
     adapter = None
     if request.adapter is not None:
         adapter = read_adapter(request.adapter)
-        fields = _with_classifier(fields, adapter, name)
+        fields = with_classifier(fields, adapter, name)
     has_tokenizer = any((folder / tokenizer).is_file() for tokenizer in TOKENIZERS)
     description = describe_config(fields, name, texts=has_tokenizer)
     notes = [note for note in (revision, *description.notes) if note]
+
     state: Mapping[str, Tensor] | None = None
     digest: str | None = None
     if takes_stored:
         state, digest = read_state(folder, name)
-    if file is not None:
-        weights = read_weights(file)
+    if request.file is not None:
+        weights = read_weights(request.file)
         state = weights.state
         notes += weights.notes
-    if adapter is not None:
-        assert state is not None  # random weights are refused
-        state = description.with_saved(state, adapter)
-        notes.append(adapter.note)
-    is_merged = adapter is None
-    if adapter is not None and state is not None and adapter.fits(state):
-        state = adapter.merged(state, name)
-        is_merged = True
     with seeded(request.seed):
-        network = description.network(state, name)
-    if adapter is not None and not is_merged:
-        # its names are those of the modules, not of the file
-        merge_into(network, adapter, name)
-    projection = getattr(network, "visual_projection", None)  # SigLIP has none
-    has_texts = description.class_name in _WHOLE
-    image_network = _ImageTower(network.vision_model, projection) if has_texts else network
-    visual = TransformersModule(image_network, description.output)
+        if adapter is None:
+            network = description.network(state, name)
+        else:
+            assert state is not None  # random weights are refused
+            network = _adapted_network(description, state, adapter, name)
+            notes.append(adapter.note)
+
+    module, visual = _with_towers(network, description, folder, name)
     preprocessing, preprocessing_notes = read_preprocessing(folder, visual.native, request)
     notes += preprocessing_notes
     size = "{}x{} px".format(*preprocessing.size)
@@ -550,14 +124,10 @@ def load(request: ModelRequest) -> Model:
         outputs = count_classes(visual, preprocessing.size)
     if size != native:
         notes.append(f"images of {size}, position embeddings of {native}")
-    module: nn.Module = visual
-    if has_texts:
-        context = int(network.config.text_config.max_position_embeddings)
-        tower = TextTower(_TextTower(network), lambda: _Tokens(folder, context), context, name)
-        pooling = "map" if projection is None else "token"
-        module = LanguageImage(visual, tower, layout=None, pooling=pooling)
+    classes: tuple[str, ...] = ()
     labels = both_classes(description.labels()) or numbered_classes(outputs)
-    classes = labels if description.output == "logits" else ()
+    if description.output == "logits":
+        classes = labels
     hub = "hub" if revision else "model.safetensors"
     provenance = provenance_of(
         request, notes, hub=hub, digest=digest, transformers=version("transformers")
@@ -576,72 +146,33 @@ def load(request: ModelRequest) -> Model:
     ).eval()
 
 
-class _ImageTower(nn.Module):
-    """The image tower and its projection into the space of the texts."""
+def _adapted_network(
+    description: ModelDescription, state: Mapping[str, Tensor], adapter: Adapter, name: str
+) -> Any:
+    """Return transformers' model with the weights of a base model and an adapter merged into them.
 
-    def __init__(self, vision: nn.Module, projection: nn.Module | None) -> None:
-        super().__init__()
-        self.vision = vision
-        self.projection = projection or nn.Identity()
-        self.config = vision.config
-
-    def forward(
-        self, pixel_values: Tensor, interpolate_pos_encoding: bool = False
-    ) -> SimpleNamespace:
-        """Return the embeddings (batch, dim), as image_embeds."""
-        output = self.vision(
-            pixel_values=pixel_values, interpolate_pos_encoding=interpolate_pos_encoding
-        )
-        return SimpleNamespace(image_embeds=self.projection(output.pooler_output))
+    Adapters name their tensors as the file of the base model does, or as its modules do.
+    """
+    state = description.with_saved(state, adapter)
+    if adapter.fits(state):
+        return description.network(adapter.merged(state, name), name)
+    network = description.network(state, name)
+    merge_into(network, adapter, name)
+    return network
 
 
-class _TextTower(nn.Module):
-    """The whole model, in the form that `TextTower` takes."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.whole = model
-        self.logit_scale: Tensor = model.logit_scale
-        self.logit_bias: Tensor | None = getattr(model, "logit_bias", None)
-
-    def encode_text(self, ids: Tensor) -> Tensor:
-        """Return embeddings (texts, dim) of token ids (texts, context).
-
-        All tokens are attended to, as in training.
-        """
-        features: Tensor = self.whole.get_text_features(input_ids=ids).pooler_output
-        return features
-
-
-class _Tokens:
-    """The tokenizer of a folder, without the folder's code, in the form that `TextTower` takes."""
-
-    def __init__(self, folder: Path, context: int) -> None:
-        for pattern in SETTINGS:
-            for file in folder.glob(pattern):
-                if file.stat().st_size > SIZE:
-                    raise ModelError(
-                        f"expected files of a tokenizer of at most {SIZE:,} bytes, found more in "
-                        f"{file}"
-                    )
-        with in_one_line(f"the tokenizer's files in {folder}", "download them, too"), quietly():
-            self._tokenizer: Any = transformers().AutoTokenizer.from_pretrained(
-                str(folder), trust_remote_code=False, local_files_only=True
-            )
-        self._options = {
-            "padding": "max_length",
-            "max_length": context,
-            "truncation": True,
-            "return_tensors": "pt",
-        }
-
-    def __call__(self, texts: list[str]) -> Tensor:
-        """Return token ids (texts, context)."""
-        with quietly():
-            ids: Tensor = self._tokenizer(texts, **self._options)["input_ids"]
-        return ids
-
-    def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text without the last two, which `TextTower` counts separately."""
-        with quietly():
-            return list(self._tokenizer(text)["input_ids"])[:-2]
+def _with_towers(
+    network: Any, description: ModelDescription, folder: Path, name: str
+) -> tuple[nn.Module, TransformersModule]:
+    """Return the module of a model, with its text tower if it has one, and its image part."""
+    if description.class_name not in WITH_TEXTS:
+        visual = TransformersModule(network, description.output)
+        return visual, visual
+    projection = getattr(network, "visual_projection", None)  # SigLIP has none
+    visual = TransformersModule(
+        ProjectedImageTower(network.vision_model, projection), description.output
+    )
+    context = int(network.config.text_config.max_position_embeddings)
+    tower = TextTower(TextEncoder(network), lambda: Tokens(folder, context), context, name)
+    pooling = "map" if projection is None else "token"
+    return LanguageImage(visual, tower, layout=None, pooling=pooling), visual

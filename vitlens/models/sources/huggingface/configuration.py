@@ -1,0 +1,386 @@
+"""Configurations of transformers: the class, fields, output and labels of the model described."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor
+
+from vitlens.errors import ModelError, UnsupportedError, in_one_line
+from vitlens.models.adapters import Adapter
+from vitlens.models.fitting import fit_names
+from vitlens.models.library_folders import weights_inside
+from vitlens.models.rebuild import Architecture
+from vitlens.models.sources.huggingface.files import CONFIG, quietly, transformers
+from vitlens.models.wrap import OBSERVABLE
+from vitlens.names import imagenet_classes
+from vitlens.typed import short
+
+# TransformersModule in modules.py says what each output is
+Output = Literal["logits", "cls", "pooler", "embedding"]
+Size = tuple[int, int]
+
+# model types whose class without a classifier is known here
+_BACKBONES: Final = (
+    "vit",
+    "deit",
+    "beit",
+    "dinov2",
+    "dinov2_with_registers",
+    "dinov3_vit",
+    "dinov3_convnext",
+    "clip_vision_model",
+    "siglip_vision_model",
+    "swin",
+    "swinv2",
+    "convnext",
+    "convnextv2",
+)
+# their learned pooler is not used, and many repositories lack it
+_CLS_ONLY: Final = ("vit", "deit")
+_TOWERS: Final = {"clip": "clip_vision_model", "siglip": "siglip_vision_model"}
+# classes with a text tower
+WITH_TEXTS: Final = ("CLIPModel", "SiglipModel")
+_NAFLEX: Final = (
+    "SigLIP 2 NaFlex, whose images have no fixed size; take a fixed resolution "
+    "(siglip2-base-patch16-224)"
+)
+_REFUSED: Final = {
+    "siglip2": _NAFLEX,
+    "siglip2_vision_model": _NAFLEX,
+    "timm_wrapper": "a model of timm; load it as timm:NAME",
+}
+# fields with which transformers would read other files, kernels or code than those chosen here
+_DROPPED: Final = (
+    "auto_map",
+    "attn_implementation",
+    "_attn_implementation",
+    "_attn_implementation_internal",
+    "fusion_config",
+    "transformers_weights",
+    "distributed_config",
+    "torchscript",
+    "return_dict",
+    "use_return_dict",
+    "torch_dtype",
+    "dtype",
+    "output_attentions",
+    "output_hidden_states",
+    "gradient_checkpointing",
+    "_name_or_path",
+    "name_or_path",
+    "transformers_version",
+    "_commit_hash",
+    "label2id",
+    "use_kernels",
+    "kernel_config",
+)
+# matches a configuration of 1,000 layers or more
+_TOO_DEEP: Final = re.compile(r'(layers|depths)": (\[[\d, ]*?)?\d{4,}')
+# by output: the attribute of transformers' result, and a description
+FEATURES: Final = {
+    "logits": ("logits", ""),
+    "cls": ("last_hidden_state", "the CLS token after the last norm, without the learned pooler"),
+    "pooler": ("pooler_output", "transformers' pooler_output"),
+    "embedding": ("image_embeds", "the image embedding, transformers' image_embeds"),
+}
+_CLASSIFIER: Final = "classifier."  # prefix of the names of its tensors
+_CLASS_LENGTH: Final = 100  # characters of a class name that are read
+# a model may have twice as many parameters as the file, and so many more
+_EXTRA_PARAMETERS: Final = 1 << 26
+_MOST_PARAMETERS: Final = 1 << 33  # of a model with random weights
+# tensors that a file may lack
+_HARMLESS: Final = (
+    "position_ids",
+    "relative_position_index",
+    "relative_coords_table",
+    "mask_token",
+)
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """A model that a configuration describes.
+
+    class_name: a class of transformers; fields: of its configuration, only those that are read;
+    output: of the model; notes: for the provenance.
+    """
+
+    class_name: str
+    fields: Mapping[str, Any]
+    output: Output
+    notes: tuple[str, ...]
+
+    def config(self, classes: int | None = None) -> Any:
+        """Return transformers' configuration, with a number of classes (None: its default)."""
+        fields = dict(self.fields)
+        if classes is not None and self.output == "logits":
+            fields.pop("id2label", None)
+            fields["num_labels"] = classes
+        with in_one_line(f"a configuration of {self.class_name}", f"check {CONFIG}"), quietly():
+            return getattr(transformers(), self.class_name).config_class.from_dict(fields)
+
+    def network(
+        self, state: Mapping[str, Tensor] | None, name: str, classes: int | None = None
+    ) -> Any:
+        """Return transformers' model with weights as transformers stores them, or random ones.
+
+        Raises ModelError for a configuration that cannot be built, and for weights that are missing
+        or do not fit: transformers itself would replace them by random ones.
+        """
+        kind = getattr(transformers(), self.class_name)
+        config = self.config(classes)
+        config._attn_implementation = "sdpa" if kind._supports_sdpa else "eager"
+        extra = {"add_pooling_layer": False} if self.output == "cls" else {}
+        with in_one_line(f"transformers to build {self.class_name}", f"check {CONFIG}"), quietly():
+            with torch.device("meta"):  # before any memory is allocated
+                expected = kind(config, **extra).state_dict()
+            _require_size(expected, state, name)
+            if state is None:
+                return kind(config, **extra)
+            state, _ = fit_names(state, expected)
+            model, info = kind.from_pretrained(
+                None,
+                config=config,
+                state_dict=dict(state),
+                dtype=torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+                **extra,
+            )
+        faults = _loading_faults(info)
+        if faults:
+            raise ModelError(
+                f"weights do not fit {self.class_name} ({name}): {len(faults)} faults, first: "
+                f"{faults[0]}; check the files of the folder"
+            )
+        return model
+
+    def with_saved(self, state: Mapping[str, Tensor], adapter: Adapter) -> Mapping[str, Tensor]:
+        """Return the base model's weights with the classifier of an adapter, if it has one.
+
+        The weights of a backbone get the prefix that they have in the class with a classifier.
+        """
+        classifier = {
+            name: value for name, value in adapter.saved.items() if name.startswith(_CLASSIFIER)
+        }
+        if not classifier:
+            return state
+        prefix = f"{getattr(transformers(), self.class_name).base_model_prefix}."
+        if not any(name.startswith(prefix) for name in state):
+            state = {f"{prefix}{name}": value for name, value in state.items()}
+        return {**state, **classifier}
+
+    def labels(self) -> tuple[str, ...]:
+        """Return the names of the classes, in order; () for only numbers.
+
+        ImageNet's classes have the names that other models have.
+        """
+        names: Mapping[int, object] = self.config().id2label
+        if sorted(names) != list(range(len(names))):
+            raise ModelError(
+                f"expected id2label from 0 to {len(names) - 1} in {CONFIG}, found "
+                f"{short(str([*names]))}"
+            )
+        texts = tuple(str(names[index]) for index in range(len(names)))
+        if all(text == f"LABEL_{index}" for index, text in enumerate(texts)):
+            return ()
+        # transformers has ImageNet's labels in a longer form ("tench, Tinca tinca")
+        has_ends = texts[0].startswith("tench") and texts[-1].startswith("toilet tissue")
+        if len(texts) == len(imagenet_classes()) and has_ends:
+            return imagenet_classes()
+        return texts
+
+    def architecture(self, name: str, classes: int, size: Size) -> Architecture | dict[str, object]:
+        """Return the architecture from which `build` makes the same model.
+
+        It has the fields of the configuration that differ from transformers' defaults, as JSON.
+        For a model with a text tower it is one that `build` refuses: such models are not saved.
+        """
+        if self.class_name in WITH_TEXTS:
+            return {"kind": "hf-unsaved", "name": name, "pruned": {}}
+        with quietly():
+            changed = self.config().to_diff_dict()
+        fields = {
+            key: value
+            for key, value in changed.items()
+            if key not in (*_DROPPED, "id2label", "architectures")
+        }
+        kind = {"model_type": self.fields["model_type"]}
+        text = json.dumps(fields | kind, sort_keys=True, separators=(",", ":"))
+        return Architecture("hf", name, classes, size, {"class": self.class_name, "config": text})
+
+
+def with_classifier(fields: object, adapter: Adapter, name: str) -> object:
+    """Return a configuration with the class and the number of classes of an adapter's classifier.
+
+    It is unchanged if the adapter has none, or one of the same size.
+    """
+    weight = adapter.saved.get(f"{_CLASSIFIER}weight")
+    if weight is None:
+        return fields
+    changed = _require_fields(fields, name)
+    kind = str(changed["model_type"])
+    auto = transformers("models.auto.modeling_auto")
+    classifiers = auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES.get(kind, ())
+    if isinstance(classifiers, str):
+        classifiers = (classifiers,)
+    if classifiers and not {*(changed.get("architectures") or ())} & {*classifiers}:
+        changed = changed | {"architectures": [classifiers[0]]}
+    if len(changed.get("id2label") or ()) != len(weight):
+        kept = {key: value for key, value in changed.items() if key not in ("id2label", "label2id")}
+        changed = kept | {"num_labels": len(weight)}
+    return changed
+
+
+def describe_config(fields: object, name: str, *, texts: bool = False) -> ModelDescription:
+    """Return the model that the fields of a configuration describe.
+
+    Its class is that of AutoModelForImageClassification and AutoModel. name: of the model, for
+    messages; texts: whether the folder has a tokenizer, so that texts can be embedded. Raises
+    ModelError and UnsupportedError.
+    """
+    fields = _require_fields(fields, name)
+    kind = str(fields["model_type"])
+    named_class = str(next(iter(fields.get("architectures") or ()), ""))[:_CLASS_LENGTH]
+    auto = transformers("models.auto.modeling_auto")
+    classifiers = auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES.get(kind, ())
+    if isinstance(classifiers, str):
+        classifiers = (classifiers,)
+    _require_supported(fields, name, is_classifier=bool(classifiers))
+
+    class_name = named_class
+    inner = fields
+    output: Output = "logits" if named_class in classifiers else "embedding"
+    if output != "logits" and not (texts and named_class in WITH_TEXTS):
+        if kind in _TOWERS:
+            kind = _TOWERS[kind]
+            inner = dict(fields.get("vision_config") or {}) | {"model_type": kind}
+        if kind not in _BACKBONES:
+            raise UnsupportedError(
+                f"expected an image classifier or the backbone of a known family in {name}, found "
+                f"{named_class or kind!r}"
+            )
+        if named_class != "CLIPVisionModelWithProjection":
+            class_name = auto.MODEL_MAPPING_NAMES[kind]
+            output = "cls" if kind in _CLS_ONLY else "pooler"
+    inner = {key: value for key, value in inner.items() if key not in _DROPPED}
+    too_deep = _TOO_DEEP.search(json.dumps(inner))
+    if too_deep:  # even an empty model would take minutes to build
+        raise ModelError(
+            f"expected at most 999 layers in {CONFIG} of {name}, found {short(too_deep[0])}"
+        )
+    notes = _notes(fields, named_class, class_name, output)
+    return ModelDescription(class_name, inner, output, tuple(notes))
+
+
+def _require_fields(fields: object, name: str) -> dict[str, Any]:
+    """Return the fields of a configuration. Raises ModelError for one of timm or another form."""
+    without_type = f"expected {CONFIG} of transformers in {name}, found one without a model_type"
+    if not isinstance(fields, dict):
+        raise ModelError(without_type)
+    kind = fields.get("model_type")
+    if kind is None and {"architecture", "pretrained_cfg"} <= fields.keys():
+        folder = Path(name.removeprefix("hf:"))
+        weights = folder / (weights_inside(folder) or "model.safetensors")
+        raise ModelError(
+            f"expected {CONFIG} of transformers in {name}, found one of timm; write "
+            f"timm:{str(fields['architecture'])[:200]}@{weights}"
+        )
+    if not isinstance(kind, str):
+        raise ModelError(without_type)
+    for key, form in (("architectures", list), ("vision_config", dict)):
+        if not isinstance(fields.get(key) or form(), form):
+            raise ModelError(
+                f"expected a {form.__name__} as {key} in {CONFIG} of {name}, found "
+                f"{short(str(fields[key]))}"
+            )
+    return fields
+
+
+def _require_supported(fields: Mapping[str, Any], name: str, *, is_classifier: bool) -> None:
+    """Raise UnsupportedError for a model type, or a kind of model, that is not supported."""
+    kind = str(fields["model_type"])
+    if kind in _REFUSED:
+        raise UnsupportedError(
+            f"expected a model of images of one size, found {_REFUSED[kind]} (in {name})"
+        )
+    if kind not in _BACKBONES and kind not in _TOWERS and not is_classifier:
+        remote = "; its code (auto_map) is never run" if "auto_map" in fields else ""
+        raise UnsupportedError(
+            "expected a vision model that transformers itself has, found model_type "
+            f"{kind[:60]!r} in {name}{remote}; known: {', '.join((*_BACKBONES, *_TOWERS))} and "
+            "transformers' image classifiers"
+        )
+    if fields.get("quantization_config"):
+        raise UnsupportedError(
+            f"expected weights of floating-point numbers in {name}, found quantization_config"
+        )
+    if fields.get("problem_type") in ("multi_label_classification", "regression"):
+        raise UnsupportedError(
+            f"expected classes that exclude each other, found {fields['problem_type']} in {name}"
+        )
+
+
+def _notes(
+    fields: Mapping[str, Any], named_class: str, class_name: str, output: Output
+) -> list[str]:
+    """Return notes for the provenance: the class, its output, and settings that are not used."""
+    notes = []
+    if class_name in WITH_TEXTS:
+        notes.append(f"the towers of images and texts of {class_name}")
+    elif output != "logits":
+        _, description = FEATURES[output]
+        notes.append(f"{class_name} has no classifier; features: {description}")
+    if named_class not in ("", class_name):
+        notes.append(f"took {class_name} from {named_class}")
+    if "auto_map" in fields:
+        notes.append(
+            "the remote code that the configuration names (auto_map) was not run; transformers' "
+            "own was used"
+        )
+    kernel = fields.get("_attn_implementation") or fields.get("attn_implementation")
+    if isinstance(kernel, str) and kernel not in OBSERVABLE:
+        notes.append(
+            f"loaded with an attention that can be observed, not {short(kernel)!r}, as the "
+            "configuration says"
+        )
+    return notes
+
+
+def _require_size(
+    expected: Mapping[str, Tensor], state: Mapping[str, Tensor] | None, name: str
+) -> None:
+    """Raise ModelError for a model that is much larger than its weights, or than any known one."""
+    count = _count_elements(expected)
+    most = _MOST_PARAMETERS
+    if state is not None:
+        most = 2 * _count_elements(state) + _EXTRA_PARAMETERS
+    if count > most:
+        raise ModelError(
+            f"expected a model of at most {most:,} numbers for {name}, found {count:,}"
+        )
+
+
+def _count_elements(state: Mapping[str, Tensor]) -> int:
+    return sum(tensor.numel() for tensor in state.values())
+
+
+def _loading_faults(info: Mapping[str, Any]) -> list[str]:
+    """Return what transformers reports of weights that it did not load."""
+    faults = []
+    for key in sorted(info["missing_keys"]):
+        if key.rpartition(".")[2] not in _HARMLESS:
+            faults.append(f"{key} is missing")
+    for shape in sorted(map(str, info["mismatched_keys"])):
+        faults.append(f"{shape[:120]} is of another shape")
+    for message in info.get("error_msgs") or ():
+        faults.append(str(message)[:160])
+    return faults
