@@ -211,8 +211,8 @@ def require_forms(
 class _ArrayField(NamedTuple):
     """One field of a dataclass of arrays.
 
-    key_type: int or str of a mapping, by number or by name, None for a single array; prefix: of the
-    names of a mapping's arrays in the file, before the key.
+    key_type: int or str of a mapping, by number or by name, None for a single array.
+    prefix: of the names of a mapping's arrays in the file, before the key.
     """
 
     name: str

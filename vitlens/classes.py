@@ -30,8 +30,9 @@ _MOST_LISTED: Final = 5  # classes listed in an error
 class ClassMapping:
     """A mapping from a model's logits to the classes of data.
 
-    classes: the names of the columns that `read` returns, the data's first; read: maps the model's
-    logits to them; note: for a report, "" for classes matched by name.
+    classes: the names of the columns that `read` returns, the data's first.
+    read: maps the model's logits to them.
+    note: for a report, "" for classes matched by name.
     """
 
     classes: tuple[str, ...]
@@ -80,8 +81,9 @@ def _examples(texts: Sequence[str]) -> str:
 class _Match(NamedTuple):
     """A match of classes.
 
-    columns: of the logits, the data's classes first; names: of the columns; note: "" for a match by
-    name.
+    columns: of the logits, the data's classes first.
+    names: of the columns.
+    note: "" for a match by name.
     """
 
     columns: list[int]
@@ -244,10 +246,12 @@ def class_targets(
     """Return class indices (count,) among the model's logits; None for "predicted".
 
     targets: "predicted", "label" (of `split`), a class by name or by its index from 0, or one of
-    these for each image, also as a tensor or an array of indices; any_class: refuse "predicted" and
-    "label", as the targets of an attack must be other classes; words: the names of the
-    argument and the label in messages. Raises InputError for "label" without labels and an index
-    out of range, UnknownNameError for a class that does not exist.
+        these for each image, also as a tensor or an array of indices.
+    any_class: refuse "predicted" and "label", as the targets of an attack must be other classes.
+    words: the names of the argument and the label in messages.
+
+    Raises InputError for "label" without labels and an index out of range, UnknownNameError for a
+    class that does not exist.
     """
     argument_name, label = words
     if isinstance(targets, Tensor | np.ndarray | np.generic):

@@ -45,8 +45,9 @@ def typed_flags() -> Iterator[None]:
 def argument(name: str, value: object = None, *, flag: str = "") -> str:
     """Return an argument as the caller types it: `image_size=64` or `--image-size 64`.
 
-    name: in Python; value: None for only the name, True for a switch; flag: if it is not the name
-    with dashes.
+    name: in Python.
+    value: None for only the name, True for a switch.
+    flag: if it is not the name with dashes.
 
     >>> argument("image_size", 64)
     'image_size=64'

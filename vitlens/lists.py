@@ -34,9 +34,11 @@ _WEIGHTS: Final = {  # descriptions of a source's weights
 class Named:
     """An entry of a list of names.
 
-    name: as it is typed; help: a description, in a sentence; needs: requirements of the model or of
-    the installation, "" for none; family: for methods the families of models, for attacks the norm,
-    for statistics the query rows, for models the source.
+    name: as it is typed.
+    help: a description, in a sentence.
+    needs: requirements of the model or of the installation, "" for none.
+    family: for methods the families of models, for attacks the norm, for statistics the query rows,
+        for models the source.
     """
 
     name: str

@@ -48,14 +48,19 @@ def show(
     """Return a figure of images and their maps, in colour over the images.
 
     images: one image (3, height, width), a batch, or any form that `vitlens.images` takes, at most
-    12; maps: (batch, rows, columns), or (rows, columns) for one image, of any resolution, as
-    `rollout`, `relevance` and `explain` return them; or several by name. One method without
-    negative values has one colour scale for all images, with its values at the bar; otherwise each
-    map is drawn as a share of its largest value, red for positive, blue for negative. title: of the
-    figure; names: one for each image; label: the maps' unit, at the colour bar; width: of a page or
-    a column; model: that of the maps, whose crop of files and pictures is drawn (a tensor or a
-    Split is drawn without a crop). Raises InputError if shapes do not fit, and for maps of files
-    without the model.
+        12.
+    maps: (batch, rows, columns), or (rows, columns) for one image, of any resolution, as `rollout`,
+        `relevance` and `explain` return them; or several by name. One method without negative
+        values has one colour scale for all images, with its values at the bar; otherwise each map
+        is drawn as a share of its largest value, red for positive, blue for negative.
+    title: of the figure.
+    names: one for each image.
+    label: the maps' unit, at the colour bar.
+    width: of a page or a column.
+    model: that of the maps, whose crop of files and pictures is drawn (a tensor or a Split is drawn
+        without a crop).
+
+    Raises InputError if shapes do not fit, and for maps of files without the model.
 
     >>> import torch, vitlens
     >>> digits = vitlens.load_data("digits", limit=2)
@@ -241,9 +246,12 @@ def show_board(
     """Return a figure of a number per head: layers (down) by heads (across), with a colour bar.
 
     values: the result of `vitlens.statistics`, of which `statistics` names one to six; that of
-    `vitlens.ablate`; a table (layers, heads), NaN for no head; or up to six tables by name. Colours
-    are symmetric around 0 for a single table with negative values. unit: at the colour bar; width:
-    of a page or a column. Raises InputError if shapes do not fit.
+        `vitlens.ablate`; a table (layers, heads), NaN for no head; or up to six tables by name.
+        Colours are symmetric around 0 for a single table with negative values.
+    unit: at the colour bar.
+    width: of a page or a column.
+
+    Raises InputError if shapes do not fit.
 
     >>> import torch, vitlens
     >>> table = vitlens.statistics(vitlens.load("vit-digits"), torch.rand(4, 3, 32, 32))

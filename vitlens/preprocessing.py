@@ -27,14 +27,17 @@ _Level: TypeAlias = Annotated[int, between(0, 255)]
 class Preprocessing:
     """The preparation of images for a model: resizing, a crop or padding, and normalisation.
 
-    size: input (height, width) in pixels. resize: the short side in pixels before the centre crop.
+    size: input (height, width) in pixels.
+    resize: the short side in pixels before the centre crop.
     box: a (height, width) before it instead, used by `crop_mode`: "center" scales the image until
-    it covers the box, "border" until it fits into it, both in proportion; "squash" resizes the
-    whole image to it. Without resize and box, the whole image is resized to size. interpolation:
-    one of Pillow's filters, antialiased. mean, std: per channel, in pixel units of [0, 1].
+        it covers the box, "border" until it fits into it, both in proportion; "squash" resizes the
+        whole image to it. Without resize and box, the whole image is resized to size.
+    interpolation: one of Pillow's filters, antialiased.
+    mean, std: per channel, in pixel units of [0, 1].
     crop_offset: how an odd number of cropped pixels is halved, "round" (to even, as torchvision and
-    timm do) or "floor" (as transformers does). fill: 8-bit RGB around an image that is smaller than
-    the crop; None enlarges it, in proportion, until it covers the crop.
+        timm do) or "floor" (as transformers does).
+    fill: 8-bit RGB around an image that is smaller than the crop; None enlarges it, in proportion,
+        until it covers the crop.
 
     Raises InputError for a resize with a box, and for a crop_mode without one.
     """

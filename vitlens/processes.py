@@ -25,9 +25,10 @@ _GONE = ("gloo", "Connection", "NCCL", "Broken pipe", "Timed out", "timed out")
 class Processes:
     """This process among those of a distributed run.
 
-    index: rank, from 0; count: world size; device: of this process. total, gathered and
-    main_process_first are collective: all processes must call them, in the same order. They raise
-    RunError if another process has ended.
+    index: rank, from 0.
+    count: world size.
+    device: of this process. total, gathered and main_process_first are collective: all processes
+        must call them, in the same order. They raise RunError if another process has ended.
     """
 
     index: int

@@ -207,12 +207,14 @@ def command_line(config: object) -> str:
 class Column:
     """The description of a field of a row.
 
-    title: heading, axis and legend; unit: of plain numbers, as an Estimate has a unit (with
-    "points", a fraction is written in points), or "text" for words that tables do not shorten;
-    term: a definition, one sentence for the glossary; better: the better direction, None for
-    neither; metric: the name of its metric in results.json, with the row's fields in braces, and
-    {key} for a field with several values by name; keys: returns the entries of such a field that
-    are metrics, if not all are.
+    title: heading, axis and legend.
+    unit: of plain numbers, as an Estimate has a unit (with "points", a fraction is written in
+        points), or "text" for words that tables do not shorten.
+    term: a definition, one sentence for the glossary.
+    better: the better direction, None for neither.
+    metric: the name of its metric in results.json, with the row's fields in braces, and {key} for a
+        field with several values by name.
+    keys: returns the entries of such a field that are metrics, if not all are.
     """
 
     title: str
@@ -307,8 +309,9 @@ def _expression(name: MetricName) -> "re.Pattern[str]":
 class Contents:
     """The contents of a command's folder.
 
-    metrics: their names; tables: the row class of each; arrays: the class of each file, by the
-    pattern of its name.
+    metrics: their names.
+    tables: the row class of each.
+    arrays: the class of each file, by the pattern of its name.
     """
 
     metrics: tuple[MetricName, ...]
@@ -350,7 +353,9 @@ class ImageValues:
 class Record:
     """The output of a run.
 
-    config: its settings and models; folder: from which it was read; seconds: its duration;
+    config: its settings and models.
+    folder: from which it was read.
+    seconds: its duration.
     missing_tables: names of those that its folder lacks, which are empty here.
     """
 

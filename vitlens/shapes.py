@@ -39,8 +39,9 @@ PrefixKind = Literal["cls", "distillation", "register"]
 class TokenLayout:
     """The order of a sequence: its prefix tokens, then the patches row by row.
 
-    grid: patches (rows, columns); patch_size: pixels (height, width); prefix: the kind of each
-    token before the patches, in order.
+    grid: patches (rows, columns).
+    patch_size: pixels (height, width).
+    prefix: the kind of each token before the patches, in order.
     """
 
     grid: tuple[int, int]

@@ -18,9 +18,10 @@ from vitlens.errors import LensError, ModelError
 class _Turn:
     """The turn of one module.
 
-    owner: the thread that uses the module; depth: the number of its open contexts; compiled_calls:
-    the parts of the module that are compiled in place, and their compiled calls, which are restored
-    when the turn ends.
+    owner: the thread that uses the module.
+    depth: the number of its open contexts.
+    compiled_calls: the parts of the module that are compiled in place, and their compiled calls,
+        which are restored when the turn ends.
     """
 
     def __init__(self) -> None:

@@ -73,8 +73,11 @@ def parse_json(
 ) -> Any:
     """Return the value in a JSON text (UTF-8).
 
-    source: its name in messages; size: largest number of bytes; hint: what to type, at the end of a
-    message. Raises `error` for anything but JSON, and for NaN and infinities.
+    source: its name in messages.
+    size: largest number of bytes.
+    hint: what to type, at the end of a message.
+
+    Raises `error` for anything but JSON, and for NaN and infinities.
     """
     end = f"; {hint}" if hint else ""
     if len(text) > size:
@@ -103,8 +106,11 @@ def read_as(
 ) -> T:
     """Return a value from a file as a frozen dataclass; keys without a field are ignored.
 
-    source: the file's name in messages; hint: what to type, at the end of a message. Raises `error`
-    at the first value that does not fit its annotation, or that a dataclass itself refuses.
+    source: the file's name in messages.
+    hint: what to type, at the end of a message.
+
+    Raises `error` at the first value that does not fit its annotation, or that a dataclass itself
+    refuses.
     """
     end = f"; {hint}" if hint else ""
     try:

@@ -33,8 +33,9 @@ _Z = NormalDist().inv_cdf(0.975)  # normal quantile of a two-sided 95 % interval
 class Estimate:
     """A number with its 95 % interval.
 
-    low, high: None without an interval; n: number of images (or other units); unit: "fraction",
-    "points", "nats", "px", "" for a plain number.
+    low, high: None without an interval.
+    n: number of images (or other units).
+    unit: "fraction", "points", "nats", "px", "" for a plain number.
     """
 
     value: float
@@ -282,8 +283,8 @@ def bootstrap_difference(
 ) -> Estimate:
     """Return the mean of first - second with its paired 95 % bootstrap interval.
 
-    first, second: (n,) over the same images; groups (n,): see `bootstrap_mean`; most: the largest
-    possible difference, on either side.
+    first, second: (n,) over the same images; groups (n,): see `bootstrap_mean`.
+    most: the largest possible difference, on either side.
     """
     minuend = _vector(first)
     subtrahend = _vector(second)
@@ -348,9 +349,11 @@ def half_of_constant(value: float, groups: int) -> float:
 class Power:
     """The power of a paired comparison.
 
-    error: the standard error of the mean difference; detectable: the smallest true difference that
-    a two-sided test at LEVEL finds with a probability of POWER; n: images; groups: independent
-    ones.
+    error: the standard error of the mean difference.
+    detectable: the smallest true difference that a two-sided test at LEVEL finds with a probability
+        of POWER.
+    n: images.
+    groups: independent ones.
     """
 
     error: float
@@ -455,9 +458,9 @@ def paired_test(first: ArrayLike, second: ArrayLike, *, groups: ArrayLike | None
 def calibration_test(confidences: ArrayLike, correct: int) -> float:
     """Return the two-sided p-value of calibration: predictions are correct with their confidence.
 
-    confidences: (n,), fractions; correct: number of correct predictions. Exact (the Poisson
-    binomial distribution, Wang 1993) up to 5,000 predictions, beyond that by the normal
-    approximation with continuity correction.
+    confidences: (n,), fractions.
+    correct: number of correct predictions. Exact (the Poisson binomial distribution, Wang 1993) up
+        to 5,000 predictions, beyond that by the normal approximation with continuity correction.
     """
     vector = _vector(confidences)
     expected = float(vector.sum())

@@ -26,10 +26,12 @@ State = dict[str, Tensor]
 class Jobs:
     """The jobs of a batch, one per row.
 
-    rows: indices into the images that are attacked; keys: of the random draws, from seed, image,
-    restart and target; runners_up: classes other than the label, most likely on the clean image
-    first; targets: the target class; restarts: index of the restart; queries: forward passes of
-    this job so far.
+    rows: indices into the images that are attacked.
+    keys: of the random draws, from seed, image, restart and target.
+    runners_up: classes other than the label, most likely on the clean image first.
+    targets: the target class.
+    restarts: index of the restart.
+    queries: forward passes of this job so far.
     """
 
     rows: Int[Tensor, " batch"]
@@ -58,9 +60,11 @@ class Jobs:
 class PointEvaluation:
     """The model's outputs on each job's points.
 
-    logits: fp32; losses: the algorithm's objectives; gradients: of the losses with respect to the
-    points, 0 if they are not computed; success: whether these points are adversarial (in a targeted
-    attack: are predicted as the target).
+    logits: fp32.
+    losses: the algorithm's objectives.
+    gradients: of the losses with respect to the points, 0 if they are not computed.
+    success: whether these points are adversarial (in a targeted attack: are predicted as the
+        target).
     """
 
     logits: Logits
@@ -73,11 +77,13 @@ class PointEvaluation:
 class Algorithm(ABC):
     """One attack on a whole batch at once; its memory of a job is in the rows of the state.
 
-    norm: it bounds the perturbation, or is minimised; queries: the largest number of a job, of
-    which the last needs no gradient; loss: the objective that is maximised (None: no gradients, or
-    other objectives); objectives: gradients per query. In an attack that searches for the smallest
-    perturbation, state "best" is its image, "nearest" its length; in others a job ends with its
-    first success.
+    norm: it bounds the perturbation, or is minimised.
+    queries: the largest number of a job, of which the last needs no gradient.
+    loss: the objective that is maximised (None: no gradients, or other objectives).
+    objectives: gradients per query.
+
+    In an attack that searches for the smallest perturbation, state "best" is its image, "nearest"
+    its length; in others a job ends with its first success.
     """
 
     norm: Norm
@@ -107,11 +113,14 @@ class Algorithm(ABC):
 class Setting:
     """The settings from which an algorithm is built.
 
-    steps: at least 1; classes: of the model; size: of the images, px; token: px (height, width) of
-    a ViT's patch on these images, None for other models; side: px of the patch attack's square
-    (None: a quarter of the shorter side); aligned: whether the square lies on tokens (without
-    tokens: on a grid of its own side); maps: attribution maps by which its position is chosen, or
-    None; stride: of PGD, the length of all steps together in epsilons (None: its default).
+    steps: at least 1.
+    classes: of the model.
+    size: of the images, px.
+    token: px (height, width) of a ViT's patch on these images, None for other models.
+    side: px of the patch attack's square (None: a quarter of the shorter side).
+    aligned: whether the square lies on tokens (without tokens: on a grid of its own side).
+    maps: attribution maps by which its position is chosen, or None.
+    stride: of PGD, the length of all steps together in epsilons (None: its default).
     """
 
     steps: int

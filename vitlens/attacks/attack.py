@@ -44,12 +44,14 @@ _LARGEST_USUAL: Final = 32 / 255
 class AttackResult(Table):
     """Images after an attack.
 
-    images: adversarial where success, else the clean image, in fp32 also for a module in 16 bits;
+    images: adversarial where success, else the clean image, in fp32 also for a module in 16 bits.
     success: whether the prediction was right and now is wrong, without autocast, on exactly these
-    pixels (with `targets`: now is the target); distance: of images from the clean ones, in the
-    attack's norm, pixel units; tried: whether the clean image was classified correctly, only then
-    it is attacked; reached: whether the prediction is the given target; forwards, backwards: passes
-    through the model; notes: caveats that belong to the numbers.
+        pixels (with `targets`: now is the target).
+    distance: of images from the clean ones, in the attack's norm, pixel units.
+    tried: whether the clean image was classified correctly, only then it is attacked.
+    reached: whether the prediction is the given target.
+    forwards, backwards: passes through the model.
+    notes: caveats that belong to the numbers.
     """
 
     images: Images
@@ -86,12 +88,15 @@ class AttackResult(Table):
 class AttackCurve(Table):
     """An attack at several epsilons.
 
-    epsilons: (epsilons,), pixel units, in the attack's norm; robust_accuracy: (epsilons,), the
-    fraction of all images classified correctly within each, which never rises; success: (epsilons,
-    batch), whether the attack succeeded within each; tried: whether the clean image was classified
-    correctly, only then it is attacked; broken_at: (batch,), the smallest of the epsilons at which
-    it succeeded, infinite where at none, 0 where the clean image is misclassified; distance:
-    (batch,), of the smallest perturbation found, infinite where there is none; notes: caveats.
+    epsilons: (epsilons,), pixel units, in the attack's norm.
+    robust_accuracy: (epsilons,), the fraction of all images classified correctly within each, which
+        never rises.
+    success: (epsilons, batch), whether the attack succeeded within each.
+    tried: whether the clean image was classified correctly, only then it is attacked.
+    broken_at: (batch,), the smallest of the epsilons at which it succeeded, infinite where at none,
+        0 where the clean image is misclassified.
+    distance: (batch,), of the smallest perturbation found, infinite where there is none.
+    notes: caveats.
     """
 
     epsilons: Float[Tensor, " epsilons"]
@@ -329,9 +334,12 @@ def sweep(
     """Attack every image at every epsilon, up to the first at which the attack succeeds.
 
     epsilons: in pixel units, ascending, 0 allowed (None: the defaults of the attack's norm; a patch
-    has its own); indices: of the images in the data set, which seed the random draws, so that the
-    parts of a data set give the same results as the whole; on_progress: called with the number of
-    images just finished. Raises the errors of `vitlens.attack`.
+        has its own).
+    indices: of the images in the data set, which seed the random draws, so that the parts of a data
+        set give the same results as the whole.
+    on_progress: called with the number of images just finished.
+
+    Raises the errors of `vitlens.attack`.
     """
     entry = attack_named(attack)
     clean = clean_images(model, images, labels, indices=indices, batch_size=plan.batch_size)

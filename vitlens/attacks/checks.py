@@ -41,10 +41,12 @@ State: TypeAlias = Literal["passed", "inconclusive", "failed"]
 class Check:
     """One self-check of an attack.
 
-    attack: its name; expected, found: in words. state: inconclusive where the result is as expected
-    but the check could not have failed, because no image fooled the model. against, of: the number
-    of images that contradict the expectation, and of how many (None where that is no count of
-    images).
+    attack: its name.
+    expected, found: in words.
+    state: inconclusive where the result is as expected but the check could not have failed, because
+        no image fooled the model.
+    against, of: the number of images that contradict the expectation, and of how many (None where
+        that is no count of images).
     """
 
     name: str

@@ -31,9 +31,10 @@ CUTOFF = 0.5  # of Nyquist's frequency, between low and high
 class Region:
     """The allowed changes of a batch of jobs.
 
-    norm: that bounds a change. within: the component of a change, or of a gradient, in the region,
-    of any length. choose: the state that defines the region of each job. radius: the largest length
-    of a change.
+    norm: that bounds a change.
+    within: the component of a change, or of a gradient, in the region, of any length.
+    choose: the state that defines the region of each job.
+    radius: the largest length of a change.
     """
 
     norm: Norm
@@ -138,8 +139,8 @@ def ranked_positions(
 class Descent(Algorithm):
     """Gradient ascent on the loss; each step is projected into the region.
 
-    stride: length of all steps together, in epsilons. random_start: True to start at a random point
-    of the region.
+    stride: length of all steps together, in epsilons.
+    random_start: True to start at a random point of the region.
     """
 
     steps: int
@@ -180,8 +181,8 @@ def pgd(
     """Return projected gradient descent (Madry 2018): a random start, steps of 2.5 epsilon / steps.
 
     targets: the number of the most likely other classes that it targets in turn; 0: untargeted.
-    stride: None: that of the setting, or 2.5. region: the set of allowed perturbations (None: the
-    ball of the norm).
+    stride: None: that of the setting, or 2.5.
+    region: the set of allowed perturbations (None: the ball of the norm).
     """
     region = region or Region(NORMS[norm])
     if stride is None:

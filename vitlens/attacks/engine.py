@@ -56,8 +56,11 @@ class AttackOutcome:
     """The outcome for each image, of all algorithms that have run so far.
 
     level: index of the epsilon at which the attack succeeded, -1 for an image that is robust or was
-    not attacked; distance: of the adversarial image, infinite without one; forwards, backwards:
-    passes; silent: whether no gradient was other than exactly 0; adversarial: images by row.
+        not attacked.
+    distance: of the adversarial image, infinite without one.
+    forwards, backwards: passes.
+    silent: whether no gradient was other than exactly 0.
+    adversarial: images by row.
     """
 
     level: Int[Tensor, " batch"]
@@ -77,8 +80,8 @@ class AttackOutcome:
 class Evaluator:
     """A model and an algorithm, with which points are evaluated.
 
-    precision: of the passes with gradients; targeted: whether success means predicting the target
-    (else: any wrong class).
+    precision: of the passes with gradients.
+    targeted: whether success means predicting the target (else: any wrong class).
     """
 
     model: Model

@@ -49,14 +49,18 @@ class AttackPlan:
 
     Raises InputError for counts that are too small and for maps that are not finite.
 
-    levels: epsilons above 0 in ascending order; steps: of the attack (None: its default); restarts:
-    at each level; targets: the target classes (batch,), or None; batch_size: images at a time
-    (None: as many as fit into memory); precision: of the passes with gradients; side, aligned,
-    maps, stride: as in `vitlens.attack`; keep: whether the adversarial images are kept; downwards:
-    from the largest epsilon down to the first at which an image is robust, which then counts as
-    robust at all smaller ones, instead of from the smallest up to the first at which the attack
-    succeeds: two to three times as fast if many images are robust, but wrong if an attack fails
-    only at a larger epsilon.
+    levels: epsilons above 0 in ascending order.
+    steps: of the attack (None: its default).
+    restarts: at each level.
+    targets: the target classes (batch,), or None.
+    batch_size: images at a time (None: as many as fit into memory).
+    precision: of the passes with gradients.
+    side, aligned, maps, stride: as in `vitlens.attack`.
+    keep: whether the adversarial images are kept.
+    downwards: from the largest epsilon down to the first at which an image is robust, which then
+        counts as robust at all smaller ones, instead of from the smallest up to the first at which
+        the attack succeeds: two to three times as fast if many images are robust, but wrong if an
+        attack fails only at a larger epsilon.
     """
 
     levels: Sequence[float] = ()

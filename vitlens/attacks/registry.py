@@ -40,20 +40,27 @@ _SLOW: Final = 1000  # passes per image
 class Attack:
     """One attack.
 
-    norm: that bounds the perturbation, or "patch"; kind: "budget" (run at each epsilon) or
-    "minimum" (searches for the smallest perturbation, once); paper: its source; description: what
-    it does, in a few words; function: "module:function", called as function(setting, **options),
-    gives the algorithm; members: attacks that are run one after another on the images that are
-    still robust, instead of a function.
+    norm: that bounds the perturbation, or "patch".
+    kind: "budget" (run at each epsilon) or "minimum" (searches for the smallest perturbation,
+        once).
+    paper: its source.
+    description: what it does, in a few words.
+    function: "module:function", called as function(setting, **options), gives the algorithm.
+    members: attacks that are run one after another on the images that are still robust, instead of
+        a function.
 
-    gradients: whether it needs them; random_start: whether another restart can give another result;
-    targets: how many classes it targets in turn (0: untargeted); steps: their default number (0:
-    always one step); iterative: whether each step depends on the ones before; restricted: whether
-    its perturbations have less freedom than their norm allows; passes_a_step: forward passes per
-    step and image; strong: whether it should succeed wherever a single-step attack or one without
-    gradients in its norm does; stronger_than: other attacks for which that should hold, with the
-    reason; examples: its rank among the attacks whose images are shown and analysed (1: first; 0:
-    only if no other is run).
+    gradients: whether it needs them.
+    random_start: whether another restart can give another result.
+    targets: how many classes it targets in turn (0: untargeted).
+    steps: their default number (0: always one step).
+    iterative: whether each step depends on the ones before.
+    restricted: whether its perturbations have less freedom than their norm allows.
+    passes_a_step: forward passes per step and image.
+    strong: whether it should succeed wherever a single-step attack or one without gradients in its
+        norm does.
+    stronger_than: other attacks for which that should hold, with the reason.
+    examples: its rank among the attacks whose images are shown and analysed (1: first; 0: only if
+        no other is run).
     """
 
     name: str

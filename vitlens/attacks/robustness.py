@@ -34,14 +34,17 @@ ByDepth = Float[Tensor, "depth batch"]
 class Outcome:
     """The outcome of one attack on one model and n images.
 
-    name: the attack with its norm ("pgd-linf"); epsilons: those tried, ascending, in the attack's
-    norm, pixel units (for a patch the share of the image covered); clean: the images that the model
-    predicts correctly before the attack; broken_at: the smallest epsilon at which each is predicted
-    wrongly, 0 for images that were wrong before, infinite for images on which all attempts failed;
-    distance: of the smallest perturbation found, 0 and infinite as broken_at; zero_gradients:
-    images whose gradients were all exactly 0; forwards, backwards: passes through the model;
-    seconds; notes: caveats on the numbers; groups: (n,) of images that are not independent, or
-    None.
+    name: the attack with its norm ("pgd-linf").
+    epsilons: those tried, ascending, in the attack's norm, pixel units (for a patch the share of
+        the image covered).
+    clean: the images that the model predicts correctly before the attack.
+    broken_at: the smallest epsilon at which each is predicted wrongly, 0 for images that were wrong
+        before, infinite for images on which all attempts failed.
+    distance: of the smallest perturbation found, 0 and infinite as broken_at.
+    zero_gradients: images whose gradients were all exactly 0.
+    forwards, backwards: passes through the model; seconds.
+    notes: caveats on the numbers.
+    groups: (n,) of images that are not independent, or None.
     """
 
     name: str
@@ -113,9 +116,10 @@ def halving_epsilon(outcomes: Sequence[Outcome]) -> float:
 class Transfer:
     """The predictions of one model (target) on the images of an attack on another (source).
 
-    source, target: numbers of the models; rate: the share that fool the target, of the images that
-    fool the source and have a clean version that the target predicts right, None without such
-    images; accuracy: of the target on all images of the source, clean ones if its attack failed;
+    source, target: numbers of the models.
+    rate: the share that fool the target, of the images that fool the source and have a clean
+        version that the target predicts right, None without such images.
+    accuracy: of the target on all images of the source, clean ones if its attack failed.
     clean: its accuracy on the clean images.
     """
 
@@ -135,9 +139,10 @@ def transfers(
 ) -> Iterator[Transfer]:
     """Yield the transfer of every model's images to every model.
 
-    clean: (models, n), whether a model predicts a clean image correctly; adversarial: for each
-    source (models, n), the same for its images; fooled: (models, n), whether an image fools its
-    source; groups: (n,) of images that are not independent.
+    clean: (models, n), whether a model predicts a clean image correctly.
+    adversarial: for each source (models, n), the same for its images.
+    fooled: (models, n), whether an image fools its source.
+    groups: (n,) of images that are not independent.
     """
     clean_accuracies = [accuracy(correct, groups=groups) for correct in clean]
     for source, target in product(range(len(clean)), repeat=2):

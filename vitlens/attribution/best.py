@@ -69,8 +69,12 @@ _KEPT: Final = 0.5  # the share of the patches that are kept
 class _Parts:
     """The parts of the candidates, on the grid of patches.
 
-    where: V; rollout: G, not smoothed; agreed: C⁺ + N⁺, not smoothed; token_similarity: T. All but
-    V and T are divided by their means.
+    where: V.
+    rollout: G, not smoothed.
+    agreed: C⁺ + N⁺, not smoothed.
+    token_similarity: T.
+
+    All but V and T are divided by their means.
     """
 
     where: Maps

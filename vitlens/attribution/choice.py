@@ -77,10 +77,12 @@ _CONFIRMATIONS: Final[Mapping[Side, Literal["confirmed", "not confirmed", "contr
 class MethodChoice(Summary):
     """The method chosen for a model and images.
 
-    method: the chosen one; candidates: the methods compared; reason: why the method is the default
-    and not chosen by evidence, "" if it is chosen; checks: those that decided; left_out: checks
-    that could not judge, with the reason; localised: where localisation was scored, "objects"
-    (masks) or a kind of composites.
+    method: the chosen one.
+    candidates: the methods compared.
+    reason: why the method is the default and not chosen by evidence, "" if it is chosen.
+    checks: those that decided.
+    left_out: checks that could not judge, with the reason.
+    localised: where localisation was scored, "objects" (masks) or a kind of composites.
 
     On the selection half: certainty: share of the bootstrap draws in which the method wins, None
     without evidence; runner_up: the second, among those with other maps; alike: candidates with the
@@ -221,8 +223,8 @@ def chosen_by_evidence(
 ) -> MethodChoice:
     """Return the choice between methods, functions of (model, images, targets) by name.
 
-    targets: class indices (n,), None for the predictions; advance: called with the number of
-    methods just done, in each of the two checks.
+    targets: class indices (n,), None for the predictions.
+    advance: called with the number of methods just done, in each of the two checks.
     """
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(split), generator=generator)[:IMAGES].sort().values

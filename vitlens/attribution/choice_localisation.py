@@ -35,8 +35,8 @@ ComputeMaps = Callable[[Images, Labels], Mapping[str, Maps]]  # maps of every me
 class Localisation:
     """The localisation of every method.
 
-    values: the ROC-AUC, NaN for images without one; obstacle: why there are no values, "" if there
-    are.
+    values: the ROC-AUC, NaN for images without one.
+    obstacle: why there are no values, "" if there are.
     """
 
     values: Values

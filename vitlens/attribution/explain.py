@@ -68,13 +68,16 @@ def explain(
 
     Maps are raw (batch, rows, columns), signed where the method is.
 
-    images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; targets:
-    "predicted", "label" (of a Split or class folders), a class by name or index, or class indices
-    (batch,); method: a name of `vitlens.list_methods()`; refinement: of its maps
-    (`vitlens.Refinement`: attention between patches, views, another map, the edges of the image),
-    None for none; batch_size: images at a time (None: chosen to fit); seed: of SmoothGrad, RISE and
-    KernelSHAP; options: further ones of the method, as its function has them (rollout: fusion,
-    discard, alpha, start_layer, readout; integrated-gradients: steps, baseline; rise: masks).
+    images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes.
+    targets: "predicted", "label" (of a Split or class folders), a class by name or index, or class
+        indices (batch,).
+    method: a name of `vitlens.list_methods()`.
+    refinement: of its maps (`vitlens.Refinement`: attention between patches, views, another map,
+        the edges of the image), None for none.
+    batch_size: images at a time (None: chosen to fit).
+    seed: of SmoothGrad, RISE and KernelSHAP.
+    options: further ones of the method, as its function has them (rollout: fusion, discard, alpha,
+        start_layer, readout; integrated-gradients: steps, baseline; rise: masks).
 
     engine: "grad-cam" returns the maps of the grad-cam package instead, for the methods that it
     has: after its ReLU, scaled to [0, 1] by their smallest and largest value, in the size of the

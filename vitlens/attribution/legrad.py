@@ -49,11 +49,13 @@ def legrad(
     """Return the maps of LeGrad (batch, rows, columns): raw, not negative, summed over layers.
 
     start_layer: the first one; None for all layers, as in the paper, but of a language-image model
-    the last LAST_BLOCKS, as in the authors' code. readout: how the score reads the output of a
-    block: as the model does, or "mean", all tokens averaged before the final norm; None for the
-    mean where a language-image model has no attention pooling (the authors' code), else for that of
-    the model. Raises InputError for a layer that does not exist, UnknownNameError or
-    UnsupportedError for another readout.
+        the last LAST_BLOCKS, as in the authors' code.
+    readout: how the score reads the output of a block: as the model does, or "mean", all tokens
+        averaged before the final norm; None for the mean where a language-image model has no
+        attention pooling (the authors' code), else for that of the model.
+
+    Raises InputError for a layer that does not exist, UnknownNameError or UnsupportedError for
+    another readout.
     """
     blocks = blocks_of(model, pooled=True)
     averaged = _is_averaged(model, readout)

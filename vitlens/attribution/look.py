@@ -30,8 +30,9 @@ class HeadEffect:
     """One head for one prediction.
 
     delta_loss: the rise of the loss of the prediction without the head, nats; positive: it supports
-    the prediction; probability: of the prediction without the head; given: the label of the head,
-    by what it attends to, None where it has none.
+        the prediction.
+    probability: of the prediction without the head.
+    given: the label of the head, by what it attends to, None where it has none.
     """
 
     layer: int

@@ -45,10 +45,13 @@ class Refinement:
     """The refinement of a method's maps; by default none.
 
     refine: "affinity", steps of the attention between patches (affinity.py), of layers (None: all),
-    an even number; times: a method with a map that is multiplied (refined in the same way; both
-    without their negative values and divided by their mean); views: shifted and mirrored views that
-    are averaged (VIEWS); upsample: "image", to the pixels of the image by a filter that follows its
-    edges. Raises InputError and UnknownNameError.
+        an even number.
+    times: a method with a map that is multiplied (refined in the same way; both without their
+        negative values and divided by their mean).
+    views: shifted and mirrored views that are averaged (VIEWS).
+    upsample: "image", to the pixels of the image by a filter that follows its edges.
+
+    Raises InputError and UnknownNameError.
 
     >>> import vitlens
     >>> vitlens.Refinement(refine="affinity", views=2).words

@@ -48,22 +48,28 @@ _REQUIREMENTS: Final[Mapping[str, str]] = MappingProxyType(
 class Attribution:
     """One attribution method.
 
-    title: in figures and tables; description: of its maps, in a sentence; paper: in which it is
-    defined; function: "module:function" of (model, images, targets) that gives maps (batch, rows,
-    columns); resolution: the patches of a ViT, the last map of a CNN or the cells of a ViT, or the
-    pixels of the input; signed: whether it has negative values, which are evidence against the
-    target; forwards, backwards: about how many passes of the model one image takes.
+    title: in figures and tables.
+    description: of its maps, in a sentence.
+    paper: in which it is defined.
+    function: "module:function" of (model, images, targets) that gives maps (batch, rows, columns).
+    resolution: the patches of a ViT, the last map of a CNN or the cells of a ViT, or the pixels of
+        the input.
+    signed: whether it has negative values, which are evidence against the target.
+    forwards, backwards: about how many passes of the model one image takes.
 
-    arguments: further ones of every call; options: further ones by name, of `vitlens.explain`, too;
-    "seed" where something is random; needs: what the model must have; families: of the models that
-    support it; needs_class: whether it explains a class, so that the model needs a classifier;
-    complete: whether a map sums to F(image) - F(black), so that its completeness error is reported;
+    arguments: further ones of every call.
+    options: further ones by name, of `vitlens.explain`, too; "seed" where something is random.
+    needs: what the model must have.
+    families: of the models that support it.
+    needs_class: whether it explains a class, so that the model needs a classifier.
+    complete: whether a map sums to F(image) - F(black), so that its completeness error is reported.
     refined: whether its maps are refined by the attention between patches already.
 
-    default: whether `vitlens explain` runs it where no method is named; studied: whether `vitlens
-    study` checks it; preference: its rank in comparisons, which take the first ones of a model,
-    None: not used; preference_with_texts: that of a language-image model, where it is another;
-    candidate: its rank for `--auto`, only of methods that explain a class and are not slow;
+    default: whether `vitlens explain` runs it where no method is named.
+    studied: whether `vitlens study` checks it.
+    preference: its rank in comparisons, which take the first ones of a model, None: not used.
+    preference_with_texts: that of a language-image model, where it is another.
+    candidate: its rank for `--auto`, only of methods that explain a class and are not slow.
     package: its class in the grad-cam package, None where the package has none.
     """
 

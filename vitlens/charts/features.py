@@ -50,8 +50,11 @@ Rgba = tuple[float, float, float, float]
 class Cloud:
     """A panel of `feature_space`.
 
-    points: (n, 2); labels: (n,) indices into classes, or None; wrong: (n,) misclassified, or None;
-    by: the classifier; thumbnails: (n, 3, height, width), drawn in place of the points, or None;
+    points: (n, 2).
+    labels: (n,) indices into classes, or None.
+    wrong: (n,) misclassified, or None.
+    by: the classifier.
+    thumbnails: (n, 3, height, width), drawn in place of the points, or None.
     named: True if the name of each class is written at the median of its points.
     """
 
@@ -110,8 +113,10 @@ def feature_space(clouds: Sequence[Cloud], title: str) -> Figure:
 class QueryKeyCloud:
     """A panel of `query_key_space`.
 
-    points: (n, 2); is_key: (n,); layers: (n,) numbers, or None for one colour each of queries and
-    keys; marked: (n,) points with a black edge, or None.
+    points: (n, 2).
+    is_key: (n,).
+    layers: (n,) numbers, or None for one colour each of queries and keys.
+    marked: (n,) points with a black edge, or None.
     """
 
     title: str
@@ -276,10 +281,13 @@ def _pictures(
 class PatchMap:
     """Patches as points of two maps.
 
-    points: (n, 2), of patches with their positions; content: (n, 2), of the same patches without
-    their positions; captions: of both maps; places: (n, 2), rows and columns in the grid; grid:
-    rows and columns; cut: indices of the points that are drawn as pictures, or None; pixels: (cut,
-    3, height, width) in [0, 1], the pictures.
+    points: (n, 2), of patches with their positions.
+    content: (n, 2), of the same patches without their positions.
+    captions: of both maps.
+    places: (n, 2), rows and columns in the grid.
+    grid: rows and columns.
+    cut: indices of the points that are drawn as pictures, or None.
+    pixels: (cut, 3, height, width) in [0, 1], the pictures.
     """
 
     model: str
@@ -358,8 +366,10 @@ def _draw_key(axes: Axes, grid: Sequence[int], points: Array) -> None:
 class Matches:
     """Two images and their most similar patches in descending order.
 
-    first, second: (3, height, width) in [0, 1]; sources, targets: (m, 2), rows and columns from 0;
-    similarity: (m,); grid: (rows, columns) of the patches of both images.
+    first, second: (3, height, width) in [0, 1].
+    sources, targets: (m, 2), rows and columns from 0.
+    similarity: (m,).
+    grid: (rows, columns) of the patches of both images.
     """
 
     title: str

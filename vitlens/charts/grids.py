@@ -178,9 +178,9 @@ def matrix(
     """Return a chart with a cell for each pair of the values of two columns, and its number if
     there is room.
 
-    below: a second line in each cell; panel: a column, with a matrix for each of its values, at
-    most three in a row, all on one scale; words: the texts in place of numbers, for colours that
-    are judgements and need no bar.
+    below: a second line in each cell.
+    panel: a column, with a matrix for each of its values, at most three in a row, all on one scale.
+    words: the texts in place of numbers, for colours that are judgements and need no bar.
     """
 
     @styled

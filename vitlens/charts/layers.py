@@ -44,9 +44,10 @@ _ROOM: Final = 0.08  # of the range of values, on both sides
 class HeadView:
     """One head of a layer.
 
-    map: (rows, columns), its attention on the image; distance: its attention distance as a share of
-    that of uniform attention; lost: points of accuracy lost without it; matters: True if the loss
-    changes significantly without it.
+    map: (rows, columns), its attention on the image.
+    distance: its attention distance as a share of that of uniform attention.
+    lost: points of accuracy lost without it.
+    matters: True if the loss changes significantly without it.
     """
 
     head: int
@@ -71,8 +72,10 @@ class Exemplar:
 class RoleView:
     """The role of one head of a layer.
 
-    exemplars: the images that it helps most; helps: their labels; words: the head's label; tested:
-    True if the label is tested.
+    exemplars: the images that it helps most.
+    helps: their labels.
+    words: the head's label.
+    tested: True if the label is tested.
     """
 
     head: int

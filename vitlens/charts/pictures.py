@@ -39,12 +39,17 @@ _MOSAIC: Final = 8  # most maps in a row or column
 class Picture:
     """A cell of `images`.
 
-    image: (3, height, width) in [0, 1]; map: (rows, columns), drawn over the image, or alone; row,
-    column: their names; below: a line under it; frame: the colour around it; mask: (height, width),
-    an object that is outlined; hit: True if the map's highest point, which is marked, lies on the
-    object; crossed: the reason for which the map is crossed out; sheet: the number of its figure,
-    of several; signed: for a map drawn as a share of its largest value, True if it has signs; of:
-    the name in the title of its figure.
+    image: (3, height, width) in [0, 1].
+    map: (rows, columns), drawn over the image, or alone.
+    row, column: their names.
+    below: a line under it.
+    frame: the colour around it.
+    mask: (height, width), an object that is outlined.
+    hit: True if the map's highest point, which is marked, lies on the object.
+    crossed: the reason for which the map is crossed out.
+    sheet: the number of its figure, of several.
+    signed: for a map drawn as a share of its largest value, True if it has signs.
+    of: the name in the title of its figure.
     """
 
     image: NDArray[np.floating] | None
@@ -116,8 +121,10 @@ class _Grid:
 class _Blocks:
     """Blocks of pictures below one another, each of `down` rows; sizes in inches.
 
-    side: the width of a picture; ratio: its height as a share of the width; above: the height of
-    the titles of columns; text: that of the texts below a row of pictures.
+    side: the width of a picture.
+    ratio: its height as a share of the width.
+    above: the height of the titles of columns.
+    text: that of the texts below a row of pictures.
     """
 
     count: int

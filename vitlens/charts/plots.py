@@ -51,9 +51,10 @@ def intervals(
     """Return a chart with a line for each `by`, and on it a dot with its interval for each value
     and each series `of`.
 
-    reference: a dashed line, in the unit that is drawn (% for fractions); titles: of the values in
-    the legend; filled: draws bars from 0 in place of dots; words: the text at the end of a row's
-    bar.
+    reference: a dashed line, in the unit that is drawn (% for fractions).
+    titles: of the values in the legend.
+    filled: draws bars from 0 in place of dots.
+    words: the text at the end of a row's bar.
     """
 
     @styled
@@ -148,8 +149,10 @@ def lines(
 ) -> Draw:
     """Return a chart with a curve of each y over x for each series `of`, its interval as a band.
 
-    panel: a column, with a panel for each of its values; log: a logarithmic y axis; loglog: two
-    logarithmic axes; reference: a column whose value, chance or no change, is drawn dashed.
+    panel: a column, with a panel for each of its values.
+    log: a logarithmic y axis.
+    loglog: two logarithmic axes.
+    reference: a column whose value, chance or no change, is drawn dashed.
     """
 
     @styled

@@ -217,9 +217,12 @@ def patch_embedding(
     """Draw a patch, some filters with their responses, and both ways to compute the patch
     embedding.
 
-    patch: (3, height, width) in [0, 1]; filters: (n, 3, height, width), drawn as pictures with
-    their weights divided by the largest, so that 0 is grey; numbers: of the filters; embedded,
-    convolved: all numbers of all patches, by unfold and a linear map, and by the convolution.
+    patch: (3, height, width) in [0, 1].
+    filters: (n, 3, height, width), drawn as pictures with their weights divided by the largest, so
+        that 0 is grey.
+    numbers: of the filters.
+    embedded, convolved: all numbers of all patches, by unfold and a linear map, and by the
+        convolution.
     """
     columns = (len(responses) + 1) // 2
     if style.in_column():

@@ -43,10 +43,12 @@ def windows_and_shift(
     """Draw four panels: the windows of a layer and of the next, the patches that one patch sees
     after each, the mask.
 
-    image: (3, height, width) in [0, 1]; parts: of both layers, (rows, columns), the number of the
-    part of a window that a patch is in; reach: after each layer, (rows, columns), above 0 if
-    `patch` (row, column) depends on a patch; mask: (places, places) of the second layer's last
-    window, above 0 if a query may attend to a key; layers: their numbers.
+    image: (3, height, width) in [0, 1].
+    parts: of both layers, (rows, columns), the number of the part of a window that a patch is in.
+    reach: after each layer, (rows, columns), above 0 if `patch` (row, column) depends on a patch.
+    mask: (places, places) of the second layer's last window, above 0 if a query may attend to a
+        key.
+    layers: their numbers.
     """
     seen = [np.asarray(values) > 0 for values in reach]
     across = abreast(4)

@@ -29,13 +29,16 @@ Group = Literal["Inspect", "Train and evaluate", "Explain and test", "Reports an
 class Command:
     """One command.
 
-    help: its first line in --help; example: a line that can be typed at once; needs: what a model
-    must have for it (commands/needs.py), None where it takes no model; reports: whether it leaves a
-    report folder; untrained: whether it needs no trained weights; html: whether it writes
-    report.html unless --no-html is given; serves: whether it serves a page until it is stopped,
-    from which visitors export its report folders; portfolio: whether `--portfolio` writes a longer
-    report of its runs; package: where its parts are, if elsewhere than
-    in vitlens.commands.<word>.
+    help: its first line in --help.
+    example: a line that can be typed at once.
+    needs: what a model must have for it (commands/needs.py), None where it takes no model.
+    reports: whether it leaves a report folder.
+    untrained: whether it needs no trained weights.
+    html: whether it writes report.html unless --no-html is given.
+    serves: whether it serves a page until it is stopped, from which visitors export its report
+        folders.
+    portfolio: whether `--portfolio` writes a longer report of its runs.
+    package: where its parts are, if elsewhere than in vitlens.commands.<word>.
     """
 
     word: str

@@ -140,11 +140,13 @@ def read_split(images: object, preprocessing: Preprocessing | None = None) -> Sp
     """Return images in any form as a Split, with labels if a Split or class folders have them.
 
     images: a Split; a tensor (n, 3, height, width) in [0, 1]; or one or a list of files, folders,
-    patterns of paths ("photos/*.jpg"), PIL images, uint8 arrays (height, width), (height, width, 3
-    or 4) or (n, height, width, 3 or 4), and uint8 tensors (3, height, width) or (n, 3, height,
-    width). One folder with class folders, or with test/ or val/, gives these images with their
-    labels; other folders give all images below, sorted. Pictures are resized and cropped as by the
-    commands. preprocessing: of the model; None: the size that all images share, else 224x224.
+        patterns of paths ("photos/*.jpg"), PIL images, uint8 arrays (height, width), (height,
+        width, 3 or 4) or (n, height, width, 3 or 4), and uint8 tensors (3, height, width) or (n, 3,
+        height, width). One folder with class folders, or with test/ or val/, gives these images
+        with their labels; other folders give all images below, sorted. Pictures are resized and
+        cropped as by the commands.
+    preprocessing: of the model; None: the size that all images share, else 224x224.
+
     Raises DataError for anything else, and for the first picture that cannot be read.
     """
     if isinstance(images, Split):

@@ -30,8 +30,8 @@ _NAME = re.compile(r"^([A-Za-z][A-Za-z_ ]*?)(\d+)-([A-Za-z][A-Za-z_ ]*?)(\d+)$")
 class Cues:
     """The cues of n images.
 
-    shape, texture: (n,) indices into the split's classes; source: (n,) the image from which the
-    shape was taken.
+    shape, texture: (n,) indices into the split's classes.
+    source: (n,) the image from which the shape was taken.
     """
 
     shape: Labels

@@ -88,8 +88,9 @@ class UnreadableError(DataError):
 class Header(NamedTuple):
     """The header of a readable file.
 
-    size: (height, width) as displayed, after the turn of its EXIF orientation; note: for the
-    report, or None; orientation: of the EXIF block, 1 for an image stored as it is displayed.
+    size: (height, width) as displayed, after the turn of its EXIF orientation.
+    note: for the report, or None.
+    orientation: of the EXIF block, 1 for an image stored as it is displayed.
     """
 
     size: tuple[int, int]

@@ -61,11 +61,14 @@ def digits(
 ) -> Split:
     """Return the embedded scenes: class = digit, masks = its visible ink, groups = source digit.
 
-    canvas: px; scenes: number per source digit (default 4); the first scenes do not depend on this
-    number. shortcut: plant the class in the hue of the background, in the training part only.
-    clear: large digits of high contrast without a bar. The test part is held in memory with its
-    masks; the training part is drawn when read (Split.epoch draws new scenes) and has no masks.
-    Raises DataError for sizes that cannot be drawn.
+    canvas: px.
+    scenes: number per source digit (default 4); the first scenes do not depend on this number.
+    shortcut: plant the class in the hue of the background, in the training part only.
+    clear: large digits of high contrast without a bar.
+
+    The test part is held in memory with its masks; the training part is drawn when read
+    (Split.epoch draws new scenes) and has no masks. Raises DataError for sizes that cannot be
+    drawn.
     """
     if scenes is None:
         scenes = TRAIN_SCENES if part == "train" else TEST_SCENES

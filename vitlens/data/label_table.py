@@ -110,8 +110,10 @@ def load(request: DataRequest) -> Split:
 class _Contents:
     """The contents of a table.
 
-    labels: by image; roles: the part of each image, empty without a column of parts; role_title:
-    title of that column; unmatched: number of lines that name no image.
+    labels: by image.
+    roles: the part of each image, empty without a column of parts.
+    role_title: title of that column.
+    unmatched: number of lines that name no image.
     """
 
     labels: dict[Path, str]

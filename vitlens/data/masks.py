@@ -54,8 +54,9 @@ _Pixels: TypeAlias = Annotated[int, between(1, 1_000_000)]
 class Object:
     """One image's object before it is drawn.
 
-    size: (height, width) in px of its mask; file: of the mask, or boxes: (x, y, width, height) in
-    px; orientation: the EXIF orientation by which the mask is turned as its image is, 1 for none.
+    size: (height, width) in px of its mask.
+    file: of the mask, or boxes: (x, y, width, height) in px.
+    orientation: the EXIF orientation by which the mask is turned as its image is, 1 for none.
     """
 
     size: tuple[int, int]

@@ -20,14 +20,18 @@ Parts = Literal["train", "split", "trainval", "none"]
 class DataSet:
     """A named set.
 
-    title: in reports; classes: their number; size: pixels (height, width) of all its images, None
-    if they differ; origin: of its images; load: module:function, (request) -> Split; download:
-    whether it is downloaded once.
+    title: in reports.
+    classes: their number.
+    size: pixels (height, width) of all its images, None if they differ.
+    origin: of its images.
+    load: module:function, (request) -> Split.
+    download: whether it is downloaded once.
 
-    torchvision: the class of torchvision.datasets; parts: the class's argument for them ("train":
-    train=True or False; "split": split="train" or "test"; "trainval": split="trainval" or "test";
-    "none": it has no parts and is divided by seed). scenes: whether it accepts a canvas and a
-    number of scenes.
+    torchvision: the class of torchvision.datasets.
+    parts: the class's argument for them ("train": train=True or False; "split": split="train" or
+        "test"; "trainval": split="trainval" or "test"; "none": it has no parts and is divided by
+        seed).
+    scenes: whether it accepts a canvas and a number of scenes.
     """
 
     name: str
@@ -46,8 +50,9 @@ class DataSet:
 class Layout:
     """A layout of folders or files that can be read as data.
 
-    recognises: whether a path has this layout; load: module:function, (request) -> Split; usage,
-    help: its line in `vitlens data`, empty for a layout without one.
+    recognises: whether a path has this layout.
+    load: module:function, (request) -> Split.
+    usage, help: its line in `vitlens data`, empty for a layout without one.
     """
 
     recognises: Callable[[Path], bool]
@@ -60,8 +65,9 @@ class Layout:
 class DataRequest:
     """A request for data; see load_data.
 
-    name: of a set, or a path; labels: a table of the labels of a folder's images; limit: the
-    largest number of images kept, so that a drawn set draws no others.
+    name: of a set, or a path.
+    labels: a table of the labels of a folder's images.
+    limit: the largest number of images kept, so that a drawn set draws no others.
     """
 
     name: str

@@ -49,10 +49,10 @@ _CHUNK = 1 << 18  # canvas pixels drawn at a time, to bound the memory
 class Difficulty:
     """Limits of the factors that decide how hard a digit is to read.
 
-    height: smallest and largest height of a digit as a fraction of the canvas; contrast: luminance
-    of the ink minus that of the background, which is always positive: with random polarity vit-mini
-    was at chance after 10,240 images, with light ink at 65 %; bar_share: share of the scenes in
-    which a bar hides part of the digit.
+    height: smallest and largest height of a digit as a fraction of the canvas.
+    contrast: luminance of the ink minus that of the background, which is always positive: with
+        random polarity vit-mini was at chance after 10,240 images, with light ink at 65 %.
+    bar_share: share of the scenes in which a bar hides part of the digit.
     """
 
     height: tuple[float, float]
@@ -113,10 +113,14 @@ def in_chunks(draw: Callable[..., Drawn], canvas: int, *rows: Tensor) -> Drawn:
 class SceneFactors:
     """The factors that generate each scene, except its texture and grain: tensors (batch,).
 
-    height: of the digit, across, down: its centre, as fractions of the canvas; turn: in degrees;
-    contrast: luminance of the ink minus that of the background; luminance: of the background; hue:
-    of the background, an index into HUES; strokes: their number; bar: the width of the bar that
-    hides part of the digit, as a fraction of the digit's height, 0 for no bar.
+    height: of the digit, across, down: its centre, as fractions of the canvas.
+    turn: in degrees.
+    contrast: luminance of the ink minus that of the background.
+    luminance: of the background.
+    hue: of the background, an index into HUES.
+    strokes: their number.
+    bar: the width of the bar that hides part of the digit, as a fraction of the digit's height, 0
+        for no bar.
     """
 
     height: Tensor
@@ -172,8 +176,9 @@ def render(
 ) -> Drawn:
     """Draw one scene for each glyph (fraction of ink); it depends only on its key and its hue.
 
-    canvas: px, square; strokes: the largest number; ground: 0 for the scene's texture, 1 for
-    another one of the same luminance and hue.
+    canvas: px, square.
+    strokes: the largest number.
+    ground: 0 for the scene's texture, 1 for another one of the same luminance and hue.
     """
     draw = partial(_draw, size=canvas, strokes=strokes, ground=ground, difficulty=difficulty)
     return in_chunks(draw, canvas, glyphs, keys, hues)

@@ -78,9 +78,10 @@ class Drawn(NamedTuple):
 class Drawings:
     """Images that are drawn when they are read, determined by their subjects and numbers.
 
-    render: subjects and numbers -> Drawn; place: subjects and numbers -> (batch, 3), the size of
-    the object, from 0 (the smallest that is drawn) to 1, and its centre across and down, as
-    fractions of the canvas; describe: subjects and numbers -> their generating factors, or None.
+    render: subjects and numbers -> Drawn.
+    place: subjects and numbers -> (batch, 3), the size of the object, from 0 (the smallest that is
+        drawn) to 1, and its centre across and down, as fractions of the canvas.
+    describe: subjects and numbers -> their generating factors, or None.
     """
 
     render: Callable[..., Drawn]
@@ -141,14 +142,21 @@ class Batch(NamedTuple):
 class Split(Summary):
     """One part of a data set.
 
-    name: as the user typed it ("digits"); title: in reports ("CIFAR-10 (JPEG)"); part: "train" or
-    "test"; size: pixels (height, width); labels: (n,) class indices or None; masks: (n, height,
-    width) True on the object, or None; groups: (n,) group of each image (source digit), for
-    clustered intervals, or None; files: one name per image, or None; skipped: files left out;
-    notes: sentences for the report about the loading; scenes: draws the same images again without
-    their distractors, None unless they were drawn; places: (n, 3) of drawn objects (see Drawings)
-    whose pixels are held in memory, or None; factors: the generating factors of each image, or None
-    (no analysis reads them). Raises DataError if masks or factors do not fit the images.
+    name: as the user typed it ("digits").
+    title: in reports ("CIFAR-10 (JPEG)").
+    part: "train" or "test".
+    size: pixels (height, width).
+    labels: (n,) class indices or None.
+    masks: (n, height, width) True on the object, or None.
+    groups: (n,) group of each image (source digit), for clustered intervals, or None.
+    files: one name per image, or None.
+    skipped: files left out.
+    notes: sentences for the report about the loading.
+    scenes: draws the same images again without their distractors, None unless they were drawn.
+    places: (n, 3) of drawn objects (see Drawings) whose pixels are held in memory, or None.
+    factors: the generating factors of each image, or None (no analysis reads them).
+
+    Raises DataError if masks or factors do not fit the images.
     """
 
     name: str

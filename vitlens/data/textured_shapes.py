@@ -185,9 +185,12 @@ def shapes(
     """Return one part of the set; class = shape, masks = its silhouette (test part).
 
     cue: "agree": the texture of the shape's class; "conflict": those of the other classes, all
-    equally often. The file names contain shape and texture (`circle/circle3-star3.png`), as in
-    folders of cue conflicts. The test part is held in memory; the training part is drawn when read,
-    with new images every epoch. canvas: px. Raises DataError.
+        equally often. The file names contain shape and texture (`circle/circle3-star3.png`), as in
+        folders of cue conflicts. The test part is held in memory; the training part is drawn when
+        read, with new images every epoch.
+    canvas: px.
+
+    Raises DataError.
     """
     require_canvas(canvas)
     if per_class is None:

@@ -10,9 +10,10 @@ from vitlens.commands.run.options import ModelOptions, images_option
 class DemoOptions:
     """The options of the page.
 
-    models: from which visitors choose (empty: the bundled pair); images: examples (empty: digits
-    for models of digits, two photographs for others); port: None for a free one; browser: whether
-    it is opened.
+    models: from which visitors choose (empty: the bundled pair).
+    images: examples (empty: digits for models of digits, two photographs for others).
+    port: None for a free one.
+    browser: whether it is opened.
     """
 
     models: tuple[str, ...] = argument(

@@ -31,8 +31,10 @@ _PHOTOGRAPHS: Final = {"china.jpg": "daniel.buechele, CC BY 2.0", "flower.jpg": 
 class Picture:
     """One picture.
 
-    key: unique; name: of its file; note: on its decoding, or ""; pixels: (1, 3, height, width)
-    uint8, by the alias of the model for which they were resized.
+    key: unique.
+    name: of its file.
+    note: on its decoding, or "".
+    pixels: (1, 3, height, width) uint8, by the alias of the model for which they were resized.
     """
 
     key: str

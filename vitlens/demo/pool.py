@@ -31,7 +31,9 @@ class OutdatedError(RunError):
 class Pool:
     """Models with classifiers, which one request at a time uses, in order of arrival.
 
-    waiting: seconds that a request waits for its turn; running: seconds that it may compute then.
+    waiting: seconds that a request waits for its turn.
+    running: seconds that it may compute then.
+
     Raises UnsupportedError for a model without a classifier.
     """
 

@@ -10,9 +10,12 @@ from vitlens.record import OfModel, Record, arrays, col, head_name, table
 class IntervenedRow(OfModel):
     """One image with heads and patches off.
 
-    target: the class predicted with everything on, with its logits; predicted: the class predicted
-    then; method, title, signed: of the maps of the target; grid: rows and columns of the patches,
-    None if none can be switched off; exact: whether replay was exact; note: the reason if not.
+    target: the class predicted with everything on, with its logits.
+    predicted: the class predicted then.
+    method, title, signed: of the maps of the target.
+    grid: rows and columns of the patches, None if none can be switched off.
+    exact: whether replay was exact.
+    note: the reason if not.
     """
 
     image: str = col("image")

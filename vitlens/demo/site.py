@@ -83,8 +83,10 @@ class Newest:
 class TabRequest:
     """A request for a tab.
 
-    alias: of the model; is_current: whether no newer request has replaced it; session: of the
-    visitor; data: the browser's message.
+    alias: of the model.
+    is_current: whether no newer request has replaced it.
+    session: of the visitor.
+    data: the browser's message.
     """
 
     picture: Picture
@@ -115,8 +117,9 @@ Write: TypeAlias = Callable[[Job], Path | None]
 class DemoSite:
     """The models and examples of a page.
 
-    place: a folder for reports, one per session, deleted at the end; typed: the names of models
-    with an alias, as typed; words: the labels of heads by the model's alias.
+    place: a folder for reports, one per session, deleted at the end.
+    typed: the names of models with an alias, as typed.
+    words: the labels of heads by the model's alias.
     """
 
     pool: Pool
@@ -253,8 +256,9 @@ class TabPlace:
 class Tab:
     """One tab.
 
-    name: as on the page; inputs: whose values `refresh` takes after the request; outputs: the
-    components that it may update.
+    name: as on the page.
+    inputs: whose values `refresh` takes after the request.
+    outputs: the components that it may update.
     """
 
     name: str

@@ -31,13 +31,17 @@ class AttentionCallback(Callback):  # type: ignore[misc]
     images by the features of the last block, and a sheet with the attention of each layer and the
     rollout.
 
-    images: some tens, in any form that `vitlens.images` takes; image_size: (height, width) in
-    pixels, or both at once; mean, std: of the training's normalisation, for pixels in [0, 1];
+    images: some tens, in any form that `vitlens.images` takes.
+    image_size: (height, width) in pixels, or both at once.
+    mean, std: of the training's normalisation, for pixels in [0, 1].
     labels: (n,), None for those of a Split or of class folders; without labels there is no k-NN
-    accuracy. module: the attribute of the LightningModule that maps images to logits, such as
-    "net" ("": the LightningModule itself does); every: epochs between two measurements, from the
-    first epoch on; the last one is always measured. Only the first process measures. Raises
-    InputError for an interval below 1.
+        accuracy.
+    module: the attribute of the LightningModule that maps images to logits, such as "net" ("": the
+        LightningModule itself does).
+    every: epochs between two measurements, from the first epoch on; the last one is always
+        measured. Only the first process measures.
+
+    Raises InputError for an interval below 1.
     """
 
     def __init__(

@@ -31,13 +31,17 @@ class AttentionCallback(TrainerCallback):  # type: ignore[misc]
     entropy of each layer, the k-NN accuracy of the images by the features of the last block, and a
     sheet with the attention of each layer and the rollout.
 
-    images: some tens, in any form that `vitlens.images` takes; labels: (n,), None for those of a
-    Split or of class folders; without labels there is no k-NN accuracy. every: epochs between two
-    measurements, from the first epoch on; the last one is always measured. image_size: (height,
-    width) in pixels, or both at once; mean, std: of the training's normalisation, for pixels in [0,
-    1]. Where they are None, they are those of the trainer's image processor (`processing_class`)
-    and of the model's configuration. Only the first process measures. Raises InputError for an
-    interval below 1.
+    images: some tens, in any form that `vitlens.images` takes.
+    labels: (n,), None for those of a Split or of class folders; without labels there is no k-NN
+        accuracy.
+    every: epochs between two measurements, from the first epoch on; the last one is always
+        measured.
+    image_size: (height, width) in pixels, or both at once.
+    mean, std: of the training's normalisation, for pixels in [0, 1].
+
+    Where they are None, they are those of the trainer's image processor (`processing_class`) and of
+    the model's configuration. Only the first process measures. Raises InputError for an interval
+    below 1.
     """
 
     def __init__(

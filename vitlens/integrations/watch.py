@@ -36,9 +36,11 @@ class Measured:
 class AttentionWatch:
     """The images of a callback and its settings.
 
-    images: in any form that `vitlens.images` takes; labels: (n,), None for those of a Split or of
-    class folders, if it has some; every: epochs between measurements. Raises InputError for an
-    interval below 1.
+    images: in any form that `vitlens.images` takes.
+    labels: (n,), None for those of a Split or of class folders, if it has some.
+    every: epochs between measurements.
+
+    Raises InputError for an interval below 1.
     """
 
     def __init__(self, images: Any, labels: Tensor | None, every: int) -> None:

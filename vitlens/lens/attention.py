@@ -37,8 +37,9 @@ class AttentionMode(ScopedMode):
     """Sees the attention of one model (a plain module's heads are read from its attributes); use
     through `tapped`.
 
-    root: the module of the model; images: in the forward pass; sites: of its calls that a tap has
-    read.
+    root: the module of the model.
+    images: in the forward pass.
+    sites: of its calls that a tap has read.
     """
 
     def __init__(self, model: Model | nn.Module) -> None:

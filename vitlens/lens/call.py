@@ -33,8 +33,8 @@ class AttentionInputs:
     """The inputs of scaled dot-product attention, as the model computed them (norms and RoPE
     already applied).
 
-    query, key: (batch, heads, tokens, head_dim); bias: additive or boolean (True = take part), or
-    None.
+    query, key: (batch, heads, tokens, head_dim).
+    bias: additive or boolean (True = take part), or None.
     """
 
     query: Tensor
@@ -80,11 +80,12 @@ class AttentionInputs:
 class AttentionCall:
     """One attention call of a layer, as a reducer receives it.
 
-    images: how many images the call holds (its batch is images x windows); inputs: queries, keys
-    and values where the model used scaled dot-product attention; computed: the weights where the
-    model computed them itself, or where gradients were asked for; output: per head, before the
-    output projection, None where it was not observed; gradient: of some number with respect to
-    output, or to computed where the model computed the weights itself.
+    images: how many images the call holds (its batch is images x windows).
+    inputs: queries, keys and values where the model used scaled dot-product attention.
+    computed: the weights where the model computed them itself, or where gradients were asked for.
+    output: per head, before the output projection, None where it was not observed.
+    gradient: of some number with respect to output, or to computed where the model computed the
+        weights itself.
     """
 
     site: Site

@@ -74,13 +74,15 @@ def capture(
 ) -> Captured:
     """Return the tensors at some places in one forward pass of the images, in evaluation mode.
 
-    places: names or patterns (`model.places()`); only these are kept. rows: query tokens whose
-    attention weights and scores are kept, as positions or "cls", "register", "patch" (None: all);
-    attention stays fused, and the cost is rows x keys. graph: every tensor is part of the autograd
-    graph of the logits, which starts at the images; else tensors are detached and the logits are
-    those of the uncaptured model, bit for bit (to 1e-5 for nn.MultiheadAttention). Inside
-    `intervene`, the tensors are those of the changed model. Raises UnknownNameError for an unknown
-    place, InputError for rows that are not there.
+    places: names or patterns (`model.places()`); only these are kept.
+    rows: query tokens whose attention weights and scores are kept, as positions or "cls",
+        "register", "patch" (None: all); attention stays fused, and the cost is rows x keys.
+    graph: every tensor is part of the autograd graph of the logits, which starts at the images;
+        else tensors are detached and the logits are those of the uncaptured model, bit for bit (to
+        1e-5 for nn.MultiheadAttention). Inside `intervene`, the tensors are those of the changed
+        model.
+
+    Raises UnknownNameError for an unknown place, InputError for rows that are not there.
 
     >>> import torch, vitlens
     >>> model = vitlens.load("vit-digits")
@@ -179,15 +181,17 @@ def observe(
     computed.
 
     reducer: called with an AttentionCall for every attention layer, in forward order: `call.site`
-    says which layer it is and what attends to what, `call.weights()` gives the weights (batch,
-    heads, query, key), in a windowed layer (images x windows, heads, query, key), `call.rows([0])`
-    those of some query rows alone, `call.inputs` queries, keys and values where the model uses
-    scaled dot-product attention, `call.output` each head's output. Memory does not grow with the
-    number of layers. explicit: the weights are in the autograd graph of the logits; graph: that
-    graph starts at the images, and attention stays fused. The logits are those of the unobserved
-    model, bit for bit (to 1e-5 for nn.MultiheadAttention). The first time a model is observed, the
-    lens checks itself on one image. Raises UnsupportedError where there is no softmax attention,
-    LensError where some of it would be missed.
+        says which layer it is and what attends to what, `call.weights()` gives the weights (batch,
+        heads, query, key), in a windowed layer (images x windows, heads, query, key),
+        `call.rows([0])` those of some query rows alone, `call.inputs` queries, keys and values
+        where the model uses scaled dot-product attention, `call.output` each head's output. Memory
+        does not grow with the number of layers.
+    explicit: the weights are in the autograd graph of the logits.
+    graph: that graph starts at the images, and attention stays fused.
+
+    The logits are those of the unobserved model, bit for bit (to 1e-5 for nn.MultiheadAttention).
+    The first time a model is observed, the lens checks itself on one image. Raises UnsupportedError
+    where there is no softmax attention, LensError where some of it would be missed.
 
     >>> import torch, vitlens
     >>> entropies = []
@@ -221,8 +225,8 @@ def capture_attention(
     """Return the attention weights of every layer, or of some query rows only, kept in memory.
 
     rows: positions of query tokens, (0,) for CLS; the cost and memory are then rows x keys. A
-    class-attention layer has one query and returns its row. explicit: weights stay in the autograd
-    graph.
+        class-attention layer has one query and returns its row.
+    explicit: weights stay in the autograd graph.
     """
     sites: list[Site] = []
     layers: list[Tensor] = []

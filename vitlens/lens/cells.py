@@ -47,8 +47,11 @@ _MOST_PREFIX: Final = 1  # tokens before the patches, in tokens whose layout was
 class Cells:
     """The cells of one of the tensors that a module returns.
 
-    part: the tensor's index among them; channel_axis: of the tensor; width: the number of channels;
-    grid: (rows, columns) of the cells; prefix: the number of tokens before them.
+    part: the tensor's index among them.
+    channel_axis: of the tensor.
+    width: the number of channels.
+    grid: (rows, columns) of the cells.
+    prefix: the number of tokens before them.
     """
 
     part: int

@@ -35,10 +35,11 @@ from vitlens.turns import turn
 class PlaceChange:
     """One place with its change: one of three, or none for a block that is removed.
 
-    data: the tensor that is put there, which broadcasts to (batch, *shape); function: of its tensor
-    (batch, *shape) to one of that shape; knocked: which (heads, queries, keys) do not attend.
-    reads: the function's value is not used, so that the forward pass stays bit-equal; rows: the
-    query rows that it reads of scores and weights (None: all).
+    data: the tensor that is put there, which broadcasts to (batch, *shape).
+    function: of its tensor (batch, *shape) to one of that shape.
+    knocked: which (heads, queries, keys) do not attend.
+    reads: the function's value is not used, so that the forward pass stays bit-equal.
+    rows: the query rows that it reads of scores and weights (None: all).
     """
 
     access: Access
@@ -138,8 +139,9 @@ def reading(
 class _TensorChanges:
     """The changes, or the readers, of one tensor.
 
-    module, part: of whose call; members: each with the number of its copy of the images; copies: of
-    the images in a batch.
+    module, part: of whose call.
+    members: each with the number of its copy of the images.
+    copies: of the images in a batch.
     """
 
     module: str

@@ -347,9 +347,11 @@ class _Softmax:
 class _Followed:
     """A result of softmax, or what was computed from it.
 
-    tensor: held, as it is found by its identity; softmax: None where that was not over the last
-    axis, or was of a fused kernel; is_weights: whether it has not mixed values yet; is_changed,
-    is_mapped: whether its values are others than the softmax's, or were mixed over heads.
+    tensor: held, as it is found by its identity.
+    softmax: None where that was not over the last axis, or was of a fused kernel.
+    is_weights: whether it has not mixed values yet.
+    is_changed, is_mapped: whether its values are others than the softmax's, or were mixed over
+        heads.
     """
 
     tensor: Tensor

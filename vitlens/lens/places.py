@@ -59,9 +59,10 @@ _STAGES: Final[dict[Stage, tuple[str, ...]]] = {
 class Place:
     """One place in a model whose tensor can be captured.
 
-    name: stable, such as "blocks.3.head.7", blocks and heads counted from 0; kind: what the tensor
-    is, a key of KIND_WORDS; axes and shape: the names and sizes of its axes for one image, the
-    batch axis left out; changeable: whether `intervene` can change it.
+    name: stable, such as "blocks.3.head.7", blocks and heads counted from 0.
+    kind: what the tensor is, a key of KIND_WORDS.
+    axes and shape: the names and sizes of its axes for one image, the batch axis left out.
+    changeable: whether `intervene` can change it.
     """
 
     name: str
@@ -158,14 +159,19 @@ class View(Protocol):
 class Access:
     """The way to the tensor of one place.
 
-    module: the name of the module whose call it belongs to; part: that call's input (the argument
-    `argument`), its output, the heads joined before its output projection, or a stage of its
-    attention; layer: the first layer that must run again when it changes, None where replay has
-    none; argument, of an output: the input that it is where the block is removed, None where it
-    cannot be; heads: of the layer; windows: calls of the module an image; tokens_first: whether the
-    module's tensor is (tokens, batch, ..), not (batch, tokens, ..); head, tokens: which head and
-    which positions of the tensor are meant, None: all; flat: a map is taken as tokens, row by row;
-    listed: by `places`; view: the form in which the tensor is read and changed, None: its own.
+    module: the name of the module whose call it belongs to.
+    part: that call's input (the argument `argument`), its output, the heads joined before its
+        output projection, or a stage of its attention.
+    layer: the first layer that must run again when it changes, None where replay has none;
+        argument, of an output: the input that it is where the block is removed, None where it
+        cannot be.
+    heads: of the layer.
+    windows: calls of the module an image.
+    tokens_first: whether the module's tensor is (tokens, batch, ..), not (batch, tokens, ..).
+    head, tokens: which head and which positions of the tensor are meant, None: all.
+    flat: a map is taken as tokens, row by row.
+    listed: by `places`.
+    view: the form in which the tensor is read and changed, None: its own.
     """
 
     place: Place
@@ -425,7 +431,7 @@ class _Reader:
     def layer(self, layer: Layer, *, first: bool, last: bool, is_input: bool) -> Iterator[Access]:
         """Yield the places of a layer, or of a block without attention.
 
-        first, last: of the layers that share its block, whose input and output are listed once;
+        first, last: of the layers that share its block, whose input and output are listed once.
         is_input: whether the tokens of the image enter the model here.
         """
         name = f"blocks.{layer.index}"

@@ -43,10 +43,11 @@ _LARGE_WORKING_SET: Final = 512 << 20
 class Replay:
     """A clean pass of some images, from which sets of changes are run; created by `replaying`.
 
-    logits: of the clean pass (batch, classes); exact: whether changes are replayed, else each set
-    is a full forward; note: why that is, and how much of the clean pass is not kept but computed
-    again (which costs time and changes no number), or ""; forward_cost: multiply-adds of linear
-    layers in one forward of these images.
+    logits: of the clean pass (batch, classes).
+    exact: whether changes are replayed, else each set is a full forward.
+    note: why that is, and how much of the clean pass is not kept but computed again (which costs
+        time and changes no number), or "".
+    forward_cost: multiply-adds of linear layers in one forward of these images.
     """
 
     def __init__(
@@ -98,8 +99,10 @@ class Replay:
     ) -> Float[Tensor, "sets batch classes"]:
         """Return the logits under each set of changes by place, as `vitlens.intervene` would give.
 
-        sets: such as {"blocks.3.head.7": "zero"}; reference, seed: as in `intervene`. Raises what
-        `intervene` raises.
+        sets: such as {"blocks.3.head.7": "zero"}.
+        reference, seed: as in `intervene`.
+
+        Raises what `intervene` raises.
         """
         return self.run_prepared(
             [
@@ -279,10 +282,10 @@ def replay(
 class Patched(Summary):
     """The logits of one run with another run's activations put in.
 
-    places: the names that were patched together in each element of logits (places, batch, classes);
-    clean, other: the logits (batch, classes) of the two runs; exact: whether replay computed them,
-    not full forward passes (the numbers are those of full forward passes, to rounding, in both
-    cases).
+    places: the names that were patched together in each element of logits (places, batch, classes).
+    clean, other: the logits (batch, classes) of the two runs.
+    exact: whether replay computed them, not full forward passes (the numbers are those of full
+        forward passes, to rounding, in both cases).
     """
 
     places: tuple[tuple[str, ...], ...]
@@ -313,11 +316,13 @@ def patch(
     """Return the logits of `images` with the activations of the other run put in at some places
     (activation patching).
 
-    other: images in any form, as many as `images`, or what was captured at these places; places:
-    names or patterns, every place they mean patched apart; a tuple of them is patched together.
-    "blocks.*.input[*]" is every token of every block. Where the model can be replayed, each run
-    starts at the first layer that it changes, many in one batch. Raises InputError for runs of
-    different numbers of images, UnknownNameError for an unknown place.
+    other: images in any form, as many as `images`, or what was captured at these places.
+    places: names or patterns, every place they mean patched apart; a tuple of them is patched
+        together. "blocks.*.input[*]" is every token of every block.
+
+    Where the model can be replayed, each run starts at the first layer that it changes, many in one
+    batch. Raises InputError for runs of different numbers of images, UnknownNameError for an
+    unknown place.
 
     >>> import torch, vitlens
     >>> model, images = vitlens.load("vit-digits"), torch.rand(4, 3, 32, 32)

@@ -42,9 +42,10 @@ FirstTokens = Float[Tensor, "batch rows dim"]
 class ReplayRecord:
     """The tensors of one layer that are stored in a clean pass.
 
-    arguments: of its unit, by position or name; branch: its attention's output, before LayerScale;
-    rest: further return values of the attention; heads: the output projection's input, (calls,
-    tokens, heads x head_dim).
+    arguments: of its unit, by position or name.
+    branch: its attention's output, before LayerScale.
+    rest: further return values of the attention.
+    heads: the output projection's input, (calls, tokens, heads x head_dim).
     """
 
     arguments: Arguments = field(default_factory=dict)
@@ -126,11 +127,12 @@ def recording(
 class ReplayStart:
     """The start of a forward pass at one layer.
 
-    skipped: modules whose calls end before it begins, and the shape of their output for one image;
-    batched: arguments of its unit whose first axis is the batch; carried: arguments that are passed
-    unchanged to a later unit (layer, name there, name here); branch: whether attention's output is
-    that of its projection, so that changes of heads can be added to it; bytes: of one image's
-    record.
+    skipped: modules whose calls end before it begins, and the shape of their output for one image.
+    batched: arguments of its unit whose first axis is the batch.
+    carried: arguments that are passed unchanged to a later unit (layer, name there, name here).
+    branch: whether attention's output is that of its projection, so that changes of heads can be
+        added to it.
+    bytes: of one image's record.
     """
 
     skipped: tuple[tuple[str, Shape], ...]
@@ -144,10 +146,12 @@ class ReplayStart:
 class ReplayMethod:
     """The method by which a model is replayed.
 
-    starts: by the number of the layer or block; largest: bytes of the largest module output for one
-    image; rows: tokens computed in the last block (None: all); exact: whether replaying gives the
-    model's logits; note: why it does not, or why all tokens of the last block are computed where
-    the classifier reads fewer.
+    starts: by the number of the layer or block.
+    largest: bytes of the largest module output for one image.
+    rows: tokens computed in the last block (None: all).
+    exact: whether replaying gives the model's logits.
+    note: why it does not, or why all tokens of the last block are computed where the classifier
+        reads fewer.
     """
 
     starts: Mapping[int, ReplayStart]
@@ -181,9 +185,10 @@ class ReplayMethod:
 class PassKind:
     """The settings that sets of changes in one batch share.
 
-    start: the first layer that is run; attention: whether its attention is run again; whole:
-    whether all images must be in one forward, as a function of a place may mix them; rows: tokens
-    computed in the last block (None: all).
+    start: the first layer that is run.
+    attention: whether its attention is run again.
+    whole: whether all images must be in one forward, as a function of a place may mix them.
+    rows: tokens computed in the last block (None: all).
     """
 
     start: int

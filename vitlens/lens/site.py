@@ -42,12 +42,14 @@ NO_PLACE: Final[Mapping[str, str]] = MappingProxyType(
 class Windows:
     """The division of a map into windows.
 
-    resolution: (rows, columns) of the map; window, shift: (rows, columns); pad_first: padded before
-    it was shifted (torchvision) or after (timm); dilated: the patches of a window lie as far apart
-    as there are windows on that axis, rather than side by side (MaxViT's grids). queries, keys: the
-    index of the query and of the key at each place of the window, counted row by row; empty where
-    both are row by row. Hiera sorts its tokens otherwise, and pools queries: one stands at the
-    place of each patch that it was pooled from.
+    resolution: (rows, columns) of the map.
+    window, shift: (rows, columns).
+    pad_first: padded before it was shifted (torchvision) or after (timm).
+    dilated: the patches of a window lie as far apart as there are windows on that axis, rather than
+        side by side (MaxViT's grids).
+    queries, keys: the index of the query and of the key at each place of the window, counted row by
+        row; empty where both are row by row. Hiera sorts its tokens otherwise, and pools queries:
+        one stands at the place of each patch that it was pooled from.
     """
 
     resolution: tuple[int, int]
@@ -71,9 +73,11 @@ class Site:
     """One place where attention is computed.
 
     layer: the number of its block, from 0 in the order of the forward pass (see
-    models/numbering.py); module: the name of the attention module; part: which of the module's
-    attention calls (most have one); kind: which tokens attend to which; heads, queries, keys: of
-    one call, per window where there are windows.
+        models/numbering.py).
+    module: the name of the attention module.
+    part: which of the module's attention calls (most have one).
+    kind: which tokens attend to which.
+    heads, queries, keys: of one call, per window where there are windows.
     """
 
     layer: int
@@ -89,8 +93,9 @@ class Site:
 def decide_kind(*, calls: int, queries: int, keys: int, tokens: int, channels: bool) -> Kind:
     """Return the kind of attention, from shapes alone.
 
-    calls: windows an image (1 without windows); tokens: of an image that enter the attention
-    module; channels: whether there are as many queries as channels a head.
+    calls: windows an image (1 without windows).
+    tokens: of an image that enter the attention module.
+    channels: whether there are as many queries as channels a head.
     """
     if calls > 1:
         return "window"
@@ -117,8 +122,9 @@ def windows_of(
     """Return the windows of a call (a single one where it covers the whole map), or None where they
     are not known.
 
-    callers: the modules that are calling, the innermost last; calls: windows an image; queries,
-    keys: of one window.
+    callers: the modules that are calling, the innermost last.
+    calls: windows an image.
+    queries, keys: of one window.
     """
     for depth, (name, module, shape) in enumerate(reversed(callers)):
         windows = (

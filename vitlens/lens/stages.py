@@ -40,13 +40,16 @@ _STAGE: Final[StageKind] = "stage"
 class FeatureStage:
     """One layer at which features are read.
 
-    index: from 0, a block's number, None before block 0; kind: a transformer's "block", a CNN's
-    "stage" (the last map of one resolution or group of blocks), or what enters the first block: a
-    transformer's "embedding", a CNN's "stem"; module: the name of the module whose output it is;
-    width: dim of its tokens, or channels; grid: (rows, columns) of patches or cells, None where
-    their order is unknown; prefix: tokens before them; channel_axis: of the tensor; argument: the
-    one of the module that it is, None for the output; part: the tensor's index where the output is
-    several.
+    index: from 0, a block's number, None before block 0.
+    kind: a transformer's "block", a CNN's "stage" (the last map of one resolution or group of
+        blocks), or what enters the first block: a transformer's "embedding", a CNN's "stem".
+    module: the name of the module whose output it is.
+    width: dim of its tokens, or channels.
+    grid: (rows, columns) of patches or cells, None where their order is unknown.
+    prefix: tokens before them.
+    channel_axis: of the tensor.
+    argument: the one of the module that it is, None for the output.
+    part: the tensor's index where the output is several.
     """
 
     index: int | None
@@ -78,8 +81,8 @@ class FeatureStage:
 class FinalNorm:
     """The norm between the last block and the classifier.
 
-    width: of its input; on_tokens: whether its input is all tokens, or the pooled vector (timm's
-    fc_norm).
+    width: of its input.
+    on_tokens: whether its input is all tokens, or the pooled vector (timm's fc_norm).
     """
 
     module: str

@@ -31,11 +31,13 @@ Keep = Callable[[Tensor, int, int], Tensor]
 class Tap:
     """The changes and readers of one context in the attention of some modules (None: of all).
 
-    changes: by stage, of its tensor (calls, heads, ..); keep: which keys take part (True); joined:
-    of the heads' outputs concatenated, (calls, tokens, heads x head_dim), before the output
-    projection; read: gets every call once it is computed, after all changes, and its scores where
-    it was not fused; explicit: attention as matrix products, so that the weights are in the
-    autograd graph.
+    changes: by stage, of its tensor (calls, heads, ..).
+    keep: which keys take part (True).
+    joined: of the heads' outputs concatenated, (calls, tokens, heads x head_dim), before the output
+        projection.
+    read: gets every call once it is computed, after all changes, and its scores where it was not
+        fused.
+    explicit: attention as matrix products, so that the weights are in the autograd graph.
     """
 
     modules: Collection[str] | None = None
@@ -50,9 +52,10 @@ class Tap:
 class TappedCall:
     """One call of an attention function under the taps of its module.
 
-    images: in the forward pass; find_site: from the shape of the weights to the site of the call;
-    heads: of the module; heads_axis: of the heads, where a forward pass showed it (see
-    `AttentionPart`).
+    images: in the forward pass.
+    find_site: from the shape of the weights to the site of the call.
+    heads: of the module.
+    heads_axis: of the heads, where a forward pass showed it (see `AttentionPart`).
     """
 
     module: str

@@ -41,9 +41,10 @@ def trace(model: Model, images: int) -> Trace:
 class TracedHeads:
     """The shapes that one attention module computed in a forward pass.
 
-    shapes: by stage, None where it has several calls; joined: of the heads' outputs concatenated,
-    one shape a call; branch: whether the module's output is that of its projection; bytes: of the
-    output and of the heads'.
+    shapes: by stage, None where it has several calls.
+    joined: of the heads' outputs concatenated, one shape a call.
+    branch: whether the module's output is that of its projection.
+    bytes: of the output and of the heads'.
     """
 
     shapes: dict[Stage, Shape | None] = field(default_factory=dict)
@@ -113,13 +114,19 @@ class Layer:
     """One layer, or a block without attention.
 
     index: the number of its block, from 0 in the order of the forward pass (see
-    models/numbering.py); attention: module name, "" where the block has none; unit: the block that
-    contains it, or attention itself where none does (SigLIP's pooling); mlp: the block's MLP, or
-    None; heads: 0 of a block without attention; head_dim: 0 where there is no output projection
-    over all heads; windows: calls per image; queries, keys: of one call; stream: the argument of
-    the unit that is the residual stream, or None; tokens: their number in the stream; removable:
-    whether the unit's output has the shape of that argument; tokens_first: whether the stream is
-    (tokens, batch, width), as nn.TransformerEncoderLayer's default is, and cannot be changed.
+        models/numbering.py).
+    attention: module name, "" where the block has none.
+    unit: the block that contains it, or attention itself where none does (SigLIP's pooling).
+    mlp: the block's MLP, or None.
+    heads: 0 of a block without attention.
+    head_dim: 0 where there is no output projection over all heads.
+    windows: calls per image.
+    queries, keys: of one call.
+    stream: the argument of the unit that is the residual stream, or None.
+    tokens: their number in the stream.
+    removable: whether the unit's output has the shape of that argument.
+    tokens_first: whether the stream is (tokens, batch, width), as nn.TransformerEncoderLayer's
+        default is, and cannot be changed.
     """
 
     index: int

@@ -85,8 +85,10 @@ def _by_pattern(patterns: Mapping[str, _Value], module: str, usual: _Value) -> _
 class Adapter:
     """A LoRA adapter, by the names of its base model's modules.
 
-    factors: A (rank, in) and B (out, rank) by module; saved: tensors that replace those of the base
-    model, by name, such as a classifier (modules_to_save) or biases; note: for the provenance.
+    factors: A (rank, in) and B (out, rank) by module.
+    saved: tensors that replace those of the base model, by name, such as a classifier
+        (modules_to_save) or biases.
+    note: for the provenance.
     """
 
     folder: Path

@@ -46,13 +46,16 @@ class StructureHints:
 class AttentionPart:
     """One module with attention heads.
 
-    module: its name; heads: their number; projection: the name of the linear layer that reads the
-    concatenated heads, None where there is none; mlp: the name of the module whose output is that
-    of its block's MLP, where it is known; unread: why there is no projection, where that was read
-    from a forward pass; heads_axis: of the heads in weights of five axes, as their projection
-    showed: 1 of (batch, heads, windows, query, key), 0 where they share the first axis with the
-    batch, 2 of (batch, windows, heads, query, key); None where the axes are fewer, or this was not
-    shown; blocks_before: blocks without attention before it, which count in its layer's number.
+    module: its name.
+    heads: their number.
+    projection: the name of the linear layer that reads the concatenated heads, None where there is
+        none.
+    mlp: the name of the module whose output is that of its block's MLP, where it is known.
+    unread: why there is no projection, where that was read from a forward pass.
+    heads_axis: of the heads in weights of five axes, as their projection showed: 1 of (batch,
+        heads, windows, query, key), 0 where they share the first axis with the batch, 2 of (batch,
+        windows, heads, query, key); None where the axes are fewer, or this was not shown.
+    blocks_before: blocks without attention before it, which count in its layer's number.
     """
 
     module: str
@@ -68,18 +71,23 @@ class AttentionPart:
 class Anatomy:
     """The structure of a model, read from its modules or from a forward pass.
 
-    family: "vit" (one sequence of tokens in all blocks), "windowed" (Swin), "cnn" or "other";
-    blocks: module names of its blocks in forward order, with those that have no attention; layout:
-    of the token sequence (None where there is none); readout: the classifier's input (None for a
-    CNN); attention: its modules with heads, in the order of the module tree (None: `Model` reads
-    them from the modules' attributes); unread: why the token layout, or where there is no
-    attention, attention could not be read from a forward pass; unused: attention modules that run,
-    but on which the logits do not depend; row_by_row: False where a forward pass showed that the
-    patches are in another order, so that no grid may be assumed; special_first: False where special
-    tokens stand behind patches and cannot be moved before them; attends_unread: whether attention
-    runs whose modules are not those of layers, so that they are not listed; reordering: of tokens
-    whose special ones are not the first, while they pass through the model; without_attention: the
-    members of its lists of blocks that have no attention, which count in the numbers of layers.
+    family: "vit" (one sequence of tokens in all blocks), "windowed" (Swin), "cnn" or "other".
+    blocks: module names of its blocks in forward order, with those that have no attention.
+    layout: of the token sequence (None where there is none).
+    readout: the classifier's input (None for a CNN).
+    attention: its modules with heads, in the order of the module tree (None: `Model` reads them
+        from the modules' attributes).
+    unread: why the token layout, or where there is no attention, attention could not be read from a
+        forward pass.
+    unused: attention modules that run, but on which the logits do not depend.
+    row_by_row: False where a forward pass showed that the patches are in another order, so that no
+        grid may be assumed.
+    special_first: False where special tokens stand behind patches and cannot be moved before them.
+    attends_unread: whether attention runs whose modules are not those of layers, so that they are
+        not listed.
+    reordering: of tokens whose special ones are not the first, while they pass through the model.
+    without_attention: the members of its lists of blocks that have no attention, which count in the
+        numbers of layers.
     """
 
     family: Family

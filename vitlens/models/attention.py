@@ -76,8 +76,11 @@ class MultiHeadSelfAttention(nn.Module):
     """Multi-head self-attention (Vaswani 2017); parameters have timm's names (qkv, proj).
 
     fused: torch's fused kernel (the default), or the matrix products above; the results are equal,
-    and the second computes the weights. dropout: on the weights; projection_dropout: on the output;
-    both in training mode only. Raises InputError when dim is not divisible by heads.
+        and the second computes the weights.
+    dropout: on the weights.
+    projection_dropout: on the output; both in training mode only.
+
+    Raises InputError when dim is not divisible by heads.
     """
 
     def __init__(

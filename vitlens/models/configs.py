@@ -25,17 +25,23 @@ _Ratio: TypeAlias = Annotated[float, between(-1000, 1000)]
 class ViTConfig:
     """The architecture of a vision transformer; raises InputError for one that cannot be built.
 
-    image_size, patch_size: (height, width) in pixels; dim: width of the residual stream; mlp_ratio:
-    hidden width of the MLP over dim; classes: 0 for none. pooling: the classifier's input, "cls" (a
-    CLS token) or "mean" (no CLS token; the mean of the patches, then the final norm). registers:
-    learned extra tokens (Darcet 2024); distillation: a second token and head for a teacher (Touvron
-    2021). dropout: on tokens, projections and MLP; attention_dropout: on the weights; drop_path: of
-    the last block, growing linearly from 0 in the first. positions: of the patches, "learned" (one
-    vector each), "sine" (fixed sines and cosines of the patch's number, Vaswani 2017) or "sine-2d"
-    (of its column and its row, as in MAE, He 2022), or "none"; True and False, which earlier files
-    have, are "learned" and "none". attention, mlp, residual, norm: False removes that part.
+    image_size, patch_size: (height, width) in pixels.
+    dim: width of the residual stream.
+    mlp_ratio: hidden width of the MLP over dim.
+    classes: 0 for none.
+    pooling: the classifier's input, "cls" (a CLS token) or "mean" (no CLS token; the mean of the
+        patches, then the final norm).
+    registers: learned extra tokens (Darcet 2024).
+    distillation: a second token and head for a teacher (Touvron 2021).
+    dropout: on tokens, projections and MLP.
+    attention_dropout: on the weights.
+    drop_path: of the last block, growing linearly from 0 in the first.
+    positions: of the patches, "learned" (one vector each), "sine" (fixed sines and cosines of the
+        patch's number, Vaswani 2017) or "sine-2d" (of its column and its row, as in MAE, He 2022),
+        or "none"; True and False, which earlier files have, are "learned" and "none".
+    attention, mlp, residual, norm: False removes that part.
     norm_first: the norm stands before each branch (pre-norm, Dosovitskiy 2021); False: after each
-    addition (post- norm, Vaswani 2017), with no final norm.
+        addition (post- norm, Vaswani 2017), with no final norm.
     """
 
     image_size: tuple[_Side, _Side] = (32, 32)
@@ -123,14 +129,17 @@ def _faults_of_vit(config: ViTConfig) -> Iterator[str]:
 class SwinConfig:
     """The architecture of a Swin transformer; raises InputError for one that cannot be built.
 
-    image_size, patch_size: (height, width) in pixels; dim: width of the residual stream in the
-    first stage, doubled in each later one; depths, heads: blocks, and heads in each of them, by
-    stage; window: patches (rows, columns) of a window; shift: whether every second block shifts its
-    windows by half a window (Liu 2021, section 3.2; without it no patch sees beyond its window
-    before patches are merged); mlp_ratio: hidden width of the MLP over the stream's. dropout: on
-    projections and MLP; attention_dropout: on the weights; drop_path: of the last block, growing
-    linearly from 0 in the first. Images and maps that patches, windows and merging do not divide
-    are padded.
+    image_size, patch_size: (height, width) in pixels.
+    dim: width of the residual stream in the first stage, doubled in each later one.
+    depths, heads: blocks, and heads in each of them, by stage.
+    window: patches (rows, columns) of a window.
+    shift: whether every second block shifts its windows by half a window (Liu 2021, section 3.2;
+        without it no patch sees beyond its window before patches are merged).
+    mlp_ratio: hidden width of the MLP over the stream's.
+    dropout: on projections and MLP.
+    attention_dropout: on the weights.
+    drop_path: of the last block, growing linearly from 0 in the first. Images and maps that
+        patches, windows and merging do not divide are padded.
     """
 
     image_size: tuple[_Side, _Side] = (32, 32)

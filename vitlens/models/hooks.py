@@ -78,8 +78,8 @@ class ScopedMode(_Scoped, TorchFunctionMode):
 class Replaced(_Scoped):
     """A module's replaced forward.
 
-    plain: the one that it replaces, with the hooks of others that were there before; equal: whether
-    it gives the same outputs as that, of any part of a batch and of the tokens.
+    plain: the one that it replaces, with the hooks of others that were there before.
+    equal: whether it gives the same outputs as that, of any part of a batch and of the tokens.
     """
 
     def __init__(self, forward: Forward, plain: "_Hooked", *, equal: bool = False) -> None:

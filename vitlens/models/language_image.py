@@ -42,9 +42,11 @@ ByTemplate = Float[Tensor, "templates classes dim"]
 class TextTower:
     """The text encoder of a model.
 
-    model: the whole model, which encodes token ids with encode_text; tokenizer: builds the
-    tokenizer on first use; context: most tokens of a text, with those that are added to it; name:
-    of the model, for messages; added: tokens added to a text, 2 for its start and its end.
+    model: the whole model, which encodes token ids with encode_text.
+    tokenizer: builds the tokenizer on first use.
+    context: most tokens of a text, with those that are added to it.
+    name: of the model, for messages.
+    added: tokens added to a text, 2 for its start and its end.
     """
 
     model: nn.Module

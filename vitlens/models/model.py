@@ -33,9 +33,11 @@ _NAMES: Final = ("logits", "image_embeds", "pooler_output")
 class Provenance:
     """Where a model comes from.
 
-    name: as the user typed it; weights: file name, "hub", "bundled", "random" or "training";
-    sha256: of the weights file; versions: of the libraries that built it; notes: changes made on
-    loading (prefixes removed, positions resized), as sentences.
+    name: as the user typed it.
+    weights: file name, "hub", "bundled", "random" or "training".
+    sha256: of the weights file.
+    versions: of the libraries that built it.
+    notes: changes made on loading (prefixes removed, positions resized), as sentences.
     """
 
     name: str

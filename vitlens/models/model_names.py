@@ -33,8 +33,9 @@ _ALIAS = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)$")
 class ModelName:
     """The parts of a model's name.
 
-    name: without alias and weights; alias: its name in reports; weights: the file or folder after
-    @, "random", or None.
+    name: without alias and weights.
+    alias: its name in reports.
+    weights: the file or folder after @, "random", or None.
     """
 
     name: str

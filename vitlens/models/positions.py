@@ -61,8 +61,10 @@ def interpolate_positions(
     """Return position embeddings learned for one grid of patches, resampled to another (bicubic,
     antialiased).
 
-    positions: prefix rows, which stay unchanged, then one row a patch; grid, to: (rows, columns)
-    before and after. Where the grids are equal, positions are returned unchanged.
+    positions: prefix rows, which stay unchanged, then one row a patch.
+    grid, to: (rows, columns) before and after.
+
+    Where the grids are equal, positions are returned unchanged.
     """
     if grid == to:
         return positions

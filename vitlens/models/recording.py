@@ -58,9 +58,10 @@ class ModuleCall:
     """One call of a module: when it began and ended, its arguments that are tensors, and its first
     output.
 
-    output: the shape, None where that is no tensor; bytes, number: of the output where it is one
-    tensor, else 0; values: the arguments themselves, of a module that computes attention, for an
-    `AttentionRecorder`.
+    output: the shape, None where that is no tensor.
+    bytes, number: of the output where it is one tensor, else 0.
+    values: the arguments themselves, of a module that computes attention, for an
+        `AttentionRecorder`.
     """
 
     module: str
@@ -168,15 +169,21 @@ class Recorder:
 class TracedAttention:
     """One attention call.
 
-    time: of the recorder's clock; stack: the modules that were running; batch: the length of the
-    first axis of queries or weights, windows included; heads: their number; queries, keys: their
-    numbers; layout: why the axes are not (batch, heads, query, key), empty where they are;
-    heads_axis: see `AttentionPart`; joined: the heads' outputs concatenated in each order that the
-    axes may have, until the projection is known; projection: the weight of the output projection;
-    projection_stack: the modules that were running when it was applied; readers: how many linear
-    layers read the outputs concatenated (more than one: the projection has an adapter beside it);
-    weights: the result of a softmax until a product uses it; is_changed: whether no product used it
-    as it is: it was changed first, or mixed over heads.
+    time: of the recorder's clock.
+    stack: the modules that were running.
+    batch: the length of the first axis of queries or weights, windows included.
+    heads: their number.
+    queries, keys: their numbers.
+    layout: why the axes are not (batch, heads, query, key), empty where they are.
+    heads_axis: see `AttentionPart`.
+    joined: the heads' outputs concatenated in each order that the axes may have, until the
+        projection is known.
+    projection: the weight of the output projection.
+    projection_stack: the modules that were running when it was applied.
+    readers: how many linear layers read the outputs concatenated (more than one: the projection has
+        an adapter beside it).
+    weights: the result of a softmax until a product uses it.
+    is_changed: whether no product used it as it is: it was changed first, or mixed over heads.
     """
 
     time: int
@@ -220,10 +227,12 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
     """Records attention calls and linear layers, too, while its `watching` and the mode itself are
     in force.
 
-    images: of the pass; attention: calls in order; linear: (time, modules running, weight) of each
-    linear layer; tokens: whether a linear layer was applied to (batch, tokens, width); elsewhere:
-    what may be attention and is not recorded, in words: a softmax of a product over another axis
-    than the last, nn.MultiheadAttention with rare options.
+    images: of the pass.
+    attention: calls in order.
+    linear: (time, modules running, weight) of each linear layer.
+    tokens: whether a linear layer was applied to (batch, tokens, width).
+    elsewhere: what may be attention and is not recorded, in words: a softmax of a product over
+        another axis than the last, nn.MultiheadAttention with rare options.
     """
 
     def __init__(self, module: nn.Module, images: int) -> None:

@@ -25,9 +25,11 @@ _REASONS: Final[Memo[str]] = Memo()  # why a model does not meet a requirement, 
 class Requirement:
     """A requirement on models.
 
-    name: as commands name it; check: raises UnsupportedError or LensError where a model does not
-    meet it; quick: the check runs no pass through the model, and its result is not stored. A check
-    calls the `check` of another requirement, as a refusal lists the commands that the model
+    name: as commands name it.
+    check: raises UnsupportedError or LensError where a model does not meet it.
+    quick: the check runs no pass through the model, and its result is not stored.
+
+    A check calls the `check` of another requirement, as a refusal lists the commands that the model
     supports.
     """
 

@@ -139,9 +139,11 @@ def load_file(file: Path, request: ModelRequest, weights: str) -> Model:
     """Return the model in a file that `save` wrote, with its weights, or seeded random ones if
     requested.
 
-    request.image_size: (height, width) other than that of its training; weights: the file's name in
-    the provenance. Raises ModelError for a file that `save` did not write, or whose weights do not
-    fit its description, before a model is allocated that needs far more memory than they do.
+    request.image_size: (height, width) other than that of its training.
+    weights: the file's name in the provenance.
+
+    Raises ModelError for a file that `save` did not write, or whose weights do not fit its
+    description, before a model is allocated that needs far more memory than they do.
     """
     stored = read_weights(file)
     if "vitlens" not in stored.metadata:

@@ -37,9 +37,11 @@ def trace_anatomy(
 ) -> Anatomy:
     """Return the anatomy of a module.
 
-    images: three of normalised noise, of its input size; logits_of: from the module's output to the
-    logits. Raises UnsupportedError where the given structure does not hold, and for attention whose
-    heads cannot be separated.
+    images: three of normalised noise, of its input size.
+    logits_of: from the module's output to the logits.
+
+    Raises UnsupportedError where the given structure does not hold, and for attention whose heads
+    cannot be separated.
     """
     return _Traced(module, images, logits_of, hints).anatomy()
 

@@ -46,8 +46,9 @@ class TokenOrder:
     """The order of a model's tokens: the positions of those that are no patches, and the patches'
     (rows, columns).
 
-    grid: None where the patches are not row by row, or where that cannot be read; reason: why, and
-    what to do; places: of all tokens in the image, None where they could not be read.
+    grid: None where the patches are not row by row, or where that cannot be read.
+    reason: why, and what to do.
+    places: of all tokens in the image, None where they could not be read.
     """
 
     special: tuple[int, ...]
@@ -267,8 +268,8 @@ def gradient_at(
 class TokensRead:
     """The tokens of the last layer that the classifier reads.
 
-    special: the special tokens that it reads otherwise than the patches; patches: whether it reads
-    patches.
+    special: the special tokens that it reads otherwise than the patches.
+    patches: whether it reads patches.
     """
 
     special: tuple[int, ...]

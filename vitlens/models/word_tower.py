@@ -34,8 +34,9 @@ _LogScale = Annotated[float, between(-20, 20)]
 class WordTowerConfig:
     """The shape of a text tower.
 
-    words: in the order of their numbers; context: largest number of words of a text; out: dimension
-    of the embeddings.
+    words: in the order of their numbers.
+    context: largest number of words of a text.
+    out: dimension of the embeddings.
     """
 
     words: Annotated[tuple[Annotated[str, length(1, 200)], ...], length(0, 100_000)]

@@ -60,13 +60,17 @@ def wrap(
     """Return a Model around your own module, which is neither copied nor changed.
 
     module: maps normalised images (batch, 3, height, width) to logits: a tensor (batch, classes), a
-    tuple that begins with it, or an object with `.logits`. One logit z, (batch, 1) or (batch,),
-    counts as two classes with the logits -z/2 and z/2: the second has the probability sigmoid(z).
-    image_size: (height, width) in pixels, or both at once; mean, std: of the normalisation in
-    training, for pixels in [0, 1] ((0, 0, 0) and (1, 1, 1) for none). classes: names of the logits,
-    by default their numbers; () where the outputs are features, as those of timm's num_classes=0,
-    which are recognised. alias: the model's name in reports; resize: the short side in pixels
-    before a centre crop of photographs (None: the whole image is resized).
+        tuple that begins with it, or an object with `.logits`. One logit z, (batch, 1) or (batch,),
+        counts as two classes with the logits -z/2 and z/2: the second has the probability
+        sigmoid(z).
+    image_size: (height, width) in pixels, or both at once.
+    mean, std: of the normalisation in training, for pixels in [0, 1] ((0, 0, 0) and (1, 1, 1) for
+        none).
+    classes: names of the logits, by default their numbers; () where the outputs are features, as
+        those of timm's num_classes=0, which are recognised.
+    alias: the model's name in reports.
+    resize: the short side in pixels before a centre crop of photographs (None: the whole image is
+        resized).
 
     Attention, blocks, heads and the order of tokens are read from forward passes of noise. They can
     be given where they cannot be read: blocks, names of the residual blocks in order; heads, of

@@ -44,17 +44,25 @@ def few_images(count: int) -> Iterator[str]:
 class Claim:
     """One result of a report.
 
-    question: the topic ("calibration"). subject: the model ("vit-digits"), or both models of a
-    comparison. says: the finished sentence. brief: the same for a page on many claims: without
-    tests and intervals, "" where `says` is short. lead: the reader's question that it answers
-    there. title: at most twelve words, for the report's title, or "". verdict: the judgement with
-    its reason, None without one. effect, p: the number. evidence: counted, read off gradients and
-    maps, or measured after a change; only after a change may a sentence name a cause. place: the
-    figure that shows it. reference: the value of the effect if there were none. kind: the reason
-    for which it is reported. rests_on: question and subject of the claims whose measurements it
-    uses, and whose doubts remove it. next_step: a hypothesis and the command that tests it.
-    is_null: True if no effect was shown, which a study lists under what it does not show. better:
-    the model that a comparison favours, "" for none.
+    question: the topic ("calibration").
+    subject: the model ("vit-digits"), or both models of a comparison.
+    says: the finished sentence.
+    brief: the same for a page on many claims: without tests and intervals, "" where `says` is
+        short.
+    lead: the reader's question that it answers there.
+    title: at most twelve words, for the report's title, or "".
+    verdict: the judgement with its reason, None without one.
+    effect, p: the number.
+    evidence: counted, read off gradients and maps, or measured after a change; only after a change
+        may a sentence name a cause.
+    place: the figure that shows it.
+    reference: the value of the effect if there were none.
+    kind: the reason for which it is reported.
+    rests_on: question and subject of the claims whose measurements it uses, and whose doubts remove
+        it.
+    next_step: a hypothesis and the command that tests it.
+    is_null: True if no effect was shown, which a study lists under what it does not show.
+    better: the model that a comparison favours, "" for none.
     """
 
     question: str
@@ -297,8 +305,9 @@ def found(
 ) -> Claim:
     """Return a claim with the sentence of a template.
 
-    given: the values of all templates; headline: the template of its title, "" for a claim that
-    cannot be one; brief: that of its short sentence, "" where `template` is short.
+    given: the values of all templates.
+    headline: the template of its title, "" for a claim that cannot be one.
+    brief: that of its short sentence, "" where `template` is short.
     """
     values = {"effect": effect, **given}
     if headline:

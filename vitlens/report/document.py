@@ -24,8 +24,8 @@ State: TypeAlias = Literal["pass", "warn", "fail", "inconclusive", "not tested"]
 class Sentence:
     """One or more sentences in which **bold** and `code` are marks.
 
-    place: the figure that shows it, "" for none; lead: the reader's question that it answers, ""
-    for none.
+    place: the figure that shows it, "" for none.
+    lead: the reader's question that it answers, "" for none.
     """
 
     text: str
@@ -60,8 +60,9 @@ def _is_numeric(column: tuple[Cell, ...]) -> bool:
 class Tags:
     """The tags by which a page filters panels, "" for one that is not known.
 
-    outcome: who is right ("both right"); class_name: the true class; agreement: how well two maps
-    agree, in words.
+    outcome: who is right ("both right").
+    class_name: the true class.
+    agreement: how well two maps agree, in words.
     """
 
     outcome: str = ""
@@ -73,9 +74,10 @@ class Tags:
 class FigureSpec:
     """A figure by its name (figures/<name>.png), to be drawn when the report is written.
 
-    caption: what it shows and what it does not; alt: the alternative text; chapter: the folder
-    below the run's own of the chapter whose figure this is, and its name there ("" and "" for a
-    figure of the run itself).
+    caption: what it shows and what it does not.
+    alt: the alternative text.
+    chapter: the folder below the run's own of the chapter whose figure this is, and its name there
+        ("" and "" for a figure of the run itself).
     """
 
     name: str
@@ -89,8 +91,8 @@ class FigureSpec:
 class ImagePanel:
     """One image and what models make of it, for a page that shows panels one by one.
 
-    captions: a line under each picture; pictures: (height, width, 3) uint8 each, drawn when the
-    page is written.
+    captions: a line under each picture.
+    pictures: (height, width, 3) uint8 each, drawn when the page is written.
     """
 
     title: str
@@ -103,9 +105,11 @@ class ImagePanel:
 class Section:
     """One part of a report.
 
-    panels: images one by one; step: whether it is one of a sequence, through which a page leads
-    with a slider; status: the judgement with its reason, printed below the title; next: hypotheses
-    with the commands that test them; more: the file, from the folder of the run, that says more;
+    panels: images one by one.
+    step: whether it is one of a sequence, through which a page leads with a slider.
+    status: the judgement with its reason, printed below the title.
+    next: hypotheses with the commands that test them.
+    more: the file, from the folder of the run, that says more.
     level: of its heading, 2 for a part of the whole report.
     """
 
@@ -126,8 +130,8 @@ class FirstPage:
     """The page that a stranger reads in a minute: at most five sentences, one picture, one table,
     what is not known.
 
-    next: hypotheses with the commands that test them, of what fails or surprises; known_answer:
-    whether the report recovered a cause that was planted in its data.
+    next: hypotheses with the commands that test them, of what fails or surprises.
+    known_answer: whether the report recovered a cause that was planted in its data.
     """
 
     answer: tuple[Sentence, ...]
@@ -142,8 +146,11 @@ class FirstPage:
 class Document:
     """A whole report.
 
-    first: its first page; preface: the images; folded: parts that are closed at first; explorer:
-    what the attention explorer of its HTML page shows; terms: of its columns, for the glossary;
+    first: its first page.
+    preface: the images.
+    folded: parts that are closed at first.
+    explorer: what the attention explorer of its HTML page shows.
+    terms: of its columns, for the glossary.
     claims: all that it makes.
     """
 

@@ -23,12 +23,14 @@ POOLED: Final = 14  # rows and columns of the pooled queries, at most
 class ExplorerImage:
     """One image as the model saw it, and what looks where in it.
 
-    picture: (height, width, 3) uint8; weights: (layers, heads, queries, keys), each row a
-    distribution over the keys, or None where only layer means are kept; layer_weights: (layers,
-    queries, keys), the mean over heads; rollout: (layers, keys), from CLS (or the mean of all
-    tokens) through the layers so far; maps: (rows, columns) by name, e.g. the relevance for a
-    class, raw; name, facts: what is said under it (file, prediction, label); query_vectors,
-    key_vectors: (last layers, heads, tokens, head_dim).
+    picture: (height, width, 3) uint8.
+    weights: (layers, heads, queries, keys), each row a distribution over the keys, or None where
+        only layer means are kept.
+    layer_weights: (layers, queries, keys), the mean over heads.
+    rollout: (layers, keys), from CLS (or the mean of all tokens) through the layers so far.
+    maps: (rows, columns) by name, e.g. the relevance for a class, raw.
+    name, facts: what is said under it (file, prediction, label).
+    query_vectors, key_vectors: (last layers, heads, tokens, head_dim).
     """
 
     name: str
@@ -46,14 +48,20 @@ class ExplorerImage:
 class Explorer:
     """Images of one model for the explorer.
 
-    model: its alias; keys: the grid (rows, columns) of the patches that are looked at, after
-    `special` tokens that come first and are no patches (their names, e.g. ("CLS",)); queries: the
-    grid of the rows of the weights, `keys` itself unless queries were pooled; labels: what each
-    head attends to, (layers, heads); words: more about each, as its three tested words; importance:
-    the rise of the loss without each head in nats, (layers, heads), NaN where it is not known;
-    notes: sentences shown above it; layers: their numbers, () for 0, 1, 2 and so on; scales: of the
-    products of queries and keys, in the layers of which images have them; without_pairs: why none
-    has them. Raises InputError where the shapes do not fit.
+    model: its alias.
+    keys: the grid (rows, columns) of the patches that are looked at, after `special` tokens that
+        come first and are no patches (their names, e.g. ("CLS",)).
+    queries: the grid of the rows of the weights, `keys` itself unless queries were pooled.
+    labels: what each head attends to, (layers, heads).
+    words: more about each, as its three tested words.
+    importance: the rise of the loss without each head in nats, (layers, heads), NaN where it is not
+        known.
+    notes: sentences shown above it.
+    layers: their numbers, () for 0, 1, 2 and so on.
+    scales: of the products of queries and keys, in the layers of which images have them.
+    without_pairs: why none has them.
+
+    Raises InputError where the shapes do not fit.
     """
 
     model: str

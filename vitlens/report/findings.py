@@ -50,7 +50,9 @@ def largest(effects: Iterable[Claim], most: int | None = None) -> tuple[Claim, .
     question and subject.
 
     effects: every effect that was measured, also those that are not significant, with p before any
-    correction; where a claim has no p, it is read off its interval. most: how many, None for all.
+        correction; where a claim has no p, it is read off its interval.
+    most: how many, None for all.
+
     The claims that are returned have the corrected p.
     """
     measured = [claim for claim in effects if size_of(claim) is not None]

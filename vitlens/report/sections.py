@@ -60,12 +60,15 @@ def _every(_: Any) -> bool:
 class Chart:
     """A figure of a section.
 
-    draw: a chart of vitlens/charts, or a function from rows and title to the figure. caption: at
-    most 30 words that begin with what is seen. title: what the figure shows, with the result.
-    Caption and title are templates over `rows`, `first` and `record`. rows: in place of the
-    section's. only: chooses the rows that are drawn. each: a field; one figure is drawn for each of
-    its values, which is appended to the name. whole: True if the chart draws arrays, so that `draw`
-    and `only` take the record in place of rows.
+    draw: a chart of vitlens/charts, or a function from rows and title to the figure.
+    caption: at most 30 words that begin with what is seen.
+    title: what the figure shows, with the result. Caption and title are templates over `rows`,
+        `first` and `record`.
+    rows: in place of the section's.
+    only: chooses the rows that are drawn.
+    each: a field; one figure is drawn for each of its values, which is appended to the name.
+    whole: True if the chart draws arrays, so that `draw` and `only` take the record in place of
+        rows.
     """
 
     name: str
@@ -83,12 +86,14 @@ class Section:
     """A part of a report. question: its title, a template.
 
     opening: a template over all rows (`rows`, `first`, `record`), or a function of the record.
-    says: the template of a row's sentence; a section has at most SAID sentences. otherwise: in its
-    place if a column is None. columns: of the table, at most six. order: a sort key of rows. about:
-    the questions of the claims that give the section its status. without: the sentence of a section
-    without rows; "" leaves the section out. step: True for a step of a sequence, through which a
-    page leads with a slider. panels: images of the record that a page shows one by one and can
-    filter.
+    says: the template of a row's sentence; a section has at most SAID sentences.
+    otherwise: in its place if a column is None.
+    columns: of the table, at most six.
+    order: a sort key of rows.
+    about: the questions of the claims that give the section its status.
+    without: the sentence of a section without rows; "" leaves the section out.
+    step: True for a step of a sequence, through which a page leads with a slider.
+    panels: images of the record that a page shows one by one and can filter.
     """
 
     question: str
@@ -118,9 +123,11 @@ def other_sheets(picture: Chart) -> Section:
 class Glance:
     """A row of the first page's table: one column of rows that hold a model each.
 
-    table: the rows; column: the field that is shown; key: the entry of a column that holds several;
-    question: of the claims that give the row its status; difference: between two models, from the
-    record.
+    table: the rows.
+    column: the field that is shown.
+    key: the entry of a column that holds several.
+    question: of the claims that give the row its status.
+    difference: between two models, from the record.
     """
 
     table: Rows
@@ -143,15 +150,19 @@ class Overview:
 class Report:
     """The report of a command.
 
-    claims: of its record. effects: all measured effects on the scale of findings.py, significant or
-    not, with p before any correction. unknown: at most five sentences about what the report does
-    not show. picture: of the first page; of several sheets the first. explorer: of the HTML page.
+    claims: of its record.
+    effects: all measured effects on the scale of findings.py, significant or not, with p before any
+        correction.
+    unknown: at most five sentences about what the report does not show.
+    picture: of the first page; of several sheets the first.
+    explorer: of the HTML page.
     title: a template over `record` and the run's `title`, for a report whose claims have no title.
-    definitions: names with their meaning, after the terms of the shown columns. package: of its
-    help.md, if that is not the record's. reconciles: sentences about numbers that differ between
-    parts, and why. known_answer: sentences about a planted cause that it recovered or not.
-    about_weights: False where the numbers do not depend on the weights, or the report
-    itself says which models are untrained.
+    definitions: names with their meaning, after the terms of the shown columns.
+    package: of its help.md, if that is not the record's.
+    reconciles: sentences about numbers that differ between parts, and why.
+    known_answer: sentences about a planted cause that it recovered or not.
+    about_weights: False where the numbers do not depend on the weights, or the report itself says
+        which models are untrained.
 
     A run of chapters takes finished parts from them: sections, picture and glance may be functions
     of the record.
@@ -446,8 +457,9 @@ def _of_property(name: str, row: Any) -> Column:
 def table_of(rows: Sequence[Any], shown: Mapping[str, Column], *, of: int, name: str = "") -> Table:
     """Return rows as a table without the columns that are empty in all of them.
 
-    shown: the columns by field; of: the number of rows in all; name: of the CSV file that holds
-    them.
+    shown: the columns by field.
+    of: the number of rows in all.
+    name: of the CSV file that holds them.
     """
     columns_of_cells = {}
     for field, column in shown.items():

@@ -89,7 +89,8 @@ ORDER: Final[tuple[State, ...]] = ("fail", "warn", "inconclusive", "not tested",
 class Verdict:
     """A judgement with its reason, without which there is none.
 
-    because: what was judged, or why it could not be; limit: its name in limits.toml, "" for none;
+    because: what was judged, or why it could not be.
+    limit: its name in limits.toml, "" for none.
     doubts: True where the measurement itself is in doubt, so that no title may rest on it.
     """
 

@@ -258,9 +258,10 @@ def _norm(tensors: Sequence[Tensor]) -> float:
 class BatchRun:
     """One training on the batch.
 
-    losses: nats, before each step and after the last; constant_loss: that of the best prediction
-    that is the same for every image; weight_change: of all weights, relative to them; images: their
-    number in the batch.
+    losses: nats, before each step and after the last.
+    constant_loss: that of the best prediction that is the same for every image.
+    weight_change: of all weights, relative to them.
+    images: their number in the batch.
     """
 
     rate: float

@@ -60,7 +60,8 @@ Advance = Callable[[int], object]  # called with the number of tokens just seen
 class Plan:
     """The size of a dictionary and of its training.
 
-    expansion: latents for each component of a token; prefixes: nested dictionaries (1: none);
+    expansion: latents for each component of a token.
+    prefixes: nested dictionaries (1: none).
     tokens: seen in the training, repetitions included.
     """
 
@@ -118,14 +119,19 @@ def fit_sae(
 ) -> Dictionary:
     """Train a sparse autoencoder on the patch tokens at one place of a model.
 
-    images: in any form that `vitlens.images` takes; place: the residual stream, attention, head or
-    MLP of a block, such as "blocks.8.residual"; k: latents that reconstruct a token; kind: "topk",
-    or "batch-topk", where k is a mean over tokens; expansion: latents for each component of a
-    token; prefixes: number of nested dictionaries that must each reconstruct the tokens
-    (Matryoshka), 1 for none; tokens: seen in the training, repetitions included; cache: a folder of
-    cached features (None: tokens are held in memory). Prefix tokens and patch tokens of exceptional
-    norm are left out. Raises InputError for a layer that the model does not have and for too few
-    images, UnsupportedError for a model or place without a token for each patch.
+    images: in any form that `vitlens.images` takes.
+    place: the residual stream, attention, head or MLP of a block, such as "blocks.8.residual".
+    k: latents that reconstruct a token.
+    kind: "topk", or "batch-topk", where k is a mean over tokens.
+    expansion: latents for each component of a token.
+    prefixes: number of nested dictionaries that must each reconstruct the tokens (Matryoshka), 1
+        for none.
+    tokens: seen in the training, repetitions included.
+    cache: a folder of cached features (None: tokens are held in memory). Prefix tokens and patch
+        tokens of exceptional norm are left out.
+
+    Raises InputError for a layer that the model does not have and for too few images,
+    UnsupportedError for a model or place without a token for each patch.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")

@@ -45,9 +45,11 @@ _MOST_LISTED: Final = 5  # classes in a message
 class Distillation:
     """Settings of the distillation of a student; raises InputError for invalid ones.
 
-    kind: "soft" or "hard"; weight: the teacher's share of the loss; temperature: of the soft form;
+    kind: "soft" or "hard".
+    weight: the teacher's share of the loss.
+    temperature: of the soft form.
     token: whether a separate token and head learn from the teacher (the other head then learns only
-    from the labels).
+        from the labels).
     """
 
     kind: str = "hard"
@@ -114,9 +116,9 @@ class Objective(Protocol):
 class StandardObjective:
     """The cross-entropy with the labels and, with a teacher, its share of the loss.
 
-    teacher: images -> logits, of the same augmented (and mixed) images, None: only the labels;
-    how: the settings of the distillation; about: settings that must be the same in a resumed run,
-    as model, data and recipe.
+    teacher: images -> logits, of the same augmented (and mixed) images, None: only the labels.
+    how: the settings of the distillation.
+    about: settings that must be the same in a resumed run, as model, data and recipe.
     """
 
     teacher: Callable[[Images], Logits] | None = None

@@ -91,17 +91,21 @@ def fit(
     """Train a model; afterwards it has the last weights (averaged ones where the recipe averages).
 
     directory: gets metrics.jsonl, model.safetensors (those weights), best.safetensors and
-    checkpoint/, each written atomically; resume: continue from its checkpoint, or start where there
-    is none; checkpoint_every: steps between checkpoints within an epoch (None: one at each epoch's
-    end); keep_every: epochs between kept copies of the weights, kept/epoch-NNNN.safetensors in half
-    precision, the first one before training (None: none); objective: the loss (None: cross-entropy
-    with the labels); train_last: train only the last K blocks and the layers after them (0: the
-    head; None: everything); precision, compiling: see speed; recompute: the blocks' activations in
-    the backward pass, to save memory; watchers: called at every step and epoch in the first
-    process, and closed at the end. Raises InputError when data, model and checkpoint do not match,
-    NonFiniteError when the loss becomes NaN or infinite (the files keep the last good weights),
-    StorageError when the disk is full (the previous checkpoint survives), RunError when another
-    process has ended.
+        checkpoint/, each written atomically.
+    resume: continue from its checkpoint, or start where there is none.
+    checkpoint_every: steps between checkpoints within an epoch (None: one at each epoch's end).
+    keep_every: epochs between kept copies of the weights, kept/epoch-NNNN.safetensors in half
+        precision, the first one before training (None: none).
+    objective: the loss (None: cross-entropy with the labels).
+    train_last: train only the last K blocks and the layers after them (0: the head; None:
+        everything).
+    precision, compiling: see speed.
+    recompute: the blocks' activations in the backward pass, to save memory.
+    watchers: called at every step and epoch in the first process, and closed at the end.
+
+    Raises InputError when data, model and checkpoint do not match, NonFiniteError when the loss
+    becomes NaN or infinite (the files keep the last good weights), StorageError when the disk is
+    full (the previous checkpoint survives), RunError when another process has ended.
     """
     checkpoint.require_interval(keep_every)
     task = Task(

@@ -25,9 +25,10 @@ _MOST_BYTES: Final = 1 << 28  # of metrics.jsonl
 class Progress:
     """The progress of a training: epoch from 0, steps done and in all, running means of this epoch.
 
-    loss: nats; accuracy: fraction of this epoch's training images so far, None without classes;
-    test_accuracy: fraction, at the last test (None before the first); images_per_second: of
-    training without tests, since start or resume.
+    loss: nats.
+    accuracy: fraction of this epoch's training images so far, None without classes.
+    test_accuracy: fraction, at the last test (None before the first).
+    images_per_second: of training without tests, since start or resume.
     """
 
     epoch: int
@@ -45,10 +46,11 @@ class Progress:
 class EpochMetrics:
     """One line of metrics.jsonl: an epoch (from 0), the steps and images by its end, its means.
 
-    learning_rate: of its last step; losses in nats; accuracies: fractions, None if not measured;
-    seconds: since training began, without pauses; images_per_second: of training without tests, in
-    this epoch; gradient_norm: before clipping, mean over its steps (None in older files); measures:
-    other measures of the test, by name (see training/objectives/pretraining.py).
+    learning_rate: of its last step; losses in nats; accuracies: fractions, None if not measured.
+    seconds: since training began, without pauses.
+    images_per_second: of training without tests, in this epoch.
+    gradient_norm: before clipping, mean over its steps (None in older files).
+    measures: other measures of the test, by name (see training/objectives/pretraining.py).
     """
 
     epoch: int = col("epoch")
@@ -93,10 +95,12 @@ class Tested(NamedTuple):
 class TrainingResult:
     """The result of a training.
 
-    history: one entry per epoch; accuracy: test accuracy (fraction) of the last weights, in
-    model.safetensors; best_accuracy, best_epoch: the highest of all tests, whose weights are in
-    best.safetensors (selected on the test images, so optimistic), all None without classes;
-    seconds: of all its runs together; notes: on the computation, as text.
+    history: one entry per epoch.
+    accuracy: test accuracy (fraction) of the last weights, in model.safetensors.
+    best_accuracy, best_epoch: the highest of all tests, whose weights are in best.safetensors
+        (selected on the test images, so optimistic), all None without classes.
+    seconds: of all its runs together.
+    notes: on the computation, as text.
     """
 
     history: tuple[EpochMetrics, ...]
@@ -113,10 +117,12 @@ class TrainingResult:
 class StepMetrics:
     """One update of the weights.
 
-    step: updates done, this one included; epoch: from 0; loss: nats, mean over this process's
-    images of the batch; learning_rate: the update's; gradient_norm: Euclidean, over all parameters,
-    before clipping; images_per_second: of training without tests, over all processes, since start
-    or resume.
+    step: updates done, this one included.
+    epoch: from 0.
+    loss: nats, mean over this process's images of the batch.
+    learning_rate: the update's.
+    gradient_norm: Euclidean, over all parameters, before clipping.
+    images_per_second: of training without tests, over all processes, since start or resume.
     """
 
     step: int

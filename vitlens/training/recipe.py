@@ -54,16 +54,27 @@ class Recipe:
     """The settings of a training; raises InputError for invalid ones.
 
     epochs: passes over the training images (one view of each, newly rendered if the data is
-    generated); batch_size: images over all processes; accumulate: parts of a batch whose gradients
-    are accumulated; optimiser: "adamw" or "muon"; learning_rate: its peak; betas: AdamW's;
-    layer_decay: ratio of a layer's learning rate to that of the layer above; warmup: share of the
-    steps; minimum: last learning rate as a share of the peak; clip: largest gradient norm (0:
-    none); label_smoothing: share of the target spread over all classes; drop_path: of a preset's
-    last block; average: decay of the averaged weights (0: none), which are then tested and saved;
-    crop_padding: pixels; flip: mirrored left to right half of the time; randaugment, magnitude:
-    operations per image and their strength, of 30; erasing: probability of a rectangle of noise;
+        generated).
+    batch_size: images over all processes.
+    accumulate: parts of a batch whose gradients are accumulated.
+    optimiser: "adamw" or "muon".
+    learning_rate: its peak.
+    betas: AdamW's.
+    layer_decay: ratio of a layer's learning rate to that of the layer above.
+    warmup: share of the steps.
+    minimum: last learning rate as a share of the peak.
+    clip: largest gradient norm (0: none).
+    label_smoothing: share of the target spread over all classes.
+    drop_path: of a preset's last block.
+    average: decay of the averaged weights (0: none), which are then tested and saved.
+    crop_padding: pixels.
+    flip: mirrored left to right half of the time.
+    randaugment, magnitude: operations per image and their strength, of 30.
+    erasing: probability of a rectangle of noise.
     mixup, cutmix: of the Beta distribution (0: none), mix_chance: probability that a batch is
-    mixed; views: of an image in its batch; evaluate_every: epochs between tests on the test images;
+        mixed.
+    views: of an image in its batch.
+    evaluate_every: epochs between tests on the test images.
     source: where the numbers come from.
     """
 

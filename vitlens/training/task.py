@@ -36,9 +36,11 @@ _SINGLE_PROCESS: Final = Processes(0, 1, torch.device("cpu"))
 class Task:
     """The settings of a training, see loop.fit, and the quantities derived from them.
 
-    device: the requested one; processes.device: that of this process; whole: the model with `model`
-    as its head, if only the head is trained, on features; examples: the number of vectors, if it is
-    not images that the model is trained on; began: the start of the run, of time.perf_counter.
+    device: the requested one.
+    processes.device: that of this process.
+    whole: the model with `model` as its head, if only the head is trained, on features.
+    examples: the number of vectors, if it is not images that the model is trained on.
+    began: the start of the run, of time.perf_counter.
     """
 
     model: Model
@@ -218,8 +220,10 @@ def require_fitting(model: Model, train: Split, test: Split) -> None:
 class FirstBatch(NamedTuple):
     """The first images of the first batch.
 
-    given: the original pixels; trained: the images after augmentation and mixing; labels: of the
-    originals; targets: shares of the classes, before label smoothing.
+    given: the original pixels.
+    trained: the images after augmentation and mixing.
+    labels: of the originals.
+    targets: shares of the classes, before label smoothing.
     """
 
     given: Pixels

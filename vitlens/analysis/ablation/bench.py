@@ -115,11 +115,14 @@ def require_heads(model: Model) -> None:
 class Outcomes:
     """The loss and the prediction of every image without sets of units.
 
-    sets: the removed units; replace: the replacement of their outputs; labels (n,): the true
-    classes, as columns of the logits; clean_log_odds (n,): of the label in the unchanged model,
-    nats; clean_correct (n,): True if its prediction is the label; log_odds, correct (sets, n): the
-    same without each set; forward_equivalents: full forward passes an image, a mean; note: a remark
-    for a report, or "". All on the CPU, log-odds in float64: the losses follow from them.
+    sets: the removed units.
+    replace: the replacement of their outputs; labels (n,): the true classes, as columns of the
+        logits; clean_log_odds (n,): of the label in the unchanged model, nats; clean_correct (n,):
+        True if its prediction is the label; log_odds, correct (sets, n): the same without each set.
+    forward_equivalents: full forward passes an image, a mean.
+    note: a remark for a report, or "".
+
+    All on the CPU, log-odds in float64: the losses follow from them.
     """
 
     sets: tuple[Removal, ...]

@@ -66,13 +66,18 @@ class MeanChange:
 class Importance(Table):
     """The importance of each unit: the losses of the model without it (positive: the unit helps).
 
-    n: images; replace: the replacement of its output; loss: rise of the mean cross-entropy, nats;
-    accuracy: lost, points; log_odds: the fall of the label's mean log-odds, nats, by which units
-    are ranked where the mean loss is below SATURATED, else None; clean_loss, clean_accuracy: of the
-    unchanged model, nats and fraction; first_order (units,): the mean estimate, nats (NaN where
-    undefined), or None; rank_correlation: Spearman's, of it and the exact change of loss over the
-    heads (NaN where undefined); forward_equivalents: full forward passes an image, a mean; note: a
-    remark for a report, or "".
+    n: images.
+    replace: the replacement of its output.
+    loss: rise of the mean cross-entropy, nats.
+    accuracy: lost, points.
+    log_odds: the fall of the label's mean log-odds, nats, by which units are ranked where the mean
+        loss is below SATURATED, else None.
+    clean_loss, clean_accuracy: of the unchanged model, nats and fraction; first_order (units,): the
+        mean estimate, nats (NaN where undefined), or None.
+    rank_correlation: Spearman's, of it and the exact change of loss over the heads (NaN where
+        undefined).
+    forward_equivalents: full forward passes an image, a mean.
+    note: a remark for a report, or "".
     """
 
     units: tuple[Unit, ...]
@@ -205,11 +210,13 @@ def ablate(
     Changes have intervals over images.
 
     images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes, read a batch
-    at a time; intervals and tests are over its groups where it is a Split that has them; labels:
-    class indices (n,), or "predicted" (None: those of the Split or the class folders); replace: the
-    replacement of a head's output, its "mean" over the images (at least 8), "zero", or another
-    image's output, "resample" (None: "mean", with 2 to 7 images "resample", with one "zero"; the
-    result's `replace` and `note` say which); batch_size: images at a time (None: chosen to fit).
+        at a time; intervals and tests are over its groups where it is a Split that has them.
+    labels: class indices (n,), or "predicted" (None: those of the Split or the class folders).
+    replace: the replacement of a head's output, its "mean" over the images (at least 8), "zero", or
+        another image's output, "resample" (None: "mean", with 2 to 7 images "resample", with one
+        "zero"; the result's `replace` and `note` say which).
+    batch_size: images at a time (None: chosen to fit).
+
     Raises UnsupportedError for a model without attention or without a classifier, InputError for
     too few images.
 

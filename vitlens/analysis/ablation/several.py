@@ -125,9 +125,11 @@ class PairEffects(NamedTuple):
     """The effects of removing pairs of units, changes of the loss in nats.
 
     synergy: the effect of removing both minus the sum of the effects, with intervals and tests,
-    paired over images (or groups), Holm over the pairs. Positive: one compensates for the removal
-    of the other; negative: they depend on each other (once one is removed, removing the other costs
-    less). both: the mean effect of removing both units of each pair; single: of removing each unit;
+        paired over images (or groups), Holm over the pairs. Positive: one compensates for the
+        removal of the other; negative: they depend on each other (once one is removed, removing the
+        other costs less).
+    both: the mean effect of removing both units of each pair.
+    single: of removing each unit.
     note: a remark for a report, or "".
     """
 

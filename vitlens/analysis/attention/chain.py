@@ -156,9 +156,11 @@ def chained(
 ) -> Chain:
     """Return the chain of a batch of images.
 
-    gradient: with gradients of the targets' logits (None: predicted classes); rules: of the
-    backward pass, "libra" for LibraGrad's (lens/libra.py); module: its output is stored with its
-    gradient. Queries and keys of all layers are stored (tokens x dim each, not heads x tokens²).
+    gradient: with gradients of the targets' logits (None: predicted classes).
+    rules: of the backward pass, "libra" for LibraGrad's (lens/libra.py).
+    module: its output is stored with its gradient. Queries and keys of all layers are stored
+        (tokens x dim each, not heads x tokens²).
+
     Raises UnknownNameError, InputError for a target that is no class, UnsupportedError for
     gradients of a model without a classifier, LensError where a layer does not affect the logit.
     """

@@ -60,13 +60,17 @@ def rollout(
 ) -> Maps:
     """Return the rollout of each image over its patches (batch, rows, columns), not scaled.
 
-    images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; fusion: of
-    the heads, "mean", "max" or "min"; discard: the lowest fraction of each row, set to 0 (except
-    CLS); alpha: weight of the identity; start_layer: the first layer included, from 0; readout: the
-    tokens that the classifier reads (the model's own by default). Of a windowed model (Swin, Hiera)
-    the map is that of the first stage; where patches are merged or queries pooled, each of the four
-    gets an equal share. Raises UnsupportedError for a model with layers that are neither
-    token-to-token nor windows (XCiT, PVT, CNNs), or with convolutions between them (MaxViT).
+    images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes.
+    fusion: of the heads, "mean", "max" or "min".
+    discard: the lowest fraction of each row, set to 0 (except CLS).
+    alpha: weight of the identity.
+    start_layer: the first layer included, from 0.
+    readout: the tokens that the classifier reads (the model's own by default). Of a windowed model
+        (Swin, Hiera) the map is that of the first stage; where patches are merged or queries
+        pooled, each of the four gets an equal share.
+
+    Raises UnsupportedError for a model with layers that are neither token-to-token nor windows
+    (XCiT, PVT, CNNs), or with convolutions between them (MaxViT).
 
     >>> import torch, vitlens
     >>> vitlens.rollout(vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32)).shape
@@ -87,12 +91,13 @@ def relevance(
 ) -> Maps:
     """Return the relevance of each patch for a target class (batch, rows, columns), not scaled.
 
-    images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; targets:
-    "predicted", "label" (of a Split or class folders), a class by name or index, or class indices
-    (batch,). The target's logit is differentiated, not its probability. readout: the tokens that
-    the classifier reads (the model's own by default). Of a windowed model (Swin) the map is that of
-    the first stage. Raises InputError for a class that does not exist, UnsupportedError as
-    `rollout`.
+    images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes.
+    targets: "predicted", "label" (of a Split or class folders), a class by name or index, or class
+        indices (batch,). The target's logit is differentiated, not its probability.
+    readout: the tokens that the classifier reads (the model's own by default). Of a windowed model
+        (Swin) the map is that of the first stage.
+
+    Raises InputError for a class that does not exist, UnsupportedError as `rollout`.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -350,8 +355,8 @@ def maximum_flows(
 ) -> NDArray[np.float64]:
     """Return the maximum flow from a source to each target token of the input; 0 for the others.
 
-    start: (tokens,), capacities from the source to the last layer's tokens; layers: (query, key),
-    in forward order.
+    start: (tokens,), capacities from the source to the last layer's tokens.
+    layers: (query, key), in forward order.
     """
     from scipy.sparse import csr_matrix  # takes 0.2 s to import
     from scipy.sparse.csgraph import maximum_flow

@@ -24,14 +24,20 @@ _WITH_WEIGHTS: Final = 2.0  # cost, in forward passes, of a pass that computes a
 class AttentionMethod:
     """One attention method.
 
-    title: in figures and tables; description: of its maps, in a sentence; paper: that defines it.
+    title: in figures and tables.
+    description: of its maps, in a sentence.
+    paper: that defines it.
     function: "module:function" that takes a chain (chain.py) and the options by name, and returns
-    maps. needs: of the model (require_chain, require_maps), "chain" where the method goes through
-    all layers. forwards, backwards: about how many passes of the model an image takes; with
-    backward passes the chain has gradients, and the maps are those of a target class. options: the
-    `MethodSettings` that the function takes. check: "module:function" of a model that raises where
-    the method cannot run although `needs` is met. default: True if `vitlens rollout` runs it by
-    default; rules: of the backward pass, plain gradients or LibraGrad's.
+        maps.
+    needs: of the model (require_chain, require_maps), "chain" where the method goes through all
+        layers.
+    forwards, backwards: about how many passes of the model an image takes; with backward passes the
+        chain has gradients, and the maps are those of a target class.
+    options: the `MethodSettings` that the function takes.
+    check: "module:function" of a model that raises where the method cannot run although `needs` is
+        met.
+    default: True if `vitlens rollout` runs it by default.
+    rules: of the backward pass, plain gradients or LibraGrad's.
     """
 
     name: str
@@ -146,11 +152,14 @@ def attention_method(name: str) -> AttentionMethod:
 class MethodSettings:
     """A method with its settings; settings that the method does not use are ignored.
 
-    method: a name of ATTENTION_METHODS; fusion: of the heads in rollout; discard: lowest fraction
-    of each query row that rollout sets to zero (CLS column kept); alpha: weight of the identity in
-    rollout, gradient-weighted rollout and flow; start_layer: first layer of the chain; layer: that
-    of the method "attention" (None: the last). All layers count from 0. Raises UnknownNameError and
-    InputError.
+    method: a name of ATTENTION_METHODS.
+    fusion: of the heads in rollout.
+    discard: lowest fraction of each query row that rollout sets to zero (CLS column kept).
+    alpha: weight of the identity in rollout, gradient-weighted rollout and flow.
+    start_layer: first layer of the chain.
+    layer: that of the method "attention" (None: the last).
+
+    All layers count from 0. Raises UnknownNameError and InputError.
     """
 
     method: str

@@ -83,10 +83,12 @@ def token_attention(
 ) -> TokenAttention:
     """Return the attention of every layer between all tokens of each image.
 
-    images: (n, 3, height, width) in [0, 1]; whole: the number of first images of which every head
-    is returned; pool: reduces weights (..., queries, keys) on the CPU to fewer queries, where they
-    are many. Rollouts of a model with attention pooling start from the mean over patches. Raises
-    UnsupportedError as require_token_attention, InputError for no images.
+    images: (n, 3, height, width) in [0, 1].
+    whole: the number of first images of which every head is returned.
+    pool: reduces weights (..., queries, keys) on the CPU to fewer queries, where they are many.
+        Rollouts of a model with attention pooling start from the mean over patches.
+
+    Raises UnsupportedError as require_token_attention, InputError for no images.
     """
     require_token_attention(model)
     if not len(images):

@@ -45,10 +45,11 @@ def attention(model: Model, images: AnyImages, *, rows: RowChoice = "all") -> tu
     The tuple has one entry for each block: that of a block without attention has no heads, (batch,
     0, 0, 0).
 
-    images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; rows:
-    "all", or "cls" for the CLS row only (query axis of length 1), which costs N instead of N² a
-    head. For a windowed model, batch is images x windows. Raises UnsupportedError where there is no
-    attention or no CLS.
+    images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes.
+    rows: "all", or "cls" for the CLS row only (query axis of length 1), which costs N instead of N²
+        a head. For a windowed model, batch is images x windows.
+
+    Raises UnsupportedError where there is no attention or no CLS.
 
     >>> import torch, vitlens
     >>> weights = vitlens.attention(vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32))
@@ -83,8 +84,9 @@ class AttentionWeights(tuple[Tensor, ...]):
 class LayerMaps:
     """Maps of one layer's attention from the readout's query, or from or to one patch, not scaled.
 
-    prefix: the weights of CLS and other prefix tokens in their order, which are not in the map;
-    reading: the name of the query; patch: (row, column) in this layer's grid, from 0.
+    prefix: the weights of CLS and other prefix tokens in their order, which are not in the map.
+    reading: the name of the query.
+    patch: (row, column) in this layer's grid, from 0.
     """
 
     site: Site
@@ -236,11 +238,14 @@ def patch_views(
     """Return the attention of one patch, layer by layer.
 
     side: "query", the attention of the patch, its row of the weights (map and prefix sum to 1);
-    "key", the attention on it, its column, one number for each query patch, a share of that patch's
-    row. patch: (row, column) from 0 in the first layer's grid; after merging (Swin), the patch that
-    contains it. In a windowed layer the map is zero outside the patch's window, without the weights
-    on padding. Layers of pooled keys, channels or a pooling query are left out. Raises InputError
-    outside the grid, UnsupportedError where no layer has patches that attend to patches.
+        "key", the attention on it, its column, one number for each query patch, a share of that
+        patch's row.
+    patch: (row, column) from 0 in the first layer's grid; after merging (Swin), the patch that
+        contains it.
+
+    In a windowed layer the map is zero outside the patch's window, without the weights on padding.
+    Layers of pooled keys, channels or a pooling query are left out. Raises InputError outside the
+    grid, UnsupportedError where no layer has patches that attend to patches.
     """
     followed = _follow_patch(model, images, side, patch)
     if not followed:

@@ -27,12 +27,13 @@ _FOLLOWED: Final = 64  # patches of the mean reach, evenly spaced over the map
 class WindowLayer:
     """One layer in windows.
 
-    places: the patch (row by row) at each place of each window, -1 for padding; allowed: True where
-    a place has any weight on another, in any head; part: of patches that attend to the same
-    patches, counted from 0; pairs: ordered pairs of patches that meet; new: those of them that do
-    not meet in the layer before on the same map (None: there is none); reach: patches of the
-    stage's first map on which a patch depends through the attention of the stage's layers up to
-    this one, mean over up to 64 patches.
+    places: the patch (row by row) at each place of each window, -1 for padding.
+    allowed: True where a place has any weight on another, in any head.
+    part: of patches that attend to the same patches, counted from 0.
+    pairs: ordered pairs of patches that meet.
+    new: those of them that do not meet in the layer before on the same map (None: there is none).
+    reach: patches of the stage's first map on which a patch depends through the attention of the
+        stage's layers up to this one, mean over up to 64 patches.
     """
 
     site: Site

@@ -150,8 +150,9 @@ def crossover(flops: Mapping[str, int], tokens: int) -> float:
 def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
     """Return the FLOPs of both products of attention.
 
-    query: the shape (..., query, head_dim); key: (..., key, head_dim); value: (..., key,
-    value_dim).
+    query: the shape (..., query, head_dim).
+    key: (..., key, head_dim).
+    value: (..., key, value_dim).
     """
     *leading, queries, head_dim = query
     keys = key[-2]

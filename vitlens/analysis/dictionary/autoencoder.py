@@ -37,9 +37,12 @@ Latents = Float[Tensor, "*batch latents"]
 class Sparsity:
     """How many latents reconstruct a token.
 
-    k: latents of a token, of BatchTopK on average; kind: "topk" or "batch-topk"; prefixes: sizes of
-    the nested dictionaries that must reconstruct a token by themselves, rising, the last of all
-    latents (none: only the whole dictionary must). Raises InputError for sizes that do not rise.
+    k: latents of a token, of BatchTopK on average.
+    kind: "topk" or "batch-topk".
+    prefixes: sizes of the nested dictionaries that must reconstruct a token by themselves, rising,
+        the last of all latents (none: only the whole dictionary must).
+
+    Raises InputError for sizes that do not rise.
     """
 
     k: int = 32
@@ -86,10 +89,13 @@ class Codes:
 class SparseAutoencoder(nn.Module):
     """A dictionary of directions of a layer, and the encoder that finds them in a token.
 
-    dim: of a token; count: the number of latents. Its tensors: encoder and decoder (latents, dim),
-    encoder_bias (latents,), bias (dim,); mean (dim,) and scale () of the tokens; threshold () of
-    BatchTopK; silent (latents,): training tokens since each latent was active. Raises InputError
-    where k or a prefix does not fit the number of latents.
+    dim: of a token.
+    count: the number of latents.
+
+    Its tensors: encoder and decoder (latents, dim), encoder_bias (latents,), bias (dim,); mean
+    (dim,) and scale () of the tokens; threshold () of BatchTopK; silent (latents,): training tokens
+    since each latent was active. Raises InputError where k or a prefix does not fit the number of
+    latents.
     """
 
     mean: Tensor
@@ -225,8 +231,8 @@ def decoded(autoencoder: SparseAutoencoder, codes: Codes, size: int) -> Float[Te
 class Losses(NamedTuple):
     """Losses of a batch of tokens, each a sum over the tokens.
 
-    reconstruction: squared error, averaged over components and prefixes; auxiliary: that of dead
-    latents, relative to the variance of the error, times the tokens.
+    reconstruction: squared error, averaged over components and prefixes.
+    auxiliary: that of dead latents, relative to the variance of the error, times the tokens.
     """
 
     reconstruction: Tensor

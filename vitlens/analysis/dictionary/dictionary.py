@@ -54,9 +54,10 @@ class About:
 class Dictionary(Summary):
     """A sparse autoencoder of one place of one model.
 
-    model: the model, in whose passes it can be put; place: a name such as "blocks.8.residual";
-    autoencoder: on the model's device, in evaluation mode; tokens: the training tokens that it has
-    seen, repetitions included.
+    model: the model, in whose passes it can be put.
+    place: a name such as "blocks.8.residual".
+    autoencoder: on the model's device, in evaluation mode.
+    tokens: the training tokens that it has seen, repetitions included.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")

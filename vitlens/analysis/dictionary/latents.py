@@ -188,11 +188,13 @@ def name_latents(
 ) -> NamedLatents:
     """Return what the latents of a dictionary stand for, each label tested by an intervention.
 
-    images: that the dictionary was not trained on, in any form that `vitlens.images` takes; labels:
-    class indices (n,) (None: those of the Split or the class folders); attributes: of the images,
-    by name (n,), True or False each; tested: number of latents with the largest estimated effects,
-    which are removed and doubled; chosen: latents that are tested in any case. Raises DataError for
-    images without labels.
+    images: that the dictionary was not trained on, in any form that `vitlens.images` takes.
+    labels: class indices (n,) (None: those of the Split or the class folders).
+    attributes: of the images, by name (n,), True or False each.
+    tested: number of latents with the largest estimated effects, which are removed and doubled.
+    chosen: latents that are tested in any case.
+
+    Raises DataError for images without labels.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -230,9 +232,9 @@ def label_latents(
 ) -> NamedLatents:
     """Return the latents with the largest estimated effects, named and tested, and those chosen.
 
-    of_images: activity of the dictionary on these images; chosen: latents that are tested anyway;
-    monosemanticity (latents,): scores for the rows. estimating, advance: called with the number of
-    images just done.
+    of_images: activity of the dictionary on these images.
+    chosen: latents that are tested anyway; monosemanticity (latents,): scores for the rows.
+    estimating, advance: called with the number of images just done.
     """
     effects = estimated_effects(dictionary, sample, estimating)
     size = effects.abs().mean(0)

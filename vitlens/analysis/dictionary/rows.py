@@ -74,9 +74,11 @@ class LatentRow(OfModel):
     """One latent: what it separates, and what happens if it is removed or doubled.
 
     effect: fall of the log-odds of the label without the latent, over the images where it is
-    active; word: the classes or attributes that it stands for, None for none or too many; margin,
-    gain: how much more the log-odds fall without it, or rise with twice of it, in images of these
-    than in others; pushes: classes whose logits it raises most, above the mean of all classes.
+        active.
+    word: the classes or attributes that it stands for, None for none or too many.
+    margin, gain: how much more the log-odds fall without it, or rise with twice of it, in images of
+        these than in others.
+    pushes: classes whose logits it raises most, above the mean of all classes.
     """
 
     latent: int = col("latent")

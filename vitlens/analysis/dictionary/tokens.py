@@ -145,8 +145,10 @@ def read_tokens(
     """Return the patch tokens of every image of a split at one place.
 
     cache: the folder of cached features, to which they are written batch by batch and from which
-    they are mapped; None: all is held in memory, as it is while the model is changed. advance:
-    called with the number of images just done. Raises NonFiniteError for NaN or infinity.
+        they are mapped; None: all is held in memory, as it is while the model is changed.
+    advance: called with the number of images just done.
+
+    Raises NonFiniteError for NaN or infinity.
     """
     access = patches_at(model, place)
     (whole,) = resolve_places(model, place)

@@ -36,8 +36,10 @@ class Evaluation(Table):
     """The logits of a model on a labelled split.
 
     logits: (n, classes) fp32 on the CPU, columns in the order of classes: the split's, then the
-    model's others; labels: (n,); groups: (n,) of images that share a source, or None; note: how
-    classes were matched, where not by name.
+        model's others.
+    labels: (n,).
+    groups: (n,) of images that share a source, or None.
+    note: how classes were matched, where not by name.
     """
 
     alias: str
@@ -101,11 +103,13 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate a model on labelled images: its logits and predictions for each of them.
 
-    images: a Split, or any form that `vitlens.images` takes; labels: class indices of the model
-    (n,) (None: those of the Split or the class folders); batch_size: images at a time (None: chosen
-    to fit); advance: called with the number of images just done. Raises DataError for images
-    without labels, InputError when the classes do not match (UnsupportedError where the model has
-    no classifier), NonFiniteError naming model and image.
+    images: a Split, or any form that `vitlens.images` takes.
+    labels: class indices of the model (n,) (None: those of the Split or the class folders).
+    batch_size: images at a time (None: chosen to fit).
+    advance: called with the number of images just done.
+
+    Raises DataError for images without labels, InputError when the classes do not match
+    (UnsupportedError where the model has no classifier), NonFiniteError naming model and image.
 
     >>> import vitlens
     >>> result = vitlens.evaluate(vitlens.load("vit-digits"), vitlens.load_data("digits", limit=20))

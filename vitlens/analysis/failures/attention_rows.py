@@ -52,8 +52,11 @@ class OutcomeAttentionRow(OfModel):
     """The attention of one layer on errors, compared with correct predictions of the same class.
 
     difference: weighted mean over classes of the mean over errors minus that over correct
-    predictions; classes: those with both; errors, correct: images of these classes; p: stratified
-    permutation test; p_holm: corrected for all rows of the model.
+        predictions.
+    classes: those with both.
+    errors, correct: images of these classes.
+    p: stratified permutation test.
+    p_holm: corrected for all rows of the model.
     """
 
     quantity: str = col("quantity")

@@ -163,7 +163,8 @@ class ShapeBias(Summary):
     """A model's shape bias on n images of different shape and texture.
 
     bias: predictions of the shape's class among those of either the shape's or the texture's, with
-    its interval, None without any; shape, texture: the share of all n images classified so;
+        its interval, None without any.
+    shape, texture: the share of all n images classified so.
     by_class: counts for each shape class.
     """
 

@@ -45,9 +45,9 @@ _VISIBLE: Final = 0.5 / 255  # of a pixel: smaller changes do not count
 class Diagnosis(Summary):
     """The reasons why one or two models misclassify images, on the same images.
 
-    values: of every property by image, for each model; correct: (n,) whether each image is
-    classified correctly by the first model; covariates, differences, quarters, interventions: rows,
-    see analysis/failures/rows.py.
+    values: of every property by image, for each model.
+    correct: (n,) whether each image is classified correctly by the first model.
+    covariates, differences, quarters, interventions: rows, see analysis/failures/rows.py.
     """
 
     alias: str
@@ -151,8 +151,9 @@ def predictions(subject: Subject, images: Tensor) -> Int[Tensor, " batch"]:
 class Outcome:
     """The effect of a change and of its control on every image, rows of (2, n).
 
-    right: whether it is then classified correctly; size: the mean absolute distance of its pixels
-    from before; visible: (n,) whether the change alters it at all.
+    right: whether it is then classified correctly.
+    size: the mean absolute distance of its pixels from before.
+    visible: (n,) whether the change alters it at all.
     """
 
     right: Bool[Tensor, "2 batch"]

@@ -21,9 +21,10 @@ _TILE_STEP: Final = 1.7  # least ratio of consecutive numbers of tiles
 class Disturbance:
     """One disturbance of images.
 
-    description: its effect, or the meaning of its level; operation: its name in operations.py;
+    description: its effect, or the meaning of its level.
+    operation: its name in operations.py.
     levels: of a common corruption its strengths at severities 1 to 5, of the others those of which
-    the first changes nothing (none: tiles, which depend on the size).
+        the first changes nothing (none: tiles, which depend on the size).
     """
 
     title: str

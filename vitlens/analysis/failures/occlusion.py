@@ -32,8 +32,9 @@ _SPARSE: Final = 64  # pixels along the shorter side of what medians are taken o
 class Outline:
     """The outlines of objects.
 
-    near: the object with its smoothed edge; ring: the outline around it; other: pixels off the
-    object that differ from the surroundings of the object.
+    near: the object with its smoothed edge.
+    ring: the outline around it.
+    other: pixels off the object that differ from the surroundings of the object.
     """
 
     near: Bool[Tensor, "batch height width"]

@@ -200,9 +200,10 @@ def correct_after(
     """Return which images are classified correctly after each change, an operation at a level.
 
     keys: (n,), one per image, which seeds its random numbers, so that all models and processes have
-    the same pixels. Images are changed at the size of the split, before the model resizes them.
-    advance: called with the number of passes over an image just done. Raises DataError without
-    labels, InputError when the classes do not match.
+        the same pixels. Images are changed at the size of the split, before the model resizes them.
+    advance: called with the number of passes over an image just done.
+
+    Raises DataError without labels, InputError when the classes do not match.
     """
     truth = require_labels(split).cpu()
     read = reading(model.classes, split.classes).read

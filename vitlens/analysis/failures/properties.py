@@ -16,12 +16,16 @@ from vitlens.renamed import RenamedAttribute
 class Property:
     """A property of images, in words.
 
-    title: in tables; high, low: images with much and with little of it; cause: what follows
-    "because"; lowered, raised: the effect of a change on it, "" where there is none; control:
-    another change of the same size that leaves it as it is; outcome: whether it follows from the
-    predictions of the model, so that no image is changed to it; next_high, next_low: the next test
-    of whether errors are due to much, or to little, of it; sought: whether it is chosen among many
-    by the errors of one model; {detail} and {place} are in its row.
+    title: in tables.
+    high, low: images with much and with little of it.
+    cause: what follows "because".
+    lowered, raised: the effect of a change on it, "" where there is none.
+    control: another change of the same size that leaves it as it is.
+    outcome: whether it follows from the predictions of the model, so that no image is changed to
+        it.
+    next_high, next_low: the next test of whether errors are due to much, or to little, of it.
+    sought: whether it is chosen among many by the errors of one model; {detail} and {place} are in
+        its row.
     """
 
     title: str

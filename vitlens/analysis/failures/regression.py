@@ -16,8 +16,9 @@ _RIDGE: Final = 1e-4
 class Fit:
     """A fitted regression.
 
-    deviance: minus twice the log likelihood; slopes: of the standardised columns; chances: of an
-    error, for each image.
+    deviance: minus twice the log likelihood.
+    slopes: of the standardised columns.
+    chances: of an error, for each image.
     """
 
     deviance: float

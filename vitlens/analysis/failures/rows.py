@@ -17,10 +17,11 @@ class CovariateRow(OfModel):
     """The separation of one model's errors by one property of all images.
 
     likelihood_ratio: of the logistic regression of errors on all properties that are not outcomes
-    without this one, None where it is not in it; slope: of the standardised property in it; p_holm,
-    p_joint_holm: over both tests of all rows of the run; inseparable: other properties in which
-    errors differ, where this one adds nothing to them; detail, place: of what was sought: the two
-    classes, or how the marked images differ, and where.
+        without this one, None where it is not in it.
+    slope: of the standardised property in it.
+    p_holm, p_joint_holm: over both tests of all rows of the run.
+    inseparable: other properties in which errors differ, where this one adds nothing to them.
+    detail, place: of what was sought: the two classes, or how the marked images differ, and where.
     """
 
     covariate: str = col("property")
@@ -219,8 +220,8 @@ class ClassBias(OfModel):
 class Cause:
     """A property in which errors differ and of which a change fixes them.
 
-    test: the change; None for a pair of classes, which no change tests; rivals: the properties that
-    explain the errors as well, none of them refuted.
+    test: the change; None for a pair of classes, which no change tests.
+    rivals: the properties that explain the errors as well, none of them refuted.
     """
 
     row: CovariateRow

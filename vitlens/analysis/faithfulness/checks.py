@@ -34,8 +34,8 @@ DISTURBANCES: Final[Mapping[str, float]] = {  # px that the image is shifted rig
 class Judgement:
     """The result of one check of a method's maps.
 
-    value: the number that decides, None where it is undefined; lack: why they do not pass, a word
-    of commands/shared/maps/record.py.
+    value: the number that decides, None where it is undefined.
+    lack: why they do not pass, a word of commands/shared/maps/record.py.
     """
 
     state: Literal["pass", "fail", "inconclusive"]
@@ -47,7 +47,7 @@ class Judgement:
 class Stage:
     """The maps after one stage of the randomisation, which includes all before it.
 
-    similarity: mean rank correlation with the maps of the trained model, None where undefined;
+    similarity: mean rank correlation with the maps of the trained model, None where undefined.
     kept: the share of the images with the prediction of the trained model.
     """
 
@@ -99,11 +99,12 @@ def _upper_bound(estimate: Estimate) -> float:
 def judged_stability(correlation: Estimate | None, jumped: Estimate | None) -> Judgement:
     """Return whether a method's maps follow shifts of the image.
 
-    correlation: the mean rank correlation of its maps with the shifted ones, over the shifts;
+    correlation: the mean rank correlation of its maps with the shifted ones, over the shifts.
     jumped: the share of images with a top point that jumps; both are None if no image has a usable
-    map. They fail where the interval of the share lies above JUMPY, or that of the correlation
-    below SIMILAR. They pass where neither can be. The check is inconclusive between the two or with
-    fewer than ENOUGH images.
+        map. They fail where the interval of the share lies above JUMPY, or that of the correlation
+        below SIMILAR. They pass where neither can be.
+
+    The check is inconclusive between the two or with fewer than ENOUGH images.
     """
     inconclusive = Judgement("inconclusive", jumped, "may jump")
     if correlation is None or jumped is None or (jumped.n or 0) < ENOUGH:

@@ -156,7 +156,8 @@ def by_search(
 class _Search:
     """The greedy search of a few images.
 
-    removed: the patches; step: in which each was removed, the number of patches for the others;
+    removed: the patches.
+    step: in which each was removed, the number of patches for the others.
     prediction, turned: the class before and after.
     """
 

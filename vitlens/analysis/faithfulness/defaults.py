@@ -30,9 +30,12 @@ COMPOSITES: Final = 25  # of each kind
 class CompositeKind:
     """One kind of composite images, on which the place of a class is known without masks.
 
-    title: in reports; function: its name in localisation.py, of (images, labels, masks), always
-    called with these arguments; classes: distinct classes in a composite; explained: the number of
-    them that are explained in turn; needs_masks: whether the masks of the images must be known;
+    title: in reports.
+    function: its name in localisation.py, of (images, labels, masks), always called with these
+        arguments.
+    classes: distinct classes in a composite.
+    explained: the number of them that are explained in turn.
+    needs_masks: whether the masks of the images must be known.
     default: whether `--verify` makes them without masks.
     """
 

@@ -49,9 +49,10 @@ CHECKS = 5  # steps of `league` for each method
 class Settings:
     """The settings of the checks.
 
-    substrate: replaces a removed patch; steps: of the removal curves; counterfactuals: whether to
-    search sets of patches that change the prediction; seed: of ties, baselines and randomised
-    weights.
+    substrate: replaces a removed patch.
+    steps: of the removal curves.
+    counterfactuals: whether to search sets of patches that change the prediction.
+    seed: of ties, baselines and randomised weights.
     """
 
     substrate: Substrate = SUBSTRATE
@@ -65,8 +66,10 @@ class Settings:
 class MethodChecks:
     """The results of every check on one method, image by image.
 
-    maps: raw, with zeros where they were not finite; values: of every removal check, by its name;
-    scores: of every localisation check, by its name, of the images with a mask; seconds: per image;
+    maps: raw, with zeros where they were not finite.
+    values: of every removal check, by its name.
+    scores: of every localisation check, by its name, of the images with a mask.
+    seconds: per image.
     forwards: the cost in forward passes of the model, None for a baseline.
     """
 
@@ -95,11 +98,12 @@ def league(
 ) -> tuple[MethodChecks, ...]:
     """Return the results of all checks for every method, then for the baselines.
 
-    images, targets: all of them, on the model's device; masks: of the images, None if not known;
-    images without an object or without background are left out of the scores. computed: maps that
-    are computed already, by method, with the seconds per image. A map that is not finite counts as
-    constant and is flagged. advance: called with 1 for each check done, CHECKS times for each
-    method and baseline.
+    images, targets: all of them, on the model's device.
+    masks: of the images, None if not known; images without an object or without background are left
+        out of the scores.
+    computed: maps that are computed already, by method, with the seconds per image. A map that is
+        not finite counts as constant and is flagged.
+    advance: called with 1 for each check done, CHECKS times for each method and baseline.
     """
     raw_maps = dict[str, Maps]()
     seconds = dict[str, float]()

@@ -251,8 +251,10 @@ def has_edge(masks: Masks) -> Bool[Tensor, " batch"]:
 class Composites:
     """Composite images, and the classes that are explained on them.
 
-    which: the composite of each map; targets: the class that it explains; masks: the place of the
-    evidence for this class; sources: the images of which each composite is made.
+    which: the composite of each map.
+    targets: the class that it explains.
+    masks: the place of the evidence for this class.
+    sources: the images of which each composite is made.
     """
 
     images: Float[Tensor, "composites 3 height width"]

@@ -149,10 +149,11 @@ def _on_one_grid(
 class MapShares:
     """The position and concentration of each of n maps; 0 for a map that is not usable.
 
-    row, column: of the centre of mass, shares of the height and width; spread: root of the mean
-    squared distance from there, a share of the shorter side; half: the smallest share of the cells
-    that contains half of the map (0.5 for a uniform map); central: share on the middle quarter of
-    the image (0.25 for a uniform map); inside: share on the object, None without masks.
+    row, column: of the centre of mass, shares of the height and width.
+    spread: root of the mean squared distance from there, a share of the shorter side.
+    half: the smallest share of the cells that contains half of the map (0.5 for a uniform map).
+    central: share on the middle quarter of the image (0.25 for a uniform map).
+    inside: share on the object, None without masks.
     """
 
     usable: Bool[Tensor, " batch"]
@@ -168,9 +169,10 @@ class MapShares:
 class MapOverlap:
     """The similarity of two maps of each image, on one grid; 0 where either is not usable.
 
-    usable: whether both are; spearman: rank correlation of the raw maps, -1 to 1; top: share of the
-    top tenth of one that is in the top tenth of the other, 0 to 1; shared: mass of their positive
-    parts in the same cells, 0 to 1.
+    usable: whether both are.
+    spearman: rank correlation of the raw maps, -1 to 1.
+    top: share of the top tenth of one that is in the top tenth of the other, 0 to 1.
+    shared: mass of their positive parts in the same cells, 0 to 1.
     """
 
     usable: Bool[Tensor, " batch"]

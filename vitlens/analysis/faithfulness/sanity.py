@@ -50,9 +50,9 @@ _JUDGED = [name != FLIP for name in DISTURBANCES]
 class Randomisation:
     """The similarity of maps before and after the randomisation of weights.
 
-    names: of the stages from the head down, each including those before; correlation: 0 where the
-    map after is constant, NaN where the map before is; kept: which images keep the prediction of
-    the trained model.
+    names: of the stages from the head down, each including those before.
+    correlation: 0 where the map after is constant, NaN where the map before is.
+    kept: which images keep the prediction of the trained model.
     """
 
     names: tuple[str, ...]
@@ -219,8 +219,8 @@ def blocks_before(model: Model) -> dict[str, int]:
 class _ParameterUses(TorchFunctionMode):
     """Notes the parameters that functions of torch take.
 
-    blocks: the number of blocks that have run; last: that number when a parameter was taken last,
-    by its name.
+    blocks: the number of blocks that have run.
+    last: that number when a parameter was taken last, by its name.
     """
 
     def __init__(self, model: Model) -> None:
@@ -277,8 +277,9 @@ class Stability:
     """The maps under every disturbance.
 
     correlation: Spearman's, of the map of the changed image with the map that is changed in the
-    same way (disturbances, batch), NaN where either is constant or not finite; jumped: whether the
-    top point lies further than FAR from its place, False where the correlation is NaN.
+        same way (disturbances, batch), NaN where either is constant or not finite.
+    jumped: whether the top point lies further than FAR from its place, False where the correlation
+        is NaN.
     """
 
     correlation: Float[Tensor, "disturbances batch"]

@@ -27,8 +27,10 @@ class Embedding:
     """Points (n, 2), float64, in two dimensions.
 
     trustworthiness: fraction in [0, 1], the degree to which neighbours in the embedding are
-    neighbours in the features (Venna and Kaski 2001), about 0.5 for random points; neighbours: its
-    k; perplexity: of t-SNE; explained: the shares of the variance of both components, of PCA.
+        neighbours in the features (Venna and Kaski 2001), about 0.5 for random points.
+    neighbours: its k.
+    perplexity: of t-SNE.
+    explained: the shares of the variance of both components, of PCA.
     """
 
     points: Float[Tensor, "images 2"]

@@ -58,10 +58,12 @@ _SEAL: Final = 32  # bytes of SHA-256 at the end of a file
 class FeatureLayer:
     """A layer at which features were read.
 
-    index: from 0, None for the embedding; title: as a figure names it ("block 5"); kind: "block" or
-    "stage", for the input of the first block "embedding" or "stem"; module: the one of which the
-    output (of the embedding: input) was read; dim: of the features; norm: the name of the model's
-    final norm where it was applied, else None.
+    index: from 0, None for the embedding.
+    title: as a figure names it ("block 5").
+    kind: "block" or "stage", for the input of the first block "embedding" or "stem".
+    module: the one of which the output (of the embedding: input) was read.
+    dim: of the features.
+    norm: the name of the model's final norm where it was applied, else None.
     """
 
     index: int | None
@@ -77,9 +79,13 @@ class Features(Summary):
     """One vector an image for each layer, from one pass.
 
     values: by layer (n, dim), fp32 on the CPU, perhaps mapped from a file that must not be written
-    to; logits: (n, classes) of the same pass; pool: the tokens that a vector is made of; notes:
-    remarks for a report. The embedding, where it was read, comes first and has no number: block 0
-    is layer 0 with it and without it.
+        to.
+    logits: (n, classes) of the same pass.
+    pool: the tokens that a vector is made of.
+    notes: remarks for a report.
+
+    The embedding, where it was read, comes first and has no number: block 0 is layer 0 with it and
+    without it.
     """
 
     alias: str
@@ -168,11 +174,13 @@ def extract(
     """Return the features of every image of a split, as `features` reads them.
 
     cache: a folder, created if missing, which runs may share: every layer is written to it batch by
-    batch and then memory-mapped, so that memory does not grow with the images, and read from it the
-    next time; None: all is held in memory, as it is while `intervene`, a hook or another forward
-    changes the model, with a note. processes: each gets the complete split and reads its share; all
-    but the first return None. advance: called with the number of images just done. The notes of the
-    result have one line for every cached file that was ignored.
+        batch and then memory-mapped, so that memory does not grow with the images, and read from it
+        the next time; None: all is held in memory, as it is while `intervene`, a hook or another
+        forward changes the model, with a note.
+    processes: each gets the complete split and reads its share; all but the first return None.
+    advance: called with the number of images just done.
+
+    The notes of the result have one line for every cached file that was ignored.
     """
     workers = processes or Processes(0, 1, model.device)
     notes = list[str]()
@@ -445,8 +453,8 @@ def _chosen(
 class FeatureCache:
     """The features of one model on one set of images, read in one way.
 
-    root: the folder of the cache; about: the origin of the features as plain JSON values, without
-    the layer.
+    root: the folder of the cache.
+    about: the origin of the features as plain JSON values, without the layer.
     """
 
     def __init__(self, root: Path, about: Mapping[str, object]) -> None:

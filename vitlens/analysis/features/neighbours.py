@@ -128,7 +128,9 @@ def vote(
 class NearestNeighbours(Summary):
     """The predictions of a k-NN classifier for n test images.
 
-    predictions, correct: (n,); accuracy: with its 95 % interval; k, weighting: of the votes;
+    predictions, correct: (n,).
+    accuracy: with its 95 % interval.
+    k, weighting: of the votes.
     neighbours: of each test image, as indices of the training images.
     """
 

@@ -29,8 +29,11 @@ STEPS: Final = 1000  # the most of L-BFGS
 class Probe(Summary):
     """The predictions of a linear classifier on frozen features for n test images.
 
-    predictions, correct: (n,); accuracy: with its 95 % interval; c: the value chosen; tried:
-    accuracy on the held-out images (fraction) by C; notes: remarks for a report.
+    predictions, correct: (n,).
+    accuracy: with its 95 % interval.
+    c: the value chosen.
+    tried: accuracy on the held-out images (fraction) by C.
+    notes: remarks for a report.
     """
 
     predictions: Labels
@@ -53,14 +56,17 @@ def probe(
 ) -> Probe:
     """Classify test images by a linear classifier on frozen features, as `vitlens features` does.
 
-    train, test: features of one layer, such as `vitlens.features(model, images).at(-1)`;
-    train_labels, test_labels: class indices; train_groups: images that share one stay together;
-    groups: of the test images, for the interval. The classifier is scikit-learn's logistic
-    regression on features scaled to mean 0 and standard deviation 1. C is the value that is most
-    accurate on a seeded fifth of the training images (of equal ones the strongest regularisation),
-    and the final fit is on all of them. A class with a single training image has no part in
-    choosing C, and a note says so. Raises DataError for fewer than two classes or too few images to
-    hold any out, InputError for features and labels that do not fit.
+    train, test: features of one layer, such as `vitlens.features(model, images).at(-1)`.
+    train_labels, test_labels: class indices.
+    train_groups: images that share one stay together.
+    groups: of the test images, for the interval.
+
+    The classifier is scikit-learn's logistic regression on features scaled to mean 0 and standard
+    deviation 1. C is the value that is most accurate on a seeded fifth of the training images (of
+    equal ones the strongest regularisation), and the final fit is on all of them. A class with a
+    single training image has no part in choosing C, and a note says so. Raises DataError for fewer
+    than two classes or too few images to hold any out, InputError for features and labels that do
+    not fit.
 
     >>> import vitlens
     >>> vit = vitlens.load("vit-digits")

@@ -22,12 +22,15 @@ DRAWS: Final = 4  # random directions of the patch's features, for each image
 class ReceptiveField(Summary):
     """The pixels on which the middle patch of one layer depends.
 
-    layer: from 0; title: its name in reports; field: (height, width), the norm of the gradient of
-    the patch at each pixel, mean over images, not scaled; distance: from the centre of the patch to
-    a pixel, in px, mean over pixels weighted by the norm; uniform: the same for equal weights;
-    half: the least share of the pixels that holds half of the sum of norms (0.5 if all are equal);
-    seen: the share of the pixels with a gradient that is not exactly 0 in every image. distance and
-    half: means over images with Student's 95 % interval.
+    layer: from 0.
+    title: its name in reports.
+    field: (height, width), the norm of the gradient of the patch at each pixel, mean over images,
+        not scaled.
+    distance: from the centre of the patch to a pixel, in px, mean over pixels weighted by the norm.
+    uniform: the same for equal weights.
+    half: the least share of the pixels that holds half of the sum of norms (0.5 if all are equal).
+    seen: the share of the pixels with a gradient that is not exactly 0 in every image.
+    distance and half: means over images with Student's 95 % interval.
     """
 
     layer: int

@@ -46,8 +46,10 @@ def template_rows(
 ) -> tuple[TemplateRow, ...]:
     """Return the accuracy of the ensemble of all templates, then of each template.
 
-    model: its alias; embeddings: of the images, of any length; classes: embeddings of the classes
-    by template; groups: (batch,) of images that share a source, for the intervals.
+    model: its alias.
+    embeddings: of the images, of any length.
+    classes: embeddings of the classes by template.
+    groups: (batch,) of images that share a source, for the intervals.
     """
     unit = F.normalize(embeddings.to(classes), dim=-1)
 

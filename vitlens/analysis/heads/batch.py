@@ -101,8 +101,8 @@ def allowed_keys(
 class BatchStatistics:
     """Statistics of heads from one forward pass, gathered call by call, a few images at a time.
 
-    groups: (images,) the group of each, to gather the evidence for labels as well, or None; masks:
-    (images, height, width) True on the object, or None.
+    groups: (images,) the group of each, to gather the evidence for labels as well, or None.
+    masks: (images, height, width) True on the object, or None.
 
     values (images, heads): by statistic and layer; if a layer has several calls, their heads follow
     each other; evidence: the mass by offset, and with groups all other evidence for labels.

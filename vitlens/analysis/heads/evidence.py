@@ -113,9 +113,10 @@ def evidence_of(
 ) -> dict[str, Tensor]:
     """Return the evidence of some images of one layer, by name (images, ..).
 
-    similar: see similar_pairs; mask: (images, patches), the share of each patch on the object, or
-    None; high: (images, patches) 1 for a patch of exceptional norm in the stream before the layer,
-    or None.
+    similar: see similar_pairs.
+    mask: (images, patches), the share of each patch on the object, or None.
+    high: (images, patches) 1 for a patch of exceptional norm in the stream before the layer, or
+        None.
     """
     geometry = layer.geometry
     prefix = geometry.prefix

@@ -24,7 +24,8 @@ from vitlens.shapes import TokenLayout
 class Uniform:
     """Uniform attention of patches on the keys that they can attend to.
 
-    distance: mean over patches, px; keys: log2 of the number of keys of a patch, mean over patches;
+    distance: mean over patches, px.
+    keys: log2 of the number of keys of a patch, mean over patches.
     received: mean mass of each key, prefix first, summing to 1.
 
     The rest is about the keys that are patches, with all rows of equal weight. offsets: the mass at
@@ -44,10 +45,12 @@ class Uniform:
 class Geometry:
     """The tokens of one layer in the image.
 
-    grid: patches (rows, columns) of the whole map, or of one window; pitch: pixels (height, width)
-    from patch to patch; prefix: the number of tokens before the patches; cls, registers: positions
-    of CLS and of registers in this prefix (a distillation token counts as a register); windows: the
-    division of the map into windows, or None.
+    grid: patches (rows, columns) of the whole map, or of one window.
+    pitch: pixels (height, width) from patch to patch.
+    prefix: the number of tokens before the patches.
+    cls, registers: positions of CLS and of registers in this prefix (a distillation token counts as
+        a register).
+    windows: the division of the map into windows, or None.
     """
 
     grid: tuple[int, int]

@@ -95,9 +95,11 @@ def explained_by_offset(
 ) -> Float[Tensor, " heads"]:
     """Return the share of the weights' variance that the offset from query to key explains (R²).
 
-    mass: mean attention by offset; energy: the mean over queries of the sum of squared weights on
-    patches. The variance is around uniform attention, which in incomplete windows differs between
-    queries. The share is 1 where attention is uniform.
+    mass: mean attention by offset.
+    energy: the mean over queries of the sum of squared weights on patches.
+
+    The variance is around uniform attention, which in incomplete windows differs between queries.
+    The share is 1 where attention is uniform.
     """
     uniform = geometry.uniform()
     total_mass = mass.sum((1, 2))

@@ -41,10 +41,13 @@ _POINTS: Final = 600
 class Neurons(Summary):
     """The score of one query and one key of a head, by dimension; tensors on the CPU.
 
-    query, key: positions of the tokens; query_patch, key_patch: (row, column), None for a prefix
-    token; query_values, key_values: (head_dim,); products: of both, scaled: their sum and the bias
-    are the score; weight: after the softmax; without: the weight with the TOP dimensions of the
-    largest products set to zero in the query; control: the mean weight with as many other ones.
+    query, key: positions of the tokens.
+    query_patch, key_patch: (row, column), None for a prefix token.
+    query_values, key_values: (head_dim,).
+    products: of both, scaled: their sum and the bias are the score.
+    weight: after the softmax.
+    without: the weight with the TOP dimensions of the largest products set to zero in the query.
+    control: the mean weight with as many other ones.
     """
 
     layer: int
@@ -87,7 +90,8 @@ class Alignment:
     """The agreement of distance and attention between queries and keys of one head.
 
     before, after: correlation of distance and dot product over the keys of a query, with the
-    vectors as they are, and changed; factor: that of the queries.
+        vectors as they are, and changed.
+    factor: that of the queries.
     """
 
     layer: int
@@ -101,9 +105,12 @@ class Alignment:
 class QueryKeyMap(Summary):
     """Queries and keys of heads in one plane (t-SNE); tensors on the CPU.
 
-    points: (n, 2), the queries of a head and then its keys; is_key, layer, head, image, token: of
-    each point; alignments: by head; near: of each query whose image has enough keys, 1 if the key
-    with its largest dot product is among the nearest tenth in the map; trustworthiness: of the map.
+    points: (n, 2), the queries of a head and then its keys.
+    is_key, layer, head, image, token: of each point.
+    alignments: by head.
+    near: of each query whose image has enough keys, 1 if the key with its largest dot product is
+        among the nearest tenth in the map.
+    trustworthiness: of the map.
     """
 
     points: Float[Tensor, "n 2"]
@@ -131,9 +138,11 @@ def neurons(
     """Return the score of one query and key of a head on one image, by dimension.
 
     query, key: patches (row, column) (None: CLS or the middle patch, and the patch to which it
-    attends most); seed: of the other dimensions that are set to zero. Raises InputError for another
-    number of images and a head or patch that is not there, UnsupportedError for a layer without
-    queries and keys of the whole image.
+        attends most).
+    seed: of the other dimensions that are set to zero.
+
+    Raises InputError for another number of images and a head or patch that is not there,
+    UnsupportedError for a layer without queries and keys of the whole image.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -273,10 +282,12 @@ def query_key_map(
 ) -> QueryKeyMap:
     """Return queries and keys of heads in one plane, in which distance stands for attention.
 
-    heads: (layer, head) pairs, all by default; points: at most so many, of tokens drawn by the
-    seed, the same for all heads. Vectors of different heads have unrelated axes: compare distances
-    within a head. Raises InputError for a head that is not there and for too few points,
-    UnsupportedError for a model without queries and keys of the whole image.
+    heads: (layer, head) pairs, all by default.
+    points: at most so many, of tokens drawn by the seed, the same for all heads. Vectors of
+        different heads have unrelated axes: compare distances within a head.
+
+    Raises InputError for a head that is not there and for too few points, UnsupportedError for a
+    model without queries and keys of the whole image.
 
     >>> import vitlens
     >>> digits = vitlens.load_data("digits", limit=2)
@@ -340,8 +351,8 @@ def _map_vectors(
 ) -> QueryKeyMap:
     """Return the map of the vectors of all heads.
 
-    products: (query, key) of each head; columns: whether a key, layer, head, image and token of
-    each point.
+    products: (query, key) of each head.
+    columns: whether a key, layer, head, image and token of each point.
     """
     widest = max(part.shape[1] for part in vectors)
     padded = [torch.nn.functional.pad(part, (0, widest - part.shape[1])) for part in vectors]

@@ -22,15 +22,21 @@ View = Literal["maps", "training", "each head"]
 class Statistic:
     """One number for every head (or every block), a mean over queries and images.
 
-    title: in figures and tables; unit: "px", "nats", "fraction", "keys" or ""; meaning: its
-    definition; reading: the interpretation of a high and a low value, in one sentence; source: the
-    paper, or the formula; input: the argument of the function; rows: the queries of the attention
-    rows from which it is computed ("tokens": the residual stream instead); needs: requirements of a
-    layer ("grid": patches that attend to patches); views: the parts of reports that show it;
+    title: in figures and tables.
+    unit: "px", "nats", "fraction", "keys" or "".
+    meaning: its definition.
+    reading: the interpretation of a high and a low value, in one sentence.
+    source: the paper, or the formula.
+    input: the argument of the function.
+    rows: the queries of the attention rows from which it is computed ("tokens": the residual stream
+        instead).
+    needs: requirements of a layer ("grid": patches that attend to patches).
+    views: the parts of reports that show it.
     whole_range: True if the colours of its maps span 0 to 1, False if they end at its greatest
-    value; tracked_as: its name where `train --track` logs it by layer, "" if it does not; function:
-    the name of its function in FUNCTIONS, "" for the statistic's name; counts: the tokens that it
-    is a number of, "" for any other.
+        value.
+    tracked_as: its name where `train --track` logs it by layer, "" if it does not.
+    function: the name of its function in FUNCTIONS, "" for the statistic's name.
+    counts: the tokens that it is a number of, "" for any other.
     """
 
     title: str
@@ -334,9 +340,11 @@ FAULTY: Final = ("dead", "uniform")  # heads that do nothing, or do not choose
 class Label:
     """A label of heads.
 
-    sentence: the rule in words; code: the short form below a panel, "" for none; colour: of its
-    frame; within: the more general labels that it is a case of; first: True if its score decides
-    before those of others are compared.
+    sentence: the rule in words.
+    code: the short form below a panel, "" for none.
+    colour: of its frame.
+    within: the more general labels that it is a case of.
+    first: True if its score decides before those of others are compared.
     """
 
     sentence: str

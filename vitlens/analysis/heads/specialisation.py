@@ -55,9 +55,11 @@ _CERTAIN: Final = 1e6  # images that a prediction of a group from itself counts 
 class LayerEvidence:
     """The evidence for the labels of one layer's heads.
 
-    means: by name (samples, ..), see HeadEvidence; received: sums of what each key receives, by
-    group; counts: numbers of images by group; output: mean over the model's heads of the norm of
-    what each adds to the residual stream (samples, 1), None where it is not known.
+    means: by name (samples, ..), see HeadEvidence.
+    received: sums of what each key receives, by group.
+    counts: numbers of images by group.
+    output: mean over the model's heads of the norm of what each adds to the residual stream
+        (samples, 1), None where it is not known.
     """
 
     place: Geometry
@@ -214,9 +216,12 @@ def _bits_of_places(
 ) -> Float[Tensor, " heads"]:
     """Return the bits that fixed places explain, each group predicted from the other groups.
 
-    sums: of what each patch receives; counts: numbers of images; uniform: uniform attention. The
-    prediction is mixed with uniform attention, with the weight of one image, as an unseen place is
-    not impossible.
+    sums: of what each patch receives.
+    counts: numbers of images.
+    uniform: uniform attention.
+
+    The prediction is mixed with uniform attention, with the weight of one image, as an unseen place
+    is not impossible.
     """
     images = counts.sum()
     if len(sums) == 1:
@@ -257,9 +262,11 @@ RULES: Final[dict[str, Callable[[LayerEvidence], Samples]]] = {
 class HeadLabel:
     """The label of one head.
 
-    score: of that label, or the highest for `mixed` and `no single pattern`; low, high: its 95 %
-    interval over images, NaN for one image; best: the label of the highest score; other: the
-    highest of those that contradict it, "" where there is none; other_score: of `other`.
+    score: of that label, or the highest for `mixed` and `no single pattern`.
+    low, high: its 95 % interval over images, NaN for one image.
+    best: the label of the highest score.
+    other: the highest of those that contradict it, "" where there is none.
+    other_score: of `other`.
     """
 
     label: str
@@ -275,9 +282,11 @@ class HeadLabel:
 class LabelEvidence:
     """The evidence for the label of one head.
 
-    row, column: the patch that receives most attention, in the mean over images; mass: the share of
-    the patches' attention that it receives; chance: that of uniform attention; output: norm of what
-    the head adds to the residual stream, a share of the mean of the model's heads (None: unknown).
+    row, column: the patch that receives most attention, in the mean over images.
+    mass: the share of the patches' attention that it receives.
+    chance: that of uniform attention.
+    output: norm of what the head adds to the residual stream, a share of the mean of the model's
+        heads (None: unknown).
     """
 
     row: int
@@ -292,12 +301,14 @@ class Specialisation:
     """The labels of all heads, with their scores and their evidence.
 
     head_labels, evidence: of every head by layer, empty for a layer whose attention has no place in
-    the image and for a block without attention; samples: by layer and label (samples, heads), over
-    all images and without each group of them; all_scores: (layers, heads) of every label;
-    explained: (layers, heads), see explained_by_offset; ratios: by layer (heads, 2 rows - 1, 2
-    columns - 1), the mean weight at an offset divided by uniform attention's, NaN where no pair of
-    patches has the offset; sinks_off_object: the share of the patches' attention on sinks that lie
-    off the object, the mean over heads, None without masks.
+        the image and for a block without attention.
+    samples: by layer and label (samples, heads), over all images and without each group of them.
+    all_scores: (layers, heads) of every label.
+    explained: (layers, heads), see explained_by_offset.
+    ratios: by layer (heads, 2 rows - 1, 2 columns - 1), the mean weight at an offset divided by
+        uniform attention's, NaN where no pair of patches has the offset.
+    sinks_off_object: the share of the patches' attention on sinks that lie off the object, the mean
+        over heads, None without masks.
     """
 
     head_labels: tuple[tuple[HeadLabel, ...], ...]

@@ -38,11 +38,14 @@ class Statistics(Table):
     distance, a model without CLS has no CLS row), where the layer has fewer heads, and where the
     block has no attention.
 
-    images: their number; sites: the layers with attention; geometries: of their tokens, by number
-    of the layer; offset_mass: for each number (heads, 2 rows - 1, 2 columns - 1), the mean
-    attention of patches by offset, key minus query, or None; renormalised: True if distances leave
-    out the prefix; overall: means over all heads, by (statistic, 0); evidence: for the labels of
-    heads.
+    images: their number.
+    sites: the layers with attention.
+    geometries: of their tokens, by number of the layer.
+    offset_mass: for each number (heads, 2 rows - 1, 2 columns - 1), the mean attention of patches
+        by offset, key minus query, or None.
+    renormalised: True if distances leave out the prefix.
+    overall: means over all heads, by (statistic, 0).
+    evidence: for the labels of heads.
     """
 
     images: int
@@ -270,12 +273,14 @@ def statistics(
     Further statistics are the mass on CLS, on registers and on sinks, and norms of tokens.
 
     images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes, read
-    batch_size at a time (None: chosen to fit), with intervals over its groups where it is a Split
-    that has them; renormalise: distances are of the attention on patches only; masks: (n, height,
-    width) True on the object, for the labels of heads; evidence: also gather the evidence for these
-    labels, which takes longer. Raises UnsupportedError for a model without attention,
-    NonFiniteError naming a layer with weights that are not finite, InputError for masks of another
-    number than images.
+        batch_size at a time (None: chosen to fit), with intervals over its groups where it is a
+        Split that has them.
+    renormalise: distances are of the attention on patches only.
+    masks: (n, height, width) True on the object, for the labels of heads.
+    evidence: also gather the evidence for these labels, which takes longer.
+
+    Raises UnsupportedError for a model without attention, NonFiniteError naming a layer with
+    weights that are not finite, InputError for masks of another number than images.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")

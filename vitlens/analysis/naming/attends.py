@@ -52,9 +52,10 @@ Samples = Float[Tensor, " samples"]  # over all images, then without each group 
 class AttendsBy(AttendsRow):
     """The components that determine one head's attention, with all shares and the test's margins.
 
-    shares: of every product; sides: for the query and the key that the label names, how much better
-    the logits of a shuffled image agree with what the label predicts, the difference of two
-    correlations; p: of the least certain of them, before any correction; None without a test.
+    shares: of every product.
+    sides: for the query and the key that the label names, how much better the logits of a shuffled
+        image agree with what the label predicts, the difference of two correlations.
+    p: of the least certain of them, before any correction; None without a test.
     """
 
     shares: Mapping[str, float]

@@ -77,8 +77,9 @@ class HeadName:
 class HeadNames(Table):
     """Labels of every head of a model.
 
-    images: their number; shuffled: those that were also shuffled; notes: one line for each label
-    that could not be given, or not be tested, to the model's heads.
+    images: their number.
+    shuffled: those that were also shuffled.
+    notes: one line for each label that could not be given, or not be tested, to the model's heads.
     """
 
     heads: tuple[HeadName, ...]
@@ -130,15 +131,18 @@ def name_heads(
 
     The components are those of query and key that determine its attention.
 
-    images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; labels: class
-    indices (n,), or "predicted" (None: those of the Split or the class folders); attributes: of the
-    images, by name (n,), True or False each, that a head may write as it may write a class; masks:
-    (n, height, width) True on the object. Each label is tested by an intervention. The first two
-    are tested on images with shuffled patches: what depends on position stays, what depends on
-    content moves. The third is tested by ablating the head; it names up to three classes where no
-    test separates them. Outputs of heads of all images are kept in memory: a few hundred images are
-    enough. Raises UnsupportedError for a model without attention between tokens, InputError for
-    masks or attributes of another number than images.
+    images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes.
+    labels: class indices (n,), or "predicted" (None: those of the Split or the class folders).
+    attributes: of the images, by name (n,), True or False each, that a head may write as it may
+        write a class.
+    masks: (n, height, width) True on the object.
+
+    Each label is tested by an intervention. The first two are tested on images with shuffled
+    patches: what depends on position stays, what depends on content moves. The third is tested by
+    ablating the head; it names up to three classes where no test separates them. Outputs of heads
+    of all images are kept in memory: a few hundred images are enough. Raises UnsupportedError for a
+    model without attention between tokens, InputError for masks or attributes of another number
+    than images.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -193,9 +197,9 @@ def label_heads(
 ) -> HeadNames:
     """Return the labels of `name_heads`, from images that are read `size` at a time.
 
-    progress: of its loops (words, total); remove: also label what heads write, for which every head
-    is removed; statistics: from which heads are labelled, of more images than these (None: of
-    these).
+    progress: of its loops (words, total).
+    remove: also label what heads write, for which every head is removed.
+    statistics: from which heads are labelled, of more images than these (None: of these).
     """
     count = len(sample.images)
     notes = list[str]()
@@ -273,8 +277,9 @@ def _statistics(
 class _Shuffling:
     """Measurements on the first images with shuffled patches; none by default.
 
-    images: their number; sides: agreement of the logits by layer; roles: labels of heads on the
-    shuffled images.
+    images: their number.
+    sides: agreement of the logits by layer.
+    roles: labels of heads on the shuffled images.
     """
 
     images: int = 0

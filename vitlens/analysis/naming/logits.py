@@ -98,10 +98,11 @@ def _nothing() -> Tensor:
 class _Sums:
     """Sums over the images of one layer.
 
-    bias: of its logits (heads, query, key), or 0; usable: False where queries and keys do not make
-    up the logits; images: of the first pass; queries, keys (heads, patches, width): sums of the
-    queries (scaled) and keys of patches, each without its mean over the patches; products (groups,
-    heads, products): sums of the covariances.
+    bias: of its logits (heads, query, key), or 0.
+    usable: False where queries and keys do not make up the logits.
+    images: of the first pass; queries, keys (heads, patches, width): sums of the queries (scaled)
+        and keys of patches, each without its mean over the patches; products (groups, heads,
+        products): sums of the covariances.
     """
 
     geometry: Geometry

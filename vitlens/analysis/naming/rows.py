@@ -24,9 +24,11 @@ class AttendsRow(OfHead):
     """The query and key components that determine the head's attention.
 
     word: the label: "same keys", a product, "uniform" (no differences between keys), "mixed" or "no
-    single pattern"; best, next: the two largest parts of the logits' variance; spread: the standard
-    deviation of the logits of a row; stays: on the least certain side of the label, None without a
-    test; holds: True if the test confirms the label, after Holm's correction over heads.
+        single pattern".
+    best, next: the two largest parts of the logits' variance.
+    spread: the standard deviation of the logits of a row.
+    stays: on the least certain side of the label, None without a test.
+    holds: True if the test confirms the label, after Holm's correction over heads.
     """
 
     word: str = col("attends by")
@@ -53,9 +55,9 @@ class AttendsRow(OfHead):
 class LooksRow(OfHead):
     """The pattern of the head's attention.
 
-    moved: the score on images with shuffled patches, and masks shuffled alike; holds: True if the
-    pattern still explains most of the attention there, None without a test or without a single
-    pattern.
+    moved: the score on images with shuffled patches, and masks shuffled alike.
+    holds: True if the pattern still explains most of the attention there, None without a test or
+        without a single pattern.
     """
 
     word: str = col("looks at")
@@ -70,14 +72,17 @@ class LooksRow(OfHead):
 class WritesRow(OfHead):
     """The classes or attributes (concepts) that the head writes.
 
-    word: the concepts in `alike`, None if there are none or too many; best: the concept of the
-    highest AUC that is above chance, else of the highest; auc: of `best`, with DeLong's interval;
-    control: the largest AUC of any head for concepts that are assigned to the images at random;
-    state: the result of the ablation test; lost, others_lost: points of accuracy that the images
-    with and without the concepts of the label lose without the head; margin: how much more the
-    log-odds of the class label fall in the former; p: of the margin, after Holm's correction over
-    heads; the last four are None without a label. alike: the best concept and those with an AUC
-    that is not significantly lower, empty if no AUC is above chance.
+    word: the concepts in `alike`, None if there are none or too many.
+    best: the concept of the highest AUC that is above chance, else of the highest.
+    auc: of `best`, with DeLong's interval.
+    control: the largest AUC of any head for concepts that are assigned to the images at random.
+    state: the result of the ablation test.
+    lost, others_lost: points of accuracy that the images with and without the concepts of the label
+        lose without the head.
+    margin: how much more the log-odds of the class label fall in the former.
+    p: of the margin, after Holm's correction over heads; the last four are None without a label.
+    alike: the best concept and those with an AUC that is not significantly lower, empty if no AUC
+        is above chance.
     """
 
     word: str | None = col("writes")

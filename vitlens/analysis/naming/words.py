@@ -56,7 +56,8 @@ def describe_labels(
     """Return the three labels of a head in one line.
 
     holds, looks_hold: True if the first and the second label hold on shuffled patches, None without
-    a test; state: one of STATES, None where no head was removed.
+        a test.
+    state: one of STATES, None where no head was removed.
     """
     clauses = []
     if attends is not None:

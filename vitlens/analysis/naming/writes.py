@@ -300,8 +300,9 @@ def writes(
 ) -> list[Writes]:
     """Return what every head writes.
 
-    outcomes: without each of the heads, in their order; control: see at_random; groups (n,): of
-    images that share a source, which count as one in every test and interval.
+    outcomes: without each of the heads, in their order.
+    control: see at_random; groups (n,): of images that share a source, which count as one in every
+        test and interval.
     """
     separated = separation(scores, truth, groups)
     alike = _best_concepts(separated, scores, truth)
@@ -419,8 +420,9 @@ def source_count(rows: Bool[Tensor, " images"], groups: Groups | None) -> int:
 class Concepts(NamedTuple):
     """The classes and attributes that are tested.
 
-    classes: by number; attributes: by name; of each, FEWEST sources have an image with it, and
-    FEWEST one without; rare: the other attributes.
+    classes: by number.
+    attributes: by name; of each, FEWEST sources have an image with it, and FEWEST one without.
+    rare: the other attributes.
     """
 
     classes: list[int]

@@ -49,10 +49,14 @@ ROUNDING = 1e-5
 class Contributions(Summary):
     """The direct contributions of the parts of a model to one logit of each image; they sum to it.
 
-    heads: by the number of the layer, NaN where it has fewer heads than the widest; mlps: 0 where a
-    block has none; embedding: of patches, positions and prefix tokens; bias: of the output
-    projections, the final norm and the classifier; rest: of blocks without heads, beyond their
-    MLPs; logit: the model's, of the classes in targets. All on the CPU, in fp32 at least.
+    heads: by the number of the layer, NaN where it has fewer heads than the widest.
+    mlps: 0 where a block has none.
+    embedding: of patches, positions and prefix tokens.
+    bias: of the output projections, the final norm and the classifier.
+    rest: of blocks without heads, beyond their MLPs.
+    logit: the model's, of the classes in targets.
+
+    All on the CPU, in fp32 at least.
     """
 
     heads: Float[Tensor, "batch layers heads"]
@@ -221,9 +225,10 @@ def class_contributions(
 class _Activations(NamedTuple):
     """The activations of one pass over a batch.
 
-    streams: before the first block and after each block; captured: the outputs of heads and MLPs,
-    and the logits; reads: the tokens that the classifier reads (None: all); suffix: of the places
-    of these tokens.
+    streams: before the first block and after each block.
+    captured: the outputs of heads and MLPs, and the logits.
+    reads: the tokens that the classifier reads (None: all).
+    suffix: of the places of these tokens.
     """
 
     streams: list[Tokens]

@@ -29,8 +29,8 @@ from vitlens.summary import Summary
 class LogitLens(Summary):
     """The logits that the final norm and the classifier give at each depth of the residual stream.
 
-    logits: the last depth has the model's; places: the name of the residual stream at each
-    depth.
+    logits: the last depth has the model's.
+    places: the name of the residual stream at each depth.
     """
 
     logits: Float[Tensor, "batch depths classes"]

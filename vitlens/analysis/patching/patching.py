@@ -34,9 +34,12 @@ class Patching:
     """The effect of patching each head and token of the clean runs into the corrupted ones.
 
     heads, positions: change of the logit difference (logits), positive towards the clean image's;
-    NaN where a layer has fewer heads or tokens than the widest; positions: the residual stream at a
-    block's input, one token. clean, corrupted (pairs,): the logit difference target minus other in
-    each run; targets, others: the classes. All on the CPU.
+        NaN where a layer has fewer heads or tokens than the widest.
+    positions: the residual stream at a block's input, one token. clean, corrupted (pairs,): the
+        logit difference target minus other in each run.
+    targets, others: the classes.
+
+    All on the CPU.
     """
 
     heads: Float[Tensor, "pairs layers heads"]

@@ -19,11 +19,13 @@ _CONTROLS: Final = "vitlens.analysis.reliance.controls"
 class Intervention:
     """One change of a cue in all images.
 
-    name: within its cue; change, control: the changed images in words, after "on images"; edit,
-    match: the functions that make the two, as module:function, with the region and the level; main:
-    whether it stands for its cue where there is no time for all; disturbance: the one of which this
-    is a level, in place of a function; objects: whether it is for images with known objects only
-    (True), for others only (False), or for both.
+    name: within its cue.
+    change, control: the changed images in words, after "on images".
+    edit, match: the functions that make the two, as module:function, with the region and the level.
+    main: whether it stands for its cue where there is no time for all.
+    disturbance: the one of which this is a level, in place of a function.
+    objects: whether it is for images with known objects only (True), for others only (False), or
+        for both.
     """
 
     name: str
@@ -48,9 +50,10 @@ class Intervention:
 class Cue:
     """A property of images that a model may use.
 
-    title: after "relies on"; parts: cues that are a part of this one, named in its place where they
-    explain its effect; holds: cues that are changed together with it in part, named before it where
-    they explain half of its effect.
+    title: after "relies on".
+    parts: cues that are a part of this one, named in its place where they explain its effect.
+    holds: cues that are changed together with it in part, named before it where they explain half
+        of its effect.
     """
 
     name: str

@@ -97,8 +97,10 @@ def _is_first(level: Level) -> bool:
 class Measured:
     """The reliance of several models on the same images.
 
-    rows, pairs, left_out: see rows.py; correct: (models, n) of each level of a disturbance, in a
-    canonical order of the images; clean: the same without any; groups: (n,) in that order, or None.
+    rows, pairs, left_out: see rows.py.
+    correct: (models, n) of each level of a disturbance, in a canonical order of the images.
+    clean: the same without any.
+    groups: (n,) in that order, or None.
     """
 
     rows: tuple[RelianceRow, ...]
@@ -113,8 +115,9 @@ class Measured:
 class _Outcome:
     """The predictions under one intervention, or a level.
 
-    predictions: (models, 2, n) after it and after its control; size: (2, n) distances; visible:
-    (n,) whether it changes an image.
+    predictions: (models, 2, n) after it and after its control.
+    size: (2, n) distances.
+    visible: (n,) whether it changes an image.
     """
 
     predictions: Int[Tensor, "models 2 batch"]
@@ -414,8 +417,10 @@ class _Run:
 class ChangedImages:
     """Images of a model before and after an intervention and its control, on the CPU.
 
-    images, changed, control: (n, 3, height, width); region: (n, height, width), where the
-    intervention may change pixels; labels: (n,); groups: (n,) or None.
+    images, changed, control: (n, 3, height, width).
+    region: (n, height, width), where the intervention may change pixels.
+    labels: (n,).
+    groups: (n,) or None.
     """
 
     model: str
@@ -470,8 +475,8 @@ class _Effect:
     """The predictions of one model on the images (n,) that an intervention changes.
 
     correct_before, correct_after, correct_after_control: whether each is classified correctly
-    before, after the intervention and after its control; moved, moved_by_control: whether the
-    prediction differs from before.
+        before, after the intervention and after its control.
+    moved, moved_by_control: whether the prediction differs from before.
     """
 
     def __init__(self, run: _Run, outcome: _Outcome, clean: Tensor, index: int) -> None:

@@ -32,7 +32,8 @@ from vitlens.uncertainty import Estimate
 class Reliance(Table):
     """The cues that models rely on.
 
-    rows: a model under one intervention each; pairs: two models under one intervention each;
+    rows: a model under one intervention each.
+    pairs: two models under one intervention each.
     left_out: cues that could not be tested, and why.
     """
 
@@ -105,14 +106,18 @@ def reliance(
     rely on a cue only where its control is matched, the difference survives Holm's correction, and
     it is at least 5 points.
 
-    models: one, or several on the same images; images: a Split, or any form that `vitlens.images`
-    takes; labels: class indices of the first model (n,) (None: those of the Split or the class
-    folders); masks: (n, height, width), True on the object (None: those of the Split); without any,
-    cues of objects and backgrounds are left out; groups: (n,) of images that share a source (None:
-    those of the Split); cues: keys of `vitlens.analysis.reliance.cues.CUES` (None: all); thorough:
-    False measures one intervention of the most important cues; advance: called with the number of
-    passes of an image just done. Raises DataError without labels, InputError when a model does not
-    know the data's classes, and UnknownNameError for another cue.
+    models: one, or several on the same images.
+    images: a Split, or any form that `vitlens.images` takes.
+    labels: class indices of the first model (n,) (None: those of the Split or the class folders).
+    masks: (n, height, width), True on the object (None: those of the Split); without any, cues of
+        objects and backgrounds are left out.
+    groups: (n,) of images that share a source (None: those of the Split).
+    cues: keys of `vitlens.analysis.reliance.cues.CUES` (None: all).
+    thorough: False measures one intervention of the most important cues.
+    advance: called with the number of passes of an image just done.
+
+    Raises DataError without labels, InputError when a model does not know the data's classes, and
+    UnknownNameError for another cue.
 
     >>> import vitlens
     >>> digits = vitlens.load_data("digits", limit=40)

@@ -62,12 +62,16 @@ class OfIntervention:
 class RelianceRow(OfModel, OfIntervention):
     """The effect of one intervention, and of its control, on the predictions of one model.
 
-    n: the images that the intervention changes; unchanged: the others, which lack the cue; size,
-    control_size: the mean absolute distance of the pixels; changed_by, changed_by_control: the
-    share of predictions that change; changed: the difference of the two; lost: accuracy after the
-    control minus accuracy after the intervention; gained: accuracy after the intervention minus
-    accuracy before; errors: before; fixed, broken: errors that become right and correct predictions
-    that become wrong; p: of `changed`, p_lost: of `lost`, p_gained: of `gained`, by `paired_test`;
+    n: the images that the intervention changes.
+    unchanged: the others, which lack the cue.
+    size, control_size: the mean absolute distance of the pixels.
+    changed_by, changed_by_control: the share of predictions that change.
+    changed: the difference of the two.
+    lost: accuracy after the control minus accuracy after the intervention.
+    gained: accuracy after the intervention minus accuracy before.
+    errors: before.
+    fixed, broken: errors that become right and correct predictions that become wrong.
+    p: of `changed`, p_lost: of `lost`, p_gained: of `gained`, by `paired_test`.
     p_holm, p_lost_holm, p_gained_holm: corrected over all rows that are matched.
     """
 
@@ -158,11 +162,13 @@ class RelianceRow(OfModel, OfIntervention):
 class ReliancePairRow(OfIntervention):
     """The difference of two models under one intervention, on the same images.
 
-    changed, lost: predictions changed, and accuracy lost, beyond the control, first minus second;
-    relying: the models that rely on the cue; changed_by: the share of predictions that the
-    intervention changes, first minus second, in points, without any control; accuracy: after the
-    intervention, first minus second; p: of `changed`, p_lost: of `lost`, by `paired_test`; p_holm,
-    p_lost_holm: corrected over all rows that are matched.
+    changed, lost: predictions changed, and accuracy lost, beyond the control, first minus second.
+    relying: the models that rely on the cue.
+    changed_by: the share of predictions that the intervention changes, first minus second, in
+        points, without any control.
+    accuracy: after the intervention, first minus second.
+    p: of `changed`, p_lost: of `lost`, by `paired_test`.
+    p_holm, p_lost_holm: corrected over all rows that are matched.
     """
 
     first: str = col("first")
@@ -201,8 +207,9 @@ class ReliancePairRow(OfIntervention):
 class CueHeadRow(OfModel, OfIntervention):
     """The part of a cue's effect that passes through one head, on all images.
 
-    share: of the change of the logits that the intervention causes; control: the same of the
-    control's change; p_holm: that both are equal, paired over images and corrected for all heads.
+    share: of the change of the logits that the intervention causes.
+    control: the same of the control's change.
+    p_holm: that both are equal, paired over images and corrected for all heads.
     accuracy: gained when only this head sees the changed image.
     """
 
@@ -231,9 +238,11 @@ class CueMapRow(OfModel, OfIntervention):
     """The evidence of one method's maps in the region of a cue.
 
     decided, others: the mean share of the map's positive evidence in the region, on images that the
-    cue decides (the intervention changes the prediction and its control does not), and on the
-    others; area: the probability that the share, minus that of a uniform map, is larger on one of
-    the former; p_holm: that it is 0.5, corrected over the methods.
+        cue decides (the intervention changes the prediction and its control does not), and on the
+        others.
+    area: the probability that the share, minus that of a uniform map, is larger on one of the
+        former.
+    p_holm: that it is 0.5, corrected over the methods.
     """
 
     method: str = col("method")
@@ -266,8 +275,9 @@ class CueExampleRow(OfModel, OfIntervention):
 class CueExampleArrays:
     """The pictures of a model's examples, in the order of their rows.
 
-    before, after: pixels (examples, 3, height, width); regions: (examples, height, width), where
-    they may differ; maps: of one method, if any.
+    before, after: pixels (examples, 3, height, width).
+    regions: (examples, height, width), where they may differ.
+    maps: of one method, if any.
     """
 
     before: Pixels

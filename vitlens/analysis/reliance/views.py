@@ -25,9 +25,11 @@ PerImage = Float[Tensor, " batch"]
 class View:
     """A batch of images.
 
-    masks: of the objects, None if they are not known; keys: of each image's random numbers; patch:
-    side of a patch (rows, columns), px; read_partner: returns the view of the partners, of which
-    the image at a place is the partner of the image at that place here.
+    masks: of the objects, None if they are not known.
+    keys: of each image's random numbers.
+    patch: side of a patch (rows, columns), px.
+    read_partner: returns the view of the partners, of which the image at a place is the partner of
+        the image at that place here.
     """
 
     images: Images

@@ -129,8 +129,10 @@ def check_attention(
     """Compare an attention layer or function with the reference and name the likely mistakes.
 
     module: takes (q, k, v[, mask]) or (x[, mask]), each (batch, tokens, dim), and returns the
-    output or (output, weights). dim, heads: of a layer that does not say. The module is copied: it
-    stays as it is.
+        output or (output, weights).
+    dim, heads: of a layer that does not say.
+
+    The module is copied: it stays as it is.
 
     Raises InputError for what cannot be called so.
 
@@ -147,8 +149,10 @@ def check_attention(
 class _Layer:
     """A copy of the student's layer, and how it is called.
 
-    takes: "x" or "qkv"; mask: the name of its argument for a mask, "" for none; inputs: of queries,
-    keys and values; candidates: its linear maps, as they may be meant.
+    takes: "x" or "qkv".
+    mask: the name of its argument for a mask, "" for none.
+    inputs: of queries, keys and values.
+    candidates: its linear maps, as they may be meant.
     """
 
     def __init__(

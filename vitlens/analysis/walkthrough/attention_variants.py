@@ -43,8 +43,9 @@ _HEADS: Final = ("num_heads", "n_heads", "heads", "nhead", "n_head", "nheads", "
 class Variant:
     """One way to compute attention.
 
-    order: which of queries, keys and values take these places ("qkv"; "qkk" weights the keys);
-    projected: True with the output projection; causal: True if no query attends to a later token.
+    order: which of queries, keys and values take these places ("qkv"; "qkk" weights the keys).
+    projected: True with the output projection.
+    causal: True if no query attends to a later token.
     """
 
     scale: Scale = "head"

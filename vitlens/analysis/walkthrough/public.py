@@ -71,8 +71,10 @@ class Permutation:
     """The patches in another order, with or without positions, which stay in place.
 
     difference: the largest between the permuted run's patches, after the last block, and the same
-    permutation of the plain run's; logits: the largest difference between both runs' logits;
-    largest: the largest value of the patches; permuted: the permuted run's logits.
+        permutation of the plain run's.
+    logits: the largest difference between both runs' logits.
+    largest: the largest value of the patches.
+    permuted: the permuted run's logits.
     """
 
     positions: bool
@@ -106,21 +108,33 @@ class Entropies:
 class Walkthrough(Summary):
     """One head of one layer on one image, step by step; tensors on the CPU, without a batch axis.
 
-    layer, head: counted from 0; layers: of the model, blocks without attention included; heads: of
-    the layer; scale: the factor of the scores, 1/sqrt(head_dim); query: the position of the
-    followed token, the one that the classifier reads, or the patch in the middle; key: the patch to
-    which it attends most.
+    layer, head: counted from 0.
+    layers: of the model, blocks without attention included.
+    heads: of the layer.
+    scale: the factor of the scores, 1/sqrt(head_dim).
+    query: the position of the followed token, the one that the classifier reads, or the patch in
+        the middle.
+    key: the patch to which it attends most.
 
-    embedding: the patch embedding, None for a model that cuts patches without one convolution;
-    positions: added to it, None where they are not one fixed vector for each patch; input: the
-    residual stream that enters the block; normed: the input of its attention; queries, keys,
-    values: of the head; products: q kᵀ; scores: scaled; weights: after the softmax; unscaled: the
-    weights without scaling; outputs: of the head; projected: its part of the output projection;
-    head_norms: the norm of each head's part, by token; attention, mlp, after: outputs of the
-    attention, the MLP and the block.
+    embedding: the patch embedding, None for a model that cuts patches without one convolution.
+    positions: added to it, None where they are not one fixed vector for each patch.
+    input: the residual stream that enters the block.
+    normed: the input of its attention.
+    queries, keys, values: of the head.
+    products: q kᵀ.
+    scores: scaled.
+    weights: after the softmax.
+    unscaled: the weights without scaling.
+    outputs: of the head.
+    projected: its part of the output projection.
+    head_norms: the norm of each head's part, by token.
+    attention, mlp, after: outputs of the attention, the MLP and the block.
 
-    checks: each step against the model's; entropies: of all heads; permutations: with patches
-    in another order; changed: the model with one change each; order: of the permuted patches;
+    checks: each step against the model's.
+    entropies: of all heads.
+    permutations: with patches in another order.
+    changed: the model with one change each.
+    order: of the permuted patches.
     logits: of the unchanged model.
     """
 
@@ -177,12 +191,14 @@ def walkthrough(
     """Compute one head's attention on one image step by step, from patches to the residual stream.
 
     images: one image (1, 3, height, width) in [0, 1], or any form of one that `vitlens.images`
-    takes; layer, head: from 0 (None: the middle layer, the head with the least entropy of its
-    weights); seed: of the permutation. Each of `.checks` holds the largest difference of a step
-    from the model's; `.permutations` and `.changed` are results of the model without positions,
-    scaling and CLS. Raises UnsupportedError for a model in which not all tokens attend to all
-    tokens (a CNN, Swin), InputError for another number of images and for a layer or head that is
-    not there.
+        takes.
+    layer, head: from 0 (None: the middle layer, the head with the least entropy of its weights).
+    seed: of the permutation.
+
+    Each of `.checks` holds the largest difference of a step from the model's; `.permutations` and
+    `.changed` are results of the model without positions, scaling and CLS. Raises UnsupportedError
+    for a model in which not all tokens attend to all tokens (a CNN, Swin), InputError for another
+    number of images and for a layer or head that is not there.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")

@@ -47,8 +47,9 @@ _VIEWS: Final[Mapping[SequencePositions, tuple[SequenceView, ...]]] = MappingPro
 class ViewResult:
     """The trained layer with queries and keys computed from a part of its input.
 
-    losses: of each test sequence, the mean squared error of its vectors; shares: of each test
-    sequence, the attention weight on the right token, mean over heads and queries.
+    losses: of each test sequence, the mean squared error of its vectors.
+    shares: of each test sequence, the attention weight on the right token, mean over heads and
+        queries.
     """
 
     view: SequenceView
@@ -60,12 +61,15 @@ class ViewResult:
 class Reversal(Summary):
     """One attention layer trained on a task; tensors on the CPU.
 
-    losses: of every training step; weights: attention weights on the test sequences, their mean,
-    with keys in the order of the answer where the task is to sort; shares: the weight on the right
-    token by head and test sequence; views: the trained layer, as it is and with queries and keys
-    computed from a part of its input; uniform: the loss of uniform attention on the test sequences;
-    without_positions: the least loss that a layer without positions can have there; place_distance,
-    vector_distance: the mean distance between two positions, and between two vectors.
+    losses: of every training step.
+    weights: attention weights on the test sequences, their mean, with keys in the order of the
+        answer where the task is to sort.
+    shares: the weight on the right token by head and test sequence.
+    views: the trained layer, as it is and with queries and keys computed from a part of its input.
+    uniform: the loss of uniform attention on the test sequences.
+    without_positions: the least loss that a layer without positions can have there.
+    place_distance, vector_distance: the mean distance between two positions, and between two
+        vectors.
     """
 
     task: SequenceTask
@@ -158,8 +162,9 @@ def reversal(
 ) -> Reversal:
     """Train one attention layer to reverse, copy or sort random vectors, and measure its attention.
 
-    task: reverse; copy; sort, by a number from 0 to 1 that a vector holds as an angle. positions:
-    none, fixed (sines) or learned, added to the vectors before queries and keys are computed.
+    task: reverse; copy; sort, by a number from 0 to 1 that a vector holds as an angle.
+    positions: none, fixed (sines) or learned, added to the vectors before queries and keys are
+        computed.
 
     Raises UnknownNameError for another task or kind of positions; InputError for fewer than two
     vectors, no step, and heads that do not divide the 64 numbers of a vector.

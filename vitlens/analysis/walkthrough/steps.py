@@ -75,8 +75,9 @@ _SEPARATE: Final = (
 class StepCheck:
     """The comparison of one step with the model's.
 
-    difference: the largest, None where the step was not computed again; largest: the largest value
-    of the model's; note: a remark, or the reason why the step was not computed.
+    difference: the largest, None where the step was not computed again.
+    largest: the largest value of the model's.
+    note: a remark, or the reason why the step was not computed.
     """
 
     step: StepName
@@ -96,9 +97,12 @@ class StepCheck:
 class Embedding:
     """The patch embedding of some images.
 
-    patches: the pixels of each patch, row by row; filters: the convolution's weights; embedded:
-    patches · filters + bias, by hand; convolved: the convolution's output. The axis of values
-    is 3 x patch height x patch width, channel by channel, normalised.
+    patches: the pixels of each patch, row by row.
+    filters: the convolution's weights.
+    embedded: patches · filters + bias, by hand.
+    convolved: the convolution's output.
+
+    The axis of values is 3 x patch height x patch width, channel by channel, normalised.
     """
 
     patches: Float[Tensor, "batch patches values"]
@@ -185,8 +189,10 @@ def before_blocks(
 class LayerSteps(NamedTuple):
     """One layer step by step, under the names of a Walkthrough's fields.
 
-    heads: tensors of its heads (batch, heads, ...); tokens: others (batch, tokens, dim); scale: of
-    the scores; checks: of each step against the model's.
+    heads: tensors of its heads (batch, heads, ...).
+    tokens: others (batch, tokens, dim).
+    scale: of the scores.
+    checks: of each step against the model's.
     """
 
     heads: dict[str, Tensor]

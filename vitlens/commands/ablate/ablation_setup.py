@@ -29,9 +29,10 @@ _KEY_DIGITS: Final = 16  # hexadecimal digits of the digest that names stored ou
 class AblationSetup:
     """A run of `vitlens ablate` with its labels and units.
 
-    run: its options name at least one replacement. labels: (n,) columns of the model's logits.
-    store: outcomes of the batches that a stopped run has measured. means: mean outputs of the
-    units, None if they are not needed.
+    run: its options name at least one replacement.
+    labels: (n,) columns of the model's logits.
+    store: outcomes of the batches that a stopped run has measured.
+    means: mean outputs of the units, None if they are not needed.
     """
 
     run: Run[AblateOptions]

@@ -17,8 +17,10 @@ class AblateOptions(ModelOnImages):
     """The units that are removed, their replacements, and the further measurements.
 
     replace: the first one is that of the figures; empty for the mean, or another one for few
-    images. resume: folder of a stopped run with the same model, data and options. clean, corrupted:
-    the images of activation patching, None for an image of the data and its corrupted copy.
+        images.
+    resume: folder of a stopped run with the same model, data and options.
+    clean, corrupted: the images of activation patching, None for an image of the data and its
+        corrupted copy.
     """
 
     model: str = one_model(default="")

@@ -37,8 +37,8 @@ def judge_effect(loss: Estimate, p: float | None, smallest: Estimate, tests: int
     """Return "effect" or "no effect" if the change of the loss is clearly above or below the
     smallest effect.
 
-    p: of the change, after Holm's correction over the units of the kind; tests: number of these
-    units, for which the interval is widened.
+    p: of the change, after Holm's correction over the units of the kind.
+    tests: number of these units, for which the interval is widened.
     """
     wide = widened(loss, tests)
     if wide.low is None or wide.high is None:
@@ -56,9 +56,10 @@ class AblatedModelRow(OfModel):
     """The model without removal, and summaries over its units.
 
     rank_correlation: Spearman's, between the heads' effects with the main replacement and with
-    another one, or with their "first-order" estimates, where it is defined. reason: for a
-    replacement other than the mean. notes: remarks of the measurements. undone: reasons for missing
-    patching, logit lens or contributions.
+        another one, or with their "first-order" estimates, where it is defined.
+    reason: for a replacement other than the mean.
+    notes: remarks of the measurements.
+    undone: reasons for missing patching, logit lens or contributions.
     """
 
     replace: Replacement = col("replaced by")
@@ -92,13 +93,17 @@ class AblatedModelRow(OfModel):
 class UnitRow(OfModel):
     """The effect of removing one unit.
 
-    part: the head's number, "mlp" or "block". label: what a head attends to, as in `vitlens stats`.
+    part: the head's number, "mlp" or "block".
+    label: what a head attends to, as in `vitlens stats`.
     p: of sign flips, after Holm's correction over the units of the kind, None for fewer than two
-    images. log_odds, log_odds_p: the same for the label's log-odds, by which units are ranked if
-    the mean loss is near 0, else None. effect: by `judge_effect`. first_order: the gradient
-    estimate of the rise of the loss. other_losses, other_p, other_effects: with the other
-    replacements, by name. hidden, hidden_p: the rise under resampling minus that under the mean,
-    paired over images, if both were measured.
+        images.
+    log_odds, log_odds_p: the same for the label's log-odds, by which units are ranked if the mean
+        loss is near 0, else None.
+    effect: by `judge_effect`.
+    first_order: the gradient estimate of the rise of the loss.
+    other_losses, other_p, other_effects: with the other replacements, by name.
+    hidden, hidden_p: the rise under resampling minus that under the mean, paired over images, if
+        both were measured.
     """
 
     unit: str = col("unit")
@@ -168,9 +173,10 @@ class RemovalRow:
 class HeadPairRow:
     """Two heads removed at once; the first is of the earlier layer.
 
-    chosen: for the importance of both heads, or for the similarity of their outputs. first_alone,
-    second_alone, both: rise of the loss, nats. synergy: the rise without both heads minus the sum
-    of the rises without each. p: after Holm's correction over the pairs.
+    chosen: for the importance of both heads, or for the similarity of their outputs.
+    first_alone, second_alone, both: rise of the loss, nats.
+    synergy: the rise without both heads minus the sum of the rises without each.
+    p: after Holm's correction over the pairs.
     """
 
     first: str = col("first")
@@ -196,9 +202,10 @@ class HeadPairRow:
 class PatchingRow:
     """A clean and a corrupted image, and the logit difference between two classes on each of them.
 
-    target, other: the classes of the logit difference. corruption: applied to the clean image, ""
-    if the corrupted one is another image. grid: (rows, columns); prefix: tokens before the patches;
-    None if the layout is unknown.
+    target, other: the classes of the logit difference.
+    corruption: applied to the clean image, "" if the corrupted one is another image.
+    grid: (rows, columns).
+    prefix: tokens before the patches; None if the layout is unknown.
     """
 
     clean: str = col("clean image")
@@ -276,8 +283,9 @@ class PrunedRow:
 class EffectArrays:
     """The results of every image with one replacement.
 
-    delta_loss, correct, first_order: (units, images). clean_loss, clean_correct: of the unchanged
-    model, (images,). labels: (images,) columns of the logits.
+    delta_loss, correct, first_order: (units, images).
+    clean_loss, clean_correct: of the unchanged model, (images,).
+    labels: (images,) columns of the logits.
     """
 
     units: Words

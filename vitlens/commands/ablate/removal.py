@@ -36,8 +36,8 @@ class RemovalCurves:
     """The accuracy as heads are removed one after another.
 
     removable: the share of heads that can be removed within one point of accuracy, None if accuracy
-    without any head is not shown to be lower. greedy_forwards: forward passes an image that the
-    greedy order took, None without it.
+        without any head is not shown to be lower.
+    greedy_forwards: forward passes an image that the greedy order took, None without it.
     """
 
     points: tuple[RemovalRow, ...] = ()

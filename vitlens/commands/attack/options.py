@@ -34,10 +34,12 @@ _EPSILON_OPTION: Final = {"linf": "--epsilon", "l2": "--epsilon-l2"}  # by norm
 class AttackOptions(ModelsOnImages):
     """The options; all models are attacked on the same images.
 
-    attacks: names of the registry. single_epsilons: by L∞ attack, in 1/255. steps: for all attacks,
-    or by attack (None: the default of each). step: of PGD, in epsilon / steps (None: 2.5). resume:
-    a run with the same models, data and options. baseline: an alias (None: the first CNN, else the
-    first model).
+    attacks: names of the registry.
+    single_epsilons: by L∞ attack, in 1/255.
+    steps: for all attacks, or by attack (None: the default of each).
+    step: of PGD, in epsilon / steps (None: 2.5).
+    resume: a run with the same models, data and options.
+    baseline: an alias (None: the first CNN, else the first model).
     """
 
     models: tuple[str, ...] = several_models(default=())

@@ -99,10 +99,11 @@ CANDIDATES: Final[Mapping[str, Candidate]] = {
 class CandidateRow:
     """One candidate cause of a difference in robustness, tested by an intervention.
 
-    value_first, value_second: what the candidate measures of each model. control, after: robust
-    accuracy of the more robust model minus that of the other, under the control and under the
-    intervention. accounted: control minus after, paired by image. p_holm: corrected for all
-    candidates.
+    value_first, value_second: what the candidate measures of each model.
+    control, after: robust accuracy of the more robust model minus that of the other, under the
+        control and under the intervention.
+    accounted: control minus after, paired by image.
+    p_holm: corrected for all candidates.
     """
 
     first: str = col("first")

@@ -51,8 +51,9 @@ _AT_ONCE: Final = 64  # images in a forward pass
 class Target:
     """One of two attacked models, with n images that both classify correctly.
 
-    adversarial: clean where the attack failed. robust_at: takes a budget for each image, in pixel
-    units, and returns whether the model is correct under the attack.
+    adversarial: clean where the attack failed.
+    robust_at: takes a budget for each image, in pixel units, and returns whether the model is
+        correct under the attack.
     """
 
     model: Model

@@ -35,12 +35,15 @@ _ROBUST: Final = (
 class AttackedModelRow(OfModel):
     """One model over all attacks.
 
-    robust: accuracy under the strongest attack at 1/255; None if none was run. failed: None until
-    the self-checks have run. sample: the attack, with its epsilon, of the sampled images; examples,
-    transfer and changes inside are measured on them. fooled: the number of sampled images that it
-    breaks. halfway: the first block whose outputs for a clean and an adversarial image differ at
-    least half as much as for two different images. lost: paired over images. baseline: the model
-    that corruption errors are relative to.
+    robust: accuracy under the strongest attack at 1/255; None if none was run.
+    failed: None until the self-checks have run.
+    sample: the attack, with its epsilon, of the sampled images; examples, transfer and changes
+        inside are measured on them.
+    fooled: the number of sampled images that it breaks.
+    halfway: the first block whose outputs for a clean and an adversarial image differ at least half
+        as much as for two different images.
+    lost: paired over images.
+    baseline: the model that corruption errors are relative to.
     """
 
     clean: Estimate = col("top-1 accuracy, clean", better="higher", metric="accuracy/{model}")
@@ -136,10 +139,13 @@ def strongest(
 class AttackRow(OfModel):
     """Settings, results and cost of one attack on one model.
 
-    attack: its name in metrics. name: its name in the registry. right: images that the model
-    classifies correctly before the attack. broken: those of them for which a perturbation was
-    found. median: None if it exceeds every perturbation that was tried. forwards, backwards: images
-    passed through the model. seconds: summed over processes.
+    attack: its name in metrics.
+    name: its name in the registry.
+    right: images that the model classifies correctly before the attack.
+    broken: those of them for which a perturbation was found.
+    median: None if it exceeds every perturbation that was tried.
+    forwards, backwards: images passed through the model.
+    seconds: summed over processes.
     """
 
     attack: str = col("name in metrics")
@@ -168,9 +174,10 @@ class AttackRow(OfModel):
 class RobustPairRow:
     """Two models under one attack at one epsilon, or on clean images ("clean").
 
-    only_first, only_second: images that only this model classifies correctly. difference: accuracy
-    of the first minus that of the second. p: of McNemar's exact test. p_holm: corrected for all
-    rows.
+    only_first, only_second: images that only this model classifies correctly.
+    difference: accuracy of the first minus that of the second.
+    p: of McNemar's exact test.
+    p_holm: corrected for all rows.
     """
 
     attack: str = col("name")
@@ -237,8 +244,9 @@ class SurvivorsRow(OfModel):
 class CorruptionPairRow:
     """Two models under one common corruption at one severity.
 
-    difference: accuracy of the first minus that of the second, paired by image. p: of McNemar's
-    exact test. p_holm: corrected for all rows.
+    difference: accuracy of the first minus that of the second, paired by image.
+    p: of McNemar's exact test.
+    p_holm: corrected for all rows.
     """
 
     kind: str = col("name")
@@ -268,8 +276,9 @@ class TransferRow:
     """Adversarial images of one model (made_for), classified by another (shown_to).
 
     rate: the share that also fools the second model, of the images that fool the first and that the
-    second classifies correctly when clean; None if there are none. accuracy: of the second model on
-    all adversarial images of the first. clean: its accuracy on the clean images.
+        second classifies correctly when clean; None if there are none.
+    accuracy: of the second model on all adversarial images of the first.
+    clean: its accuracy on the clean images.
     """
 
     made_for: str = col("made for")
@@ -292,8 +301,9 @@ class TransferRow:
 class AttackCheckRow(OfModel):
     """One self-check of an attack on one model.
 
-    state: inconclusive if the check could not have failed because no image was fooled. against, of:
-    `against` out of `of` images contradict the expectation; None if images are not counted.
+    state: inconclusive if the check could not have failed because no image was fooled.
+    against, of: `against` out of `of` images contradict the expectation; None if images are not
+        counted.
     """
 
     name: str = col("check")
@@ -316,8 +326,9 @@ class AttackCheckRow(OfModel):
 class MapAgreementRow(OfModel):
     """The agreement of maps before and after the attack, on images that fool a model.
 
-    maps: the name in metrics. spearman: rank correlation. top: the share of the top tenth of one
-    map that is in the top tenth of the other.
+    maps: the name in metrics.
+    spearman: rank correlation.
+    top: the share of the top tenth of one map that is in the top tenth of the other.
     """
 
     maps: str = col("name in metrics")
@@ -373,9 +384,11 @@ class AttackedArrays:
 class AttackExampleArrays:
     """Some images that fool one model.
 
-    change: the perturbation (images, 3, height, width). before, after: positive parts of maps
-    (images, rows, columns). answers, probability: the predicted classes and their probabilities,
-    clean and adversarial (2, images). image: indices into the data.
+    change: the perturbation (images, 3, height, width).
+    before, after: positive parts of maps (images, rows, columns).
+    answers, probability: the predicted classes and their probabilities, clean and adversarial (2,
+        images).
+    image: indices into the data.
     """
 
     pixels: Pixels
@@ -391,8 +404,9 @@ class AttackExampleArrays:
 class AdversarialArrays:
     """The sampled images of one model, saved by --save-images.
 
-    images: adversarial (images, 3, height, width) in [0, 1]; clean where the attack failed. fooled:
-    True where it succeeded. image: indices into the data.
+    images: adversarial (images, 3, height, width) in [0, 1]; clean where the attack failed.
+    fooled: True where it succeeded.
+    image: indices into the data.
     """
 
     images: Images

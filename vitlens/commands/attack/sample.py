@@ -21,9 +21,10 @@ SAMPLED: Final = 256  # images of the sample, at most
 class AttackSample:
     """One attack at one epsilon (pixel units) on some images, for every model.
 
-    indices: (m,) into the split. clean: (m, 3, height, width). adversarial: of each model, the
-    images of `clean` where the attack failed. fooled: of each model (m,), True where the attack
-    succeeded.
+    indices: (m,) into the split.
+    clean: (m, 3, height, width).
+    adversarial: of each model, the images of `clean` where the attack failed.
+    fooled: of each model (m,), True where the attack succeeded.
     """
 
     attack: Attack

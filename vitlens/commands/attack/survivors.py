@@ -31,7 +31,8 @@ class Survivors:
     """The images of one model that survive every L∞ attack up to an epsilon, before and after
     stronger attacks.
 
-    epsilon: pixel units. before, after: (n,), True where an image is correct under every attack.
+    epsilon: pixel units.
+    before, after: (n,), True where an image is correct under every attack.
     broken: the number of images that each stronger attack breaks; empty if none was run.
     """
 

@@ -35,8 +35,8 @@ Part = Mapping[str, NDArray[Any]]  # the stored result of one attack on some ima
 class Victim:
     """A model that is attacked, with its images.
 
-    labels: (n,), columns of the model's logits. outcomes: of the attacks, by name; filled by
-    `sweep_all`.
+    labels: (n,), columns of the model's logits.
+    outcomes: of the attacks, by name; filled by `sweep_all`.
     """
 
     model: Model

@@ -49,9 +49,10 @@ Comparison = tuple[str, str, NDArray[Any], NDArray[Any]]
 class Measurements:
     """All measurements of a run, by model.
 
-    inside: None for a model without images that fool it. corrupted: empty without --corruptions.
-    survivors: empty if no attack looks weak. baseline: the model that corruption errors are
-    relative to.
+    inside: None for a model without images that fool it.
+    corrupted: empty without --corruptions.
+    survivors: empty if no attack looks weak.
+    baseline: the model that corruption errors are relative to.
     """
 
     victims: Sequence[Victim]

@@ -36,8 +36,10 @@ def failed_checks(record: AttackRecord, model: str) -> list[AttackCheckRow]:
 class Evidence:
     """The evidence on which the robustness of a model is judged.
 
-    at: the strongest attack at 1/255. failed: self-checks. far: the strongest attack at 8/255 or
-    more. again: the survivors that were attacked again.
+    at: the strongest attack at 1/255.
+    failed: self-checks.
+    far: the strongest attack at 8/255 or more.
+    again: the survivors that were attacked again.
     """
 
     row: AttackedModelRow

@@ -96,9 +96,11 @@ _FGSM_EPSILONS: Final = AttackOptions(("",)).linf
 class AuditChapters(ChapterRunner):
     """Runs the chapters of an audit of one model.
 
-    predicted: whether the model's predictions are the labels; untested: the chapters that could not
-    be run, or not whole. The methods are called in the order in which they stand here, as the
-    attack has the time that the others leave.
+    predicted: whether the model's predictions are the labels.
+    untested: the chapters that could not be run, or not whole.
+
+    The methods are called in the order in which they stand here, as the attack has the time that
+    the others leave.
     """
 
     def __init__(

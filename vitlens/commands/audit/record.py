@@ -22,9 +22,11 @@ CORRUPTIONS_PART: Final = "corruptions"
 class CandidateRow:
     """One way to attack the model, the strongest first.
 
-    attacks: names of the registry; images: number of attacked images; minutes: upper bound of its
-    time here, None if an attack is not defined for the model; state: chosen, weaker than the chosen
-    one, longer than what is left of the budget, or not defined for so few classes.
+    attacks: names of the registry.
+    images: number of attacked images.
+    minutes: upper bound of its time here, None if an attack is not defined for the model.
+    state: chosen, weaker than the chosen one, longer than what is left of the budget, or not
+        defined for so few classes.
     """
 
     attacks: tuple[str, ...] = col("attacks")
@@ -39,9 +41,11 @@ class CandidateRow:
 class BudgetRow:
     """Minutes of the budget and how they were spent.
 
-    minutes: of --budget; others: taken by all chapters before the attack; left: for the attack;
-    total: of the whole audit before its report was written; pass_seconds: of one forward pass of
-    one image.
+    minutes: of --budget.
+    others: taken by all chapters before the attack.
+    left: for the attack.
+    total: of the whole audit before its report was written.
+    pass_seconds: of one forward pass of one image.
     """
 
     minutes: float = col("budget, minutes")

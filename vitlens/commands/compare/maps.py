@@ -36,9 +36,11 @@ _ON_OBJECT: Final = {"mass": "inside", "pointing": "pointing"}  # fields of MapR
 class MapsOfBoth:
     """The raw maps of two models on the same images.
 
-    indices: (m,) into the split, ascending. sampled: (m,) True for the random subset over which
-    statistics are averaged; the other images are examples. values: of each model, (m, rows,
-    columns). shares, overlap: position, concentration and overlap, (m,) each.
+    indices: (m,) into the split, ascending.
+    sampled: (m,) True for the random subset over which statistics are averaged; the other images
+        are examples.
+    values: of each model, (m, rows, columns).
+    shares, overlap: position, concentration and overlap, (m,) each.
     """
 
     indices: Tensor

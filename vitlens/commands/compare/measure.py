@@ -94,8 +94,8 @@ def _record(
 ) -> CompareRecord:
     """Return all tables and arrays of the comparison.
 
-    candidates: methods of the maps that are checked, for each model; conflicts: images with cue
-    conflicts, for each model.
+    candidates: methods of the maps that are checked, for each model.
+    conflicts: images with cue conflicts, for each model.
     """
     options = run.options
     seed = run.run.seed

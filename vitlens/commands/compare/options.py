@@ -12,12 +12,15 @@ class CompareOptions(SharedOptions):
     """The two models, their images, the maps that are compared, and the changes of the images.
 
     method: of the maps, one for both models or one for each; empty for the preferred method of each
-    family that passes its checks best. target: class whose logit the maps explain. panels: images
-    that are shown. maps: randomly drawn images over which statistics of maps are averaged. checked:
-    images on which methods are checked. harder: True to measure reliance on cues and accuracy on
-    disturbed images, on at most `disturbed` of them. every_cue: True for all interventions, False
-    for one on each of the main cues. cue_conflict: images with the shape of one class and the
-    texture of another.
+        family that passes its checks best.
+    target: class whose logit the maps explain.
+    panels: images that are shown.
+    maps: randomly drawn images over which statistics of maps are averaged.
+    checked: images on which methods are checked.
+    harder: True to measure reliance on cues and accuracy on disturbed images, on at most
+        `disturbed` of them.
+    every_cue: True for all interventions, False for one on each of the main cues.
+    cue_conflict: images with the shape of one class and the texture of another.
     """
 
     models: tuple[str, ...] = several_models()

@@ -93,8 +93,9 @@ class MapRow(OfModel):
 class AgreementRow:
     """The agreement of both models' maps of the same images.
 
-    top: share of the top tenth of one map that is in the top tenth of the other. shared: share of
-    mass in the same places. half_difference: area of half the map, first minus second.
+    top: share of the top tenth of one map that is in the top tenth of the other.
+    shared: share of mass in the same places.
+    half_difference: area of half the map, first minus second.
     """
 
     first: str = col("first")
@@ -109,9 +110,11 @@ class AgreementRow:
 class ImageRow:
     """An image whose maps are shown.
 
-    image: its index in the data. cell: a key of CELLS. agreement: rank correlation of the two maps,
-    None if one of them is not usable. panel: position among the panels by rising agreement, None
-    for images that are only examples. example: True for an example of its cell.
+    image: its index in the data.
+    cell: a key of CELLS.
+    agreement: rank correlation of the two maps, None if one of them is not usable.
+    panel: position among the panels by rising agreement, None for images that are only examples.
+    example: True for an example of its cell.
     """
 
     image: int = col("image")
@@ -169,8 +172,8 @@ class DisturbedPairRow(PairRow):
 class BiasRow(OfModel):
     """The shape bias of one model on images with cue conflicts.
 
-    bias: predictions by shape among those by shape or texture, None without any. note: a remark on
-    the predictions, or "".
+    bias: predictions by shape among those by shape or texture, None without any.
+    note: a remark on the predictions, or "".
     """
 
     n: int = col("images")

@@ -39,9 +39,9 @@ class ScoreRow(OfModel):
 class PredictedClassRow(OfModel):
     """The n images that one model predicts as one class.
 
-    gap: mean confidence minus accuracy of these predictions; p: of the hypothesis that each
-    prediction is correct with the probability of its confidence; p_holm: p corrected for the number
-    of classes of the model.
+    gap: mean confidence minus accuracy of these predictions.
+    p: of the hypothesis that each prediction is correct with the probability of its confidence.
+    p_holm: p corrected for the number of classes of the model.
     """
 
     class_name: str = col("predicted class")
@@ -57,10 +57,12 @@ class PredictedClassRow(OfModel):
 class PredictionArrays:
     """Every prediction of one model, as indices into classes.
 
-    surest_errors: indices of the errors with the highest confidence, highest first;
-    surest_errors_pixels: their pixels; groups: of images that share a source, None if no images do;
+    surest_errors: indices of the errors with the highest confidence, highest first.
+    surest_errors_pixels: their pixels.
+    groups: of images that share a source, None if no images do.
     sampled: indices of right predictions, then of wrong ones, drawn by the seed, None in folders of
-    earlier versions; sampled_pixels: their pixels.
+        earlier versions.
+    sampled_pixels: their pixels.
     """
 
     classes: Words

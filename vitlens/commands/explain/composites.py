@@ -41,8 +41,9 @@ _DRAWN: Final = 4  # maps of each kind of composites that are drawn
 class Sources:
     """The images of which composites are made.
 
-    labels: their classes, of `origin` ("labels" or "predictions"). masks: of their objects, or
-    None. usable: the indices of confidently classified images.
+    labels: their classes, of `origin` ("labels" or "predictions").
+    masks: of their objects, or None.
+    usable: the indices of confidently classified images.
     """
 
     images: Images

@@ -130,8 +130,8 @@ def _drawn_images(options: ExplainOptions, images: int) -> int:
 class Explainer:
     """Explains the images of one model.
 
-    targets: the target class of each image (None: the predicted one). methods: with --auto, the
-    candidates.
+    targets: the target class of each image (None: the predicted one).
+    methods: with --auto, the candidates.
     """
 
     model: Model

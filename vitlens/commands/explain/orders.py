@@ -35,8 +35,8 @@ class RemovalOrders:
     """The sets of patches whose removal changes the prediction, by the order in which patches are
     removed.
 
-    by_map: in the order of the map of each method and baseline. search: by greedy search, on the
-    first images.
+    by_map: in the order of the map of each method and baseline.
+    search: by greedy search, on the first images.
     """
 
     by_map: Mapping[str, Counterfactuals]

@@ -40,8 +40,10 @@ _FLAT: Final = 1e-6  # of the largest value: a map that varies less is constant
 class Sheet:
     """One figure with some images of a model and the maps of some methods.
 
-    methods: all methods of the model. names: of all drawn images. faults: by method. image_slice,
-    method_slice: the images and methods of this sheet.
+    methods: all methods of the model.
+    names: of all drawn images.
+    faults: by method.
+    image_slice, method_slice: the images and methods of this sheet.
     """
 
     arrays: ExplainArrays

@@ -31,10 +31,12 @@ OVERALL: Final = "shifts"  # the name of all judged disturbances together
 class MethodRow(OfModel):
     """One method on the images of one model.
 
-    source: the paper, or the package that computes the maps. map: rows and columns. signed: True if
-    negative values are evidence against the target. maps, constant, not_finite: the number of maps,
-    and of those with this fault. gain: the mean of |F(image) - F(black)| in logits, for methods
-    whose maps sum to it. completeness: the error of that sum.
+    source: the paper, or the package that computes the maps.
+    map: rows and columns.
+    signed: True if negative values are evidence against the target.
+    maps, constant, not_finite: the number of maps, and of those with this fault.
+    gain: the mean of |F(image) - F(black)| in logits, for methods whose maps sum to it.
+    completeness: the error of that sum.
     """
 
     method: str = col("method")
@@ -124,8 +126,8 @@ class StageRow(OfModel):
     """The maps of a method after one stage of the randomisation, which includes all stages before
     it.
 
-    similarity: mean rank correlation with the maps of the trained model; None if undefined. kept:
-    share of predictions that stay the same.
+    similarity: mean rank correlation with the maps of the trained model; None if undefined.
+    kept: share of predictions that stay the same.
     """
 
     method: str = col("method")
@@ -138,8 +140,9 @@ class StageRow(OfModel):
 class PairRow(OfModel):
     """The similarity of the maps of two methods, averaged over images.
 
-    spearman: rank correlation. top_overlap: of the highest cells. iou: intersection over union of
-    the cells above the mean of each map.
+    spearman: rank correlation.
+    top_overlap: of the highest cells.
+    iou: intersection over union of the cells above the mean of each map.
     """
 
     first: str = col("method")
@@ -153,8 +156,9 @@ class PairRow(OfModel):
 class OrderRow(OfModel):
     """The patches to remove, in the order of one method's map, before the prediction changes.
 
-    size: their share, mean over all images; None for the greedy search. turned: the share of images
-    whose prediction changes. searched: as size, on the images of the greedy search.
+    size: their share, mean over all images; None for the greedy search.
+    turned: the share of images whose prediction changes.
+    searched: as size, on the images of the greedy search.
     """
 
     method: str = col("order of")
@@ -232,9 +236,10 @@ class SwappedRow(OfModel):
 class StabilityRow(OfModel):
     """The stability of the maps of one method when the images are shifted or flipped.
 
-    disturbance: a name of the registry, or OVERALL. correlation: mean rank correlation between the
-    map of the disturbed image and the map disturbed in the same way. jumped: share of images whose
-    highest value moves far. Values are None without a usable map.
+    disturbance: a name of the registry, or OVERALL.
+    correlation: mean rank correlation between the map of the disturbed image and the map disturbed
+        in the same way.
+    jumped: share of images whose highest value moves far. Values are None without a usable map.
     """
 
     method: str = col("method")
@@ -257,9 +262,10 @@ class StabilityRow(OfModel):
 class PowerRow(OfModel):
     """The power of paired comparisons of the best method with the others in one check.
 
-    error: the median standard error of the mean difference. groups: independent images. detectable:
-    the smallest true difference detected with a power of 80 % at the 5 % level; None if it exceeds
-    every possible difference.
+    error: the median standard error of the mean difference.
+    groups: independent images.
+    detectable: the smallest true difference detected with a power of 80 % at the 5 % level; None if
+        it exceeds every possible difference.
     """
 
     check: str = col("check")
@@ -275,11 +281,14 @@ class PowerRow(OfModel):
 class CompositeSetRow(OfModel):
     """The composites of one kind.
 
-    refused: why there are none, or "". labels: the source of the target classes, "labels" or
-    "predictions". usable, classes: the number of confidently classified images, and of their
-    classes. composites, maps: their number. chance: the mean share of the area that the evidence
-    covers. recognised: the share of target classes among the most probable classes of their
-    composite. guessed: the same by chance. seen: True if recognised is significantly above guessed.
+    refused: why there are none, or "".
+    labels: the source of the target classes, "labels" or "predictions".
+    usable, classes: the number of confidently classified images, and of their classes.
+    composites, maps: their number.
+    chance: the mean share of the area that the evidence covers.
+    recognised: the share of target classes among the most probable classes of their composite.
+    guessed: the same by chance.
+    seen: True if recognised is significantly above guessed.
     """
 
     kind: str = col("composites of")
@@ -324,12 +333,15 @@ class CompositeRow(OfModel):
 class ChoiceRow(OfModel):
     """The method chosen for one model.
 
-    reason: why it is the default and not chosen by evidence, or "". checks: those that decided.
-    left_out: checks that judged nothing, with the reason. localised: the parts on which
-    localisation was scored, "objects" or a kind of composites. certainty: the share of bootstrap
-    draws of the selection half in which it wins. alike: candidates with the same maps.
-    confirmation: the result of comparing it with the runner-up on the report half. selection,
-    report: the number of images in each half. replaced: the replacement of removed patches.
+    reason: why it is the default and not chosen by evidence, or "".
+    checks: those that decided.
+    left_out: checks that judged nothing, with the reason.
+    localised: the parts on which localisation was scored, "objects" or a kind of composites.
+    certainty: the share of bootstrap draws of the selection half in which it wins.
+    alike: candidates with the same maps.
+    confirmation: the result of comparing it with the runner-up on the report half.
+    selection, report: the number of images in each half.
+    replaced: the replacement of removed patches.
     """
 
     method: str = col("chosen")
@@ -354,8 +366,8 @@ class ChoiceRow(OfModel):
 class ExplainArrays:
     """The drawn images of one model with their maps.
 
-    maps: by index of the model's methods (images, rows, columns), raw. masks: of the objects, or
-    None.
+    maps: by index of the model's methods (images, rows, columns), raw.
+    masks: of the objects, or None.
     """
 
     images: Pixels
@@ -367,8 +379,8 @@ class ExplainArrays:
 class CurveArrays:
     """The mean removal curves of one model.
 
-    deletion, insertion: the probability of the target (methods, steps). shares, inserted: the
-    shares of patches that are removed or inserted at each step.
+    deletion, insertion: the probability of the target (methods, steps).
+    shares, inserted: the shares of patches that are removed or inserted at each step.
     """
 
     methods: Words
@@ -382,8 +394,10 @@ class CurveArrays:
 class SetArrays:
     """The patches whose removal changes the prediction of a few images.
 
-    methods: the orders of patches. removed: the patches (images, orders, rows, columns). turned:
-    the class that is predicted without them (images, orders). prediction: that of the whole image.
+    methods: the orders of patches.
+    removed: the patches (images, orders, rows, columns).
+    turned: the class that is predicted without them (images, orders).
+    prediction: that of the whole image.
     """
 
     images: Pixels
@@ -398,8 +412,9 @@ class SetArrays:
 class CompositeArrays:
     """The first composites of one kind with their maps.
 
-    images, masks: the composite and the evidence of each map. maps: by index of the methods (maps,
-    rows, columns), raw. targets: the target classes.
+    images, masks: the composite and the evidence of each map.
+    maps: by index of the methods (maps, rows, columns), raw.
+    targets: the target classes.
     """
 
     images: Pixels

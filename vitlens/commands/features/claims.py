@@ -100,7 +100,8 @@ def _uniform_prompt_maps(record: FeaturesRecord) -> Iterator[Claim]:
 class _Ranking:
     """The model with the highest accuracy by one classifier, compared with its rivals.
 
-    leads: its significant leads by rival. similar: rivals without a significant difference.
+    leads: its significant leads by rival.
+    similar: rivals without a significant difference.
     compares_objectives: True if rivals are only the models with other objectives.
     """
 

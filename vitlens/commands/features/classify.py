@@ -47,7 +47,8 @@ class Classification:
     """The classification of one model's test images.
 
     correct: (n,) for each image, by classifier: BY_MODEL, if the model has the data's classes, and
-    "knn-20" or "probe" on its last layer. precision: of the last layer, by number of neighbours.
+        "knn-20" or "probe" on its last layer.
+    precision: of the last layer, by number of neighbours.
     depth, notes: of the record.
     """
 

@@ -33,9 +33,11 @@ _SMALLEST_BANK: Final = 200  # training images with --limit, enough for 20 neigh
 class Subject:
     """One model with its images, preprocessed for it.
 
-    test: images that are classified, mapped and compared. bank: labelled training images, or None.
-    no_bank: the reason for a missing bank. query: images of --query, or None. selected: the only
-    images to draw (--show), or None for a sample of the test images.
+    test: images that are classified, mapped and compared.
+    bank: labelled training images, or None.
+    no_bank: the reason for a missing bank.
+    query: images of --query, or None.
+    selected: the only images to draw (--show), or None for a sample of the test images.
     """
 
     model: Model

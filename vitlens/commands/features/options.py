@@ -16,10 +16,12 @@ _LANGUAGE = "Language-image models (open-clip:ARCH/TAG)"
 class FeaturesOptions(ModelsOnImages):
     """The models, how their features are read, and what is computed from them.
 
-    ks: numbers of neighbours. bank: number of training images; None for all, or with --limit for
-    ten times as many and at least 200. pool: None for the tokens that the classifier reads. tsne:
-    None to map by t-SNE if there are enough images. show: names of the data's files, or paths of
-    other images.
+    ks: numbers of neighbours.
+    bank: number of training images; None for all, or with --limit for ten times as many and at
+        least 200.
+    pool: None for the tokens that the classifier reads.
+    tsne: None to map by t-SNE if there are enough images.
+    show: names of the data's files, or paths of other images.
     """
 
     ks: tuple[int, ...] = option(

@@ -38,9 +38,12 @@ Share = Literal["position", "class", "object"]
 class PatchSample:
     """Patches of one layer, drawn from many images.
 
-    tokens: (n, dim). content: the tokens minus the mean over all images at the same place, which
-    removes positions. images: (n,) indices into the split. places: (n, 2) rows and columns.
-    classes: (n,) of the images, or None. on_object: (n,) 1 on the object, or None without masks.
+    tokens: (n, dim).
+    content: the tokens minus the mean over all images at the same place, which removes positions.
+    images: (n,) indices into the split.
+    places: (n, 2) rows and columns.
+    classes: (n,) of the images, or None.
+    on_object: (n,) 1 on the object, or None without masks.
     """
 
     stage: FeatureStage

@@ -42,9 +42,10 @@ def _layer_words(title: str, *, is_embedding: bool) -> str:
 class SetsRow:
     """The images of the run.
 
-    chance: accuracy of always predicting the most frequent class, 0 without labels. masked: True if
-    masks of the objects are known. bank: number of labelled training images. no_bank: the reason
-    for a missing bank.
+    chance: accuracy of always predicting the most frequent class, 0 without labels.
+    masked: True if masks of the objects are known.
+    bank: number of labelled training images.
+    no_bank: the reason for a missing bank.
     """
 
     test: int = col("test images")
@@ -64,12 +65,15 @@ class FeaturesRow(OfModel):
     """One model: its pretraining, how its features were read, and the accuracy on its last layer.
 
     recipe, data, labels: of the pretraining and of a later fine-tuning, "" if unknown or none.
-    source: where the objective is known from. pool: tokens that form the vector of an image. knn,
-    majority: accuracy by number of neighbours, with votes by similarity or with one vote each.
-    precision: share of neighbours of the image's class. errors: the classifier of the errors that
-    the maps mark. among: images that were searched. colours: share of the patches' variance in
-    three colours. no_zero_shot: reason for a missing zero-shot accuracy. candidates: number of
-    classes among which zero-shot classification chooses.
+    source: where the objective is known from.
+    pool: tokens that form the vector of an image.
+    knn, majority: accuracy by number of neighbours, with votes by similarity or with one vote each.
+    precision: share of neighbours of the image's class.
+    errors: the classifier of the errors that the maps mark.
+    among: images that were searched.
+    colours: share of the patches' variance in three colours.
+    no_zero_shot: reason for a missing zero-shot accuracy.
+    candidates: number of classes among which zero-shot classification chooses.
     """
 
     objective: KnownObjective = col("pretraining")
@@ -130,8 +134,10 @@ class FeaturesRow(OfModel):
 class DepthRow(OfModel):
     """The accuracy of one classifier on the features of one layer.
 
-    depth: position of the layer, as a share of all layers. layer: None for the embedding.
-    weighting: of the neighbours' votes, None for the probe. c: inverse regularisation of the probe.
+    depth: position of the layer, as a share of all layers.
+    layer: None for the embedding.
+    weighting: of the neighbours' votes, None for the probe.
+    c: inverse regularisation of the probe.
     """
 
     title: str = col("layer")
@@ -158,9 +164,10 @@ class DepthRow(OfModel):
 class PairRow:
     """The difference of one classifier on two models' last layers, on the same images.
 
-    probe, knn: difference of its accuracy, first minus second. p: of McNemar's exact test. p_holm:
-    corrected for the number of comparisons. better: the model that is significantly better, or
-    "undecided".
+    probe, knn: difference of its accuracy, first minus second.
+    p: of McNemar's exact test.
+    p_holm: corrected for the number of comparisons.
+    better: the model that is significantly better, or "undecided".
     """
 
     first: str = col("first")
@@ -245,7 +252,8 @@ class MapRow(OfModel):
     """A map in two dimensions.
 
     of: "images" or "patches" of the last layer; "embedding", patches that enter block 0; "content",
-    these minus the mean at their place. neighbours: of each point, for the trustworthiness.
+        these minus the mean at their place.
+    neighbours: of each point, for the trustworthiness.
     explained: share of the variance.
     """
 
@@ -271,9 +279,9 @@ class PatchesRow(OfModel):
     sample of patches.
 
     share: "position", the share of neighbours at the same place of their image (within an eighth of
-    its side); "class", the share in images of the same class; "object", the intersection over union
-    of the patches on the object and those that neighbours vote for. chance: the same for patches
-    drawn at random ("object": for all patches).
+        its side); "class", the share in images of the same class; "object", the intersection over
+        union of the patches on the object and those that neighbours vote for.
+    chance: the same for patches drawn at random ("object": for all patches).
     """
 
     layer: str = col("number")
@@ -331,11 +339,13 @@ class NoteRow:
 class MapArrays:
     """The maps of one model.
 
-    points: (n, 2) by method and kind, e.g. "tsne_images". labels_images, labels_patches: of the
-    points, as indices into classes (of patches with masks: 1 on the object). wrong_images: True for
-    misclassified images. pictures, pixels: indices of the images that are also drawn as thumbnails,
-    and their pixels. grid, places: of the patches that enter block 0. cut, cut_pixels: indices of
-    the patches that are drawn as pictures, and their pixels.
+    points: (n, 2) by method and kind, e.g. "tsne_images".
+    labels_images, labels_patches: of the points, as indices into classes (of patches with masks: 1
+        on the object).
+    wrong_images: True for misclassified images.
+    pictures, pixels: indices of the images that are also drawn as thumbnails, and their pixels.
+    grid, places: of the patches that enter block 0.
+    cut, cut_pixels: indices of the patches that are drawn as pictures, and their pixels.
     """
 
     classes: Words
@@ -355,11 +365,14 @@ class MapArrays:
 class ShownArrays:
     """The images that are drawn, the same for all models, with the results of one model.
 
-    colours: (images, rows, columns, 3) of the patches, in [0, 1]. prompts: relevance (images,
-    prompts, rows, columns). queries, near, similarity: query images, and their nearest images
-    (queries, neighbours), nearest first. same: True for neighbours of the query's class. first,
-    second: pairs of images in the table of matches. sources, targets, alike: by number of the pair,
-    positions (row, column) of matched patches and their similarity, most similar first.
+    colours: (images, rows, columns, 3) of the patches, in [0, 1].
+    prompts: relevance (images, prompts, rows, columns).
+    queries, near, similarity: query images, and their nearest images (queries, neighbours), nearest
+        first.
+    same: True for neighbours of the query's class.
+    first, second: pairs of images in the table of matches.
+    sources, targets, alike: by number of the pair, positions (row, column) of matched patches and
+        their similarity, most similar first.
     """
 
     pixels: Pixels
@@ -383,8 +396,8 @@ class ShownArrays:
 class FeaturesRecord(Record):
     """The tables and arrays of `vitlens features`.
 
-    head: classifiers compared with the model's classifier. within, between: layers of one model,
-    and of two.
+    head: classifiers compared with the model's classifier.
+    within, between: layers of one model, and of two.
     """
 
     sets: tuple[SetsRow, ...] = table()

@@ -17,8 +17,9 @@ Cost: TypeAlias = Literal["latency", "flops", "products"]
 class MachineRow:
     """The machine on which latency was measured.
 
-    threads: of PyTorch on the CPU; arithmetic: fp32 or bf16; longest: no larger batch was tried
-    once a pass took this many seconds, None with --batch-sizes.
+    threads: of PyTorch on the CPU.
+    arithmetic: fp32 or bf16.
+    longest: no larger batch was tried once a pass took this many seconds, None with --batch-sizes.
     """
 
     name: str = col("machine")
@@ -34,10 +35,12 @@ class MachineRow:
 class CostRow(OfModel):
     """The cost of one model for one image of its input size (height, width).
 
-    tokens: in its sequence, or positions of its first block; one_sequence: True if the number of
-    tokens is the same in all blocks; by_formula: True if a formula gives the same FLOPs; products:
-    FLOPs of attention products; crossover: number of tokens from which these exceed the FLOPs of
-    projections and MLPs, None without one sequence or attention.
+    tokens: in its sequence, or positions of its first block.
+    one_sequence: True if the number of tokens is the same in all blocks.
+    by_formula: True if a formula gives the same FLOPs.
+    products: FLOPs of attention products.
+    crossover: number of tokens from which these exceed the FLOPs of projections and MLPs, None
+        without one sequence or attention.
     """
 
     family: str = col("family")
@@ -90,8 +93,8 @@ class PartRow(OfModel):
 class SpeedRow(OfModel):
     """The latency and throughput of one model at one batch size, medians over passes.
 
-    spread: ratio of the upper to the lower quartile of the latency; device_bytes: peak memory of
-    the device, None on a CPU.
+    spread: ratio of the upper to the lower quartile of the latency.
+    device_bytes: peak memory of the device, None on a CPU.
     """
 
     images: int = col("batch size")

@@ -70,9 +70,10 @@ def as_typed(model: ModelName) -> str:
 class ChapterImages:
     """The images of all chapters.
 
-    data: a name or a path, None for images without labels; images: their files and folders;
-    predicted: whether the commands that need labels use the models' predictions; data_dir: where
-    downloaded data is kept.
+    data: a name or a path, None for images without labels.
+    images: their files and folders.
+    predicted: whether the commands that need labels use the models' predictions.
+    data_dir: where downloaded data is kept.
     """
 
     data: str | None = None
@@ -106,8 +107,8 @@ class ChapterImages:
 class ChapterRunner:
     """Runs chapters in the folder of a larger run, and keeps the list of those done.
 
-    cache: of chapters of earlier runs; None: every chapter is run; on_done: called with that list
-    after each.
+    cache: of chapters of earlier runs; None: every chapter is run.
+    on_done: called with that list after each.
     """
 
     def __init__(
@@ -127,8 +128,8 @@ class ChapterRunner:
     def run(self, word: str, alias: str, options: Any, *, part: str = "") -> ChapterRow:
         """Run one command in its own folder.
 
-        alias: of its one model, "" for all; part: which one it is, where one command has several
-        chapters.
+        alias: of its one model, "" for all.
+        part: which one it is, where one command has several chapters.
         """
         folder = f"{CHAPTERS_FOLDER}/{'-'.join(filter(None, (word, part, alias)))}"
         place = self.path / folder

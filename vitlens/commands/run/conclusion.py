@@ -19,8 +19,10 @@ UNMET: Final = 3  # exit code: done, but a requirement does not hold
 class Conclusion:
     """The result of a command that has finished.
 
-    written: the report, or the lines that are the result; lines: printed at the end; holds: whether
-    what the command judges holds; code: the exit code if it does not.
+    written: the report, or the lines that are the result.
+    lines: printed at the end.
+    holds: whether what the command judges holds.
+    code: the exit code if it does not.
     """
 
     written: Path | tuple[str, ...]

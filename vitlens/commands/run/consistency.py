@@ -33,8 +33,9 @@ _HEADING: Final = re.compile(rf"^## .*\((?:{_STATUS_WORDS})\)$", re.MULTILINE)
 class Conflict:
     """Two statements of one report about one thing.
 
-    about: what they are about; error: how they differ; says: the sentence that reconciles them, ""
-    where none can.
+    about: what they are about.
+    error: how they differ.
+    says: the sentence that reconciles them, "" where none can.
     """
 
     about: str

@@ -20,10 +20,12 @@ Completion = Literal["model", "data", "kind"]
 class Flag:
     """The option of one field, or its argument where name is empty.
 
-    name: "--epsilon", or "--probe/--no-probe" for a switch; parse: reads the text that was typed,
-    given the option's name and the text, where the field's type is not one that Typer reads; low,
-    high: bounds of a number; shown: the default in words, where the value says nothing; panel: the
-    heading in --help.
+    name: "--epsilon", or "--probe/--no-probe" for a switch.
+    parse: reads the text that was typed, given the option's name and the text, where the field's
+        type is not one that Typer reads.
+    low, high: bounds of a number.
+    shown: the default in words, where the value says nothing.
+    panel: the heading in --help.
     """
 
     name: str

@@ -170,8 +170,10 @@ class RunFolder:
         its status is running.
 
         needs: what its config.json must say besides what every command writes, by name, with its
-        value where that is known; None: nothing at all. config: what the run that goes on knows
-        itself, as for `opened`; it takes the place of what was read, but for the command line.
+            value where that is known; None: nothing at all.
+        config: what the run that goes on knows itself, as for `opened`; it takes the place of what
+            was read, but for the command line.
+
         Raises InputError for links, and for a config.json that says less or another thing.
         """
         record = read_run(path)
@@ -330,8 +332,10 @@ def settings(
 ) -> dict[str, object]:
     """Return the settings of a run for RunFolder.opened, read back as `Record.config`.
 
-    options: the dataclass that the command took; run: its run options as they hold in this process;
-    others: the other parts of the data that it reads; more: further entries of config.json.
+    options: the dataclass that the command took.
+    run: its run options as they hold in this process.
+    others: the other parts of the data that it reads.
+    more: further entries of config.json.
     """
     content: dict[str, object] = {
         "command_line": run.command,

@@ -87,9 +87,11 @@ def require_data(data: str | None, images: Sequence[str], *, labels: Path | None
 class ImageRequest:
     """The images that a command reads where its options leave the choice open.
 
-    limit: at most so many without --limit; scenes: number of scenes of each source digit if nothing
-    limits the images (None: the default of the data); repeat: show digits in as many scenes as the
-    limit needs; first: file names of images to begin with.
+    limit: at most so many without --limit.
+    scenes: number of scenes of each source digit if nothing limits the images (None: the default of
+        the data).
+    repeat: show digits in as many scenes as the limit needs.
+    first: file names of images to begin with.
     """
 
     limit: int | None = None

@@ -27,12 +27,16 @@ def _model(name: str, text: str, **more: Any) -> Any:
 class RunOptions:
     """Options on how to run and where to write.
 
-    device: auto, cpu, cuda, cuda:N or mps; batch_size: images at a time (None: chosen to fit);
-    limit: at most so many images (None: all); out: the folder to write (None: a new one named by
-    time); formats, width: of the figures; html: whether report.html is written, too (None: as the
-    registry says of the command); data_dir: where downloaded data is kept; labels: a table of the
-    labels of a folder's images; at_least, at_most: requirements, each METRIC=VALUE
-    (run/requirements.py); command: the line that was typed, for config.json.
+    device: auto, cpu, cuda, cuda:N or mps.
+    batch_size: images at a time (None: chosen to fit).
+    limit: at most so many images (None: all).
+    out: the folder to write (None: a new one named by time).
+    formats, width: of the figures.
+    html: whether report.html is written, too (None: as the registry says of the command).
+    data_dir: where downloaded data is kept.
+    labels: a table of the labels of a folder's images.
+    at_least, at_most: requirements, each METRIC=VALUE (run/requirements.py).
+    command: the line that was typed, for config.json.
     """
 
     limit: int | None = _run(
@@ -116,11 +120,13 @@ def model_file_option() -> Any:
 class ModelOptions:
     """Options for what a weights file does not contain.
 
-    weights: a file, or an adapter's folder, for the one
-    model named; random_weights: untrained ones; arch: the architecture
-    of a weights file; image_size: pixels (height, width); mean, std: per channel, in [0, 1];
-    classes: a file with one name a line; model_file: each FILE.py:FUNCTION that a MODEL may name,
-    as it runs the code of that file.
+    weights: a file, or an adapter's folder, for the one model named.
+    random_weights: untrained ones.
+    arch: the architecture of a weights file.
+    image_size: pixels (height, width).
+    mean, std: per channel, in [0, 1].
+    classes: a file with one name a line.
+    model_file: each FILE.py:FUNCTION that a MODEL may name, as it runs the code of that file.
     """
 
     weights: Path | None = _model(

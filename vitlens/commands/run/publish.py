@@ -148,8 +148,9 @@ def save_figures(
 ) -> None:
     """Save every figure, one at a time, as png and in the run's other formats.
 
-    skip: names of figures that this run has saved already; copy: copy the figures that chapters of
-    this run have drawn, where they are there, rather than draw them again.
+    skip: names of figures that this run has saved already.
+    copy: copy the figures that chapters of this run have drawn, where they are there, rather than
+        draw them again.
     """
     formats = tuple(dict.fromkeys(["png", *record.config.formats]))
     figures = [spec for spec in document.figures if spec.name not in skip]
@@ -261,9 +262,10 @@ def _remove_old_figures(
     """Remove the files of figures that were shown before and are not among those to keep, from a
     run's figures/.
 
-    shown_before: names, from shown_in before the report was written again; keep: names of the
-    figures drawn now. A link, a file in another format and a file without matplotlib's signature
-    stay.
+    shown_before: names, from shown_in before the report was written again.
+    keep: names of the figures drawn now.
+
+    A link, a file in another format and a file without matplotlib's signature stay.
     """
     old = {
         f"{name}.{form}"

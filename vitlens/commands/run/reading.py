@@ -68,9 +68,12 @@ class NamedMetrics(dict[str, Estimate]):
 class ReportFolder(Summary):
     """The folder of a run, as `read` gives it; names in it are as they were written.
 
-    folder: its path; command: "ablate"; status: "done", "running", "failed" or "interrupted";
-    config: models, data, options, versions; metrics: by name, each an `Estimate` (.value, .low,
-    .high, .n, .unit); arrays: by file.
+    folder: its path.
+    command: "ablate".
+    status: "done", "running", "failed" or "interrupted".
+    config: models, data, options, versions.
+    metrics: by name, each an `Estimate` (.value, .low, .high, .n, .unit).
+    arrays: by file.
     """
 
     def __init__(self, folder: Path, *, unfinished: bool) -> None:
@@ -143,9 +146,12 @@ class ReportFolder(Summary):
 def read(folder: str | Path, *, unfinished: bool = False) -> ReportFolder:
     """Return the report of a run, as typed values: metrics, rows of tables, arrays; needs no torch.
 
-    folder: as a command printed it; unfinished: also of a run that is running, failed or was
-    interrupted, whose later tables are empty. Raises InputError, one line, where `vitlens report`
-    does: for what is no run, is damaged, or was written by another version.
+    folder: as a command printed it.
+    unfinished: also of a run that is running, failed or was interrupted, whose later tables are
+        empty.
+
+    Raises InputError, one line, where `vitlens report` does: for what is no run, is damaged, or was
+    written by another version.
 
     >>> import vitlens
     >>> run = vitlens.read("reports/stats-deit-tiny")

@@ -67,10 +67,12 @@ def resumable(
     """Yield the folder of a run, and the store of its partial results, which is emptied once the
     run is done.
 
-    resume: the folder of a stopped run, in which this one goes on; settings: what must be as it
-    was, beside models, number of images and run options; the images themselves are compared part by
-    part. Raises InputError, before anything is written, for the folder of another command or of a
-    run with other settings.
+    resume: the folder of a stopped run, in which this one goes on.
+    settings: what must be as it was, beside models, number of images and run options; the images
+        themselves are compared part by part.
+
+    Raises InputError, before anything is written, for the folder of another command or of a run
+    with other settings.
     """
     identity = {
         "models": [model_digest(model) for model in run.models],

@@ -48,8 +48,9 @@ def join_run(options: RunOptions) -> tuple[Processes, RunOptions]:
 class Run(Generic[Options]):
     """Models, images, processes and folder of a command: what it needs before and after measuring.
 
-    options: as they were given; run: its run options as they hold in this process; models: those
-    that the options name.
+    options: as they were given.
+    run: its run options as they hold in this process.
+    models: those that the options name.
     """
 
     def __init__(
@@ -64,10 +65,13 @@ class Run(Generic[Options]):
     ) -> None:
         """Join the processes, and load the models; images are read when they are first used.
 
-        needs: command whose needs the models must meet, if not this one; most: number of models at
-        most; images: which to read; load: returns the models, in place of load_models. Raises
-        InputError for too many models, what `require_data` raises before a model is loaded, and
-        what loading raises.
+        needs: command whose needs the models must meet, if not this one.
+        most: number of models at most.
+        images: which to read.
+        load: returns the models, in place of load_models.
+
+        Raises InputError for too many models, what `require_data` raises before a model is loaded,
+        and what loading raises.
         """
         typed_options: Any = options
         names = _model_names(typed_options)
@@ -196,8 +200,9 @@ class Run(Generic[Options]):
         """Yield the run's folder, a context manager; in all processes but the first one that writes
         nothing.
 
-        title: "Attention heads of", to which models and data are appended; resume: the folder of a
-        stopped run, in which this one goes on; more: further entries of config.json.
+        title: "Attention heads of", to which models and data are appended.
+        resume: the folder of a stopped run, in which this one goes on.
+        more: further entries of config.json.
         """
         if not self.first:
             yield Writing(None)

@@ -23,9 +23,11 @@ class ExplorerRow(OfModel):
     """One model. reason: why there is no explorer of it, "" where there is one.
 
     keys, queries: grids (rows, columns) of the patches that are looked at, and of those that look
-    (fewer where they were pooled); special: the tokens before the patches; images: their number, of
-    the first `whole` with every head; layers: their numbers, None where these are 0, 1, 2 and so on
-    (blocks without attention have a number, too).
+        (fewer where they were pooled).
+    special: the tokens before the patches.
+    images: their number, of the first `whole` with every head.
+    layers: their numbers, None where these are 0, 1, 2 and so on (blocks without attention have a
+        number, too).
     """
 
     reason: str = ""
@@ -82,9 +84,11 @@ _SPECIAL = {"cls": "CLS"}  # names of tokens that are written otherwise
 class Shown:
     """What a command adds to the measured attention.
 
-    pictures: (n, 3, height, width) uint8; names: of the n images; facts: what is said under each;
-    maps: by name (n, rows, columns), of as many first images as there are; labels, importance,
-    words: of heads, by the number of the layer.
+    pictures: (n, 3, height, width) uint8.
+    names: of the n images.
+    facts: what is said under each.
+    maps: by name (n, rows, columns), of as many first images as there are.
+    labels, importance, words: of heads, by the number of the layer.
     """
 
     pictures: NDArray[np.uint8]

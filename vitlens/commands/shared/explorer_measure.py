@@ -188,14 +188,16 @@ def explorer(
     """Return what looks where in the images: point at a patch and see where every head looks from
     it, and who looks at it.
 
-    images: at most 24, in any form that `vitlens.images` takes; maps: (batch, rows, columns) as
-    `rollout`, `relevance` and `explain` give them, one or several by name, to be shown beside;
+    images: at most 24, in any form that `vitlens.images` takes.
+    maps: (batch, rows, columns) as `rollout`, `relevance` and `explain` give them, one or several
+        by name, to be shown beside.
     statistics, ablation, names: what `vitlens.statistics`, `vitlens.ablate` and
-    `vitlens.name_heads` gave, for the label, the importance and the three words of each head;
+        `vitlens.name_heads` gave, for the label, the importance and the three words of each head.
     whole: of the first images so many are shown with every head, of others the mean over the heads
-    of each layer. The result is shown by a notebook; `.save("page.html")` writes it. Raises
-    UnsupportedError where not every patch attends to every patch (windows, CNNs), InputError where
-    shapes do not fit.
+        of each layer.
+
+    The result is shown by a notebook; `.save("page.html")` writes it. Raises UnsupportedError where
+    not every patch attends to every patch (windows, CNNs), InputError where shapes do not fit.
 
     >>> import vitlens
     >>> vit, digits = vitlens.load("vit-digits"), vitlens.load_data("digits", limit=2)
@@ -277,8 +279,10 @@ def _checked(table: Any, depth: int, heads: int, name: str) -> Any:
 @dataclass(frozen=True)
 class GivenAttention:
     """An explorer's row and arrays of given weights. means (layers, tokens, tokens): over heads;
-    prefix: tokens before the patches; rows: of weights, in all; off: of them those whose sum is not
-    1; least, most: sums of rows.
+    prefix: tokens before the patches.
+    rows: of weights, in all.
+    off: of them those whose sum is not 1.
+    least, most: sums of rows.
     """
 
     row: ExplorerRow
@@ -330,10 +334,12 @@ def given_attention(
     """Return what an explorer shows of weights (layers, heads, tokens, tokens) of one image, each
     row over the keys.
 
-    prefix: tokens before the patches (None: the fewest that leave a square of patches); name: of
-    the weights, for display; option: how the caller gives the prefix. Raises InputError for another
-    shape or type, weights below 0 or not finite, tokens that are no square of patches, and arrays
-    that are too large.
+    prefix: tokens before the patches (None: the fewest that leave a square of patches).
+    name: of the weights, for display.
+    option: how the caller gives the prefix.
+
+    Raises InputError for another shape or type, weights below 0 or not finite, tokens that are no
+    square of patches, and arrays that are too large.
     """
     _require_form(weights)
     layers, heads, tokens, _ = weights.shape
@@ -464,10 +470,13 @@ def attention_explorer(
     and who looks at it.
 
     weights: (layers, heads, tokens, tokens) of one image, after the softmax, the patches row by row
-    after the prefix; image: that image, in any form that `vitlens.images` takes, of which the
-    centre square is shown; prefix: tokens before the patches (None: the fewest that leave a square
-    of patches); name: of the model. A notebook shows the result; `.save("page.html")` writes it.
-    Raises InputError where shapes do not fit, and for weights below 0.
+        after the prefix.
+    image: that image, in any form that `vitlens.images` takes, of which the centre square is shown.
+    prefix: tokens before the patches (None: the fewest that leave a square of patches).
+    name: of the model.
+
+    A notebook shows the result; `.save("page.html")` writes it. Raises InputError where shapes do
+    not fit, and for weights below 0.
 
     >>> import numpy, vitlens
     >>> weights = numpy.full((2, 3, 17, 17), 1 / 17)

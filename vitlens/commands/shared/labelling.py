@@ -49,8 +49,9 @@ def heads_named(
 ) -> Named:
     """Label every head on these images; a note explains missing labels of what heads write.
 
-    attributes: as returned by `attributes_of`; slow: the reason for which no head is removed, "" if
-    each is; statistics: those from which heads are labelled, None to measure them.
+    attributes: as returned by `attributes_of`.
+    slow: the reason for which no head is removed, "" if each is.
+    statistics: those from which heads are labelled, None to measure them.
     """
     model = run.model
     labels = None

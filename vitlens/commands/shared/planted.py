@@ -20,9 +20,10 @@ REAL: Final = 5.0
 class Planted:
     """A cause that was planted in training data.
 
-    says: how; cues: by which an analysis may name it; remedied: for each bundled model that was
-    trained on these data, the one of the same architecture that was trained without the cause, and
-    its accuracy on the 1,800 test scenes.
+    says: how.
+    cues: by which an analysis may name it.
+    remedied: for each bundled model that was trained on these data, the one of the same
+        architecture that was trained without the cause, and its accuracy on the 1,800 test scenes.
     """
 
     says: str
@@ -76,8 +77,8 @@ def factor_rows(
 ) -> Iterator[FactorRow]:
     """Yield a row for each planted factor and model.
 
-    correct: by model, (n,), whether each prediction is correct; groups: (n,) of images that share a
-    source.
+    correct: by model, (n,), whether each prediction is correct.
+    groups: (n,) of images that share a source.
     """
     for factor in PLANTED:
         if factor not in factors:

@@ -17,8 +17,10 @@ TOP: Final = 5  # classes of an image
 class PredictionRow:
     """The five most probable classes of one image, the most probable first; str() makes one line.
 
-    image: its file, or its number from 0; label: the true class, None if it is not known. The
-    classes and probabilities that a model with fewer classes does not have are None.
+    image: its file, or its number from 0.
+    label: the true class, None if it is not known.
+
+    The classes and probabilities that a model with fewer classes does not have are None.
     """
 
     image: str = col("image")

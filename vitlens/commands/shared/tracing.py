@@ -35,9 +35,9 @@ _PATCHED: Final = 100  # images on which heads are patched: each takes a pass fo
 class Trace:
     """The trace of one cue through one model.
 
-    heads: ordered by their share, none for a model without attention heads; maps: one for each
-    method; examples: images that the intervention corrects, else those of which it changes the
-    prediction.
+    heads: ordered by their share, none for a model without attention heads.
+    maps: one for each method.
+    examples: images that the intervention corrects, else those of which it changes the prediction.
     """
 
     heads: tuple[CueHeadRow, ...]
@@ -57,8 +57,8 @@ def trace_cue(
 ) -> Trace:
     """Trace the cue of a row of `measure_reliance` on at most `limit` images.
 
-    methods: of maps, which the model supports. advance: called with the images just done, once for
-    the heads and once for each method.
+    methods: of maps, which the model supports.
+    advance: called with the images just done, once for the heads and once for each method.
     """
     data = changed_images(viewer, row, limit=limit, seed=seed)
     before = _predict(viewer, data.images)

@@ -23,10 +23,14 @@ if TYPE_CHECKING:
 class Budget(OfModel):
     """The training of a model; None for what is not known.
 
-    start: "random weights" or the model whose weights it began with; data: name or folder of its
-    images; images: number of training images; epochs: passes over them; steps: of the optimiser;
-    batch_size: images a step; augmentation: in words; teacher: the model it was distilled from
-    ("none").
+    start: "random weights" or the model whose weights it began with.
+    data: name or folder of its images.
+    images: number of training images.
+    epochs: passes over them.
+    steps: of the optimiser.
+    batch_size: images a step.
+    augmentation: in words.
+    teacher: the model it was distilled from ("none").
     """
 
     start: str | None = col("start", default=None)

@@ -144,8 +144,8 @@ def numbers_of(
 ) -> rows.Numbers:
     """Return the means over images of the statistics that one head has.
 
-    index: of the head in its layer, or 0 for the means over all heads (`Statistics.overall`); keys,
-    geometry: of the layer.
+    index: of the head in its layer, or 0 for the means over all heads (`Statistics.overall`).
+    keys, geometry: of the layer.
     """
     numbers = {}
     for name in names:

@@ -21,10 +21,10 @@ Numbers: TypeAlias = Mapping[str, Estimate]
 class HeadRow(OfModel):
     """One head, means over images.
 
-    label: None if the layer's tokens have no place in the image; score: the share of the
-    information in its attention that the pattern `best` explains; other: the pattern that
-    contradicts it with the highest score; place: row and column of the patch that receives most
-    attention.
+    label: None if the layer's tokens have no place in the image.
+    score: the share of the information in its attention that the pattern `best` explains.
+    other: the pattern that contradicts it with the highest score.
+    place: row and column of the patch that receives most attention.
     """
 
     layer: int = col("layer")
@@ -70,7 +70,8 @@ class HeadRow(OfModel):
 class LayerRow(OfModel):
     """One layer.
 
-    statistics: of the tokens after the block; unplaced: why its tokens have no place in the image;
+    statistics: of the tokens after the block.
+    unplaced: why its tokens have no place in the image.
     uniform_distance: mean distance of uniform attention.
     """
 
@@ -112,8 +113,8 @@ class HeadsRow(OfModel):
 class LocalHeadsRow(OfModel):
     """The local heads of the first or the last quarter of the layers that have a distance.
 
-    local: number of heads with at most half the distance of uniform attention; share: mean distance
-    over heads, in units of that of uniform attention.
+    local: number of heads with at most half the distance of uniform attention.
+    share: mean distance over heads, in units of that of uniform attention.
     """
 
     part: str = col("part")

@@ -170,9 +170,12 @@ def _health(record: StatsRecord, row: HeadsRow, heads: Sequence[HeadRow]) -> Cla
 class _Fault:
     """A fault of heads with one label.
 
-    question: of its claim; number: what is tested; template: the sentence about all heads that have
-    it, of which {{ lead }} has the most extreme number; brief: the short sentence; is_low: True if
-    low numbers are the fault.
+    question: of its claim.
+    number: what is tested.
+    template: the sentence about all heads that have it, of which {{ lead }} has the most extreme
+        number.
+    brief: the short sentence.
+    is_low: True if low numbers are the fault.
     """
 
     question: str

@@ -66,9 +66,12 @@ class Depth:
     features; attacked: by every attack; searched: on which C&W searches for the smallest
     perturbation, 0 to leave it out.
 
-    explained: methods whose maps are checked; attacks: by name; singles: attacks at one epsilon
-    only, in 1/255; search_steps: of each search of C&W; thorough: True to check maps and attacks in
-    every way and to measure the speed at every batch size.
+    explained: methods whose maps are checked.
+    attacks: by name.
+    singles: attacks at one epsilon only, in 1/255.
+    search_steps: of each search of C&W.
+    thorough: True to check maps and attacks in every way and to measure the speed at every batch
+        size.
     """
 
     explained: tuple[str, ...] = _STUDIED

@@ -45,8 +45,8 @@ _PASSES: Final[
 class StudyClock:
     """The time that a study takes.
 
-    expected: seconds of each chapter by a rough estimate; done: of those that were run, their
-    expected seconds and those that they took.
+    expected: seconds of each chapter by a rough estimate.
+    done: of those that were run, their expected seconds and those that they took.
     """
 
     expected: Sequence[float]

@@ -42,8 +42,9 @@ _ROWS: Final = 5  # of a table of results
 class Topic:
     """A part of the results.
 
-    charts: chapter and chart of each section, in their order. asked: chapter and question of
-    claims that no chart shows, "" for the answer to what the chapter was asked.
+    charts: chapter and chart of each section, in their order.
+    asked: chapter and question of claims that no chart shows, "" for the answer to what the chapter
+        was asked.
     """
 
     title: str

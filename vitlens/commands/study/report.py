@@ -61,9 +61,10 @@ _AFTER: Final = (
 class Slot:
     """A question of the first page.
 
-    lead: the question; topic: of its answer, in a few words; sources: the claims that may answer
-    it, the preferred ones first, by chapter and question ("": the answer to what the chapter was
-    asked).
+    lead: the question.
+    topic: of its answer, in a few words.
+    sources: the claims that may answer it, the preferred ones first, by chapter and question ("":
+        the answer to what the chapter was asked).
     """
 
     lead: str

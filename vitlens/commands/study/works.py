@@ -57,8 +57,10 @@ def sections(record: StudyRecord) -> Iterator[Section]:
 class ImportantHead:
     """The head that costs most when it is removed.
 
-    role: its tested label in a few words, or NO_ROLE. attended_keys: the effective number of keys
-    of a row of its attention, None if it was not measured. keys: the number of keys of its layer.
+    role: its tested label in a few words, or NO_ROLE.
+    attended_keys: the effective number of keys of a row of its attention, None if it was not
+        measured.
+    keys: the number of keys of its layer.
     """
 
     unit: str

@@ -195,9 +195,10 @@ class Tuning:
 class TeacherOptions:
     """The teacher of a distillation and its settings; None is the default.
 
-    token: True for a student with a distillation token; beside: a MODEL trained without a teacher,
-    for comparison. Raises InputError for settings without a teacher, and for a temperature of hard
-    distillation.
+    token: True for a student with a distillation token.
+    beside: a MODEL trained without a teacher, for comparison.
+
+    Raises InputError for settings without a teacher, and for a temperature of hard distillation.
     """
 
     teacher: str | None = _teaching(

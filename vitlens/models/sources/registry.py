@@ -24,10 +24,12 @@ WEIGHTS_FILES: Final = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".pth.ta
 class ModelSource:
     """One source of models.
 
-    kind: its name, also in the files that `save` writes (never change one); usage: the form of its
-    models' names; help: one sentence; example: a name that can be loaded. Its models are recognised
-    by prefix, the beginning of their names, by names, all of them, or by a function (recognises),
-    of paths. glob: matches a file in each folder that completion offers as a name.
+    kind: its name, also in the files that `save` writes (never change one).
+    usage: the form of its models' names.
+    help: one sentence.
+    example: a name that can be loaded. Its models are recognised by prefix, the beginning of their
+        names, by names, all of them, or by a function (recognises), of paths.
+    glob: matches a file in each folder that completion offers as a name.
 
     The next are module:function, imported when they are first called. build: (architecture, *,
     state, pretrained) -> module and preprocessing, with the weights of a state dict, the hub's, or
@@ -39,10 +41,12 @@ class ModelSource:
     timm_folder.py), or None.
 
     weights: their origin without --weights: "own", the model includes its weights and accepts no
-    others; "hub", they are downloaded; "none", the model must be trained first. extra: of vitlens,
-    which its library needs; texts: whether its models also embed texts; own_input: whether --mean
-    and --std are refused; any_size: whether a built model accepts images of any size; adapters:
-    whether LoRA adapters can be merged into its models.
+        others; "hub", they are downloaded; "none", the model must be trained first.
+    extra: of vitlens, which its library needs.
+    texts: whether its models also embed texts.
+    own_input: whether --mean and --std are refused.
+    any_size: whether a built model accepts images of any size.
+    adapters: whether LoRA adapters can be merged into its models.
     """
 
     kind: str
@@ -103,10 +107,14 @@ def _is_other_file(name: str) -> bool:
 class ModelRequest:
     """A request for one model.
 
-    name: without alias and weights; file: of weights, if any; adapter: a folder with a LoRA
-    adapter, if any; random: untrained; arch: the
-    architecture of a file that does not contain it; image_size: (height, width) in pixels, None for
-    the model's; mean, std: of its training, None for the model's; seed: of random weights;
+    name: without alias and weights.
+    file: of weights, if any.
+    adapter: a folder with a LoRA adapter, if any.
+    random: untrained.
+    arch: the architecture of a file that does not contain it.
+    image_size: (height, width) in pixels, None for the model's.
+    mean, std: of its training, None for the model's.
+    seed: of random weights.
     code_files: every FILE.py:FUNCTION with code that may be run.
     """
 

@@ -39,9 +39,10 @@ class _Config:
 class HubFolder:
     """The description of weights in a folder of timm's hub.
 
-    architecture: timm's name, without a tag; config: the entries of pretrained_cfg that replace
-    timm's; image_size: (height, width) in pixels of the training, or None; names: of the classes,
-    or ().
+    architecture: timm's name, without a tag.
+    config: the entries of pretrained_cfg that replace timm's.
+    image_size: (height, width) in pixels of the training, or None.
+    names: of the classes, or ().
     """
 
     architecture: str

@@ -65,8 +65,10 @@ class Pretrained(Protocol):
 class Pretraining:
     """The objective of that name for the loop; the images' keys stand in the place of labels.
 
-    settings: changes to the entry's; train, test: as `fit` takes them. Raises DataError for images
-    without captions, if the objective needs them.
+    settings: changes to the entry's.
+    train, test: as `fit` takes them.
+
+    Raises DataError for images without captions, if the objective needs them.
     """
 
     def __init__(

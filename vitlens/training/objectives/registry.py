@@ -20,11 +20,15 @@ COLLAPSE: Final = 0.1
 class TrainingObjective:
     """One objective.
 
-    meaning: the minimised quantity, in one sentence; source: the paper; needs: of the images,
-    besides the pixels; recipe: its settings for images of 32 px (None: the preset's); settings: of
-    the objective, which --set changes; module: module:class of the trained `Pretrained`
-    (objectives/pretraining.py), "" for the model itself; pool: the tokens from which its features
-    are read; classifies: whether the saved model has a classifier.
+    meaning: the minimised quantity, in one sentence.
+    source: the paper.
+    needs: of the images, besides the pixels.
+    recipe: its settings for images of 32 px (None: the preset's).
+    settings: of the objective, which --set changes.
+    module: module:class of the trained `Pretrained` (objectives/pretraining.py), "" for the model
+        itself.
+    pool: the tokens from which its features are read.
+    classifies: whether the saved model has a classifier.
     """
 
     name: str

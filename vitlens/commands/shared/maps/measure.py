@@ -57,8 +57,9 @@ Gaps = Mapping[str, Tensor]  # insertion minus deletion of each method, or basel
 class Removals:
     """Insertion minus deletion by replacement of removed patches.
 
-    gaps: of each method and baseline. shuffled: of the methods' maps of other images, with the
-    replacements that judge; empty if all images are of one source.
+    gaps: of each method and baseline.
+    shuffled: of the methods' maps of other images, with the replacements that judge; empty if all
+        images are of one source.
     """
 
     gaps: Mapping[str, Gaps]
@@ -69,10 +70,12 @@ class Removals:
 class CheckedMaps:
     """The methods of one model, checked on the same images.
 
-    images, targets, functions: what was explained, on the model's device. results: of `league`.
-    groups, sources (n,): of the images, and the photograph of each. substrates: other replacements
-    of removed patches; those that the model does not have are skipped. steadiness: True to shift
-    the images. Patches are removed, and images shifted, when the results are first read.
+    images, targets, functions: what was explained, on the model's device.
+    results: of `league`. groups, sources (n,): of the images, and the photograph of each.
+    substrates: other replacements of removed patches; those that the model does not have are
+        skipped.
+    steadiness: True to shift the images. Patches are removed, and images shifted, when the results
+        are first read.
     """
 
     model: Model

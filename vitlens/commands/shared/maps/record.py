@@ -108,8 +108,10 @@ class OnObjectRow(OfModel):
     """The score of maps on objects with known masks, averaged over images.
 
     score: pointing (the maximum lies on the object), mass (the share of mass on the object), or
-    roc_auc. baseline: the map that ignores the image with the highest mean. difference: paired, in
-    percentage points. layer, head: of maps of one layer or head.
+        roc_auc.
+    baseline: the map that ignores the image with the highest mean.
+    difference: paired, in percentage points.
+    layer, head: of maps of one layer or head.
     """
 
     maps: str = col("maps")
@@ -136,9 +138,10 @@ class OnObjectRow(OfModel):
 class MapRow(OfModel):
     """The maps of one method or layer, averaged over images; rows of commands add to it.
 
-    maps: their name in metrics. pointing: the share of maps whose highest value lies on the object.
-    of_baseline: the same of the best map that ignores the image. difference: paired over images.
-    Values are None without masks, or with too few images.
+    maps: their name in metrics.
+    pointing: the share of maps whose highest value lies on the object.
+    of_baseline: the same of the best map that ignores the image.
+    difference: paired over images. Values are None without masks, or with too few images.
     """
 
     maps: str = col("name in metrics")
@@ -197,10 +200,12 @@ def mixed_heads_words(rows: Sequence[MixedHeadsRow]) -> str:
 class MapCheckRow(OfModel):
     """One check of the maps of one method.
 
-    value: its score. baseline: the hardest baseline. margin: the paired difference from it,
-    corrected for the number of methods. lacks: why it does not pass. behind: the best method minus
-    this one in the same check; None for the best. needed: True if the verdict depends on this
-    check.
+    value: its score.
+    baseline: the hardest baseline.
+    margin: the paired difference from it, corrected for the number of methods.
+    lacks: why it does not pass.
+    behind: the best method minus this one in the same check; None for the best.
+    needed: True if the verdict depends on this check.
     """
 
     method: str = col("method")
@@ -236,9 +241,11 @@ class MapCheckRow(OfModel):
 class JudgedMap(OfModel):
     """The verdict on one method of a model.
 
-    lacks: why it does not pass, as a predicate. fault: why it fails, short enough for a figure.
-    not_passed: checks. value, baseline, margin: of the first removal check. alike: True if its
-    score is not significantly below the best.
+    lacks: why it does not pass, as a predicate.
+    fault: why it fails, short enough for a figure.
+    not_passed: checks.
+    value, baseline, margin: of the first removal check.
+    alike: True if its score is not significantly below the best.
     """
 
     method: str = col("method")
@@ -296,8 +303,8 @@ def removal_check(
     """Return the check that removing patches in the order of a map has a larger effect than in that
     of each baseline.
 
-    margins: the paired differences from the baselines, corrected for the number of methods. usable:
-    the number of maps that are finite and not uniform.
+    margins: the paired differences from the baselines, corrected for the number of methods.
+    usable: the number of maps that are finite and not uniform.
     """
     hardest = min(margins, key=lambda name: margins[name].value)
     state: State = "pass"

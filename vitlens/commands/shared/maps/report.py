@@ -48,8 +48,9 @@ def map_claims(
     """Yield which map of a model you can trust, which methods ignore the weights, and which are
     below a baseline.
 
-    rows: checks of its methods. images: the number of images that were checked. place: the figure
-    of the checks.
+    rows: checks of its methods.
+    images: the number of images that were checked.
+    place: the figure of the checks.
     """
     judged = judged_maps(rows)
     if not judged:
@@ -189,9 +190,10 @@ def uniform_claim(
     It names the methods whose maps are all uniform or not finite, or else the method with most such
     maps.
 
-    unusable: the number of such maps by method. images: the number that each method explains.
+    unusable: the number of such maps by method.
+    images: the number that each method explains.
     is_title: True if the report is about these maps, so that its title says if no method shows
-    anything.
+        anything.
     """
     if not any(unusable.values()):
         return

@@ -32,10 +32,12 @@ Outcome = Literal["best", "cheaper", "no difference", "inconclusive"]
 class Candidate:
     """One of those to choose from.
 
-    value: higher is better. costs: by name; the first in which two candidates differ decides. gap:
-    its value minus that of the best, paired, in points (None: it is the best). p: of the gap, after
-    Holm. detectable: the smallest true gap that the comparison detects with a probability of 80 %,
-    points.
+    value: higher is better.
+    costs: by name; the first in which two candidates differ decides.
+    gap: its value minus that of the best, paired, in points (None: it is the best).
+    p: of the gap, after Holm.
+    detectable: the smallest true gap that the comparison detects with a probability of 80 %,
+        points.
     """
 
     name: str
@@ -68,9 +70,11 @@ class Candidate:
 class Choice:
     """The result of comparing all candidates with the best.
 
-    best: the highest. cheapest: of those that are not shown to be worse. within, undecided, worse:
-    the others. detectable: the smallest difference from every undecided one that would have been
-    detected (None: unknown).
+    best: the highest.
+    cheapest: of those that are not shown to be worse.
+    within, undecided, worse: the others.
+    detectable: the smallest difference from every undecided one that would have been detected
+        (None: unknown).
     """
 
     outcome: Outcome

@@ -28,15 +28,22 @@ ADAPTING_EPOCHS: Final = 10
 class Variant:
     """One model of a study, trained once for each seed.
 
-    label: its name in folders and metrics. words: its name in figures and tables. preset: its
-    architecture ("": that of MODEL). shape: the differences from the preset's. start: its first
-    weights. trained: the part that is trained. teacher: the label of the variant whose outputs it
-    learns from, too. objective: of its training, see training/objectives. recipe: the differences
-    from its preset's recipe. share: of the training images, which are then fixed (None: all, as in
-    training). repeated: True if a share is repeated to the length of the whole set, so that it has
-    as many steps; False if it has as many epochs. line: its line in the chart over the number of
-    images. against: the labels of the variants that it is compared with ((): the first). base: the
-    label of the variant from which it differs in one factor and with which it is compared, too.
+    label: its name in folders and metrics.
+    words: its name in figures and tables.
+    preset: its architecture ("": that of MODEL).
+    shape: the differences from the preset's.
+    start: its first weights.
+    trained: the part that is trained.
+    teacher: the label of the variant whose outputs it learns from, too.
+    objective: of its training, see training/objectives.
+    recipe: the differences from its preset's recipe.
+    share: of the training images, which are then fixed (None: all, as in training).
+    repeated: True if a share is repeated to the length of the whole set, so that it has as many
+        steps; False if it has as many epochs.
+    line: its line in the chart over the number of images.
+    against: the labels of the variants that it is compared with ((): the first).
+    base: the label of the variant from which it differs in one factor and with which it is
+        compared, too.
     candidate: True if it may be chosen.
     """
 
@@ -66,10 +73,12 @@ class Variant:
 class Finding:
     """A result of the literature that a study can repeat or contradict.
 
-    label, against: the labels of two variants that the study compares. expects: "higher" if the
-    first is reported to be more accurate, "equal" if no difference is reported. statement: the
-    result, a sentence without a full stop. source: author and year. difference: how the study
-    differs from the paper, which may explain another result.
+    label, against: the labels of two variants that the study compares.
+    expects: "higher" if the first is reported to be more accurate, "equal" if no difference is
+        reported.
+    statement: the result, a sentence without a full stop.
+    source: author and year.
+    difference: how the study differs from the paper, which may explain another result.
     """
 
     label: str
@@ -85,10 +94,10 @@ class Kind:
     """A study: its title, its variants in order, what it does not try, and notes on its design.
 
     extra: measured in addition to accuracy: receptive fields, an image cut into patches, the order
-    of position embeddings, sinks and high-norm patches, changes inside a model that is adapted, or
-    features. about_failures: True if the study is about the
-    share of trainings that fail. data, epochs: the defaults (epochs None: by the
-    data).
+        of position embeddings, sinks and high-norm patches, changes inside a model that is adapted,
+        or features.
+    about_failures: True if the study is about the share of trainings that fail.
+    data, epochs: the defaults (epochs None: by the data).
     """
 
     title: str

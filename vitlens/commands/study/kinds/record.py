@@ -21,9 +21,10 @@ AGREEMENTS: Final[tuple[Agreement, ...]] = get_args(Agreement)
 class DesignRow:
     """How the variants were trained.
 
-    validation_images: held out of the training images, 0 for none. image_size: (height, width) in
-    px. model: the model that is adapted, which has `blocks` blocks;
-    one variant trains only the `last` of them.
+    validation_images: held out of the training images, 0 for none.
+    image_size: (height, width) in px.
+    model: the model that is adapted, which has `blocks` blocks; one variant trains only the `last`
+        of them.
     """
 
     kind: str = col("kind")
@@ -58,13 +59,18 @@ class OfVariant:
 class VariantRow(OfVariant):
     """One variant: accuracy over seeds and test images, size, cost and speed.
 
-    line: its line in the chart over the number of images; candidate: True if it can be chosen;
-    chance: the accuracy of guessing; trained: parameters that are trained; flops: of the forward
-    pass of one image; images_per_second, seconds: of one training, medians over seeds; before:
-    seconds that its teacher was trained; failed: trainings whose loss became infinite, or that are
-    not better than guessing; training_bytes: memory that autograd keeps for one image
-    in a training step; tokens: of an image in the first block, prefix included; patch: (height,
-    width) in px; grid: patches (rows, columns).
+    line: its line in the chart over the number of images.
+    candidate: True if it can be chosen.
+    chance: the accuracy of guessing.
+    trained: parameters that are trained.
+    flops: of the forward pass of one image.
+    images_per_second, seconds: of one training, medians over seeds.
+    before: seconds that its teacher was trained.
+    failed: trainings whose loss became infinite, or that are not better than guessing.
+    training_bytes: memory that autograd keeps for one image in a training step.
+    tokens: of an image in the first block, prefix included.
+    patch: (height, width) in px.
+    grid: patches (rows, columns).
     """
 
     preset: str = col("preset")
@@ -130,8 +136,9 @@ class ValidationRow(OfVariant):
 class LevelRow(OfVariant):
     """Whether the training of a variant has levelled off.
 
-    accuracy: on the validation images at the end; rise: what the last quarter of the training
-    added, points; levelled: True if that is at most RISE points.
+    accuracy: on the validation images at the end.
+    rise: what the last quarter of the training added, points.
+    levelled: True if that is at most RISE points.
     """
 
     accuracy: Estimate = col("validation accuracy")
@@ -143,8 +150,9 @@ class LevelRow(OfVariant):
 class FindingRow:
     """A result of the literature next to that of the study.
 
-    expects: "higher" or "equal"; difference: of the first variant minus the second, points; reason:
-    how the study differs from the paper.
+    expects: "higher" or "equal".
+    difference: of the first variant minus the second, points.
+    reason: how the study differs from the paper.
     """
 
     words: str = col("variant")
@@ -163,11 +171,13 @@ class ComparisonRow:
     """One variant minus another on the same images, in points of accuracy.
 
     family: "difference" between variants, "step" from the variant that it changes, "best": from the
-    variant of the highest accuracy, "share": of variants with fewer images, "probe_gain": of linear
-    probes on the last layer, without a test; p_holm: corrected for the comparisons of its family;
+        variant of the highest accuracy, "share": of variants with fewer images, "probe_gain": of
+        linear probes on the last layer, without a test.
+    p_holm: corrected for the comparisons of its family.
     detectable: the smallest true difference that such a study detects with a probability of 80 % at
-    the corrected level (None: unknown); winner: the one that is significantly better; images:
-    training images of both, where they are on two lines of one chart.
+        the corrected level (None: unknown).
+    winner: the one that is significantly better.
+    images: training images of both, where they are on two lines of one chart.
     """
 
     family: str = col("family")

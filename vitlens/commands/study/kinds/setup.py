@@ -70,10 +70,12 @@ _FROM_SCRATCH: Final = replace(
 class Setup:
     """The shared settings of a study.
 
-    options: with their defaults filled in. variants: those for which there are enough images.
+    options: with their defaults filled in.
+    variants: those for which there are enough images.
     validation: images held out of the training images, by which training is followed; None if they
-    are too few, and for a model that is adapted. model: the model that is adapted, with its
-    original classes. path: the study's folder, once it exists.
+        are too few, and for a model that is adapted.
+    model: the model that is adapted, with its original classes.
+    path: the study's folder, once it exists.
     """
 
     options: StudyOptions

@@ -46,10 +46,13 @@ class Trial:
     """The result of one training, which is complete once its file is written.
 
     correct: (n,) True where a test image is classified correctly; a training whose loss became
-    infinite counts as guessing the first class. epochs, validation: (c,) the epochs after which the
-    validation images were classified, and the accuracies. finite: False if the loss became
-    infinite. seconds: of training, evaluations included. images_per_second: of training alone, the
-    median over epochs. flops: of the forward pass of one image.
+        infinite counts as guessing the first class.
+    epochs, validation: (c,) the epochs after which the validation images were classified, and the
+        accuracies.
+    finite: False if the loss became infinite.
+    seconds: of training, evaluations included.
+    images_per_second: of training alone, the median over epochs.
+    flops: of the forward pass of one image.
     """
 
     correct: Flags

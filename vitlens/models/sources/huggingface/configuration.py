@@ -106,8 +106,10 @@ _HARMLESS: Final = (
 class ModelDescription:
     """A model that a configuration describes.
 
-    class_name: a class of transformers; fields: of its configuration, only those that are read;
-    output: of the model; notes: for the provenance.
+    class_name: a class of transformers.
+    fields: of its configuration, only those that are read.
+    output: of the model.
+    notes: for the provenance.
     """
 
     class_name: str

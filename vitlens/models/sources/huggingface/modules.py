@@ -23,9 +23,10 @@ class TransformersModule(nn.Module):
     """A model of transformers, from normalised images to logits or features (batch, outputs).
 
     output: "logits" of a classifier; "cls", the CLS token after the last norm; "pooler", its
-    pooler_output; "embedding", its image_embeds. head: on the features, of a model that got a
-    classifier here. native: (height, width) of its position embeddings, which are interpolated for
-    images of another size.
+        pooler_output; "embedding", its image_embeds.
+    head: on the features, of a model that got a classifier here.
+    native: (height, width) of its position embeddings, which are interpolated for images of another
+        size.
     """
 
     def __init__(self, model: nn.Module, output: Output, classes: int | None = None) -> None:

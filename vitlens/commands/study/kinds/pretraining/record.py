@@ -88,10 +88,11 @@ class ObjectnessRow(OfVariant):
     """Intersection over union of the object and the last layer's best head, chosen on other images;
     means over seeds.
 
-    shuffled: with maps of other images; mean_mask: with the mean mask of the other images;
+    shuffled: with maps of other images.
+    mean_mask: with the mean mask of the other images.
     over_random: minus random weights, whose attention follows pixels; p: over seeds, paired
-    (Student's t) with the baselines, Welch's t with random weights, each corrected for all
-    variants.
+        (Student's t) with the baselines, Welch's t with random weights, each corrected for all
+        variants.
     """
 
     images: int = col("images")

@@ -32,9 +32,10 @@ def score_rows(
     """Yield each measure of each variant over seeds, compared with random weights and with the
     supervised variant.
 
-    scores: by measure. words: the names of the variants by label. chance: the accuracy of guessing;
-    None for a measure that may be negative. p-values are corrected for the comparisons of their
-    measure.
+    scores: by measure.
+    words: the names of the variants by label.
+    chance: the accuracy of guessing; None for a measure that may be negative. p-values are
+        corrected for the comparisons of their measure.
     """
     least = -1.0 if chance is None else 0.0
     for measure, values_by_label in scores.items():

@@ -39,8 +39,8 @@ class ReachedRow(OfVariant):
 class MovedRow(OfVariant):
     """How far training moved the attention of all heads.
 
-    between: the same between two trainings with different seeds; beyond: heads that moved further
-    than between seeds, by the lower end of their intervals.
+    between: the same between two trainings with different seeds.
+    beyond: heads that moved further than between seeds, by the lower end of their intervals.
     """
 
     moved: Estimate = col(

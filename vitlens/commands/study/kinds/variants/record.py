@@ -16,7 +16,8 @@ class PositionRow(OfVariant):
     the trained seeds.
 
     all, rows, columns: over all pairs of patches, over those in one row and over those in one
-    column; before: over all pairs before training.
+        column.
+    before: over all pairs before training.
     """
 
     seeds: int = col("seeds")
@@ -41,8 +42,9 @@ class PositionRow(OfVariant):
 class SinkRow(OfVariant):
     """Outlying tokens of a variant, means over layers, heads and test images, then over seeds.
 
-    high_norm: patches of an image whose norm is an outlier; sink_mass, register_mass: the share of
-    the patches' attention on keys that all of them prefer, and on registers.
+    high_norm: patches of an image whose norm is an outlier.
+    sink_mass, register_mass: the share of the patches' attention on keys that all of them prefer,
+        and on registers.
     """
 
     high_norm: Estimate = col("high-norm patches", metric="high_norm_patches/{label}")
