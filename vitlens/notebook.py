@@ -147,14 +147,18 @@ def show_heads(
 ) -> "Figure":
     """Return a figure of every head's attention to each patch for one image, layers by heads.
 
-    With `layer` it is one layer's heads over the images. attention: the result of
-    `vitlens.attention` (with the model, from which the position of each patch is read), or maps
-    (layers, batch, heads, rows, columns), or one such tensor per layer; of weights with all rows,
-    that of the CLS token is drawn, or the mean over patches without one. It may also be the model
-    itself, also one with windows: its maps of the images. images: next to or under the maps; image:
-    its index in the batch, from 0, of any number of images; layer: from 0, for the heads of one
-    layer over at most 12 images; width: of a page or a column. Raises InputError if shapes do not
-    fit.
+    With `layer` it is one layer's heads over the images.
+
+    attention: the result of `vitlens.attention` (with the model, from which the position of each
+        patch is read), or maps (layers, batch, heads, rows, columns), or one such tensor per layer;
+        of weights with all rows, that of the CLS token is drawn, or the mean over patches without
+        one. It may also be the model itself, also one with windows: its maps of the images.
+    images: next to or under the maps.
+    image: its index in the batch, from 0, of any number of images.
+    layer: from 0, for the heads of one layer over at most 12 images.
+    width: of a page or a column.
+
+    Raises InputError if shapes do not fit.
 
     >>> import torch, vitlens
     >>> vit, digits = vitlens.load("vit-digits"), vitlens.load_data("digits", limit=2)

@@ -105,9 +105,10 @@ def resampled_deviations(
 ) -> Iterator[tuple[Numbers, Numbers]]:
     """Yield the deviations from the mean of `resampled_means`, and their standard errors.
 
-    residuals (groups, cases): each group's sum minus its size times the mean; counts (groups,):
-    their sizes. Both yielded arrays are (some of the draws, cases). The error is that of a ratio:
-    the spread of a sample's residuals from its mean.
+    residuals (groups, cases): each group's sum minus its size times the mean.
+    counts (groups,): their sizes. Both yielded arrays are (some of the draws, cases).
+
+    The error is that of a ratio: the spread of a sample's residuals from its mean.
     """
     groups = len(counts)
     are_equal = bool(np.ptp(counts) == 0)

@@ -90,9 +90,11 @@ def parameter_histograms(
     """Return a histogram of the tensors of each block, and of each module outside the blocks.
 
     Vectors (biases and scales) have separate histograms, as their values differ from those of
-    matrices. kind: the beginning of the names, as in weights/layer_00 and weights/layer_00_vectors;
-    tensors: by the name of the parameter; blocks: the names of the blocks in order, also where the
-    tensors' names have a prefix.
+    matrices.
+
+    kind: the beginning of the names, as in weights/layer_00 and weights/layer_00_vectors.
+    tensors: by the name of the parameter.
+    blocks: the names of the blocks in order, also where the tensors' names have a prefix.
     """
     groups: dict[str, list[Tensor]] = {}
     for name, tensor in tensors.items():

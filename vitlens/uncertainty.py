@@ -190,9 +190,11 @@ def bootstrap_mean(
 ) -> Estimate:
     """Return the mean of values (n,) with its 95 % bootstrap interval.
 
-    There is none for fewer than 2 values (or groups). groups (n,): the group of each value; whole
-    groups are drawn, as values of one group are not independent. least, most: the possible values,
-    where the interval ends. See `mean_interval`.
+    There is none for fewer than 2 values (or groups).
+
+    groups (n,): the group of each value; whole groups are drawn, as values of one group are not
+        independent.
+    least, most: the possible values, where the interval ends. See `mean_interval`.
     """
     sums, counts = by_group(_vector(values), groups)
     mean = float(sums.sum() / counts.sum())
@@ -214,9 +216,10 @@ def student_mean(
 ) -> Estimate:
     """Return the mean of values (n,) with Student's 95 % interval.
 
-    There is none for fewer than 2 values (or groups). groups (n,): the group of each value; the
-    error is that of the delete-a-group jackknife. least, most: the possible values, where the
-    interval ends.
+    There is none for fewer than 2 values (or groups).
+
+    groups (n,): the group of each value; the error is that of the delete-a-group jackknife.
+    least, most: the possible values, where the interval ends.
     """
     sums, counts = by_group(_vector(values), groups)
     mean = float(sums.sum() / counts.sum())
@@ -283,7 +286,8 @@ def bootstrap_difference(
 ) -> Estimate:
     """Return the mean of first - second with its paired 95 % bootstrap interval.
 
-    first, second: (n,) over the same images; groups (n,): see `bootstrap_mean`.
+    first, second: (n,) over the same images.
+    groups (n,): see `bootstrap_mean`.
     most: the largest possible difference, on either side.
     """
     minuend = _vector(first)
@@ -302,9 +306,11 @@ def accuracy_difference(
 ) -> Estimate:
     """Return the first accuracy minus the second in points, with its paired bootstrap interval.
 
-    first, second (n,): whether each of the same images is correct; groups (n,): see
-    `bootstrap_mean`. If the difference is the same in all images (or groups), the bootstrap's width
-    would be 0; see `half_of_constant` for the interval then.
+    first, second (n,): whether each of the same images is correct.
+    groups (n,): see `bootstrap_mean`.
+
+    If the difference is the same in all images (or groups), the bootstrap's width would be 0; see
+    `half_of_constant` for the interval then.
     """
     first_points = 100 * np.asarray(first, dtype=np.float64)
     second_points = 100 * np.asarray(second, dtype=np.float64)

@@ -70,7 +70,8 @@ class Trial:
     """An attack, by name, and the correctly classified images on which it is checked.
 
     attempt: takes images and labels, and by name epsilon, steps and batch size (None: the defaults
-    of the attack). groups (n,): of images that share a source.
+        of the attack).
+    groups (n,): of images that share a source.
     """
 
     attack: str

@@ -66,9 +66,12 @@ def one_square(
 ) -> Region:
     """Return one square of pixels in which any change is allowed, from black to white.
 
-    Epsilon is the share of the image that the square covers. side: px; step: px (vertical,
-    horizontal) between its possible positions. ranked: for each image (rows of the jobs) the
-    positions in descending order, of which each restart takes the next; None: random positions.
+    Epsilon is the share of the image that the square covers.
+
+    side: px.
+    step: px (vertical, horizontal) between its possible positions.
+    ranked: for each image (rows of the jobs) the positions in descending order, of which each
+        restart takes the next; None: random positions.
     """
 
     def choose(jobs: Jobs) -> State:

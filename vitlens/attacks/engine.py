@@ -459,9 +459,12 @@ def line_search(
 ) -> Images:
     """Return the nearest adversarial images on the lines from clean to adversarial images.
 
-    They are found by a grid search. is_adversarial: (points, rows of their images) -> mask;
-    batch_size: points per call. If no nearer point is adversarial, the adversarial image is
-    returned unchanged, bit for bit.
+    They are found by a grid search.
+
+    is_adversarial: (points, rows of their images) -> mask.
+    batch_size: points per call.
+
+    If no nearer point is adversarial, the adversarial image is returned unchanged, bit for bit.
     """
     change = adversarial - clean
     rows = torch.arange(len(clean), device=clean.device)

@@ -30,9 +30,12 @@ _CPU_BATCH = 64
 class CleanImages:
     """The images before an attack.
 
-    They are on the device of the argument, or read from a Split as they are needed. correct:
-    whether the model predicts the label; runners_up: other classes, most likely first; indices: of
-    the images in the data set; notes: caveats that a report states before its curves.
+    They are on the device of the argument, or read from a Split as they are needed.
+
+    correct: whether the model predicts the label.
+    runners_up: other classes, most likely first.
+    indices: of the images in the data set.
+    notes: caveats that a report states before its curves.
     """
 
     images: Parts

@@ -146,13 +146,17 @@ def choose_method(
 ) -> MethodChoice:
     """Choose the attribution method with the best maps on these images.
 
-    It is chosen on one half of them, and judged on the other half. images: a Split, or any form
-    that `vitlens.images` takes; at most 40 are used, drawn by the seed, and with fewer than 20 (or
-    groups) the result is the model's default method, with the reason. targets: "predicted",
-    "label", a class, or class indices (n,); methods: candidates (None: the first six of the
-    registry's that the model supports); refinement, engine: as for `vitlens.explain`. Raises
-    UnsupportedError for a model without a classifier, and for a method that it does not have,
-    InputError for fewer than two candidates.
+    It is chosen on one half of them, and judged on the other half.
+
+    images: a Split, or any form that `vitlens.images` takes; at most 40 are used, drawn by the
+        seed, and with fewer than 20 (or groups) the result is the model's default method, with the
+        reason.
+    targets: "predicted", "label", a class, or class indices (n,).
+    methods: candidates (None: the first six of the registry's that the model supports).
+    refinement, engine: as for `vitlens.explain`.
+
+    Raises UnsupportedError for a model without a classifier, and for a method that it does not
+    have, InputError for fewer than two candidates.
 
     >>> import vitlens
     >>> vit, digits = vitlens.load("vit-digits"), vitlens.load_data("digits", limit=20)

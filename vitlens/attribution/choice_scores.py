@@ -45,8 +45,11 @@ def weigh_checks(values: CheckValues) -> Float[Tensor, " checks"]:
 class HalfScores:
     """The means and scores of all methods on one half of the images.
 
-    The rows are the checks, then the score. draws: the same means in each bootstrap draw; counts:
-    images with a value, by row; members: the number of these images in each group, by row.
+    The rows are the checks, then the score.
+
+    draws: the same means in each bootstrap draw.
+    counts: images with a value, by row.
+    members: the number of these images in each group, by row.
     """
 
     means: Float[Tensor, "rows methods"]

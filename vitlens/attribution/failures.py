@@ -27,14 +27,17 @@ def failures(
 ) -> Diagnosis:
     """Diagnose why a model misclassifies labelled images.
 
-    The diagnosis names properties in which errors differ, and changes that fix them. images: a
-    Split, or any form that `vitlens.images` takes; labels: class indices of the model (n,) (None:
-    those of the Split or the class folders); second: another model of these classes, diagnosed on
-    the same images; method: of the maps of the predicted class (None: the preferred one of the
-    model's family). A cause is named only where errors differ in a property and its change fixes
-    more of them than a control of the same size; see vitlens/analysis/failures/rows.py. Raises
-    DataError without labels, InputError when a model does not know the data's classes, and
-    UnsupportedError for a method that the model does not have.
+    The diagnosis names properties in which errors differ, and changes that fix them.
+
+    images: a Split, or any form that `vitlens.images` takes.
+    labels: class indices of the model (n,) (None: those of the Split or the class folders).
+    second: another model of these classes, diagnosed on the same images.
+    method: of the maps of the predicted class (None: the preferred one of the model's family).
+
+    A cause is named only where errors differ in a property and its change fixes more of them than a
+    control of the same size; see vitlens/analysis/failures/rows.py. Raises DataError without
+    labels, InputError when a model does not know the data's classes, and UnsupportedError for a
+    method that the model does not have.
 
     >>> import vitlens
     >>> diagnosis = vitlens.failures(

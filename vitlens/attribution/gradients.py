@@ -100,9 +100,13 @@ def integrated_gradients(
 ) -> Maps:
     """Return integrated gradients (Sundararajan 2017), summed over the channels.
 
-    The path is from an image of one value to the image. baseline: that value, 0 for black; steps:
-    nodes of the Gauss-Legendre quadrature. The sum of a map is F(image) - F(baseline),
-    `logit_gain`, except for the error of the quadrature.
+    The path is from an image of one value to the image.
+
+    baseline: that value, 0 for black.
+    steps: nodes of the Gauss-Legendre quadrature.
+
+    The sum of a map is F(image) - F(baseline), `logit_gain`, except for the error of the
+    quadrature.
     """
     if steps < 1:
         raise InputError(f"expected steps of at least 1, found {steps}")

@@ -46,14 +46,18 @@ class HeadEffect:
 class Look(Summary):
     """The predictions for n images, with maps of the evidence and the effects of heads.
 
-    names (n, k): the most probable classes, at most five; classes, probabilities (n, k): their
-    indices and probabilities; method: of the maps; maps (n, shown, rows, columns): raw, of the
-    first `shown` classes (the prediction and the runner-up; one where there is no other);
+    names (n, k): the most probable classes, at most five.
+    classes, probabilities (n, k): their indices and probabilities.
+    method: of the maps.
+    maps (n, shown, rows, columns): raw, of the first `shown` classes (the prediction and the
+        runner-up; one where there is no other).
     delta_loss, without (n, heads): the rise of the loss of the prediction without each head, nats,
-    and its probability then; places: (layer, head) of each head, empty for a model without heads;
-    replace: the replacement of the output of a head; note: a remark on it; labels: of the heads, by
-    layer, from these images, empty where there are none; statistics: on which the labels rest, None
-    where there are none.
+        and its probability then.
+    places: (layer, head) of each head, empty for a model without heads.
+    replace: the replacement of the output of a head.
+    note: a remark on it.
+    labels: of the heads, by layer, from these images, empty where there are none.
+    statistics: on which the labels rest, None where there are none.
     """
 
     names: tuple[tuple[str, ...], ...]
@@ -116,13 +120,16 @@ class Look(Summary):
 def look(model: Model, images: AnyImages, *, batch_size: int | None = None, seed: int = 0) -> Look:
     """Explain the prediction of each image by maps of the evidence and the effect of every head.
 
-    The maps are of the predicted class and of the runner-up. images: (n, 3, height, width) in
-    [0, 1], or any form that `vitlens.images` takes; the method of the maps is the first by
-    preference that the model supports (best, relevance, GradCAM; LeGrad of a language-image model).
-    Heads are ablated one by one, exactly. Their outputs are replaced as by `ablate`: by zero for
-    one image, which overstates their effects, by that of another image from two on, by the mean
-    from eight on. batch_size: images at a time (None: chosen to fit). Raises UnsupportedError for a
-    model without a classifier.
+    The maps are of the predicted class and of the runner-up.
+
+    images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; the method of
+        the maps is the first by preference that the model supports (best, relevance, GradCAM;
+        LeGrad of a language-image model). Heads are ablated one by one, exactly. Their outputs are
+        replaced as by `ablate`: by zero for one image, which overstates their effects, by that of
+        another image from two on, by the mean from eight on.
+    batch_size: images at a time (None: chosen to fit).
+
+    Raises UnsupportedError for a model without a classifier.
 
     >>> import vitlens
     >>> seen = vitlens.look(vitlens.load("vit-digits"), vitlens.load_data("digits", limit=2))

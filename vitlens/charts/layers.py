@@ -156,8 +156,10 @@ def layers(
 ) -> Figure:
     """Draw a row for each layer, or for evenly spaced layers if there are too many.
 
-    A column that is empty for all layers is left out. image: (3, height, width) in [0, 1], under
-    the maps; chance: the accuracy of guessing.
+    A column that is empty for all layers is left out.
+
+    image: (3, height, width) in [0, 1], under the maps.
+    chance: the accuracy of guessing.
     """
     blocks = 2 if style.in_column() else 1
     rows = _spaced_layers(rows, _LAYERS // blocks)

@@ -175,10 +175,14 @@ def images(
 ) -> Draw:
     """Return a chart of pictures by row and column.
 
-    Columns that do not fit form further blocks below. scale: each map from 0 to its own
-    maximum, or one scale for all maps, symmetric around 0 if signed; label: of the colour bar,
-    which is drawn for one scale, and with a label also for maps up to their own maximum;
-    largest: the greatest side of a picture, inch; under: True for names of rows below them;
+    Columns that do not fit form further blocks below.
+
+    scale: each map from 0 to its own maximum, or one scale for all maps, symmetric around 0 if
+        signed.
+    label: of the colour bar, which is drawn for one scale, and with a label also for maps up to
+        their own maximum.
+    largest: the greatest side of a picture, inch.
+    under: True for names of rows below them.
     dense: True for as few blocks as make the pictures largest, however small.
     """
 
@@ -525,7 +529,9 @@ def of_heads(
 ) -> Iterator[Picture]:
     """Yield the map of every head (layers, heads, rows, columns).
 
-    Layers lie down, or across if they are more than twice as many as heads. numbers: of the layers;
+    Layers lie down, or across if they are more than twice as many as heads.
+
+    numbers: of the layers.
     image: drawn first.
     """
     layers = list(map(str, numbers))

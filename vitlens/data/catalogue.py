@@ -50,14 +50,20 @@ def load_data(
 ) -> Split:
     """Return one part of a named set, a folder or an .npz file as a `Split`.
 
-    Every function takes a `Split` for images. name: as `vitlens data` lists them, or a path. limit:
-    the largest number of images, a seeded subset balanced by class. preprocessing: how photographs
-    are resized and cropped (a model's `preprocessing`); sets of small images keep their size (the
-    model resizes them). seed: of the scenes of digits, or of the division of data without a test
-    part. canvas (px) and scenes (number per source digit: 4, or for test as many of these as the
-    limit needs) are for digits only. whole: do not divide data without parts. progress: called with
-    (files done, files in all). labels: a table (CSV) of the images' file names and labels, for a
-    folder without class folders. Raises UnknownNameError or DataError.
+    Every function takes a `Split` for images.
+
+    name: as `vitlens data` lists them, or a path.
+    limit: the largest number of images, a seeded subset balanced by class.
+    preprocessing: how photographs are resized and cropped (a model's `preprocessing`); sets of
+        small images keep their size (the model resizes them).
+    seed: of the scenes of digits, or of the division of data without a test part. canvas (px) and
+        scenes (number per source digit: 4, or for test as many of these as the limit needs) are for
+        digits only.
+    whole: do not divide data without parts.
+    progress: called with (files done, files in all).
+    labels: a table (CSV) of the images' file names and labels, for a folder without class folders.
+
+    Raises UnknownNameError or DataError.
 
     >>> import vitlens
     >>> digits = vitlens.load_data("digits", limit=16)

@@ -71,7 +71,9 @@ def drawn_split(
     """Return one part of a drawn set.
 
     The test part is held in memory with its masks; the training part is drawn when it is read.
-    canvas: px; more: other fields of the Split.
+
+    canvas: px.
+    more: other fields of the Split.
     """
     split = Split(
         name=name,

@@ -100,8 +100,10 @@ class AttentionCall:
     ) -> Tensor | None:
         """Return the tensor of a stage, (batch, heads, ..); None where there is none.
 
-        Scores and weights that fused attention does not compute are computed here. rows: the query
-        rows of scores and weights; scored: the scores, where the model's call computed them.
+        Scores and weights that fused attention does not compute are computed here.
+
+        rows: the query rows of scores and weights.
+        scored: the scores, where the model's call computed them.
         """
         stored = {"scores": scored, "weights": self.computed}.get(stage)
         if stored is not None:

@@ -133,8 +133,10 @@ def capture(
 class Means:
     """Running means over images of the tensors at some places.
 
-    Memory does not grow with the images. images: the number of images added; sums: float64, on
-    the CPU, by place.
+    Memory does not grow with the images.
+
+    images: the number of images added.
+    sums: float64, on the CPU, by place.
     """
 
     def __init__(self) -> None:

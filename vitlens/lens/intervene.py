@@ -29,10 +29,13 @@ Reference: TypeAlias = AnyImages  # images over which means are taken
 class KnockOut:
     """Some queries of a layer do not attend to some keys.
 
-    The rest of each row is scaled to sum to 1. A change of "blocks.3.attention.weights". keys,
-    queries: token positions, or "cls", "register" or "patch"; heads: numbers; None: all of
-    them. The row of a query without any key left is zeros. In a windowed layer, positions are
-    those in every window.
+    The rest of each row is scaled to sum to 1. A change of "blocks.3.attention.weights".
+
+    keys, queries: token positions, or "cls", "register" or "patch".
+    heads: numbers; None: all of them.
+
+    The row of a query without any key left is zeros. In a windowed layer, positions are those in
+    every window.
     """
 
     keys: Tokens | None = None

@@ -262,9 +262,12 @@ def replay(
     set changes, several sets in one batch. `replay.logits` are those of the clean pass;
     `replay.exact`: whether the model can be started in the middle with equal logits (1e-4, tested
     once for its weights), else every set is a full forward pass, and `replay.note` says why.
-    budget: bytes of activations that are kept, the rest is computed again; chunk: images in one
-    forward, copies counted. No gradients. Contexts of `intervene` around it stay applied. Raises
-    UnsupportedError for a model without attention.
+
+    budget: bytes of activations that are kept, the rest is computed again.
+    chunk: images in one forward, copies counted.
+
+    No gradients. Contexts of `intervene` around it stay applied. Raises UnsupportedError for a
+    model without attention.
 
     >>> import torch, vitlens
     >>> model, images = vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32)

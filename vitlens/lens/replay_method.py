@@ -212,9 +212,11 @@ class Entry:
     """A way to run a model from its first block on: tokens to logits, without the patch embedding.
 
     Variants of an image that differ only in some tokens are embedded once and combined before the
-    first block. only_tokens: whether the block takes tokens and nothing that depends on their
-    number or positions (no rotary embedding), so that tokens can be left out; block: the number of
-    the first one.
+    first block.
+
+    only_tokens: whether the block takes tokens and nothing that depends on their number or
+        positions (no rotary embedding), so that tokens can be left out.
+    block: the number of the first one.
     """
 
     method: ReplayMethod

@@ -31,9 +31,12 @@ Family = Literal["vit", "windowed", "cnn", "other"]
 class StructureHints:
     """Structure of a module given by the user or the model source.
 
-    It replaces the structure read from the module, or checks it. blocks: names of its blocks in
-    forward order; heads: of every attention layer; prefix: the kinds of the special tokens, in
-    order; grid: patches (rows, columns).
+    It replaces the structure read from the module, or checks it.
+
+    blocks: names of its blocks in forward order.
+    heads: of every attention layer.
+    prefix: the kinds of the special tokens, in order.
+    grid: patches (rows, columns).
     """
 
     blocks: tuple[str, ...] | None = None

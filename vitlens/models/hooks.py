@@ -182,9 +182,11 @@ def watching(
 ) -> Iterator[None]:
     """Report every call of the named modules.
 
-    The hooks are removed on exit, also after an exception. before: called with the module's
-    name and its arguments; after: with its output as well. always: `after` is also called for a
-    module that raised, with None as its output.
+    The hooks are removed on exit, also after an exception.
+
+    before: called with the module's name and its arguments.
+    after: with its output as well.
+    always: `after` is also called for a module that raised, with None as its output.
     """
     scope = _Scoped()
 

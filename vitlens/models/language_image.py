@@ -123,9 +123,12 @@ class LanguageImage(nn.Module):
     """The image tower.
 
     Its output is the similarity of an image to each prompt, without prompts its embedding.
-    pooling: of the tower's tokens, as timm names it ("token", "avg", "map"); layout: of its
-    tokens, None for a CNN; prompts: normalised embeddings (prompts, dim), or None. The text
-    tower is not a submodule: it adds no parameters and does not run in a forward pass.
+
+    pooling: of the tower's tokens, as timm names it ("token", "avg", "map").
+    layout: of its tokens, None for a CNN.
+    prompts: normalised embeddings (prompts, dim), or None.
+
+    The text tower is not a submodule: it adds no parameters and does not run in a forward pass.
     """
 
     def __init__(
@@ -266,10 +269,14 @@ def zero_shot(
 ) -> Model:
     """Return a language-image model as a classifier of these classes, without training.
 
-    Usable wherever a model is. templates: prompts with {} in place of a class; a class is the
-    mean of the embeddings of its prompts; names: the classes' names in the prompts (default:
-    the classes; for ImageNet, unambiguous names). Raises UnsupportedError for a model without a
-    text tower, InputError for a template without {}.
+    Usable wherever a model is.
+
+    templates: prompts with {} in place of a class; a class is the mean of the embeddings of its
+        prompts.
+    names: the classes' names in the prompts (default: the classes; for ImageNet, unambiguous
+        names).
+
+    Raises UnsupportedError for a model without a text tower, InputError for a template without {}.
 
     clip = vitlens.load("open-clip:ViT-B-32/openai") maps =
     vitlens.relevance(vitlens.zero_shot(clip, ["cat", "dog"]), images)

@@ -78,10 +78,14 @@ def window_mask(
 ) -> Bool[Tensor, "count inside inside"] | None:
     """Return which places of each window may attend to which (True = take part).
 
-    Returns None where all may attend to all. size: (rows, columns) of the map before padding;
-    shift: as applied. The map is padded and rolled by the shift, so a window at the end also holds
-    patches from the start of the map, on the far side of the image: they are kept apart, and so is
-    padding, which attends only to itself, as a row without any key has no softmax.
+    Returns None where all may attend to all.
+
+    size: (rows, columns) of the map before padding.
+    shift: as applied.
+
+    The map is padded and rolled by the shift, so a window at the end also holds patches from the
+    start of the map, on the far side of the image: they are kept apart, and so is padding, which
+    attends only to itself, as a row without any key has no softmax.
     """
     rows, columns = padded_size(size, window)
     if shift == (0, 0) and size == (rows, columns):

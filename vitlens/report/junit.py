@@ -17,8 +17,10 @@ def junit(document: Document, requirements: Sequence[Any], *, suite: str, second
 
     Only a requirement that does not hold is a failure, so that the file agrees with the exit code;
     a verdict of fail, inconclusive or not tested is skipped, with its text as the reason; a warning
-    passes, with its text as output. A name that comes twice is numbered. requirements: the
-    `RequirementOutcome` of each (commands/run/requirements.py); seconds: that the run took.
+    passes, with its text as output. A name that comes twice is numbered.
+
+    requirements: the `RequirementOutcome` of each (commands/run/requirements.py).
+    seconds: that the run took.
     """
     root = ElementTree.Element("testsuites")
     test_suite = ElementTree.SubElement(root, "testsuite", {"name": _text(suite)})

@@ -79,9 +79,14 @@ def check_training(
 ) -> tuple[Finding, ...]:
     """Return the findings on initial loss, gradient norms, one batch and learning rate.
 
-    The model is restored afterwards. train_last: as in `fit`; fresh: whether the weights are
-    random; announce: called with the name of a check before it begins. An earlier finding that
-    fails can cause a later one. Raises what `fit` raises for data that do not fit the model.
+    The model is restored afterwards.
+
+    train_last: as in `fit`.
+    fresh: whether the weights are random.
+    announce: called with the name of a check before it begins. An earlier finding that fails can
+        cause a later one.
+
+    Raises what `fit` raises for data that do not fit the model.
     """
     require_fitting(model, train, test)
     images, labels = _choose_batch(model, train, seed=seed)

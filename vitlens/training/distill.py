@@ -196,8 +196,12 @@ def has_distillation_token(model: Model) -> bool:
 class Teacher:
     """A trained model that computes logits for a student's images, in the order of its classes.
 
-    Images are resized; the logits of remembered images come from memory. classes: of the data;
-    precision: "fp32" or "bf16". Raises InputError for a model with other classes.
+    Images are resized; the logits of remembered images come from memory.
+
+    classes: of the data.
+    precision: "fp32" or "bf16".
+
+    Raises InputError for a model with other classes.
     """
 
     def __init__(self, model: Model, *, classes: Sequence[str], precision: str = "fp32") -> None:

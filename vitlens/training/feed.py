@@ -85,8 +85,10 @@ def portions(
 ) -> Iterator[tuple[Pixels, Tensor]]:
     """Yield the batches' pixels (batch, 3, height, width) uint8 and keys (batch,), in order.
 
-    Pixels in memory are read directly, others in advance by worker processes. batches: keys; pin:
-    use page-locked memory, from which a CUDA device copies asynchronously.
+    Pixels in memory are read directly, others in advance by worker processes.
+
+    batches: keys.
+    pin: use page-locked memory, from which a CUDA device copies asynchronously.
     """
     if needs_no_workers(source):
         for keys in batches:

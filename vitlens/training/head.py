@@ -47,11 +47,13 @@ def fit_head(
     """Train a model's head on the cached features of its frozen backbone.
 
     The steps are those of `fit` with only the classifier trainable: same orders, same gradients.
+
     views: of each training image, augmented by the recipe and cached, of which each epoch uses one,
-    in turn (1: the unchanged image); reading: a context of the progress, entered while features are
-    computed, which yields a function of the number of images just read. Weights are written
-    only at the end. Raises what `fit` raises, and UnsupportedError for a head that is not the
-    model's last step.
+        in turn (1: the unchanged image).
+    reading: a context of the progress, entered while features are computed, which yields a function
+        of the number of images just read. Weights are written only at the end.
+
+    Raises what `fit` raises, and UnsupportedError for a head that is not the model's last step.
     """
     with running(replace(task, train_last=0, checkpoint_every=None, keep_every=None)) as (
         task,

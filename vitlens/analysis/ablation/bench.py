@@ -116,9 +116,11 @@ class Outcomes:
     """The loss and the prediction of every image without sets of units.
 
     sets: the removed units.
-    replace: the replacement of their outputs; labels (n,): the true classes, as columns of the
-        logits; clean_log_odds (n,): of the label in the unchanged model, nats; clean_correct (n,):
-        True if its prediction is the label; log_odds, correct (sets, n): the same without each set.
+    replace: the replacement of their outputs.
+    labels (n,): the true classes, as columns of the logits.
+    clean_log_odds (n,): of the label in the unchanged model, nats.
+    clean_correct (n,): True if its prediction is the label.
+    log_odds, correct (sets, n): the same without each set.
     forward_equivalents: full forward passes an image, a mean.
     note: a remark for a report, or "".
 
@@ -265,13 +267,17 @@ def silent(*_: object) -> AbstractContextManager[Callable[[int], object]]:
 class Bench:
     """A model, labelled images, and the replacement of the outputs of removed units.
 
-    labels (n,): columns of the model's logits; by: "mean" over the images, "zero", or "resample",
-    the output for another of the images (None: the mean, with 2 to 7 images resampling, with one
-    zero; the outcomes' note says so); groups (n,): of images that share a source; images and labels
-    are those of all processes, of which each measures its share; budget: bytes that a replay may
-    store; means: mean outputs of units (None: measured where they are needed); progress: of a loop
-    (words, total, unit); memory: that of a batch, from its name, images and labels. Raises
-    InputError for too few images.
+    labels (n,): columns of the model's logits.
+    by: "mean" over the images, "zero", or "resample", the output for another of the images (None:
+        the mean, with 2 to 7 images resampling, with one zero; the outcomes' note says so).
+    groups (n,): of images that share a source; images and labels are those of all processes, of
+        which each measures its share.
+    budget: bytes that a replay may store.
+    means: mean outputs of units (None: measured where they are needed).
+    progress: of a loop (words, total, unit).
+    memory: that of a batch, from its name, images and labels.
+
+    Raises InputError for too few images.
     """
 
     model: Model
@@ -376,9 +382,12 @@ class Bench:
     ) -> Outcomes:
         """Return the outcomes of every image (or of some) without each of the sets.
 
-        An empty set is the unchanged model. Outcomes of all images are stored in `memory`. removed:
-        units that are removed from the model before, also for its clean pass; what: the title of
-        the progress. Raises NonFiniteError naming units and image.
+        An empty set is the unchanged model. Outcomes of all images are stored in `memory`.
+
+        removed: units that are removed from the model before, also for its clean pass.
+        what: the title of the progress.
+
+        Raises NonFiniteError naming units and image.
         """
         is_plain = images is None and not removed
         bench = self

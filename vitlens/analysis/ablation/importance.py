@@ -72,8 +72,8 @@ class Importance(Table):
     accuracy: lost, points.
     log_odds: the fall of the label's mean log-odds, nats, by which units are ranked where the mean
         loss is below SATURATED, else None.
-    clean_loss, clean_accuracy: of the unchanged model, nats and fraction; first_order (units,): the
-        mean estimate, nats (NaN where undefined), or None.
+    clean_loss, clean_accuracy: of the unchanged model, nats and fraction.
+    first_order (units,): the mean estimate, nats (NaN where undefined), or None.
     rank_correlation: Spearman's, of it and the exact change of loss over the heads (NaN where
         undefined).
     forward_equivalents: full forward passes an image, a mean.
@@ -244,8 +244,8 @@ def summarise(
 ) -> Importance:
     """Return means, intervals and tests of effects on all images.
 
-    groups (n,): of images that share a source; groups are drawn and flipped as units; first (units,
-    n): from first_order.
+    groups (n,): of images that share a source; groups are drawn and flipped as units.
+    first (units, n): from first_order.
     """
     clean_loss = float(effects.clean_loss.mean())
     is_saturated = clean_loss < SATURATED

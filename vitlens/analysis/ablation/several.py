@@ -36,10 +36,13 @@ def removal_curves(
 ) -> dict[str, Outcomes]:
     """Return the outcomes without the first units of each order, by the name of the order.
 
-    There are at most `points` numbers of units, evenly from none to all. images: some of the
-    bench's (None: all); what: the title of the progress. A set that several orders share, as their
-    first and last, is measured once. The replacement of a removed unit is that of the unchanged
-    model.
+    There are at most `points` numbers of units, evenly from none to all.
+
+    images: some of the bench's (None: all).
+    what: the title of the progress.
+
+    A set that several orders share, as their first and last, is measured once. The replacement of a
+    removed unit is that of the unchanged model.
     """
     removals_by_order: dict[str, list[Removal]] = {}
     different: dict[frozenset[Unit], Removal] = {}
@@ -97,11 +100,14 @@ def greedy_order(
 ) -> tuple[Removal, float]:
     """Remove the unit that raises the loss least, rank the others again without it, and so on.
 
-    Returns the order, the first removed first, and the full forward passes an image. every: units
-    removed before ranking again; advance: called with the number of units removed. The clean pass
-    of each round is that of the model without the units removed so far, so every candidate takes a
-    replay from its layer on: for h heads about h²/2 replays of half a forward pass, so h²/4 passes
-    an image instead of h²/2; `every` divides the cost.
+    Returns the order, the first removed first, and the full forward passes an image.
+
+    every: units removed before ranking again.
+    advance: called with the number of units removed.
+
+    The clean pass of each round is that of the model without the units removed so far, so every
+    candidate takes a replay from its layer on: for h heads about h²/2 replays of half a forward
+    pass, so h²/4 passes an image instead of h²/2; `every` divides the cost.
     """
     quiet = replace(bench.with_means(units), progress=silent, memory=None)
     passes = 0.0

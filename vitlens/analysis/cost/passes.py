@@ -97,10 +97,11 @@ def latencies(
 ) -> list[list[TimedBatch]]:
     """Return the times of every model on every batch size of random pixels.
 
-    Models are timed in turns, so that other load affects all models equally. longest: seconds of
-    one pass; a model that took longer, or with a batch for which a CUDA device had too little
-    memory, is not timed on larger batches (None: every batch is measured); advance: called after
-    each batch size of a model.
+    Models are timed in turns, so that other load affects all models equally.
+
+    longest: seconds of one pass; a model that took longer, or with a batch for which a CUDA device
+        had too little memory, is not timed on larger batches (None: every batch is measured).
+    advance: called after each batch size of a model.
     """
     timed: list[list[TimedBatch]] = [[] for _ in models]
     remaining = dict(enumerate(models))

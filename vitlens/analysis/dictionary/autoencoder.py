@@ -62,8 +62,9 @@ class Sparsity:
 class Codes:
     """The latents of some tokens.
 
-    activations: the pre-activations of all latents; values, indices (..., k): those that are kept,
-    and their numbers; indices is None where values has all latents, 0 for those that are not kept.
+    activations: the pre-activations of all latents.
+    values, indices (..., k): those that are kept, and their numbers; indices is None where values
+        has all latents, 0 for those that are not kept.
     """
 
     activations: Latents

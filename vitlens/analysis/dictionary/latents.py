@@ -56,8 +56,9 @@ Advance = Callable[[int], object]
 class LabelledImages:
     """Images with the classes and attributes that latents may stand for.
 
-    labels (n,): columns of the logits; attributes: by name (n,), True or False; groups (n,): of
-    images that share a source.
+    labels (n,): columns of the logits.
+    attributes: by name (n,), True or False.
+    groups (n,): of images that share a source.
     """
 
     images: Parts
@@ -233,7 +234,8 @@ def label_latents(
     """Return the latents with the largest estimated effects, named and tested, and those chosen.
 
     of_images: activity of the dictionary on these images.
-    chosen: latents that are tested anyway; monosemanticity (latents,): scores for the rows.
+    chosen: latents that are tested anyway.
+    monosemanticity (latents,): scores for the rows.
     estimating, advance: called with the number of images just done.
     """
     effects = estimated_effects(dictionary, sample, estimating)

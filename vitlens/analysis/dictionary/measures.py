@@ -36,10 +36,12 @@ PerImage = Float[Tensor, "images latents"]
 class Activity:
     """The latents of an autoencoder on images.
 
-    mean, largest (images, latents): over the kept tokens of an image; patch (images, latents): the
-    index of the patch with the largest; frequency (latents,): share of the tokens in which each
-    is active; active, tokens (images,): latents above 0 and kept tokens; error, variance
-    (images,): squared error of the reconstruction, and squared distance from the mean token.
+    mean, largest (images, latents): over the kept tokens of an image.
+    patch (images, latents): the index of the patch with the largest.
+    frequency (latents,): share of the tokens in which each is active.
+    active, tokens (images,): latents above 0 and kept tokens.
+    error, variance (images,): squared error of the reconstruction, and squared distance from the
+        mean token.
     """
 
     mean: PerImage

@@ -101,9 +101,10 @@ def is_high(access: Access, tokens: PatchTokens) -> Bool[Tensor, "images patches
 class TokenSet:
     """The patch tokens of all images of a split at one place, perhaps mapped from a file.
 
-    values (images, patches, dim): fp32 on the CPU, not to be written to; high: those of exceptional
-    norm, which no dictionary is made of; prefix: number of prefix tokens of an image; notes:
-    remarks for a report.
+    values (images, patches, dim): fp32 on the CPU, not to be written to.
+    high: those of exceptional norm, which no dictionary is made of.
+    prefix: number of prefix tokens of an image.
+    notes: remarks for a report.
     """
 
     place: str

@@ -215,11 +215,14 @@ def _by_group(values: ByRow, groups: Tensor | None) -> tuple[Numbers, Numbers]:
 class Moments:
     """Sums and sums of squares over images, float64, of named numbers per layer.
 
-    Memory does not grow with images. count: the number of images; sums, squares: by (name, layer),
-    each (heads,); clusters: the number of groups of images, 0 where each is independent;
+    Memory does not grow with images.
+
+    count: the number of images.
+    sums, squares: by (name, layer), each (heads,).
+    clusters: the number of groups of images, 0 where each is independent.
     cluster_sums: the sums of each (clusters, heads), and under _MEMBERS its number of images.
-    Images of one group are not independent, so intervals are of the means of groups. Moments of
-    different images are joined by adding all numbers.
+        Images of one group are not independent, so intervals are of the means of groups. Moments of
+        different images are joined by adding all numbers.
     """
 
     count: int = 0

@@ -109,11 +109,14 @@ def compare(
 ) -> Comparison:
     """Compare the predictions of two models on the same labelled images.
 
-    The comparison has the cell of the error taxonomy for each image. images: a Split, or any form
-    that `vitlens.images` takes, prepared for the first model; labels: class indices of the first
-    model (n,) (None: those of the Split or the class folders); second_images: the same images in
-    the same order, prepared for the second model (None: the same pixels). Classes are matched by
-    name. Raises DataError without labels, InputError when a model does not know the data's classes.
+    The comparison has the cell of the error taxonomy for each image.
+
+    images: a Split, or any form that `vitlens.images` takes, prepared for the first model.
+    labels: class indices of the first model (n,) (None: those of the Split or the class folders).
+    second_images: the same images in the same order, prepared for the second model (None: the same
+        pixels). Classes are matched by name.
+
+    Raises DataError without labels, InputError when a model does not know the data's classes.
 
     >>> import vitlens
     >>> vit, cnn = vitlens.load("vit-digits"), vitlens.load("cnn-digits")

@@ -159,11 +159,16 @@ class InterventionRow(OfModel):
     """The effect of a change of one property, and of its control, on one model.
 
     Only images that the change alters count. The change is towards the values of correct
-    predictions. errors: among these images; mended, control_mended: errors that are then classified
-    correctly; broken, control_broken: correct predictions that then are wrong; gain: accuracy after
-    the change minus that after the control; p: McNemar's exact test of these two, p_change: of
-    before and after the change, both on all these images; p_holm: of the larger of the two, over
-    all rows; size, control_size: the mean absolute distance of the pixels.
+    predictions.
+
+    errors: among these images.
+    mended, control_mended: errors that are then classified correctly.
+    broken, control_broken: correct predictions that then are wrong.
+    gain: accuracy after the change minus that after the control.
+    p: McNemar's exact test of these two, p_change: of before and after the change, both on all
+        these images.
+    p_holm: of the larger of the two, over all rows.
+    size, control_size: the mean absolute distance of the pixels.
     """
 
     covariate: str = col("property")

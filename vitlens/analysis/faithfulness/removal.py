@@ -344,10 +344,13 @@ def faithfulness(
 
     Maps are raw, of the same images and targets. Images are processed a few at a time, all orders
     of an image together, so that variants that several curves share (the complete image, the empty
-    one, the same patches removed) are computed once. steps: from no patch to all (None: patch by
-    patch); imputed patches are removed by SHARES. Maps of another resolution than `removal_grid`
-    are resampled to it. advance: called with the number of images just done. Raises InputError for
-    maps that do not fit or are not finite.
+    one, the same patches removed) are computed once.
+
+    steps: from no patch to all (None: patch by patch); imputed patches are removed by SHARES. Maps
+        of another resolution than `removal_grid` are resampled to it.
+    advance: called with the number of images just done.
+
+    Raises InputError for maps that do not fit or are not finite.
     """
     grid = removal_grid(model)
     patches = grid[0] * grid[1]

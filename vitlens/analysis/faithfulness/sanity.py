@@ -112,9 +112,13 @@ def randomisation(
 ) -> Randomisation:
     """Compare the maps of a method before and after the weights are randomised, stage by stage.
 
-    Targets stay the same. kept: of `predictions_kept`, the same for every method; before: the maps
-    of the trained model, where they are known. The weights are restored on return and after an
-    exception. Raises InputError where the method's maps of the model are not finite.
+    Targets stay the same.
+
+    kept: of `predictions_kept`, the same for every method.
+    before: the maps of the trained model, where they are known.
+
+    The weights are restored on return and after an exception. Raises InputError where the method's
+    maps of the model are not finite.
     """
     if before is None:
         before = explain(model, images, targets)

@@ -37,8 +37,14 @@ FEWEST = 4  # images: with fewer the unbiased estimator is not defined
 class Sums(NamedTuple):
     """The sums over n images of a layer X (n, dim) and several layers Y (n, widths), float64.
 
-    The layers Y are concatenated; see the notation of the module. product: C; x: s; y: t; x_b: sum
-    b_i x_i; y_a: sum a_i y_i; a, b, ab: of the squared lengths.
+    The layers Y are concatenated; see the notation of the module.
+
+    product: C.
+    x: s.
+    y: t.
+    x_b: sum b_i x_i.
+    y_a: sum a_i y_i.
+    a, b, ab: of the squared lengths.
     """
 
     n: Tensor

@@ -134,16 +134,21 @@ def features(
 ) -> Features:
     """Return the features of each image at every block of a transformer, or stage of a CNN.
 
-    All are read in one pass. images: (n, 3, height, width) in [0, 1], or any form that
-    `vitlens.images` takes, batch_size at a time (None: chosen to fit); layer: from 0, -1 for the
-    last, several, or None for all; pool: "cls", "mean" (of the patches or cells, without prefix
-    tokens), "cls+mean" (concatenated), or None for the tokens that the classifier reads (CLS where
-    it reads that, else the mean); norm: whether the model's final norm is applied to each layer,
-    where it has one of that width, as DINO does; embedding: whether the input of block 0 (of a CNN:
-    the stem) is read too, as the first of the layers: always the mean of its patches, as its CLS
-    token is the same for every image, and without the final norm. Raises UnsupportedError for the
-    CLS of a model without one and for the embedding of a model without blocks, NonFiniteError
-    naming the layer.
+    All are read in one pass.
+
+    images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes, batch_size at
+        a time (None: chosen to fit).
+    layer: from 0, -1 for the last, several, or None for all.
+    pool: "cls", "mean" (of the patches or cells, without prefix tokens), "cls+mean" (concatenated),
+        or None for the tokens that the classifier reads (CLS where it reads that, else the mean).
+    norm: whether the model's final norm is applied to each layer, where it has one of that width,
+        as DINO does.
+    embedding: whether the input of block 0 (of a CNN: the stem) is read too, as the first of the
+        layers: always the mean of its patches, as its CLS token is the same for every image, and
+        without the final norm.
+
+    Raises UnsupportedError for the CLS of a model without one and for the embedding of a model
+    without blocks, NonFiniteError naming the layer.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")

@@ -155,12 +155,17 @@ def knn(
 ) -> NearestNeighbours:
     """Classify test images by the training images with the most similar features (cosine).
 
-    `vitlens features` does the same. train, test: features of one layer, such as
-    `vitlens.features(model, images).at(-1)`; train_labels, test_labels: class indices; k: the
-    number of neighbours that vote; weighting: "dino" by exp(similarity / 0.07), "majority" one vote
-    each; groups: (tested,) of the test images that share a source, for the interval; neighbours: of
-    an earlier call with these features and at least this k (None: searched). Raises InputError for
-    features and labels that do not fit, and for a k above the number of training images.
+    `vitlens features` does the same.
+
+    train, test: features of one layer, such as `vitlens.features(model, images).at(-1)`.
+    train_labels, test_labels: class indices.
+    k: the number of neighbours that vote.
+    weighting: "dino" by exp(similarity / 0.07), "majority" one vote each.
+    groups: (tested,) of the test images that share a source, for the interval.
+    neighbours: of an earlier call with these features and at least this k (None: searched).
+
+    Raises InputError for features and labels that do not fit, and for a k above the number of
+    training images.
 
     >>> import vitlens
     >>> vit = vitlens.load("vit-digits")

@@ -10,8 +10,11 @@ from vitlens.uncertainty import Estimate
 class TemplateRow(OfModel):
     """The zero-shot accuracy of a model with one template of prompts.
 
-    The first row of a model is the ensemble of all templates. gain: accuracy minus that of the
-    ensemble. p: of McNemar's exact test. p_holm: corrected for the number of templates.
+    The first row of a model is the ensemble of all templates.
+
+    gain: accuracy minus that of the ensemble.
+    p: of McNemar's exact test.
+    p_holm: corrected for the number of templates.
     """
 
     template: str = col("template")

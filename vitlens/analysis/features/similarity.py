@@ -22,8 +22,10 @@ MOST_IMAGES = 1000  # of which distances are ranked: half a million pairs
 class Similarity(Summary):
     """The similarity of layers: values (layers of the first, layers of the second), float64.
 
-    NaN where the features of a layer do not vary. low, high: the 95 % interval over images, or None
-    where none is defined; n: images.
+    NaN where the features of a layer do not vary.
+
+    low, high: the 95 % interval over images, or None where none is defined.
+    n: images.
     """
 
     values: Matrix

@@ -105,7 +105,8 @@ class BatchStatistics:
     masks: (images, height, width) True on the object, or None.
 
     values (images, heads): by statistic and layer; if a layer has several calls, their heads follow
-    each other; evidence: the mass by offset, and with groups all other evidence for labels.
+        each other.
+    evidence: the mass by offset, and with groups all other evidence for labels.
     """
 
     def __init__(
@@ -302,10 +303,12 @@ def measure(
 ) -> BatchStatistics:
     """Return every statistic of every head on these images, from one forward pass.
 
-    Numbers are in fp32 at least. renormalise: distances are of the attention on patches, scaled to
-    sum to 1; otherwise the mass on CLS and other prefix tokens counts as 0 px. groups: (images,)
-    the group of each, to gather the evidence for labels as well; masks: (images, height, width)
-    True on the object, where they are known.
+    Numbers are in fp32 at least.
+
+    renormalise: distances are of the attention on patches, scaled to sum to 1; otherwise the mass
+        on CLS and other prefix tokens counts as 0 px.
+    groups: (images,) the group of each, to gather the evidence for labels as well.
+    masks: (images, height, width) True on the object, where they are known.
     """
     if not len(images):
         raise InputError("expected at least one image, found none")

@@ -28,9 +28,11 @@ class Uniform:
     keys: log2 of the number of keys of a patch, mean over patches.
     received: mean mass of each key, prefix first, summing to 1.
 
-    The rest is about the keys that are patches, with all rows of equal weight. offsets: the mass at
-    each offset, summing to 1; energy: the mean over rows of the sum of squared weights; pairs: the
-    mean number of keys at each offset.
+    The rest is about the keys that are patches, with all rows of equal weight.
+
+    offsets: the mass at each offset, summing to 1.
+    energy: the mean over rows of the sum of squared weights.
+    pairs: the mean number of keys at each offset.
     """
 
     distance: float

@@ -69,8 +69,9 @@ class PatchRows:
     """The weights of one layer between patches, and what several statistics share.
 
     weights: (images x calls, heads, query, key), a call being a window.
-    renormalise: distances are of the attention on patches, scaled to sum to 1; allowed (calls of an
-        image, heads or 1, query or 1, key): the keys that a query may attend to, None: every key.
+    renormalise: distances are of the attention on patches, scaled to sum to 1.
+    allowed (calls of an image, heads or 1, query or 1, key): the keys that a query may attend to,
+        None: every key.
     """
 
     def __init__(

@@ -176,8 +176,9 @@ class Stream:
     ) -> None:
         """Start without images.
 
-        evidence: also gather the evidence for labels of heads; groups (n,): of all images of the
-        data, where some share a source: intervals are over groups.
+        evidence: also gather the evidence for labels of heads.
+        groups (n,): of all images of the data, where some share a source: intervals are over
+            groups.
         """
         self.model = model
         self.renormalise = renormalise

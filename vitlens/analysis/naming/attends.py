@@ -203,8 +203,10 @@ def agreement(
 ) -> dict[int, Sides]:
     """Return how the logits of the first images agree with those after shuffling, by layer.
 
-    Correlations are over all pairs of patches, without the mean over the keys. order: of the
-    patches of these images; size: images at a time, at most.
+    Correlations are over all pairs of patches, without the mean over the keys.
+
+    order: of the patches of these images.
+    size: images at a time, at most.
     """
     if not layers:
         return {}

@@ -162,9 +162,11 @@ def name_heads(
 class Sample:
     """The images on which heads are labelled.
 
-    labels (n,): columns of the model's logits, None if unknown; attributes: by name (n,), True or
-    False each; masks: (n, height, width) True on the object. Raises InputError for masks or
-    attributes of another number than images.
+    labels (n,): columns of the model's logits, None if unknown.
+    attributes: by name (n,), True or False each.
+    masks: (n, height, width) True on the object.
+
+    Raises InputError for masks or attributes of another number than images.
     """
 
     images: Parts

@@ -49,8 +49,9 @@ _TINY: Final = 1e-30
 class LayerParts:
     """The products of query and key of one layer.
 
-    geometry: of its tokens; shares (samples, heads, products): over all images, then without each
-    group of them; spread (heads,): the standard deviation of the logits of a row, nats.
+    geometry: of its tokens.
+    shares (samples, heads, products): over all images, then without each group of them.
+    spread (heads,): the standard deviation of the logits of a row, nats.
     """
 
     geometry: Geometry
@@ -100,9 +101,10 @@ class _Sums:
 
     bias: of its logits (heads, query, key), or 0.
     usable: False where queries and keys do not make up the logits.
-    images: of the first pass; queries, keys (heads, patches, width): sums of the queries (scaled)
-        and keys of patches, each without its mean over the patches; products (groups, heads,
-        products): sums of the covariances.
+    images: of the first pass.
+    queries, keys (heads, patches, width): sums of the queries (scaled) and keys of patches, each
+        without its mean over the patches.
+    products (groups, heads, products): sums of the covariances.
     """
 
     geometry: Geometry
@@ -195,10 +197,13 @@ def covariances(
     """Return the sum over queries and keys of each product times the logits.
 
     Both are without their mean over the keys; the sum over products is that of the squared logits.
+
     query_position, key_position: what the positions of queries and keys add, the means over all
-    images of queries and keys without their means over the patches. bias: what the model adds to
-    the products, the same for all images. The part of it that all queries share belongs to the
-    positions of keys, the rest to position and position.
+        images of queries and keys without their means over the patches.
+    bias: what the model adds to the products, the same for all images.
+
+    The part of it that all queries share belongs to the positions of keys, the rest to position and
+    position.
     """
     keys = keys - keys.mean(2, keepdim=True)
     bias = bias - bias.mean(-1, keepdim=True)

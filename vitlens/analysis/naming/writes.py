@@ -61,10 +61,11 @@ class Writes(WritesRow):
 class Separation:
     """How well every head separates the images with each concept from the others.
 
-    area (heads, concepts): the AUC; influences (sources, heads, concepts): the part of each source
-    of images in its error, with the variance as the sum of squares; freedom (concepts,): degrees of
-    freedom of the standard error; p (heads, concepts): of an AUC of at most 0.5, one-sided, before
-    any correction.
+    area (heads, concepts): the AUC.
+    influences (sources, heads, concepts): the part of each source of images in its error, with the
+        variance as the sum of squares.
+    freedom (concepts,): degrees of freedom of the standard error.
+    p (heads, concepts): of an AUC of at most 0.5, one-sided, before any correction.
     """
 
     area: Table
@@ -301,8 +302,8 @@ def writes(
     """Return what every head writes.
 
     outcomes: without each of the heads, in their order.
-    control: see at_random; groups (n,): of images that share a source, which count as one in every
-        test and interval.
+    control: see at_random.
+    groups (n,): of images that share a source, which count as one in every test and interval.
     """
     separated = separation(scores, truth, groups)
     alike = _best_concepts(separated, scores, truth)

@@ -166,10 +166,13 @@ def key_contributions(
 ) -> Float[Tensor, "batch keys"]:
     """Return the contribution of one head to a sum of logits, through each key.
 
-    It is the weight of the token times the part of its value in that sum. logit_weights: of each
-    logit in the sum; images: of one batch, on the model's device. On the CPU; NaN where the sum
-    over tokens is not the head's contribution (a model that changes the outputs of heads before it
-    joins them). Raises UnsupportedError as `direct_logit_attribution`.
+    It is the weight of the token times the part of its value in that sum.
+
+    logit_weights: of each logit in the sum.
+    images: of one batch, on the model's device. On the CPU; NaN where the sum over tokens is not
+        the head's contribution (a model that changes the outputs of heads before it joins them).
+
+    Raises UnsupportedError as `direct_logit_attribution`.
     """
     calls: list[AttentionCall] = []
 

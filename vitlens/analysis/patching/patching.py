@@ -35,8 +35,8 @@ class Patching:
 
     heads, positions: change of the logit difference (logits), positive towards the clean image's;
         NaN where a layer has fewer heads or tokens than the widest.
-    positions: the residual stream at a block's input, one token. clean, corrupted (pairs,): the
-        logit difference target minus other in each run.
+    positions: the residual stream at a block's input, one token.
+    clean, corrupted (pairs,): the logit difference target minus other in each run.
     targets, others: the classes.
 
     All on the CPU.
@@ -68,11 +68,14 @@ def patch_parts(
 ) -> Patching:
     """Patch every head and token of each clean image's run into its corrupted partner's.
 
-    They are patched one at a time. clean, corrupted: pairs, in the same order (see `corrupt`).
+    They are patched one at a time.
+
+    clean, corrupted: pairs, in the same order (see `corrupt`).
     targets, others: the classes of the logit difference, by default the clean image's prediction
-    and the corrupted one's. Raises InputError where both runs have the same logit difference, for
-    images that are not pairs and classes that do not exist; UnsupportedError for a model without
-    attention.
+        and the corrupted one's.
+
+    Raises InputError where both runs have the same logit difference, for images that are not pairs
+    and classes that do not exist; UnsupportedError for a model without attention.
     """
     size = tuple(clean.shape[2:])
     other_size = tuple(corrupted.shape[2:])

@@ -208,9 +208,12 @@ def attend(
 ) -> tuple[Tensor, Tensor] | None:
     """Return output and weights (batch, heads, query, key) of a variant.
 
-    Returns None where it cannot be computed. inputs: of queries, keys and values, (batch, tokens,
-    dim), or (batch, heads, tokens, head_dim) without projections; allowed: True where a query may
-    attend; mask_use: how that is used.
+    Returns None where it cannot be computed.
+
+    inputs: of queries, keys and values, (batch, tokens, dim), or (batch, heads, tokens, head_dim)
+        without projections.
+    allowed: True where a query may attend.
+    mask_use: how that is used.
     """
     parts = dict(zip("qkv", _head_inputs(inputs, projections, variant.split), strict=True))
     query, key, value = (parts[name] for name in variant.order)

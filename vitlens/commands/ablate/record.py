@@ -248,10 +248,12 @@ class ContributionRow:
 class ExemplarRow:
     """An image with a large contribution of one head to its label.
 
-    The image with the largest contribution comes first. adds: direct contribution to the logit
-    of the label, above the mean over all classes. picture: row of the image in the arrays.
-    patch: (row, column) of the patch with the largest contribution, on the `grid` (rows,
-    columns); None if it is unknown.
+    The image with the largest contribution comes first.
+
+    adds: direct contribution to the logit of the label, above the mean over all classes.
+    picture: row of the image in the arrays.
+    patch: (row, column) of the patch with the largest contribution, on the `grid` (rows, columns);
+        None if it is unknown.
     """
 
     layer: int = col("layer")

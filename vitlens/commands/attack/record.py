@@ -216,8 +216,10 @@ class RobustPairRow:
 class SurvivorsRow(OfModel):
     """Stronger attacks on the images that survive every L∞ attack up to an epsilon.
 
-    These are PGD with a margin loss (difference of logits ratio) and Square. before, after: robust
-    accuracy. margin, square: the number of images that each breaks; None if it was not run.
+    These are PGD with a margin loss (difference of logits ratio) and Square.
+
+    before, after: robust accuracy.
+    margin, square: the number of images that each breaks; None if it was not run.
     """
 
     epsilon: float = col("epsilon", term=EPSILON_TERM)
@@ -369,10 +371,10 @@ class CorruptionRow(OfModel):
 class AttackedArrays:
     """The outcome of all attacks on one model, image by image.
 
-    clean (images,): True where the clean image is classified correctly. broken_at (images,): by
-    attack, the smallest epsilon at which it succeeds. distance (images,): by attack, the norm of
-    the smallest perturbation. Both are in pixel units, 0 for misclassified clean images and
-    infinite if no perturbation was found.
+    clean (images,): True where the clean image is classified correctly.
+    broken_at (images,): by attack, the smallest epsilon at which it succeeds.
+    distance (images,): by attack, the norm of the smallest perturbation. Both are in pixel units, 0
+        for misclassified clean images and infinite if no perturbation was found.
     """
 
     clean: Flags

@@ -244,9 +244,12 @@ def consider_candidates(
 ) -> tuple[CandidateRow, ...]:
     """Return all candidates in their order, and FGSM at the end.
 
-    The first that fits what is left is chosen. images: that there are; candidates that differ
-    in more images than these alone are one. shares: as `passes_of`; defined: whether the model
-    has enough classes for an attack; attacked: images on which FGSM ran (None: all).
+    The first that fits what is left is chosen.
+
+    images: that there are; candidates that differ in more images than these alone are one.
+    shares: as `passes_of`.
+    defined: whether the model has enough classes for an attack.
+    attacked: images on which FGSM ran (None: all).
     """
     unique = dict.fromkeys(
         replace(candidate, images=min(candidate.images, images)) for candidate in candidates

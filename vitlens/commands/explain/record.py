@@ -92,9 +92,12 @@ def _lower(metric: str, title: str) -> Any:
 class LeagueRow(OfModel):
     """One method, or baseline, in every check, averaged over images.
 
-    A field is None if a check was not run or gave no number. randomisation: with all weights
-    random. cascade: mean over all stages. seconds, forwards: the cost per image. faults: of the
-    maps, in words.
+    A field is None if a check was not run or gave no number.
+
+    randomisation: with all weights random.
+    cascade: mean over all stages.
+    seconds, forwards: the cost per image.
+    faults: of the maps, in words.
     """
 
     method: str = col("method")

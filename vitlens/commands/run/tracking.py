@@ -64,9 +64,12 @@ class TrackerWatcher:
 
     It logs loss, learning rate, gradient norm and rate every EVERY_STEPS updates; means, statistics
     of attention by layer, and histograms of weights and gradients every epoch; and the attention
-    and rollout of a few test images every EVERY_EPOCHS epochs, from the first one on. name: of the
-    tracker; folder: of the run, which gets tensorboard/ or wandb/; config: settings of the run, for
-    the tracker's table; say: called once with a message for each part that fails.
+    and rollout of a few test images every EVERY_EPOCHS epochs, from the first one on.
+
+    name: of the tracker.
+    folder: of the run, which gets tensorboard/ or wandb/.
+    config: settings of the run, for the tracker's table.
+    say: called once with a message for each part that fails.
     """
 
     def __init__(

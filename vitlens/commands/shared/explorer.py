@@ -56,9 +56,11 @@ class ExplorerArrays:
     largest weights on the special tokens and on the patches.
 
     heads (whole, layers, heads, queries, keys), heads_most (whole, layers, heads, queries, 2): of
-    the first images; means (n - whole, layers, queries, keys), means_most: over heads, of the
-    others; rollout (n, layers, keys): through the layers so far; query_vectors, key_vectors
-    (images, last layers, heads, tokens, head_dim): of as many first images as there is room for.
+        the first images.
+    means (n - whole, layers, queries, keys), means_most: over heads, of the others.
+    rollout (n, layers, keys): through the layers so far.
+    query_vectors, key_vectors (images, last layers, heads, tokens, head_dim): of as many first
+        images as there is room for.
     """
 
     heads: Annotated[_Bytes, Form("u", (None, None, None, None, None))]

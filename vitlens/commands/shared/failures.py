@@ -43,7 +43,8 @@ class MendedArrays:
     """Errors of one model that the change of a cause corrects and its control does not.
 
     pixels, changed, control: the image, and it after the change and after the control.
-    truth: the label; predictions (3, images): of the three.
+    truth: the label.
+    predictions (3, images): of the three.
     """
 
     image: Indices

@@ -31,14 +31,17 @@ class ModelSource:
         names, by names, all of them, or by a function (recognises), of paths.
     glob: matches a file in each folder that completion offers as a name.
 
-    The next are module:function, imported when they are first called. build: (architecture, *,
-    state, pretrained) -> module and preprocessing, with the weights of a state dict, the hub's, or
-    random ones. load: (request) -> Model; by default an architecture is built and given its
-    weights. restore: (request, architecture, classes, preprocessing) -> Model, of a file that
-    `save` wrote, without its weights, if the user's code makes the module. list_names: () -> all
-    names, without the prefix; empty if they are in `names` or cannot be listed. folder_config:
-    (weights file) -> preprocessing and classes in the files next to the weights (see
-    timm_folder.py), or None.
+    The next are module:function, imported when they are first called.
+
+    build: (architecture, *, state, pretrained) -> module and preprocessing, with the weights of a
+        state dict, the hub's, or random ones.
+    load: (request) -> Model; by default an architecture is built and given its weights.
+    restore: (request, architecture, classes, preprocessing) -> Model, of a file that `save` wrote,
+        without its weights, if the user's code makes the module.
+    list_names: () -> all names, without the prefix; empty if they are in `names` or cannot be
+        listed.
+    folder_config: (weights file) -> preprocessing and classes in the files next to the weights (see
+        timm_folder.py), or None.
 
     weights: their origin without --weights: "own", the model includes its weights and accepts no
         others; "hub", they are downloaded; "none", the model must be trained first.

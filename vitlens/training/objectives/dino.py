@@ -256,8 +256,12 @@ def cropped(
     """Return each image's crop of a random area, aspect and angle, in random colours.
 
     Crops are resized (bilinear); brightness, contrast, saturation and the order of the channels are
-    random. draws: ten numbers in [0, 1) per image; area: smallest and largest, as shares of the
-    image; jitter: largest change, as a share; turn: largest angle, in degrees.
+    random.
+
+    draws: ten numbers in [0, 1) per image.
+    area: smallest and largest, as shares of the image.
+    jitter: largest change, as a share.
+    turn: largest angle, in degrees.
     """
     signed = 2 * draws - 1  # in [-1, 1)
     share = area[0] + (area[1] - area[0]) * draws[:, 0]

@@ -71,7 +71,8 @@ class CheckedMaps:
     """The methods of one model, checked on the same images.
 
     images, targets, functions: what was explained, on the model's device.
-    results: of `league`. groups, sources (n,): of the images, and the photograph of each.
+    results: of `league`.
+    groups, sources (n,): of the images, and the photograph of each.
     substrates: other replacements of removed patches; those that the model does not have are
         skipped.
     steadiness: True to shift the images. Patches are removed, and images shifted, when the results
@@ -333,8 +334,10 @@ def on_object_rows(
     """Return one score of each kind of map of one model, with its name, on the same images.
 
     Images without an object are left out, and, except for pointing, those without background. All
-    tensors are on the CPU. groups (n,): of the images. sources (n,): the photograph of each image
-    (None: its group); no baseline is of the same one.
+    tensors are on the CPU.
+
+    groups (n,): of the images.
+    sources (n,): the photograph of each image (None: its group); no baseline is of the same one.
     """
     if sources is None:
         sources = groups

@@ -245,9 +245,12 @@ def with_classifier(fields: object, adapter: Adapter, name: str) -> object:
 def describe_config(fields: object, name: str, *, texts: bool = False) -> ModelDescription:
     """Return the model that the fields of a configuration describe.
 
-    Its class is that of AutoModelForImageClassification and AutoModel. name: of the model, for
-    messages; texts: whether the folder has a tokenizer, so that texts can be embedded. Raises
-    ModelError and UnsupportedError.
+    Its class is that of AutoModelForImageClassification and AutoModel.
+
+    name: of the model, for messages.
+    texts: whether the folder has a tokenizer, so that texts can be embedded.
+
+    Raises ModelError and UnsupportedError.
     """
     fields = _require_fields(fields, name)
     kind = str(fields["model_type"])
