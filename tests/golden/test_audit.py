@@ -70,7 +70,7 @@ def test_what_does_not_fit_the_budget_is_left_out_and_the_report_says_so(
         tmp_path / "run",
         f"audit mine={tiny_vit} --data digits --limit 4 --batch-size 4 --budget 1e-6",
     )
-    assert set(little.named) == {"evaluate"}
+    assert set(little.chapters_by_name) == {"evaluate"}
     assert set(values_of(little.untested, "part")) == {
         "stats",
         "corruptions",

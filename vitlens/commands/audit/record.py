@@ -1,5 +1,4 @@
-"""What `vitlens audit` records: its chapters, how the attack was chosen, and what was not
-tested."""
+"""The record of `vitlens audit`: chapters, how the attack was chosen, and what was not tested."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ Part: TypeAlias = Literal[
     "evaluate", "explain", "attack", "corruptions", "stats", "failures", "reliance"
 ]
 CandidateState: TypeAlias = Literal["chosen", "weaker", "too long", "undefined"]
-# of the two attack chapters, the one of corruptions and FGSM on all images
+# the attack command has two chapters; this one has the corruptions, and FGSM on all images
 CORRUPTIONS_PART: Final = "corruptions"
 
 
@@ -72,18 +71,19 @@ class AuditRecord(Chaptered, FailuresRecord, RelianceRecord):
     untested: tuple[UntestedRow, ...] = table()
 
     @property
-    def named(self) -> Mapping[str, Chapter]:
-        """Return the chapters that were run, by command, or by which one it is of several of a
-        command.
+    def chapters_by_name(self) -> Mapping[str, Chapter]:
+        """Return the chapters that were run, by name.
+
+        The name is the command, or the chapter's part if the command has several chapters.
         """
         return {chapter.row.part or chapter.row.word: chapter for chapter in self.parts}
 
     @property
-    def predicted(self) -> bool:
+    def uses_predictions_as_labels(self) -> bool:
         """Return True if the model's predictions were used as labels."""
-        return "evaluate" not in self.named
+        return "evaluate" not in self.chapters_by_name
 
     @property
-    def chosen(self) -> CandidateRow | None:
+    def chosen_attack(self) -> CandidateRow | None:
         """Return the attack that was run."""
         return next((row for row in self.attacks_considered if row.state == "chosen"), None)

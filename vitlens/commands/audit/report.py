@@ -115,8 +115,8 @@ def _judged(record: AuditRecord) -> Iterator[Claim]:
     For chapters that were not run, that it is not tested.
     """
     yield _accuracy(record)
-    is_attacked = "attack" in record.named
-    for name, chapter in record.named.items():
+    is_attacked = "attack" in record.chapters_by_name
+    for name, chapter in record.chapters_by_name.items():
         for claim in chapter.claims:
             if claim.question in ("accuracy", "top-1 accuracy") or _is_judged_elsewhere(
                 record, name, claim
@@ -124,10 +124,10 @@ def _judged(record: AuditRecord) -> Iterator[Claim]:
                 continue
             claim = replace(claim, kind="fact" if claim.kind == "answer" else claim.kind, title="")
             claim = claim if is_attacked else _one_step(claim)
-            yield _without_labels(record, claim) if record.predicted else claim
+            yield _without_labels(record, claim) if record.uses_predictions_as_labels else claim
     (alias,) = record.aliases
     for row in record.untested:
-        if row.part in record.named:
+        if row.part in record.chapters_by_name:
             continue
         for question in _LOST.get(row.part, ()):
             yield unjudged(question, alias, row.reason, state="not tested")
@@ -139,13 +139,17 @@ def _is_judged_elsewhere(record: AuditRecord, name: str, claim: Claim) -> bool:
     """
     if claim.question == "common corruptions":
         return name == "attack"
-    return claim.question == "robustness" and name == "corruptions" and "attack" in record.named
+    return (
+        claim.question == "robustness"
+        and name == "corruptions"
+        and "attack" in record.chapters_by_name
+    )
 
 
 def _accuracy(record: AuditRecord) -> Claim:
     """Judge accuracy by --at-least or --at-most, as there is no other model to judge it by."""
     (alias,) = record.aliases
-    if record.predicted:
+    if record.uses_predictions_as_labels:
         return unjudged("accuracy", alias, "it needs labelled images", state="not tested")
     accuracy = record.metric(f"accuracy/{alias}")
     required = [
@@ -211,7 +215,7 @@ def requirement_outcomes(record: AuditRecord) -> tuple[RequirementOutcome, ...]:
 
 def unknown(record: AuditRecord) -> Iterator[str]:
     """Yield what could overturn the judgement, the most serious first."""
-    chosen = record.chosen
+    chosen = record.chosen_attack
     considered = record.attacks_considered
     stronger = (
         [row for row in considered[: considered.index(chosen)] if row.minutes] if chosen else []
@@ -223,11 +227,11 @@ def unknown(record: AuditRecord) -> Iterator[str]:
             more=attack_words(stronger[0]),
             chosen=attack_words(chosen),
         )
-    in_verdicts = _LOST.keys() - record.named.keys()
+    in_verdicts = _LOST.keys() - record.chapters_by_name.keys()
     for row in record.untested:
         if row.part not in in_verdicts:
             yield say("Not tested: {{ r|whole }}.", r=row.reason)
-    if record.predicted:
+    if record.uses_predictions_as_labels:
         yield (
             "No labels are used: accuracy and calibration are not tested, and attacks and "
             "corruptions are judged by the share of the model's predictions that stay the same."
@@ -238,7 +242,7 @@ def unknown(record: AuditRecord) -> Iterator[str]:
         n=record.images,
     )
     yield from reliance.unknown(record)
-    if "explain" in record.named:
+    if "explain" in record.chapters_by_name:
         yield "A map that you can trust does not explain what defines a class."
     yield "Images in use may change in ways that these corruptions do not cover."
 

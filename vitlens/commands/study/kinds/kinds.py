@@ -78,7 +78,7 @@ class Finding:
         reported.
     statement: the result, a sentence without a full stop.
     source: author and year.
-    difference: how the study differs from the paper, which may explain another result.
+    caveat: how the study differs from the paper, which may explain another result.
     """
 
     label: str
@@ -86,7 +86,7 @@ class Finding:
     expects: Literal["higher", "equal"]
     statement: str
     source: str
-    difference: str
+    caveat: str
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,7 @@ def finding_rows(
             difference=row.difference,
             p_holm=row.p_holm,
             agreement=_agreement(finding.expects, row),
-            reason=finding.difference,
+            reason=finding.caveat,
         )
 
 
