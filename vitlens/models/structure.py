@@ -114,7 +114,7 @@ class _Traced:
         tokens = TokenStructure(
             self.module, self.images, self.logits_of, self.hints, self.trace, self.calls
         )
-        anatomy = tokens.added_to(Anatomy("other", blocks, attention=parts))
+        anatomy = tokens.complete(Anatomy("other", blocks, attention=parts))
         if self.hints.blocks is None:
             return with_blocks_without_attention(
                 self.module, anatomy, is_block=self._passes_input_through

@@ -1,13 +1,14 @@
 """What each head writes: the classes or attributes that it separates best, tested by ablation.
 
-Classes and attributes of the images are concepts in short. The score of a class is what the head
-adds to its logit directly, above the mean over all classes of the model. That of an attribute is
-the projection of the head's output on the difference of means of the images with and without it,
-taken from the other half of the images. The area under the ROC curve (AUC) of the score measures
-how well the head separates the images with the concept from all others (INVERT, Bykov 2023). The
-label names the concept of the highest AUC, and those with AUCs that are not significantly lower;
-more than MOST such concepts are no label. The label holds where, without the head, the log-odds of
-the class label fall more in images with these concepts than in the others.
+"Concept" means a class or an attribute of the images. The score of a class is what the head adds
+to its logit directly, above the mean over all classes of the model. The score of an attribute is a
+projection of the head's output: on the difference of means of the images with and without it. These
+means are taken from the other half of the images. The area under the ROC curve (AUC) of the score
+measures how well the head separates the images with the concept from all others (INVERT, Bykov
+2023). The label names the concept of the highest AUC, and those with AUCs that are not
+significantly lower. If there are more than MOST of them, the head gets no label. The label holds
+if, without the head, the log-odds of the class label fall more in images with these concepts than
+in the others.
 
 Images that share a source (a group) are not independent. Variances of AUCs sum over sources
 (Obuchowski 1997), tests against chance use the mean score of each source, and a permutation moves
@@ -48,8 +49,9 @@ Members = NDArray[np.bool_]  # (images,): True for images with one concept
 class Writes(WritesRow):
     """What one head writes, with the numbers of each image.
 
-    scores, falls, points (n,): what the head adds to the best concept; what the image loses without
-    the head, nats of log-odds; the same in points of accuracy.
+    scores (n,): what the head adds to the best concept.
+    falls (n,): what the image loses without the head, nats of log-odds.
+    points (n,): what it loses in points of accuracy.
     """
 
     scores: Tensor = field(repr=False)
@@ -76,8 +78,8 @@ class Separation:
     def interval(self, head: int, concept: int, images: int) -> Estimate:
         """Return an AUC with its 95 % interval, DeLong's on the logit scale.
 
-        The logit scale keeps it within 0 and 1. Where all images are on the right side the variance
-        is 0; the interval is then Wilson's, as if each source of the rarer side were one success.
+        The logit scale keeps it within 0 and 1. If the AUC is 0 or 1, its variance is 0: the
+        interval is then Wilson's of no or all successes among the sources of the rarer side.
         """
         from scipy import stats
         from scipy.special import expit, logit
@@ -88,14 +90,18 @@ class Separation:
         if value in (0.0, 1.0):
             bounds = wilson(round(value) * sources, sources)
             return Estimate(value, bounds.low, bounds.high, images, "")
-        half = float(stats.t.ppf(0.975, self.freedom[concept])) * error / (value * (1 - value))
+        logit_error = error / (value * (1 - value))  # by the delta method
+        half_width = float(stats.t.ppf(0.975, self.freedom[concept])) * logit_error
         middle = float(logit(value))
-        return Estimate(value, float(expit(middle - half)), float(expit(middle + half)), images, "")
+        low = float(expit(middle - half_width))
+        high = float(expit(middle + half_width))
+        return Estimate(value, low, high, images, "")
 
-    def p_lower(self, head: int, concept: int, best: int) -> float:
-        """Return the p of equal AUCs of a head for two concepts (DeLong 1988, paired).
+    def p_equal_areas(self, head: int, concept: int, best: int) -> float:
+        """Return the p-value of equal AUCs of a head for two concepts (DeLong 1988, paired).
 
-        Two-sided, as the best concept was chosen for its AUC; 1 where its AUC is not higher.
+        The test is two-sided, because the best concept was chosen for its AUC. The p-value is 1 if
+        the AUC of the best concept is not higher.
         """
         from scipy import stats
 
@@ -108,11 +114,13 @@ class Separation:
         return 2 * float(stats.t.sf(gap / max(error, np.finfo(float).tiny), freedom))
 
     def alike(self, head: int, is_clear: NDArray[np.bool_]) -> list[int]:
-        """Return a head's best clear concept, and the concepts that it separates as well.
+        """Return a head's best clear concept, and the concepts that it separates equally well.
 
-        The AUCs of the latter are not significantly lower. is_clear (concepts,): True where the AUC
-        is above chance after correction. The others are compared where they are above chance before
-        it, so that a concept of few images, which no test excludes, does not join every label.
+        The AUCs of the latter are not significantly lower. They need only an uncorrected p-value
+        below LEVEL to be above chance. Without that, a concept of few images, which no test
+        excludes, would join every label.
+
+        is_clear (concepts,): True if the AUC is above chance after correction.
         """
         order = np.argsort(-self.area[head], kind="stable").tolist()
         clear = [concept for concept in order if is_clear[concept]]
@@ -122,7 +130,9 @@ class Separation:
         concepts = [best]
         for rival in order:
             is_above_chance = self.p[head, rival] <= LEVEL
-            if rival != best and is_above_chance and self.p_lower(head, rival, best) > LEVEL:
+            if rival == best or not is_above_chance:
+                continue
+            if self.p_equal_areas(head, rival, best) > LEVEL:
                 concepts.append(rival)
         return concepts
 
@@ -142,6 +152,7 @@ def separation(scores: Scores, truth: Truth, groups: Groups | None) -> Separatio
         sources_with = source_count(truth[:, concept], groups)
         sources_without = source_count(~truth[:, concept], groups)
         area, above, below = placements(values, has)
+        # the squares of the influences, summed over sources, are DeLong's variance of the AUC
         influence = np.empty_like(values)
         influence[has] = (above - area) / len(above) * _sample_factor(sources_with)
         influence[~has] = (below - area) / len(below) * _sample_factor(sources_without)
@@ -245,15 +256,17 @@ def at_random(
     from scipy.stats import rankdata
 
     generator = np.random.default_rng(seed)
-    sources = _source_numbers(len(truth), groups)
+    source_of_image = _source_numbers(len(truth), groups)
     ranks = rankdata(scores.double().numpy(), axis=0)
     largest = 0.5
     for _ in range(draws):
+        # every image of a source gets the concepts of one random image of another source
         order = generator.permutation(len(truth))
-        numbers, places = np.unique(sources[order], return_index=True)
-        image_of_source = order[places]
-        permuted = generator.permutation(len(numbers))
-        has = truth.numpy()[image_of_source[permuted[sources]]]
+        sources, first_places = np.unique(source_of_image[order], return_index=True)
+        random_image_of_source = order[first_places]
+        donor_of_source = generator.permutation(len(sources))
+        donor_of_image = donor_of_source[source_of_image]
+        has = truth.numpy()[random_image_of_source[donor_of_image]]
         with_concept = has.sum(0)
         without = len(has) - with_concept
         is_used = (with_concept > 0) & (without > 0)
