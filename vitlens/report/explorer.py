@@ -1,13 +1,11 @@
-"""The data of the attention explorer: images, the attention weights of every head, and the tokens'
-places.
+"""The data of the attention explorer: images, attention weights of every head, places of tokens.
 
-Plain arrays, without torch: a command's report makes it from its record, a notebook from a model;
-the HTML renderer packs it into the page.
+They are plain arrays, without torch. The report of a command makes them from its record, a notebook
+from a model; the HTML renderer packs them into the page.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import Final
 
 import numpy as np
@@ -21,16 +19,16 @@ POOLED: Final = 14  # rows and columns of the pooled queries, at most
 
 @dataclass(frozen=True)
 class ExplorerImage:
-    """One image as the model saw it, and what looks where in it.
+    """One image as the model saw it, and its attention.
 
+    name, facts: shown under it (file; prediction and label).
     picture: (height, width, 3) uint8.
     weights: (layers, heads, queries, keys), each row a distribution over the keys, or None where
         only layer means are kept.
     layer_weights: (layers, queries, keys), the mean over heads.
     rollout: (layers, keys), from CLS (or the mean of all tokens) through the layers so far.
     maps: (rows, columns) by name, e.g. the relevance for a class, raw.
-    name, facts: what is said under it (file, prediction, label).
-    query_vectors, key_vectors: (last layers, heads, tokens, head_dim).
+    query_vectors, key_vectors: (last layers, heads, tokens, head_dim), for scores by dimension.
     """
 
     name: str
@@ -51,15 +49,15 @@ class Explorer:
     model: its alias.
     keys: the grid (rows, columns) of the patches that are looked at, after `special` tokens that
         come first and are no patches (their names, e.g. ("CLS",)).
-    queries: the grid of the rows of the weights, `keys` itself unless queries were pooled.
+    queries: the grid of the rows of the weights; that of the keys unless queries were pooled.
     labels: what each head attends to, (layers, heads).
-    words: more about each, as its three tested words.
+    words: its three tested labels in words, (layers, heads).
     importance: the rise of the loss without each head in nats, (layers, heads), NaN where it is not
         known.
     notes: sentences shown above it.
     layers: their numbers, () for 0, 1, 2 and so on.
-    scales: of the products of queries and keys, in the layers of which images have them.
-    without_pairs: why none has them.
+    scales: the factor on q · k, for each layer of the query and key vectors.
+    without_pairs: why images have no query and key vectors.
 
     Raises InputError where the shapes do not fit.
     """
@@ -93,12 +91,15 @@ class Explorer:
 def pooled(
     weights: NDArray[np.floating], special: int, grid: tuple[int, int]
 ) -> tuple[NDArray[np.floating], tuple[int, int]]:
-    """Average the patch queries of attention weights to POOLED x POOLED if there are more than
-    MOST_TOKENS tokens.
+    """Average patch queries to POOLED x POOLED if there are more than MOST_TOKENS tokens.
+
+    Returns the weights and the grid of their queries, as `averaged`; fewer tokens are returned as
+    they are.
 
     weights: (..., queries, keys), the queries being `special` tokens and then the patches of the
-    grid (rows, columns). Returns the weights and the grid of their queries, as `averaged`; fewer
-    tokens are returned as they are. Raises InputError where the queries are not those of the grid.
+        grid (rows, columns).
+
+    Raises InputError if the queries are not those of the grid.
     """
     tokens = special + grid[0] * grid[1]
     most = POOLED if tokens > MOST_TOKENS else max(grid)
@@ -108,8 +109,7 @@ def pooled(
 def averaged(
     weights: NDArray[np.floating], special: int, grid: tuple[int, int], most: int
 ) -> tuple[NDArray[np.floating], tuple[int, int]]:
-    """Average the patch queries of attention weights over at most `most` rows and columns of
-    blocks.
+    """Average patch queries of attention weights over at most `most` rows and columns of blocks.
 
     Each row of the result is a mean of rows, and so still a distribution over the keys; special
     tokens are not averaged. Returns the weights and the grid of the blocks. Raises InputError as
@@ -132,25 +132,32 @@ def averaged(
 
 
 def block_starts(count: int, blocks: int) -> NDArray[np.intp]:
-    """Return where each block of neighbours begins: element i is in block floor(i * blocks /
-    count).
+    """Return where each block of neighbours begins.
+
+    Element i is in block floor(i * blocks / count).
     """
     return np.asarray(-(-np.arange(blocks) * count // blocks), dtype=np.intp)
 
 
 def rollout_of(layer_weights: NDArray[np.floating], special: int) -> NDArray[np.float32]:
-    """Compute rollout (layers, keys) up to each layer, from CLS, or from all tokens if there is no
-    special token.
+    """Compute rollout (layers, keys) up to each layer, from CLS or else from all tokens.
 
-    layer_weights: (layers, tokens, tokens), the mean over heads; half of each layer is the residual
-    connection (Abnar & Zuidema 2020). Only the one row is computed, from the last layer down.
+    Half of each layer is the residual connection (Abnar & Zuidema 2020).
+
+    layer_weights: (layers, tokens, tokens), the mean over heads.
     """
     layers, tokens, _ = layer_weights.shape
     mixed = 0.5 * layer_weights.astype(np.float32) + 0.5 * np.eye(tokens, dtype=np.float32)
     start = np.full(tokens, 1 / tokens, np.float32)
     if special:
         start = np.eye(1, tokens, dtype=np.float32)[0]
-    rows = [reduce(np.matmul, mixed[last::-1], start) for last in range(layers)]
+    rows = []
+    for last in range(layers):
+        # a vector times matrices, from the last layer down: never a product of two matrices
+        row = start
+        for layer in reversed(range(last + 1)):
+            row = row @ mixed[layer]
+        rows.append(row)
     return np.stack(rows)
 
 
@@ -159,4 +166,6 @@ def _block_means(values: NDArray[np.floating], blocks: int, *, axis: int) -> NDA
     starts = block_starts(values.shape[axis], blocks)
     lengths = np.diff([*starts, values.shape[axis]]).astype(np.float32)
     sums = np.add.reduceat(values.astype(np.float32), starts, axis=axis)
-    return np.asarray(sums / lengths.reshape(-1, *[1] * (-1 - axis)))
+    shape = [1] * values.ndim
+    shape[axis] = -1
+    return np.asarray(sums / lengths.reshape(shape))

@@ -31,7 +31,9 @@ _BATCH: Final = 2
 _TOKENS: Final = 5
 _HEAD_DIM: Final = 8  # of a function
 _DIM: Final = 32  # of a layer that does not say
+_HEADS: Final = 3  # of queries, keys and values that a function takes as (batch, heads, ..)
 _SPREAD: Final = 2.0  # standard deviation of scores, with which variants are told apart
+_LARGEST_FACTOR: Final = 30.0  # of the tokens, to reach that spread
 _CLOSE: Final = 1e-4  # of the largest value
 _DRAWS: Final = 400  # passes in training mode
 _ERRORS: Final = 6.0  # standard errors, beyond which two means differ
@@ -179,7 +181,7 @@ class _Layer:
         except InputError:
             if self.takes == "x" or isinstance(module, nn.Module):
                 raise
-            self.inputs = self._draw_inputs((_BATCH, 3, _TOKENS, width))
+            self.inputs = self._draw_inputs((_BATCH, _HEADS, _TOKENS, width))
             self.output, self.weights = self()
 
     def _width(self) -> int:
@@ -205,8 +207,9 @@ class _Layer:
         queries = inputs[0].double() @ query.weight.T
         keys = inputs[1].double() @ key.weight.T
         spread = (queries @ keys.mT / math.sqrt(queries.shape[-1])).std()
-        factor = float(min((_SPREAD / spread.clamp_min(1e-6)).sqrt(), torch.tensor(30.0)))
-        return [factor * part for part in inputs]
+        # scores grow with the square of the tokens
+        factor = (_SPREAD / spread.clamp_min(1e-6)).sqrt().clamp_max(_LARGEST_FACTOR)
+        return [float(factor) * part for part in inputs]
 
     def __call__(
         self, inputs: Sequence[Tensor] | None = None, mask: Tensor | None = None
@@ -397,7 +400,8 @@ def _projection(variant: Variant) -> Finding:
 
 
 def _check_returned_weights(weights: Tensor, expected: Tensor) -> Finding:
-    """Return whether the weights that a layer returns are those that it uses."""
+    """Check whether the weights that a layer returns are those that it uses."""
+    # per head, their mean over heads, or of one head without its axis
     forms = (expected, expected.mean(1), expected[:, 0])
     if any(_is_close(weights.double(), form) for form in forms):
         return Finding("weights", True, "The weights that it returns are those that it uses.")
@@ -451,7 +455,7 @@ def _of_behaviour(layer: _Layer) -> Iterator[Finding]:
 
 
 def _rows(weights: Tensor) -> Finding:
-    """Return whether each row of the weights sums to one."""
+    """Check whether each row of the weights sums to one."""
     rows = weights.sum(-1)
     if _is_close(rows, torch.ones_like(rows)) and float(weights.min()) >= 0:
         return Finding("rows", True, "Each row of the weights sums to 1.")
@@ -497,7 +501,7 @@ def _masked_outputs(
 
 
 def _mask(layer: _Layer, match: _Match | None) -> Finding:
-    """Return whether a mask hides keys, or which mistake its effect is that of."""
+    """Check whether a mask hides keys, or which usual mistake has the same effect."""
     if match is not None and match.variant.causal:
         says = (
             "Later tokens are masked, though no mask was given. That is right for text and wrong "
@@ -513,7 +517,7 @@ def _mask(layer: _Layer, match: _Match | None) -> Finding:
     if not outputs:
         return Finding("mask", None, "Not checked: no mask of the usual forms was taken.")
     for words, output in outputs:
-        if _is_right(layer, match, allowed, output):
+        if _is_right(layer, match, allowed, words, output):
             return Finding("mask", True, f"Masked keys have no weight; the mask is {words}.")
     uses: Sequence[MaskUse] = ("after", "zero", "queries", "weak") if match else ()
     for use in uses:
@@ -534,22 +538,29 @@ def _mask(layer: _Layer, match: _Match | None) -> Finding:
 
 
 def _is_right(
-    layer: _Layer, match: _Match | None, allowed: Bool[Tensor, "query key"], output: Tensor
+    layer: _Layer,
+    match: _Match | None,
+    allowed: Bool[Tensor, "query key"],
+    form: str,
+    output: Tensor,
 ) -> bool:
-    """Return True if an output is that of the layer under the mask.
+    """Return True if an output is that of the layer under the mask in one of its forms.
 
-    Without a match: if the first query, which attends to itself only, does not depend on the rest.
+    Without a match, return True if only the first query, which attends to itself, does not depend
+    on the other tokens.
     """
     if match is not None:
         return _is_close(output.double(), _with_mask(layer, match, allowed, "right"))
     changed = [part.clone() for part in layer.inputs]
     for part in changed:
         part[..., 1:, :] = torch.randn_like(part[..., 1:, :])
-    return any(
-        _is_close(other[..., :1, :], output[..., :1, :])
-        and not _is_close(other[..., 1:, :], output[..., 1:, :])
-        for _, other in _masked_outputs(layer, allowed, changed)
-    )
+    # masks of one form differ in shape only, and have the same effect
+    changed_output = dict(_masked_outputs(layer, allowed, changed)).get(form)
+    if changed_output is None:
+        return False
+    first_is_equal = _is_close(changed_output[..., :1, :], output[..., :1, :])
+    rest_is_equal = _is_close(changed_output[..., 1:, :], output[..., 1:, :])
+    return first_is_equal and not rest_is_equal
 
 
 def _with_mask(
@@ -564,7 +575,7 @@ def _with_mask(
 
 
 def _dropout(layer: _Layer) -> Finding:
-    """Return whether dropout, which is off in evaluation, keeps the mean in training."""
+    """Check whether dropout, which is off in evaluation, keeps the mean in training."""
     if not isinstance(layer.module, nn.Module):
         return Finding("dropout", None, "Not checked: a function has no training mode.")
     layer.module.train()
