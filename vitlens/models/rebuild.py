@@ -522,9 +522,9 @@ def prune_heads(
     heads: by layer, both counted from 0.
     means: by layer, each head's mean output over tokens and images, (heads, head_dim).
 
-    Raises InputError for a head that does not exist and for a mean per token (which a bias cannot
-    hold), UnsupportedError for attention that cannot be cut (ours, timm's standard and torchvision's
-    can), and inside `intervene` or with a user's hook.
+    Raises InputError for a head that does not exist and for a mean per token, which a bias cannot
+    hold. Raises UnsupportedError for attention that cannot be cut (ours, timm's standard and
+    torchvision's can), and inside `intervene` or with a user's hook.
     """
     removed_by_layer = {
         layer: sorted(set(removed)) for layer, removed in sorted(heads.items()) if removed
