@@ -177,8 +177,8 @@ LAYOUTS: Final = (  # the first that recognises a path reads it
         lambda path: path.is_dir() and path.suffix.lower() != ".npz",
         "vitlens.data.folder:load",
         "FOLDER",
-        "class folders, with train/ and test/ or val/ inside or divided by seed; or loose "
-        "images, which --labels FILE.csv labels",
+        "class folders, inside train/ and test/ (or val/), or divided by the seed; or loose "
+        "images with --labels FILE.csv",
     ),
     Layout(
         lambda path: path.suffix.lower() == ".npz",

@@ -191,7 +191,7 @@ def overall_verdict(claims: Iterable[Claim]) -> Verdict | None:
             because = f"{because}, for {_in_words(subjects)}"
     else:
         reasons = [
-            f"{' and '.join(names)}: {reason}" for reason, names in subjects_by_reason.items()
+            f"{reason}, for {' and '.join(names)}" for reason, names in subjects_by_reason.items()
         ]
         because = "; ".join(reasons)
     limit = limits.pop() if len(limits) == 1 else ""

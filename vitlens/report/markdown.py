@@ -78,7 +78,8 @@ def portfolio_markdown(document: Document) -> str:
 def _section(section: Section, numbers: dict[str, int]) -> Iterator[str]:
     yield f"{'#' * section.level} {as_markdown(section.title)}"
     if section.status is not None:
-        yield f"Verdict: {as_markdown(section.status.words)}."
+        status = section.status
+        yield f"Verdict: **{status.state}** – {as_markdown(status.reason)}."
     yield from _paragraphs(section.sentences)
     for figure in section.figures:
         yield _figure(figure, numbers[figure.name])
