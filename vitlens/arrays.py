@@ -54,7 +54,7 @@ _HEADERS: Final = {
 class Form:
     """The expected form of an array.
 
-    kinds: of numpy dtypes ("b", "iu", "f", "U"); shape: None for any size.
+    kinds: the kinds of numpy dtypes ("b", "iu", "f", "U"); shape: None for any size.
     """
 
     kinds: str
@@ -212,7 +212,7 @@ class _ArrayField(NamedTuple):
     """One field of a dataclass of arrays.
 
     key_type: int or str of a mapping, by number or by name, None for a single array.
-    prefix: of the names of a mapping's arrays in the file, before the key.
+    prefix: the prefix of the names of a mapping's arrays in the file, before the key.
     """
 
     name: str

@@ -81,8 +81,8 @@ def _examples(texts: Sequence[str]) -> str:
 class _Match(NamedTuple):
     """A match of classes.
 
-    columns: of the logits, the data's classes first.
-    names: of the columns.
+    columns: the columns of the logits, the data's classes first.
+    names: the names of the columns.
     note: "" for a match by name.
     """
 

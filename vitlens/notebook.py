@@ -53,10 +53,10 @@ def show(
         `relevance` and `explain` return them; or several by name. One method without negative
         values has one colour scale for all images, with its values at the bar; otherwise each map
         is drawn as a share of its largest value, red for positive, blue for negative.
-    title: of the figure.
+    title: the title of the figure.
     names: one for each image.
     label: the maps' unit, at the colour bar.
-    width: of a page or a column.
+    width: the width of a page or a column.
     model: that of the maps, whose crop of files and pictures is drawn (a tensor or a Split is drawn
         without a crop).
 
@@ -156,7 +156,7 @@ def show_heads(
     images: next to or under the maps.
     image: its index in the batch, from 0, of any number of images.
     layer: from 0, for the heads of one layer over at most 12 images.
-    width: of a page or a column.
+    width: the width of a page or a column.
 
     Raises InputError if shapes do not fit.
 
@@ -253,7 +253,7 @@ def show_board(
         `vitlens.ablate`; a table (layers, heads), NaN for no head; or up to six tables by name.
         Colours are symmetric around 0 for a single table with negative values.
     unit: at the colour bar.
-    width: of a page or a column.
+    width: the width of a page or a column.
 
     Raises InputError if shapes do not fit.
 

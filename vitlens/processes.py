@@ -27,8 +27,9 @@ class Processes:
 
     index: rank, from 0.
     count: world size.
-    device: of this process. total, gathered and main_process_first are collective: all processes
-        must call them, in the same order. They raise RunError if another process has ended.
+    device: the device of this process. total, gathered and main_process_first are collective: all
+        processes must call them, in the same order. They raise RunError if another process has
+        ended.
     """
 
     index: int

@@ -245,8 +245,8 @@ def table() -> Any:
 def arrays(name: str) -> Any:
     """Return a field of a record: the arrays of a file, from which figures are drawn.
 
-    name: of the file. With a placeholder, "offsets-{model}", the field is a Mapping from its value
-    to a dataclass of arrays (vitlens/arrays.py), else such a dataclass or None.
+    name: the name of the file. With a placeholder, "offsets-{model}", the field is a Mapping from
+        its value to a dataclass of arrays (vitlens/arrays.py), else such a dataclass or None.
     """
     metadata = {_ARRAYS: name}
     if "{" in name:

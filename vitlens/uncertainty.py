@@ -155,9 +155,10 @@ def share_of(
 ) -> Estimate:
     """Return the fraction of successes (n,), each 0 or 1, with Wilson's 95 % interval.
 
-    groups (n,): of values that are not independent. n is then the number of independent values that
-    have the standard error of the delete-a-group jackknife, and the quantile Student's (Dean &
-    Pagano 2015). Without variation, or of a single group, it is the number of groups.
+    groups (n,): the group of each value; values of one group are not independent. n is then the
+        number of independent values that have the standard error of the delete-a-group jackknife,
+        and the quantile Student's (Dean & Pagano 2015). Without variation, or of a single group, it
+        is the number of groups.
     """
     vector = _vector(successes)
     sums, counts = by_group(vector, groups)
@@ -252,7 +253,7 @@ def welch(
 
     The interval and the p-value are Welch's (1947); there is no interval, and p is 1, for a single
     value and for samples without variation. most: the largest possible difference, on either side.
-    n: of both together.
+    n: the number of both together.
     """
     from scipy import stats
 

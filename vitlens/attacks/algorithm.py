@@ -27,7 +27,7 @@ class Jobs:
     """The jobs of a batch, one per row.
 
     rows: indices into the images that are attacked.
-    keys: of the random draws, from seed, image, restart and target.
+    keys: the keys of the random draws, from seed, image, restart and target.
     runners_up: classes other than the label, most likely on the clean image first.
     targets: the target class.
     restarts: index of the restart.
@@ -62,7 +62,7 @@ class PointEvaluation:
 
     logits: fp32.
     losses: the algorithm's objectives.
-    gradients: of the losses with respect to the points, 0 if they are not computed.
+    gradients: the gradients of the losses with respect to the points, 0 if they are not computed.
     success: whether these points are adversarial (in a targeted attack: are predicted as the
         target).
     """
@@ -114,13 +114,13 @@ class Setting:
     """The settings from which an algorithm is built.
 
     steps: at least 1.
-    classes: of the model.
-    size: of the images, px.
+    classes: the classes of the model.
+    size: the size of the images, px.
     token: px (height, width) of a ViT's patch on these images, None for other models.
     side: px of the patch attack's square (None: a quarter of the shorter side).
     aligned: whether the square lies on tokens (without tokens: on a grid of its own side).
     maps: attribution maps by which its position is chosen, or None.
-    stride: of PGD, the length of all steps together in epsilons (None: its default).
+    stride: the stride of PGD, the length of all steps together in epsilons (None: its default).
     """
 
     steps: int

@@ -47,7 +47,7 @@ class AttackResult(Table):
     images: adversarial where success, else the clean image, in fp32 also for a module in 16 bits.
     success: whether the prediction was right and now is wrong, without autocast, on exactly these
         pixels (with `targets`: now is the target).
-    distance: of images from the clean ones, in the attack's norm, pixel units.
+    distance: the distance of images from the clean ones, in the attack's norm, pixel units.
     tried: whether the clean image was classified correctly, only then it is attacked.
     reached: whether the prediction is the given target.
     forwards, backwards: passes through the model.
@@ -335,8 +335,8 @@ def sweep(
 
     epsilons: in pixel units, ascending, 0 allowed (None: the defaults of the attack's norm; a patch
         has its own).
-    indices: of the images in the data set, which seed the random draws, so that the parts of a data
-        set give the same results as the whole.
+    indices: the indices of the images in the data set, which seed the random draws, so that the
+        parts of a data set give the same results as the whole.
     on_progress: called with the number of images just finished.
 
     Raises the errors of `vitlens.attack`.

@@ -71,7 +71,7 @@ class Trial:
 
     attempt: takes images and labels, and by name epsilon, steps and batch size (None: the defaults
         of the attack).
-    groups (n,): of images that share a source.
+    groups (n,): the source of each image.
     """
 
     attack: str

@@ -57,7 +57,7 @@ class AttackOutcome:
 
     level: index of the epsilon at which the attack succeeded, -1 for an image that is robust or was
         not attacked.
-    distance: of the adversarial image, infinite without one.
+    distance: the distance of the adversarial image, infinite without one.
     forwards, backwards: passes.
     silent: whether no gradient was other than exactly 0.
     adversarial: images by row.
@@ -80,7 +80,7 @@ class AttackOutcome:
 class Evaluator:
     """A model and an algorithm, with which points are evaluated.
 
-    precision: of the passes with gradients.
+    precision: the precision of the passes with gradients.
     targeted: whether success means predicting the target (else: any wrong class).
     """
 
@@ -218,8 +218,8 @@ class Engine:
     The jobs of an image are numbered by `stage` = level x jobs per level + restart x targets +
     target. A slot of the batch holds the row of an image and its current stage.
 
-    outcome: of earlier attacks, to which this one adds: an image is attacked only below the level
-    at which it is broken already. Raises as the attack's algorithm does.
+    outcome: the outcome of earlier attacks, to which this one adds: an image is attacked only below
+        the level at which it is broken already. Raises as the attack's algorithm does.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ _HALF_STEP = 2.0**-25  # draws are multiples of 2^-24, and the normal quantile o
 class Norm:
     """One norm.
 
-    length: of each change.
+    length: the length of each change.
     steepest: the step of length 1 of largest increase, given a gradient.
     project: the nearest change within epsilon.
     draw: a random change of length at most 1 for each key, shaped like images.

@@ -34,7 +34,7 @@ class CleanImages:
 
     correct: whether the model predicts the label.
     runners_up: other classes, most likely first.
-    indices: of the images in the data set.
+    indices: the indices of the images in the data set.
     notes: caveats that a report states before its curves.
     """
 
@@ -53,11 +53,11 @@ class AttackPlan:
     Raises InputError for counts that are too small and for maps that are not finite.
 
     levels: epsilons above 0 in ascending order.
-    steps: of the attack (None: its default).
+    steps: the number of steps of the attack (None: its default).
     restarts: at each level.
     targets: the target classes (batch,), or None.
     batch_size: images at a time (None: as many as fit into memory).
-    precision: of the passes with gradients.
+    precision: the precision of the passes with gradients.
     side, aligned, maps, stride: as in `vitlens.attack`.
     keep: whether the adversarial images are kept.
     downwards: from the largest epsilon down to the first at which an image is robust, which then

@@ -40,7 +40,7 @@ class Outcome:
     clean: the images that the model predicts correctly before the attack.
     broken_at: the smallest epsilon at which each is predicted wrongly, 0 for images that were wrong
         before, infinite for images on which all attempts failed.
-    distance: of the smallest perturbation found, 0 and infinite as broken_at.
+    distance: the distance of the smallest perturbation found, 0 and infinite as broken_at.
     zero_gradients: images whose gradients were all exactly 0.
     forwards, backwards: passes through the model; seconds.
     notes: caveats on the numbers.
@@ -119,7 +119,8 @@ class Transfer:
     source, target: numbers of the models.
     rate: the share that fool the target, of the images that fool the source and have a clean
         version that the target predicts right, None without such images.
-    accuracy: of the target on all images of the source, clean ones if its attack failed.
+    accuracy: the accuracy of the target on all images of the source, clean ones if its attack
+        failed.
     clean: its accuracy on the clean images.
     """
 

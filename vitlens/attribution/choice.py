@@ -306,8 +306,9 @@ def choose(
 ) -> MethodChoice:
     """Return the candidate of the highest score on the first half, judged on the second half.
 
-    values: of each check, greater is better, a row a method (candidates, then BASELINES), NaN in
-    all rows of an image without a value. A check in which all methods are equal decides nothing.
+    values: the value of each check, greater is better, a row a method (candidates, then BASELINES),
+        NaN in all rows of an image without a value. A check in which all methods are equal decides
+        nothing.
     """
     count = len(candidates)
     table = torch.stack([check_values.double() for check_values in values.values()])

@@ -63,7 +63,7 @@ class Object:
     """One image's object before it is drawn.
 
     size: (height, width) in px of its mask.
-    file: of the mask, or boxes: (x, y, width, height) in px.
+    file: the file of the mask, or boxes: (x, y, width, height) in px.
     orientation: the EXIF orientation that turns the mask, as it turns its image; 1 for none.
     """
 

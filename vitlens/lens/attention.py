@@ -111,7 +111,7 @@ class AttentionMode(ScopedMode):
     def site(self, module: str, shape: torch.Size) -> Site:
         """Return the site of the running call, from the survey where it has one.
 
-        shape: of the call's weights, (batch, heads, queries, keys).
+        shape: the shape of the call's weights, (batch, heads, queries, keys).
         """
         earlier_calls = [site for site in self.sites if site.module == module]
         part = len(earlier_calls)

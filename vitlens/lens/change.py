@@ -141,7 +141,7 @@ class _TensorChanges:
 
     module, part: of whose call.
     members: each with the number of its copy of the images.
-    copies: of the images in a batch.
+    copies: the copies of the images in a batch.
     """
 
     module: str

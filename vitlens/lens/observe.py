@@ -184,7 +184,7 @@ def _sketch(call: AttentionCall) -> Tensor:
 def _check_batch(model: Model, image: Images, sketches: list[Tensor], tolerance: float) -> None:
     """Raise LensError where the weights of an image change when it is the first of two.
 
-    sketches: of its weights without the other image, call by call.
+    sketches: the sketches of its weights without the other image, call by call.
     """
     other = torch.rand(image.shape, generator=torch.Generator().manual_seed(2)).to(image)
     expected = iter(sketches)

@@ -168,7 +168,7 @@ def _classifier(
     """Return the classifier that a file has under another name, by the model's name, and a note.
 
     Empty where the file has the model's classifier, or not exactly one other of the right width.
-    prefix: of the model's other names.
+    prefix: the prefix of the model's other names.
     """
     if len(heads) != 1:
         return {}, ""

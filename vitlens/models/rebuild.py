@@ -44,9 +44,9 @@ _IMAGENET: Final = 1000  # its classes
 class Architecture:
     """The description from which the same model is built again, without its weights.
 
-    kind: of the source.
+    kind: the kind of the source.
     name: in the source's list.
-    classes: of the head.
+    classes: the classes of the head.
     image_size: (height, width) in pixels, None for the model's own.
     overrides: fields of a ViTConfig that differ from the preset's.
     pruned: the removed heads of each attention module (see `prune_heads`).

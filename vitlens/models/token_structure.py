@@ -33,7 +33,7 @@ class TokenStructure:
     """The tokens of a module with attention.
 
     images, logits_of, hints: as in `trace_anatomy`.
-    trace: of a forward pass of these images.
+    trace: the trace of a forward pass of these images.
     calls: the first attention call of each module that computes attention, in forward order.
     """
 

@@ -110,7 +110,7 @@ class Section:
     status: the judgement with its reason, printed below the title.
     next: hypotheses with the commands that test them.
     more: the file, from the folder of the run, that says more.
-    level: of its heading, 2 for a part of the whole report.
+    level: the level of its heading, 2 for a part of the whole report.
     """
 
     title: str
@@ -150,7 +150,7 @@ class Document:
     preface: the images.
     folded: parts that are closed at first.
     explorer: what the attention explorer of its HTML page shows.
-    terms: of its columns, for the glossary.
+    terms: the terms of its columns, for the glossary.
     claims: all that it makes.
     """
 

@@ -88,7 +88,7 @@ class Section:
     opening: a template over all rows (`rows`, `first`, `record`), or a function of the record.
     says: the template of a row's sentence; a section has at most SAID sentences.
     otherwise: in its place if a column is None.
-    columns: of the table, at most six.
+    columns: the columns of the table, at most six.
     order: a sort key of rows.
     about: the questions of the claims that give the section its status.
     without: the sentence of a section without rows; "" leaves the section out.
@@ -126,7 +126,7 @@ class Glance:
     table: the rows.
     column: the field that is shown.
     key: the entry of a column that holds several.
-    question: of the claims that give the row its status.
+    question: the question of the claims that give the row its status.
     difference: between two models, from the record.
     """
 
@@ -150,15 +150,15 @@ class Overview:
 class Report:
     """The report of a command.
 
-    claims: of its record.
+    claims: the claims of its record.
     effects: all measured effects on the scale of findings.py, significant or not, with p before any
         correction.
     unknown: at most five sentences about what the report does not show.
-    picture: of the first page; of several sheets the first.
-    explorer: of the HTML page.
+    picture: the picture of the first page; of several sheets the first.
+    explorer: the explorer of the HTML page.
     title: a template over `record` and the run's `title`, for a report whose claims have no title.
     definitions: names with their meaning, after the terms of the shown columns.
-    package: of its help.md, if that is not the record's.
+    package: the package of its help.md, if that is not the record's.
     reconciles: sentences about numbers that differ between parts, and why.
     known_answer: sentences about a planted cause that it recovered or not.
     about_weights: False where the numbers do not depend on the weights, or the report itself says
@@ -403,7 +403,7 @@ def say_row(words: Template, row: Any, otherwise: str = "") -> str:
 def _figures(chart: Chart, record: Any, rows: Sequence[Any]) -> Iterator[FigureSpec]:
     """Yield the chart, or one for each value of a field; none if it has no rows.
 
-    rows: of the section, for a chart without rows of its own.
+    rows: the rows of the section, for a chart without rows of its own.
     """
     if chart.whole:
         rows = [record]
@@ -459,7 +459,7 @@ def table_of(rows: Sequence[Any], shown: Mapping[str, Column], *, of: int, name:
 
     shown: the columns by field.
     of: the number of rows in all.
-    name: of the CSV file that holds them.
+    name: the name of the CSV file that holds them.
     """
     columns_of_cells = {}
     for field, column in shown.items():

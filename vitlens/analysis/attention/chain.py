@@ -60,11 +60,11 @@ class Chain:
     def start(self, pooling: Pooling, *, alpha: float | None, start_layer: int = 0) -> Vector:
         """Return the readout as a row over the tokens of the last layer.
 
-        alpha: of rollout, with rows that are mixed with the identity and scaled to sum to 1;
-        None: of relevance, R ← R + Ā R. A pooling query (SigLIP) has all tokens as keys: its last
-        row is the readout. Class attention (CaiT) has keys (CLS, patches), with CLS as the one row
-        that changes; the mass that rollout leaves on CLS has no place in the image and is
-        distributed over the patches. Rows of zeros stay zeros.
+        alpha: the alpha of rollout, with rows that are mixed with the identity and scaled to sum to
+            1; None: of relevance, R ← R + Ā R. A pooling query (SigLIP) has all tokens as keys: its
+            last row is the readout. Class attention (CaiT) has keys (CLS, patches), with CLS as the
+            one row that changes; the mass that rollout leaves on CLS has no place in the image and
+            is distributed over the patches. Rows of zeros stay zeros.
         """
         first = self.calls[0]
         layout = self.model.anatomy.layout
@@ -157,7 +157,7 @@ def chained(
     """Return the chain of a batch of images.
 
     gradient: with gradients of the targets' logits (None: predicted classes).
-    rules: of the backward pass, "libra" for LibraGrad's (lens/libra.py).
+    rules: the rules of the backward pass, "libra" for LibraGrad's (lens/libra.py).
     module: its output is stored with its gradient. Queries and keys of all layers are stored
         (tokens x dim each, not heads x tokens²).
 

@@ -61,7 +61,7 @@ def rollout(
     """Return the rollout of each image over its patches (batch, rows, columns), not scaled.
 
     images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes.
-    fusion: of the heads, "mean", "max" or "min".
+    fusion: the fusion of the heads, "mean", "max" or "min".
     discard: the lowest fraction of each row, set to 0 (except CLS).
     alpha: weight of the identity.
     start_layer: the first layer included, from 0.

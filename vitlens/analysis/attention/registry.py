@@ -25,19 +25,19 @@ class AttentionMethod:
     """One attention method.
 
     title: in figures and tables.
-    description: of its maps, in a sentence.
+    description: the description of its maps, in a sentence.
     paper: that defines it.
     function: "module:function" that takes a chain (chain.py) and the options by name, and returns
         maps.
-    needs: of the model (require_chain, require_maps), "chain" where the method goes through all
-        layers.
+    needs: the requirements of the model (require_chain, require_maps), "chain" where the method
+        goes through all layers.
     forwards, backwards: about how many passes of the model an image takes; with backward passes the
         chain has gradients, and the maps are those of a target class.
     options: the `MethodSettings` that the function takes.
     check: "module:function" of a model that raises where the method cannot run although `needs` is
         met.
     default: True if `vitlens rollout` runs it by default.
-    rules: of the backward pass, plain gradients or LibraGrad's.
+    rules: the rules of the backward pass, plain gradients or LibraGrad's.
     """
 
     name: str
@@ -153,7 +153,7 @@ class MethodSettings:
     """A method with its settings; settings that the method does not use are ignored.
 
     method: a name of ATTENTION_METHODS.
-    fusion: of the heads in rollout.
+    fusion: the fusion of the heads in rollout.
     discard: lowest fraction of each query row that rollout sets to zero (CLS column kept).
     alpha: weight of the identity in rollout, gradient-weighted rollout and flow.
     start_layer: first layer of the chain.

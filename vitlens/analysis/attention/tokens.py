@@ -34,7 +34,7 @@ _BYTES = 1 << 28  # of the layers' means over heads, in single precision, that a
 class TokenAttention:
     """Attention of n images between the model's tokens; rows sum to 1. float32, on the CPU.
 
-    heads (whole, layers, heads, queries, keys): of the first images.
+    heads (whole, layers, heads, queries, keys): the heads of the first images.
     means (n, layers, queries, keys): over heads.
     rollout (n, layers, keys): from the classifier's tokens through the layers so far.
     layers: their numbers.

@@ -201,8 +201,9 @@ def fitting_batch_size(model: Model) -> int:
 def accuracy(correct: Bool[Tensor, " batch"], *, groups: Tensor | None = None) -> Estimate:
     """Return the fraction of correct predictions, with Wilson's interval.
 
-    groups (n,): of images that are not independent (scenes of one source digit): the interval is
-    then that of as many independent images as are equally informative, see `uncertainty.share_of`.
+    groups (n,): the source of each image, as scenes of one digit are not independent: the interval
+        is then that of as many independent images as are equally informative, see
+        `uncertainty.share_of`.
     """
     return share_of(correct.cpu().numpy(), groups=None if groups is None else groups.cpu().numpy())
 

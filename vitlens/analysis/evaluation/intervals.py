@@ -236,7 +236,7 @@ class Moments:
     ) -> None:
         """Add a batch: values (images, heads) by name and layer.
 
-        groups (images,): of each image, from 0 to clusters - 1.
+        groups (images,): the group of each image, from 0 to clusters - 1.
         """
         exact = {key: value.detach().double().cpu() for key, value in values.items()}
         for key, value in exact.items():

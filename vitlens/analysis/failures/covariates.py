@@ -36,7 +36,7 @@ _LEAST_VARIATION: Final = 1e-6  # standard deviation of a property, from which o
 class Subject:
     """One model with its images and its predictions.
 
-    maps: of the images at these indices (None: no maps).
+    maps: the maps of the images at these indices (None: no maps).
     """
 
     model: Model

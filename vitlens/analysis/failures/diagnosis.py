@@ -45,7 +45,7 @@ _VISIBLE: Final = 0.5 / 255  # of a pixel: smaller changes do not count
 class Diagnosis(Summary):
     """The reasons why one or two models misclassify images, on the same images.
 
-    values: of every property by image, for each model.
+    values: the value of every property by image, for each model.
     correct: (n,) whether each image is classified correctly by the first model.
     covariates, differences, quarters, interventions: rows, see analysis/failures/rows.py.
     """

@@ -39,8 +39,8 @@ _LARGEST: Final = 1 / 8  # of the places: a larger region is no mark
 class Mark:
     """The place at which images of errors and of correct predictions differ most.
 
-    index: of the cell in the flattened cells.
-    box: of the mark, px.
+    index: the index of the cell in the flattened cells.
+    box: the box of the mark, px.
     values: (n,) of the channel there, without the image's mean.
     p: that any place differs so much by chance.
     detail, place: in words, how errors differ and where.

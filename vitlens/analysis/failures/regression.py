@@ -17,8 +17,8 @@ class Fit:
     """A fitted regression.
 
     deviance: minus twice the log likelihood.
-    slopes: of the standardised columns.
-    chances: of an error, for each image.
+    slopes: the slopes of the standardised columns.
+    chances: the chances of an error, for each image.
     """
 
     deviance: float

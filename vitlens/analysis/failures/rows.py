@@ -16,9 +16,9 @@ LEAST_RATIO: Final = 0.5  # of the sizes of a control and a change, or of a chan
 class CovariateRow(OfModel):
     """The separation of one model's errors by one property of all images.
 
-    likelihood_ratio: of the logistic regression of errors on all properties that are not outcomes
-        without this one, None where it is not in it.
-    slope: of the standardised property in it.
+    likelihood_ratio: the likelihood ratio of the logistic regression of errors on all properties
+        that are not outcomes without this one, None where it is not in it.
+    slope: the slope of the standardised property in it.
     p_holm, p_joint_holm: over both tests of all rows of the run.
     inseparable: other properties in which errors differ, where this one adds nothing to them.
     detail, place: of what was sought: the two classes, or how the marked images differ, and where.
@@ -167,7 +167,7 @@ class InterventionRow(OfModel):
     gain: accuracy after the change minus that after the control.
     p: McNemar's exact test of these two, p_change: of before and after the change, both on all
         these images.
-    p_holm: of the larger of the two, over all rows.
+    p_holm: the corrected p-value of the larger of the two, over all rows.
     size, control_size: the mean absolute distance of the pixels.
     """
 
@@ -209,7 +209,7 @@ class InterventionRow(OfModel):
 class ClassBias(OfModel):
     """The predictions of one model on the n cue conflicts with one class of shape.
 
-    share: of predictions by shape among those by shape or texture, None without any.
+    share: the share of predictions by shape among those by shape or texture, None without any.
     """
 
     class_name: str = col("class of the shape")

@@ -113,7 +113,7 @@ class Variants:
     substrate: what replaces a removed patch; "absent": nothing, its token is left out (a variant
         needs at least one patch).
     batch_size: variants in one forward pass (None: chosen to fit).
-    seed: of the noise of imputed patches.
+    seed: the seed of the noise of imputed patches.
 
     Raises UnknownNameError or UnsupportedError.
     """
@@ -265,10 +265,10 @@ def distinct_variants(which: Which, removed: Removed) -> tuple[Int[Tensor, " dif
 class RemovalCurve:
     """The output for the target as patches are removed.
 
-    shares: of the patches removed, from 0 to 1; with "absent" to all but one patch.
-    probability: of the target, a fraction.
+    shares: the shares of the patches removed, from 0 to 1; with "absent" to all but one patch.
+    probability: the probability of the target, a fraction.
     kept: whether the target is predicted.
-    logit: of the target.
+    logit: the logit of the target.
     predicted: the class.
     """
 

@@ -44,7 +44,7 @@ class Neurons(Summary):
     query, key: positions of the tokens.
     query_patch, key_patch: (row, column), None for a prefix token.
     query_values, key_values: (head_dim,).
-    products: of both, scaled: their sum and the bias are the score.
+    products: the products of both, scaled: their sum and the bias are the score.
     weight: after the softmax.
     without: the weight with the TOP dimensions of the largest products set to zero in the query.
     control: the mean weight with as many other ones.
@@ -110,7 +110,7 @@ class QueryKeyMap(Summary):
     alignments: by head.
     near: of each query whose image has enough keys, 1 if the key with its largest dot product is
         among the nearest tenth in the map.
-    trustworthiness: of the map.
+    trustworthiness: the trustworthiness of the map.
     """
 
     points: Float[Tensor, "n 2"]
@@ -139,7 +139,7 @@ def neurons(
 
     query, key: patches (row, column) (None: CLS or the middle patch, and the patch to which it
         attends most).
-    seed: of the other dimensions that are set to zero.
+    seed: the seed of the other dimensions that are set to zero.
 
     Raises InputError for another number of images and a head or patch that is not there,
     UnsupportedError for a layer without queries and keys of the whole image.

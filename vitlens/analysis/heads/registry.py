@@ -342,7 +342,7 @@ class Label:
 
     sentence: the rule in words.
     code: the short form below a panel, "" for none.
-    colour: of its frame.
+    colour: the colour of its frame.
     within: the more general labels that it is a case of.
     first: True if its score decides before those of others are compared.
     """

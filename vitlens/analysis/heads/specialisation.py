@@ -216,7 +216,7 @@ def _bits_of_places(
 ) -> Float[Tensor, " heads"]:
     """Return the bits that fixed places explain, each group predicted from the other groups.
 
-    sums: of what each patch receives.
+    sums: the sums of what each patch receives.
     counts: numbers of images.
     uniform: uniform attention.
 
@@ -262,11 +262,11 @@ RULES: Final[dict[str, Callable[[LayerEvidence], Samples]]] = {
 class HeadLabel:
     """The label of one head.
 
-    score: of that label, or the highest for `mixed` and `no single pattern`.
+    score: the score of that label, or the highest for `mixed` and `no single pattern`.
     low, high: its 95 % interval over images, NaN for one image.
     best: the label of the highest score.
     other: the highest of those that contradict it, "" where there is none.
-    other_score: of `other`.
+    other_score: the score of `other`.
     """
 
     label: str
@@ -399,7 +399,7 @@ def _ratios_to_uniform(
 def label_of(scores: Mapping[str, Float[Tensor, " samples"]]) -> HeadLabel:
     """Return the label by the rule of this module.
 
-    scores: of each label, over all images, then without each group of them.
+    scores: the score of each label, over all images, then without each group of them.
     """
     best = _best_label(scores)
     other = _best_rival(scores, best)

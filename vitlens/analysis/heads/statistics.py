@@ -40,7 +40,7 @@ class Statistics(Table):
 
     images: their number.
     sites: the layers with attention.
-    geometries: of their tokens, by number of the layer.
+    geometries: the geometries of their tokens, by number of the layer.
     offset_mass: for each number (heads, 2 rows - 1, 2 columns - 1), the mean attention of patches
         by offset, key minus query, or None.
     renormalised: True if distances leave out the prefix.
@@ -177,7 +177,7 @@ class Stream:
         """Start without images.
 
         evidence: also gather the evidence for labels of heads.
-        groups (n,): of all images of the data, where some share a source: intervals are over
+        groups (n,): the source of each image of the data, where some share one: intervals are over
             groups.
         """
         self.model = model

@@ -52,10 +52,10 @@ Samples = Float[Tensor, " samples"]  # over all images, then without each group 
 class AttendsBy(AttendsRow):
     """The components that determine one head's attention, with all shares and the test's margins.
 
-    shares: of every product.
+    shares: the share of every product.
     sides: for the query and the key that the label names, how much better the logits of a shuffled
         image agree with what the label predicts, the difference of two correlations.
-    p: of the least certain of them, before any correction; None without a test.
+    p: the p-value of the least certain of them, before any correction; None without a test.
     """
 
     shares: Mapping[str, float]
@@ -205,7 +205,7 @@ def agreement(
 
     Correlations are over all pairs of patches, without the mean over the keys.
 
-    order: of the patches of these images.
+    order: the order of the patches of these images.
     size: images at a time, at most.
     """
     if not layers:

@@ -133,8 +133,8 @@ def name_heads(
 
     images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes.
     labels: class indices (n,), or "predicted" (None: those of the Split or the class folders).
-    attributes: of the images, by name (n,), True or False each, that a head may write as it may
-        write a class.
+    attributes: the attributes of the images, by name (n,), True or False each, that a head may
+        write as it may write a class.
     masks: (n, height, width) True on the object.
 
     Each label is tested by an intervention. The first two are tested on images with shuffled
@@ -254,8 +254,8 @@ def _statistics(
 ) -> Statistics:
     """Return the statistics of heads on the images.
 
-    order (some, patches): of the patches of the first images, the only measured ones, and of
-    their masks; None for all images as they are.
+    order (some, patches): the order of the patches of the first images, the only measured ones, and
+        of their masks; None for all images as they are.
     """
     groups = sample.groups
     if groups is not None and order is not None:

@@ -49,7 +49,7 @@ _TINY: Final = 1e-30
 class LayerParts:
     """The products of query and key of one layer.
 
-    geometry: of its tokens.
+    geometry: the geometry of its tokens.
     shares (samples, heads, products): over all images, then without each group of them.
     spread (heads,): the standard deviation of the logits of a row, nats.
     """
@@ -99,9 +99,9 @@ def _nothing() -> Tensor:
 class _Sums:
     """Sums over the images of one layer.
 
-    bias: of its logits (heads, query, key), or 0.
+    bias: the bias of its logits (heads, query, key), or 0.
     usable: False where queries and keys do not make up the logits.
-    images: of the first pass.
+    images: the number of images of the first pass.
     queries, keys (heads, patches, width): sums of the queries (scaled) and keys of patches, each
         without its mean over the patches.
     products (groups, heads, products): sums of the covariances.
@@ -125,7 +125,7 @@ def _take(
 ) -> None:
     """Collect the queries and keys of a call, where they make up its logits.
 
-    groups (batch,): of the images.
+    groups (batch,): the source of each image.
     """
     site = call.site
     geometry = geometry_of(call.site, model)

@@ -74,13 +74,14 @@ class WritesRow(OfHead):
 
     word: the concepts in `alike`, None if there are none or too many.
     best: the concept of the highest AUC that is above chance, else of the highest.
-    auc: of `best`, with DeLong's interval.
+    auc: the AUC of `best`, with DeLong's interval.
     control: the largest AUC of any head for concepts that are assigned to the images at random.
     state: the result of the ablation test.
     lost, others_lost: points of accuracy that the images with and without the concepts of the label
         lose without the head.
     margin: how much more the log-odds of the class label fall in the former.
-    p: of the margin, after Holm's correction over heads; the last four are None without a label.
+    p: the p-value of the margin, after Holm's correction over heads; the last four are None without
+        a label.
     alike: the best concept and those with an AUC that is not significantly lower, empty if no AUC
         is above chance.
     """

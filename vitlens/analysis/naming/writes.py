@@ -67,7 +67,7 @@ class Separation:
     influences (sources, heads, concepts): the part of each source of images in its error, with the
         variance as the sum of squares.
     freedom (concepts,): degrees of freedom of the standard error.
-    p (heads, concepts): of an AUC of at most 0.5, one-sided, before any correction.
+    p (heads, concepts): the p-value of an AUC of at most 0.5, one-sided, before any correction.
     """
 
     area: Table
@@ -316,7 +316,7 @@ def writes(
 
     outcomes: without each of the heads, in their order.
     control: see at_random.
-    groups (n,): of images that share a source, which count as one in every test and interval.
+    groups (n,): the source of each image; images of one source count as one in tests and intervals.
     """
     separated = separation(scores, truth, groups)
     alike = _best_concepts(separated, scores, truth)

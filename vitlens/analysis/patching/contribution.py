@@ -51,8 +51,8 @@ class Contributions(Summary):
 
     heads: by the number of the layer, NaN where it has fewer heads than the widest.
     mlps: 0 where a block has none.
-    embedding: of patches, positions and prefix tokens.
-    bias: of the output projections, the final norm and the classifier.
+    embedding: the embedding of patches, positions and prefix tokens.
+    bias: the bias of the output projections, the final norm and the classifier.
     rest: of blocks without heads, beyond their MLPs.
     logit: the model's, of the classes in targets.
 
@@ -168,9 +168,10 @@ def key_contributions(
 
     It is the weight of the token times the part of its value in that sum.
 
-    logit_weights: of each logit in the sum.
-    images: of one batch, on the model's device. On the CPU; NaN where the sum over tokens is not
-        the head's contribution (a model that changes the outputs of heads before it joins them).
+    logit_weights: the weight of each logit in the sum.
+    images: the images of one batch, on the model's device. On the CPU; NaN where the sum over
+        tokens is not the head's contribution (a model that changes the outputs of heads before it
+        joins them).
 
     Raises UnsupportedError as `direct_logit_attribution`.
     """
@@ -231,7 +232,7 @@ class _Activations(NamedTuple):
     streams: before the first block and after each block.
     captured: the outputs of heads and MLPs, and the logits.
     reads: the tokens that the classifier reads (None: all).
-    suffix: of the places of these tokens.
+    suffix: the suffix of the places of these tokens.
     """
 
     streams: list[Tokens]
@@ -288,7 +289,7 @@ def _of_heads(
 ) -> dict[int, Float[Tensor, "batch heads"]]:
     """Return what the heads add to a logit, by the number of the layer.
 
-    weights: of the residual stream in the logit.
+    weights: the weights of the residual stream in the logit.
     """
     at_read_tokens = activations.at_read_tokens(weights)
     by_layer = {}
@@ -356,7 +357,8 @@ def _contributions(model: Model, images: Images, targets: Labels | None) -> Cont
 def _of_biases(model: Model, weights: Tokens, like: Tensor) -> Float[Tensor, " batch"]:
     """Return what the biases of the output projections add to a logit.
 
-    weights: of the tokens that the classifier reads; like: a tensor of the result's shape.
+    weights: the weights of the tokens that the classifier reads; like: a tensor of the result's
+        shape.
     """
     biases = [torch.zeros_like(like)]
     for layer in layers(model):

@@ -125,8 +125,8 @@ def corrupt(images: Images, how: str = "noise", *, seed: int = 0) -> Images:
 
     noise: Gaussian noise of standard deviation 0.5 added; blur: a Gaussian of an eighth of the
     shorter side; shuffle: 4 x 4 tiles (more where 4 does not divide the sides) in random order.
-    seed: of noise and shuffle; an image's corruption depends on its index in the batch, not on the
-    other images. Raises UnknownNameError for another name.
+    seed: the seed of noise and shuffle; an image's corruption depends on its index in the batch,
+        not on the other images. Raises UnknownNameError for another name.
     """
     if how not in CORRUPTIONS:
         raise UnknownNameError("corruption", how, CORRUPTIONS)

@@ -31,7 +31,7 @@ def judge_cue_maps(
 ) -> tuple[CueMapRow, ...]:
     """Compare the evidence in a cue's region on images that the cue decides and on the others.
 
-    maps: of each method, (n, rows, columns).
+    maps: the map of each method, (n, rows, columns).
     is_decided (n,): whether the intervention changes the prediction and its control does not. Maps
         without positive evidence are left out, and methods with fewer than 10 images of either
         kind.

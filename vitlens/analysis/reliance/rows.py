@@ -71,7 +71,7 @@ class RelianceRow(OfModel, OfIntervention):
     gained: accuracy after the intervention minus accuracy before.
     errors: before.
     fixed, broken: errors that become right and correct predictions that become wrong.
-    p: of `changed`, p_lost: of `lost`, p_gained: of `gained`, by `paired_test`.
+    p: the p-value of `changed`, p_lost: of `lost`, p_gained: of `gained`, by `paired_test`.
     p_holm, p_lost_holm, p_gained_holm: corrected over all rows that are matched.
     """
 
@@ -167,7 +167,7 @@ class ReliancePairRow(OfIntervention):
     changed_by: the share of predictions that the intervention changes, first minus second, in
         points, without any control.
     accuracy: after the intervention, first minus second.
-    p: of `changed`, p_lost: of `lost`, by `paired_test`.
+    p: the p-value of `changed`, p_lost: of `lost`, by `paired_test`.
     p_holm, p_lost_holm: corrected over all rows that are matched.
     """
 
@@ -207,7 +207,7 @@ class ReliancePairRow(OfIntervention):
 class CueHeadRow(OfModel, OfIntervention):
     """The part of a cue's effect that passes through one head, on all images.
 
-    share: of the change of the logits that the intervention causes.
+    share: the share of the change of the logits that the intervention causes.
     control: the same of the control's change.
     p_holm: that both are equal, paired over images and corrected for all heads.
     accuracy: gained when only this head sees the changed image.
@@ -263,7 +263,7 @@ class CueMapRow(OfModel, OfIntervention):
 class CueExampleRow(OfModel, OfIntervention):
     """One image of the examples of a cue.
 
-    label: of the image; before, after: the predictions before and after the intervention.
+    label: the label of the image; before, after: the predictions before and after the intervention.
     """
 
     label: str = col("class")
@@ -277,7 +277,7 @@ class CueExampleArrays:
 
     before, after: pixels (examples, 3, height, width).
     regions: (examples, height, width), where they may differ.
-    maps: of one method, if any.
+    maps: the maps of one method, if any.
     """
 
     before: Pixels

@@ -25,8 +25,8 @@ PerImage = Float[Tensor, " batch"]
 class View:
     """A batch of images.
 
-    masks: of the objects, None if they are not known.
-    keys: of each image's random numbers.
+    masks: the masks of the objects, None if they are not known.
+    keys: the key of each image's random numbers.
     patch: side of a patch (rows, columns), px.
     read_partner: returns the view of the partners, of which the image at a place is the partner of
         the image at that place here.

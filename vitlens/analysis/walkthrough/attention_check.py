@@ -153,7 +153,7 @@ class _Layer:
 
     takes: "x" or "qkv".
     mask: the name of its argument for a mask, "" for none.
-    inputs: of queries, keys and values.
+    inputs: the inputs of queries, keys and values.
     candidates: its linear maps, as they may be meant.
     """
 

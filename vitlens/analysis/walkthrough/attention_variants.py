@@ -210,8 +210,8 @@ def attend(
 
     Returns None where it cannot be computed.
 
-    inputs: of queries, keys and values, (batch, tokens, dim), or (batch, heads, tokens, head_dim)
-        without projections.
+    inputs: the inputs of queries, keys and values, (batch, tokens, dim), or (batch, heads, tokens,
+        head_dim) without projections.
     allowed: True where a query may attend.
     mask_use: how that is used.
     """

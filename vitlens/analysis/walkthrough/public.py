@@ -109,8 +109,8 @@ class Walkthrough(Summary):
     """One head of one layer on one image, step by step; tensors on the CPU, without a batch axis.
 
     layer, head: counted from 0.
-    layers: of the model, blocks without attention included.
-    heads: of the layer.
+    layers: the layers of the model, blocks without attention included.
+    heads: the number of heads of the layer.
     scale: the factor of the scores, 1/sqrt(head_dim).
     query: the position of the followed token, the one that the classifier reads, or the patch in
         the middle.
@@ -125,17 +125,17 @@ class Walkthrough(Summary):
     scores: scaled.
     weights: after the softmax.
     unscaled: the weights without scaling.
-    outputs: of the head.
+    outputs: the outputs of the head.
     projected: its part of the output projection.
     head_norms: the norm of each head's part, by token.
     attention, mlp, after: outputs of the attention, the MLP and the block.
 
     checks: each step against the model's.
-    entropies: of all heads.
+    entropies: the entropies of all heads.
     permutations: with patches in another order.
     changed: the model with one change each.
-    order: of the permuted patches.
-    logits: of the unchanged model.
+    order: the order of the permuted patches.
+    logits: the logits of the unchanged model.
     """
 
     layer: int
@@ -193,7 +193,7 @@ def walkthrough(
     images: one image (1, 3, height, width) in [0, 1], or any form of one that `vitlens.images`
         takes.
     layer, head: from 0 (None: the middle layer, the head with the least entropy of its weights).
-    seed: of the permutation.
+    seed: the seed of the permutation.
 
     Each of `.checks` holds the largest difference of a step from the model's; `.permutations` and
     `.changed` are results of the model without positions, scaling and CLS. Raises UnsupportedError

@@ -191,8 +191,8 @@ class LayerSteps(NamedTuple):
 
     heads: tensors of its heads (batch, heads, ...).
     tokens: others (batch, tokens, dim).
-    scale: of the scores.
-    checks: of each step against the model's.
+    scale: the scale of the scores.
+    checks: the check of each step against the model's.
     """
 
     heads: dict[str, Tensor]

@@ -73,9 +73,9 @@ def _claim(
 ) -> Claim:
     """Return a claim about the model.
 
-    values: of the templates, besides `model`, `smallest` and the number of heads `n`.
+    values: the values of the templates, besides `model`, `smallest` and the number of heads `n`.
     brief: the template of the short sentence.
-    fields: of the claim.
+    fields: the fields of the claim.
     """
     model = record.model.model
     values = {"model": model, "smallest": record.model.smallest, "n": len(record.heads), **values}

@@ -42,7 +42,7 @@ class Sources:
     """The images of which composites are made.
 
     labels: their classes, of `origin` ("labels" or "predictions").
-    masks: of their objects, or None.
+    masks: the masks of their objects, or None.
     usable: the indices of confidently classified images.
     """
 

@@ -199,7 +199,7 @@ def _record_of_model(
 ) -> FeaturesRecord:
     """Return the tables and arrays of one model.
 
-    objective: of its pretraining, from the options.
+    objective: the objective of its pretraining, from the options.
     """
     test = features["test"]
     samples = draw_patches(subject)

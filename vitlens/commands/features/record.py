@@ -136,7 +136,7 @@ class DepthRow(OfModel):
 
     depth: position of the layer, as a share of all layers.
     layer: None for the embedding.
-    weighting: of the neighbours' votes, None for the probe.
+    weighting: the weighting of the neighbours' votes, None for the probe.
     c: inverse regularisation of the probe.
     """
 
@@ -165,7 +165,7 @@ class PairRow:
     """The difference of one classifier on two models' last layers, on the same images.
 
     probe, knn: difference of its accuracy, first minus second.
-    p: of McNemar's exact test.
+    p: the p-value of McNemar's exact test.
     p_holm: corrected for the number of comparisons.
     better: the model that is significantly better, or "undecided".
     """
@@ -253,7 +253,7 @@ class MapRow(OfModel):
 
     of: "images" or "patches" of the last layer; "embedding", patches that enter block 0; "content",
         these minus the mean at their place.
-    neighbours: of each point, for the trustworthiness.
+    neighbours: the neighbours of each point, for the trustworthiness.
     explained: share of the variance.
     """
 

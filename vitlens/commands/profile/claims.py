@@ -124,7 +124,7 @@ def _fastest(record: ProfileRecord, rows: Sequence[SpeedRow]) -> Claim:
     """Return the fastest model at a batch size, compared with the next one that is significantly
     slower.
 
-    rows: of all models, the fastest first.
+    rows: the rows of all models, the fastest first.
     """
     if len(rows) == 1:
         return _only_model(record, rows[0])

@@ -149,7 +149,8 @@ REPORT: Final = Report(
                     lines("tokens", "latency", of="model", loglog=True),
                     "Latency by number of tokens, on logarithmic axes. The slope of a straight "
                     "line is the exponent. For CNNs, tokens are positions of the first block.",
-                    title="Latency by number of tokens, varied by {{ first.sweep|replace('-', ' ') }}",
+                    title="Latency by number of tokens, varied by "
+                    "{{ first.sweep|replace('-', ' ') }}",
                     rows="tokens",
                     each="sweep",
                 ),

@@ -34,7 +34,7 @@ class KnownTrainingImages:
     """The images that models were trained on, as far as they are known.
 
     names: the models' aliases.
-    numbers: of their training images by content, sorted uint64.
+    numbers: the numbers of their training images by content, sorted uint64.
     unknown: the aliases of those of which nothing is known.
     seed: the one that held out their test images.
     """

@@ -87,7 +87,7 @@ class Shown:
     """What a command adds to the measured attention.
 
     pictures: (n, 3, height, width) uint8.
-    names: of the n images.
+    names: the names of the n images.
     facts: what is said under each.
     maps: by name (n, rows, columns), of as many first images as there are.
     labels, importance, words: of heads, by the number of the layer.

@@ -280,7 +280,7 @@ def _checked(table: Any, depth: int, heads: int, name: str) -> Any:
 class GivenAttention:
     """An explorer's row and arrays of given weights. means (layers, tokens, tokens): over heads;
     prefix: tokens before the patches.
-    rows: of weights, in all.
+    rows: the rows of weights, in all.
     off: of them those whose sum is not 1.
     least, most: sums of rows.
     """
@@ -335,7 +335,7 @@ def given_attention(
     row over the keys.
 
     prefix: tokens before the patches (None: the fewest that leave a square of patches).
-    name: of the weights, for display.
+    name: the name of the weights, for display.
     option: how the caller gives the prefix.
 
     Raises InputError for another shape or type, weights below 0 or not finite, tokens that are no
@@ -473,7 +473,7 @@ def attention_explorer(
         after the prefix.
     image: that image, in any form that `vitlens.images` takes, of which the centre square is shown.
     prefix: tokens before the patches (None: the fewest that leave a square of patches).
-    name: of the model.
+    name: the name of the model.
 
     A notebook shows the result; `.save("page.html")` writes it. Raises InputError where shapes do
     not fit, and for weights below 0.

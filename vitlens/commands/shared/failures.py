@@ -44,7 +44,7 @@ class MendedArrays:
 
     pixels, changed, control: the image, and it after the change and after the control.
     truth: the label.
-    predictions (3, images): of the three.
+    predictions (3, images): the predictions of the three.
     """
 
     image: Indices

@@ -144,7 +144,7 @@ def _cells(record: Any) -> Iterator[_Cell]:
 def _most_confused(names: Sequence[str], counts: Mapping[tuple[str, str], int]) -> list[str]:
     """Return the classes in most confusions, in the order of `names`.
 
-    counts: of images, by label and prediction.
+    counts: the counts of images, by label and prediction.
     """
     errors = Counter[str]()
     occurring: set[str] = set()

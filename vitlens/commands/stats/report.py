@@ -170,7 +170,7 @@ def _health(record: StatsRecord, row: HeadsRow, heads: Sequence[HeadRow]) -> Cla
 class _Fault:
     """A fault of heads with one label.
 
-    question: of its claim.
+    question: the question of its claim.
     number: what is tested.
     template: the sentence about all heads that have it, of which {{ lead }} has the most extreme
         number.

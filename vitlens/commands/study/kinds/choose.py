@@ -35,7 +35,7 @@ class Candidate:
     value: higher is better.
     costs: by name; the first in which two candidates differ decides.
     gap: its value minus that of the best, paired, in points (None: it is the best).
-    p: of the gap, after Holm.
+    p: the p-value of the gap, after Holm.
     detectable: the smallest true gap that the comparison detects with a probability of 80 %,
         points.
     """
@@ -71,7 +71,7 @@ class Choice:
     """The result of comparing all candidates with the best.
 
     best: the highest.
-    cheapest: of those that are not shown to be worse.
+    cheapest: the cheapest of those that are not shown to be worse.
     within, undecided, worse: the others.
     detectable: the smallest difference from every undecided one that would have been detected
         (None: unknown).
