@@ -209,8 +209,7 @@ def candidates_for(
     if len(names) < 2:
         raise InputError(
             f"expected at least 2 candidates to choose from for {model.alias}, found "
-            f"{', '.join(names) or 'none'}; "
-            "name two methods or more, or leave out the choice"
+            f"{', '.join(names) or 'none'}; name two methods or more, or leave out the choice"
         )
     return names
 

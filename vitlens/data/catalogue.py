@@ -105,8 +105,8 @@ def reader_of(name: str, path: Path) -> str:
         if path.is_file():
             raise DataError(
                 "expected a folder, an .npz or a name "
-                f"{by_caller(python='of data', command='for --data')}, found the "
-                f"file {name!r}: {describe_file(path)}"
+                f"{by_caller(python='of data', command='for --data')}, found the file {name!r}: "
+                f"{describe_file(path)}"
             )
         if "/" in name or os.sep in name:
             raise DataError(

@@ -102,8 +102,7 @@ def _at_positions(model: Model, access: Access, text: str) -> Iterator[Access]:
     if axis is None:
         raise InputError(
             f"expected a place with an axis of tokens for the positions [{text}], found "
-            f"{access.place}; "
-            "leave the brackets out"
+            f"{access.place}; leave the brackets out"
         )
     count = access.place.shape[axis]
     if text == "*":

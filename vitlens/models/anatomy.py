@@ -445,6 +445,5 @@ def require_pre_norm(model: "Model", *, instead: str) -> None:
         if isinstance(block, TransformerBlock) and not block.norm_first:
             raise UnsupportedError(
                 "expected blocks that add attention and MLP to one residual stream (pre-norm), "
-                "found norms after each "
-                f"addition (post-norm) in {name} of {model.alias}; {instead}"
+                f"found norms after each addition (post-norm) in {name} of {model.alias}; {instead}"
             )

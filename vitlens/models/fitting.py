@@ -138,8 +138,7 @@ def _require_one_network(prefix: str, counts: Mapping[str, int]) -> None:
     if len(equals) > 1:
         raise ModelError(
             f"expected the weights of one model, found those of {len(equals)} under "
-            f"{list_names(equals)}; save one of them "
-            "alone"
+            f"{list_names(equals)}; save one of them alone"
         )
 
 

@@ -335,8 +335,7 @@ def _require_kernel(key: str, stored: Tensor, built: Tensor, name: str) -> None:
     expected = "{}x{} px".format(*built.shape[2:])
     raise ModelError(
         f"expected patches of {expected} in {key!r} of the weights, as {name} has, found {actual}; "
-        "choose the "
-        f"architecture with patches of {actual}"
+        f"choose the architecture with patches of {actual}"
     )
 
 

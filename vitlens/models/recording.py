@@ -390,9 +390,8 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
             batch = axes[0]
         if batch % images:
             layout = (
-                f"expected attention (batch, heads, query, key), found {batch} on the axis "
-                "of "
-                f"a batch of {images}"
+                f"expected attention (batch, heads, query, key), found {batch} on the axis of a "
+                f"batch of {images}"
             )
         call = TracedAttention(
             self._tick(), tuple(self.running), batch, heads, axes[-1], keys, layout

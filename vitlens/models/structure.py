@@ -68,8 +68,8 @@ class _Traced:
             if not name:
                 raise UnsupportedError(
                     "expected a submodule for each attention layer, found attention computed in "
-                    f"{self.name}.forward "
-                    "itself; move each layer's attention to an nn.Module of its own"
+                    f"{self.name}.forward itself; move each layer's attention to an nn.Module of "
+                    "its own"
                 )
             self.calls.setdefault(name, call)
             if call.layout:

@@ -187,8 +187,8 @@ def citation(record: Record) -> str:
     """Return a sentence about how to cite a report."""
     software = f"vitlens {finalize(record.config.versions.get('vitlens', ''))}".rstrip()
     return (
-        f"To cite: The vitlens authors, {software}, github.com/vitlens/vitlens, "
-        "and the papers of the methods shown (vitlens/report/references.bib there)."
+        f"To cite: The vitlens authors, {software}, github.com/vitlens/vitlens, and the papers of "
+        "the methods shown (vitlens/report/references.bib there)."
     )
 
 

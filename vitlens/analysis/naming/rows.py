@@ -44,8 +44,7 @@ class AttendsRow(OfHead):
     stays: Estimate | None = col(
         "on shuffled patches",
         term="correlation of the logits of shuffled images with those that the label predicts, "
-        "minus the correlation "
-        "with those that it excludes",
+        "minus the correlation with those that it excludes",
         default=None,
     )
     holds: bool | None = col("holds", default=None)

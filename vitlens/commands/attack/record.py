@@ -290,8 +290,7 @@ class TransferRow:
         metric="transfer_rate/{made_for}/{shown_to}",
         default=None,
         term="the share that fools both models, of images that fool the first and that the second "
-        "classifies "
-        "correctly when clean",
+        "classifies correctly when clean",
     )
     accuracy: Estimate = col(
         "accuracy", metric="transfer_accuracy/{made_for}/{shown_to}", default=Estimate(0.0)

@@ -80,8 +80,7 @@ class Sources:
             return ""
         return (
             f"expected confidently and correctly classified images of at least {least} distinct "
-            "classes, "
-            f"found {len(self.usable)} of {self.classes}"
+            f"classes, found {len(self.usable)} of {self.classes}"
         )
 
 

@@ -100,8 +100,7 @@ def _require(run: Run[Any], subjects: Sequence[Subject], options: FeaturesOption
         if subject.bank is not None and max(options.ks) > len(subject.bank):
             raise InputError(
                 f"expected --k of at most the {len(subject.bank)} training images, found "
-                f"{max(options.ks)}; give "
-                "fewer, or a greater --bank"
+                f"{max(options.ks)}; give fewer, or a greater --bank"
             )
     bank = subjects[0].bank
     if bank is not None and options.probe:

@@ -290,8 +290,8 @@ class PatchesRow(OfModel):
     value: Estimate = col(
         "share",
         term="share of the nearest patches of other images at the same place, or of the same "
-        "class; for the object, "
-        "intersection over union of the patches on it and the patches that neighbours vote for",
+        "class; for the object, intersection over union of the patches on it and the patches that "
+        "neighbours vote for",
         metric="patch_neighbours/{model}/{layer}/{share}",
     )
     chance: float = col("by chance", unit="fraction")

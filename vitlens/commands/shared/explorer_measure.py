@@ -351,8 +351,7 @@ def given_attention(
     if max(weight_count, layers * tokens * tokens // 2) > _KEPT:
         raise InputError(
             f"expected at most {_KEPT:,} weights to show, found more in {layers} layers and "
-            f"{heads} heads; save "
-            "some layers: weights[-4:]"
+            f"{heads} heads; save some layers: weights[-4:]"
         )
     packed = []
     means = []
@@ -422,8 +421,7 @@ def _require_form(weights: NDArray[Any]) -> None:
     if weights.nbytes > SIZE:
         raise InputError(
             f"expected at most {SIZE >> 30} GiB of weights, found "
-            f"{weights.nbytes / (1 << 30):.1f}; save some "
-            "layers: weights[-4:]"
+            f"{weights.nbytes / (1 << 30):.1f}; save some layers: weights[-4:]"
         )
 
 
@@ -496,8 +494,8 @@ def attention_explorer(
     attention = given_attention(array, prefix=prefix, name=name)
     sums = (
         f"{attention.off:,} of {attention.rows:,} rows do not sum to 1 (sums from "
-        f"{attention.least:.3g} to {attention.most:.3g}): a "
-        "part of the keys may be missing, or dropout was on."
+        f"{attention.least:.3g} to {attention.most:.3g}): a part of the keys may be missing, or "
+        "dropout was on."
     )
     contents = Shown(picture_of(image)[None], ["image"], [(sums,) if attention.off else ()])
     return ExplorerView(explorer_of_arrays(attention.row, attention.arrays, contents))

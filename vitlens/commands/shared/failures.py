@@ -247,9 +247,8 @@ def _fails_on(record: FailuresRecord, row: CovariateRow, test: InterventionRow) 
         + "; "
         + _CHANGED
         + ", {{ test.mended }} of {{ test.errors }} errors are fixed and {{ test.broken }} correct "
-        "prediction{{ test.broken|s }} broken "
-        "(control, {{ test.control|whole }}: {{ test.control_mended }} and "
-        "{{ test.control_broken }}).",
+        "prediction{{ test.broken|s }} broken (control, {{ test.control|whole }}: "
+        "{{ test.control_mended }} and {{ test.control_broken }}).",
         row=row,
         test=test,
         worst=worst,
@@ -331,8 +330,7 @@ def _not_known(record: FailuresRecord, model: str) -> str:
             + _CHANGED
             + ", {{ test.mended }} of its {{ errors }} errors "
             "are fixed (control, {{ test.control|whole }}: {{ test.control_mended }}), but errors "
-            "are not "
-            "significantly more frequent on {{ row.where|whole }}"
+            "are not significantly more frequent on {{ row.where|whole }}"
         )
         following = "more images"
     elif test is not None and test.supported:
@@ -571,8 +569,8 @@ _CHANGES: Final = Section(
             "failure_examples",
             images(),
             "Errors that a change fixes and its control does not, "
-            "{{ rows|map(attribute='row')|unique|list|length }} "
-            "on {{ record.images }} images; below: the prediction.",
+            "{{ rows|map(attribute='row')|unique|list|length }} on {{ record.images }} images; "
+            "below: the prediction.",
             title="Errors that a change fixes",
             rows=_examples,
         ),

@@ -517,8 +517,8 @@ REPORT: Final = Report(
             "How far do heads look?",
             "local",
             says="In {{ layers|ranges }}, {{ local }} of {{ heads }} heads of **{{ model }}** look "
-            "at most half as far "
-            "as uniform attention; the mean is {{ share|percent }} of that distance.",
+            "at most half as far as uniform attention; the mean is {{ share|percent }} of that "
+            "distance.",
             charts=(
                 Chart(
                     "distance",

@@ -179,10 +179,9 @@ REPORT: Final = Report(
             "by_epoch",
             about=("collapse",),
             opening="{% set last = rows[-1] %}The effective rank of the features changed from "
-            "{{ first.rank|number }} "
-            "to {{ last.rank|number }}, and their spread from {{ first.spread|number }} to "
-            "{{ last.spread|number }}. "
-            "The spread is zero if all images have the same features.",
+            "{{ first.rank|number }} to {{ last.rank|number }}, and their spread from "
+            "{{ first.spread|number }} to {{ last.spread|number }}. The spread is zero if all "
+            "images have the same features.",
             columns=("epochs", "knn", "rank", "spread", "objectness", "teacher_information"),
             charts=(
                 Chart(
@@ -206,8 +205,7 @@ REPORT: Final = Report(
             "What does it reconstruct?",
             lambda record: [record.reconstructions] if record.reconstructions else [],
             opening="The decoder sees only the patches that are not masked. The picture shows each "
-            "reconstructed patch "
-            "with the mean and contrast of the original.",
+            "reconstructed patch with the mean and contrast of the original.",
             charts=(
                 Chart(
                     "reconstructions",

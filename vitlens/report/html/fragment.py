@@ -267,8 +267,7 @@ def _exactness_of(kind: str, explorer: Explorer, weights: Sequence[Packed]) -> I
         return  # such weights were in as many steps before
     text = (
         f"Weights of {kind} are kept in {first.levels + 1} steps of their square root; the largest "
-        "error is "
-        f"{100 * error:.1f} % of the largest weight of the same row."
+        f"error is {100 * error:.1f} % of the largest weight of the same row."
     )
     if not has_all_queries:
         rows, columns = first.queries

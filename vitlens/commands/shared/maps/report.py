@@ -73,8 +73,7 @@ def map_claims(
             "{{ effect|alone }}.",
             worst.value,
             brief="The maps by {{ names|names }} hardly change when the weights of **{{ alias }}** "
-            "are randomised, so "
-            "they do not explain it.",
+            "are randomised, so they do not explain it.",
             given={"names": _methods_of(ignoring), "worst": worst, "alias": alias},
             kind="hidden fault",
             reference=SIMILAR,

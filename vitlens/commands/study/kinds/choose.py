@@ -147,12 +147,10 @@ _SENTENCES: Final[Mapping[Outcome, str]] = {
     "variant is shown to be within {{ margin }} points of it{% else %}, and none is "
     "cheaper{% endif %}.",
     "cheaper": "Take **{{ chosen.name }}**: {{ what }} {{ chosen.value }}, {{ chosen.gap|alone }} "
-    "from the highest "
-    "(**{{ best.name }}**){{ price }}.",
+    "from the highest (**{{ best.name }}**){{ price }}.",
     "no difference": "{{ alike|names }} do not differ measurably; a difference of {{ detectable }} "
-    "points would "
-    "have been detected. "
-    "Take the cheapest, **{{ chosen.name }}**: {{ what }} {{ chosen.value }}{{ price }}.",
+    "points would have been detected. Take the cheapest, **{{ chosen.name }}**: {{ what }} "
+    "{{ chosen.value }}{{ price }}.",
     "inconclusive": "Undecided: **{{ best.name }}** has the highest {{ what }}, {{ best.value }}, "
     "but "
     "{{ alike|names }} do not differ significantly{% if detectable %}; a difference below "

@@ -39,8 +39,8 @@ _FULL: Final = "full"  # the variant of which all weights are trained
 _SCRATCH: Final = "scratch"
 _PRETRAINED: Final = ("full", "last-blocks", "frozen")
 _UNDECIDED: Final = (
-    "no adapted model is significantly better than training from scratch, and not "
-    "all are significantly worse"
+    "no adapted model is significantly better than training from scratch, and not all are "
+    "significantly worse"
 )
 
 
