@@ -159,8 +159,8 @@ def _first_by_loss(record: AblateRecord, rows: Sequence[UnitRow], word: str, cou
             "place": place,
         },
         brief="Without {{ word }} **{{ lead.unit }}**{% if place %} ({{ place }}){% endif %}, "
-        "**{{ model }}** loses "
-        "most{% if loses_accuracy %}: {{ lead.accuracy|value }} of accuracy{% endif %}.",
+        "**{{ model }}** loses most{% if loses_accuracy %}: {{ lead.accuracy|value }} of "
+        "accuracy{% endif %}.",
         p=lead.p,
         kind="answer",
         title=_title(record, lead, word, count),

@@ -254,10 +254,9 @@ REPORT: Final = Report(
             _first_and_last_layers,
             about=("last layers",),
             says="{% if row.alone %}The first and the last layer of **{{ first }}** "
-            "have{% else %}The last "
-            "layers of **{{ first }}** and **{{ second }}** have{% endif %} a CKA of "
-            "{{ cka|alone }}. The "
-            "rank correlation of their distances between images is {{ rank|number }}.",
+            "have{% else %}The last layers of **{{ first }}** and **{{ second }}** have{% endif %} "
+            "a CKA of {{ cka|alone }}. The rank correlation of their distances between images is "
+            "{{ rank|number }}.",
             charts=(
                 Chart(
                     "cka",

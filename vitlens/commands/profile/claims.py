@@ -170,8 +170,7 @@ def _faster_than(first: SpeedRow, slower: SpeedRow, similar: Sequence[str]) -> C
         "For {{ batch }}, **{{ first.model }}** is fastest with "
         "{{ first.latency|alone }}.{% if similar %} Its interval overlaps with "
         "{{ 'that' if similar|length == 1 else 'those' }} of {{ similar|names }}.{% endif %} "
-        "**{{ slower.model }}** takes {{ slower.latency|alone }}, "
-        "{{ effect|value }} as long.",
+        "**{{ slower.model }}** takes {{ slower.latency|alone }}, {{ effect|value }} as long.",
         effect=ratio(slower.latency, first.latency),
         better="" if similar else first.model,
         headline="{{ first.model }}{% if similar %} and {{ similar|length }} other "

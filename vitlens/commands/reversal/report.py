@@ -119,13 +119,11 @@ def unknown(record: ReversalRecord) -> Iterator[str]:
 def _on_task(record: ReversalRecord) -> str:
     return say(
         "Each step draws {{ row.batch }} new sequences of {{ row.length }} random vectors of "
-        "{{ row.width }} numbers. "
-        "{% if row.task == 'reverse' %}The answer is the sequence in reverse order"
-        "{% elif row.task == 'copy' %}The answer is the sequence itself"
-        "{% else %}The answer is sorted by the angle that the first two numbers of a vector form"
-        "{% endif %}. The layer has {{ row.heads }} head{{ row.heads|s }}, "
-        "{{ row.parameters|number }} parameters and "
-        "{% if row.positions == 'none' %}no{% else %}{{ row.positions }}{% endif %} positions.",
+        "{{ row.width }} numbers. {% if row.task == 'reverse' %}The answer is the sequence in "
+        "reverse order{% elif row.task == 'copy' %}The answer is the sequence itself{% else %}The "
+        "answer is sorted by the angle that the first two numbers of a vector form{% endif %}. The "
+        "layer has {{ row.heads }} head{{ row.heads|s }}, {{ row.parameters|number }} parameters "
+        "and {% if row.positions == 'none' %}no{% else %}{{ row.positions }}{% endif %} positions.",
         row=record.row,
     )
 

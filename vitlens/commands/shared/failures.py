@@ -549,9 +549,8 @@ _CHANGES: Final = Section(
     "What fixes their errors?",
     _tested_changes,
     opening="{% set k = rows|selectattr('supported')|list|length %}Of {{ rows|length }} "
-    "change{{ rows|s }} of the "
-    "images {{ k or 'none' }} significantly fix{{ 'es' if k <= 1 }} more errors than "
-    "{{ 'it makes' if k <= 1 else 'they make' }}, and more than a matched "
+    "change{{ rows|s }} of the images {{ k or 'none' }} significantly fix{{ 'es' if k <= 1 }} more "
+    "errors than {{ 'it makes' if k <= 1 else 'they make' }}, and more than a matched "
     "control.{% if rows|rejectattr('matched')|list %} Controls that change the images less than "
     "half or more than twice as much are called unmatched.{% endif %}",
     columns=("model", "change", "mended", "broken", "control_mended", "control_words"),

@@ -71,9 +71,8 @@ def class_sections() -> tuple[Section, Section]:
             _confusions,
             order=lambda row: -row.count,
             opening="{% if first.count > 1 %}Most often **{{ first.model }}** predicts "
-            "{{ first.prediction }} for "
-            "{{ first.truth }}: {{ first.count }} images.{% else %}No confusion occurs "
-            "twice.{% endif %}",
+            "{{ first.prediction }} for {{ first.truth }}: {{ first.count }} images.{% else %}No "
+            "confusion occurs twice.{% endif %}",
             columns=("model", "truth", "prediction", "count"),
             charts=(
                 Chart(

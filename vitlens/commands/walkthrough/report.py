@@ -352,11 +352,10 @@ REPORT: Final = Report(
             "walk",
             step=True,
             says="The softmax exponentiates the scores of a query and divides them by their sum, "
-            "so that each row of "
-            "weights is positive and sums to one. The score {{ score|number }} becomes a weight of "
-            "{{ weight|percent(1) }}{% if prefix %}; {{ prefix_mass|percent(1) }} of the row is on "
-            "the tokens before "
-            "the patches{% endif %}.",
+            "so that each row of weights is positive and sums to one. The score {{ score|number }} "
+            "becomes a weight of {{ weight|percent(1) }}{% if prefix %}; "
+            "{{ prefix_mass|percent(1) }} of the row is on the tokens before the "
+            "patches{% endif %}.",
             charts=(
                 Chart(
                     "weights",
@@ -434,16 +433,12 @@ REPORT: Final = Report(
             "permutations",
             step=True,
             opening="Without positions, permuting the {{ record.row.patches }} patches would only "
-            "permute the outputs. "
-            "The outputs, with a largest value of {{ first.largest|number }}, differ from that by "
-            "up to "
-            "{{ first.difference|number }} with positions and {{ rows[1].difference|number }} "
-            "without. "
-            "{% if first.equivariant %}This model hardly uses the positions of "
-            "patches.{% elif rows[1].equivariant %}"
-            "Without positions, the model cannot tell where a patch is.{% else %}It also has "
-            "positions in its "
-            "attention (rotary positions or a bias).{% endif %}",
+            "permute the outputs. The outputs, with a largest value of {{ first.largest|number }}, "
+            "differ from that by up to {{ first.difference|number }} with positions and "
+            "{{ rows[1].difference|number }} without. {% if first.equivariant %}This model hardly "
+            "uses the positions of patches.{% elif rows[1].equivariant %}Without positions, the "
+            "model cannot tell where a patch is.{% else %}It also has positions in its attention "
+            "(rotary positions or a bias).{% endif %}",
             charts=(
                 Chart(
                     "without_positions",

@@ -143,19 +143,17 @@ def _detectable(candidates: Sequence[Candidate]) -> float | None:
 
 _SENTENCES: Final[Mapping[Outcome, str]] = {
     "best": "Take **{{ chosen.name }}**: the highest {{ what }}, "
-    "{{ chosen.value }}{% if has_cheaper %}; no cheaper "
-    "variant is shown to be within {{ margin }} points of it{% else %}, and none is "
-    "cheaper{% endif %}.",
+    "{{ chosen.value }}{% if has_cheaper %}; no cheaper variant is shown to be within {{ margin }} "
+    "points of it{% else %}, and none is cheaper{% endif %}.",
     "cheaper": "Take **{{ chosen.name }}**: {{ what }} {{ chosen.value }}, {{ chosen.gap|alone }} "
     "from the highest (**{{ best.name }}**){{ price }}.",
     "no difference": "{{ alike|names }} do not differ measurably; a difference of {{ detectable }} "
     "points would have been detected. Take the cheapest, **{{ chosen.name }}**: {{ what }} "
     "{{ chosen.value }}{{ price }}.",
     "inconclusive": "Undecided: **{{ best.name }}** has the highest {{ what }}, {{ best.value }}, "
-    "but "
-    "{{ alike|names }} do not differ significantly{% if detectable %}; a difference below "
-    "{{ detectable }} points may "
-    "have been missed{% endif %}. The cheapest is **{{ chosen.name }}**{{ price }}.",
+    "but {{ alike|names }} do not differ significantly{% if detectable %}; a difference below "
+    "{{ detectable }} points may have been missed{% endif %}. The cheapest is "
+    "**{{ chosen.name }}**{{ price }}.",
 }
 _TITLES: Final[Mapping[Outcome, str]] = {
     "best": "Take {{ chosen.name }}: the highest {{ what }}, {{ chosen.value|value }}",
