@@ -93,7 +93,7 @@ class InputError(VitlensError):
 class UnknownNameError(InputError):
     """An unknown name; the message suggests the nearest valid names and what to type.
 
-    kind: of the name ("model"); valid: all names; hint: the command that lists them.
+    kind: the kind of the name ("model"); valid: all names; hint: the command that lists them.
     """
 
     def __init__(self, kind: str, name: str, valid: Iterable[str], *, hint: str = "") -> None:

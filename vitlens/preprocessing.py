@@ -105,6 +105,10 @@ class Preprocessing:
         """Return the same normalisation and filter for whole images resized to (height, width)."""
         return Preprocessing(size, None, self.interpolation, self.mean, self.std)
 
+    def without_crop(self) -> "Preprocessing":
+        """Return the same normalisation, filter and size for whole images."""
+        return self.at_size(self.size)
+
 
 def require_side_lengths(size: tuple[int, int] | None) -> None:
     """Raise InputError for an input (height, width) too large for memory; None is accepted."""

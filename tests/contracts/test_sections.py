@@ -143,7 +143,7 @@ def test_a_column_says_everything(written):
         "4.5 kg",
         "L0.H0 of cat was not weighed.",
         "the share of fur",
-        "Verdict: pass: share of fur",
+        "Verdict: **pass** – share of fur",
         "tables/furs.csv",
     ):
         assert said in text

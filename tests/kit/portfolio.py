@@ -1,13 +1,15 @@
 """Where the numbers and sentences of a portfolio report come from."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from tests.kit.select import values_of
 from vitlens.commands.study.portfolio import METHOD_TEXTS, portfolio
 from vitlens.commands.study.record import StudyRecord
 from vitlens.commands.study.report import WHOLE
 from vitlens.commands.study.works import sections as sections_of_works
+from vitlens.report.document import Section
 from vitlens.report.literature import works
 from vitlens.report.markdown import figures_shown, markdown
 from vitlens.report.numbers import in_time
@@ -34,23 +36,31 @@ def known_numbers(record: StudyRecord) -> set[str]:
         if data is not None:
             texts.append(f"{data.images:,} {data.classes} {data.size[0]} {data.size[1]}")
     for row in record.training:
-        texts += [f"{value:,}" for value in vars(row).values() if isinstance(value, int)]
-    texts += [f"{work.cited} {work.entry}" for work in works()]
-    return {number for text in texts for number in numbers_of(text)}
+        for value in vars(row).values():
+            if isinstance(value, int):
+                texts.append(f"{value:,}")
+    for work in works():
+        texts += [work.cited, work.entry]
+    return numbers_of("\n".join(texts))
 
 
 def known_sentences(record: StudyRecord) -> set[str]:
     """Return every sentence that a chapter states, in a claim or in a section."""
-    sentences = set()
+    texts: list[str] = []
+    sections = list(sections_of_works(record))
     for chapter in record.parts:
-        sentences |= {claim.says for claim in chapter.claims}
-        document = chapter.document
-        sentences |= {sentence.text for sentence in document.first.answer}
-        for section in document.sections:
-            sentences |= {sentence.text for sentence in section.sentences}
-    for section in sections_of_works(record):
-        sentences |= {sentence.text for sentence in section.sentences}
-    return sentences
+        texts += values_of(chapter.claims, "says")
+        texts += values_of(chapter.document.first.answer, "text")
+        sections += chapter.document.sections
+    return {*texts, *sentences_of(sections)}
+
+
+def sentences_of(sections: Iterable[Section]) -> list[str]:
+    """Return the sentences of sections, in their order."""
+    texts: list[str] = []
+    for section in sections:
+        texts += values_of(section.sentences, "text")
+    return texts
 
 
 def headings(path: Path, level: int = 2) -> Iterator[str]:
@@ -68,6 +78,5 @@ def drawn_in(path: Path) -> tuple[str, ...]:
 def sentences_between(record: StudyRecord, first: str, last: str) -> list[str]:
     """Return the sentences of a portfolio from one heading up to another."""
     sections = portfolio(record).sections
-    titles = [section.title for section in sections]
-    chosen = sections[titles.index(first) : titles.index(last)]
-    return [sentence.text for section in chosen for sentence in section.sentences]
+    titles = values_of(sections, "title")
+    return sentences_of(sections[titles.index(first) : titles.index(last)])

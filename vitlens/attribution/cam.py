@@ -228,7 +228,7 @@ class TargetLayer:
 class LayerGradients:
     """The activations of the target layer in one pass.
 
-    gradients: of the target logit of each image with respect to them.
+    gradients: the gradients of the target logit of each image with respect to them.
     """
 
     logits: Logits

@@ -209,8 +209,7 @@ def candidates_for(
     if len(names) < 2:
         raise InputError(
             f"expected at least 2 candidates to choose from for {model.alias}, found "
-            f"{', '.join(names) or 'none'}; "
-            "name two methods or more, or leave out the choice"
+            f"{', '.join(names) or 'none'}; name two methods or more, or leave out the choice"
         )
     return names
 
@@ -306,8 +305,9 @@ def choose(
 ) -> MethodChoice:
     """Return the candidate of the highest score on the first half, judged on the second half.
 
-    values: of each check, greater is better, a row a method (candidates, then BASELINES), NaN in
-    all rows of an image without a value. A check in which all methods are equal decides nothing.
+    values: the value of each check, greater is better, a row a method (candidates, then BASELINES),
+        NaN in all rows of an image without a value. A check in which all methods are equal decides
+        nothing.
     """
     count = len(candidates)
     table = torch.stack([check_values.double() for check_values in values.values()])

@@ -72,10 +72,10 @@ def explain(
     targets: "predicted", "label" (of a Split or class folders), a class by name or index, or class
         indices (batch,).
     method: a name of `vitlens.list_methods()`.
-    refinement: of its maps (`vitlens.Refinement`: attention between patches, views, another map,
-        the edges of the image), None for none.
+    refinement: the refinement of its maps (`vitlens.Refinement`: attention between patches, views,
+        another map, the edges of the image), None for none.
     batch_size: images at a time (None: chosen to fit).
-    seed: of SmoothGrad, RISE and KernelSHAP.
+    seed: the seed of SmoothGrad, RISE and KernelSHAP.
     options: further ones of the method, as its function has them (rollout: fusion, discard, alpha,
         start_layer, readout; integrated-gradients: steps, baseline; rise: masks).
 

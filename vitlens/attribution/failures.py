@@ -32,7 +32,8 @@ def failures(
     images: a Split, or any form that `vitlens.images` takes.
     labels: class indices of the model (n,) (None: those of the Split or the class folders).
     second: another model of these classes, diagnosed on the same images.
-    method: of the maps of the predicted class (None: the preferred one of the model's family).
+    method: the method of the maps of the predicted class (None: the preferred one of the model's
+        family).
 
     A cause is named only where errors differ in a property and its change fixes more of them than a
     control of the same size; see vitlens/analysis/failures/rows.py. Raises DataError without

@@ -31,7 +31,7 @@ class HeadEffect:
 
     delta_loss: the rise of the loss of the prediction without the head, nats; positive: it supports
         the prediction.
-    probability: of the prediction without the head.
+    probability: the probability of the prediction without the head.
     given: the label of the head, by what it attends to, None where it has none.
     """
 
@@ -48,7 +48,7 @@ class Look(Summary):
 
     names (n, k): the most probable classes, at most five.
     classes, probabilities (n, k): their indices and probabilities.
-    method: of the maps.
+    method: the method of the maps.
     maps (n, shown, rows, columns): raw, of the first `shown` classes (the prediction and the
         runner-up; one where there is no other).
     delta_loss, without (n, heads): the rise of the loss of the prediction without each head, nats,
@@ -56,7 +56,7 @@ class Look(Summary):
     places: (layer, head) of each head, empty for a model without heads.
     replace: the replacement of the output of a head.
     note: a remark on it.
-    labels: of the heads, by layer, from these images, empty where there are none.
+    labels: the labels of the heads, by layer, from these images, empty where there are none.
     statistics: on which the labels rest, None where there are none.
     """
 

@@ -147,7 +147,7 @@ def shapley_values(
     """Return the weighted least-squares solution with a constrained sum (Covert & Lee 2021, eq. 7).
 
     chosen: the players of each coalition.
-    gains: of each coalition over the empty one.
+    gains: the gain of each coalition over the empty one.
     total: of all players over it, the sum of the solution.
     """
     design = chosen.double()

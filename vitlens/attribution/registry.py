@@ -49,7 +49,7 @@ class Attribution:
     """One attribution method.
 
     title: in figures and tables.
-    description: of its maps, in a sentence.
+    description: the description of its maps, in a sentence.
     paper: in which it is defined.
     function: "module:function" of (model, images, targets) that gives maps (batch, rows, columns).
     resolution: the patches of a ViT, the last map of a CNN or the cells of a ViT, or the pixels of
@@ -60,7 +60,7 @@ class Attribution:
     arguments: further ones of every call.
     options: further ones by name, of `vitlens.explain`, too; "seed" where something is random.
     needs: what the model must have.
-    families: of the models that support it.
+    families: the families of the models that support it.
     needs_class: whether it explains a class, so that the model needs a classifier.
     complete: whether a map sums to F(image) - F(black), so that its completeness error is reported.
     refined: whether its maps are refined by the attention between patches already.

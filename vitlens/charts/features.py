@@ -283,7 +283,7 @@ class PatchMap:
 
     points: (n, 2), of patches with their positions.
     content: (n, 2), of the same patches without their positions.
-    captions: of both maps.
+    captions: the captions of both maps.
     places: (n, 2), rows and columns in the grid.
     grid: rows and columns.
     cut: indices of the points that are drawn as pictures, or None.

@@ -56,9 +56,9 @@ def board(
     Rows have a layer and a head.
 
     values: names of columns, or a function that gives them when the board is drawn.
-    titles: of each by name.
+    titles: the title of each by name.
     marked: the cells with a dot.
-    ranges: of the colours, where not that of the values.
+    ranges: the ranges of the colours, where not that of the values.
     signed: colours symmetric around 0, at least up to `least`; a few extreme values lie beyond
         them, as the bar shows.
     """

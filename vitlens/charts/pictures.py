@@ -179,8 +179,8 @@ def images(
 
     scale: each map from 0 to its own maximum, or one scale for all maps, symmetric around 0 if
         signed.
-    label: of the colour bar, which is drawn for one scale, and with a label also for maps up to
-        their own maximum.
+    label: the label of the colour bar, which is drawn for one scale, and with a label also for maps
+        up to their own maximum.
     largest: the greatest side of a picture, inch.
     under: True for names of rows below them.
     dense: True for as few blocks as make the pictures largest, however small.
@@ -531,7 +531,7 @@ def of_heads(
 
     Layers lie down, or across if they are more than twice as many as heads.
 
-    numbers: of the layers.
+    numbers: the numbers of the layers.
     image: drawn first.
     """
     layers = list(map(str, numbers))

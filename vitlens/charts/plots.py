@@ -52,7 +52,7 @@ def intervals(
     and each series `of`.
 
     reference: a dashed line, in the unit that is drawn (% for fractions).
-    titles: of the values in the legend.
+    titles: the titles of the values in the legend.
     filled: draws bars from 0 in place of dots.
     words: the text at the end of a row's bar.
     """

@@ -220,7 +220,7 @@ def patch_embedding(
     patch: (3, height, width) in [0, 1].
     filters: (n, 3, height, width), drawn as pictures with their weights divided by the largest, so
         that 0 is grey.
-    numbers: of the filters.
+    numbers: the numbers of the filters.
     embedded, convolved: all numbers of all patches, by unfold and a linear map, and by the
         convolution.
     """

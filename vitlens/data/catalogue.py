@@ -56,9 +56,9 @@ def load_data(
     limit: the largest number of images, a seeded subset balanced by class.
     preprocessing: how photographs are resized and cropped (a model's `preprocessing`); sets of
         small images keep their size (the model resizes them).
-    seed: of the scenes of digits, or of the division of data without a test part. canvas (px) and
-        scenes (number per source digit: 4, or for test as many of these as the limit needs) are for
-        digits only.
+    seed: the seed of the scenes of digits, or of the division of data without a test part. canvas
+        (px) and scenes (number per source digit: 4, or for test as many of these as the limit
+        needs) are for digits only.
     whole: do not divide data without parts.
     progress: called with (files done, files in all).
     labels: a table (CSV) of the images' file names and labels, for a folder without class folders.
@@ -105,8 +105,8 @@ def reader_of(name: str, path: Path) -> str:
         if path.is_file():
             raise DataError(
                 "expected a folder, an .npz or a name "
-                f"{by_caller(python='of data', command='for --data')}, found the "
-                f"file {name!r}: {describe_file(path)}"
+                f"{by_caller(python='of data', command='for --data')}, found the file {name!r}: "
+                f"{describe_file(path)}"
             )
         if "/" in name or os.sep in name:
             raise DataError(
@@ -151,7 +151,8 @@ def read_split(images: object, preprocessing: Preprocessing | None = None) -> Sp
         height, width). One folder with class folders, or with test/ or val/, gives these images
         with their labels; other folders give all images below, sorted. Pictures are resized and
         cropped as by the commands.
-    preprocessing: of the model; None: the size that all images share, else 224x224.
+    preprocessing: the preprocessing of the model; None: the size that all images share, else
+        224x224.
 
     Raises DataError for anything else, and for the first picture that cannot be read.
     """

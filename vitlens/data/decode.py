@@ -90,7 +90,7 @@ class Header(NamedTuple):
 
     size: (height, width) as displayed, after the turn of its EXIF orientation.
     note: for the report, or None.
-    orientation: of the EXIF block, 1 for an image stored as it is displayed.
+    orientation: the orientation of the EXIF block, 1 for an image stored as it is displayed.
     """
 
     size: tuple[int, int]

@@ -1,4 +1,12 @@
-"""Reads a folder of images with masks or boxes of objects, to localise attribution maps."""
+"""A folder of images with masks or boxes of objects, against which attribution maps are checked.
+
+- images/NAME.* with masks/NAME.*: a mask has two values, see `read_mask`.
+- images/<class>/ with masks/<class>/: also labels; a seeded fifth is held out for test, as with
+  class folders.
+- images/ with annotations.json, without masks/: the mask is the union of the image's boxes (COCO's
+  format: images, annotations, bbox as x, y, width, height in px).
+- index.json with an `imagenet_class` for every image: these are the labels.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -55,8 +63,8 @@ class Object:
     """One image's object before it is drawn.
 
     size: (height, width) in px of its mask.
-    file: of the mask, or boxes: (x, y, width, height) in px.
-    orientation: the EXIF orientation by which the mask is turned as its image is, 1 for none.
+    file: the file of the mask, or boxes: (x, y, width, height) in px.
+    orientation: the EXIF orientation that turns the mask, as it turns its image; 1 for none.
     """
 
     size: tuple[int, int]
@@ -154,15 +162,11 @@ def _are_in_classes(root: Path) -> bool:
 def load(request: DataRequest) -> Split:
     """Return the images of a folder with their masks, resized and cropped as the images are.
 
-    The mask of images/NAME.* is masks/NAME.*, of two values, see `read_mask`; images/<class>/ with
-    masks/<class>/ have labels, too, and a seeded fifth is held out for test, as of class folders.
-    In a folder without masks/, it is the union of the image's boxes in annotations.json (COCO's
-    format: images, annotations, bbox as x, y, width, height in px). A mask of the size that a
-    turned photograph is stored in is turned with it. An image without a mask, or whose mask is
-    damaged, of more than two values or of another size, is left out and listed in `skipped`. Where
-    index.json has an `imagenet_class` for every image, these are the labels. Images that already
-    have the model's size are not cropped. Raises DataError when no image has a mask, when one has
-    two, and for damaged JSON.
+    A mask drawn on the pixels as they are stored is turned with its photograph (EXIF). An image is
+    left out and listed in `skipped` if it has no mask, or one that is damaged, has more than two
+    values or another size. Images that already have the model's size are not cropped.
+
+    Raises DataError when no image has a mask, when one has two, and for damaged JSON.
     """
     root = request.path
     if root.name == _MASKS and not (root / "images").is_dir():
@@ -181,7 +185,7 @@ def load(request: DataRequest) -> Split:
         objects = _find_objects(root, listing.paths, in_classes=not images_at_top)
         takes_whole = preprocessing.is_cropped and objects.sizes == {preprocessing.size}
         if takes_whole:
-            preprocessing = preprocessing.at_size(preprocessing.size)
+            preprocessing = preprocessing.without_crop()
         masks: dict[str, Tensor] = {}
         for path, image_object in objects.by_path.items():
             try:

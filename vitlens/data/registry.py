@@ -23,7 +23,7 @@ class DataSet:
     title: in reports.
     classes: their number.
     size: pixels (height, width) of all its images, None if they differ.
-    origin: of its images.
+    origin: the origin of its images.
     load: module:function, (request) -> Split.
     download: whether it is downloaded once.
 
@@ -65,7 +65,7 @@ class Layout:
 class DataRequest:
     """A request for data; see load_data.
 
-    name: of a set, or a path.
+    name: the name of a set, or a path.
     labels: a table of the labels of a folder's images.
     limit: the largest number of images kept, so that a drawn set draws no others.
     """
@@ -177,8 +177,8 @@ LAYOUTS: Final = (  # the first that recognises a path reads it
         lambda path: path.is_dir() and path.suffix.lower() != ".npz",
         "vitlens.data.folder:load",
         "FOLDER",
-        "class folders, with train/ and test/ or val/ inside or divided by seed; or loose "
-        "images, which --labels FILE.csv labels",
+        "class folders, inside train/ and test/ (or val/), or divided by the seed; or loose "
+        "images with --labels FILE.csv",
     ),
     Layout(
         lambda path: path.suffix.lower() == ".npz",

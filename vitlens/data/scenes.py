@@ -118,8 +118,8 @@ class SceneFactors:
     height: of the digit, across, down: its centre, as fractions of the canvas.
     turn: in degrees.
     contrast: luminance of the ink minus that of the background.
-    luminance: of the background.
-    hue: of the background, an index into HUES.
+    luminance: the luminance of the background.
+    hue: the hue of the background, an index into HUES.
     strokes: their number.
     bar: the width of the bar that hides part of the digit, as a fraction of the digit's height, 0
         for no bar.

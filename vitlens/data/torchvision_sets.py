@@ -145,8 +145,8 @@ def _open(data_set: DataSet, part: Part, data_dir: Path) -> Dataset:
         raise DataError(
             f"expected {data_set.title} in {data_dir} or a network to download it, found neither "
             f"({first_line(error)}); put the files of torchvision.datasets.{data_set.torchvision} "
-            "there by hand, or "
-            f"choose {by_caller(python='the data', command='--data')} digits or a folder"
+            f"there by hand, or choose {by_caller(python='the data', command='--data')} digits or "
+            "a folder"
         ) from error
     finally:
         socket.setdefaulttimeout(previous_timeout)

@@ -53,13 +53,11 @@ _TITLE: Final = (
 )
 _LIMITS: Final = (
     f"Limits: files of at most {UPLOAD_BYTES // 1_000_000} MB and {PIXEL_LIMIT // 1_000_000} "
-    "megapixels, the first "
-    f"frame of an animation, maps and attacks of at most {PASSES} passes of the model. The page "
-    "answers one visitor at "
-    f"a time: a request waits for at most {WAITING:.0f} s, and is stopped after {RUNNING:.0f} s of "
-    "computing. What you upload is read once and its file deleted at once; the pixels stay in "
-    "memory for this session, at most "
-    f"{LIFETIME // 60} minutes after its last change, and its reports until its tab is closed."
+    f"megapixels, the first frame of an animation, maps and attacks of at most {PASSES} passes of "
+    f"the model. The page answers one visitor at a time: a request waits for at most {WAITING:.0f} "
+    f"s, and is stopped after {RUNNING:.0f} s of computing. What you upload is read once and its "
+    f"file deleted at once; the pixels stay in memory for this session, at most {LIFETIME // 60} "
+    "minutes after its last change, and its reports until its tab is closed."
 )
 
 

@@ -32,7 +32,7 @@ class Picture:
     """One picture.
 
     key: unique.
-    name: of its file.
+    name: the name of its file.
     note: on its decoding, or "".
     pixels: (1, 3, height, width) uint8, by the alias of the model for which they were resized.
     """

@@ -83,9 +83,9 @@ class Newest:
 class TabRequest:
     """A request for a tab.
 
-    alias: of the model.
+    alias: the alias of the model.
     is_current: whether no newer request has replaced it.
-    session: of the visitor.
+    session: the session of the visitor.
     data: the browser's message.
     """
 
@@ -233,7 +233,7 @@ class TabPlace:
     ) -> Updates:
         """Write a report in its turn; return updates that show it, or why there is none.
 
-        alias: of another model than the chosen one; note: a sentence above the report.
+        alias: the alias of another model than the chosen one; note: a sentence above the report.
         """
         with self.site.pool.turn(alias or request.alias, request.is_current) as model:
             try:

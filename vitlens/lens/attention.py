@@ -1,10 +1,9 @@
-"""Every attention call of a model, read or changed at any stage: one function mode, with a list of
-taps.
+"""Every attention call of a model, read or changed at any stage: a function mode with taps.
 
 Nearly all attention passes through F.scaled_dot_product_attention, F.multi_head_attention_forward
 or a softmax over (.., query, key). The mode is in force while the model runs and sees all three;
-forward hooks say which module is calling. The contexts of one model share its mode and put their
-taps on its list: changes of outer contexts come first, and readers see what is used in the end.
+forward hooks say which module is calling. The contexts of one model share its mode and add their
+taps to its list. Changes of outer contexts come first, and readers see the final values.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -27,19 +26,23 @@ from vitlens.models.memo import Memo
 from vitlens.models.model import Model
 from vitlens.turns import turn
 
-SITES: Final[Memo[tuple[Site, ...]]] = Memo()  # of each model, from its survey
+# the sites of each model, which `survey` (observe.py) stores after its checked forward pass
+SITES: Final[Memo[tuple[Site, ...]]] = Memo()
 _SEEN: Final = frozenset(
     {F.scaled_dot_product_attention, F.multi_head_attention_forward, F.linear, *SOFTMAX}
 )
 
 
 class AttentionMode(ScopedMode):
-    """Sees the attention of one model (a plain module's heads are read from its attributes); use
-    through `tapped`.
+    """A function mode that passes the attention calls of one model to taps; see `tapped`.
+
+    The heads of a plain module are read from its attributes. The sites of a `Model` are taken from
+    its survey (`SITES`) if there was one: its calls are found again by module and by how many calls
+    of this module came before. Other sites are worked out from shapes.
 
     root: the module of the model.
-    images: in the forward pass.
-    sites: of its calls that a tap has read.
+    images: the number of images in the forward pass.
+    sites: the sites of the calls so far that a tap has read.
     """
 
     def __init__(self, model: Model | nn.Module) -> None:
@@ -108,35 +111,37 @@ class AttentionMode(ScopedMode):
     def site(self, module: str, shape: torch.Size) -> Site:
         """Return the site of the running call, from the survey where it has one.
 
-        shape: of the call's weights, (batch, heads, queries, keys).
+        shape: the shape of the call's weights, (batch, heads, queries, keys).
         """
-        part = sum(site.module == module for site in self.sites)
+        earlier_calls = [site for site in self.sites if site.module == module]
+        part = len(earlier_calls)
+        _, heads, queries, keys = shape
+        site = self._surveyed_sites.get((module, part))
+        if site is None or (site.heads, site.queries, site.keys) != (heads, queries, keys):
+            site = self._site_from_shapes(module, part, shape)
+        self.sites.append(site)
+        return site
+
+    def _site_from_shapes(self, module: str, part: int, shape: torch.Size) -> Site:
+        """Return the site of the running call, from the shapes of weights and module input."""
         batch, heads, queries, keys = shape
-        surveyed = self._surveyed_sites.get((module, part))
-        if surveyed is not None and (surveyed.heads, surveyed.queries, surveyed.keys) == (
-            heads,
-            queries,
-            keys,
-        ):
-            self.sites.append(surveyed)
-            return surveyed
-        calls = max(batch // self.images, 1)
-        entered = self._caller().shape
+        calls = max(batch // self.images, 1)  # of one image: its windows
+        input_shape = self._caller().shape
         windows = windows_of(self.root, self._running, calls=calls, queries=queries, keys=keys)
         if windows:
-            patches = keys  # a pooled query stands for several
+            patches = keys  # a pooled query stands for several patches
             tokens = keys
         else:
             patches = queries
-            tokens = _tokens(entered, queries, self.images)
-        channels = queries * heads in entered[1:]
+            tokens = _tokens(input_shape, queries, self.images)
+        # attention between channels has a query for each channel of a head
+        attends_to_channels = queries * heads in input_shape[1:]
         kind = decide_kind(
-            calls=calls, queries=patches, keys=keys, tokens=tokens, channels=channels
+            calls=calls, queries=patches, keys=keys, tokens=tokens, channels=attends_to_channels
         )
-        modules = {site.module for site in self.sites}
-        layer = len(modules - {module}) + self._blocks_before.get(module, 0)
-        self.sites.append(Site(layer, module, part, kind, heads, queries, keys, windows))
-        return self.sites[-1]
+        other_modules = {site.module for site in self.sites} - {module}
+        layer = len(other_modules) + self._blocks_before.get(module, 0)
+        return Site(layer, module, part, kind, heads, queries, keys, windows)
 
     def require_all_read(self) -> None:
         """Check after a forward pass that the weights of every attention module that ran were read.
@@ -160,9 +165,7 @@ class AttentionMode(ScopedMode):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Put the mode in force while the model runs, with hooks that follow which module is
-        calling.
-        """
+        """Put the mode in force while the model runs; hooks follow which module is calling."""
         with ExitStack() as stack:
             for name, module in self.root.named_modules():
                 if name and (name in self._heads or list(module.children())):
@@ -173,7 +176,7 @@ class AttentionMode(ScopedMode):
                     stack.callback(
                         module.register_forward_hook(self._leave, always_call=True).remove
                     )
-            # the taps change what it computes: see `is_tapped`
+            # the replaced forward computes the same as before: `is_tapped` says if taps change it
             stack.enter_context(overridden(self.root, self._around, equal=True))
             yield
 
@@ -208,8 +211,9 @@ class AttentionMode(ScopedMode):
         return run
 
     def _caller(self) -> Caller:
-        """Return the module whose attention is computed: the innermost with heads, else the
-        innermost.
+        """Return the module whose attention is computed.
+
+        It is the innermost running module with heads, or else the innermost running module.
         """
         for caller in reversed(self._running):
             if caller.name in self._heads:
@@ -225,8 +229,7 @@ class AttentionMode(ScopedMode):
         return 1
 
     def _is_attention(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Return True if a softmax in a module with heads is over the last axis of at least
-        three."""
+        """Return True for a softmax over the last of three or more axes, in a module with heads."""
         if name not in self._heads or not args:
             return False
         scores, *rest = args
@@ -249,14 +252,14 @@ class AttentionMode(ScopedMode):
         return weight.shape == projection.shape and torch.equal(weight, projection)
 
     def _join(self, name: str, changes: Collection[TensorFunction], tokens: Tensor) -> Tensor:
-        # tokens come first in torch's own attention, whatever its batch_first says
-        first = isinstance(self.root.get_submodule(name), nn.MultiheadAttention)
-        outputs = tokens.transpose(0, 1) if first else tokens
+        # in torch's attention tokens are the first axis, whatever its batch_first is
+        tokens_first = isinstance(self.root.get_submodule(name), nn.MultiheadAttention)
+        outputs = tokens.transpose(0, 1) if tokens_first else tokens
         # MaxViT projects a window as (calls, rows, columns, width): its tokens row by row
         joined = outputs.reshape(len(outputs), -1, outputs.shape[-1])
         for change in changes:
             joined = change(joined)
-        return joined.transpose(0, 1) if first else joined.reshape(tokens.shape)
+        return joined.transpose(0, 1) if tokens_first else joined.reshape(tokens.shape)
 
 
 # the modes of the enclosing contexts
@@ -293,8 +296,9 @@ def _mode_in_force(
 
 
 def is_tapped(model: Model, module: str | None = None) -> bool:
-    """Return True if a context around changes the attention of a model: of this module, or of any
-    (None).
+    """Return True if an enclosing context changes the attention of a model.
+
+    module: the name of the attention module in question, None for any.
     """
     for mode in _MODES.get():
         if mode.root is not model.module or not mode.in_force:
@@ -337,13 +341,17 @@ def _shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
     return ()
 
 
-def _tokens(entered: tuple[int, ...], queries: int, images: int) -> int:
+def _tokens(input_shape: tuple[int, ...], queries: int, images: int) -> int:
     """Return the number of tokens of an image in a module's input, from its shape."""
-    if len(entered) == 4:  # (batch, rows, columns, channels) or (batch, channels, rows, columns)
-        last = entered[1] * entered[2]
-        first = entered[2] * entered[3]
-        return last if last == queries else first
-    # (batch, tokens, width), or nn.MultiheadAttention's default, (tokens, batch, width)
-    if len(entered) == 3:
-        return entered[0] if entered[:2] == (queries, images) else entered[1]
+    if len(input_shape) == 4:
+        _, second, third, fourth = input_shape
+        tokens_if_channels_last = second * third  # (batch, rows, columns, channels)
+        tokens_if_channels_first = third * fourth  # (batch, channels, rows, columns)
+        if tokens_if_channels_last == queries:
+            return tokens_if_channels_last
+        return tokens_if_channels_first
+    if len(input_shape) == 3:
+        if input_shape[:2] == (queries, images):  # nn.MultiheadAttention: (tokens, batch, width)
+            return input_shape[0]
+        return input_shape[1]  # (batch, tokens, width)
     return queries

@@ -84,8 +84,8 @@ class AttentionCall:
     inputs: queries, keys and values where the model used scaled dot-product attention.
     computed: the weights where the model computed them itself, or where gradients were asked for.
     output: per head, before the output projection, None where it was not observed.
-    gradient: of some number with respect to output, or to computed where the model computed the
-        weights itself.
+    gradient: the gradient of some number with respect to output, or to computed where the model
+        computed the weights itself.
     """
 
     site: Site

@@ -48,7 +48,7 @@ class Cells:
     """The cells of one of the tensors that a module returns.
 
     part: the tensor's index among them.
-    channel_axis: of the tensor.
+    channel_axis: the channel axis of the tensor.
     width: the number of channels.
     grid: (rows, columns) of the cells.
     prefix: the number of tokens before them.

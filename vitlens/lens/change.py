@@ -141,7 +141,7 @@ class _TensorChanges:
 
     module, part: of whose call.
     members: each with the number of its copy of the images.
-    copies: of the images in a batch.
+    copies: the copies of the images in a batch.
     """
 
     module: str
@@ -188,8 +188,8 @@ class _TensorChanges:
         if keys != access.place.shape[-1]:  # the positions would be those of other tokens
             raise UnsupportedError(
                 f"expected all {access.place.shape[-1]} keys at {access.name} for a KnockOut of "
-                "positions, found "
-                f"{keys}; choose a substrate that leaves no patch out of the sequence"
+                f"positions, found {keys}; choose a substrate that leaves no patch out of the "
+                "sequence"
             )
         shape = (self.copies, access.heads, queries, keys)
         mask = torch.ones(shape, dtype=torch.bool, device=like.device)

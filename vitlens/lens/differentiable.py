@@ -27,8 +27,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 WITHOUT_GRADIENTS: Final = (
-    "what needs no gradient works: attention, rollout, occlusion, rise, "
-    "kernel-shap, eigencam, scorecam, ablate"
+    "what needs no gradient works: attention, rollout, occlusion, rise, kernel-shap, eigencam, "
+    "scorecam, ablate"
 )
 _OFF: Final = "torch.no_grad, inference_mode or a checkpoint with use_reentrant=True"
 _CUT: Final = "detach, or an operation without a gradient"
@@ -74,8 +74,7 @@ def needing_gradients(model: Model, *, instead: str = WITHOUT_GRADIENTS) -> Iter
             raise UnsupportedError(
                 f"expected a forward of {model.alias} that autograd can differentiate, found a "
                 "tensor changed in place after it was used; give the result a tensor of its own (x "
-                "= x * 2, not x *= 2); "
-                f"{instead}"
+                f"= x * 2, not x *= 2); {instead}"
             ) from error
         # torch has no derivative of an operation (floor_divide)
         if "is not implemented" in str(error):
@@ -166,8 +165,7 @@ def require_no_steps(
             raise UnsupportedError(
                 f"expected a gradient inside {model.alias}, found zero everywhere: {steps.first} "
                 "is constant between its steps; take it out of its forward, or let the gradient "
-                "pass it (x + (x.round() - x).detach()); "
-                f"{WITHOUT_GRADIENTS}"
+                f"pass it (x + (x.round() - x).detach()); {WITHOUT_GRADIENTS}"
             )
     return result
 

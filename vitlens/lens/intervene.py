@@ -156,8 +156,7 @@ def _prepared(model: Model, access: Access, change: Change, seed: int) -> PlaceC
     if access.part != "output" or access.argument is None or access.tokens is not None:
         raise UnsupportedError(
             "expected a block whose output has the shape of its input to remove, found "
-            f"{access.name}; "
-            "try 'zero' at its attention and its mlp"
+            f"{access.name}; try 'zero' at its attention and its mlp"
         )
     return PlaceChange(access)
 

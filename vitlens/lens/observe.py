@@ -184,7 +184,7 @@ def _sketch(call: AttentionCall) -> Tensor:
 def _check_batch(model: Model, image: Images, sketches: list[Tensor], tolerance: float) -> None:
     """Raise LensError where the weights of an image change when it is the first of two.
 
-    sketches: of its weights without the other image, call by call.
+    sketches: the sketches of its weights without the other image, call by call.
     """
     other = torch.rand(image.shape, generator=torch.Generator().manual_seed(2)).to(image)
     expected = iter(sketches)
@@ -194,9 +194,8 @@ def _check_batch(model: Model, image: Images, sketches: list[Tensor], tolerance:
         if single is None or not _are_close(single.float(), _sketch(call).float(), tolerance):
             raise LensError(
                 "expected attention weights of an image that do not depend on the others of its "
-                "batch, found others "
-                f"in layer {call.site.layer} ({call.site.module}) of {model.alias}; batch x heads "
-                "has the batch first"
+                f"batch, found others in layer {call.site.layer} ({call.site.module}) of "
+                f"{model.alias}; batch x heads has the batch first"
             )
 
     with observing(model, check):
@@ -248,9 +247,8 @@ def _check_windows(call: AttentionCall, projected: Tensor, tolerance: float) -> 
         site = call.site
         raise LensError(
             f"expected {site.heads} heads in layer {site.layer} ({site.module}), found that its "
-            "output projection "
-            f"reads {len(call.output) // call.images} heads of {site.heads} windows; put the "
-            "windows before the heads"
+            f"output projection reads {len(call.output) // call.images} heads of {site.heads} "
+            "windows; put the windows before the heads"
         )
 
 
@@ -283,16 +281,15 @@ def require_one_softmax(model: Model, images: Images) -> None:
     if follower.summed:
         raise UnsupportedError(
             "expected values mixed by the weights of one softmax, found several, added or "
-            "subtracted, in "
-            f"{follower.summed[0]} of {model.alias} (differential or gated attention)"
+            f"subtracted, in {follower.summed[0]} of {model.alias} (differential or gated "
+            "attention)"
         )
     changed = follower.changed_modules()
     if changed:
         raise UnsupportedError(
             "expected values mixed by the weights of a softmax, found weights changed after it in "
             f"{changed[0]} of {model.alias} (the greatest ones, a gate, another norm); change the "
-            "scores before "
-            "the softmax instead"
+            "scores before the softmax instead"
         )
 
 

@@ -43,8 +43,8 @@ def resolve_places(model: Model, names: str | Sequence[str]) -> tuple[Access, ..
 def resolve_tokens(model: Model, tokens: Tokens, count: int) -> tuple[int, ...]:
     """Return positions of tokens from a word ("cls", "register", "patch"), a position, or several.
 
-    count: of all tokens. Raises InputError for positions that are not there, and for a word where
-    the tokens are not the model's sequence.
+    count: the count of all tokens. Raises InputError for positions that are not there, and for a
+        word where the tokens are not the model's sequence.
     """
     if not isinstance(tokens, str):
         positions = (tokens,) if isinstance(tokens, int) else tuple(tokens)
@@ -102,8 +102,7 @@ def _at_positions(model: Model, access: Access, text: str) -> Iterator[Access]:
     if axis is None:
         raise InputError(
             f"expected a place with an axis of tokens for the positions [{text}], found "
-            f"{access.place}; "
-            "leave the brackets out"
+            f"{access.place}; leave the brackets out"
         )
     count = access.place.shape[axis]
     if text == "*":

@@ -165,7 +165,7 @@ class Access:
     layer: the first layer that must run again when it changes, None where replay has none;
         argument, of an output: the input that it is where the block is removed, None where it
         cannot be.
-    heads: of the layer.
+    heads: the number of heads of the layer.
     windows: calls of the module an image.
     tokens_first: whether the module's tensor is (tokens, batch, ..), not (batch, tokens, ..).
     head, tokens: which head and which positions of the tensor are meant, None: all.

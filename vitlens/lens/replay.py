@@ -43,7 +43,7 @@ _LARGE_WORKING_SET: Final = 512 << 20
 class Replay:
     """A clean pass of some images, from which sets of changes are run; created by `replaying`.
 
-    logits: of the clean pass (batch, classes).
+    logits: the logits of the clean pass (batch, classes).
     exact: whether changes are replayed, else each set is a full forward.
     note: why that is, and how much of the clean pass is not kept but computed again (which costs
         time and changes no number), or "".

@@ -42,7 +42,7 @@ FirstTokens = Float[Tensor, "batch rows dim"]
 class ReplayRecord:
     """The tensors of one layer that are stored in a clean pass.
 
-    arguments: of its unit, by position or name.
+    arguments: the arguments of its unit, by position or name.
     branch: its attention's output, before LayerScale.
     rest: further return values of the attention.
     heads: the output projection's input, (calls, tokens, heads x head_dim).
@@ -132,7 +132,7 @@ class ReplayStart:
     carried: arguments that are passed unchanged to a later unit (layer, name there, name here).
     branch: whether attention's output is that of its projection, so that changes of heads can be
         added to it.
-    bytes: of one image's record.
+    bytes: the size in bytes of one image's record.
     """
 
     skipped: tuple[tuple[str, Shape], ...]

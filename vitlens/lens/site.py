@@ -94,7 +94,7 @@ def decide_kind(*, calls: int, queries: int, keys: int, tokens: int, channels: b
     """Return the kind of attention, from shapes alone.
 
     calls: windows an image (1 without windows).
-    tokens: of an image that enter the attention module.
+    tokens: the number of tokens of an image that enter the attention module.
     channels: whether there are as many queries as channels a head.
     """
     if calls > 1:

@@ -47,7 +47,7 @@ class FeatureStage:
     width: dim of its tokens, or channels.
     grid: (rows, columns) of patches or cells, None where their order is unknown.
     prefix: tokens before them.
-    channel_axis: of the tensor.
+    channel_axis: the channel axis of the tensor.
     argument: the one of the module that it is, None for the output.
     part: the tensor's index where the output is several.
     """
@@ -81,7 +81,7 @@ class FeatureStage:
 class FinalNorm:
     """The norm between the last block and the classifier.
 
-    width: of its input.
+    width: the width of its input.
     on_tokens: whether its input is all tokens, or the pooled vector (timm's fc_norm).
     """
 

@@ -22,22 +22,22 @@ from vitlens.models.attention import softmax_or_zero
 from vitlens.models.hooks import unchanged
 
 TensorFunction = Callable[[Tensor], Tensor]  # to a tensor of the same shape
-# from a tensor of the call and the numbers of queries and keys to a mask: which keys take
-# part, of shape (1 or calls, heads, query, key)
+# (a tensor of the call, number of queries, number of keys) -> mask (1 or calls, heads, query, key),
+# True for keys that take part
 Keep = Callable[[Tensor, int, int], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Tap:
-    """The changes and readers of one context in the attention of some modules (None: of all).
+    """The changes and readers of one context in the attention of some modules.
 
-    changes: by stage, of its tensor (calls, heads, ..).
-    keep: which keys take part (True).
-    joined: of the heads' outputs concatenated, (calls, tokens, heads x head_dim), before the output
-        projection.
-    read: gets every call once it is computed, after all changes, and its scores where it was not
-        fused.
-    explicit: attention as matrix products, so that the weights are in the autograd graph.
+    modules: names of these modules; None for all.
+    changes: by stage, a function of its tensor (calls, heads, ..).
+    keep: masks the keys that take part.
+    joined: a function of the concatenated outputs of the heads, (calls, tokens, heads x head_dim),
+        before the output projection.
+    read: called with each call after all changes, and with its scores unless it was fused.
+    explicit: compute attention as matrix products, so that the weights are in the autograd graph.
     """
 
     modules: Collection[str] | None = None
@@ -52,10 +52,12 @@ class Tap:
 class TappedCall:
     """One call of an attention function under the taps of its module.
 
-    images: in the forward pass.
-    find_site: from the shape of the weights to the site of the call.
-    heads: of the module.
-    heads_axis: of the heads, where a forward pass showed it (see `AttentionPart`).
+    module: the name of the attention module.
+    images: the number of images in the forward pass.
+    find_site: returns the site of the call for the shape of its weights.
+    heads: the number of heads of the module.
+    heads_axis: the axis of the heads, if a forward pass showed it (see `AttentionPart`).
+    taps: those of the module, outer contexts first.
     """
 
     module: str
@@ -101,16 +103,16 @@ class TappedCall:
         return _heads_first(self._attend(arguments), axis)
 
     def _axis_before_windows(self, tensor: Tensor) -> int | None:
-        """Return the axis of the heads where they stand before windows (see `AttentionPart`).
+        """Return the axis of the heads if it comes before the axis of windows, else None.
 
-        Returns None elsewhere.
+        `AttentionPart` describes these layouts.
         """
         if tensor.dim() == 4 and self.heads_axis == 0:
-            return 0
+            return 0  # (batch * heads, windows, tokens, head_dim)
         if tensor.dim() != 5 or self.heads_axis == 2:
             return None
-        if self.heads_axis == 1 or tensor.shape[1] == self.heads:  # timm's Hiera and NesT
-            return 1
+        if self.heads_axis == 1 or tensor.shape[1] == self.heads:
+            return 1  # (batch, heads, windows, tokens, head_dim): timm's Hiera and NesT
         return None
 
     def _windows_first(self, tensor: Tensor, axis: int) -> Tensor:
@@ -125,18 +127,13 @@ class TappedCall:
         keep = self._keep(inputs.query, inputs.query.shape[-2], inputs.key.shape[-2])
         masked = inputs
         if keep is not None:
-            masked = replace(inputs, bias=_both(inputs.bias, keep))
-        changed_scores = None
-        weights = None
+            masked = replace(inputs, bias=_masked_bias(inputs.bias, keep))
+        changed_scores: Tensor | None = None
+        weights: Tensor | None = None
         if self._needs_weights():
-            scores = inputs.scores(slice(None))
-            changed_scores = self._scores(scores, keep)
-            if changed_scores is scores and inputs.bias is None:
-                weights = self._weights(scores.softmax(-1))
-            else:
-                weights = self._weights(softmax_or_zero(changed_scores))
+            changed_scores, weights = self._scores_and_weights(inputs, keep)
             output = F.dropout(weights, arguments.dropout) @ inputs.value
-        elif masked is original:
+        elif masked is original:  # nothing is changed
             output = arguments.attend()
         else:
             output = F.scaled_dot_product_attention(
@@ -149,8 +146,22 @@ class TappedCall:
             )
         output = per_head(output, self.heads)
         self._read(masked, weights, output, changed_scores)
-        # the reader's tensor is in the graph of the logits
+        # reshaped only now: a reader that keeps `output` can take gradients of the logits at it
         return output.reshape(*arguments.query.shape[:-1], arguments.value.shape[-1])
+
+    def _scores_and_weights(
+        self, inputs: AttentionInputs, keep: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the scores and the weights as matrix products, both after their changes."""
+        scores = inputs.scores(slice(None))
+        changed_scores = self._scores(scores, keep)
+        # a query with no key left has only scores of -inf, of which a softmax is NaN
+        may_lack_keys = changed_scores is not scores or inputs.bias is not None
+        if may_lack_keys:
+            weights = softmax_or_zero(changed_scores)
+        else:
+            weights = scores.softmax(-1)
+        return changed_scores, self._weights(weights)
 
     def _needs_weights(self) -> bool:
         """Return True if a tap changes scores or weights, or needs them in the autograd graph."""
@@ -176,7 +187,7 @@ class TappedCall:
     def softmax(
         self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Tensor:
-        """Return the model's own softmax of scores that it computed."""
+        """Return the softmax of scores that the model computed itself, under the taps."""
         axis = self._axis_before_windows(args[0])
         if axis is None:
             return self._softmax(func, args, kwargs)
@@ -205,7 +216,8 @@ class TappedCall:
             )
         weights = self._weights(per_head(raw_weights, self.heads))
         self._read(None, weights, None, changed_scores)
-        return weights.reshape(raw_scores.shape)  # the reader's tensor, as above
+        # reshaped only now, for readers that keep `weights`, as in `_attend`
+        return weights.reshape(raw_scores.shape)
 
     def _apply_changes(self, stage: Stage, tensor: Tensor) -> Tensor:
         for tap in self.taps:
@@ -279,7 +291,7 @@ def _heads_first(tensor: Tensor, axis: int) -> Tensor:
     return moved.flatten(0, 1) if axis == 0 else moved
 
 
-def _both(bias: Tensor | None, keep: Tensor) -> Tensor:
+def _masked_bias(bias: Tensor | None, keep: Tensor) -> Tensor:
     """Return an attention mask, boolean or additive, without the keys that are knocked out."""
     if bias is None:
         return keep

@@ -44,7 +44,7 @@ class TracedHeads:
     shapes: by stage, None where it has several calls.
     joined: of the heads' outputs concatenated, one shape a call.
     branch: whether the module's output is that of its projection.
-    bytes: of the output and of the heads'.
+    bytes: the size in bytes of the output and of the heads'.
     """
 
     shapes: dict[Stage, Shape | None] = field(default_factory=dict)

@@ -232,8 +232,8 @@ def _read_settings(folder: Path) -> _Settings:
     for pattern in (*settings.rank_pattern, *settings.alpha_pattern):
         if not _PLAIN.fullmatch(pattern):
             raise UnsupportedError(
-                "expected names of modules as rank_pattern and alpha_pattern in "
-                f"{path}, found {short(pattern)}; {_MERGE}"
+                f"expected names of modules as rank_pattern and alpha_pattern in {path}, found "
+                f"{short(pattern)}; {_MERGE}"
             )
     return settings
 

@@ -34,7 +34,7 @@ class StructureHints:
     It replaces the structure read from the module, or checks it.
 
     blocks: names of its blocks in forward order.
-    heads: of every attention layer.
+    heads: the number of head of every attention layer.
     prefix: the kinds of the special tokens, in order.
     grid: patches (rows, columns).
     """
@@ -55,9 +55,9 @@ class AttentionPart:
         none.
     mlp: the name of the module whose output is that of its block's MLP, where it is known.
     unread: why there is no projection, where that was read from a forward pass.
-    heads_axis: of the heads in weights of five axes, as their projection showed: 1 of (batch,
-        heads, windows, query, key), 0 where they share the first axis with the batch, 2 of (batch,
-        windows, heads, query, key); None where the axes are fewer, or this was not shown.
+    heads_axis: the axis of the heads in weights of five axes, as their projection showed: 1 of
+        (batch, heads, windows, query, key), 0 where they share the first axis with the batch, 2 of
+        (batch, windows, heads, query, key); None where the axes are fewer, or this was not shown.
     blocks_before: blocks without attention before it, which count in its layer's number.
     """
 
@@ -76,7 +76,7 @@ class Anatomy:
 
     family: "vit" (one sequence of tokens in all blocks), "windowed" (Swin), "cnn" or "other".
     blocks: module names of its blocks in forward order, with those that have no attention.
-    layout: of the token sequence (None where there is none).
+    layout: the layout of the token sequence (None where there is none).
     readout: the classifier's input (None for a CNN).
     attention: its modules with heads, in the order of the module tree (None: `Model` reads them
         from the modules' attributes).
@@ -88,7 +88,8 @@ class Anatomy:
     special_first: False where special tokens stand behind patches and cannot be moved before them.
     attends_unread: whether attention runs whose modules are not those of layers, so that they are
         not listed.
-    reordering: of tokens whose special ones are not the first, while they pass through the model.
+    reordering: the reordering of tokens whose special ones are not the first, while they pass
+        through the model.
     without_attention: the members of its lists of blocks that have no attention, which count in the
         numbers of layers.
     """
@@ -444,6 +445,5 @@ def require_pre_norm(model: "Model", *, instead: str) -> None:
         if isinstance(block, TransformerBlock) and not block.norm_first:
             raise UnsupportedError(
                 "expected blocks that add attention and MLP to one residual stream (pre-norm), "
-                "found norms after each "
-                f"addition (post-norm) in {name} of {model.alias}; {instead}"
+                f"found norms after each addition (post-norm) in {name} of {model.alias}; {instead}"
             )

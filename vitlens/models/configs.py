@@ -35,10 +35,11 @@ class ViTConfig:
     distillation: a second token and head for a teacher (Touvron 2021).
     dropout: on tokens, projections and MLP.
     attention_dropout: on the weights.
-    drop_path: of the last block, growing linearly from 0 in the first.
-    positions: of the patches, "learned" (one vector each), "sine" (fixed sines and cosines of the
-        patch's number, Vaswani 2017) or "sine-2d" (of its column and its row, as in MAE, He 2022),
-        or "none"; True and False, which earlier files have, are "learned" and "none".
+    drop_path: the rate of stochastic depth of the last block, growing linearly from 0 in the first.
+    positions: the positions of the patches, "learned" (one vector each), "sine" (fixed sines and
+        cosines of the patch's number, Vaswani 2017) or "sine-2d" (of its column and its row, as in
+        MAE, He 2022), or "none"; True and False, which earlier files have, are "learned" and
+        "none".
     attention, mlp, residual, norm: False removes that part.
     norm_first: the norm stands before each branch (pre-norm, Dosovitskiy 2021); False: after each
         addition (post- norm, Vaswani 2017), with no final norm.
@@ -138,8 +139,8 @@ class SwinConfig:
     mlp_ratio: hidden width of the MLP over the stream's.
     dropout: on projections and MLP.
     attention_dropout: on the weights.
-    drop_path: of the last block, growing linearly from 0 in the first. Images and maps that
-        patches, windows and merging do not divide are padded.
+    drop_path: the rate of stochastic depth of the last block, growing linearly from 0 in the first.
+        Images and maps that patches, windows and merging do not divide are padded.
     """
 
     image_size: tuple[_Side, _Side] = (32, 32)

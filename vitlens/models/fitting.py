@@ -138,8 +138,7 @@ def _require_one_network(prefix: str, counts: Mapping[str, int]) -> None:
     if len(equals) > 1:
         raise ModelError(
             f"expected the weights of one model, found those of {len(equals)} under "
-            f"{list_names(equals)}; save one of them "
-            "alone"
+            f"{list_names(equals)}; save one of them alone"
         )
 
 
@@ -168,7 +167,7 @@ def _classifier(
     """Return the classifier that a file has under another name, by the model's name, and a note.
 
     Empty where the file has the model's classifier, or not exactly one other of the right width.
-    prefix: of the model's other names.
+    prefix: the prefix of the model's other names.
     """
     if len(heads) != 1:
         return {}, ""

@@ -45,7 +45,7 @@ class TextTower:
     model: the whole model, which encodes token ids with encode_text.
     tokenizer: builds the tokenizer on first use.
     context: most tokens of a text, with those that are added to it.
-    name: of the model, for messages.
+    name: the name of the model, for messages.
     added: tokens added to a text, 2 for its start and its end.
     """
 
@@ -124,8 +124,8 @@ class LanguageImage(nn.Module):
 
     Its output is the similarity of an image to each prompt, without prompts its embedding.
 
-    pooling: of the tower's tokens, as timm names it ("token", "avg", "map").
-    layout: of its tokens, None for a CNN.
+    pooling: the pooling of the tower's tokens, as timm names it ("token", "avg", "map").
+    layout: the layout of its tokens, None for a CNN.
     prompts: normalised embeddings (prompts, dim), or None.
 
     The text tower is not a submodule: it adds no parameters and does not run in a forward pass.

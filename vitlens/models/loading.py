@@ -67,11 +67,12 @@ def load(
     weights; weights: a file, the folder of a LoRA adapter of peft, which is merged, or
     FILE@FOLDER; "random": the same architecture, untrained. A `ModelName` (from
     `parse_model`) is used as it is. image_size: (height, width) in pixels, or both at once; mean,
-    std: of the model's training, for pixels in [0, 1]; classes: names of the logits; device: one of
-    torch, or auto, cpu, cuda, cuda:N or mps; code_files: each FILE.py:FUNCTION that may be a name,
-    and whose code is run then. A model without a classifier (timm's num_classes=0) has no classes;
-    its outputs are features. Raises UnknownNameError and ModelError, and UnsupportedError for
-    classes of a model without a classifier.
+    std: the standard deviation of the model's training, for pixels in [0, 1]; classes: names of the
+        logits; device: one of torch, or auto, cpu, cuda, cuda:N or mps; code_files: each
+        FILE.py:FUNCTION that may be a name, and whose code is run then. A model without a
+        classifier (timm's num_classes=0) has no classes; its outputs are features. Raises
+        UnknownNameError and ModelError, and UnsupportedError for classes of a model without a
+        classifier.
 
     >>> import vitlens
     >>> vitlens.load("vit-digits").input_size
@@ -334,8 +335,7 @@ def _require_kernel(key: str, stored: Tensor, built: Tensor, name: str) -> None:
     expected = "{}x{} px".format(*built.shape[2:])
     raise ModelError(
         f"expected patches of {expected} in {key!r} of the weights, as {name} has, found {actual}; "
-        "choose the "
-        f"architecture with patches of {actual}"
+        f"choose the architecture with patches of {actual}"
     )
 
 

@@ -116,7 +116,7 @@ def _reference(function: Callable[..., Any]) -> Any:
 class _Store:
     """The stored values of one model.
 
-    state: of the model when they were computed.
+    state: the state of the model when they were computed.
     zeros: its weights that are all zeros.
     held: how many `holding` contexts are in force.
     trials: how many trials run, one within the other.

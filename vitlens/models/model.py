@@ -36,7 +36,7 @@ class Provenance:
     name: as the user typed it.
     weights: file name, "hub", "bundled", "random" or "training".
     sha256: of the weights file.
-    versions: of the libraries that built it.
+    versions: the versions of the libraries that built it.
     notes: changes made on loading (prefixes removed, positions resized), as sentences.
     """
 

@@ -155,7 +155,8 @@ def _list_pattern(names: Sequence[str]) -> tuple[re.Pattern[str] | None, int]:
     """Return the pattern of the members of a list of blocks, and the number of parts of their
     names.
 
-    names: of one group. None where the names have no number. The last number is that of a block,
+    names: the names of one group. None where the names have no number. The last number is that of a
+        block,
     unless it is the same in all of them and follows another number: attention and MLP of a block
     are then a list of two.
     """

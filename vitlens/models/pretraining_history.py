@@ -25,7 +25,7 @@ from vitlens.record import CONFIG
 class PretrainingHistory:
     """The pretraining of one model.
 
-    objective: of the first training.
+    objective: the objective of the first training.
     recipe: its name ("DINOv2"), data: what it saw, labels: the labelled data of a fine-tuning
         afterwards, each "" where not known or none.
     source: what tells it ("its name").

@@ -1,7 +1,6 @@
-"""Models from an architecture, as data, or from another model.
+"""Models built from an architecture, or from another model with a change.
 
-From another model: without some of its heads, for other classes, with random weights, for another
-size.
+The changes are: heads removed, other classes, random weights, another input size.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -10,7 +9,7 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, ModelError, UnsupportedError, argument, in_one_line
 from vitlens.files import sha256
-from vitlens.models.anatomy import read_anatomy
+from vitlens.models.anatomy import StructureHints, read_anatomy
 from vitlens.models.configs import CLASSES
 from vitlens.models.cutting import UNCUT, add_means, cut_heads, output_projection
 from vitlens.models.fitting import load_strictly
@@ -37,9 +36,6 @@ from vitlens.references import resolved
 from vitlens.typed import between, length, read_as
 from vitlens.version import __version__
 
-if TYPE_CHECKING:
-    from vitlens.models.anatomy import StructureHints
-
 Overrides = Mapping[str, int | float | bool | str | list[int]]
 _IMAGENET: Final = 1000  # its classes
 
@@ -48,9 +44,9 @@ _IMAGENET: Final = 1000  # its classes
 class Architecture:
     """The description from which the same model is built again, without its weights.
 
-    kind: of the source.
+    kind: the kind of the source.
     name: in the source's list.
-    classes: of the head.
+    classes: the classes of the head.
     image_size: (height, width) in pixels, None for the model's own.
     overrides: fields of a ViTConfig that differ from the preset's.
     pruned: the removed heads of each attention module (see `prune_heads`).
@@ -97,14 +93,9 @@ def build(
     build_source = resolved(SOURCES[architecture.kind].build)
     pruned = architecture.pruned
     weights = state
-    # libraries load whole models only: lost heads are random, and cut out again
     if pruned and state is not None:
         unpruned = build_source(architecture, state=None, pretrained=False)[0]
-        prefixes = tuple(f"{name}." for name in pruned)
-        weights = {key: value for key, value in state.items() if not key.startswith(prefixes)}
-        weights |= {
-            key: value for key, value in unpruned.state_dict().items() if key.startswith(prefixes)
-        }
+        weights = _with_random_pruned_modules(state, unpruned, pruned)
     module: nn.Module
     preprocessing: Preprocessing
     module, preprocessing = build_source(architecture, state=weights, pretrained=pretrained)
@@ -116,6 +107,25 @@ def build(
                 module.get_submodule(name), attention_state, where=f"{name} of {architecture.name}"
             )
     return module, preprocessing
+
+
+def _with_random_pruned_modules(
+    state: Mapping[str, Tensor], unpruned: nn.Module, pruned: Collection[str]
+) -> dict[str, Tensor]:
+    """Return the state with weights of full size for pruned modules, from the unpruned module.
+
+    A library loads only a whole model. Afterwards `build` cuts the heads and loads the weights of
+    the pruned modules.
+    """
+    prefixes = tuple(f"{name}." for name in pruned)
+    weights = {}
+    for key, value in state.items():
+        if not key.startswith(prefixes):
+            weights[key] = value
+    for key, value in unpruned.state_dict().items():
+        if key.startswith(prefixes):
+            weights[key] = value
+    return weights
 
 
 def _state_of(name: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -134,7 +144,7 @@ def assemble(
     alias: str,
     provenance: Provenance,
     *,
-    hints: "StructureHints | None" = None,
+    hints: StructureHints | None = None,
 ) -> Model:
     """Return a Model around a module, with the anatomy of its modules' attributes or of forward
     passes.
@@ -287,33 +297,36 @@ def count_classes(module: nn.Module, size: tuple[int, int]) -> int:
 
 
 def untrained_like(model: Model, *, seed: int, size: tuple[int, int] | None = None) -> Model:
-    """Return a model of the same architecture and classes with seeded random weights, on the same
-    device.
+    """Return a model of the same architecture and classes with seeded random weights.
 
-    size: (height, width) in pixels of its input, None for the model's. A ViT has positions for
-    another size; our ResNets keep their stem. Raises UnsupportedError for a model that only its own
-    code can build, ModelError where it cannot be built or does not run at this size.
+    It is on the same device. A ViT gets positions for another size; our ResNets keep their stem.
+
+    size: (height, width) in pixels of its input, None for the model's.
+
+    Raises UnsupportedError for a model that only its code can build, ModelError if it cannot be
+    built or does not run at this size.
     """
     source = SOURCES.get(str(model.architecture.get("kind")))
     if source is None or not source.build:
         raise UnsupportedError(
             "expected an architecture that can be built anew with random weights, found "
-            f"{model.alias}, which only its "
-            "own code can make; try timm:NAME, torchvision:NAME or a run folder"
+            f"{model.alias}, which only its own code can make; try timm:NAME, torchvision:NAME or "
+            "a run folder"
         )
     architecture = Architecture.from_json(model.architecture)
     preprocessing = model.preprocessing
-    built_for = model.input_size
+    built_size = model.input_size
     if size is not None:
         require_side_lengths(size)
         architecture = replace(architecture, image_size=size)
         preprocessing = preprocessing.at_size(size)
-        if not source.any_size or model.anatomy.layout is not None:
-            # but for a ResNet, which accepts any size, and has another stem below 64 px
-            built_for = size
+        has_positions = model.anatomy.layout is not None
+        # a ResNet is built for the model's size: below 64 px it would get another stem
+        if has_positions or not source.any_size:
+            built_size = size
     at = "{}x{} px".format(*preprocessing.size)
     with in_one_line(f"{model.alias} to run at {at}", f"check {argument('sizes')}"), seeded(seed):
-        module, _ = build(replace(architecture, image_size=built_for))
+        module, _ = build(replace(architecture, image_size=built_size))
         count_classes(module, preprocessing.size)
     provenance = Provenance(model.provenance.name, "random", None, versions())
     new = rebuilt(model, module, architecture, provenance, preprocessing=preprocessing)
@@ -490,8 +503,7 @@ def _observed_classifier(model: Model) -> tuple[str, ...]:
     if not last:
         raise UnsupportedError(
             f"expected the logits of {model.alias} to be the output of a linear layer, found none "
-            "whose outputs they "
-            f"are (of {len(linear)}); end forward in an nn.Linear"
+            f"whose outputs they are (of {len(linear)}); end forward in an nn.Linear"
         )
     return (last[-1],)
 
@@ -499,16 +511,19 @@ def _observed_classifier(model: Model) -> tuple[str, ...]:
 def prune_heads(
     model: Model, heads: Mapping[int, Collection[int]], *, means: Mapping[int, Tensor] | None = None
 ) -> Model:
-    """Return a copy of the model without these heads: their rows of the qkv and columns of the
-    output projection.
+    """Return a copy of the model without these heads.
 
-    heads: by layer, both counted from 0. The logits are those of the model with the heads set to
-    zero; with means (each head's mean output over tokens and images, (heads, head_dim) by layer),
-    those with each head at its mean, which is added to the output projection's bias. A layer
-    without any heads left outputs its bias; it is then a block without attention, and the other
-    layers keep their numbers. The copy can be saved, loaded and pruned again; the original is not
-    changed. Raises InputError for a head that does not exist and for a mean per token (which a bias
-    cannot hold), UnsupportedError for attention that cannot be cut (ours, timm's standard and
+    The heads' rows of the qkv and columns of the output projection are removed. Without means, the
+    logits are those of the model with the heads set to zero; with means, with each head at its
+    mean, which is added to the bias of the output projection. A layer without any heads left
+    outputs its bias. It is then a block without attention, and the other layers keep their numbers.
+    The copy can be saved, loaded and pruned again; the original is not changed.
+
+    heads: by layer, both counted from 0.
+    means: by layer, each head's mean output over tokens and images, (heads, head_dim).
+
+    Raises InputError for a head that does not exist and for a mean per token, which a bias cannot
+    hold. Raises UnsupportedError for attention that cannot be cut (ours, timm's standard and
     torchvision's can), and inside `intervene` or with a user's hook.
     """
     removed_by_layer = {

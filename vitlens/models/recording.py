@@ -169,7 +169,7 @@ class Recorder:
 class TracedAttention:
     """One attention call.
 
-    time: of the recorder's clock.
+    time: the time of the recorder's clock.
     stack: the modules that were running.
     batch: the length of the first axis of queries or weights, windows included.
     heads: their number.
@@ -215,7 +215,7 @@ class Joined:
     """The heads' outputs concatenated, (.., tokens, heads x head_dim), in an order that their axes
     may have.
 
-    axis: of the heads in the weights, as `AttentionPart.heads_axis`.
+    axis: the axis of the heads in the weights, as `AttentionPart.heads_axis`.
     """
 
     heads: int
@@ -227,7 +227,7 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
     """Records attention calls and linear layers, too, while its `watching` and the mode itself are
     in force.
 
-    images: of the pass.
+    images: the number of images of the pass.
     attention: calls in order.
     linear: (time, modules running, weight) of each linear layer.
     tokens: whether a linear layer was applied to (batch, tokens, width).
@@ -390,9 +390,8 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
             batch = axes[0]
         if batch % images:
             layout = (
-                f"expected attention (batch, heads, query, key), found {batch} on the axis "
-                "of "
-                f"a batch of {images}"
+                f"expected attention (batch, heads, query, key), found {batch} on the axis of a "
+                f"batch of {images}"
             )
         call = TracedAttention(
             self._tick(), tuple(self.running), batch, heads, axes[-1], keys, layout

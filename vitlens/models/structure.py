@@ -68,8 +68,8 @@ class _Traced:
             if not name:
                 raise UnsupportedError(
                     "expected a submodule for each attention layer, found attention computed in "
-                    f"{self.name}.forward "
-                    "itself; move each layer's attention to an nn.Module of its own"
+                    f"{self.name}.forward itself; move each layer's attention to an nn.Module of "
+                    "its own"
                 )
             self.calls.setdefault(name, call)
             if call.layout:
@@ -114,7 +114,7 @@ class _Traced:
         tokens = TokenStructure(
             self.module, self.images, self.logits_of, self.hints, self.trace, self.calls
         )
-        anatomy = tokens.added_to(Anatomy("other", blocks, attention=parts))
+        anatomy = tokens.complete(Anatomy("other", blocks, attention=parts))
         if self.hints.blocks is None:
             return with_blocks_without_attention(
                 self.module, anatomy, is_block=self._passes_input_through

@@ -48,7 +48,7 @@ class TokenOrder:
 
     grid: None where the patches are not row by row, or where that cannot be read.
     reason: why, and what to do.
-    places: of all tokens in the image, None where they could not be read.
+    places: the places of all tokens in the image, None where they could not be read.
     """
 
     special: tuple[int, ...]

@@ -1,6 +1,6 @@
 """The tokens of a module with attention: their order, the layout of the patches, and the readout.
 
-They are read from forward passes, as the rest of its anatomy is in `structure`.
+Like the rest of the anatomy (structure.py), they are read from forward passes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ class TokenStructure:
     """The tokens of a module with attention.
 
     images, logits_of, hints: as in `trace_anatomy`.
-    trace: of a forward pass of these images.
+    trace: the trace of a forward pass of these images.
     calls: the first attention call of each module that computes attention, in forward order.
     """
 
@@ -49,86 +49,101 @@ class TokenStructure:
         """Return the name of the class of the module."""
         return type(self.module).__name__
 
-    def added_to(self, anatomy: Anatomy) -> Anatomy:
+    def complete(self, anatomy: Anatomy) -> Anatomy:
         """Return the anatomy with the family that the tokens show.
 
         For a model with one sequence of tokens also with layout, readout and order.
         """
-        module = self.module
-        images = self.images
-        calls = self.calls
-        unpooled = []
-        for name, call in calls.items():
-            if call.queries == call.keys and call.batch == self.trace.images:
-                unpooled.append(name)
-        if any(call.batch > self.trace.images for call in calls.values()):
-            if any(has_windows(module, name) for name in calls):
-                return replace(anatomy, family="windowed", readout="mean")
-            return replace(
-                anatomy, unread="its attention is in windows whose place in the image is not known"
-            )
-        lengths = sorted({calls[name].queries for name in unpooled})
-        pooled = [name for name, call in calls.items() if name not in unpooled and call.queries > 1]
-        if not lengths:
-            first = next(iter(calls.values()))
-            reason = (
-                "no attention layer has as many keys as queries (the first has "
-                f"{first.queries} and {first.keys})"
-            )
-            return replace(
-                anatomy, unread=f"{reason}: keys are pooled, or added to those of the tokens"
-            )
-        if len(lengths) != 1:
-            return replace(
-                anatomy, unread=f"its attention layers have {lengths} tokens, not one number"
-            )
-        if pooled:
-            return replace(
-                anatomy, unread=f"its attention layers have fewer keys than queries ({pooled[0]})"
-            )
-        order = self._order(unpooled[0], lengths[0])
+        if any(call.batch > self.trace.images for call in self.calls.values()):
+            return self._complete_windowed(anatomy)
+        reason = self._why_no_sequence()
+        if reason:
+            return replace(anatomy, unread=reason)
+        sequence_modules = self._sequence_modules()
+        first_module = sequence_modules[0]
+        last_module = sequence_modules[-1]
+        tokens = self.calls[first_module].queries
+        order = self._order(first_module, tokens)
         if order.grid is None:
             return replace(anatomy, unread=order.reason, row_by_row=False)
-        height = int(images.shape[2])
-        width = int(images.shape[3])
         patch_size = self._patch_size(order.grid)
-        covered = (order.grid[0] * patch_size[0], order.grid[1] * patch_size[1])
-        if covered[0] > height or covered[1] > width:
-            reason = (
-                f"its {order.grid[0]}x{order.grid[1]} patches of {patch_size[0]}x{patch_size[1]} "
-                f"px cover more than the image of {height}x{width} px, which it pads; say "
-                f"image_size={covered}"
-            )
+        reason = self._why_not_covered(order.grid, patch_size)
+        if reason:
             return replace(anatomy, unread=reason, row_by_row=False)
-        reordering = None if order.is_canonical else self._reordering(order, lengths[0])
-        if not order.is_canonical and (
-            reordering is None
-            or not keeps_logits(module, reordering, unpooled[0], images, self.logits_of)
-        ):
-            reason = (
-                f"tokens {list(order.special[:8])} do not depend on the image and are not "
-                "the first ones"
+        reordering = None
+        if not order.is_canonical:
+            reordering = self._reordering(order, tokens, first_module)
+            if reordering is None:
+                reason = (
+                    f"tokens {list(order.special[:8])} do not depend on the image and are not "
+                    "the first ones; put them first"
+                )
+                return replace(anatomy, unread=reason, row_by_row=False, special_first=False)
+
+        names = list(self.calls)
+        names_after = names[names.index(last_module) + 1 :]
+        with reordered(self.module, reordering):
+            unused = self._without_gradient(names_after)
+            read = tokens_read(
+                self.module, last_module, self.images, self.logits_of, len(order.special)
             )
-            return replace(
-                anatomy, unread=f"{reason}; put them first", row_by_row=False, special_first=False
-            )
-        names = list(calls)
-        after = names[names.index(unpooled[-1]) + 1 :]
-        with reordered(module, reordering):
-            unused = self._without_gradient(after)
-            read = tokens_read(module, unpooled[-1], images, self.logits_of, len(order.special))
-        later = [calls[name] for name in after if name not in unused]
+        used_calls_after = [self.calls[name] for name in names_after if name not in unused]
+        is_pooled = any(call.queries < call.keys for call in used_calls_after)
         layout = TokenLayout(order.grid, patch_size, self._prefix(order, read))
         return replace(
             anatomy,
             family="vit",
             layout=layout,
-            readout=readout_of(
-                layout, read, pooled=any(call.queries < call.keys for call in later)
-            ),
+            readout=readout_of(layout, read, pooled=is_pooled),
             attention=tuple(part for part in anatomy.attention or () if part.module not in unused),
             unused=unused,
             reordering=reordering,
+        )
+
+    def _complete_windowed(self, anatomy: Anatomy) -> Anatomy:
+        """Return the anatomy of a model that computes attention in parts of the image."""
+        if any(has_windows(self.module, name) for name in self.calls):
+            return replace(anatomy, family="windowed", readout="mean")
+        return replace(
+            anatomy, unread="its attention is in windows whose place in the image is not known"
+        )
+
+    def _sequence_modules(self) -> list[str]:
+        """Return the modules with as many queries as keys, and the images as batch."""
+        names = []
+        for name, call in self.calls.items():
+            if call.queries == call.keys and call.batch == self.trace.images:
+                names.append(name)
+        return names
+
+    def _why_no_sequence(self) -> str:
+        """Return why the model has no sequence of tokens of one length, "" if it has one."""
+        names = self._sequence_modules()
+        if not names:
+            first = next(iter(self.calls.values()))
+            return (
+                "no attention layer has as many keys as queries (the first has "
+                f"{first.queries} and {first.keys}): keys are pooled, or added to those of the "
+                "tokens"
+            )
+        lengths = sorted({self.calls[name].queries for name in names})
+        if len(lengths) != 1:
+            return f"its attention layers have {lengths} tokens, not one number"
+        for name, call in self.calls.items():
+            if name not in names and call.queries > 1:
+                return f"its attention layers have fewer keys than queries ({name})"
+        return ""
+
+    def _why_not_covered(self, grid: Grid, patch_size: tuple[int, int]) -> str:
+        """Return why the patches are not those of the image alone, "" if they are."""
+        height = int(self.images.shape[2])
+        width = int(self.images.shape[3])
+        covered = (grid[0] * patch_size[0], grid[1] * patch_size[1])
+        if covered[0] <= height and covered[1] <= width:
+            return ""
+        return (
+            f"its {grid[0]}x{grid[1]} patches of {patch_size[0]}x{patch_size[1]} px cover more "
+            f"than the image of {height}x{width} px, which it pads; say image_size={covered}"
         )
 
     def _without_gradient(self, names: Sequence[str]) -> tuple[str, ...]:
@@ -161,51 +176,61 @@ class TokenStructure:
         """
         read = read_order(self.module, attention, self.images)
         hints = self.hints
-        agrees = (
+        hint_agrees_with_forward_pass = (
             read.grid is not None
             and hints.prefix is not None
             and len(read.special) == len(hints.prefix)
         )
-        if hints.grid is None and (hints.prefix is None or agrees):
+        if hints.grid is None and (hints.prefix is None or hint_agrees_with_forward_pass):
             return read
-        if hints.prefix is not None:
-            prefix = len(hints.prefix)
-        else:
-            assert hints.grid is not None  # one of the two is given
-            prefix = tokens - hints.grid[0] * hints.grid[1]
-        side = round(max(tokens - prefix, 0) ** 0.5)
-        grid = hints.grid or (side, side)
-        if prefix < 0 or prefix + grid[0] * grid[1] != tokens:
-            if hints.grid is None:
-                raise UnsupportedError(
-                    f"expected a square grid beside {prefix} special tokens, found "
-                    f"{tokens - prefix} patches in {self.name}; say grid=(rows, columns)"
-                )
-            raise UnsupportedError(
-                f"expected {tokens} tokens, as {self.name} has, found grid={grid} and "
-                f"{max(prefix, 0)} special tokens"
-            )
+        prefix, grid = self._prefix_and_grid_of_hints(tokens)
         if read.grid is not None and (len(read.special), read.grid) != (prefix, grid):
             raise UnsupportedError(
-                f"expected {len(read.special)} special tokens beside patches of grid={read.grid}, "
-                "as a forward "
-                f"pass of {self.name} shows, found {prefix} and grid={grid}; leave grid= and "
-                "prefix= out"
+                f"expected {len(read.special)} special tokens next to patches of grid={read.grid}, "
+                f"as a forward pass of {self.name} shows, found {prefix} and grid={grid}; leave "
+                "grid= and prefix= out"
             )
         special = read.special if len(read.special) == prefix else tuple(range(prefix))
         if read.grid is None and read.contradicts(special, grid):
             raise UnsupportedError(
                 f"expected patches row by row in grid={grid} after {prefix} special tokens, found "
-                "in a forward pass of "
-                f"{self.name} that {read.reason}"
+                f"in a forward pass of {self.name} that {read.reason}"
             )
         return TokenOrder(special, grid)
 
-    def _reordering(self, order: TokenOrder, tokens: int) -> Reordering | None:
+    def _prefix_and_grid_of_hints(self, tokens: int) -> tuple[int, Grid]:
+        """Return the number of special tokens and the grid, one of which the hints give.
+
+        The other follows from the number of tokens; a grid is then taken to be square. Raises
+        UnsupportedError if they do not add up to the tokens.
+        """
+        hints = self.hints
+        if hints.prefix is not None:
+            prefix = len(hints.prefix)
+        else:
+            assert hints.grid is not None
+            prefix = tokens - hints.grid[0] * hints.grid[1]
+        side = round(max(tokens - prefix, 0) ** 0.5)
+        grid = hints.grid or (side, side)
+        if prefix >= 0 and prefix + grid[0] * grid[1] == tokens:
+            return prefix, grid
+        if hints.grid is None:
+            raise UnsupportedError(
+                f"expected a square grid next to {prefix} special tokens, found "
+                f"{tokens - prefix} patches in {self.name}; say grid=(rows, columns)"
+            )
+        raise UnsupportedError(
+            f"expected {tokens} tokens, as {self.name} has, found grid={grid} and "
+            f"{max(prefix, 0)} special tokens"
+        )
+
+    def _reordering(self, order: TokenOrder, tokens: int, attention: str) -> Reordering | None:
         """Return the reordering that puts special tokens first.
 
-        None where no module takes, or returns, all tokens. It holds from the first module that
-        takes all tokens to the last one that returns them.
+        It holds from the first module that takes all tokens to the last one that returns them.
+        Returns None if there are no such modules, or if the logits would change.
+
+        attention: an attention module inside the reordering.
         """
         shape = (self.trace.images, tokens)
         takes = []
@@ -219,7 +244,10 @@ class TokenStructure:
             return None
         patches = [position for position in range(tokens) if position not in order.special]
         entry = min(takes, key=lambda call: call.begin)
-        return Reordering(entry.module, returns[-1].module, (*order.special, *patches))
+        reordering = Reordering(entry.module, returns[-1].module, (*order.special, *patches))
+        if keeps_logits(self.module, reordering, attention, self.images, self.logits_of):
+            return reordering
+        return None
 
     def _patch_size(self, grid: Grid) -> tuple[int, int]:
         """Return the pixels from patch to patch.

@@ -128,8 +128,8 @@ def _require_plain(state: Mapping[str, Tensor], path: Path) -> None:
         if value.ndim > 1 and name.endswith("weight") and not value.is_floating_point():
             raise ModelError(
                 f"expected weights of floating-point numbers in {path}, found {value.dtype} in "
-                f"{name[:80]!r}: "
-                "quantised, without the scales that belong to them; take the weights from before"
+                f"{name[:80]!r}: quantised, without the scales that belong to them; take the "
+                "weights from before"
             )
 
 
@@ -186,10 +186,9 @@ def _load_plainly(path: Path) -> object:
         refused = f" ({match[1][:80]})" if match else ""
         raise ModelError(
             f"expected a plain state dict in {path}, found a pickle that would run code: "
-            f"refused{refused}; save it "
-            "again where it was made, with torch.save(model.state_dict(), FILE) or as safetensors. "
-            "Where you trust the "
-            f"file: {_conversion(path)}"
+            f"refused{refused}; save it again where it was made, with "
+            "torch.save(model.state_dict(), FILE) or as safetensors. Where you trust the file: "
+            f"{_conversion(path)}"
         ) from error
     except Exception as error:  # torch's reader raises a dozen types for a damaged file
         raise ModelError(
@@ -378,8 +377,7 @@ def require_unpacked(path: Path) -> None:
     if unpacked > 2 * size + _SLACK:
         raise ModelError(
             f"expected {path} as torch.save writes it, found {unpacked:,} bytes packed into "
-            f"{size:,}; "
-            "save it again with torch.save"
+            f"{size:,}; save it again with torch.save"
         )
 
 
@@ -399,8 +397,8 @@ def require_finite(state: Mapping[str, Tensor], path: Path) -> None:
             kind = "NaN" if bool(wide.isnan().any()) else "infinity"
             raise ModelError(
                 f"expected finite weights in {path}, found {kind} in {name[:80]!r} ({count:,} of "
-                f"{value.numel():,} "
-                "values); every prediction would be NaN: take an earlier checkpoint"
+                f"{value.numel():,} values); every prediction would be NaN: take an earlier "
+                "checkpoint"
             )
 
 

@@ -109,9 +109,8 @@ def wrap(
         )
         raise InputError(
             "expected blocks as a list of names, prefix as one of cls, distillation and register, "
-            "grid as two numbers "
-            f"and heads as one, found {arguments[:200]}; e.g. prefix=('cls', 'register'), "
-            "grid=(14, 14), heads=3"
+            f"grid as two numbers and heads as one, found {arguments[:200]}; e.g. prefix=('cls', "
+            "'register'), grid=(14, 14), heads=3"
         ) from reason
     name = alias or type(module).__name__
     return wrap_module(
@@ -273,14 +272,13 @@ def _require_observable(name: str, part: nn.Module) -> None:
     if _has_compiled_forward(part):
         raise ModelError(
             "expected a module that is not compiled, found a compiled forward in "
-            f"{name or type(part).__name__}; "
-            "build the model again without torch.compile and load its state_dict()"
+            f"{name or type(part).__name__}; build the model again without torch.compile and load "
+            "its state_dict()"
         )
     if isinstance(part, torch.fx.GraphModule) and "eval" in vars(part):
         raise ModelError(
             "expected a module of Python code, found one exported by torch.export "
-            f"({name or 'it'}), whose inside "
-            "cannot be observed; pass the module that was exported"
+            f"({name or 'it'}), whose inside cannot be observed; pass the module that was exported"
         )
     if isinstance(part, torch.jit.ScriptModule):
         raise ModelError(
@@ -305,8 +303,7 @@ def _require_observable(name: str, part: nn.Module) -> None:
         raise UnsupportedError(
             f"expected attention that can be observed ({' or '.join(OBSERVABLE)}), found "
             f"{kernel[:60]!r} in {name or 'the model'} ({type(part).__name__}); call "
-            "set_attn_implementation('sdpa') "
-            "on it first"
+            "set_attn_implementation('sdpa') on it first"
         )
 
 
@@ -460,8 +457,7 @@ def _buffers_kept(module: nn.Module) -> Iterator[None]:
     if changed:
         raise ModelError(
             f"expected {type(module).__name__} to leave its buffers unchanged in evaluation mode, "
-            f"found {changed[0]} "
-            "changed in a forward pass; update it where self.training alone"
+            f"found {changed[0]} changed in a forward pass; update it where self.training alone"
         )
 
 

@@ -185,7 +185,7 @@ def overall_verdict(claims: Iterable[Claim]) -> Verdict | None:
             because = f"{because}, for {_all_models(len(subjects))}"
     else:
         reasons = [
-            f"{' and '.join(names)}: {reason}" for reason, names in subjects_by_reason.items()
+            f"{reason}, for {' and '.join(names)}" for reason, names in subjects_by_reason.items()
         ]
         because = "; ".join(reasons)
     limits = {verdict.limit for _, verdict in worst_verdicts}

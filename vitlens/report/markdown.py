@@ -76,7 +76,8 @@ def portfolio_markdown(document: Document) -> str:
 def _section(section: Section, numbers: dict[str, int]) -> Iterator[str]:
     yield f"{'#' * section.level} {as_markdown(section.title)}"
     if section.status is not None:
-        yield f"Verdict: {as_markdown(section.status.words)}."
+        status = section.status
+        yield f"Verdict: **{status.state}** – {as_markdown(status.reason)}."
     yield from _paragraphs(section.sentences)
     for figure in section.figures:
         yield _figure(figure, numbers[figure.name])
@@ -184,8 +185,8 @@ def citation(record: Record) -> str:
     """Return a sentence about how to cite a report."""
     software = f"vitlens {finalize(record.config.versions.get('vitlens', ''))}".rstrip()
     return (
-        f"To cite: The vitlens authors, {software}, github.com/vitlens/vitlens, "
-        "and the papers of the methods shown (vitlens/report/references.bib there)."
+        f"To cite: The vitlens authors, {software}, github.com/vitlens/vitlens, and the papers of "
+        "the methods shown (vitlens/report/references.bib there)."
     )
 
 

@@ -476,7 +476,7 @@ def table_of(rows: Sequence[Any], shown: Mapping[str, Column], *, of: int, name:
     if of > len(rows):
         caption = f"{len(rows)} of {of:,} rows"
         if name:
-            caption += f"; all of them: tables/{name}.csv"
+            caption += f" (all rows: tables/{name}.csv)"
     return Table(caption, tuple(columns_of_cells), tuple(zip(*columns_of_cells.values())))
 
 

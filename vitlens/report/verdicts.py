@@ -36,9 +36,11 @@ class Threshold:
             warns *= 100
             unit = " %"
         if self.higher and passes < 0:  # a difference to the better model
-            return f"pass to {number(-passes)}, warn to {number(-warns)}{unit} behind"
-        word = "from" if self.higher else "to"
-        return f"pass {word} {number(passes)}{unit}, warn {word} {number(warns)}{unit}"
+            return f"pass up to {number(-passes)}, warn up to {number(-warns)}{unit} behind"
+        if self.higher:
+            return f"pass from {number(passes)}{unit}, warn from {number(warns)}{unit}"
+        word = "up to" if passes else "at"
+        return f"pass {word} {number(passes)}{unit}, warn up to {number(warns)}{unit}"
 
     def state(self, value: float) -> State:
         """Return the state of a value."""
@@ -108,7 +110,7 @@ class Verdict:
 
     @property
     def reason(self) -> str:
-        """Return the reason with the limit: "dead heads (pass to 10 %, warn to 30 %)"."""
+        """Return the reason with the limit: as "dead heads (pass up to 10 %, warn up to 30 %)"."""
         if not self.limit:
             return self.because
         return f"{self.because} ({LIMITS[self.limit].words})"

@@ -265,7 +265,7 @@ class BatchRun:
 
     losses: nats, before each step and after the last.
     constant_loss: that of the best prediction that is the same for every image.
-    weight_change: of all weights, relative to them.
+    weight_change: the change of all weights, relative to them.
     images: their number in the batch.
     """
 

@@ -47,7 +47,7 @@ class Distillation:
 
     kind: "soft" or "hard".
     weight: the teacher's share of the loss.
-    temperature: of the soft form.
+    temperature: the temperature of the soft form.
     token: whether a separate token and head learn from the teacher (the other head then learns only
         from the labels).
     """
@@ -198,7 +198,7 @@ class Teacher:
 
     Images are resized; the logits of remembered images come from memory.
 
-    classes: of the data.
+    classes: the classes of the data.
     precision: "fp32" or "bf16".
 
     Raises InputError for a model with other classes.

@@ -28,7 +28,7 @@ class Progress:
     loss: nats.
     accuracy: fraction of this epoch's training images so far, None without classes.
     test_accuracy: fraction, at the last test (None before the first).
-    images_per_second: of training without tests, since start or resume.
+    images_per_second: the speed of training without tests, since start or resume.
     """
 
     epoch: int
@@ -46,9 +46,10 @@ class Progress:
 class EpochMetrics:
     """One line of metrics.jsonl: an epoch (from 0), the steps and images by its end, its means.
 
-    learning_rate: of its last step; losses in nats; accuracies: fractions, None if not measured.
+    learning_rate: the learning rate of its last step; losses in nats; accuracies: fractions, None
+        if not measured.
     seconds: since training began, without pauses.
-    images_per_second: of training without tests, in this epoch.
+    images_per_second: the speed of training without tests, in this epoch.
     gradient_norm: before clipping, mean over its steps (None in older files).
     measures: other measures of the test, by name (see training/objectives/pretraining.py).
     """
@@ -99,7 +100,7 @@ class TrainingResult:
     accuracy: test accuracy (fraction) of the last weights, in model.safetensors.
     best_accuracy, best_epoch: the highest of all tests, whose weights are in best.safetensors
         (selected on the test images, so optimistic), all None without classes.
-    seconds: of all its runs together.
+    seconds: the time in seconds of all its runs together.
     notes: on the computation, as text.
     """
 
@@ -122,7 +123,8 @@ class StepMetrics:
     loss: nats, mean over this process's images of the batch.
     learning_rate: the update's.
     gradient_norm: Euclidean, over all parameters, before clipping.
-    images_per_second: of training without tests, over all processes, since start or resume.
+    images_per_second: the speed of training without tests, over all processes, since start or
+        resume.
     """
 
     step: int

@@ -65,7 +65,7 @@ class Recipe:
     minimum: last learning rate as a share of the peak.
     clip: largest gradient norm (0: none).
     label_smoothing: share of the target spread over all classes.
-    drop_path: of a preset's last block.
+    drop_path: the rate of stochastic depth of a preset's last block.
     average: decay of the averaged weights (0: none), which are then tested and saved.
     crop_padding: pixels.
     flip: mirrored left to right half of the time.

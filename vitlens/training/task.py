@@ -222,7 +222,7 @@ class FirstBatch(NamedTuple):
 
     given: the original pixels.
     trained: the images after augmentation and mixing.
-    labels: of the originals.
+    labels: the labels of the originals.
     targets: shares of the classes, before label smoothing.
     """
 

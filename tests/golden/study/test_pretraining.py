@@ -12,7 +12,7 @@ import vitlens
 from tests.kit.commands import figures, gone_on, ran
 from tests.kit.objectives import headless
 from tests.kit.planted_study import probe_correct
-from tests.kit.select import values_of
+from tests.kit.select import index_by, select, select_one, values_of
 from tests.kit.training_runs import interrupted
 from vitlens.commands.study.kinds.pretraining.record import PretrainingRecord
 
@@ -48,12 +48,10 @@ def test_all_points_have_one_architecture_and_budget_and_random_weights_none(don
     random = done.points[0]
     assert (random.steps, random.epochs, random.trained, random.seconds) == (0, 0, 0, 0.0)
     assert not list((done.folder / "points" / "random").glob("*/model.safetensors"))
-    states = {label: trained(done, label, 0).module.state_dict() for label in POINTS[1:]}
-    shared = set.intersection(*({*state} for state in states.values()))
-    assert {name for state in states.values() for name in state if name not in shared} <= {
-        "head.weight",
-        "head.bias",
-    }
+    names_of_points = [set(trained(done, label, 0).module.state_dict()) for label in POINTS[1:]]
+    shared_names = set.intersection(*names_of_points)
+    all_names = set.union(*names_of_points)
+    assert all_names - shared_names <= {"head.weight", "head.bias"}
     recipes = json.loads((done.folder / "config.json").read_text())["recipes"]
     assert {recipe["batch_size"] for recipe in recipes.values()} == {16}
 
@@ -67,14 +65,14 @@ def test_neighbours_are_those_of_the_frozen_features(done):
             model = trained(done, label, seed)
             nearest = (read(model, "test") @ read(model, "train").T).argmax(1)
             accuracies.append(float((labels[nearest] == truth).mean()))
-        row = next(
-            row for row in done.feature_scores if (row.label, row.measure) == (label, "k-NN, k = 1")
-        )
+        row = select_one(done.feature_scores, label=label, measure="k-NN, k = 1")
         assert row.value.value == pytest.approx(np.mean(accuracies), abs=1e-6)
-    probes = {
-        row.label: row.value.value for row in done.feature_scores if row.measure == "linear probe"
-    }
-    assert probes == pytest.approx({row.label: row.accuracy.value for row in done.points})
+
+
+def test_the_accuracy_of_a_point_is_that_of_its_linear_probe(done):
+    for row in done.points:
+        probe = select_one(done.feature_scores, label=row.label, measure="linear probe")
+        assert probe.value.value == pytest.approx(row.accuracy.value)
 
 
 def test_scenes_of_one_digit_stay_together_where_the_probe_is_chosen():
@@ -101,17 +99,17 @@ def test_every_measure_has_every_point_and_its_comparisons(done):
     ]
     for rows in (done.feature_scores, done.corrupted):
         for measure in set(values_of(rows, "measure")):
-            by_label = {row.label: row for row in rows if row.measure == measure}
+            by_label = index_by(select(rows, measure=measure), "label")
             assert tuple(by_label) == POINTS
             assert by_label["random"].over_random is by_label["supervised"].over_supervised is None
             gain = 100 * (by_label["mae"].value.value - by_label["supervised"].value.value)
             assert by_label["mae"].over_supervised.value == pytest.approx(gain, abs=1e-9)
     assert set(values_of(done.few_shot, "label", "shots")) == set(product(POINTS, (1, 2)))
     assert set(values_of(done.objectness, "label")) == {*POINTS}
-    cka = {(row.label, row.against): row.cka.value for row in done.likeness}
-    assert len(cka) == 25
-    for (one, other), value in cka.items():
-        assert value == pytest.approx(cka[other, one])
+    similarities = index_by(done.likeness, "label", "against")
+    assert len(similarities) == 25
+    for (one, other), row in similarities.items():
+        assert row.cka.value == pytest.approx(similarities[other, one].cka.value)
     assert sorted(done.space.points) == [0, 1, 2, 3, 4]
 
 

@@ -57,63 +57,69 @@ def adapted(record: TransferRecord, label: str, seed: int = 0) -> vitlens.Model:
     return vitlens.load(str(record.folder / "points" / label / f"seed-{seed}"))
 
 
+def weights_of(model: vitlens.Model) -> dict[str, torch.Tensor]:
+    return dict(model.module.state_dict())
+
+
+def changed_names(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> set[str]:
+    """Return the names of the weights that differ."""
+    return {name for name, value in after.items() if not torch.equal(value, before[name])}
+
+
 def test_every_way_trains_what_its_name_says(record, tiny_vit):
-    labels = ("frozen", "last-blocks", "full", "scratch", "distilled")
-    states = {label: dict(adapted(record, label).module.state_dict()) for label in labels}
-    start = dict(vitlens.load(str(tiny_vit)).module.state_dict())
-    heads = {name for name in start if name.startswith("head")}
-    start |= {name: torch.zeros_like(states["frozen"][name]) for name in heads}
-    changed = {}
-    for label, weights in states.items():
-        changed[label] = {
-            name for name, value in weights.items() if not torch.equal(value, start[name])
-        }
-    assert changed["frozen"] == heads
-    frozen = ("blocks.0", "patch_embed", "pos_embed", "cls_token")
-    assert not any(name.startswith(frozen) for name in changed["last-blocks"])
-    assert any(name.startswith("blocks.1") for name in changed["last-blocks"])
-    assert any(name.startswith("blocks.0") for name in changed["full"])
-    for label in ("scratch", "distilled"):
-        name = "blocks.0.attn.qkv.weight"
-        assert not np.allclose(states[label][name], start[name])
-    # the teacher changes what is learned
-    assert any(
-        not torch.equal(value, states["distilled"][name])
-        for name, value in states["scratch"].items()
-    )
+    start = weights_of(vitlens.load(str(tiny_vit)))
+    frozen = weights_of(adapted(record, "frozen"))
+    head_names = {name for name in start if name.startswith("head")}
+    for name in head_names:
+        start[name] = torch.zeros_like(frozen[name])  # the new head begins at zero
+    assert changed_names(start, frozen) == head_names
+
+    changed_by_last_blocks = changed_names(start, weights_of(adapted(record, "last-blocks")))
+    before_last_blocks = ("blocks.0", "patch_embed", "pos_embed", "cls_token")
+    assert not [name for name in changed_by_last_blocks if name.startswith(before_last_blocks)]
+    assert "blocks.1.attn.qkv.weight" in changed_by_last_blocks
+
+    name = "blocks.0.attn.qkv.weight"
+    assert name in changed_names(start, weights_of(adapted(record, "full")))
+    scratch = weights_of(adapted(record, "scratch"))
+    distilled = weights_of(adapted(record, "distilled"))
+    assert not np.allclose(scratch[name], start[name])
+    assert not np.allclose(distilled[name], start[name])
+    assert changed_names(scratch, distilled)  # the teacher changes what is learned
 
 
-def test_accuracies_of_a_transfer_are_those_of_the_models_and_sizes_are_as_said(three, record):
+def test_accuracies_of_a_transfer_are_those_of_the_models(three, record):
     split = load_data(str(three), part="test")
     stored = record.correct.correct
     points = index_by(record.points, "label")
     for place, row in enumerate(record.points):
-        assert stored[place].shape == (2, 15)
-        assert (
-            row.accuracy.value
-            == record.metric(f"accuracy/{row.label}").value
-            == pytest.approx(stored[place].mean())
-        )
+        correct = stored[place]
+        assert correct.shape == (2, 15)
+        assert row.accuracy.value == pytest.approx(correct.mean())
+        assert record.metric(f"accuracy/{row.label}").value == row.accuracy.value
         if row.candidate:
-            assert (
-                vitlens.evaluate(adapted(record, row.label, 1), split).correct.tolist()
-                == stored[place][1].tolist()
-            )
+            evaluation = vitlens.evaluate(adapted(record, row.label, 1), split)
+            assert evaluation.correct.tolist() == correct[1].tolist()
     gap = 100 * (points["full"].accuracy.value - points["scratch"].accuracy.value)
     assert record.metric("difference/full/scratch").value == pytest.approx(gap)
-    assert (
-        points["frozen"].trained
-        == 16 * 3 + 3
-        < points["last-blocks"].trained
-        < points["full"].trained
-    )
+
+
+def test_each_way_trains_as_many_weights_images_and_epochs_as_is_said(record):
+    points = index_by(record.points, "label")
+    assert points["frozen"].trained == 16 * 3 + 3
+    assert points["frozen"].trained < points["last-blocks"].trained < points["full"].trained
     assert points["full"].trained == points["full"].parameters == points["scratch"].trained
     assert points["distilled"].before == points["full"].seconds
     assert values_of(record.points[:5], "epochs") == [2, 30, 2, 2, 2]
-    assert {row.label: row.train_images for row in record.points if not row.candidate} == {
-        f"{label}-{share}": images
-        for share, images in ((20, 6), (50, 15))
-        for label in ("scratch", "frozen", "full")
+    of_shares = [row for row in record.points if not row.candidate]
+    images = {row.label: row.train_images for row in of_shares}
+    assert images == {
+        "scratch-20": 6,
+        "frozen-20": 6,
+        "full-20": 6,
+        "scratch-50": 15,
+        "frozen-50": 15,
+        "full-50": 15,
     }
     last = {(row.label, row.seed): row.accuracy for row in record.curves}
     for row in record.trials:
@@ -136,15 +142,16 @@ def test_attention_moves_only_where_something_was_trained_before_it(record):
 
 
 def test_shifts_are_those_of_the_public_statistics(three, record, tiny_vit):
-    models = (vitlens.load(str(tiny_vit)), adapted(record, "full", 0), adapted(record, "full", 1))
-    before, *after = (
-        vitlens.statistics(model, load_data(str(three), part="test")) for model in models
-    )
+    split = load_data(str(three), part="test")
+    before = vitlens.statistics(vitlens.load(str(tiny_vit)), split)
+    first = vitlens.statistics(adapted(record, "full", 0), split)
+    second = vitlens.statistics(adapted(record, "full", 1), split)
     assert record.head_shifts
     for row in record.head_shifts:
-        values = [
-            float(getattr(table, row.statistic)[row.layer, row.head]) for table in (before, *after)
-        ]
+        values = []
+        for statistics in (before, first, second):
+            of_heads = getattr(statistics, row.statistic)
+            values.append(float(of_heads[row.layer, row.head]))
         assert row.before == pytest.approx(values[0], rel=1e-5)
         assert row.change.value == pytest.approx(np.mean(values[1:]) - values[0], abs=1e-4)
 
@@ -165,16 +172,18 @@ def test_similarity_is_one_where_nothing_was_trained(record):
 def test_maps_show_one_image_of_each_class_with_both_models_own_classes(record, tiny_vit):
     stored = record.map_arrays
     assert values_of(record.maps, "name") == sorted(NAMES)
-    assert all(row.before in "0123456789" for row in record.maps)  # the digits it was made for
-    assert all(row.after in NAMES for row in record.maps)
+    for row in record.maps:
+        assert row.before in "0123456789"  # the digits it was made for
+        assert row.after in NAMES
     pixels = torch.from_numpy(stored.images).float() / 255
-    pairs = ((stored.before, stored.rollout_before), (stored.after, stored.rollout_after))
-    for model, (attention, rolled) in zip(
-        (vitlens.load(str(tiny_vit)), adapted(record, "full")), pairs
+    for model, attention, rollout in (
+        (vitlens.load(str(tiny_vit)), stored.before, stored.rollout_before),
+        (adapted(record, "full"), stored.after, stored.rollout_after),
     ):
-        row = vitlens.attention(model, pixels)[-1][:, :, 0, 1:].mean(1)  # of CLS, mean over heads
-        assert np.allclose(attention, row.unflatten(1, (4, 4)), atol=1e-6)
-        assert np.allclose(rolled, vitlens.rollout(model, pixels), atol=1e-6)
+        last_weights = vitlens.attention(model, pixels)[-1]
+        of_cls = last_weights[:, :, 0, 1:].mean(1)  # mean over heads
+        assert np.allclose(attention, of_cls.unflatten(1, (4, 4)), atol=1e-6)
+        assert np.allclose(rollout, vitlens.rollout(model, pixels), atol=1e-6)
     assert not np.array_equal(stored.before, stored.after)
 
 

@@ -61,7 +61,7 @@ PARTS = (
     "`vitlens evaluate m`; 12 s",
     "Ten images.",
     "## By class?",
-    "Verdict: warn: one seed.",
+    "Verdict: **warn** – one seed.",
     "Below.",
     "![Bars \\[by\\] class](figures/all%20of%20them.png)",
     "*Figure 2. Bars.*",

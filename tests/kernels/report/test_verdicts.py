@@ -62,7 +62,7 @@ def test_a_status_of_several_models_is_the_worst_with_those_it_concerns():
     worse = Claim("robustness", "vit", verdict=WEAK)
     better = Claim("robustness", "cnn", verdict=Verdict("pass", "measured", "robustness"))
     assert overall_verdict([worse, better]) == Verdict(
-        "warn", f"vit: {REASON}", "robustness", doubts=True
+        "warn", f"{REASON}, for vit", "robustness", doubts=True
     )
     assert overall_verdict([worse]) == WEAK
     assert overall_verdict([Claim("size", "vit")]) is None

@@ -18,9 +18,8 @@ def seen(split: Split) -> list[int]:
 @pytest.fixture
 def split() -> Split:
     labels = torch.tensor([0] * 8 + [1] * 3 + [2])
-    return numbered(
-        labels, groups=torch.arange(12) // 2, files=tuple(f"{index}.png" for index in range(12))
-    )
+    files = tuple(f"{index}.png" for index in range(12))
+    return numbered(labels, groups=torch.arange(12) // 2, files=files)
 
 
 def test_picking_keeps_everything_of_an_image_together(split):
@@ -30,61 +29,97 @@ def test_picking_keeps_everything_of_an_image_together(split):
     assert chosen.names == ("0.png", "11.png")
     assert chosen.groups.tolist() == [0, 5]
     assert chosen.masks[:, 0, 0].tolist() == [False, True]
+
+
+def test_a_picked_split_has_names_and_a_size_without_files_too(split):
+    chosen = split.pick(torch.tensor([0, 11]))
     assert replace(chosen, files=None).names == ("toy 0", "toy 1")
     assert "2 x 5" in repr(chosen)  # px
-    bare = replace(split, labels=None, masks=None, groups=None, files=None).pick(torch.tensor([2]))
-    assert (bare.labels, bare.masks, bare.groups, bare.files) == (None, None, None, None)
-    first, second = split.batches(7)  # every image once, in order
+
+
+def test_picking_adds_nothing_that_the_split_lacks(split):
+    bare = replace(split, labels=None, masks=None, groups=None, files=None)
+    chosen = bare.pick(torch.tensor([2]))
+    assert chosen.labels is chosen.masks is chosen.groups is chosen.files is None
+
+
+def test_batches_have_every_image_once_in_order(split):
+    first, second = split.batches(7)
     assert torch.equal(torch.cat([first.indices, second.indices]), torch.arange(12))
     assert torch.equal(second.labels, split.labels[7:])
-    assert torch.equal((second.images[:, 0, 0, 0] * 255).round(), torch.arange(7.0, 12.0))
+    pixel_values = (second.images[:, 0, 0, 0] * 255).round()
+    assert torch.equal(pixel_values, torch.arange(7.0, 12.0))
 
 
 @pytest.mark.parametrize(
     ("count", "expected"), [(3, [1, 1, 1]), (5, [2, 2, 1]), (9, [5, 3, 1]), (1, [1])]
 )
 def test_a_limit_is_seeded_and_as_balanced_as_the_data_allow(split, count, expected):
-    counts = split.limit(count).labels.bincount()
+    limited = split.limit(count)
+    counts = limited.labels.bincount()
     assert sorted(counts[counts > 0].tolist(), reverse=True) == expected
-    assert len({split.limit(count, seed=seed).files for seed in range(8)}) > 1
+    assert seen(limited) == sorted(seen(limited))
     assert split.limit(count, seed=1).files == split.limit(count, seed=1).files
-    assert seen(split.limit(count)) == sorted(seen(split.limit(count)))
+    samples = {split.limit(count, seed=seed).files for seed in range(8)}
+    assert len(samples) > 1
+    without_labels = replace(split, labels=None)
+    assert len(without_labels.limit(count)) == count
+
+
+def test_a_limit_that_all_images_meet_changes_nothing(split):
     assert split.limit(None) is split.limit(12) is split
-    assert len(replace(split, labels=None).limit(count)) == count
-    full = numbered(torch.tensor([0] * 900 + [1] * 100, dtype=torch.uint8))  # labels of 8 bits
-    assert full.limit(600).labels.bincount().tolist() == [500, 100]
+
+
+def test_a_limit_counts_labels_of_8_bits_beyond_255():
+    labels = torch.tensor([0] * 900 + [1] * 100, dtype=torch.uint8)
+    assert numbered(labels).limit(600).labels.bincount().tolist() == [500, 100]
 
 
 @pytest.mark.parametrize("count", [None, 1, 2, 4])
 def test_images_named_are_there_whatever_the_sample(split, count):
-    drawn = split.limit(count, seed=1).files
-    names = [file for file in split.files if count is None or file not in drawn][-2:][::-1]
-    led = split.starting_with([names[0].removesuffix(".png"), *names], count, seed=1)
-    rest = [file for file in drawn if file not in names]
-    assert led.files == (*names, *rest[: max(0, (count or 12) - 2)])
-    assert [f"{number}.png" for number in seen(led)] == list(led.files)
-    inside = split.starting_with(drawn[-1:], count, seed=1)
-    assert inside.files == (drawn[-1], *drawn[:-1])
+    sample = split.limit(count, seed=1).files
+    candidates = split.files
+    if count is not None:
+        candidates = [file for file in split.files if file not in sample]
+    last, before_last = candidates[-1], candidates[-2]
+    named = split.starting_with(
+        [last.removesuffix(".png"), last, before_last], count, seed=1
+    )  # one of them twice
+    rest = [file for file in sample if file not in (last, before_last)]
+    places_left = max(0, (count or 12) - 2)
+    assert named.files == (last, before_last, *rest[:places_left])
+    assert [f"{number}.png" for number in seen(named)] == list(named.files)
+
+
+@pytest.mark.parametrize("count", [None, 1, 2, 4])
+def test_an_image_named_that_is_in_the_sample_comes_first(split, count):
+    sample = split.limit(count, seed=1).files
+    named = split.starting_with(sample[-1:], count, seed=1)
+    assert named.files == (sample[-1], *sample[:-1])
     assert split.starting_with([]) is split
 
 
 @pytest.mark.parametrize("seed", [0, 3])
 def test_shares_of_a_study_are_balanced_seeded_nested_and_as_long_as_the_whole(seed):
     full = numbered(torch.arange(200) % 4)
-    inner = set[int]()
+    smaller_share = set[int]()
     for share in (0.05, 0.15, 0.25, 0.5, 1.0):
         images = seen_in_share(full, share, seed=seed)[:, 0, 0, 0].long()
-        counts = torch.bincount(images.unique() % 4, minlength=4)
-        times = torch.bincount(images, minlength=200)
-        assert counts.sum() == round(200 * share)
-        assert counts.max() - counts.min() <= 1
-        assert inner < (inner := {*images.tolist()})
+        distinct = set(images.tolist())
+        assert smaller_share < distinct
+        assert len(distinct) == round(200 * share)
+        class_counts = torch.bincount(images.unique() % 4, minlength=4)
+        assert class_counts.max() - class_counts.min() <= 1
+        # as long as the whole: each image about equally often
         assert len(images) == 200
-        assert times.max() - times[times > 0].min() == (200 % len(inner) > 0)
+        repetitions = images.unique(return_counts=True)[1]
+        is_uneven = 200 % len(distinct) > 0
+        assert repetitions.max() - repetitions.min() == is_uneven
         assert torch.equal(images, seen_in_share(full, share, seed=seed)[:, 0, 0, 0])
+        smaller_share = distinct
     few = seen_in_share(full, 0.1, seed=seed).unique()
-    other = seen_in_share(full, 0.1, seed=seed + 1).unique()
-    assert not torch.equal(few, other)
+    few_of_another_seed = seen_in_share(full, 0.1, seed=seed + 1).unique()
+    assert not torch.equal(few, few_of_another_seed)
 
 
 def test_a_share_of_scenes_is_held_still():

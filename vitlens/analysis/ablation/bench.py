@@ -118,7 +118,7 @@ class Outcomes:
     sets: the removed units.
     replace: the replacement of their outputs.
     labels (n,): the true classes, as columns of the logits.
-    clean_log_odds (n,): of the label in the unchanged model, nats.
+    clean_log_odds (n,): the log-odds of the label in the unchanged model, nats.
     clean_correct (n,): True if its prediction is the label.
     log_odds, correct (sets, n): the same without each set.
     forward_equivalents: full forward passes an image, a mean.
@@ -270,8 +270,8 @@ class Bench:
     labels (n,): columns of the model's logits.
     by: "mean" over the images, "zero", or "resample", the output for another of the images (None:
         the mean, with 2 to 7 images resampling, with one zero; the outcomes' note says so).
-    groups (n,): of images that share a source; images and labels are those of all processes, of
-        which each measures its share.
+    groups (n,): the source of each image; images and labels are those of all processes, of which
+        each measures its share.
     budget: bytes that a replay may store.
     means: mean outputs of units (None: measured where they are needed).
     progress: of a loop (words, total, unit).

@@ -244,7 +244,7 @@ def summarise(
 ) -> Importance:
     """Return means, intervals and tests of effects on all images.
 
-    groups (n,): of images that share a source; groups are drawn and flipped as units.
+    groups (n,): the source of each image; groups are drawn and flipped as units.
     first (units, n): from first_order.
     """
     clean_loss = float(effects.clean_loss.mean())
@@ -338,8 +338,8 @@ def mean_changes(
 ) -> list[MeanChange]:
     """Return the mean, interval and test of each row of the differences of some metrics.
 
-    families: of the rows, within which Holm corrects. All metrics share their draws. Intervals and
-    p-values are NaN for fewer than 2 images or groups.
+    families: the families of the rows, within which Holm corrects. All metrics share their draws.
+        Intervals and p-values are NaN for fewer than 2 images or groups.
     """
     cases = len(families)
     stacked = torch.cat([metric.double() for metric in values])

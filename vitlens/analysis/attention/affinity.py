@@ -107,8 +107,8 @@ def require_affinity(model: Model, layers: Sequence[int] | None = None) -> Seque
     if not possible:
         raise UnsupportedError(
             "expected attention between the patches of one grid for "
-            f"{argument('refine', 'affinity')}, found none in "
-            f"{model.alias} ({model.anatomy.family}); use {argument('views')}, which any model has"
+            f"{argument('refine', 'affinity')}, found none in {model.alias} "
+            f"({model.anatomy.family}); use {argument('views')}, which any model has"
         )
     if layers is None:
         return possible

@@ -48,7 +48,7 @@ class Latency:
 class TimedBatch:
     """The time of one model on one batch size.
 
-    seconds: of all passes; device_bytes: the peak of CUDA's tensors, or None.
+    seconds: the time in seconds of all passes; device_bytes: the peak of CUDA's tensors, or None.
     """
 
     latency: Latency

@@ -21,7 +21,8 @@ class Profile(Summary):
     parameters, flops (of one image, 2 for each multiplication with its addition): by part, see
         `vitlens.analysis.cost.flops.PARTS`.
     by_formula: True if a formula gives the same FLOPs.
-    tokens: of its sequence, prefix included, or the positions of its first block.
+    tokens: the number of tokens of its sequence, prefix included, or the positions of its first
+        block.
     training_bytes: saved by autograd for a training step, per image.
     inference_bytes: the peak of its tensors, for one image.
     latencies: by batch size.

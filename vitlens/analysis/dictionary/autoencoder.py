@@ -90,7 +90,7 @@ class Codes:
 class SparseAutoencoder(nn.Module):
     """A dictionary of directions of a layer, and the encoder that finds them in a token.
 
-    dim: of a token.
+    dim: the dimension of a token.
     count: the number of latents.
 
     Its tensors: encoder and decoder (latents, dim), encoder_bias (latents,), bias (dim,); mean

@@ -51,7 +51,7 @@ def fit_baseline(
 class NearestCentre(SparseAutoencoder):
     """k-means as a dictionary: a token has one latent, that of its nearest centre.
 
-    centres (count, dim): of normalised tokens. A latent is the length of its centre.
+    centres (count, dim): the centres of normalised tokens. A latent is the length of its centre.
     """
 
     def __init__(self, centres: Float[Tensor, "count dim"]) -> None:

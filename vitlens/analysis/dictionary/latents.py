@@ -58,7 +58,7 @@ class LabelledImages:
 
     labels (n,): columns of the logits.
     attributes: by name (n,), True or False.
-    groups (n,): of images that share a source.
+    groups (n,): the source of each image.
     """
 
     images: Parts
@@ -191,7 +191,7 @@ def name_latents(
 
     images: that the dictionary was not trained on, in any form that `vitlens.images` takes.
     labels: class indices (n,) (None: those of the Split or the class folders).
-    attributes: of the images, by name (n,), True or False each.
+    attributes: the attributes of the images, by name (n,), True or False each.
     tested: number of latents with the largest estimated effects, which are removed and doubled.
     chosen: latents that are tested in any case.
 
@@ -336,7 +336,7 @@ def _named(
 ) -> dict[str, object]:
     """Return the fields of a latent's row that come from its label and its tests.
 
-    rises (n,): of the log-odds with twice the latent.
+    rises (n,): the rises of the log-odds with twice the latent.
     """
     fields: dict[str, object] = {
         "state": STATES[label.state],

@@ -159,8 +159,7 @@ def without_labels(images: str, name: str) -> DataError:
     """
     return DataError(
         f"expected labelled images to evaluate on, found {images} in {name}; give a folder a "
-        "class, an .npz, "
-        f"{argument('labels', flag='labels FILE.csv')}, or try vitlens predict"
+        f"class, an .npz, {argument('labels', flag='labels FILE.csv')}, or try vitlens predict"
     )
 
 

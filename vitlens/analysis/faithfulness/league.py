@@ -50,9 +50,9 @@ class Settings:
     """The settings of the checks.
 
     substrate: replaces a removed patch.
-    steps: of the removal curves.
+    steps: the number of steps of the removal curves.
     counterfactuals: whether to search sets of patches that change the prediction.
-    seed: of ties, baselines and randomised weights.
+    seed: the seed of ties, baselines and randomised weights.
     """
 
     substrate: Substrate = SUBSTRATE
@@ -67,8 +67,8 @@ class MethodChecks:
     """The results of every check on one method, image by image.
 
     maps: raw, with zeros where they were not finite.
-    values: of every removal check, by its name.
-    scores: of every localisation check, by its name, of the images with a mask.
+    values: the value of every removal check, by its name.
+    scores: the score of every localisation check, by its name, of the images with a mask.
     seconds: per image.
     forwards: the cost in forward passes of the model, None for a baseline.
     """
@@ -99,8 +99,8 @@ def league(
     """Return the results of all checks for every method, then for the baselines.
 
     images, targets: all of them, on the model's device.
-    masks: of the images, None if not known; images without an object or without background are left
-        out of the scores.
+    masks: the masks of the images, None if not known; images without an object or without
+        background are left out of the scores.
     computed: maps that are computed already, by method, with the seconds per image. A map that is
         not finite counts as constant and is flagged.
     advance: called with 1 for each check done, CHECKS times for each method and baseline.

@@ -205,7 +205,7 @@ def _multiple(size: Size, grid: Size) -> Size:
 def map_shares(maps: AnyMaps, *, size: Size, grid: Size, masks: Masks | None = None) -> MapShares:
     """Return the position and concentration of n maps of images of this size (px), on a grid.
 
-    masks: of the objects, at any resolution, None where they are not known.
+    masks: the masks of the objects, at any resolution, None where they are not known.
     """
     size = _multiple(size, grid)
     inside = None

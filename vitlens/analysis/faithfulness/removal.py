@@ -1,10 +1,10 @@
 """Deletion and insertion: the probability of the target as patches are removed by rank.
 
 Patches are removed most relevant first (deletion, MoRF) and least relevant first (LeRF). Removing
-the least relevant patches is the same as inserting the most relevant ones into the substrate, so
-insertion is LeRF in reverse, and its area is the same (Petsiuk 2018; Tomsett 2020; Blücher 2024 for
-the difference of the two). With imputed patches it is ROAD (Rong 2022), in which the shape of a
-mask reveals nothing.
+the least relevant patches is the same as inserting the most relevant ones into the substrate.
+Insertion is therefore LeRF in reverse, with the same area (Petsiuk 2018; Tomsett 2020). Blücher
+2024 uses the difference of the two. With imputed patches it is ROAD (Rong 2022), in which the shape
+of a mask reveals nothing.
 
 Many variants of many images are computed in one batch, each once. Where a model embeds each patch
 separately, clean and replaced patches are embedded once and the variants are assembled from tokens;
@@ -113,7 +113,7 @@ class Variants:
     substrate: what replaces a removed patch; "absent": nothing, its token is left out (a variant
         needs at least one patch).
     batch_size: variants in one forward pass (None: chosen to fit).
-    seed: of the noise of imputed patches.
+    seed: the seed of the noise of imputed patches.
 
     Raises UnknownNameError or UnsupportedError.
     """
@@ -182,33 +182,51 @@ class Variants:
     def _by_tokens(self, which: Which, removed: Removed) -> Iterator[Logits]:
         """Yield logits from tokens.
 
-        Without absent patches, batches have one sequence length each, from the longest on.
+        If removed patches are absent, sequences differ in length: `logits` sorts variants by the
+        number of removed patches, and each batch has one length.
         """
         assert self._entry is not None
         images, tokens = self._versions.shape[1:3]
         prefix = len(self._model.layout.prefix)
-        is_absent = self._substrate == "absent"
+        places = torch.arange(tokens, device=self.device)
+        # row (version * images + image) * tokens + place is one token
+        table = self._versions.flatten(0, 2)
+        with quick_layers(self._model):
+            for indices, patches, length in self._batches_of_one_length(which, removed):
+                is_removed = F.pad(patches, (prefix, 0))
+                if self._substrate == "absent":
+                    present = places.expand_as(is_removed)[~is_removed].view(-1, length)
+                    rows = indices[:, None] * tokens + present
+                else:
+                    version = is_removed.long()  # 0: clean, 1: replaced
+                    rows = (version * images + indices[:, None]) * tokens + places
+                yield self._entry.logits(self._model, F.embedding(rows, table))
+
+    def _batches_of_one_length(
+        self, which: Which, removed: Removed
+    ) -> Iterator[tuple[Which, Removed, int]]:
+        """Yield the images and removed patches of each batch, and its number of tokens.
+
+        The number of tokens of the variants must not increase.
+        """
+        assert self._entry is not None
+        tokens = self._versions.shape[2]
         working_set = _CPU_WORKING_SET if self.device.type == "cpu" else _LARGE_WORKING_SET
         most = self._batch_size or max(1, working_set // self._entry.method.largest)
-        table = self._versions.flatten(0, 2)
-        places = torch.arange(tokens, device=self.device)
-        lengths = tokens - removed.sum(1) if is_absent else torch.full_like(which, tokens)
+        if self._substrate == "absent":
+            lengths = tokens - removed.sum(1)
+        else:
+            lengths = torch.full_like(which, tokens)
         distinct_lengths, counts = lengths.unique_consecutive(return_counts=True)
-        with quick_layers(self._model):
-            for length, count in zip(distinct_lengths.tolist(), counts.tolist()):
-                # the shorter the sequences, the larger the batch
-                size = max(1, most * tokens // length)
-                batches = zip(which[:count].split(size), removed[:count].split(size))
-                for indices, patches in batches:
-                    is_removed = F.pad(patches, (prefix, 0))
-                    if is_absent:
-                        present = places.expand_as(is_removed)[~is_removed].view(-1, length)
-                        rows = indices[:, None] * tokens + present
-                    else:
-                        rows = (is_removed * images + indices[:, None]) * tokens + places
-                    yield self._entry.logits(self._model, F.embedding(rows, table))
-                which = which[count:]
-                removed = removed[count:]
+        start = 0
+        for length, count in zip(distinct_lengths.tolist(), counts.tolist()):
+            size = max(1, most * tokens // length)  # shorter sequences in larger batches
+            of_length = slice(start, start + count)
+            for indices, patches in zip(
+                which[of_length].split(size), removed[of_length].split(size)
+            ):
+                yield indices, patches, length
+            start += count
 
 
 def resize_to_model(model: Model, images: Images) -> Float[Tensor, "batch 3 _ _"]:
@@ -237,6 +255,7 @@ def distinct_variants(which: Which, removed: Removed) -> tuple[Int[Tensor, " dif
     bits = np.packbits(removed.cpu().numpy(), axis=1)
     images = which.cpu().numpy().astype(np.int64).view(np.uint8).reshape(len(which), -1)
     rows = np.ascontiguousarray(np.concatenate([images, bits], 1))
+    # each row of bytes is one key, compared as a whole
     keys = rows.view(np.dtype((np.void, rows.shape[1]))).ravel()
     _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
     return torch.from_numpy(first), torch.from_numpy(inverse.ravel())
@@ -246,10 +265,10 @@ def distinct_variants(which: Which, removed: Removed) -> tuple[Int[Tensor, " dif
 class RemovalCurve:
     """The output for the target as patches are removed.
 
-    shares: of the patches removed, from 0 to 1; with "absent" to all but one patch.
-    probability: of the target, a fraction.
+    shares: the shares of the patches removed, from 0 to 1; with "absent" to all but one patch.
+    probability: the probability of the target, a fraction.
     kept: whether the target is predicted.
-    logit: of the target.
+    logit: the logit of the target.
     predicted: the class.
     """
 
@@ -274,7 +293,8 @@ class RemovalCurve:
 class Faithfulness:
     """The removal curves of one method.
 
-    deletion: most relevant first; least_first: insertion in reverse.
+    deletion: the most relevant patches are removed first.
+    least_first: the least relevant patches are removed first (insertion in reverse).
     """
 
     deletion: RemovalCurve
@@ -310,11 +330,13 @@ class Faithfulness:
     def values(self) -> dict[str, PerImage]:
         """Return every number of an image, by its name in the league.
 
-        deletion, insertion: areas under the probability, and their gap; *_accuracy: the same under
-        whether the target is still predicted (with labels as targets, the accuracy);
+        deletion, insertion: areas under the probability.
+        gap: insertion minus deletion.
+        deletion_accuracy, insertion_accuracy: the same areas, of the share of images that keep the
+            target as prediction (with labels as targets, the accuracy).
         relevance_gain: the symmetric relevance gain (Blücher 2024), LeRF minus MoRF of the target's
-        logit, in logits. Unlike a probability, a logit does not saturate where the model is
-        confident.
+            logit, in logits. Unlike a probability, a logit does not saturate where the model is
+            confident.
         """
         first = self.deletion
         last = self.least_first
@@ -355,18 +377,18 @@ def faithfulness(
     grid = removal_grid(model)
     patches = grid[0] * grid[1]
     counts = _counts(patches, steps, substrate)
-    orders = list[Tensor]()
+    orders = list[Ranks]()  # two of each method: most relevant first, and the reverse
     for method_maps in maps:
         method_maps = method_maps.to(images.device)
         orders += both_orders(method_maps, grid, images=len(images), seed=seed)
     points = len(counts)
-    below = counts.to(images.device)[:, None]
+    removed_counts = counts.to(images.device)[:, None]
     curves: list[list[RemovalCurve]] = [[] for _ in orders]
     shares = (counts / patches).float()
     at_once = max(1, _LOGITS // (points * max(1, len(orders)) * len(model.classes)))
     for batch in torch.arange(len(images), device=images.device).split(at_once):
-        # orders x images, points, patches
-        removed = torch.cat([order[batch].unsqueeze(1) < below for order in orders])
+        # (orders x images, points, patches)
+        removed = torch.cat([ranks[batch].unsqueeze(1) < removed_counts for ranks in orders])
         indices = torch.arange(len(batch), device=images.device)
         which = indices.repeat(len(orders)).repeat_interleave(points)
         variants = Variants(

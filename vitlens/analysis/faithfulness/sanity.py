@@ -50,7 +50,7 @@ _JUDGED = [name != FLIP for name in DISTURBANCES]
 class Randomisation:
     """The similarity of maps before and after the randomisation of weights.
 
-    names: of the stages from the head down, each including those before.
+    names: the names of the stages from the head down, each including those before.
     correlation: 0 where the map after is constant, NaN where the map before is.
     kept: which images keep the prediction of the trained model.
     """
@@ -77,7 +77,7 @@ class Randomisation:
     def groups_of_usable(self, groups: Tensor | None) -> Tensor | None:
         """Return the groups of the usable images.
 
-        groups: of all images, of which the first ones are compared.
+        groups: the source of each image, of which the first ones are compared.
         """
         if groups is None:
             return None
@@ -86,7 +86,7 @@ class Randomisation:
     def stages(self, *, groups: Tensor | None = None, seed: int = 0) -> list[Stage]:
         """Return the mean correlation of every stage, and the share of predictions kept.
 
-        groups (n,): of images that share a source.
+        groups (n,): the source of each image.
         """
         if not self.usable.shape[1]:
             return [Stage(name, None) for name in self.names]

@@ -29,7 +29,7 @@ class Embedding:
     trustworthiness: fraction in [0, 1], the degree to which neighbours in the embedding are
         neighbours in the features (Venna and Kaski 2001), about 0.5 for random points.
     neighbours: its k.
-    perplexity: of t-SNE.
+    perplexity: the perplexity of t-SNE.
     explained: the shares of the variance of both components, of PCA.
     """
 

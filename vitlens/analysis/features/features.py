@@ -62,7 +62,7 @@ class FeatureLayer:
     title: as a figure names it ("block 5").
     kind: "block" or "stage", for the input of the first block "embedding" or "stem".
     module: the one of which the output (of the embedding: input) was read.
-    dim: of the features.
+    dim: the dimension of the features.
     norm: the name of the model's final norm where it was applied, else None.
     """
 

@@ -131,7 +131,7 @@ class NearestNeighbours(Summary):
     predictions, correct: (n,).
     accuracy: with its 95 % interval.
     k, weighting: of the votes.
-    neighbours: of each test image, as indices of the training images.
+    neighbours: the neighbours of each test image, as indices of the training images.
     """
 
     predictions: Labels
@@ -162,7 +162,8 @@ def knn(
     k: the number of neighbours that vote.
     weighting: "dino" by exp(similarity / 0.07), "majority" one vote each.
     groups: (tested,) of the test images that share a source, for the interval.
-    neighbours: of an earlier call with these features and at least this k (None: searched).
+    neighbours: the neighbours of an earlier call with these features and at least this k (None:
+        searched).
 
     Raises InputError for features and labels that do not fit, and for a k above the number of
     training images.

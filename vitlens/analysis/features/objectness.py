@@ -20,7 +20,7 @@ _AT_ONCE: Final = 64  # images of which cells are compared with each other
 class Objectness:
     """Intersection over union of each image (n,), float64.
 
-    iou: of an image's mask and the map of the best head.
+    iou: the intersection over union of an image's mask and the map of the best head.
     shuffled: of its mask and the map of another image.
     mean_mask: of its mask and the mean mask of the other half.
     heads: the best on each half, measured on the other.

@@ -59,7 +59,7 @@ def probe(
     train, test: features of one layer, such as `vitlens.features(model, images).at(-1)`.
     train_labels, test_labels: class indices.
     train_groups: images that share one stay together.
-    groups: of the test images, for the interval.
+    groups: the source of each test image, for the interval.
 
     The classifier is scikit-learn's logistic regression on features scaled to mean 0 and standard
     deviation 1. C is the value that is most accurate on a seeded fifth of the training images (of

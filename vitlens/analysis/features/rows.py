@@ -13,7 +13,7 @@ class TemplateRow(OfModel):
     The first row of a model is the ensemble of all templates.
 
     gain: accuracy minus that of the ensemble.
-    p: of McNemar's exact test.
+    p: the p-value of McNemar's exact test.
     p_holm: corrected for the number of templates.
     """
 

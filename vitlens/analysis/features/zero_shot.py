@@ -47,7 +47,7 @@ def template_rows(
     """Return the accuracy of the ensemble of all templates, then of each template.
 
     model: its alias.
-    embeddings: of the images, of any length.
+    embeddings: the embeddings of the images, of any length.
     classes: embeddings of the classes by template.
     groups: (batch,) of images that share a source, for the intervals.
     """

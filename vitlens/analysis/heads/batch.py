@@ -209,8 +209,8 @@ class BatchStatistics:
         if not all(value.isfinite().all() for value in values.values()):
             raise NonFiniteError(
                 f"expected finite attention weights, found NaN or infinity in layer {site.layer} "
-                f"({site.module}); "
-                "check the weights of the model and the images, or compute in fp32"
+                f"({site.module}); check the weights of the model and the images, or compute in "
+                "fp32"
             )
         _append_heads(self.values, values)
         _append_heads(self.evidence.sums, sums)

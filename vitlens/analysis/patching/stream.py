@@ -129,8 +129,8 @@ def logits_from(model: Model, stream: Tokens, *, blocks: Sequence[str] | None = 
             raise UnsupportedError(
                 "expected a classifier that reads the last residual stream alone in "
                 f"{model.alias}, found a forward that fails without its blocks "
-                f"({type(error).__name__}: {first_line(error)}); try "
-                "vitlens ablate, which needs none"
+                f"({type(error).__name__}: {first_line(error)}); try vitlens ablate, which needs "
+                "none"
             ) from error
 
 

@@ -73,9 +73,9 @@ def _claim(
 ) -> Claim:
     """Return a claim about the model.
 
-    values: of the templates, besides `model`, `smallest` and the number of heads `n`.
+    values: the values of the templates, besides `model`, `smallest` and the number of heads `n`.
     brief: the template of the short sentence.
-    fields: of the claim.
+    fields: the fields of the claim.
     """
     model = record.model.model
     values = {"model": model, "smallest": record.model.smallest, "n": len(record.heads), **values}
@@ -159,8 +159,8 @@ def _first_by_loss(record: AblateRecord, rows: Sequence[UnitRow], word: str, cou
             "place": place,
         },
         brief="Without {{ word }} **{{ lead.unit }}**{% if place %} ({{ place }}){% endif %}, "
-        "**{{ model }}** loses "
-        "most{% if loses_accuracy %}: {{ lead.accuracy|value }} of accuracy{% endif %}.",
+        "**{{ model }}** loses most{% if loses_accuracy %}: {{ lead.accuracy|value }} of "
+        "accuracy{% endif %}.",
         p=lead.p,
         kind="answer",
         title=_title(record, lead, word, count),

@@ -39,7 +39,7 @@ from vitlens.devices import autocast
 class Measurements:
     """The measurements in which all processes share.
 
-    labels: of the heads, {} in all processes but the first.
+    labels: the labels of the heads, {} in all processes but the first.
     """
 
     effects: EffectsByReplacement

@@ -37,7 +37,7 @@ def judge_effect(loss: Estimate, p: float | None, smallest: Estimate, tests: int
     """Return "effect" or "no effect" if the change of the loss is clearly above or below the
     smallest effect.
 
-    p: of the change, after Holm's correction over the units of the kind.
+    p: the p-value of the change, after Holm's correction over the units of the kind.
     tests: number of these units, for which the interval is widened.
     """
     wide = widened(loss, tests)
@@ -95,8 +95,8 @@ class UnitRow(OfModel):
 
     part: the head's number, "mlp" or "block".
     label: what a head attends to, as in `vitlens stats`.
-    p: of sign flips, after Holm's correction over the units of the kind, None for fewer than two
-        images.
+    p: the p-value of sign flips, after Holm's correction over the units of the kind, None for fewer
+        than two images.
     log_odds, log_odds_p: the same for the label's log-odds, by which units are ranked if the mean
         loss is near 0, else None.
     effect: by `judge_effect`.

@@ -115,10 +115,10 @@ def _heads(record: AblateRecord) -> str:
     return say(
         "The output of each head was replaced by {{ by }}, for every image. "
         "{% if significant %}{{ significant }} of {{ n }} heads "
-        "change{{ 's' if significant == 1 }} the loss significantly "
-        "after Holm's correction.{% else %}No head changes the loss significantly, so their "
-        "order may be due to chance.{% if is_few %} With fewer than {{ fewest }} images, no "
-        "change can be significant.{% endif %}{% endif %}",
+        "change{{ 's' if significant == 1 }} the loss significantly after Holm's "
+        "correction.{% else %}No head changes the loss significantly, so their order may be due to "
+        "chance.{% if is_few %} With fewer than {{ fewest }} images, no change can be "
+        "significant.{% endif %}{% endif %}",
         by=REPLACED[record.model.replace],
         n=len(heads),
         significant=sum(row.matters for row in heads),
@@ -251,8 +251,8 @@ REPORT: Final = Report(
     unknown=unknown,
     definitions=definitions,
     title="{% if record.has_few_images %}{{ record.images }} image{{ record.images|s }} "
-    "{{ record.images|are }} too "
-    "few to say which units of {{ record.model.model }} matter{% else %}{{ title }}{% endif %}",
+    "{{ record.images|are }} too few to say which units of {{ record.model.model }} "
+    "matter{% else %}{{ title }}{% endif %}",
     picture=Chart(
         "importance",
         board("loss", signed=True, marked=lambda row: row.matters, least=_FULL_COLOUR),
@@ -312,11 +312,9 @@ REPORT: Final = Report(
             "How many heads can be removed?",
             "curves",
             opening="{% if record.model.removable %}{{ record.model.removable }} of the heads can "
-            "be removed, least "
-            "important first, before accuracy falls by more than {{ 1 }} point.{% else %}These "
-            "images do not show how "
-            "many heads can be removed: accuracy may fall by less than {{ 1 }} point even without "
-            "any head.{% endif %}",
+            "be removed, least important first, before accuracy falls by more than {{ 1 }} "
+            "point.{% else %}These images do not show how many heads can be removed: accuracy may "
+            "fall by less than {{ 1 }} point even without any head.{% endif %}",
             charts=(
                 Chart(
                     "curves",

@@ -205,8 +205,7 @@ def _difference(record: AttackRecord, first: str, second: str) -> Claim:
         "Holm).{% else %}**{{ first }}** and **{{ second }}** cannot be compared under attack: "
         "in all {{ tests|length }} paired tests both have lost all accuracy or none.{% endif %}",
         headline="{{ first }} and {{ second }} {% if telling %}do not differ "
-        "significantly{% else %}cannot be "
-        "compared{% endif %} under attack",
+        "significantly{% else %}cannot be compared{% endif %} under attack",
         given={"first": first, "second": second, "tests": tests, "telling": telling},
         is_null=True,
     )
@@ -266,10 +265,9 @@ def _difference_at(
         "{{ clean[better]|value }}), **{{ worse }}** {{ kept[worse]|value }} "
         "({{ clean[worse]|value }}; {{ effect.n }} images).",
         headline="{% if against %}Which of {{ better }} and {{ worse }} is more robust depends on "
-        "the attack{% else %}"
-        "{{ better }} withstands attacks at {{ row.at }} better than {{ worse }}: "
-        "{{ kept[better]|value(0) }} against "
-        "{{ kept[worse]|value(0) }} under {{ row.title }}{% endif %}",
+        "the attack{% else %}{{ better }} withstands attacks at {{ row.at }} better than "
+        "{{ worse }}: {{ kept[better]|value(0) }} against {{ kept[worse]|value(0) }} under "
+        "{{ row.title }}{% endif %}",
         given=values,
         p=row.p_holm,
         better=better,

@@ -103,8 +103,7 @@ def corruption_gap(row: CorruptionPairRow, record: AttackRecord) -> Claim:
         "{{ kept[ahead]|value }} accuracy, **{{ behind }}** {{ kept[behind]|value }}.",
         given={"row": row, "ahead": ahead, "behind": behind, "kept": accuracies},
         headline="{{ row.title }} (severity {{ row.severity }}) leaves {{ ahead }} "
-        "{{ kept[ahead]|value(0) }}, "
-        "{{ behind }} {{ kept[behind]|value(0) }}",
+        "{{ kept[ahead]|value(0) }}, {{ behind }} {{ kept[behind]|value(0) }}",
         p=row.p,
         better=ahead,
         kind="comparison",

@@ -37,7 +37,7 @@ class AttackOptions(ModelsOnImages):
     attacks: names of the registry.
     single_epsilons: by L∞ attack, in 1/255.
     steps: for all attacks, or by attack (None: the default of each).
-    step: of PGD, in epsilon / steps (None: 2.5).
+    step: the step of PGD, in epsilon / steps (None: 2.5).
     resume: a run with the same models, data and options.
     baseline: an alias (None: the first CNN, else the first model).
     """

@@ -138,7 +138,7 @@ def _not_accounted(record: AttackRecord, gap: RobustnessGapRow) -> Claim:
 def answer(record: AttackRecord, claims: Sequence[Claim]) -> str:
     """Return the sentence of the claim, or why there is none.
 
-    claims: of the whole report, without sentences that rest on doubted measurements.
+    claims: the claims of the whole report, without sentences that rest on doubted measurements.
     """
     for claim in claims:
         if claim.question == WHY and claim.says:

@@ -188,7 +188,7 @@ def explained_gap(
 ) -> tuple[RobustnessGapRow, tuple[CandidateRow, ...]]:
     """Return the difference in robust accuracy of two models, and what accounts for it.
 
-    groups: of images that share a source. patch: sides of a patch; None leaves the grid out.
+    groups: the source of each image. patch: sides of a patch; None leaves the grid out.
     """
     first, second = targets
     epsilon = first.epsilon

@@ -176,7 +176,7 @@ class RobustPairRow:
 
     only_first, only_second: images that only this model classifies correctly.
     difference: accuracy of the first minus that of the second.
-    p: of McNemar's exact test.
+    p: the p-value of McNemar's exact test.
     p_holm: corrected for all rows.
     """
 
@@ -247,7 +247,7 @@ class CorruptionPairRow:
     """Two models under one common corruption at one severity.
 
     difference: accuracy of the first minus that of the second, paired by image.
-    p: of McNemar's exact test.
+    p: the p-value of McNemar's exact test.
     p_holm: corrected for all rows.
     """
 
@@ -279,7 +279,7 @@ class TransferRow:
 
     rate: the share that also fools the second model, of the images that fool the first and that the
         second classifies correctly when clean; None if there are none.
-    accuracy: of the second model on all adversarial images of the first.
+    accuracy: the accuracy of the second model on all adversarial images of the first.
     clean: its accuracy on the clean images.
     """
 
@@ -290,8 +290,7 @@ class TransferRow:
         metric="transfer_rate/{made_for}/{shown_to}",
         default=None,
         term="the share that fools both models, of images that fool the first and that the second "
-        "classifies "
-        "correctly when clean",
+        "classifies correctly when clean",
     )
     accuracy: Estimate = col(
         "accuracy", metric="transfer_accuracy/{made_for}/{shown_to}", default=Estimate(0.0)

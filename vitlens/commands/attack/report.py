@@ -246,8 +246,7 @@ REPORT: Final = Report(
             "How much accuracy is left under attack?",
             _strongest_rows,
             opening="The table shows the strongest attack at each epsilon; a better attack may "
-            "leave less accuracy. "
-            "`tables/curves.csv` has the other attacks.",
+            "leave less accuracy. `tables/curves.csv` has the other attacks.",
             columns=("model", "title", "at_epsilon", "accuracy"),
             about=("robustness",),
             order=_by_norm,
@@ -255,8 +254,8 @@ REPORT: Final = Report(
                 Chart(
                     "curves",
                     _draw_curves,
-                    "Robust accuracy over epsilon; bands: confidence intervals. "
-                    "Epsilons of different norms cannot be compared.",
+                    "Robust accuracy over epsilon; bands: confidence intervals. Epsilons of "
+                    "different norms cannot be compared.",
                     title="Accuracy under attack, {{ first.accuracy.n }} "
                     "image{{ first.accuracy.n|s }}",
                     rows="curves",
@@ -267,8 +266,7 @@ REPORT: Final = Report(
             "Do stronger attacks break the survivors?",
             "survivors",
             opening="More images survived than undefended models keep, so PGD with a margin loss "
-            "and a short run of "
-            "Square attacked them again.",
+            "and a short run of Square attacked them again.",
             columns=("model", "survivors", "before", "after", "margin", "square"),
             about=("robustness",),
         ),
@@ -292,11 +290,9 @@ REPORT: Final = Report(
             "How large must a perturbation be?",
             _minimum_attacks,
             says="{{ title }} fools **{{ model }}** within {{ median|alone }} on half of the "
-            "{{ right }} images that "
-            "the model classifies correctly.",
+            "{{ right }} images that the model classifies correctly.",
             otherwise="More than half of the images that **{{ row.model }}** classifies correctly "
-            "withstand every "
-            "perturbation that {{ row.title }} tried.",
+            "withstand every perturbation that {{ row.title }} tried.",
             columns=("model", "title", "source", "steps", "broken", "median"),
         ),
         Section(

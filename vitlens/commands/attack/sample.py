@@ -23,7 +23,7 @@ class AttackSample:
 
     indices: (m,) into the split.
     clean: (m, 3, height, width).
-    adversarial: of each model, the images of `clean` where the attack failed.
+    adversarial: the adversarial image of each model, the images of `clean` where the attack failed.
     fooled: of each model (m,), True where the attack succeeded.
     """
 

@@ -36,7 +36,7 @@ class Victim:
     """A model that is attacked, with its images.
 
     labels: (n,), columns of the model's logits.
-    outcomes: of the attacks, by name; filled by `sweep_all`.
+    outcomes: the outcomes of the attacks, by name; filled by `sweep_all`.
     """
 
     model: Model

@@ -73,8 +73,7 @@ def _on_object(record: AttentionRecord, alias: str) -> Iterator[Claim]:
         given={"more": significant, "n": len(rows), "lead": lead, "alias": alias},
         kind="answer",
         headline="{{ more|length or 'None' }} of {{ n }} layer{{ n|s }} of {{ alias }} "
-        "attend{{ 's' if not more }} to "
-        "the object significantly more than baselines",
+        "attend{{ 's' if not more }} to the object significantly more than baselines",
         evidence="attributed",
         place="object",
     )

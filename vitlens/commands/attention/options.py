@@ -49,8 +49,8 @@ class AttentionOptions(ModelOnImages):
     )
     layers: tuple[str, ...] = option(
         "--layers",
-        "Layers whose mean maps are drawn: all, or a list such as 0,5,11; "
-        f"{MANY_IMAGES} images on a sheet.",
+        f"Layers whose mean maps are drawn: all, or a list such as 0,5,11; {MANY_IMAGES} images on "
+        "a sheet.",
         default=(),
         metavar="all|LIST",
         parse=_layers,

@@ -100,8 +100,8 @@ class LayoutRow(OfModel):
         col(  # of all pairs, of pairs in one row, and in one column
             "rank correlation with nearness",
             term="Spearman's correlation of the cosine similarity of two patches' position "
-            "embeddings with minus their "
-            "distance: 1 if nearer patches are always more similar, 0 without such order",
+            "embeddings with minus their distance: 1 if nearer patches are always more similar, 0 "
+            "without such order",
             metric="positions/{model}/rank_correlation/{key}",
             default=None,
         )

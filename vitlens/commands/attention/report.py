@@ -145,8 +145,8 @@ REPORT: Final = Report(
             columns=("layer", "head", "estimate", "difference"),
             order=lambda row: -row.difference.value,
             opening="Layer {{ first.layer }}, head {{ first.head }} leads: "
-            "{{ first.estimate|alone }} of its map lies "
-            "on the object, compared with {{ first.of_baseline|value }} of {{ first.baseline }}.",
+            "{{ first.estimate|alone }} of its map lies on the object, compared with "
+            "{{ first.of_baseline|value }} of {{ first.baseline }}.",
             charts=(
                 Chart(
                     "object_heads",
@@ -236,8 +236,8 @@ REPORT: Final = Report(
             "Which patches can attend to which?",
             "windows",
             opening="Layer {{ first.layer }} has {{ first.windows }} window{{ first.windows|s }}, "
-            "without attention "
-            "between them. New pairs are those that the previous layer does not connect.",
+            "without attention between them. New pairs are those that the previous layer does not "
+            "connect.",
             columns=("layer", "map", "window", "shift", "new", "reach"),
             charts=(
                 Chart(
@@ -256,9 +256,8 @@ REPORT: Final = Report(
             "receptive_fields",
             columns=("title", "distance", "uniform", "half", "seen"),
             opening="The middle patch depends on {{ first.seen|percent(1) }} of the pixels after "
-            "{{ first.title }}, "
-            "and on {{ rows[-1].seen|percent(1) }} after {{ rows[-1].title }}; mean distance "
-            "{{ first.distance|value }} and {{ rows[-1].distance|value }}.",
+            "{{ first.title }}, and on {{ rows[-1].seen|percent(1) }} after {{ rows[-1].title }}; "
+            "mean distance {{ first.distance|value }} and {{ rows[-1].distance|value }}.",
             charts=field_charts(),
         ),
         Section(

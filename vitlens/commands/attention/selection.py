@@ -35,8 +35,7 @@ def read_earlier(folder: Path) -> AttentionRecord:
     if not record.shown or not all(row.content for row in record.shown):
         raise InputError(
             "expected --same-as with a folder that says which images it measured, found none of "
-            f"them in {folder}; "
-            "run its attention again"
+            f"them in {folder}; run its attention again"
         )
     return record
 
@@ -83,8 +82,7 @@ def _same_images(earlier: AttentionRecord, every: Split, model: Model) -> Split:
         raise InputError(
             f"expected the {len(earlier.shown)} images of {earlier.folder} among those that "
             f"{model.alias} is measured on, found {len(indices)}; measure first the model that was "
-            "trained on some of the "
-            "images, and name its folder"
+            "trained on some of the images, and name its folder"
         )
     return every.pick(torch.tensor(indices))
 

@@ -80,7 +80,7 @@ class BusyClock:
 class Budget:
     """The seconds that an audit may take.
 
-    minutes: of --budget.
+    minutes: the minutes of --budget.
     clock: busy seconds since the start.
     cached: seconds that chapters from the cache took when they were made, so that the same audit
         chooses the same attack again.
@@ -129,9 +129,9 @@ class Budget:
 class MapCosts:
     """Measured seconds of one image.
 
-    maps: of its map by each method, the preferred method first, then the fastest.
+    maps: the maps of its map by each method, the preferred method first, then the fastest.
     removal: of the check of one map that removes patches.
-    one_pass: of a forward pass.
+    one_pass: the time of a forward pass.
     """
 
     maps: Mapping[str, float]
@@ -175,7 +175,7 @@ class CorruptionCosts:
     """Measured seconds of one image.
 
     corrupted: under all corruptions.
-    one_pass: of a forward pass.
+    one_pass: the time of a forward pass.
     epsilons: number of epsilons of FGSM, which runs on the same images.
     """
 

@@ -40,11 +40,11 @@ class CandidateRow:
 class BudgetRow:
     """Minutes of the budget and how they were spent.
 
-    minutes: of --budget.
+    minutes: the minutes of --budget.
     others: taken by all chapters before the attack.
     left: for the attack.
     total: of the whole audit before its report was written.
-    pass_seconds: of one forward pass of one image.
+    pass_seconds: the time of one forward pass of one image.
     """
 
     minutes: float = col("budget, minutes")

@@ -152,8 +152,7 @@ def _on_disturbed(
         "{{ accuracy_behind|value }}).",
         gain,
         brief=f"On images {_DISTURBED[row.kind]}, **{{{{ ahead }}}}** keeps {{{{ "
-        "accuracy_ahead|value }} accuracy, "
-        "**{{ behind }}** {{ accuracy_behind|value }}.",
+        "accuracy_ahead|value }} accuracy, **{{ behind }}** {{ accuracy_behind|value }}.",
         given={
             "row": row,
             "ahead": ahead,
@@ -162,8 +161,7 @@ def _on_disturbed(
             "accuracy_behind": _level_row(record, row, behind).accuracy,
         },
         headline=f"On images {_DISTURBED[row.kind]}, {{{{ ahead }}}} keeps {{{{ "
-        "accuracy_ahead|value(0) }}, "
-        "{{ behind }} {{ accuracy_behind|value(0) }}",
+        "accuracy_ahead|value(0) }}, {{ behind }} {{ accuracy_behind|value(0) }}",
         p=row.p,
         better=ahead,
         kind="comparison",

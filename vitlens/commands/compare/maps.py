@@ -39,7 +39,7 @@ class MapsOfBoth:
     indices: (m,) into the split, ascending.
     sampled: (m,) True for the random subset over which statistics are averaged; the other images
         are examples.
-    values: of each model, (m, rows, columns).
+    values: the value of each model, (m, rows, columns).
     shares, overlap: position, concentration and overlap, (m,) each.
     """
 

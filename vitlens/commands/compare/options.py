@@ -11,8 +11,8 @@ from vitlens.commands.run.options import SharedOptions, data_option, several_mod
 class CompareOptions(SharedOptions):
     """The two models, their images, the maps that are compared, and the changes of the images.
 
-    method: of the maps, one for both models or one for each; empty for the preferred method of each
-        family that passes its checks best.
+    method: the method of the maps, one for both models or one for each; empty for the preferred
+        method of each family that passes its checks best.
     target: class whose logit the maps explain.
     panels: images that are shown.
     maps: randomly drawn images over which statistics of maps are averaged.

@@ -40,7 +40,8 @@ class PredictedClassRow(OfModel):
     """The n images that one model predicts as one class.
 
     gap: mean confidence minus accuracy of these predictions.
-    p: of the hypothesis that each prediction is correct with the probability of its confidence.
+    p: the p-value of the hypothesis that each prediction is correct with the probability of its
+        confidence.
     p_holm: p corrected for the number of classes of the model.
     """
 
@@ -59,7 +60,7 @@ class PredictionArrays:
 
     surest_errors: indices of the errors with the highest confidence, highest first.
     surest_errors_pixels: their pixels.
-    groups: of images that share a source, None if no images do.
+    groups: the source of each image, None if no images do.
     sampled: indices of right predictions, then of wrong ones, drawn by the seed, None in folders of
         earlier versions.
     sampled_pixels: their pixels.

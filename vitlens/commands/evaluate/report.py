@@ -104,8 +104,8 @@ def _confidence(record: EvaluateRecord, score: ScoreRow) -> Iterator[Claim]:
             score.model,
             "**{{ row.model }}** is {{ direction }} where it predicts class "
             "{{ row.class_name }}: mean confidence {{ row.confidence|percent(1) }}, accuracy "
-            "{{ row.accuracy|percent(1) }} of {{ row.n }} images{% if wrong > 1 %}; {{ wrong }} "
-            "of {{ classes }} predicted classes differ like this{% endif %}.",
+            "{{ row.accuracy|percent(1) }} of {{ row.n }} images.{% if wrong > 1 %} Confidence "
+            "differs from accuracy in {{ wrong }} of {{ classes }} predicted classes.{% endif %}",
             worst.gap,
             given={
                 "row": worst,
@@ -268,9 +268,9 @@ REPORT: Final = Report(
     picture=Chart(
         "surest_errors",
         images(),
-        "Errors, {{ rows|length }} on {{ record.images }} image{{ record.images|s }}, those with "
-        "the highest confidence, highest first, with the true class below: the worst, not "
-        "typical ones. Labels may be wrong.",
+        "The {{ rows|length }} error{{ rows|s }} with the highest confidence among "
+        "{{ record.images }} image{{ record.images|s }}, with the true class below. They are the "
+        "worst errors, not typical ones, and labels may be wrong.",
         title="Errors with the highest confidence",
         rows=_errors,
     ),
@@ -298,9 +298,9 @@ REPORT: Final = Report(
                 Chart(
                     "predictions",
                     images(),
-                    "Predictions with their confidence, as many right as wrong ones where there "
-                    "are so many, drawn at random (seed {{ record.config.seed }}); not in "
-                    "proportion to the accuracy.",
+                    "Right and wrong predictions with their confidence, drawn at random (seed "
+                    "{{ record.config.seed }}) in equal numbers if possible. The shares do not "
+                    "show the accuracy.",
                     title="Right and wrong predictions",
                 ),
             ),

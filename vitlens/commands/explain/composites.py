@@ -42,7 +42,7 @@ class Sources:
     """The images of which composites are made.
 
     labels: their classes, of `origin` ("labels" or "predictions").
-    masks: of their objects, or None.
+    masks: the masks of their objects, or None.
     usable: the indices of confidently classified images.
     """
 
@@ -80,8 +80,7 @@ class Sources:
             return ""
         return (
             f"expected confidently and correctly classified images of at least {least} distinct "
-            "classes, "
-            f"found {len(self.usable)} of {self.classes}"
+            f"classes, found {len(self.usable)} of {self.classes}"
         )
 
 

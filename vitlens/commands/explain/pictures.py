@@ -41,7 +41,7 @@ class Sheet:
     """One figure with some images of a model and the maps of some methods.
 
     methods: all methods of the model.
-    names: of all drawn images.
+    names: the names of all drawn images.
     faults: by method.
     image_slice, method_slice: the images and methods of this sheet.
     """

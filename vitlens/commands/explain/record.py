@@ -97,7 +97,7 @@ class LeagueRow(OfModel):
     randomisation: with all weights random.
     cascade: mean over all stages.
     seconds, forwards: the cost per image.
-    faults: of the maps, in words.
+    faults: the faults of the maps, in words.
     """
 
     method: str = col("method")
@@ -144,7 +144,7 @@ class PairRow(OfModel):
     """The similarity of the maps of two methods, averaged over images.
 
     spearman: rank correlation.
-    top_overlap: of the highest cells.
+    top_overlap: the overlap of the highest cells.
     iou: intersection over union of the cells above the mean of each map.
     """
 
@@ -370,7 +370,7 @@ class ExplainArrays:
     """The drawn images of one model with their maps.
 
     maps: by index of the model's methods (images, rows, columns), raw.
-    masks: of the objects, or None.
+    masks: the masks of the objects, or None.
     """
 
     images: Pixels

@@ -254,8 +254,8 @@ REPORT: Final = Report(
             "choice_scores",
             columns=("model", "method", "baseline", "wins"),
             opening="A score is the mean over the checks, each in standard deviations of the "
-            "methods. One half of the "
-            "images selects the method. The other half, drawn here, tests the choice.",
+            "methods. One half of the images selects the method. The other half, drawn here, tests "
+            "the choice.",
             charts=(
                 Chart(
                     "choice",
@@ -313,10 +313,9 @@ REPORT: Final = Report(
             _on_object,
             order=lambda row: -row.estimate.value,
             opening="{{ rows|map(attribute='above')|sum or 'None' }} of {{ rows|length }} "
-            "map{{ rows|s }} lie on the "
-            "object significantly more than the best of four maps that ignore the image. "
-            "**{{ first.maps }}** of "
-            "{{ first.model }} has the highest ROC-AUC, {{ first.estimate|alone }}.",
+            "map{{ rows|s }} lie on the object significantly more than the best of four maps that "
+            "ignore the image. **{{ first.maps }}** of {{ first.model }} has the highest ROC-AUC, "
+            "{{ first.estimate|alone }}.",
             columns=("model", "maps", "estimate", "baseline", "of_baseline", "difference"),
             charts=(
                 Chart(
@@ -339,8 +338,7 @@ REPORT: Final = Report(
             _many("agreement"),
             order=lambda row: row.spearman.value,
             opening="The maps of {{ first.first }} and {{ first.second }} differ most, with a rank "
-            "correlation of "
-            "{{ first.spearman|value }}.",
+            "correlation of {{ first.spearman|value }}.",
             charts=(
                 Chart(
                     "agreement",

@@ -20,7 +20,7 @@ from vitlens.commands.shared.maps.report import count_uniform, uniform_claim
 from vitlens.names import OBJECTIVES
 from vitlens.record import by
 from vitlens.report.claims import FEWEST, Claim, Kind, found
-from vitlens.report.prose import say
+from vitlens.report.prose import Marked, listed, say
 from vitlens.report.verdicts import LIMITS, Verdict
 from vitlens.uncertainty import LEVEL, Estimate, Side, apart, beyond, widened
 
@@ -117,6 +117,13 @@ class _Ranking:
         return min(self.leads, key=lambda rival: self.leads[rival].value, default="")
 
     @property
+    def conclusion(self) -> tuple[object, ...]:
+        """Return what its sentence says: equal for classifiers that show the same without leads."""
+        if self.leads:
+            return (self.classifier,)
+        return (self.top.model, *self.similar)
+
+    @property
     def winner(self) -> str:
         """Return the model, or its objective if objectives are compared."""
         return self.top.objective if self.compares_objectives else self.top.model
@@ -124,7 +131,6 @@ class _Ranking:
     def values(self) -> dict[str, Any]:
         """Return the values of the templates."""
         return {
-            "classifier": classifier_name(self.classifier),
             "top": self.top,
             "leads": self.leads,
             "similar": self.similar,
@@ -132,6 +138,15 @@ class _Ranking:
             "lead": self.leads.get(self.closest),
             "compares_objectives": self.compares_objectives,
         }
+
+
+def _with_classifiers(rankings: Sequence[_Ranking]) -> Marked:
+    """Return the classifiers of some rankings: "With the linear probe and with ..."."""
+    parts = [
+        say("with the {{ name }}", name=classifier_name(ranking.classifier)) for ranking in rankings
+    ]
+    words = listed(parts)
+    return Marked(words[0].upper() + words[1:])
 
 
 def _best_features(record: FeaturesRecord) -> Claim:
@@ -143,19 +158,23 @@ def _best_features(record: FeaturesRecord) -> Claim:
     sentences = []
     titles = []
     leads_by_winner: dict[str, Estimate] = {}
-    for classifier in concluding_classifiers(record, record.pairs):
-        ranking = _rank(record, classifier)
+    rankings = [
+        _rank(record, classifier) for classifier in concluding_classifiers(record, record.pairs)
+    ]
+    for alike in by(rankings, "conclusion").values():
         sentences.append(
             say(
-                "With the {{ classifier }}, **{{ top.model }}**{% if compares_objectives %} "
+                "{{ classifiers }}, **{{ top.model }}**{% if compares_objectives %} "
                 "({{ top.words }}){% endif %} is {% if leads %}ahead of "
                 "{{ leads|names }}{% if leads|length > 1 %} ({{ lead }} ahead of "
                 "{{ closest }}){% else %} by {{ lead }}{% endif %}{% if similar %}, but "
                 "{% endif %}{% endif %}{% if similar %}not significantly ahead of "
                 "{{ similar|names }}{% endif %}.",
-                **ranking.values(),
+                classifiers=_with_classifiers(alike),
+                **alike[0].values(),
             )
         )
+    for ranking in rankings:
         titles.append(
             say(
                 "{% if similar %}{{ top.model }} has no significant lead over {{ similar[0] }} "
@@ -247,11 +266,11 @@ def _classifier(record: FeaturesRecord, row: FeaturesRow) -> Iterator[Claim]:
         "{{ gap.difference|borderline(gap.p_holm) }}.{% endif %}",
         gain,
         brief="{% if gap %}A {{ classifier }} on the last layer of **{{ m }}** is right on "
-        "{{ reached|value }} of "
-        "{{ reached.n }} images, its own classifier on {{ accuracy|value }}.{% endif %}",
+        "{{ reached|value }} of {{ reached.n }} images, its own classifier on "
+        "{{ accuracy|value }}.{% endif %}",
         headline="{% if holds_more %}The last layer of {{ m }} holds more than its classifier "
-        "reads{% else %}The last "
-        "layer of {{ m }} gives the class of {{ reached|value(0) }} of the images{% endif %}",
+        "reads{% else %}The last layer of {{ m }} gives the class of {{ reached|value(0) }} of the "
+        "images{% endif %}",
         given={
             "m": row.model,
             "classifier": classifier_name(classifier),
@@ -289,9 +308,7 @@ def _judge_classifier(gap: HeadRow | None) -> Verdict | None:
     is_unclear = state in ("warn", "fail") and gap.p_holm > LEVEL
     if is_few or is_unclear:
         state = "inconclusive"
-    return Verdict(
-        state, "its accuracy minus that of a linear probe of its last layer", "classifier"
-    )
+    return Verdict(state, "accuracy minus that of a linear probe of the last layer", "classifier")
 
 
 def _better_layer(record: FeaturesRecord, model: FeaturesRow) -> Iterator[Claim]:

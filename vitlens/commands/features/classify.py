@@ -48,7 +48,7 @@ class Classification:
 
     correct: (n,) for each image, by classifier: BY_MODEL, if the model has the data's classes, and
         "knn-20" or "probe" on its last layer.
-    precision: of the last layer, by number of neighbours.
+    precision: the precision of the last layer, by number of neighbours.
     depth, notes: of the record.
     """
 
@@ -62,7 +62,7 @@ def classify(subject: Subject, features: Mapping[str, Features]) -> Classificati
     """Classify the test images by the model, and by every layer if there are labelled training
     images.
 
-    features: of "test" and "bank".
+    features: the features of "test" and "bank".
     """
     test = features["test"]
     correct: dict[str, Tensor] = {}

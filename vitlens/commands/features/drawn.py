@@ -38,7 +38,7 @@ class Drawing:
 class Search:
     """The images that are searched for the nearest ones.
 
-    features: of the images. has_queries: True if the drawn images are among them.
+    features: the features of the images. has_queries: True if the drawn images are among them.
     """
 
     images: Split

@@ -100,8 +100,7 @@ def _require(run: Run[Any], subjects: Sequence[Subject], options: FeaturesOption
         if subject.bank is not None and max(options.ks) > len(subject.bank):
             raise InputError(
                 f"expected --k of at most the {len(subject.bank)} training images, found "
-                f"{max(options.ks)}; give "
-                "fewer, or a greater --bank"
+                f"{max(options.ks)}; give fewer, or a greater --bank"
             )
     bank = subjects[0].bank
     if bank is not None and options.probe:
@@ -199,7 +198,7 @@ def _record_of_model(
 ) -> FeaturesRecord:
     """Return the tables and arrays of one model.
 
-    objective: of its pretraining, from the options.
+    objective: the objective of its pretraining, from the options.
     """
     test = features["test"]
     samples = draw_patches(subject)

@@ -106,8 +106,7 @@ class FeaturesOptions(ModelsOnImages):
     templates: tuple[str, ...] = option(
         "--clip-templates",
         "Prompt with {} for the class, a file with one prompt a line, or "
-        f"{', '.join(TEMPLATE_SETS)}; may be "
-        "repeated (default: photo, simple).",
+        f"{', '.join(TEMPLATE_SETS)}; may be repeated (default: photo, simple).",
         default=("photo", "simple"),
         metavar="TEXT",
         shown=False,

@@ -136,7 +136,7 @@ class DepthRow(OfModel):
 
     depth: position of the layer, as a share of all layers.
     layer: None for the embedding.
-    weighting: of the neighbours' votes, None for the probe.
+    weighting: the weighting of the neighbours' votes, None for the probe.
     c: inverse regularisation of the probe.
     """
 
@@ -165,7 +165,7 @@ class PairRow:
     """The difference of one classifier on two models' last layers, on the same images.
 
     probe, knn: difference of its accuracy, first minus second.
-    p: of McNemar's exact test.
+    p: the p-value of McNemar's exact test.
     p_holm: corrected for the number of comparisons.
     better: the model that is significantly better, or "undecided".
     """
@@ -253,7 +253,7 @@ class MapRow(OfModel):
 
     of: "images" or "patches" of the last layer; "embedding", patches that enter block 0; "content",
         these minus the mean at their place.
-    neighbours: of each point, for the trustworthiness.
+    neighbours: the neighbours of each point, for the trustworthiness.
     explained: share of the variance.
     """
 
@@ -290,8 +290,8 @@ class PatchesRow(OfModel):
     value: Estimate = col(
         "share",
         term="share of the nearest patches of other images at the same place, or of the same "
-        "class; for the object, "
-        "intersection over union of the patches on it and the patches that neighbours vote for",
+        "class; for the object, intersection over union of the patches on it and the patches that "
+        "neighbours vote for",
         metric="patch_neighbours/{model}/{layer}/{share}",
     )
     chance: float = col("by chance", unit="fraction")

@@ -35,7 +35,7 @@ _NEARLY: Final = 0.9  # share of the last layer's accuracy
 _MODELS: Final = 3  # models, or models and shares, in the sentences of a section
 _SHARED: Final = {  # what patches share with the nearest patches, by `share` of PatchesRow
     "position": Marked("share of nearest patches at the same place"),
-    "object": Marked("overlap of the object with the patches that nearest patches vote for"),
+    "object": Marked("overlap of the object with the patches that their neighbours assign to it"),
 }
 
 
@@ -187,8 +187,8 @@ REPORT: Final = Report(
         "patches",
         images(),
         "{{ rows|selectattr('row', 'eq', 'image')|list|length }} of {{ record.images }} images. "
-        "Within a row, patches with similar features have similar colours: the first three "
-        "principal components. Colours of two models are not comparable.",
+        "Within a row, patches with similar features have similar colours (the first three "
+        "principal components). Colours of two models are not comparable.",
         title="Patches of images coloured by their features in the last layer",
         rows=patch_colours,
     ),
@@ -254,10 +254,9 @@ REPORT: Final = Report(
             _first_and_last_layers,
             about=("last layers",),
             says="{% if row.alone %}The first and the last layer of **{{ first }}** "
-            "have{% else %}The last "
-            "layers of **{{ first }}** and **{{ second }}** have{% endif %} a CKA of "
-            "{{ cka|alone }}. The "
-            "rank correlation of their distances between images is {{ rank|number }}.",
+            "have{% else %}The last layers of **{{ first }}** and **{{ second }}** have{% endif %} "
+            "a CKA of {{ cka|alone }}. The rank correlation of their distances between images is "
+            "{{ rank|number }}.",
             charts=(
                 Chart(
                     "cka",

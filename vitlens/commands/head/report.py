@@ -193,10 +193,8 @@ REPORT: Final = Report(
             "Does it look at the object?",
             "placed",
             says="Of the attention of {{ row.name }} on patches, {{ on|value }} lies on "
-            "{{ thing|whole }}. On that of "
-            "other images it is {{ elsewhere|value }}, a difference of "
-            "{{ difference|alone }}{% if not row.clear %}, "
-            "which may be chance{% endif %}.",
+            "{{ thing|whole }}. On that of other images it is {{ elsewhere|value }}, a difference "
+            "of {{ difference|alone }}{% if not row.clear %}, which may be chance{% endif %}.",
         ),
         Section(
             "What breaks without it?",

@@ -56,8 +56,7 @@ def _download_default(*, quiet: bool) -> tuple[ModelName, str]:
     def announce(address: str) -> None:
         print_line(
             f"downloads DeiT-tiny, a ViT of ImageNet's 1000 classes ({SMALL_VIT_SIZE} MB from "
-            f"{address}), once; "
-            "--offline never does",
+            f"{address}), once; --offline never does",
             quiet=quiet,
         )
 
@@ -67,8 +66,7 @@ def _download_default(*, quiet: bool) -> tuple[ModelName, str]:
     except ModelError as error:
         return parse_model(BUNDLED[0]), (
             f"takes {BUNDLED[0]}, which comes with vitlens and knows only the digits 0 to 9, as no "
-            "weights of timm's "
-            f"ViTs are on this disk and {error}; {ANOTHER}"
+            f"weights of timm's ViTs are on this disk and {error}; {ANOTHER}"
         )
     return name, f"takes {name.name}, which it downloaded; {ANOTHER}"
 

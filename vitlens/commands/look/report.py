@@ -179,8 +179,7 @@ REPORT: Final = Report(
             "Which heads matter for the prediction?",
             _leading_heads,
             opening="Each of {{ record.look[0].heads }} heads was ablated by itself; the loss is "
-            "the cross-entropy of "
-            "the predicted class.{% if record.look[0].note %} "
+            "the cross-entropy of the predicted class.{% if record.look[0].note %} "
             "{{ record.look[0].note|whole }}.{% endif %}",
             columns=("image", "layer", "head", "delta_loss", "probability", "attends"),
         ),

@@ -81,14 +81,11 @@ HOW: Final = Section(
     "How does {{ rows[0].model }} work?",
     "stages",
     says="**Layer{% if row.several %}s{% endif %} {{ layers }}**: {% if attends %}of {{ heads }} "
-    "heads "
-    "{{ attends|counts }}{% if unclear %}, {{ unclear }} without a single "
-    "pattern{% endif %}{% else %}none of "
-    "{{ heads }} heads follows a single pattern{% endif %}.{% if row.range is not none %} The "
-    "attention distance is "
+    "heads {{ attends|counts }}{% if unclear %}, {{ unclear }} without a single "
+    "pattern{% endif %}{% else %}none of {{ heads }} heads follows a single "
+    "pattern{% endif %}.{% if row.range is not none %} The attention distance is "
     "{{ row.range|percent }} of that of uniform attention.{% endif %}{% if row.matters %} Without "
-    "{{ row.head }}, the "
-    "loss rises by {{ row.loss|alone }}.{% elif row.loss %} Removing one head does not raise the "
-    "loss.{% endif %}",
+    "{{ row.head }}, the loss rises by {{ row.loss|alone }}.{% elif row.loss %} Removing one head "
+    "does not raise the loss.{% endif %}",
     columns=("layers", "attends", "loss"),
 )

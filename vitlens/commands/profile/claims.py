@@ -1,6 +1,6 @@
 """The claims of `vitlens profile`: the fastest model, the FLOPs, and the growth of cost."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import Any, Final
@@ -15,7 +15,7 @@ from vitlens.commands.profile.record import (
 )
 from vitlens.record import by
 from vitlens.report.claims import Claim, found
-from vitlens.report.prose import listed, say
+from vitlens.report.prose import say
 from vitlens.report.verdicts import LIMITS, Verdict
 from vitlens.uncertainty import Estimate, Side, apart, widened
 
@@ -26,7 +26,6 @@ _LARGEST_DEVIATION: Final = 1.25
 # between an exponent of attention products and 1 or 2, up to which it is taken for that
 _LIKE: Final = 0.15
 _SMALL_SHARE: Final = 0.1  # of all FLOPs, up to which the products hardly matter
-_VARYING: Final = "batch sizes whose passes vary too much, as other work ran on this machine"
 _COSTS: Final[dict[Cost, str]] = {
     "latency": "Latency",
     "products": "The cost of attention products",
@@ -44,10 +43,14 @@ def claims(record: ProfileRecord) -> Iterator[Claim]:
     smallest_batch = batches[0] if batches else []
     yield _operations(record, smallest_batch)
     yield timings
+    reasons = _reasons_of_growth(record)
     for (cost, _), rows in by(record.exponents, "series").items():
-        if cost != "flops":
+        if cost == "latency":
             yield from _growth_claims(rows)
-    yield from _why_cost_grows(record)
+        if cost == "products":
+            yield from _growth_claims(rows, explained=reasons.keys())
+    if reasons:
+        yield _why_cost_grows(record, reasons)
 
 
 def common_batches(record: ProfileRecord) -> list[list[SpeedRow]]:
@@ -75,8 +78,14 @@ def _timings(record: ProfileRecord) -> Claim:
     state = LIMITS["timings"].judge(share)
     if state == "fail":
         state = "inconclusive"
+    because = say("repeated timings agree at all {{ count }} batch sizes", count=count)
     says = ""
     if noisy:
+        because = say(
+            "timings vary too much at {{ noisy }} of {{ count }} batch sizes",
+            noisy=len(noisy),
+            count=count,
+        )
         says = say(
             "At {{ noisy }} of {{ count }} batch sizes, latency varies too much between passes "
             "(quartiles differ by a factor above {{ most }}). Another process probably used the "
@@ -91,7 +100,7 @@ def _timings(record: ProfileRecord) -> Claim:
         says,
         effect=share,
         place="speed",
-        verdict=Verdict(state, _VARYING, "timings"),
+        verdict=Verdict(state, because, "timings" if noisy else ""),
     )
 
 
@@ -115,7 +124,7 @@ def _fastest(record: ProfileRecord, rows: Sequence[SpeedRow]) -> Claim:
     """Return the fastest model at a batch size, compared with the next one that is significantly
     slower.
 
-    rows: of all models, the fastest first.
+    rows: the rows of all models, the fastest first.
     """
     if len(rows) == 1:
         return _only_model(record, rows[0])
@@ -159,14 +168,14 @@ def _faster_than(first: SpeedRow, slower: SpeedRow, similar: Sequence[str]) -> C
     return _latency_claim(
         first.model,
         "For {{ batch }}, **{{ first.model }}** is fastest with "
-        "{{ first.latency|alone }}{% if similar %}; the intervals of {{ similar|names }} overlap "
-        "with this one{% endif %}. **{{ slower.model }}** takes {{ slower.latency|alone }}, "
-        "{{ effect|value }} as long.",
+        "{{ first.latency|alone }}.{% if similar %} Its interval overlaps with "
+        "{{ 'that' if similar|length == 1 else 'those' }} of {{ similar|names }}.{% endif %} "
+        "**{{ slower.model }}** takes {{ slower.latency|alone }}, {{ effect|value }} as long.",
         effect=ratio(slower.latency, first.latency),
         better="" if similar else first.model,
-        headline="{{ first.model }}{% if similar %} and {{ similar|length }} more are{% else %} "
-        "is{% endif %} fastest "
-        "for {{ batch }}; {{ slower.model }} takes {{ effect|value }} as long",
+        headline="{{ first.model }}{% if similar %} and {{ similar|length }} other "
+        "model{{ similar|s }} are{% else %} is{% endif %} fastest for {{ batch }}; "
+        "{{ slower.model }} takes {{ effect|value }} as long",
         first=first,
         slower=slower,
         similar=similar,
@@ -267,8 +276,8 @@ def _follows(time_factor: float, flops_factor: float) -> bool:
     return 1 / _LARGEST_DEVIATION < time_factor / flops_factor < _LARGEST_DEVIATION
 
 
-def _why_cost_grows(record: ProfileRecord) -> Iterator[Claim]:
-    """Yield why the cost of models with attention grows as it does, from counted FLOPs.
+def _reasons_of_growth(record: ProfileRecord) -> dict[str, str]:
+    """Return why the cost of each model with attention grows as it does, as a sentence.
 
     FLOPs are counted at several image sizes of one architecture, so nothing else changes.
     """
@@ -280,45 +289,38 @@ def _why_cost_grows(record: ProfileRecord) -> Iterator[Claim]:
     for part in record.parts:
         if part.part == "attention products" and part.of_flops is not None:
             shares[part.model] = part.of_flops
-    reasons = []
-    wholes = []
+    reasons = {}
     for model in record.aliases:
         products = exponents.get((model, "products"))
         whole = exponents.get((model, "flops"))
         if products is None or whole is None or model not in shares:
             continue
         reason = _reason_of(products.value)
-        if not reason:
-            continue
-        values = {"model": model, "reason": reason, "products": products, "share": shares[model]}
-        reasons.append(
-            say(
-                "with exponent {{ products|value }} in **{{ model }}**, where {{ reason }}",
-                **values,
-            )
-        )
-        wholes.append(
-            say(
-                "{{ share|percent(1) }} in **{{ model }}**, all of which grow with exponent "
-                "{{ whole|value }}",
+        if reason:
+            reasons[model] = say(
+                "In **{{ model }}**, the FLOPs of attention products grow with exponent "
+                "{{ products|value }} in the number of tokens: {{ reason }}. They are "
+                "{% if share <= small %}only {% endif %}{{ share|percent(1) }} of all its FLOPs, "
+                "which grow with exponent {{ whole|value }}.",
+                model=model,
+                products=products,
+                reason=reason,
+                share=shares[model],
+                small=_SMALL_SHARE,
                 whole=whole,
-                **values,
             )
-        )
-    if reasons:
-        yield found(
-            "why cost grows",
-            " and ".join(record.aliases),
-            "The FLOPs of attention products grow with the number of tokens {{ reasons }}. At the "
-            "sizes above they are a small share of all FLOPs: {{ wholes }}."
-            if max(shares.values()) <= _SMALL_SHARE
-            else "The FLOPs of attention products grow with the number of tokens {{ reasons }}. "
-            "Their share of all FLOPs is {{ wholes }}.",
-            given={"reasons": listed(reasons), "wholes": listed(wholes)},
-            kind="answer",
-            evidence="intervened",
-            place="growth",
-        )
+    return reasons
+
+
+def _why_cost_grows(record: ProfileRecord, reasons: Mapping[str, str]) -> Claim:
+    return Claim(
+        "why cost grows",
+        " and ".join(record.aliases),
+        " ".join(reasons.values()),
+        kind="answer",
+        evidence="intervened",
+        place="growth",
+    )
 
 
 def _reason_of(exponent: float) -> str:
@@ -330,25 +332,31 @@ def _reason_of(exponent: float) -> str:
     return ""
 
 
-def _growth_claims(rows: Sequence[ExponentRow]) -> Iterator[Claim]:
-    """Yield the pairs of models whose exponents differ, corrected for the number of pairs."""
+def _growth_claims(rows: Sequence[ExponentRow], explained: Collection[str] = ()) -> Iterator[Claim]:
+    """Yield the pairs of models whose exponents differ, corrected for the number of pairs.
+
+    explained: models whose exponents `_why_cost_grows` states; pairs of them get no sentence.
+    """
     pairs = list(combinations(rows, 2))
     for one, other in pairs:
         side = apart(widened(one.exponent, len(pairs)), widened(other.exponent, len(pairs)))
         if side is Side.UNDECIDED:
             continue
         fast, slow = (one, other) if side is Side.ABOVE else (other, one)
-        yield Claim(
-            f"growth of {one.cost} by {one.sweep}",
-            f"{one.model} and {other.model}",
-            say(
+        says = ""
+        if one.model not in explained or other.model not in explained:
+            says = say(
                 "{{ cost }} grows faster with the number of tokens for **{{ fast.model }}** than "
                 "for **{{ slow.model }}**: exponent {{ fast.exponent|alone }} compared with "
                 "{{ slow.exponent|alone }}.",
                 fast=fast,
                 slow=slow,
                 cost=_COSTS[one.cost],
-            ),
+            )
+        yield Claim(
+            f"growth of {one.cost} by {one.sweep}",
+            f"{one.model} and {other.model}",
+            says,
             effect=fast.exponent,
             reference=slow.exponent.value,
             kind="comparison",

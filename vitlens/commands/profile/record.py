@@ -17,7 +17,7 @@ Cost: TypeAlias = Literal["latency", "flops", "products"]
 class MachineRow:
     """The machine on which latency was measured.
 
-    threads: of PyTorch on the CPU.
+    threads: the number of threads of PyTorch on the CPU.
     arithmetic: fp32 or bf16.
     longest: no larger batch was tried once a pass took this many seconds, None with --batch-sizes.
     """

@@ -13,7 +13,7 @@ from vitlens.commands.profile.claims import (
 )
 from vitlens.commands.profile.record import ProfileRecord, SpeedRow
 from vitlens.display import protected, visible
-from vitlens.report.prose import finalize, listed, say
+from vitlens.report.prose import finalize, say
 from vitlens.report.sections import Chart, Glance, Report, Section
 
 _LEFT_OUT: Final = 2  # sentences about image sizes at which a model does not run
@@ -71,24 +71,23 @@ def _smallest_batch(record: ProfileRecord) -> Sequence[SpeedRow]:
 
 
 def _products(record: ProfileRecord) -> str:
-    """Return the share of attention products in the FLOPs, and the number of tokens from which they
-    dominate.
-    """
-    parts = []
+    """Return the share of attention products in the FLOPs, and from which length they dominate."""
+    sentences = []
     for row in record.costs:
         if not row.products:
             continue
-        part = say(
-            "{{ share|percent(1) }} of the FLOPs of **{{ row.model }}** at its {{ row.tokens }} "
-            "tokens{% if row.crossover is not none %} (as many as the rest of its blocks at "
-            "{{ row.crossover|number }} tokens){% endif %}",
+        sentence = say(
+            "At the {{ row.tokens }} tokens of **{{ row.model }}**, attention products are "
+            "{{ share|percent(1) }} of its FLOPs.{% if row.crossover is not none %} At "
+            "{{ row.crossover|number }} tokens, they would be as many as those of the rest of its "
+            "blocks.{% endif %}",
             row=row,
             share=row.products / row.flops,
         )
-        parts.append(part)
-    if not parts:
+        sentences.append(sentence)
+    if not sentences:
         return "No model has attention."
-    return f"Attention products account for {listed(parts)}."
+    return " ".join(sentences)
 
 
 REPORT: Final = Report(
@@ -150,7 +149,8 @@ REPORT: Final = Report(
                     lines("tokens", "latency", of="model", loglog=True),
                     "Latency by number of tokens, on logarithmic axes. The slope of a straight "
                     "line is the exponent. For CNNs, tokens are positions of the first block.",
-                    title="Latency by number of tokens, varied by {{ first.sweep }}",
+                    title="Latency by number of tokens, varied by "
+                    "{{ first.sweep|replace('-', ' ') }}",
                     rows="tokens",
                     each="sweep",
                 ),

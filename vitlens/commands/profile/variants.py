@@ -37,8 +37,8 @@ def variants_by_preset(options: ProfileOptions) -> Variants:
     if not variants:
         names = ", ".join(model.name for model in models)
         raise InputError(
-            f"expected a ViT preset with --patch-size, found {names}; "
-            f"try {next(iter(VIT_PRESETS))}, or --sizes for any model"
+            f"expected a ViT preset with --patch-size, found {names}; try "
+            f"{next(iter(VIT_PRESETS))}, or --sizes for any model"
         )
     if options.model_options.weights is not None:
         return {}

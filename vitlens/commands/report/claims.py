@@ -29,8 +29,7 @@ _REFUSED: Final = (
     + _ACCURACY_FELL
     + "{% endif %}"
     "{% if others %}{% if fell %}; {% endif %}{{ others[0] }}{% if others|length > 1 %} and "
-    "{{ others|length - 1 }} "
-    "more{% endif %} got worse{% endif %}{{ on_images }}"
+    "{{ others|length - 1 }} more{% endif %} got worse{% endif %}{{ on_images }}"
 )
 _UNJUDGED: Final = (
     "{% if changed %}{{ changed|length }} measure{{ changed|s }} changed beyond "

@@ -100,8 +100,8 @@ def _views_claim(row: LayerRow, views: tuple[ViewRow, ...]) -> Claim:
 def unknown(record: ReversalRecord) -> Iterator[str]:
     """Yield what one training of a toy task does not show."""
     yield say(
-        "This is one training, with one seed. Other seeds: `--seed 1`; other lengths, heads and "
-        "positions are options, too."
+        "This is one training with one seed. Try others: `--seed 1`, `--length`, `--heads` and "
+        "`--positions`."
     )
     yield (
         "The values are the vectors themselves. In a ViT they are learned, and a head that attends "
@@ -118,15 +118,12 @@ def unknown(record: ReversalRecord) -> Iterator[str]:
 
 def _on_task(record: ReversalRecord) -> str:
     return say(
-        "{{ row.batch }} new sequences of {{ row.length }} random vectors of {{ row.width }} "
-        "numbers a step; "
-        "{% if row.task == 'reverse' %}the answer is the sequence in reverse order"
-        "{% elif row.task == 'copy' %}the answer is the sequence itself"
-        "{% else %}the answer is sorted by the angle that the first two numbers of a vector form"
-        "{% endif %}. The layer has {{ row.heads }} head{{ row.heads|s }} and "
-        "{{ row.parameters|number }} parameters"
-        "{% if row.positions == 'none' %}, and no positions{% else %}, and {{ row.positions }} "
-        "positions{% endif %}.",
+        "Each step draws {{ row.batch }} new sequences of {{ row.length }} random vectors of "
+        "{{ row.width }} numbers. {% if row.task == 'reverse' %}The answer is the sequence in "
+        "reverse order{% elif row.task == 'copy' %}The answer is the sequence itself{% else %}The "
+        "answer is sorted by the angle that the first two numbers of a vector form{% endif %}. The "
+        "layer has {{ row.heads }} head{{ row.heads|s }}, {{ row.parameters|number }} parameters "
+        "and {% if row.positions == 'none' %}no{% else %}{{ row.positions }}{% endif %} positions.",
         row=record.row,
     )
 
@@ -137,7 +134,8 @@ def _on_heads(record: ReversalRecord) -> str:
         "sorts attends along the diagonal. One score sees one key and not the others, so it can "
         "find vectors near a rank, but not count ranks.{% elif row.task == 'copy' %}A layer that "
         "copies attends from each place to itself: the diagonal.{% else %}A layer that reverses "
-        "attends from the first place to the last and so on: the anti-diagonal.{% endif %}",
+        "attends from the first place to the last, from the second to the last but one, and so "
+        "on: the anti-diagonal.{% endif %}",
         row=record.row,
     )
 
@@ -177,7 +175,8 @@ REPORT: Final = Report(
                 Chart(
                     "loss",
                     lines("step", "loss", reference="uniform"),
-                    "Loss over the training, mean of some steps each. Dashed: uniform attention.",
+                    "Loss during training; each point is a mean over several steps. Dashed: "
+                    "uniform attention.",
                     "The loss of the training",
                 ),
             ),
@@ -192,7 +191,7 @@ REPORT: Final = Report(
             "Do queries and keys read positions or vectors?",
             lambda record: record.views if len(record.views) > 1 else (),
             opening="The trained layer is run again on the same sequences, with queries and keys "
-            "computed from a part of its input. Values stay the vectors.",
+            "computed from a part of its input. The values are still the vectors.",
             columns=("view", "loss", "share"),
             charts=(
                 Chart(

@@ -158,8 +158,7 @@ REPORT: Final = Report(
             columns=("first", "second", "agreement"),
             order=lambda row: row.agreement.value,
             opening="The least similar maps are {{ first.first }} and {{ first.second }}, with a "
-            "rank correlation of "
-            "{{ first.agreement|alone }}.",
+            "rank correlation of {{ first.agreement|alone }}.",
         ),
         other_sheets(_PICTURE),
     ),

@@ -52,7 +52,7 @@ _STALE: Final = 24 * 3600.0
 class PlannedChapter:
     """A chapter that will be run.
 
-    alias: of its one model, "" for all; cached: whether an earlier run made it.
+    alias: the alias of its one model, "" for all; cached: whether an earlier run made it.
     """
 
     word: str
@@ -107,7 +107,7 @@ class ChapterImages:
 class ChapterRunner:
     """Runs chapters in the folder of a larger run, and keeps the list of those done.
 
-    cache: of chapters of earlier runs; None: every chapter is run.
+    cache: the cache of chapters of earlier runs; None: every chapter is run.
     on_done: called with that list after each.
     """
 
@@ -128,7 +128,7 @@ class ChapterRunner:
     def run(self, word: str, alias: str, options: Any, *, part: str = "") -> ChapterRow:
         """Run one command in its own folder.
 
-        alias: of its one model, "" for all.
+        alias: the alias of its one model, "" for all.
         part: which one it is, where one command has several chapters.
         """
         folder = f"{CHAPTERS_FOLDER}/{'-'.join(filter(None, (word, part, alias)))}"
@@ -203,7 +203,7 @@ def _read_kept(folder: Path) -> _Kept:
 class ChapterCache:
     """Chapters of earlier runs.
 
-    names: of models, ALIAS=NAME -> digest of the model; data: digest of the images.
+    names: the names of models, ALIAS=NAME -> digest of the model; data: digest of the images.
 
     Other processes may read and write it at the same time: a chapter is copied to a temporary place
     and renamed.
@@ -272,7 +272,7 @@ class ChapterCache:
         """Return the config.json of a chapter under the models' names and the run options of this
         run.
 
-        names: of the models when it was made, ALIAS=NAME.
+        names: the names of the models when it was made, ALIAS=NAME.
         """
         now = {parse_model(name).alias: name for name in self.names}
         then = {parse_model(name).alias: name for name in names}

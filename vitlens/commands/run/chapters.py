@@ -156,7 +156,7 @@ class Chapter:
 class Question:
     """A question that chapters answer.
 
-    names: of the chapters, the first that was run does.
+    names: the names of the chapters, the first that was run does.
     chart: the beginning of the name of the figure that shows it.
     about: the questions of the claims whose state it has, where not the chapter's own.
     """

@@ -239,8 +239,7 @@ def foreign_contents(run: RunRecord | Record) -> Iterator[None]:
         reason = " ".join(reason.split())[:200]
         raise InputError(
             f"expected what vitlens {run.command} writes in {run.folder}, found contents of which "
-            "no report can "
-            f"be made ({reason}); run the command again"
+            f"no report can be made ({reason}); run the command again"
         ) from error
 
 

@@ -66,8 +66,8 @@ class TrackerWatcher:
     of attention by layer, and histograms of weights and gradients every epoch; and the attention
     and rollout of a few test images every EVERY_EPOCHS epochs, from the first one on.
 
-    name: of the tracker.
-    folder: of the run, which gets tensorboard/ or wandb/.
+    name: the name of the tracker.
+    folder: the folder of the run, which gets tensorboard/ or wandb/.
     config: settings of the run, for the tracker's table.
     say: called once with a message for each part that fails.
     """

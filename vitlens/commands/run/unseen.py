@@ -34,7 +34,7 @@ class KnownTrainingImages:
     """The images that models were trained on, as far as they are known.
 
     names: the models' aliases.
-    numbers: of their training images by content, sorted uint64.
+    numbers: the numbers of their training images by content, sorted uint64.
     unknown: the aliases of those of which nothing is known.
     seed: the one that held out their test images.
     """
@@ -155,9 +155,8 @@ def _held_out(split: Split, training_images: KnownTrainingImages) -> Split:
     note = (
         f"the training images of {' and '.join(training_images.unknown)} are not known (the run "
         "was written before vitlens kept them, or there is none beside the weights): a fifth of "
-        f"each class, drawn with seed {training_images.seed}, is used, as "
-        "training would have held it out; put the class folders into test/ inside the folder to "
-        "use all"
+        f"each class, drawn with seed {training_images.seed}, is used, as training would have held "
+        "it out; put the class folders into test/ inside the folder to use all"
     )
     return replace(split, notes=(note, *rest))
 

@@ -23,8 +23,8 @@ NEITHER: Final = "no difference shown"
 class Need:
     """A purpose for which a user may choose a model.
 
-    questions: of the claims that are evidence; one with a colon at its end is the beginning of
-        several.
+    questions: the questions of the claims that are evidence; one with a colon at its end is the
+        beginning of several.
     untested: what those claims do not test.
     command: a command that would measure it.
     """

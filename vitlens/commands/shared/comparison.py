@@ -25,9 +25,9 @@ UNDECIDED: Final = "undecided"
 class PairRow:
     """Two models on the same images: how many both, one alone, or none predicts correctly.
 
-    p: of `paired_test`.
+    p: the p-value of `paired_test`.
     p_holm: corrected for the number of tests.
-    difference: of their accuracy, None where a command records it elsewhere.
+    difference: the difference of their accuracy, None where a command records it elsewhere.
     better: the model that is significantly better by more than is too small to matter, or
         UNDECIDED, as always for fewer than FEW images.
     """

@@ -87,7 +87,7 @@ class Shown:
     """What a command adds to the measured attention.
 
     pictures: (n, 3, height, width) uint8.
-    names: of the n images.
+    names: the names of the n images.
     facts: what is said under each.
     maps: by name (n, rows, columns), of as many first images as there are.
     labels, importance, words: of heads, by the number of the layer.
@@ -273,8 +273,7 @@ def _notes(row: ExplorerRow, drawn: int) -> Iterator[str]:
     if row.images > row.whole:
         yield (
             f"Of the first {row.whole} images every head is shown, of the other "
-            f"{row.images - row.whole} the mean over "
-            "the heads of each layer."
+            f"{row.images - row.whole} the mean over the heads of each layer."
         )
     yield "Weights are kept in 8 bits: exact to 0.4 % of the largest weight of their row."
     if row.queries != row.keys:

@@ -280,7 +280,7 @@ def _checked(table: Any, depth: int, heads: int, name: str) -> Any:
 class GivenAttention:
     """An explorer's row and arrays of given weights. means (layers, tokens, tokens): over heads;
     prefix: tokens before the patches.
-    rows: of weights, in all.
+    rows: the rows of weights, in all.
     off: of them those whose sum is not 1.
     least, most: sums of rows.
     """
@@ -335,7 +335,7 @@ def given_attention(
     row over the keys.
 
     prefix: tokens before the patches (None: the fewest that leave a square of patches).
-    name: of the weights, for display.
+    name: the name of the weights, for display.
     option: how the caller gives the prefix.
 
     Raises InputError for another shape or type, weights below 0 or not finite, tokens that are no
@@ -351,8 +351,7 @@ def given_attention(
     if max(weight_count, layers * tokens * tokens // 2) > _KEPT:
         raise InputError(
             f"expected at most {_KEPT:,} weights to show, found more in {layers} layers and "
-            f"{heads} heads; save "
-            "some layers: weights[-4:]"
+            f"{heads} heads; save some layers: weights[-4:]"
         )
     packed = []
     means = []
@@ -422,8 +421,7 @@ def _require_form(weights: NDArray[Any]) -> None:
     if weights.nbytes > SIZE:
         raise InputError(
             f"expected at most {SIZE >> 30} GiB of weights, found "
-            f"{weights.nbytes / (1 << 30):.1f}; save some "
-            "layers: weights[-4:]"
+            f"{weights.nbytes / (1 << 30):.1f}; save some layers: weights[-4:]"
         )
 
 
@@ -473,7 +471,7 @@ def attention_explorer(
         after the prefix.
     image: that image, in any form that `vitlens.images` takes, of which the centre square is shown.
     prefix: tokens before the patches (None: the fewest that leave a square of patches).
-    name: of the model.
+    name: the name of the model.
 
     A notebook shows the result; `.save("page.html")` writes it. Raises InputError where shapes do
     not fit, and for weights below 0.
@@ -496,8 +494,8 @@ def attention_explorer(
     attention = given_attention(array, prefix=prefix, name=name)
     sums = (
         f"{attention.off:,} of {attention.rows:,} rows do not sum to 1 (sums from "
-        f"{attention.least:.3g} to {attention.most:.3g}): a "
-        "part of the keys may be missing, or dropout was on."
+        f"{attention.least:.3g} to {attention.most:.3g}): a part of the keys may be missing, or "
+        "dropout was on."
     )
     contents = Shown(picture_of(image)[None], ["image"], [(sums,) if attention.off else ()])
     return ExplorerView(explorer_of_arrays(attention.row, attention.arrays, contents))

@@ -44,7 +44,7 @@ class MendedArrays:
 
     pixels, changed, control: the image, and it after the change and after the control.
     truth: the label.
-    predictions (3, images): of the three.
+    predictions (3, images): the predictions of the three.
     """
 
     image: Indices
@@ -247,9 +247,8 @@ def _fails_on(record: FailuresRecord, row: CovariateRow, test: InterventionRow) 
         + "; "
         + _CHANGED
         + ", {{ test.mended }} of {{ test.errors }} errors are fixed and {{ test.broken }} correct "
-        "prediction{{ test.broken|s }} broken "
-        "(control, {{ test.control|whole }}: {{ test.control_mended }} and "
-        "{{ test.control_broken }}).",
+        "prediction{{ test.broken|s }} broken (control, {{ test.control|whole }}: "
+        "{{ test.control_mended }} and {{ test.control_broken }}).",
         row=row,
         test=test,
         worst=worst,
@@ -331,8 +330,7 @@ def _not_known(record: FailuresRecord, model: str) -> str:
             + _CHANGED
             + ", {{ test.mended }} of its {{ errors }} errors "
             "are fixed (control, {{ test.control|whole }}: {{ test.control_mended }}), but errors "
-            "are not "
-            "significantly more frequent on {{ row.where|whole }}"
+            "are not significantly more frequent on {{ row.where|whole }}"
         )
         following = "more images"
     elif test is not None and test.supported:
@@ -551,9 +549,8 @@ _CHANGES: Final = Section(
     "What fixes their errors?",
     _tested_changes,
     opening="{% set k = rows|selectattr('supported')|list|length %}Of {{ rows|length }} "
-    "change{{ rows|s }} of the "
-    "images {{ k or 'none' }} significantly fix{{ 'es' if k <= 1 }} more errors than "
-    "{{ 'it makes' if k <= 1 else 'they make' }}, and more than a matched "
+    "change{{ rows|s }} of the images {{ k or 'none' }} significantly fix{{ 'es' if k <= 1 }} more "
+    "errors than {{ 'it makes' if k <= 1 else 'they make' }}, and more than a matched "
     "control.{% if rows|rejectattr('matched')|list %} Controls that change the images less than "
     "half or more than twice as much are called unmatched.{% endif %}",
     columns=("model", "change", "mended", "broken", "control_mended", "control_words"),
@@ -571,8 +568,8 @@ _CHANGES: Final = Section(
             "failure_examples",
             images(),
             "Errors that a change fixes and its control does not, "
-            "{{ rows|map(attribute='row')|unique|list|length }} "
-            "on {{ record.images }} images; below: the prediction.",
+            "{{ rows|map(attribute='row')|unique|list|length }} on {{ record.images }} images; "
+            "below: the prediction.",
             title="Errors that a change fixes",
             rows=_examples,
         ),

@@ -13,7 +13,7 @@ from vitlens.uncertainty import Estimate
 class NameRow(OfModel):
     """Three tested labels for one head.
 
-    share: of the attention logits.
+    share: the share of the attention logits.
     holds, looks_hold: True if the first and the second label hold on shuffled patches.
     state: result of removing the head for the third label, None if nothing was removed.
     """

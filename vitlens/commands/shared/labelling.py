@@ -32,7 +32,7 @@ Line: TypeAlias = list[str]  # of a table: a file's name, then a value a column
 class Named(NamedTuple):
     """Labels for every head of a model.
 
-    labels: of the images, as columns of the logits (n,), None without labels.
+    labels: the labels of the images, as columns of the logits (n,), None without labels.
     """
 
     names: HeadNames

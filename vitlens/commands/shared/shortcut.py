@@ -181,9 +181,9 @@ def _heads(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
         say(
             "Head {{ head.name }} of **{{ row.model }}** carries {{ head.share|alone }} of the "
             "cue's effect on the logits (control: {{ head.control|value }}). No other head shows a "
-            "larger difference.{% if map %} Maps by **{{ map.method }}** "
-            "best separate the images that the cue decides from the others (ROC-AUC "
-            "{{ map.area|value }}, chance 0.5).{% endif %}",
+            "larger difference.{% if map %} Maps by **{{ map.method }}** best separate the images "
+            "that the cue decides from the others (ROC-AUC {{ map.area|value }}, chance "
+            "0.5).{% endif %}",
             row=row,
             head=first,
             map=_best_map(record, row),

@@ -57,7 +57,7 @@ def trace_cue(
 ) -> Trace:
     """Trace the cue of a row of `measure_reliance` on at most `limit` images.
 
-    methods: of maps, which the model supports.
+    methods: the methods of maps, which the model supports.
     advance: called with the images just done, once for the heads and once for each method.
     """
     data = changed_images(viewer, row, limit=limit, seed=seed)

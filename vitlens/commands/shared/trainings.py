@@ -27,7 +27,7 @@ class Budget(OfModel):
     data: name or folder of its images.
     images: number of training images.
     epochs: passes over them.
-    steps: of the optimiser.
+    steps: the number of steps of the optimiser.
     batch_size: images a step.
     augmentation: in words.
     teacher: the model it was distilled from ("none").

@@ -53,9 +53,8 @@ def class_sections() -> tuple[Section, Section]:
             _judged_classes,
             order=lambda row: row.accuracy.value,
             opening="**{{ first.model }}** has the lowest accuracy on class "
-            "{{ first.class_name }}, "
-            "{{ first.accuracy|alone }} (n = {{ first.n }}); the highest is "
-            "{{ rows[-1].accuracy|value }}.",
+            "{{ first.class_name }}, {{ first.accuracy|alone }} (n = {{ first.n }}); the highest "
+            "is {{ rows[-1].accuracy|value }}.",
             columns=("model", "class_name", "n", "accuracy"),
             charts=(
                 Chart(
@@ -72,9 +71,8 @@ def class_sections() -> tuple[Section, Section]:
             _confusions,
             order=lambda row: -row.count,
             opening="{% if first.count > 1 %}Most often **{{ first.model }}** predicts "
-            "{{ first.prediction }} for "
-            "{{ first.truth }}: {{ first.count }} images.{% else %}No confusion occurs "
-            "twice.{% endif %}",
+            "{{ first.prediction }} for {{ first.truth }}: {{ first.count }} images.{% else %}No "
+            "confusion occurs twice.{% endif %}",
             columns=("model", "truth", "prediction", "count"),
             charts=(
                 Chart(
@@ -144,7 +142,7 @@ def _cells(record: Any) -> Iterator[_Cell]:
 def _most_confused(names: Sequence[str], counts: Mapping[tuple[str, str], int]) -> list[str]:
     """Return the classes in most confusions, in the order of `names`.
 
-    counts: of images, by label and prediction.
+    counts: the counts of images, by label and prediction.
     """
     errors = Counter[str]()
     occurring: set[str] = set()

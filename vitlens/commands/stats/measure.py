@@ -114,7 +114,7 @@ def _names(
 ) -> HeadNames:
     """Label every head on at most IMAGES images, in each process the same.
 
-    statistics: of all images.
+    statistics: the statistics of all images.
     """
     split = _named_images(run)
     is_requested = run.options.names or run.options.attributes is not None
@@ -144,7 +144,8 @@ def numbers_of(
 ) -> rows.Numbers:
     """Return the means over images of the statistics that one head has.
 
-    index: of the head in its layer, or 0 for the means over all heads (`Statistics.overall`).
+    index: the index of the head in its layer, or 0 for the means over all heads
+        (`Statistics.overall`).
     keys, geometry: of the layer.
     """
     numbers = {}
@@ -318,7 +319,7 @@ def _head_epoch_rows(
 ) -> Iterator[rows.HeadEpochRow]:
     """Yield every head with the weights of one checkpoint.
 
-    names: of the statistics that are shown.
+    names: the names of the statistics that are shown.
     """
     for site in statistics.sites:
         for head in range(site.heads):

@@ -14,7 +14,7 @@ class StatsOptions(ModelOnImages):
     predicted: take predictions as labels, for what heads write.
     names: label every head and test the labels (None: what heads write only if removing all heads
         takes minutes at most).
-    attributes: of the images, which a head may write.
+    attributes: the attributes of the images, which a head may write.
     renormalise: measure distances of the attention on patches only.
     over_training: also measure the weights that the model's run kept during training.
     """

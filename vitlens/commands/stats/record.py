@@ -70,7 +70,7 @@ class HeadRow(OfModel):
 class LayerRow(OfModel):
     """One layer.
 
-    statistics: of the tokens after the block.
+    statistics: the statistics of the tokens after the block.
     unplaced: why its tokens have no place in the image.
     uniform_distance: mean distance of uniform attention.
     """

@@ -65,9 +65,8 @@ def _patterns(row: HeadsRow, heads: Sequence[HeadRow]) -> Claim:
         "pattern",
         row.model,
         "{{ clear }} of {{ n }} heads of **{{ model }}** follow{{ 's' if clear == 1 }} one "
-        "pattern{% if clear %} "
-        "({{ labels|counts }}){% endif %}; for the others no single pattern explains half of "
-        "their attention.",
+        "pattern{% if clear %} ({{ labels|counts }}){% endif %}; for the others no single pattern "
+        "explains half of their attention.",
         headline="{{ clear }} of {{ n }} heads of {{ model }} follow{{ 's' if clear == 1 }} one "
         "pattern",
         given={
@@ -114,13 +113,12 @@ def _writes(record: StatsRecord, model: str) -> Iterator[Claim]:
     yield found(
         "writes",
         model,
-        "{{ matter }} of {{ n }} heads of **{{ model }}** "
-        "{% if matter == 1 %}matters more to the classes or attributes that it separates"
-        "{% else %}matter more to the classes or attributes that they separate{% endif %} "
-        "best than to the others{% if lead %}, most of all "
+        "{{ matter }} of {{ n }} heads of **{{ model }}** {% if matter == 1 %}matters more to the "
+        "classes or attributes that it separates{% else %}matter more to the classes or attributes "
+        "that they separate{% endif %} best than to the others{% if lead %}, most of all "
         "{{ lead.name }}: without it, images of {{ lead.writes }} lose {{ effect|alone }} more "
-        "log-odds than others{% endif %}. Of the others "
-        "{{ correlate }} separate{{ 's' if correlate == 1 }} one that removing "
+        "log-odds than others{% endif %}. Of the others {{ correlate }} "
+        "separate{{ 's' if correlate == 1 }} one that removing "
         "{{ 'it' if correlate == 1 else 'them' }} does not hurt most, {{ several }} "
         "separate{{ 's' if several == 1 }} too many equally well, {{ rest }} "
         "separate{{ 's' if rest == 1 }} none.",
@@ -170,7 +168,7 @@ def _health(record: StatsRecord, row: HeadsRow, heads: Sequence[HeadRow]) -> Cla
 class _Fault:
     """A fault of heads with one label.
 
-    question: of its claim.
+    question: the question of its claim.
     number: what is tested.
     template: the sentence about all heads that have it, of which {{ lead }} has the most extreme
         number.
@@ -517,8 +515,8 @@ REPORT: Final = Report(
             "How far do heads look?",
             "local",
             says="In {{ layers|ranges }}, {{ local }} of {{ heads }} heads of **{{ model }}** look "
-            "at most half as far "
-            "as uniform attention; the mean is {{ share|percent }} of that distance.",
+            "at most half as far as uniform attention; the mean is {{ share|percent }} of that "
+            "distance.",
             charts=(
                 Chart(
                     "distance",

@@ -62,7 +62,7 @@ class Slot:
     """A question of the first page.
 
     lead: the question.
-    topic: of its answer, in a few words.
+    topic: the topic of its answer, in a few words.
     sources: the claims that may answer it, the preferred ones first, by chapter and question ("":
         the answer to what the chapter was asked).
     """

@@ -283,10 +283,8 @@ def _feature_claims(row: PretrainingRow, record: TrainRecord) -> Iterator[Claim]
                 "n": len(record.history),
             },
             headline="{% if better %}{{ m }} learned classes from {{ row.learned_from }}: k-NN "
-            "accuracy "
-            "{{ effect|value }}, from {{ row.random|value }}{% else %}The features of {{ m }} are "
-            "no better "
-            "than those of random weights{% endif %}",
+            "accuracy {{ effect|value }}, from {{ row.random|value }}{% else %}The features of "
+            "{{ m }} are no better than those of random weights{% endif %}",
         )
     if row.information is not None:
         because = "information about the image in its teacher's outputs"
@@ -326,11 +324,10 @@ def _pair_claim(row: PairRow, better: ScoreRow, other: ScoreRow, *, is_answer: b
     return found(
         "comparison",
         f"{row.first} and {row.second}",
-        "{% if row.decided %}{{ one }} classifies more held-out images correctly than "
-        "{{ other }}: {{ a|value }} compared with {{ b|value }}, {{ effect }} more (McNemar's "
-        "exact test, p = {{ row.p_holm|number }}){{ effect|borderline(row.p_holm) }}."
-        "{% else %}The accuracies of {{ one }}, "
-        "{{ a|value }}, and {{ other }}, {{ b|value }}, do not differ significantly: "
+        "{% if row.decided %}{{ one }} classifies more held-out images correctly than {{ other }}: "
+        "{{ a|value }} compared with {{ b|value }}, {{ effect }} more (McNemar's exact test, p = "
+        "{{ row.p_holm|number }}){{ effect|borderline(row.p_holm) }}.{% else %}The accuracies of "
+        "{{ one }}, {{ a|value }}, and {{ other }}, {{ b|value }}, do not differ significantly: "
         "{{ effect }}, p = {{ row.p_holm|number }}{{ effect|borderline(row.p_holm) }}.{% endif %}",
         row.gain(better.model),
         p=row.p_holm,

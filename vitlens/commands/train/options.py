@@ -185,9 +185,8 @@ class Tuning:
         if self.freezing_option and model in PRESETS and self.weights is None:
             raise InputError(
                 f"expected a trained model with {self.freezing_option}, found the preset "
-                f"{model!r}: its weights are "
-                "random, so freezing them is useless; give timm:NAME, torchvision:NAME, a run "
-                "folder, or --weights FILE"
+                f"{model!r}: its weights are random, so freezing them is useless; give timm:NAME, "
+                "torchvision:NAME, a run folder, or --weights FILE"
             )
 
 

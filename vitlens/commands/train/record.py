@@ -38,8 +38,7 @@ class ScoreRow(OfModel):
         better="lower",
         default=None,
         term="accuracy on the augmented training images of the last epoch minus accuracy on the "
-        "test images; a lower "
-        "bound of overfitting",
+        "test images; a lower bound of overfitting",
     )
     gain: Estimate | None = col(
         "rise at the end",
@@ -144,16 +143,14 @@ class FeatureRow(OfModel):
         "spread",
         default=None,
         term="mean standard deviation of unit-length features, times the square root of their "
-        "number: 0 if all images "
-        "have the same features, 1 if they fill all directions",
+        "number: 0 if all images have the same features, 1 if they fill all directions",
     )
     objectness: float | None = col(
         "attention on the object",
         unit="fraction",
         default=None,
         term="intersection over union of the object's mask and an equally large area of highest "
-        "CLS attention, by the "
-        "last block's best head, chosen on other images",
+        "CLS attention, by the last block's best head, chosen on other images",
     )
     teacher_entropy: float | None = col("teacher's entropy", unit="nats", default=None)
     teacher_information: float | None = col(
@@ -162,8 +159,7 @@ class FeatureRow(OfModel):
         better="higher",
         default=None,
         term="entropy of the teacher's mean probabilities minus the mean of their entropy: 0 if "
-        "its output is the "
-        "same for every image",
+        "its output is the same for every image",
     )
 
 

@@ -162,15 +162,11 @@ REPORT: Final = Report(
             "How good are the features?",
             "pretraining",
             says="The training minimises {{ meaning|whole }} ({{ source }}). {% if row.knn %}The "
-            "features of "
-            "{{ model }} reach a k-NN accuracy of {{ knn }} on the test images, random weights "
-            "{{ random|alone }}."
-            "{% else %}There are no labels, so the features of {{ model }} were not compared with "
-            "classes."
-            "{% endif %}{% if row.objectness %} The attention of the last block's best head "
-            "overlaps the object by "
-            "{{ objectness|value }} (intersection over union, with an area of the same "
-            "size).{% endif %}",
+            "features of {{ model }} reach a k-NN accuracy of {{ knn }} on the test images, random "
+            "weights {{ random|alone }}.{% else %}There are no labels, so the features of "
+            "{{ model }} were not compared with classes.{% endif %}{% if row.objectness %} The "
+            "attention of the last block's best head overlaps the object by {{ objectness|value }} "
+            "(intersection over union, with an area of the same size).{% endif %}",
             columns=("model", "objective", "knn", "random", "gain", "objectness"),
             charts=(_FEATURES,),
         ),
@@ -179,10 +175,9 @@ REPORT: Final = Report(
             "by_epoch",
             about=("collapse",),
             opening="{% set last = rows[-1] %}The effective rank of the features changed from "
-            "{{ first.rank|number }} "
-            "to {{ last.rank|number }}, and their spread from {{ first.spread|number }} to "
-            "{{ last.spread|number }}. "
-            "The spread is zero if all images have the same features.",
+            "{{ first.rank|number }} to {{ last.rank|number }}, and their spread from "
+            "{{ first.spread|number }} to {{ last.spread|number }}. The spread is zero if all "
+            "images have the same features.",
             columns=("epochs", "knn", "rank", "spread", "objectness", "teacher_information"),
             charts=(
                 Chart(
@@ -206,8 +201,7 @@ REPORT: Final = Report(
             "What does it reconstruct?",
             lambda record: [record.reconstructions] if record.reconstructions else [],
             opening="The decoder sees only the patches that are not masked. The picture shows each "
-            "reconstructed patch "
-            "with the mean and contrast of the original.",
+            "reconstructed patch with the mean and contrast of the original.",
             charts=(
                 Chart(
                     "reconstructions",
@@ -238,17 +232,13 @@ REPORT: Final = Report(
             "What does the teacher change?",
             "taught",
             says="The student learns {% if row.hard %}the prediction of the teacher, "
-            "**{{ teacher }}**, as a second "
-            "label{% else %}the probabilities of the teacher, **{{ teacher }}**, at temperature "
-            "{{ temperature }}"
-            "{% endif %}, with weight {{ weight }} in the loss. It learns them through "
-            "{% if token %}a distillation "
-            "token with a separate head{% else %}the same head as the labels{% endif %}. "
-            "{% if forms %}The teacher's "
-            "outputs on each training image{% if forms > 1 %} and its mirror image{% endif %} were "
-            "computed once."
-            "{% else %}In every step, the teacher saw the same augmented images as the "
-            "student.{% endif %}",
+            "**{{ teacher }}**, as a second label{% else %}the probabilities of the teacher, "
+            "**{{ teacher }}**, at temperature {{ temperature }}{% endif %}, with weight "
+            "{{ weight }} in the loss. It learns them through {% if token %}a distillation token "
+            "with a separate head{% else %}the same head as the labels{% endif %}. "
+            "{% if forms %}The teacher's outputs on each training image{% if forms > 1 %} and its "
+            "mirror image{% endif %} were computed once.{% else %}In every step, the teacher saw "
+            "the same augmented images as the student.{% endif %}",
             charts=(
                 Chart(
                     "beside",
@@ -267,10 +257,9 @@ REPORT: Final = Report(
             "What does the model see in training?",
             lambda record: [row for row in record.setup if row.augmentation],
             opening="Every epoch draws a new augmentation of each image: "
-            "{{ first.augmentation }}.{% if first.mixed %} "
-            "Of the first {{ first.shown }} images of the first batch, {{ first.mixed }} "
-            "{{ first.mixed|have }} a "
-            "target with several classes.{% endif %}",
+            "{{ first.augmentation }}.{% if first.mixed %} Of the first {{ first.shown }} images "
+            "of the first batch, {{ first.mixed }} {{ first.mixed|have }} a target with several "
+            "classes.{% endif %}",
             charts=(
                 Chart(
                     "first_batch",

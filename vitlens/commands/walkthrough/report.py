@@ -278,10 +278,8 @@ REPORT: Final = Report(
             "walk",
             step=True,
             says="The image of {{ image_size[0] }}×{{ image_size[1] }} px is cut into "
-            "{{ grid[0] }}×{{ grid[1] }} "
-            "patches of {{ patch_size[0] }}×{{ patch_size[1] }} px, row by row. Each patch has "
-            "{{ patch_values }} "
-            "numbers, normalised as in training.",
+            "{{ grid[0] }}×{{ grid[1] }} patches of {{ patch_size[0] }}×{{ patch_size[1] }} px, "
+            "row by row. Each patch has {{ patch_values }} numbers, normalised as in training.",
             charts=(
                 Chart(
                     "patches",
@@ -297,8 +295,7 @@ REPORT: Final = Report(
             lambda record: record.walk if record.embedding is not None else (),
             step=True,
             says="Each patch is multiplied by {{ dim }} filters of {{ patch_values }} weights, "
-            "which gives a vector of "
-            "{{ dim }} numbers. The model computes this as a convolution.",
+            "which gives a vector of {{ dim }} numbers. The model computes this as a convolution.",
             charts=(
                 Chart(
                     "embedding",
@@ -318,17 +315,15 @@ REPORT: Final = Report(
             "walk",
             step=True,
             says="Every token is normalised (layer norm) and multiplied by three matrices of this "
-            "head. They give a "
-            "query (what the token looks for), a key (what it offers) and a value (what it passes "
-            "on), with "
-            "{{ head_dim }} numbers each.",
+            "head. They give a query (what the token looks for), a key (what it offers) and a "
+            "value (what it passes on), with {{ head_dim }} numbers each.",
             charts=(
                 Chart(
                     "queries_keys",
                     _vectors_figure,
                     "Queries, keys and values of all tokens. The query of "
-                    "{{ record.row.query_name }} and the key to "
-                    "which it attends most are outlined.",
+                    "{{ record.row.query_name }} and the key to which it attends most are "
+                    "outlined.",
                     "{{ record.row.name }}: queries, keys and values",
                     whole=True,
                 ),
@@ -339,19 +334,17 @@ REPORT: Final = Report(
             "walk",
             step=True,
             says="A score is the dot product of a query and a key, a sum of {{ head_dim }} "
-            "products. It is large if "
-            "both point in the same direction. For {{ query_name }} and {{ key_name }} it is "
-            "{{ product|number }}.",
+            "products. It is large if both point in the same direction. For {{ query_name }} and "
+            "{{ key_name }} it is {{ product|number }}.",
         ),
         Section(
             "Why are scores scaled?",
             "walk",
             step=True,
             says="A dot product grows with the number of its terms, so it is multiplied by "
-            "{{ scale|number }}; one "
-            "over the square root of {{ head_dim }} is {{ expected_scale|number }}. Here "
-            "{{ product|number }} becomes "
-            "{{ score|number }}. Without scaling, the largest weight of {{ query_name }} would be "
+            "{{ scale|number }}; one over the square root of {{ head_dim }} is "
+            "{{ expected_scale|number }}. Here {{ product|number }} becomes {{ score|number }}. "
+            "Without scaling, the largest weight of {{ query_name }} would be "
             "{{ unscaled_largest|percent(1) }} instead of {{ largest|percent(1) }}.",
         ),
         Section(
@@ -359,11 +352,10 @@ REPORT: Final = Report(
             "walk",
             step=True,
             says="The softmax exponentiates the scores of a query and divides them by their sum, "
-            "so that each row of "
-            "weights is positive and sums to one. The score {{ score|number }} becomes a weight of "
-            "{{ weight|percent(1) }}{% if prefix %}; {{ prefix_mass|percent(1) }} of the row is on "
-            "the tokens before "
-            "the patches{% endif %}.",
+            "so that each row of weights is positive and sums to one. The score {{ score|number }} "
+            "becomes a weight of {{ weight|percent(1) }}{% if prefix %}; "
+            "{{ prefix_mass|percent(1) }} of the row is on the tokens before the "
+            "patches{% endif %}.",
             charts=(
                 Chart(
                     "weights",
@@ -380,9 +372,8 @@ REPORT: Final = Report(
             "walk",
             step=True,
             says="The output of the head for a token is the weighted sum of the values of all "
-            "{{ tokens }} tokens. For "
-            "{{ query_name }} it is a vector of {{ head_dim }} numbers with norm "
-            "{{ output_norm|number }}.",
+            "{{ tokens }} tokens. For {{ query_name }} it is a vector of {{ head_dim }} numbers "
+            "with norm {{ output_norm|number }}.",
             charts=(
                 Chart(
                     "values",
@@ -400,11 +391,9 @@ REPORT: Final = Report(
             step=True,
             order=lambda row: -row.norm,
             opening="One matrix projects the outputs of all {{ rows|length }} heads back to the "
-            "{{ record.row.dim }} "
-            "numbers of the residual stream, where they are summed. For "
-            "{{ record.row.query_name }} the largest part "
-            "is that of head {{ first.head }}, with norm {{ first.norm|number }}; the norm of "
-            "{{ record.row.name }} is "
+            "{{ record.row.dim }} numbers of the residual stream, where they are summed. For "
+            "{{ record.row.query_name }} the largest part is that of head {{ first.head }}, with "
+            "norm {{ first.norm|number }}; the norm of {{ record.row.name }} is "
             "{{ record.added[record.row.head].norm|number }}.",
             charts=(
                 Chart(
@@ -421,10 +410,8 @@ REPORT: Final = Report(
             "block",
             step=True,
             opening="The outputs of attention and then of the MLP are added to the input of the "
-            "block, the residual "
-            "stream. At {{ record.row.query_name }} a vector of norm {{ rows[0].norm|number }} "
-            "enters, and one of norm "
-            "{{ rows[-1].norm|number }} leaves.",
+            "block, the residual stream. At {{ record.row.query_name }} a vector of norm "
+            "{{ rows[0].norm|number }} enters, and one of norm {{ rows[-1].norm|number }} leaves.",
         ),
         Section(
             "What happens without scaling?",
@@ -446,16 +433,12 @@ REPORT: Final = Report(
             "permutations",
             step=True,
             opening="Without positions, permuting the {{ record.row.patches }} patches would only "
-            "permute the outputs. "
-            "The outputs, with a largest value of {{ first.largest|number }}, differ from that by "
-            "up to "
-            "{{ first.difference|number }} with positions and {{ rows[1].difference|number }} "
-            "without. "
-            "{% if first.equivariant %}This model hardly uses the positions of "
-            "patches.{% elif rows[1].equivariant %}"
-            "Without positions, the model cannot tell where a patch is.{% else %}It also has "
-            "positions in its "
-            "attention (rotary positions or a bias).{% endif %}",
+            "permute the outputs. The outputs, with a largest value of {{ first.largest|number }}, "
+            "differ from that by up to {{ first.difference|number }} with positions and "
+            "{{ rows[1].difference|number }} without. {% if first.equivariant %}This model hardly "
+            "uses the positions of patches.{% elif rows[1].equivariant %}Without positions, the "
+            "model cannot tell where a patch is.{% else %}It also has positions in its attention "
+            "(rotary positions or a bias).{% endif %}",
             charts=(
                 Chart(
                     "without_positions",

@@ -45,7 +45,7 @@ class ModelSource:
 
     weights: their origin without --weights: "own", the model includes its weights and accepts no
         others; "hub", they are downloaded; "none", the model must be trained first.
-    extra: of vitlens, which its library needs.
+    extra: the extra of vitlens, which its library needs.
     texts: whether its models also embed texts.
     own_input: whether --mean and --std are refused.
     any_size: whether a built model accepts images of any size.
@@ -111,13 +111,13 @@ class ModelRequest:
     """A request for one model.
 
     name: without alias and weights.
-    file: of weights, if any.
+    file: the file of weights, if any.
     adapter: a folder with a LoRA adapter, if any.
     random: untrained.
     arch: the architecture of a file that does not contain it.
     image_size: (height, width) in pixels, None for the model's.
     mean, std: of its training, None for the model's.
-    seed: of random weights.
+    seed: the seed of random weights.
     code_files: every FILE.py:FUNCTION with code that may be run.
     """
 

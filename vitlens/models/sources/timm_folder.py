@@ -42,7 +42,7 @@ class HubFolder:
     architecture: timm's name, without a tag.
     config: the entries of pretrained_cfg that replace timm's.
     image_size: (height, width) in pixels of the training, or None.
-    names: of the classes, or ().
+    names: the names of the classes, or ().
     """
 
     architecture: str

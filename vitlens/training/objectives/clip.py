@@ -51,8 +51,8 @@ class Pair(NamedTuple):
 class ImagesAndCaptions(nn.Module):
     """Both towers and the learned temperature, in the form of `Pretrained`.
 
-    captions: of the training images.
-    classes: of the data, for the zero-shot classifier, () for none.
+    captions: the captions of the training images.
+    classes: the classes of the data, for the zero-shot classifier, () for none.
     settings: text_dim, text_depth, text_heads.
 
     Raises InputError for a text tower that cannot be built.

@@ -22,9 +22,9 @@ class TrainingObjective:
 
     meaning: the minimised quantity, in one sentence.
     source: the paper.
-    needs: of the images, besides the pixels.
+    needs: the requirements of the images, besides the pixels.
     recipe: its settings for images of 32 px (None: the preset's).
-    settings: of the objective, which --set changes.
+    settings: the settings of the objective, which --set changes.
     module: module:class of the trained `Pretrained` (objectives/pretraining.py), "" for the model
         itself.
     pool: the tokens from which its features are read.

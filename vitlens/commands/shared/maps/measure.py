@@ -57,7 +57,7 @@ Gaps = Mapping[str, Tensor]  # insertion minus deletion of each method, or basel
 class Removals:
     """Insertion minus deletion by replacement of removed patches.
 
-    gaps: of each method and baseline.
+    gaps: the gap of each method and baseline.
     shuffled: of the methods' maps of other images, with the replacements that judge; empty if all
         images are of one source.
     """
@@ -71,7 +71,7 @@ class CheckedMaps:
     """The methods of one model, checked on the same images.
 
     images, targets, functions: what was explained, on the model's device.
-    results: of `league`.
+    results: the results of `league`.
     groups, sources (n,): of the images, and the photograph of each.
     substrates: other replacements of removed patches; those that the model does not have are
         skipped.
@@ -336,7 +336,7 @@ def on_object_rows(
     Images without an object are left out, and, except for pointing, those without background. All
     tensors are on the CPU.
 
-    groups (n,): of the images.
+    groups (n,): the source of each image.
     sources (n,): the photograph of each image (None: its group); no baseline is of the same one.
     """
     if sources is None:

@@ -87,11 +87,9 @@ _LACKS: Final[Mapping[Lack, str]] = {  # as predicates
     "uniform maps": "may ignore the weights (all its maps are uniform)",
     "few images": f"may ignore the weights (fewer than {ENOUGH} images have a usable map)",
     "predictions unchanged": f"may ignore the weights (random weights keep {percent(KEPT)} or more "
-    "of the predictions, "
-    "so no map had to change)",
+    "of the predictions, so no map had to change)",
     "interval holds the threshold": "may ignore the weights (when these are randomised its maps "
-    "still correlate with "
-    f"those before by about {SIMILAR:g}, the limit)",
+    f"still correlate with those before by about {SIMILAR:g}, the limit)",
     "jumps": "jumps when images are shifted by at most a pixel",
     "may jump": "may move when images are shifted by at most a pixel",
 }
@@ -259,8 +257,7 @@ class JudgedMap(OfModel):
     value: Estimate | None = col(
         "removal score",
         term="the area under the target's probability when patches are removed from the lowest up, "
-        "minus that when "
-        "they are removed from the highest down; 0 for a random order",
+        "minus that when they are removed from the highest down; 0 for a random order",
         default=None,
     )
     baseline: str = col("hardest baseline", default="")

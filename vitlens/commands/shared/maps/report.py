@@ -24,16 +24,15 @@ _BLANK: Final = "The maps of {{ blank|join(' and ') }} for {{ alias }} show noth
 _SAYS: Final = {
     "pass": "You can trust **{{ best.method }}** for **{{ alias }}**: it passes every check"
     "{% if several %}, as do {{ passing|length }} of {{ judged|length }} methods{% endif %}. "
-    "Removing patches in its "
-    "order exceeds {{ best.baseline }}, the hardest baseline, by {{ best.margin|alone }}"
-    "{% if alike %}; {{ alike|names(3) }} {{ alike|are }} not measurably worse{% endif %}.",
+    "Removing patches in its order exceeds {{ best.baseline }}, the hardest baseline, by "
+    "{{ best.margin|alone }}{% if alike %}; {{ alike|names(3) }} {{ alike|are }} not measurably "
+    "worse{% endif %}.",
     "inconclusive": "Do not trust a map of **{{ alias }}** yet. **{{ best.method }}**"
     "{% if judged|length > 1 %}, the closest of {{ judged|length }} methods,{% endif %} "
-    "{{ best.missing|whole }} "
-    "(failed or undecided).",
+    "{{ best.missing|whole }} (failed or undecided).",
     "": "No map of **{{ alias }}** passes every check. "
-    "**{{ best.method }}**{% if judged|length > 1 %}, the closest of "
-    "{{ judged|length }} methods,{% endif %} {{ best.missing|whole }}.",
+    "**{{ best.method }}**{% if judged|length > 1 %}, the closest of {{ judged|length }} "
+    "methods,{% endif %} {{ best.missing|whole }}.",
 }
 _TITLES: Final = {
     "pass": "{{ best.method }} passes every check of maps of {{ alias }}",
@@ -73,8 +72,7 @@ def map_claims(
             "{{ effect|alone }}.",
             worst.value,
             brief="The maps by {{ names|names }} hardly change when the weights of **{{ alias }}** "
-            "are randomised, so "
-            "they do not explain it.",
+            "are randomised, so they do not explain it.",
             given={"names": _methods_of(ignoring), "worst": worst, "alias": alias},
             kind="hidden fault",
             reference=SIMILAR,

@@ -326,10 +326,9 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             "such as segmentation",
             (
                 "About equal parameters: the ViT is `vit-mini` with dim 72, patch 4, fixed 2-D "
-                "positions; the Swin is "
-                "`swin-micro` with dim 22, patch 2, windows of 4x4 patches; the CNN is "
-                "`resnet20`. The ViT and both Swins share a recipe, the CNN has another one with "
-                "the same batch size.",
+                "positions; the Swin is `swin-micro` with dim 22, patch 2, windows of 4x4 patches; "
+                "the CNN is `resnet20`. The ViT and both Swins share a recipe, the CNN has another "
+                "one with the same batch size.",
                 "Without shift, patches of different windows meet only where patches are merged.",
             ),
             extra="fields",

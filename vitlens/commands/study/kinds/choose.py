@@ -35,7 +35,7 @@ class Candidate:
     value: higher is better.
     costs: by name; the first in which two candidates differ decides.
     gap: its value minus that of the best, paired, in points (None: it is the best).
-    p: of the gap, after Holm.
+    p: the p-value of the gap, after Holm.
     detectable: the smallest true gap that the comparison detects with a probability of 80 %,
         points.
     """
@@ -71,7 +71,7 @@ class Choice:
     """The result of comparing all candidates with the best.
 
     best: the highest.
-    cheapest: of those that are not shown to be worse.
+    cheapest: the cheapest of those that are not shown to be worse.
     within, undecided, worse: the others.
     detectable: the smallest difference from every undecided one that would have been detected
         (None: unknown).
@@ -143,21 +143,17 @@ def _detectable(candidates: Sequence[Candidate]) -> float | None:
 
 _SENTENCES: Final[Mapping[Outcome, str]] = {
     "best": "Take **{{ chosen.name }}**: the highest {{ what }}, "
-    "{{ chosen.value }}{% if has_cheaper %}; no cheaper "
-    "variant is shown to be within {{ margin }} points of it{% else %}, and none is "
-    "cheaper{% endif %}.",
+    "{{ chosen.value }}{% if has_cheaper %}; no cheaper variant is shown to be within {{ margin }} "
+    "points of it{% else %}, and none is cheaper{% endif %}.",
     "cheaper": "Take **{{ chosen.name }}**: {{ what }} {{ chosen.value }}, {{ chosen.gap|alone }} "
-    "from the highest "
-    "(**{{ best.name }}**){{ price }}.",
+    "from the highest (**{{ best.name }}**){{ price }}.",
     "no difference": "{{ alike|names }} do not differ measurably; a difference of {{ detectable }} "
-    "points would "
-    "have been detected. "
-    "Take the cheapest, **{{ chosen.name }}**: {{ what }} {{ chosen.value }}{{ price }}.",
+    "points would have been detected. Take the cheapest, **{{ chosen.name }}**: {{ what }} "
+    "{{ chosen.value }}{{ price }}.",
     "inconclusive": "Undecided: **{{ best.name }}** has the highest {{ what }}, {{ best.value }}, "
-    "but "
-    "{{ alike|names }} do not differ significantly{% if detectable %}; a difference below "
-    "{{ detectable }} points may "
-    "have been missed{% endif %}. The cheapest is **{{ chosen.name }}**{{ price }}.",
+    "but {{ alike|names }} do not differ significantly{% if detectable %}; a difference below "
+    "{{ detectable }} points may have been missed{% endif %}. The cheapest is "
+    "**{{ chosen.name }}**{{ price }}.",
 }
 _TITLES: Final[Mapping[Outcome, str]] = {
     "best": "Take {{ chosen.name }}: the highest {{ what }}, {{ chosen.value|value }}",

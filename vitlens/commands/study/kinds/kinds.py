@@ -35,9 +35,9 @@ class Variant:
     start: its first weights.
     trained: the part that is trained.
     teacher: the label of the variant whose outputs it learns from, too.
-    objective: of its training, see training/objectives.
+    objective: the objective of its training, see training/objectives.
     recipe: the differences from its preset's recipe.
-    share: of the training images, which are then fixed (None: all, as in training).
+    share: the share of the training images, which are then fixed (None: all, as in training).
     repeated: True if a share is repeated to the length of the whole set, so that it has as many
         steps; False if it has as many epochs.
     line: its line in the chart over the number of images.

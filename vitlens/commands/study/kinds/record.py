@@ -63,12 +63,12 @@ class VariantRow(OfVariant):
     candidate: True if it can be chosen.
     chance: the accuracy of guessing.
     trained: parameters that are trained.
-    flops: of the forward pass of one image.
+    flops: the FLOPs of the forward pass of one image.
     images_per_second, seconds: of one training, medians over seeds.
     before: seconds that its teacher was trained.
     failed: trainings whose loss became infinite, or that are not better than guessing.
     training_bytes: memory that autograd keeps for one image in a training step.
-    tokens: of an image in the first block, prefix included.
+    tokens: the number of tokens of an image in the first block, prefix included.
     patch: (height, width) in px.
     grid: patches (rows, columns).
     """
@@ -151,7 +151,7 @@ class FindingRow:
     """A result of the literature next to that of the study.
 
     expects: "higher" or "equal".
-    difference: of the first variant minus the second, points.
+    difference: the difference of the first variant minus the second, points.
     reason: how the study differs from the paper.
     """
 

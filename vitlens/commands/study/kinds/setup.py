@@ -51,9 +51,8 @@ _TUNED: Final = replace(
     FINE_TUNING,
     learning_rate=3e-4,
     source="fine-tuning's, with a rate from trials of five (5e-5 to 1e-3) on 100 images of other "
-    "classes of CIFAR-10 "
-    "(JPEG), DeiT-tiny at 112 px, 8 epochs, 1 seed: 2e-4 to 5e-4 differed by less than noise, 1e-3 "
-    "was far worse",
+    "classes of CIFAR-10 (JPEG), DeiT-tiny at 112 px, 8 epochs, 1 seed: 2e-4 to 5e-4 differed by "
+    "less than noise, 1e-3 was far worse",
 )
 _FROM_SCRATCH: Final = replace(
     _TUNED,
@@ -61,8 +60,7 @@ _FROM_SCRATCH: Final = replace(
     learning_rate=_SHORT.learning_rate,
     warmup=_SHORT.warmup,
     source="as the variants with pretrained weights, with optimiser, rate and warm-up of --recipe "
-    "short, which two "
-    "other rates and AdamW did not beat beyond noise in the same trials",
+    "short, which two other rates and AdamW did not beat beyond noise in the same trials",
 )
 
 
@@ -357,6 +355,6 @@ def _require_enough(train: Split, test: Split) -> None:
     if len(train) < FEWEST_TRAINED or len(test) < FEWEST_TESTED:
         raise DataError(
             f"expected at least {FEWEST_TRAINED} training and {FEWEST_TESTED} test images to "
-            "compare ways of transfer, "
-            f"found {len(train)} and {len(test)} in {train.name}; give more images"
+            f"compare ways of transfer, found {len(train)} and {len(test)} in {train.name}; give "
+            "more images"
         )

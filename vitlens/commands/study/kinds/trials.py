@@ -50,9 +50,9 @@ class Trial:
     epochs, validation: (c,) the epochs after which the validation images were classified, and the
         accuracies.
     finite: False if the loss became infinite.
-    seconds: of training, evaluations included.
-    images_per_second: of training alone, the median over epochs.
-    flops: of the forward pass of one image.
+    seconds: the time in seconds of training, evaluations included.
+    images_per_second: the speed of training alone, the median over epochs.
+    flops: the FLOPs of the forward pass of one image.
     """
 
     correct: Flags

@@ -107,8 +107,8 @@ class ModelDescription:
     """A model that a configuration describes.
 
     class_name: a class of transformers.
-    fields: of its configuration, only those that are read.
-    output: of the model.
+    fields: the fields of its configuration, only those that are read.
+    output: the output of the model.
     notes: for the provenance.
     """
 
@@ -247,7 +247,7 @@ def describe_config(fields: object, name: str, *, texts: bool = False) -> ModelD
 
     Its class is that of AutoModelForImageClassification and AutoModel.
 
-    name: of the model, for messages.
+    name: the name of the model, for messages.
     texts: whether the folder has a tokenizer, so that texts can be embedded.
 
     Raises ModelError and UnsupportedError.

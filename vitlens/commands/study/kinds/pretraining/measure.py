@@ -65,10 +65,10 @@ def _no_scores() -> Scores:
 class _Measured:
     """The measurements of all trainings, by label with one entry for each seed.
 
-    features: of the test images, by label and seed.
+    features: the features of the test images, by label and seed.
     losses: accuracy lost to corruptions.
     shots: accuracies (shots, draws).
-    overlaps: of attention and objects (3,).
+    overlaps: the overlaps of attention and objects (3,).
     wordings: zero-shot accuracies (wordings,).
     """
 

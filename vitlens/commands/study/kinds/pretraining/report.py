@@ -347,10 +347,9 @@ _OBJECTS: Final = Section(
     "objectness",
     about=("attention and objects",),
     opening="{{ rows|selectattr('finds_objects')|list|length }} of {{ rows|length }} variants are "
-    "significantly "
-    "above both baselines, {{ rows|selectattr('learned_objects')|list|length }} also above random "
-    "weights. The head "
-    "is chosen on one half of {{ rows[0].images }} images and measured on the other.",
+    "significantly above both baselines, {{ rows|selectattr('learned_objects')|list|length }} also "
+    "above random weights. The head is chosen on one half of {{ rows[0].images }} images and "
+    "measured on the other.",
     columns=("words", "iou", "over_shuffled", "over_mean", "over_random", "p_random"),
     charts=(
         Chart(

@@ -46,8 +46,7 @@ class MovedRow(OfVariant):
     moved: Estimate = col(
         "moved attention",
         term="the share of a head's attention that lies on other keys after training (total "
-        "variation), mean over "
-        "queries, images and seeds",
+        "variation), mean over queries, images and seeds",
         metric="attention_moved/{label}",
     )
     heads: int = col("heads")

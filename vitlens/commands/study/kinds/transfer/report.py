@@ -39,8 +39,8 @@ _FULL: Final = "full"  # the variant of which all weights are trained
 _SCRATCH: Final = "scratch"
 _PRETRAINED: Final = ("full", "last-blocks", "frozen")
 _UNDECIDED: Final = (
-    "no adapted model is significantly better than training from scratch, and not "
-    "all are significantly worse"
+    "no adapted model is significantly better than training from scratch, and not all are "
+    "significantly worse"
 )
 
 
@@ -92,7 +92,7 @@ def caught_up(rows: Sequence[ComparisonRow]) -> ComparisonRow | None:
     """Return the fewest images from which on training from scratch is at most CAUGHT_UP points
     behind, by the interval.
 
-    rows: of one pair of lines, from the fewest images on. None: not reached.
+    rows: the rows of one pair of lines, from the fewest images on. None: not reached.
     """
     fewest = None
     for row in reversed(rows):

@@ -24,8 +24,8 @@ class PositionRow(OfVariant):
     all: Estimate | None = col(
         "all pairs",
         term="Spearman's rank correlation of the cosine similarity of two patches' position "
-        "embeddings with minus "
-        "their distance: 1 where nearer patches are always more similar, 0 without such order",
+        "embeddings with minus their distance: 1 where nearer patches are always more similar, 0 "
+        "without such order",
         metric="positions/{label}/rank_correlation/all",
         default=None,
     )

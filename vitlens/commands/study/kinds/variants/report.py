@@ -284,8 +284,7 @@ _RECEPTIVE_FIELDS: Final = Section(
     columns=("words", "title", "distance", "half", "seen"),
     opening="{% set far = rows|sort(attribute='distance.value') %}After the last layer, the mean "
     "distance to the pixels that change a patch ranges from {{ far[0].distance|alone }} in "
-    "**{{ far[0].words }}** to "
-    "{{ far[-1].distance|alone }} in **{{ far[-1].words }}**.",
+    "**{{ far[0].words }}** to {{ far[-1].distance|alone }} in **{{ far[-1].words }}**.",
     charts=field_charts(),
 )
 REPORT: Final = kind_report(
