@@ -110,12 +110,18 @@ class CarliniWagner(Algorithm):
     searches: the number of values of c.
     first_c: the first value of c.
 
-    State of a job, besides "points", "best" and "nearest":
-    - origin: the clean image in tanh space; shift: the change from it;
-    - c, low, high: the value of c, and the bounds of its binary search;
-    - search: the number of finished searches; success: True if the current one has succeeded;
-    - mean, power, ticks: Adam's moments, and its number of steps;
-    - checked, still: the loss at the last check, and the checks in a row without a fall.
+    The state of a job has these entries besides "points", "best" and "nearest":
+
+    origin: the clean image in tanh space.
+    shift: the change from the origin.
+    c: the value of c in the current search.
+    low, high: the bounds of the binary search for c.
+    search: the number of finished searches.
+    success: True if the current search has succeeded.
+    mean, power: the first and second moment of Adam's gradients.
+    ticks: the number of Adam's steps in the current search.
+    checked: the loss at the last check.
+    still: the number of checks in a row without a fall of the loss.
     """
 
     steps: int
