@@ -1,4 +1,4 @@
-"""One line for a model without gradients inside: where they are cut off, and what needs none.
+"""Error messages for models without usable gradients: where they are cut off, and what still works.
 
 A forward pass may switch them off (torch.no_grad around a frozen backbone), cut them off (detach,
 argmax), hide them from autograd (a checkpoint with use_reentrant=True), or make them zero (round,

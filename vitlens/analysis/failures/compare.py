@@ -65,6 +65,7 @@ class Comparison(Table):
         second_wrong = ~self.second.correct
         is_alike = self.first.predictions == self.second.predictions
         both_wrong = torch.where(is_alike, 3, 4)
+        # 0: both right, 1: only the first wrong, 2: only the second wrong
         return torch.where(
             first_wrong & second_wrong, both_wrong, first_wrong.long() + 2 * second_wrong.long()
         )

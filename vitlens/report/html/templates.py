@@ -1,4 +1,4 @@
-"""The templates, style and scripts of the page, which lie beside this file."""
+"""The templates, style and scripts of the page, which lie next to this file."""
 
 from functools import cache
 from pathlib import Path
