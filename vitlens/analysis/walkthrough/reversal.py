@@ -47,7 +47,7 @@ _VIEWS: Final[Mapping[SequencePositions, tuple[SequenceView, ...]]] = MappingPro
 class ViewResult:
     """The trained layer with queries and keys computed from a part of its input.
 
-    losses: the losse of each test sequence, the mean squared error of its vectors.
+    losses: the loss of each test sequence, the mean squared error of its vectors.
     shares: the share of each test sequence, the attention weight on the right token, mean over
         heads and queries.
     """
@@ -61,7 +61,7 @@ class ViewResult:
 class Reversal(Summary):
     """One attention layer trained on a task; tensors on the CPU.
 
-    losses: the losse of every training step.
+    losses: the loss of every training step.
     weights: attention weights on the test sequences, their mean, with keys in the order of the
         answer where the task is to sort.
     shares: the weight on the right token by head and test sequence.
