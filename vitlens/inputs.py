@@ -31,9 +31,9 @@ def takes_images(function: Function) -> Function:
     None, None means no targets, and "predicted" and "label" are refused. Other threads that use the
     model wait.
 
-    Raises DataError as `read_split` and `require_images` do, InputError for anything but a Model,
-    for options that are not given by name and for wrong targets, UnknownNameError for an option or
-    a class that does not exist. The caller's images are not changed.
+    Raises DataError as `read_split` and `require_images` do. Raises InputError for anything but a
+    Model, for options that are not given by name and for wrong targets, UnknownNameError for an
+    option or a class that does not exist. The caller's images are not changed.
     """
     signature = inspect.signature(function)
     targets_parameter = signature.parameters.get("targets")

@@ -9,9 +9,9 @@
         accuracy: tuple[AccuracyRow, ...] = table()
         predictions: Mapping[str, PredictionArrays] = arrays("predictions-{model}")
 
-A column gives the JSON of results.json, the metric with its name, the heading of a table, the axis
-of a chart, the term in the glossary and the better direction. Files are untrusted: they are read
-strictly, by the types of the fields.
+A column gives the JSON of results.json, the metric with its name, and the heading of a table. It
+also gives the axis of a chart, the term in the glossary and the better direction. Files are
+untrusted: they are read strictly, by the types of the fields.
 
 Records live longer than the code that wrote them. Additions keep the schema: a table that a folder
 lacks is empty, an unknown one is left out, and a new column has a default, which rows without it

@@ -64,8 +64,8 @@ def share_removable(
 ) -> Estimate | None:
     """Return the share of a curve's units that can be removed for at most one point of accuracy.
 
-    It is the greatest measured number of removals up to which no accuracy is lower, with its 95 %
-    bootstrap interval over images (or groups), which fewer than 6 do not have. None where removing
+    It is the greatest measured number of removals up to which no accuracy is lower. It has a 95 %
+    bootstrap interval over images (or groups), unless they are fewer than 6. None where removing
     all units does not significantly cost more than a point (by the upper end of the accuracy's 95 %
     interval): the share then says nothing about the units.
     """

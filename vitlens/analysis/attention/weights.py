@@ -99,10 +99,10 @@ class LayerMaps:
 def attention_maps(model: Model, images: Images) -> tuple[LayerMaps, ...]:
     """Return the attention of every layer as maps.
 
-    A map is the row of CLS, the mean over patch rows where there is no CLS, the row of a pooling
-    query, or, in windows, the attention that each patch receives. Layers of pooled keys or channels
-    are left out, as are windows without a known place in the image. Raises UnsupportedError where
-    no layer is left.
+    A map is the row of CLS, or the mean over patch rows if there is no CLS. With a pooling query,
+    it is the row of this query. In windows, it is the attention that each patch receives. Layers of
+    pooled keys or channels are left out, as are windows without a known place in the image. Raises
+    UnsupportedError where no layer is left.
     """
     require_maps(model)
     layers: list[LayerMaps] = []

@@ -62,8 +62,8 @@ def probe(
     groups: the source of each test image, for the interval.
 
     The classifier is scikit-learn's logistic regression on features scaled to mean 0 and standard
-    deviation 1. C is the value that is most accurate on a seeded fifth of the training images (of
-    equal ones the strongest regularisation), and the final fit is on all of them. A class with a
+    deviation 1. C is the value that is most accurate on a seeded fifth of the training images; of
+    equal ones, it is the strongest regularisation. The final fit is on all of them. A class with a
     single training image has no part in choosing C, and a note says so. Raises DataError for fewer
     than two classes or too few images to hold any out, InputError for features and labels that do
     not fit.

@@ -34,9 +34,9 @@ class Statistics(Table):
     """Means over images of every statistic of every head, as (layers, heads) tables by name.
 
     Rows have the numbers of blocks, names are those of the registry; statistics of tokens have one
-    column. A value is NaN where the statistic is not defined for a layer (pooled keys have no
-    distance, a model without CLS has no CLS row), where the layer has fewer heads, and where the
-    block has no attention.
+    column. A value is NaN where the layer has fewer heads, where the block has no attention, and
+    where the statistic is not defined for a layer. Pooled keys, for example, have no distance, and
+    a model without CLS has no CLS row.
 
     images: their number.
     sites: the layers with attention.

@@ -1,7 +1,7 @@
 """Which query and key components determine a head's attention, tested on shuffled patches.
 
-The label is the largest of the products of logits.py that makes up most of the attention logits,
-with the two products of the mean query taken together as the same keys for every query. It is
+The label is the largest of the products of logits.py, which makes up most of the attention logits.
+The two products of the mean query are taken together as the same keys for every query. It is
 tested on images with shuffled patches: what follows from positions stays where it is, what follows
 from content moves with the patches, on the side of the query and on that of the key. The logits of
 a shuffled image are correlated with those of the image, with and without its rows and columns

@@ -64,10 +64,10 @@ def logit_parts(
 ) -> Mapping[int, LayerParts]:
     """Return the parts of the attention logits between patches, by layer.
 
-    Layers are included in which each patch attends to each, and scores are products of
-    queries and keys, with a bias that is the same for all images or without. Images pass twice,
-    `size` at a time: for the means of queries and keys at each position, then for the products.
-    Raises InputError for fewer than FEWEST images.
+    Layers are included in which each patch attends to each. Their scores must be products of
+    queries and keys, with a bias that is the same for all images, or without one. Images pass
+    twice, `size` at a time: for the means of queries and keys at each position, then for the
+    products. Raises InputError for fewer than FEWEST images.
     """
     if len(images) < FEWEST:
         raise InputError(

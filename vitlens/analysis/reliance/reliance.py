@@ -101,10 +101,10 @@ def reliance(
 ) -> Reliance:
     """Measure what models rely on: colour, background, fine detail, layout, and more.
 
-    Each cue is changed in all images, and the predictions that change are compared, image by image,
-    with those after a control that changes the pixels as much and keeps the cue. A model is said to
-    rely on a cue only where its control is matched, the difference survives Holm's correction, and
-    it is at least 5 points.
+    Each cue is changed in all images. The predictions that change are compared, image by image,
+    with those after a control. The control changes the pixels equally and keeps the cue. A model is
+    said to rely on a cue only where its control is matched, the difference survives Holm's
+    correction, and it is at least 5 points.
 
     models: one, or several on the same images.
     images: a Split, or any form that `vitlens.images` takes.

@@ -1,10 +1,10 @@
 """Attention weights as the page holds them: one byte a weight, deflated, in base64.
 
-A row of attention weights has a few large values and many tiny ones, so bytes hold the square root
-of each weight's share of a maximum of the row: w = m * (byte / levels)^2. Special tokens and
-patches have a maximum each, in float32, as CLS often takes most of a row and would leave the
-patches a few steps. The largest error is about m / levels, at the largest weights, and falls with
-the square root of the weight.
+A row of attention weights has a few large values and many tiny ones. Bytes therefore hold the
+square root of each weight's share of a maximum of the row: w = m * (byte / levels)^2. Special
+tokens and patches have a maximum each, in float32, as CLS often takes most of a row and would leave
+the patches a few steps. The largest error is about m / levels, at the largest weights, and falls
+with the square root of the weight.
 
 Queries and keys have COMPONENT_STEPS steps to either side of 0, up to the largest component of
 their vector. A byte has 255 steps, which would change weights by some per cent.
