@@ -5,8 +5,9 @@ deletion, the other localisation (ROC-AUC): on the objects where masks are known
 mosaics of the images, of which the classes are confident predictions of the model. A mosaic is made
 of images of one half, and the maps of an image in several mosaics count as one value.
 
-A method's score is the mean over the checks of its mean value, divided by the standard deviation of
-the methods' means in that check (baselines included) on the selection half. The scales stay fixed
+A method's score is the mean over the checks of its mean value, each divided by a standard
+deviation. This is the deviation of the methods' means in that check, baselines included, on the
+selection half. The scales stay fixed
 afterwards, so that a score is linear in the values and its paired differences have intervals.
 """
 

@@ -1,9 +1,14 @@
 """All commands, one entry each: what the command line, reports, `Model.supports`, tests, docs and
 completion read.
 
-A command is the folder `vitlens/commands/<word>/`: options.py (a dataclass `<Word>Options`, of
-which its command line is made), record.py (`<Word>Record`, what it writes), measure.py (`measure`,
-from options to the written record) and report.py (`REPORT`, from record to document). Each is
+A command is the folder `vitlens/commands/<word>/`:
+
+- options.py: a dataclass `<Word>Options`, of which its command line is made
+- record.py: `<Word>Record`, what it writes
+- measure.py: `measure`, from options to the written record
+- report.py: `REPORT`, from record to document
+
+Each is
 imported on first use.
 
 A command whose runs write records of several classes names them in record.py: `RECORDS`, all of

@@ -104,7 +104,9 @@ def digits(
         classes=CLASSES,
         groups=repeated,
     )
-    return split if part == "train" else replace(split, scenes=drawings)
+    if part == "train":  # drawn anew in every epoch
+        return split
+    return replace(split, scenes=drawings)
 
 
 def _draw_scenes(

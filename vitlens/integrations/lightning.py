@@ -27,8 +27,8 @@ class AttentionCallback(Callback):  # type: ignore[misc]
     """Log the attention of chosen images every n epochs, to all loggers of the trainer.
 
     Numbers go to every logger, pictures to those of TensorBoard, Weights & Biases and MLflow.
-    Logged are the mean attention distance and entropy of each layer, the k-NN accuracy of the
-    images by the features of the last block, and a sheet with the attention of each layer and the
+    It logs the mean attention distance and entropy of each layer, and the k-NN accuracy of the
+    images by the features of the last block. A sheet shows the attention of each layer and the
     rollout.
 
     images: some tens, in any form that `vitlens.images` takes.

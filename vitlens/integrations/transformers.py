@@ -27,9 +27,9 @@ _LOGGERS: Final = ("tensorboard", "wandb", "mlflow")  # those that also take pic
 class AttentionCallback(TrainerCallback):  # type: ignore[misc]
     """Log the attention of chosen images every n epochs, to the loggers of `report_to`.
 
-    These are TensorBoard, Weights & Biases and MLflow. Logged are the mean attention distance and
-    entropy of each layer, the k-NN accuracy of the images by the features of the last block, and a
-    sheet with the attention of each layer and the rollout.
+    These are TensorBoard, Weights & Biases and MLflow. It logs the mean attention distance and
+    entropy of each layer, and the k-NN accuracy of the images by the features of the last block. A
+    sheet shows the attention of each layer and the rollout.
 
     images: some tens, in any form that `vitlens.images` takes.
     labels: (n,), None for those of a Split or of class folders; without labels there is no k-NN

@@ -1,8 +1,8 @@
-"""One line for a model without gradients inside: where they are cut off, and what needs none.
+"""Error messages for models without usable gradients: where they are cut off, and what still works.
 
-A forward pass may switch them off (torch.no_grad around a frozen backbone), cut them off (detach,
-argmax), hide them from autograd (a checkpoint with use_reentrant=True), or make them zero (round,
-sign).
+A forward pass may switch them off (torch.no_grad around a frozen backbone) or cut them off (detach,
+argmax). It may also hide them from autograd (a checkpoint with use_reentrant=True), or make them
+zero (round, sign).
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -3,9 +3,9 @@ products they are.
 
 A gradient explains a product twice: once through each factor. LibraGrad takes one factor as
 constant: attention's weights, a norm's standard deviation, the gate of an activation, the norm of a
-projected vector; the gradient of a product of two computed tensors is halved. Nothing but the
-backward pass changes, so the logits are those of the plain model, bit for bit, and input times
-gradient plus bias times gradient sums to the logit (FullGrad-complete, theorem 1).
+projected vector; the gradient of a product of two computed tensors is halved. Only the backward
+pass changes, so the logits are those of the plain model, bit for bit. Input times gradient plus
+bias times gradient sums to the logit (FullGrad-complete, theorem 1).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -98,15 +98,20 @@ def observing(
 
 
 def survey(model: Model, images: Images) -> tuple[Site, ...]:
-    """Return where a model computes attention, layer by layer; checked on the first of the images,
-    once per model.
+    """Return where a model computes attention, layer by layer.
 
-    The check: weights @ value is the output of the model's own kernel (1e-4), rows sum to 1, the
-    weights of every attention module are observed, the logits are those of the unobserved model,
-    and the weights of an image are the same with another image in its batch (else the first axis is
-    not the batch). On the meta device, which has no values, only the third is checked. The
-    tolerances of a module in bf16 or fp16 are those of its rounding. Raises LensError where a check
-    fails.
+    It is checked on the first of the images, once per model.
+
+    The checks are:
+
+    - weights @ value is the output of the model's kernel (1e-4), and rows sum to 1.
+    - The weights of every attention module are observed.
+    - The logits are those of the unobserved model.
+    - The weights of an image are the same with another image in its batch (else the first axis is
+      not the batch).
+
+    On the meta device, which has no values, only the second is checked. The tolerances of a module
+    in bf16 or fp16 are those of its rounding. Raises LensError where a check fails.
     """
     return SITES.get(model, lambda: _surveyed(model, images[:1]))
 

@@ -1,10 +1,10 @@
 """Site: one place in a model where attention is computed, what kind of attention it is, and its
 windows.
 
-The windows, which patches of the map are in each, are read from the modules that are calling. Known
-are those of Swin and Swin v2 (also transformers'), DaViT and TinyViT, the blocks and grids of
-MaxViT, the mask units of Hiera, and the windows of SAM 2's Hiera. Of other families the windows are
-observed, but not where in the image they are.
+The windows, which patches of the map are in each, are read from the modules that are calling. The
+windows of these families are known: Swin and Swin v2 (also transformers'), DaViT and TinyViT, the
+blocks and grids of MaxViT, and the mask units of Hiera, also in SAM 2. Of other families the
+windows are observed, but not where in the image they are.
 """
 
 import math

@@ -34,7 +34,7 @@ class StructureHints:
     It replaces the structure read from the module, or checks it.
 
     blocks: names of its blocks in forward order.
-    heads: the number of head of every attention layer.
+    heads: the number of heads of every attention layer.
     prefix: the kinds of the special tokens, in order.
     grid: patches (rows, columns).
     """

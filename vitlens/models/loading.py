@@ -234,17 +234,17 @@ def load_built(request: ModelRequest) -> Model:
         if fits:
             classes = names
         if names and fits:
-            notes.append(f"took preprocessing and class names from {CONFIG} beside the weights")
+            notes.append(f"took preprocessing and class names from {CONFIG} next to the weights")
         else:
-            notes.append(f"took preprocessing from {CONFIG} beside the weights")
+            notes.append(f"took preprocessing from {CONFIG} next to the weights")
         if names and not fits:
             notes.append(
-                f"{CONFIG} beside the weights has {len(names)} class names, the weights {outputs} "
+                f"{CONFIG} next to the weights has {len(names)} class names, the weights {outputs} "
                 "classes"
             )
         if is_other:
             notes.append(
-                f"{CONFIG} beside the weights is of {config_architecture}; the weights fit "
+                f"{CONFIG} next to the weights is of {config_architecture}; the weights fit "
                 f"{request.short}, too"
             )
     for key, value in module.state_dict().items():  # positions, for another image size
@@ -270,7 +270,7 @@ def _naming_architecture(request: ModelRequest, other: str) -> Iterator[None]:
             raise
         right = f"{request.source.prefix}{other}@{request.file}"
         raise ModelError(
-            f"expected weights of {request.name}, found those of {other} ({CONFIG} beside them); "
+            f"expected weights of {request.name}, found those of {other} ({CONFIG} next to them); "
             f"write {right}"
         ) from error
 

@@ -181,7 +181,7 @@ class TracedAttention:
     projection: the weight of the output projection.
     projection_stack: the modules that were running when it was applied.
     readers: how many linear layers read the outputs concatenated (more than one: the projection has
-        an adapter beside it).
+        an adapter next to it).
     weights: the result of a softmax until a product uses it.
     is_changed: whether no product used it as it is: it was changed first, or mixed over heads.
     """

@@ -223,7 +223,7 @@ class _Traced:
                 and tokens is not None
                 and tokens.number == previous_tokens.number
             ):
-                return f"found {name} beside {previous_name}, with the same tokens; {_ONE_CALL}"
+                return f"found {name} next to {previous_name}, with the same tokens; {_ONE_CALL}"
             previous_name = name
             previous_tokens = tokens
         return ""

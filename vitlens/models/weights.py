@@ -41,7 +41,7 @@ _PREFIXES = ("module.", "model.", "ema.", "backbone.")
 _NESTED = 8  # nested wrappers, and prefixes one after the other
 _SHOWN = 3  # names and entries in a message
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
-# what training files store beside the weights; none of it is made, see Ignored
+# what training files store next to the weights; none of it is made, see Ignored
 _IGNORED = (
     "argparse.Namespace",
     "types.SimpleNamespace",

@@ -103,9 +103,10 @@ def fit(
     recompute: the blocks' activations in the backward pass, to save memory.
     watchers: called at every step and epoch in the first process, and closed at the end.
 
-    Raises InputError when data, model and checkpoint do not match, NonFiniteError when the loss
-    becomes NaN or infinite (the files keep the last good weights), StorageError when the disk is
-    full (the previous checkpoint survives), RunError when another process has ended.
+    Raises InputError when data, model and checkpoint do not match, and RunError when another
+    process has ended. Raises NonFiniteError when the loss becomes NaN or infinite; the files keep
+    the last good weights. Raises StorageError when the disk is full; the previous checkpoint
+    survives.
     """
     checkpoint.require_interval(keep_every)
     task = Task(

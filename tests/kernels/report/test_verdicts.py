@@ -42,7 +42,9 @@ def test_the_reason_and_its_limit_stand_wherever_the_status_is_printed(tmp_path)
         "t", (Section("How robust?", status=WEAK),), FirstPage((), glance=table), claims=(claim,)
     )
     expected = f"{REASON} ({LIMIT})"
-    assert markdown(document, Record()).count(f"warn: {expected}") == 2
+    text = markdown(document, Record())
+    assert f"| warn: {expected} |" in text
+    assert f"Verdict: **warn** – {expected}." in text
     assert f"warn: {expected}" in "\n".join(summary_lines(document))
     assert written(tmp_path, document).count(expected) == 2
     (case,) = suite_of((claim,))

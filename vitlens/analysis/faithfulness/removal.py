@@ -364,9 +364,9 @@ def faithfulness(
 ) -> tuple[Faithfulness, ...]:
     """Return the curves of the maps (batch, rows, columns) of several methods.
 
-    Maps are raw, of the same images and targets. Images are processed a few at a time, all orders
-    of an image together, so that variants that several curves share (the complete image, the empty
-    one, the same patches removed) are computed once.
+    Maps are raw, of the same images and targets. Images are processed a few at a time, with all
+    orders of an image together. Variants that several curves share (the complete image, the empty
+    one) are then computed once.
 
     steps: from no patch to all (None: patch by patch); imputed patches are removed by SHARES. Maps
         of another resolution than `removal_grid` are resampled to it.

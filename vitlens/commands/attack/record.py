@@ -50,7 +50,7 @@ class AttackedModelRow(OfModel):
     robust: Estimate | None = col(
         "robust accuracy at 1/255", better="higher", term=_ROBUST, default=None
     )
-    failed: int | None = col("failed self-checks", default=0)
+    failed: int | None = col("failed self-checks", default=None)
     sample: str = col("attack of the sample", default="")
     fooled: int = col("fooled", default=0)
     halfway: Estimate | None = col(

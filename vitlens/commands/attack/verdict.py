@@ -94,7 +94,7 @@ class Evidence:
             )
             return "inconclusive", words, True
         if not self.has_enough_images:
-            return "inconclusive", f"{words}, on fewer than {{{{ few }}}} images", False
+            return "inconclusive", words + ", on fewer than {{ few }} images", False
         if self.failed and state in ("pass", "warn"):
             words += (
                 ", but {{ failed|length }} self-check{{ failed|s }} failed ({{ fault }}): it is "

@@ -14,13 +14,14 @@ from vitlens.commands.shared.comparison import (
     accuracy_claims,
     accuracy_effects,
     not_equal,
+    too_few_images,
     which_is_better,
 )
 from vitlens.commands.shared.maps.record import JudgedMap, best_map, judged_maps
 from vitlens.commands.shared.maps.report import uniform_claim
 from vitlens.commands.shared.trainings import trained
 from vitlens.report.claims import FEWEST, Claim, found, unjudged
-from vitlens.report.prose import Marked, listed, say
+from vitlens.report.prose import Marked, say
 from vitlens.report.verdicts import Verdict
 from vitlens.uncertainty import Estimate, Side, apart, beyond, widened
 
@@ -203,15 +204,7 @@ def effects(record: CompareRecord) -> Iterator[Claim]:
 def unknown(record: CompareRecord) -> Iterator[str]:
     """Yield what could overturn these numbers, the most serious first."""
     n = record.images
-    if n < FEW:
-        scores = listed(
-            [say("{{ s.model }} {{ s.accuracy|alone }}", s=row) for row in record.scores]
-        )
-        yield say(
-            "{{ n }} image{{ n|s }} {{ n|are }} too few to compare models: {{ scores }}.",
-            n=n,
-            scores=scores,
-        )
+    yield from too_few_images(record.scores, n, "to compare models")
     yield from trained(record.training)
     yield from not_equal(record.pairs)
     yield from _unknown_of_maps(record)

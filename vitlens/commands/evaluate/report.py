@@ -15,13 +15,14 @@ from vitlens.commands.shared.comparison import (
     accuracy_claims,
     accuracy_effects,
     not_equal,
+    too_few_images,
     which_is_better,
 )
 from vitlens.commands.shared.saturation import is_saturated, saturated_words
 from vitlens.commands.shared.trainings import trained
 from vitlens.commands.shared.worst_class import class_sections, worst_class
 from vitlens.report.claims import FEWEST, FOUND, SMALLEST, Claim, clear, found
-from vitlens.report.prose import listed, say
+from vitlens.report.prose import say
 from vitlens.report.sections import Chart, Glance, Report, Rows, Section, rows_of
 from vitlens.uncertainty import Estimate
 
@@ -133,15 +134,7 @@ def _confidence(record: EvaluateRecord, score: ScoreRow) -> Iterator[Claim]:
 def unknown(record: EvaluateRecord) -> Iterator[str]:
     """Yield what could overturn these numbers, the most serious first."""
     n = record.images
-    if n < FEW:
-        scores = listed(
-            [say("{{ s.model }} {{ s.accuracy|alone }}", s=score) for score in record.scores]
-        )
-        yield say(
-            "{{ n }} image{{ n|s }} {{ n|are }} too few to judge a model: {{ scores }}.",
-            n=n,
-            scores=scores,
-        )
+    yield from too_few_images(record.scores, n, "to judge a model")
     if saturated := _saturated_counts(record):
         yield saturated_words(saturated, "calibration by class and confusions")
     yield from trained(record.training)

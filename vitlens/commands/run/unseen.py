@@ -2,7 +2,7 @@
 of those.
 
 `vitlens train` writes a number for each training image, made of its file's bytes (or its pixels),
-in `arrays/training_images.npz` beside the weights. An image of that content is known wherever it
+in `arrays/training_images.npz` next to the weights. An image of that content is known wherever it
 lies and whatever it is called, so a separate test folder is evaluated whole, and of the training
 folder only the held-out images.
 """
@@ -154,7 +154,7 @@ def _held_out(split: Split, training_images: KnownTrainingImages) -> Split:
     rest = tuple(note for note in split.notes if note != hold_out)
     note = (
         f"the training images of {' and '.join(training_images.unknown)} are not known (the run "
-        "was written before vitlens kept them, or there is none beside the weights): a fifth of "
+        "was written before vitlens kept them, or there is none next to the weights): a fifth of "
         f"each class, drawn with seed {training_images.seed}, is used, as training would have held "
         "it out; put the class folders into test/ inside the folder to use all"
     )

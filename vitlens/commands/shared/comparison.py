@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from vitlens.commands.shared.calibration import FEW
 from vitlens.record import col
 from vitlens.report.claims import FEWEST, SMALLEST, Claim, found, unjudged
-from vitlens.report.prose import say
+from vitlens.report.prose import listed, say
 from vitlens.report.sections import Section
 from vitlens.report.verdicts import LIMITS, Verdict
 from vitlens.uncertainty import LEVEL, Estimate, accuracy_difference, holm, paired_test
@@ -242,6 +242,19 @@ def accuracy_effects(rows: Sequence[PairRow]) -> Iterator[Claim]:
             p=row.p,
             kind="comparison",
         )
+
+
+def too_few_images(scores: Sequence[Any], images: int, purpose: str) -> Iterator[str]:
+    """Yield that there are too few images to judge or to compare, with each model's accuracy."""
+    if images >= FEW:
+        return
+    accuracies = [say("{{ s.model }} {{ s.accuracy|alone }}", s=score) for score in scores]
+    yield say(
+        "{{ n }} image{{ n|s }} {{ n|are }} too few {{ purpose|whole }}: {{ accuracies }}.",
+        n=images,
+        purpose=purpose,
+        accuracies=listed(accuracies),
+    )
 
 
 def not_equal(rows: Sequence[PairRow]) -> Iterator[str]:

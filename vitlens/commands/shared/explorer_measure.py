@@ -190,7 +190,7 @@ def explorer(
 
     images: at most 24, in any form that `vitlens.images` takes.
     maps: (batch, rows, columns) as `rollout`, `relevance` and `explain` give them, one or several
-        by name, to be shown beside.
+        by name, to be shown next to them.
     statistics, ablation, names: what `vitlens.statistics`, `vitlens.ablate` and
         `vitlens.name_heads` gave, for the label, the importance and the three words of each head.
     whole: of the first images so many are shown with every head, of others the mean over the heads

@@ -69,7 +69,7 @@ class Depth:
     explained: methods whose maps are checked.
     attacks: by name.
     singles: attacks at one epsilon only, in 1/255.
-    search_steps: the number of step of each search of C&W.
+    search_steps: the number of steps of each search of C&W.
     thorough: True to check maps and attacks in every way and to measure the speed at every batch
         size.
     """
