@@ -253,8 +253,8 @@ def class_targets(
 ) -> Labels | None:
     """Return class indices (count,) among the model's logits; None for "predicted".
 
-    targets: "predicted", "label" (of `split`), a class by name or by its index from 0, or one of
-        these for each image, also as a tensor or an array of indices.
+    targets: "predicted", "label" (of `split`), or a class by its name or its index from 0. One of
+        these may be given for each image. Indices may be a tensor or an array.
     any_class: refuse "predicted" and "label", as the targets of an attack must be other classes.
     words: the names of the argument and the label in messages.
 

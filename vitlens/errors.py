@@ -114,8 +114,9 @@ class UnknownNameError(InputError):
 def nearest(name: str, valid: Iterable[str]) -> list[str]:
     """Return the valid names most similar to an unknown one, best first, at most three.
 
-    It is compared with each name and, as long model names are often abbreviated ("deit_tny" for
-    "deit_tiny_patch16_224"), with its first parts, with and without a prefix such as "timm:".
+    It is compared with each valid name and with the first parts of it, because long model names are
+    often abbreviated ("deit_tny" for "deit_tiny_patch16_224"). Both are compared with and without a
+    prefix such as "timm:".
     """
     typed = name.lower()
     _, _, unprefixed = name.rpartition(":")

@@ -9,9 +9,9 @@
         accuracy: tuple[AccuracyRow, ...] = table()
         predictions: Mapping[str, PredictionArrays] = arrays("predictions-{model}")
 
-A column declares once the field in results.json, the name of the metric, the heading of a table,
-the axis of a chart, the term in the glossary and the better direction. Files are untrusted: they
-are read strictly, by the types of the fields.
+A column declares several things at once: the field in results.json, the name of the metric, the
+heading of a table, the axis of a chart, the term in the glossary and the better direction. Files
+are untrusted: they are read strictly, by the types of the fields.
 
 Records live longer than the code that wrote them. Additions keep the schema: a table that a folder
 lacks is empty, an unknown table is ignored, and a new column has a default for rows without it. If

@@ -355,7 +355,7 @@ def half_of_constant(value: float, groups: int) -> float:
     """Return half the interval's width, in points, of a change that is the same in all groups.
 
     Other groups may still differ. Their share is at most the upper end of Wilson's interval for no
-    success in `groups`, and their change may be up to 100 points in the other direction.
+    success in `groups`. Their change may be up to 100 points in the other direction.
     """
     largest_share = wilson(0, groups).high
     assert largest_share is not None

@@ -3,12 +3,12 @@
 A job is an image at one epsilon, in one restart, towards one target class. A slot of the batch
 holds one job. After a failure, the image's next job takes the slot: first the next target, then the
 next restart, then the next larger epsilon. After a success, or the image's last job, the next image
-takes the slot. So the model runs only on images that are still robust, and the result for an image
-does not depend on the rest of the batch.
+takes the slot. So the model runs only on images that are still robust. The result for an image does
+not depend on the rest of the batch.
 
 A minimum-norm attack stops a step beyond the decision boundary. Its perturbation is then shortened
-along the line to the clean image, as far as the image stays adversarial (foolbox does the same for
-each epsilon).
+along the line to the clean image, as far as the image stays adversarial. Foolbox does the same for
+each epsilon.
 
 Gradients are computed for pixels only, and may be computed in bf16. Success is always evaluated in
 fp32, on exactly the pixels of the result.

@@ -1,7 +1,7 @@
 """Bench: a model and labelled images, and the loss and prediction of each image without units.
 
-The output of a removed unit is replaced by its mean over the data at each token, by zero, or by its
-output for another image. For a head this is the output before the output projection. Everything
+The output of a removed unit is replaced: by its mean over the data at each token, by zero, or by
+its output for another image. For a head this is the output before the output projection. Everything
 else in this folder is a function of the `Outcomes` that `Bench.without` returns. Each set of units
 takes one replay from its first layer on.
 """

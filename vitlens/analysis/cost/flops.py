@@ -124,9 +124,9 @@ def flops_by_part(model: Model) -> dict[str, int]:
 def vit_flops(config: ViTConfig) -> dict[str, int]:
     """Return the FLOPs of each part of our ViT for one image of the config's size, by formula.
 
-    With N tokens of width d and an MLP of h hidden units, each block takes 8 N d² for the four
-    projections, 4 N² d for the two products and 4 N d h for the MLP. With P patches of p pixels and
-    3 colours, the embedding takes 6 P p d.
+    Each block takes 8 N d² for the four projections, 4 N² d for the two products and 4 N d h for
+    the MLP. N is the number of tokens, d their width and h the number of hidden units. The
+    embedding takes 6 P p d for P patches of p pixels.
     """
     tokens = config.layout.tokens
     patches = config.layout.patches

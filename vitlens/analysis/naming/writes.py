@@ -11,8 +11,8 @@ and those with AUCs that are not significantly lower. If there are more than MOS
 label. The label holds if removing the head lowers the log-odds of the class label more in images
 with these concepts than in the others.
 
-Images that share a source (a group) are not independent. Variances of AUCs sum over sources
-(Obuchowski 1997), tests against chance use the mean score of each source, and a permutation moves
+Images that share a source (a group) are not independent. So variances of AUCs sum over sources
+(Obuchowski 1997), and tests against chance use the mean score of each source. A permutation moves
 all images of a source.
 """
 
@@ -81,8 +81,8 @@ class Separation:
         """Return an AUC with its 95 % interval, DeLong's on the logit scale.
 
         The logit scale keeps the interval within 0 and 1. At an AUC of 0 or 1 the variance is 0.
-        The interval is then Wilson's, for none or all of the sources on the rarer side (the side
-        with or without the concept that has fewer sources).
+        The interval is then Wilson's, for none or all of the sources on the rarer side. That is the
+        side, with or without the concept, that has fewer sources.
         """
         from scipy import stats
         from scipy.special import expit, logit

@@ -1,8 +1,8 @@
 """Find the heads that carry a cue, by activation patching.
 
-One head sees the changed image while everything else sees the original one. The change of the
-logits that the head causes is compared with the change of the whole model, image by image (Vig
-2020, Heimersheim and Nanda 2024). No image is selected by its outcome.
+One head sees the changed image while everything else sees the original one (Vig 2020, Heimersheim
+and Nanda 2024). The change of the logits that the head causes is compared with that of the whole
+model, image by image. No image is selected by its outcome.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """`vitlens.reversal`: one attention layer trained on the spot to reverse, copy or sort vectors.
 
-The values of the layer are the vectors themselves, so that its output is a weighted mean of them
-and the task is solved by attending to the right token.
+The values of the layer are the vectors themselves, so its output is a weighted mean of them. The
+layer solves the task if it attends to the right token.
 """
 
 from collections.abc import Iterator, Mapping
