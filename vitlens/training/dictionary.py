@@ -33,10 +33,10 @@ from vitlens.names import AutoencoderKind
 from vitlens.pixels import AnyImages
 from vitlens.processes import accelerated
 from vitlens.training.feed import epoch_batches, process_share
-from vitlens.training.loop import Updates
 from vitlens.training.recipe import Recipe
 from vitlens.training.speed import choose_precision
 from vitlens.training.task import Task
+from vitlens.training.updates import Updates
 
 TOKENS: Final = 1_000_000  # tokens seen in a training, including repetitions
 BATCH: Final = 1024  # tokens of a step

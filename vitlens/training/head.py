@@ -25,10 +25,11 @@ from vitlens.models.saved import fingerprint
 from vitlens.shapes import Images, Logits
 from vitlens.training.distill import StandardObjective
 from vitlens.training.feed import portions
-from vitlens.training.loop import Training, Updates, running
+from vitlens.training.loop import Training, running
 from vitlens.training.metrics import Tested, TrainingResult
 from vitlens.training.recipe import Recipe
 from vitlens.training.task import Task
+from vitlens.training.updates import Updates
 
 # largest difference between the logits of the head and those of the model by rounding; if the head
 # is not the last step, they differ by far more
