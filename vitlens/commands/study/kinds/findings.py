@@ -202,8 +202,8 @@ FINDINGS: Final[Mapping[str, tuple[Finding, ...]]] = MappingProxyType(
                 statement="a CNN as teacher makes a ViT more accurate",
                 source="Touvron 2021",
                 caveat=(
-                    "the teacher was trained on the same few images, without strong augmentation, and "
-                    "says little that their labels do not"
+                    "the teacher was trained on the same few images, without strong augmentation, "
+                    "and says little that their labels do not"
                 ),
             ),
             Finding(
@@ -211,8 +211,8 @@ FINDINGS: Final[Mapping[str, tuple[Finding, ...]]] = MappingProxyType(
                 against="alone",
                 expects="higher",
                 statement=(
-                    "a student that also learns from its teacher's outputs on images without labels is "
-                    "more accurate"
+                    "a student that also learns from its teacher's outputs on images without labels "
+                    "is more accurate"
                 ),
                 source="Hinton 2015; Beyer 2022",
                 caveat="a CNN teaches a ViT, and the images without labels are of the same kind",
