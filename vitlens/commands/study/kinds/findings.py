@@ -211,8 +211,8 @@ FINDINGS: Final[Mapping[str, tuple[Finding, ...]]] = MappingProxyType(
                 against="alone",
                 expects="higher",
                 statement=(
-                    "a student that also learns from its teacher's outputs on images without labels "
-                    "is more accurate"
+                    "a student that also learns from its teacher's outputs on images without "
+                    "labels is more accurate"
                 ),
                 source="Hinton 2015; Beyer 2022",
                 caveat="a CNN teaches a ViT, and the images without labels are of the same kind",
