@@ -66,7 +66,8 @@ def nearest(
     if sources is None:
         sources = torch.arange(len(bank), device=device)
     if leave_out is None:
-        leave_out = torch.full((len(queries),), -1)  # no source has the number -1
+        no_source = -1
+        leave_out = torch.full((len(queries),), no_source, device=device)
     sources = sources.to(device)
     leave_out = leave_out.to(device)
     units = unit_vectors(queries)

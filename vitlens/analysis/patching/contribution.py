@@ -370,7 +370,7 @@ def _contributions(model: Model, images: Images, targets: Labels | None) -> Cont
 def _of_biases(model: Model, weights: Tokens, like: Tensor) -> Float[Tensor, " batch"]:
     """Return what the biases of the output projections add to a logit.
 
-    weights: the weights at the tokens that the classifier reads.
+    weights: the weights of the tokens that the classifier reads.
     like: a tensor of the result's shape.
     """
     biases = [torch.zeros_like(like)]

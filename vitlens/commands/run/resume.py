@@ -68,8 +68,9 @@ def resumable(
     run is done.
 
     resume: the folder of a stopped run, in which this one goes on.
-    settings: what must be as it was, in addition to models, number of images and run options. The
-        images themselves are compared part by part.
+    settings: what must be as it was, in addition to models, number of images and run options.
+
+    The images themselves are compared part by part.
 
     Raises InputError, before anything is written, for the folder of another command or of a run
     with other settings.

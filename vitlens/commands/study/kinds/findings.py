@@ -196,22 +196,26 @@ FINDINGS: Final[Mapping[str, tuple[Finding, ...]]] = MappingProxyType(
         ),
         "distillation": (
             Finding(
-                "taught",
-                "alone",
-                "higher",
-                "a CNN as teacher makes a ViT more accurate",
-                "Touvron 2021",
-                "the teacher was trained on the same few images, without strong augmentation, and "
-                "says little that their labels do not",
+                label="taught",
+                against="alone",
+                expects="higher",
+                statement="a CNN as teacher makes a ViT more accurate",
+                source="Touvron 2021",
+                caveat=(
+                    "the teacher was trained on the same few images, without strong augmentation, "
+                    "and says little that their labels do not"
+                ),
             ),
             Finding(
-                "unlabelled",
-                "alone",
-                "higher",
-                "a student that also learns from its teacher's outputs on images without labels is "
-                "more accurate",
-                "Hinton 2015; Beyer 2022",
-                "a CNN teaches a ViT, and the images without labels are of the same kind",
+                label="unlabelled",
+                against="alone",
+                expects="higher",
+                statement=(
+                    "a student that also learns from its teacher's outputs on images without "
+                    "labels is more accurate"
+                ),
+                source="Hinton 2015; Beyer 2022",
+                caveat="a CNN teaches a ViT, and the images without labels are of the same kind",
             ),
         ),
     }
