@@ -1,7 +1,7 @@
 """The interface between an attack and the engine: an algorithm that chooses the next points.
 
-A job is one image at one epsilon in one restart. All jobs of a batch are rows of tensors; each has
-its own count of queries, so that jobs which began at different times share a batch.
+A job is one image at one epsilon in one restart. All jobs of a batch are rows of tensors. Each job
+counts its queries, so jobs that began at different times share a batch.
 """
 
 from abc import ABC, abstractmethod
@@ -26,12 +26,15 @@ State = dict[str, Tensor]
 class Jobs:
     """The jobs of a batch, one per row.
 
-    rows: indices into the images that are attacked.
-    keys: the keys of the random draws, from seed, image, restart and target.
-    runners_up: classes other than the label, most likely on the clean image first.
-    targets: the target class.
-    restarts: index of the restart.
-    queries: forward passes of this job so far.
+    rows: the indices of the images that are attacked.
+    keys: the keys of random draws, made from seed, image, restart and target.
+    clean: the clean images.
+    labels: the labels of the images.
+    runners_up: the classes other than the label, the most likely on the clean image first.
+    targets: the target classes.
+    restarts: the numbers of the restarts, from 0.
+    epsilon: the budgets.
+    queries: the number of forward passes of each job so far.
     """
 
     rows: Int[Tensor, " batch"]
@@ -60,10 +63,10 @@ class Jobs:
 class PointEvaluation:
     """The model's outputs on each job's points.
 
-    logits: fp32.
+    logits: the logits in fp32.
     losses: the algorithm's objectives.
     gradients: the gradients of the losses with respect to the points, 0 if they are not computed.
-    success: whether these points are adversarial (in a targeted attack: are predicted as the
+    success: True for points that are adversarial (in a targeted attack: that are predicted as the
         target).
     """
 
@@ -75,15 +78,16 @@ class PointEvaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm(ABC):
-    """One attack on a whole batch at once; its memory of a job is in the rows of the state.
+    """One attack on a whole batch at once. What it remembers of a job is in its row of the state.
 
-    norm: it bounds the perturbation, or is minimised.
-    queries: the largest number of a job, of which the last needs no gradient.
-    loss: the objective that is maximised (None: no gradients, or other objectives).
-    objectives: gradients per query.
+    A job ends with its first success. Only a search for the smallest perturbation goes on: its
+    state has "best", the nearest adversarial image so far, and "nearest", the length of that
+    perturbation.
 
-    In an attack that searches for the smallest perturbation, state "best" is its image, "nearest"
-    its length; in others a job ends with its first success.
+    norm: the norm that bounds the perturbation, or is minimised.
+    queries: the largest number of queries of a job. The last one needs no gradient.
+    loss: the objective that is maximised. None without gradients, or if `losses` has others.
+    objectives: the number of gradients per query.
     """
 
     norm: Norm
@@ -113,14 +117,14 @@ class Algorithm(ABC):
 class Setting:
     """The settings from which an algorithm is built.
 
-    steps: at least 1.
-    classes: the classes of the model.
-    size: the size of the images, px.
-    token: px (height, width) of a ViT's patch on these images, None for other models.
-    side: px of the patch attack's square (None: a quarter of the shorter side).
-    aligned: whether the square lies on tokens (without tokens: on a grid of its own side).
-    maps: attribution maps by which its position is chosen, or None.
-    stride: the stride of PGD, the length of all steps together in epsilons (None: its default).
+    steps: the number of steps, at least 1.
+    classes: the number of classes of the model.
+    size: the size of the images in px.
+    token: the size (height, width) of a ViT's patch on these images in px, None for other models.
+    side: the side of the patch attack's square in px (None: a quarter of the shorter side).
+    aligned: True if the square lies on whole tokens (without tokens: on a grid of squares).
+    maps: attribution maps that choose the position of the square, or None.
+    stride: the length of all steps of PGD together in epsilons (None: its default).
     """
 
     steps: int
@@ -134,7 +138,10 @@ class Setting:
 
     @property
     def square_side(self) -> int:
-        """Return the side of the patch attack's square, px. Raises InputError for a wrong one."""
+        """Return the side of the patch attack's square in px.
+
+        Raises InputError for a side that does not fit into the image.
+        """
         side = self.side
         if side is None:
             side = max(1, min(self.size) // 4)

@@ -23,19 +23,23 @@ from vitlens.attacks.norms import NORMS, per_pixel
 from vitlens.attacks.registry import NormName
 
 RHO = 0.75  # share of the steps between two checkpoints that must raise the loss
-MOMENTUM = 0.75  # alpha: weight of the new step; 1 - alpha is that of the last one
+MOMENTUM = 0.75  # alpha in the paper: the weight of the new step; that of the last one is 1 - alpha
 # positions of the checkpoints, as shares of all steps
 _FIRST_CHECKPOINT = 0.22
-_SHORTENING = 0.03  # from one distance between checkpoints to the next
+_SHORTENING = 0.03  # the distance between checkpoints shrinks by this much each time
 _LEAST_DISTANCE = 0.06
+_ROUNDING = 1e-9  # 0.22 x 50 must give 11 despite rounding errors
 
 
 @dataclass(frozen=True, kw_only=True)
 class AutoPGD(Algorithm):
-    """Auto-PGD; the step size starts at 2 epsilon.
+    """Auto-PGD, with a step size that starts at 2 epsilon.
 
-    At a checkpoint it is halved, and the search restarts from the best point, if too few steps
-    raised the loss, or if neither step size nor best loss changed since the last checkpoint.
+    At a checkpoint, the step size may be halved and the search restarted from the best point. This
+    happens if too few steps raised the loss, or if neither step size nor best loss changed since
+    the last checkpoint.
+
+    steps: the number of steps.
     """
 
     steps: int
@@ -47,14 +51,16 @@ class AutoPGD(Algorithm):
         worst = torch.full_like(jobs.epsilon, -torch.inf)
         return {
             "points": points,
-            "before": points.clone(),
-            "top": points.clone(),  # the point of highest loss, its gradient and loss
+            "before": points.clone(),  # the points before the last step
+            "top": points.clone(),  # the points of highest loss, their gradients and losses
             "top_gradient": torch.zeros_like(points),
             "top_loss": worst,
             "loss": worst.clone(),
-            "rises": torch.zeros_like(worst),  # steps since the checkpoint that raised the loss
-            "checked": worst.clone(),  # highest loss at the last checkpoint
-            "halved": torch.zeros_like(worst, dtype=torch.bool),  # at the last checkpoint
+            # the number of steps since the last checkpoint that raised the loss
+            "rises": torch.zeros_like(worst),
+            "checked": worst.clone(),  # the highest loss at the last checkpoint
+            # True if the step size was halved at the last checkpoint
+            "halved": torch.zeros_like(worst, dtype=torch.bool),
             "step": 2 * jobs.epsilon,
         }
 
@@ -63,28 +69,28 @@ class AutoPGD(Algorithm):
         loss = evaluation.losses[:, 0]
         gradient = evaluation.gradients[0]
         points = state["points"]
-        first = jobs.queries == 0
-        is_rise = ~first & (loss > state["loss"])
+        is_first = jobs.queries == 0
+        is_rise = ~is_first & (loss > state["loss"])
         state = {**state, "rises": state["rises"] + is_rise, "loss": loss}
         top = {"top": points, "top_gradient": gradient, "top_loss": loss}
         state = update_state(state, loss > state["top_loss"], top)
-        state = update_state(state, first, {"checked": state["top_loss"]})
+        state = update_state(state, is_first, {"checked": state["top_loss"]})
         state, restarts = self._check(jobs, state)
-        here = torch.where(per_pixel(restarts), state["top"], points)
+        start = torch.where(per_pixel(restarts), state["top"], points)
         ascent = torch.where(per_pixel(restarts), state["top_gradient"], gradient)
-        # one step with momentum, projected before and after it is combined with the last
-        step = here + per_pixel(state["step"]) * self.norm.steepest(ascent)
-        step = perturb(jobs, self.norm.project(step - jobs.clean, jobs.epsilon))
-        weight = per_pixel(torch.where(first, 1.0, MOMENTUM).to(here.dtype))
-        mixed = here + weight * (step - here) + (1 - weight) * (here - state["before"])
-        moved = perturb(jobs, self.norm.project(mixed - jobs.clean, jobs.epsilon))
-        return {**state, "points": moved, "before": here}
+        # A step with momentum is a weighted sum of the new step and the last one. It is projected
+        # before and after the sum.
+        plain_end = start + per_pixel(state["step"]) * self.norm.steepest(ascent)
+        plain_end = perturb(jobs, self.norm.project(plain_end - jobs.clean, jobs.epsilon))
+        new_step = plain_end - start
+        last_step = start - state["before"]
+        weight = per_pixel(torch.where(is_first, 1.0, MOMENTUM).to(start.dtype))
+        end = start + weight * new_step + (1 - weight) * last_step
+        moved = perturb(jobs, self.norm.project(end - jobs.clean, jobs.epsilon))
+        return {**state, "points": moved, "before": start}
 
     def _check(self, jobs: Jobs, state: State) -> tuple[State, Bool[Tensor, " batch"]]:
-        """Return the state after the check, and a mask of the jobs that restart.
-
-        These are the jobs with a halved step size.
-        """
+        """Return the state after the check, and True for jobs that restart with half the step."""
         window = windows(self.steps, jobs.rows.device)[jobs.queries]
         at_check = window > 0
         is_unchanged = ~state["halved"] & (state["top_loss"] == state["checked"])
@@ -103,8 +109,8 @@ def apgd(
 ) -> AutoPGD:
     """Return Auto-PGD.
 
-    targets: number of the most likely other classes that it targets in turn (9 in AutoAttack); 0:
-    none.
+    targets: the number of the most likely other classes that it targets in turn (9 in AutoAttack; 0
+        for an untargeted attack).
     """
     rule = (TARGETED if targets else LOSSES)[loss]
     queries = setting.steps + 1  # one at the start, one after each step
@@ -113,16 +119,16 @@ def apgd(
 
 @cache
 def windows(steps: int, device: torch.device) -> Int[Tensor, " queries"]:
-    """Return the steps since the previous checkpoint at each step, 0 unless it is a checkpoint.
+    """Return the steps since the previous checkpoint for each step, 0 unless it is a checkpoint.
 
-    The checkpoints: step p = 0.22 of all, then p + max(p - previous p - 0.03, 0.06), rounded up.
+    The first checkpoint is after a share of 0.22 of all steps. The next one comes after a distance
+    that is 0.03 smaller than the last distance, but at least 0.06. Steps are rounded up.
     """
     previous_share = 0.0
     share = _FIRST_CHECKPOINT
     marks = [0]
     while share <= 1:
-        # 0.22 x 50 must give 11 despite rounding errors
-        marks.append(math.ceil(share * steps - 1e-9))
+        marks.append(math.ceil(share * steps - _ROUNDING))
         distance = max(share - previous_share - _SHORTENING, _LEAST_DISTANCE)
         previous_share = share
         share += distance

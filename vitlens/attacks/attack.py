@@ -1,7 +1,7 @@
 """`vitlens.attack`: an attack on images at one epsilon, or at several.
 
-Over several epsilons an image that is robust at one is attacked at the next; one on which the
-attack succeeds counts as broken at every larger epsilon, so that robust accuracy never rises with
+With several epsilons, an image that is robust at one epsilon is attacked at the next. An image that
+is broken at one epsilon counts as broken at every larger one, so robust accuracy never rises with
 epsilon.
 """
 
@@ -36,7 +36,7 @@ from vitlens.shapes import Images
 from vitlens.summary import Line, Table
 
 _PLAN = AttackPlan()
-# for L∞; a larger epsilon is most often a number of 255ths that was not divided
+# A larger L∞ epsilon is usually a mistake: a number of 255ths that was not divided by 255.
 _LARGEST_USUAL: Final = 32 / 255
 
 
@@ -44,14 +44,15 @@ _LARGEST_USUAL: Final = 32 / 255
 class AttackResult(Table):
     """Images after an attack.
 
-    images: adversarial where success, else the clean image, in fp32 also for a module in 16 bits.
-    success: whether the prediction was right and now is wrong, without autocast, on exactly these
-        pixels (with `targets`: now is the target).
-    distance: the distance of images from the clean ones, in the attack's norm, pixel units.
-    tried: whether the clean image was classified correctly, only then it is attacked.
-    reached: whether the prediction is the given target.
-    forwards, backwards: passes through the model.
-    notes: caveats that belong to the numbers.
+    images: the adversarial image if the attack succeeded, else the clean image. In fp32, also for a
+        module in 16 bits.
+    success: True if the prediction was right and now is wrong (with `targets`: now is the target).
+        It is evaluated on exactly these pixels, without autocast.
+    distance: the distance from the clean image, in the attack's norm and pixel units.
+    tried: True if the clean image was classified correctly. Only such images are attacked.
+    reached: True if the target is predicted, False without targets.
+    forwards, backwards: the numbers of passes through the model.
+    notes: caveats of the numbers.
     """
 
     images: Images
@@ -69,7 +70,7 @@ class AttackResult(Table):
         yield from super().summary()
 
     def records(self) -> Iterator[dict[str, object]]:
-        """Return a row for each image: all fields but its pixels."""
+        """Yield a row for each image: all fields except its pixels."""
         names = ("tried", "success", "reached", "distance", "forwards", "backwards")
         columns = {name: getattr(self, name).tolist() for name in names}
         for image in range(len(self.tried)):
@@ -88,15 +89,15 @@ class AttackResult(Table):
 class AttackCurve(Table):
     """An attack at several epsilons.
 
-    epsilons: (epsilons,), pixel units, in the attack's norm.
-    robust_accuracy: (epsilons,), the fraction of all images classified correctly within each, which
-        never rises.
-    success: (epsilons, batch), whether the attack succeeded within each.
-    tried: whether the clean image was classified correctly, only then it is attacked.
-    broken_at: (batch,), the smallest of the epsilons at which it succeeded, infinite where at none,
-        0 where the clean image is misclassified.
-    distance: (batch,), of the smallest perturbation found, infinite where there is none.
-    notes: caveats.
+    epsilons (epsilons,): the epsilons in pixel units, in the attack's norm.
+    robust_accuracy (epsilons,): the fraction of all images that are classified correctly at each
+        epsilon. It never rises.
+    success (epsilons, batch): True if the attack succeeded at this epsilon or a smaller one.
+    tried (batch,): True if the clean image was classified correctly. Only such images are attacked.
+    broken_at (batch,): the smallest epsilon at which the attack succeeded. Infinite if it never
+        did, 0 if the clean image is misclassified.
+    distance (batch,): the length of the smallest perturbation, infinite if there is none.
+    notes: caveats of the numbers.
     """
 
     epsilons: Float[Tensor, " epsilons"]
@@ -182,18 +183,30 @@ def attack(
 
     Images are perturbed so that the model's prediction becomes wrong.
 
-    images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; labels:
-    class indices, or "predicted" to attack the predictions (None: those of the Split or the class
-    folders); method: a name of `vitlens.list_attacks()`; epsilon: in pixel units, such as 4 / 255
-    (None: 8/255 for L∞, 0.5 for L2, none for an attack that searches for the smallest
-    perturbation); epsilons: several instead, ascending, of which the result is an `AttackCurve`
-    (not of a patch or a targeted attack); steps: None, the default of the method; targets: for a
-    targeted attack, a class by name or index, or class indices (batch,); precision: of gradients
-    ("fp32", "bf16", "auto"), success is always evaluated in fp32; side, aligned, maps: of the patch
-    attack: px (None: a quarter of the shorter side), on tokens or anywhere, and attribution maps by
-    which its position is chosen; stride: of PGD, its step as a multiple of epsilon / steps (None:
-    2.5). Misclassified images are not attacked. Raises InputError for invalid arguments,
-    NonFiniteError naming model and image; warns of an L∞ epsilon above 32/255.
+    Misclassified images are not attacked.
+
+    images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes.
+    labels: class indices, or "predicted" to attack the predictions (None: the labels of the Split
+        or the class folders).
+    method: a name of `vitlens.list_attacks()`.
+    epsilon: the budget in pixel units, such as 4 / 255 (None: 8/255 for L∞, 0.5 for L2, none for an
+        attack that searches for the smallest perturbation).
+    epsilons: several epsilons instead, ascending. The result is then an `AttackCurve`. A patch or a
+        targeted attack cannot have several.
+    steps: the number of steps (None: the default of the method).
+    restarts: the number of restarts from another random start.
+    targets: the targets of a targeted attack: a class by name or index, or class indices (batch,).
+    seed: the seed of random starts and draws.
+    batch_size: the number of images at a time (None: chosen to fit into memory).
+    precision: the precision of gradients, "fp32", "bf16" or "auto". Success is always evaluated in
+        fp32.
+    side: the side of the patch attack's square in px (None: a quarter of the shorter side).
+    aligned: True if the square lies on whole tokens, False if it may lie anywhere.
+    maps: attribution maps that choose the position of the square (None: random positions).
+    stride: the step of PGD as a multiple of epsilon / steps (None: 2.5).
+
+    Raises InputError for invalid arguments. Raises NonFiniteError, with the names of model and
+    image. Warns of an L∞ epsilon above 32/255.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -234,12 +247,13 @@ def attack(
         )
     pixels = as_images(images).detach()
     clean = clean_images(model, pixels, labels, batch_size=batch_size)
-    size = EPSILON.get(entry.norm, 0.0) if epsilon is None else epsilon
-    (level,) = plan.epsilons(entry, model, clean, [size])
+    budget = EPSILON.get(entry.norm, 0.0) if epsilon is None else epsilon
+    (level,) = plan.epsilons(entry, model, clean, [budget])
     limit = torch.inf
-    _warn_of_large_epsilon(entry, [size])
+    _warn_of_large_epsilon(entry, [budget])
     if entry.kind == "minimum":
-        # it searches without an epsilon, and its result counts within this distance
+        # The search itself has no epsilon, so any level will do. Its result counts as a success if
+        # the distance is within epsilon.
         level = 1.0
         limit = torch.inf if epsilon is None else epsilon
     if plan.targets is not None:
@@ -252,21 +266,22 @@ def attack(
                 f"expected targets other than the labels, found {int(plan.targets[equal[0]])} for "
                 f"both on image {int(clean.indices[equal[0]])}"
             )
-    plan = replace(plan, levels=(level,) if level > 0 else (), keep=True)  # at 0 no image changes
+    levels = (level,) if level > 0 else ()  # with epsilon 0 no image changes
+    plan = replace(plan, levels=levels, keep=True)
     outcome = worst_case(model, clean, entry, plan)
     success = (outcome.level >= 0) & (outcome.distance <= limit)
     adversarial = pixels.clone()
     for row in success.nonzero()[:, 0].tolist():
         adversarial[row] = outcome.adversarial[row]
     return AttackResult(
-        adversarial,
-        success,
-        torch.where(success, outcome.distance, 0.0),
-        clean.correct,
-        torch.zeros_like(success) if plan.targets is None else success,
-        outcome.forwards,
-        outcome.backwards,
-        clean.notes,
+        images=adversarial,
+        success=success,
+        distance=torch.where(success, outcome.distance, 0.0),
+        tried=clean.correct,
+        reached=torch.zeros_like(success) if plan.targets is None else success,
+        forwards=outcome.forwards,
+        backwards=outcome.backwards,
+        notes=clean.notes,
     )
 
 
@@ -278,7 +293,7 @@ def _attack_curve(
     entry: Attack,
     epsilons: Sequence[float],
 ) -> AttackCurve:
-    """Return an attack at several epsilons. Raises InputError for wrong ones."""
+    """Return an attack at several epsilons. Raises InputError for invalid epsilons."""
     if not isinstance(epsilons, Iterable):
         raise InputError(
             f"expected several epsilons, found {epsilons!r}; give epsilons=[0, {epsilons!r}] "
@@ -316,7 +331,7 @@ def _warn_of_large_epsilon(entry: Attack, levels: Sequence[float]) -> None:
             f"expected epsilon of at most 32/255 in pixel units, found {largest:g}, which is "
             f"{255 * largest:.4g}/255; give {largest:g} / 255 if you mean that",
             UserWarning,
-            stacklevel=4,  # of the user, who calls through takes_images
+            stacklevel=4,  # the call of the user, which goes through takes_images
         )
 
 
@@ -333,36 +348,37 @@ def sweep(
 ) -> Outcome:
     """Attack every image at every epsilon, up to the first at which the attack succeeds.
 
-    epsilons: in pixel units, ascending, 0 allowed (None: the defaults of the attack's norm; a patch
-        has its own).
-    indices: the indices of the images in the data set, which seed the random draws, so that the
-        parts of a data set give the same results as the whole.
+    epsilons: ascending, in pixel units; 0 is allowed (None: the defaults of the attack's norm). A
+        patch takes none: its epsilon is the share of the image that it covers.
+    indices: the indices of the images in the data set. They seed the random draws, so the parts of
+        a data set give the same results as the whole.
     on_progress: called with the number of images just finished.
 
     Raises the errors of `vitlens.attack`.
     """
     entry = attack_named(attack)
     clean = clean_images(model, images, labels, indices=indices, batch_size=plan.batch_size)
-    axis = plan.epsilons(entry, model, clean, epsilons)
-    above_0 = tuple(epsilon for epsilon in axis if epsilon > 0)  # at 0 no image changes
+    all_epsilons = plan.epsilons(entry, model, clean, epsilons)
+    above_0 = tuple(epsilon for epsilon in all_epsilons if epsilon > 0)  # at 0 no image changes
     levels = above_0
-    if entry.kind == "minimum":  # a search for the smallest perturbation runs once
-        levels = (1.0,)
+    if entry.kind == "minimum":
+        levels = (1.0,)  # the search has no epsilon and runs once, so any level will do
     start = time.perf_counter()
     outcome = worst_case(model, clean, entry, replace(plan, levels=levels), advance=on_progress)
     seconds = time.perf_counter() - start
-    tried = torch.tensor([*above_0, torch.inf], dtype=torch.float64)
-    if entry.kind == "minimum":  # the first epsilon that is not below the distance
-        broken = torch.searchsorted(tried, outcome.distance.double())
+    # the index of the smallest epsilon that breaks each image; the last one, infinity, for robust
+    ends = torch.tensor([*above_0, torch.inf], dtype=torch.float64)
+    if entry.kind == "minimum":
+        broken_index = torch.searchsorted(ends, outcome.distance.double())
     else:
-        broken = outcome.level.where(outcome.level >= 0, len(tried) - 1)
+        broken_index = outcome.level.where(outcome.level >= 0, len(ends) - 1)
     is_wrong = ~clean.correct
     return Outcome(
         name=entry.slug,
         alias=model.alias,
-        epsilons=axis,
+        epsilons=all_epsilons,
         clean=clean.correct,
-        broken_at=tried[broken].masked_fill(is_wrong, 0.0),
+        broken_at=ends[broken_index].masked_fill(is_wrong, 0.0),
         distance=outcome.distance.masked_fill(is_wrong, 0.0),
         zero_gradients=outcome.zero_gradients,
         forwards=int(outcome.forwards.sum()),

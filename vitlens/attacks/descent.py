@@ -23,18 +23,19 @@ from vitlens.errors import InputError
 from vitlens.shapes import Images
 
 PGD_STRIDE = 2.5  # length of all steps together, in epsilons, as in Madry 2018
-BIM_STRIDE = 1.25  # Kurakin 2017: steps of 1/255, 1.25 epsilon / (1/255) of them
-CUTOFF = 0.5  # of Nyquist's frequency, between low and high
+BIM_STRIDE = 1.25  # as in Kurakin 2017, who took 1.25 epsilon / (1/255) steps of 1/255
+CUTOFF = 0.5  # between low and high frequencies, as a part of Nyquist's frequency
 
 
 @dataclass(frozen=True)
 class Region:
     """The allowed changes of a batch of jobs.
 
-    norm: that bounds a change.
-    within: the component of a change, or of a gradient, in the region, of any length.
-    choose: the state that defines the region of each job.
-    radius: the largest length of a change.
+    norm: the norm that bounds a change.
+    within: returns the component of a change, or of a gradient, that lies in the region. It may
+        have any length.
+    choose: returns the part of a job's state that defines its region, such as the place of a patch.
+    radius: returns the largest length of a change for each job.
     """
 
     norm: Norm
@@ -44,10 +45,10 @@ class Region:
 
 
 def band(part: Literal["low", "high"]) -> Region:
-    """Return changes of only low or only high frequencies, of at most epsilon at every pixel.
+    """Return the region of changes with only low or high frequencies, at most epsilon at any pixel.
 
-    A change that is too large is scaled down, which keeps its frequencies; only clamping to [0, 1]
-    adds others.
+    A change that is too large is scaled down, because clamping would add other frequencies. Only
+    the clamping of images to [0, 1] still adds some.
     """
 
     def within(change: Change, _state: State) -> Change:
@@ -64,35 +65,38 @@ def band(part: Literal["low", "high"]) -> Region:
 def one_square(
     side: int, step: tuple[int, int], ranked: Int[Tensor, "images places"] | None
 ) -> Region:
-    """Return one square of pixels in which any change is allowed, from black to white.
+    """Return the region of one square, in which pixels may have any value from black to white.
 
     Epsilon is the share of the image that the square covers.
 
-    side: px.
-    step: px (vertical, horizontal) between its possible positions.
-    ranked: for each image (rows of the jobs) the positions in descending order, of which each
-        restart takes the next; None: random positions.
+    side: the side of the square in px.
+    step: the px (vertical, horizontal) between its possible positions.
+    ranked: the positions for each image, the best first. Each restart takes the next one. None for
+        random positions.
     """
 
     def choose(jobs: Jobs) -> State:
         """Return the square of each job as a mask (batch, 1, height, width)."""
         height, width = jobs.clean.shape[2:]
+        # positions are numbered row by row
         rows = (height - side) // step[0] + 1
         columns = (width - side) // step[1] + 1
         if ranked is None:
-            position = (uniform(jobs.keys, 1, stream=4)[:, 0] * (rows * columns)).long()
+            random_share = uniform(jobs.keys, 1, stream=4)[:, 0]
+            position = (random_share * (rows * columns)).long()
         else:
             order = ranked.to(jobs.rows.device)[jobs.rows]
-            position = order.gather(1, (jobs.restarts % order.shape[1])[:, None])[:, 0]
+            rank = jobs.restarts % order.shape[1]
+            position = order.gather(1, rank[:, None])[:, 0]
         top = position // columns * step[0]
         left = position % columns * step[1]
         return {"mask": squares((height, width), top, left, torch.full_like(top, side))}
 
     return Region(
-        PATCH,
-        lambda change, state: change * state["mask"],
-        choose,
-        lambda jobs: torch.ones_like(jobs.epsilon),
+        norm=PATCH,
+        within=lambda change, state: change * state["mask"],
+        choose=choose,
+        radius=lambda jobs: torch.ones_like(jobs.epsilon),
     )
 
 
@@ -126,7 +130,7 @@ def ranked_positions(
 ) -> Int[Tensor, "images places"]:
     """Return the positions of a square for each image, in descending order of attribution.
 
-    Equal ones are in reading order. Raises InputError for a constant map.
+    Positions of equal attribution are in reading order. Raises InputError for a constant map.
     """
     constant = (maps.amax((1, 2)) == maps.amin((1, 2))).nonzero().flatten()
     if len(constant):
@@ -142,8 +146,10 @@ def ranked_positions(
 class Descent(Algorithm):
     """Gradient ascent on the loss; each step is projected into the region.
 
-    stride: length of all steps together, in epsilons.
-    random_start: True to start at a random point of the region.
+    steps: the number of steps.
+    stride: the length of all steps together, in epsilons.
+    random_start: True to start at a random point of the region, False to start at the clean image.
+    region: the set of allowed changes.
     """
 
     steps: int
@@ -161,14 +167,15 @@ class Descent(Algorithm):
 
     def step(self, jobs: Jobs, state: State, evaluation: PointEvaluation) -> State:
         """Return one step, projected into the region and clamped to [0, 1]."""
-        ascent = self.norm.steepest(self.region.within(evaluation.gradients[0], state))
-        change = per_pixel(self.stride / self.steps * self.region.radius(jobs)) * ascent
-        return {**state, "points": self._inside(jobs, state, state["points"] - jobs.clean + change)}
+        direction = self.norm.steepest(self.region.within(evaluation.gradients[0], state))
+        step_length = self.stride / self.steps * self.region.radius(jobs)
+        change = state["points"] - jobs.clean + per_pixel(step_length) * direction
+        return {**state, "points": self._inside(jobs, state, change)}
 
     def _inside(self, jobs: Jobs, state: State, change: Change) -> Images:
-        return perturb(
-            jobs, self.norm.project(self.region.within(change, state), self.region.radius(jobs))
-        )
+        """Return the clean images with these changes, projected into the region."""
+        change = self.region.within(change, state)
+        return perturb(jobs, self.norm.project(change, self.region.radius(jobs)))
 
 
 def pgd(
@@ -183,8 +190,8 @@ def pgd(
 ) -> Descent:
     """Return projected gradient descent (Madry 2018): a random start, steps of 2.5 epsilon / steps.
 
-    targets: the number of the most likely other classes that it targets in turn; 0: untargeted.
-    stride: None: that of the setting, or 2.5.
+    targets: the number of the most likely other classes that it targets in turn (0: untargeted).
+    stride: the length of all steps together, in epsilons (None: that of the setting, or 2.5).
     region: the set of allowed perturbations (None: the ball of the norm).
     """
     region = region or Region(NORMS[norm])
@@ -209,7 +216,7 @@ def fgsm(setting: Setting) -> Descent:
 def bim(setting: Setting) -> Descent:
     """Return the basic iterative method (Kurakin 2017).
 
-    It starts at the clean image; its steps are 1.25 epsilon long in total.
+    It starts at the clean image. Its steps are 1.25 epsilon long in total.
     """
     return pgd(setting, stride=BIM_STRIDE, random_start=False)
 
@@ -222,13 +229,14 @@ def frequency(setting: Setting, *, part: Literal["low", "high"]) -> Descent:
 def patch(setting: Setting) -> Descent:
     """Return PGD within one square (Brown 2017).
 
-    The square is at a random position, or at those of most attribution in turn.
+    The square has a random position. With maps, restarts take the positions of most attribution in
+    turn.
     """
     side = setting.square_side
-    step = (setting.token or (side, side)) if setting.aligned else (1, 1)
-    ranked = (
-        None
-        if setting.maps is None
-        else ranked_positions(setting.maps, setting.size, side=side, step=step)
-    )
+    step = (1, 1)
+    if setting.aligned:
+        step = setting.token or (side, side)
+    ranked = None
+    if setting.maps is not None:
+        ranked = ranked_positions(setting.maps, setting.size, side=side, step=step)
     return pgd(setting, region=one_square(side, step, ranked))

@@ -1,16 +1,17 @@
 """The engine of attacks, which keeps the batch full with images that are still robust.
 
-A job is an image at one epsilon in one restart. After a failure the next restart, then the next
-larger epsilon, follows in the same slot; after a success, or the image's last job, the next image
-takes the slot. So the model runs only on images that are still robust, and the result for an image
-does not depend on the rest of the batch.
+A job is an image at one epsilon, in one restart, towards one target class. A slot of the batch
+holds one job. After a failure, the image's next job takes the slot: first the next target, then the
+next restart, then the next larger epsilon. After a success, or the image's last job, the next image
+takes the slot. So the model runs only on images that are still robust. The result for an image does
+not depend on the rest of the batch.
 
-A minimum-norm attack stops a step beyond the decision boundary, so its perturbation is shortened
-along the line to the clean image as far as the image stays adversarial (foolbox does the same for
-each epsilon).
+A minimum-norm attack stops a step beyond the decision boundary. Its perturbation is then shortened
+along the line to the clean image, as far as the image stays adversarial. Foolbox does the same for
+each epsilon.
 
-Gradients, with respect to pixels alone, may be computed in bf16; whether an image is adversarial is
-always evaluated in fp32, on exactly its pixels.
+Gradients are computed for pixels only, and may be computed in bf16. Success is always evaluated in
+fp32, on exactly the pixels of the result.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,30 +38,30 @@ from vitlens.lens.quick_passes import quick_linear
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Logits
 
-# called with the level at which the attack succeeded on a finished image (-1: robust)
+# called for a finished image, with the level at which the attack succeeded (-1: robust)
 OnDone = Callable[[int], object]
 Points = Float[Tensor, "points 3 height width"]
 SuccessTest = Callable[[Points, Int[Tensor, " points"]], Bool[Tensor, " points"]]
 
 ROUNDS = 3  # of the line search
-POINTS = 8  # on each line in a round: each round narrows the interval to 1/9, three to 1/729
-_BF16_ERROR = 2.0**-6  # of the largest logit
-_CPU_CHUNK = 32  # images per pass on a CPU, whose activations fit into its caches
+POINTS = 8  # on each line in a round; a round narrows the interval to 1/9, three rounds to 1/729
+_BF16_ERROR = 2.0**-6  # error of a logit after a pass in bf16, as a part of the largest logit
+_CPU_CHUNK = 32  # images per pass on a CPU; more activations would not fit into its caches
 # jobs that need no gradient get a separate pass if they are at least 1/4 of the batch
 _SEPARATE = 4
-_MULTIPLE = 8  # to which batches on a CPU are padded
+_MULTIPLE = 8  # batches on a CPU are padded to a multiple of this number
 
 
 @dataclass(frozen=True)
 class AttackOutcome:
     """The outcome for each image, of all algorithms that have run so far.
 
-    level: index of the epsilon at which the attack succeeded, -1 for an image that is robust or was
-        not attacked.
-    distance: the distance of the adversarial image, infinite without one.
-    forwards, backwards: passes.
-    silent: whether no gradient was other than exactly 0.
-    adversarial: images by row.
+    level: the index of the epsilon at which the attack succeeded. -1 for an image that is robust or
+        was not attacked.
+    distance: the length of the perturbation, infinite without an adversarial image.
+    forwards, backwards: the numbers of passes through the model.
+    silent: True if all gradients so far were exactly 0.
+    adversarial: the adversarial images by index of the image.
     """
 
     level: Int[Tensor, " batch"]
@@ -72,16 +73,16 @@ class AttackOutcome:
 
     @property
     def zero_gradients(self) -> Bool[Tensor, " batch"]:
-        """Return a mask of the images whose gradients were computed and all exactly 0."""
+        """Return True for images with gradients that were computed and were all exactly 0."""
         return self.silent & (self.backwards > 0)
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """A model and an algorithm, with which points are evaluated.
+    """Evaluates points with a model, for an algorithm.
 
-    precision: the precision of the passes with gradients.
-    targeted: whether success means predicting the target (else: any wrong class).
+    precision: the precision of passes with gradients.
+    targeted: True if success means that the target is predicted, False if any wrong class will do.
     """
 
     model: Model
@@ -92,20 +93,9 @@ class Evaluator:
     def evaluate(self, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"]) -> PointEvaluation:
         """Return the model's outputs on the points.
 
-        last (on the CPU): jobs for which no gradient is needed.
+        last: True for jobs in their last query, which need no gradient. It is on the CPU.
         """
-        chunk = _CPU_CHUNK if points.device.type == "cpu" else len(points)
-        all_jobs = torch.ones_like(last)
-        count = int(last.sum())
-        groups = [(all_jobs, True)]  # the jobs of each pass, and whether it needs gradients
-        if count == len(last) or not self.algorithm.objectives:
-            groups = [(all_jobs, False)]
-        elif count * _SEPARATE >= len(last):
-            groups = [(last, False), (~last, True)]
-        passes = []
-        for mask, needs_gradients in groups:
-            for rows in mask.nonzero()[:, 0].split(chunk):
-                passes.append((rows, needs_gradients))
+        passes = self._passes(last, points.device)
         parts = []
         for rows, needs_gradients in passes:
             slots = rows.to(points.device)
@@ -129,6 +119,24 @@ class Evaluator:
             torch.cat([part.success for part in parts])[order],
         )
 
+    def _passes(
+        self, last: Bool[Tensor, " batch"], device: torch.device
+    ) -> list[tuple[Int[Tensor, " rows"], bool]]:
+        """Return the rows of each pass, and True if the pass needs gradients."""
+        all_jobs = torch.ones_like(last)
+        without_gradient = int(last.sum())
+        groups = [(all_jobs, True)]
+        if without_gradient == len(last) or not self.algorithm.objectives:
+            groups = [(all_jobs, False)]
+        elif without_gradient * _SEPARATE >= len(last):
+            groups = [(last, False), (~last, True)]
+        chunk = _CPU_CHUNK if device.type == "cpu" else len(last)
+        passes = []
+        for mask, needs_gradients in groups:
+            for rows in mask.nonzero()[:, 0].split(chunk):
+                passes.append((rows, needs_gradients))
+        return passes
+
     def exact(self, points: Images) -> Logits:
         """Return the logits in the module's precision, without a graph, in the points' dtype."""
         with torch.no_grad(), quick_linear(points.device):
@@ -136,7 +144,7 @@ class Evaluator:
         return logits[: len(points)].to(points.dtype)
 
     def success(self, logits: Logits, jobs: Jobs) -> Bool[Tensor, " batch"]:
-        """Return a mask of the points with these logits that are adversarial."""
+        """Return True for points that are adversarial, by their logits."""
         if self.targeted:
             return is_target(logits, jobs.targets)
         return is_misclassified(logits, jobs.labels)
@@ -152,8 +160,7 @@ class Evaluator:
     ) -> PointEvaluation:
         """Return the outputs with gradients.
 
-        After a pass in bf16, points that are nearly adversarial, or the last of their job, are
-        evaluated again in fp32.
+        last: True for jobs in their last query.
         """
         with autocast(points.device, self.precision):
             is_coarse = torch.is_autocast_enabled(points.device.type)
@@ -161,24 +168,37 @@ class Evaluator:
         with needing_gradients(self.model, instead=alternative):
             try:
                 evaluation = self._differentiate(points, jobs, quick_linear(points.device))
-            except CheckpointError:  # a checkpoint's second computation is not quick
+            except CheckpointError:
+                # gradient checkpointing computes layers again outside quick_linear
                 evaluation = self._differentiate(points, jobs, nullcontext())
-        logits = evaluation.logits
-        if not is_coarse:
-            return evaluation
-        slack = _BF16_ERROR * logits.abs().amax(1)
+        return self._refine(evaluation, points, jobs, last) if is_coarse else evaluation
+
+    def _refine(
+        self, coarse: PointEvaluation, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"]
+    ) -> PointEvaluation:
+        """Evaluate again in fp32 after a pass in bf16.
+
+        Only points that may be adversarial are evaluated, and the last ones of their job.
+        """
+        logits = coarse.logits
+        error = _BF16_ERROR * logits.abs().amax(1)
+        # by how much the attack fails: negative if it succeeds
         lead = -margin(logits, jobs.targets) if self.targeted else margin(logits, jobs.labels)
-        uncertain = ((lead < slack) | last).nonzero()[:, 0]
+        uncertain = ((lead < error) | last).nonzero()[:, 0]
         if not len(uncertain):
-            return evaluation
+            return coarse
         logits = logits.index_copy(0, uncertain, self.exact(points[uncertain]))
         uncertain_success = self.success(logits, jobs)[uncertain]
-        success = torch.zeros_like(evaluation.success).index_copy(0, uncertain, uncertain_success)
-        return replace(evaluation, logits=logits, success=success)
+        success = torch.zeros_like(coarse.success).index_copy(0, uncertain, uncertain_success)
+        return replace(coarse, logits=logits, success=success)
 
     def _differentiate(
         self, points: Images, jobs: Jobs, quick: AbstractContextManager[None]
     ) -> PointEvaluation:
+        """Return the outputs with gradients, all from one pass.
+
+        quick: a context of faster passes.
+        """
         count = self.algorithm.objectives
         with torch.enable_grad(), autocast(points.device, self.precision), quick:
             leaf = points.detach().requires_grad_()
@@ -204,22 +224,26 @@ def _pad(points: Images) -> Float[Tensor, "padded 3 height width"]:
     oneDNN caches code and memory for every shape, and a shrinking batch would produce all of them.
     """
     count = len(points)
-    size = 1 << (count - 1).bit_length()
+    size = 1 << (count - 1).bit_length()  # the next power of 2
     if count > _MULTIPLE // 2:
         size = ceil(count / _MULTIPLE) * _MULTIPLE
     if points.device.type != "cpu" or size == count:
         return points
-    return torch.cat((points, points[-1:].expand(size - count, -1, -1, -1)))
+    copies = points[-1:].expand(size - count, -1, -1, -1)
+    return torch.cat((points, copies))
 
 
 class Engine:
     """One attack without members, which runs over the images batch by batch.
 
-    The jobs of an image are numbered by `stage` = level x jobs per level + restart x targets +
-    target. A slot of the batch holds the row of an image and its current stage.
+    The jobs of an image are numbered in their order by a stage:
+    stage = level x jobs per level + restart x targets + target.
+    A slot of the batch holds the index of an image (its row) and its current stage.
 
-    outcome: the outcome of earlier attacks, to which this one adds: an image is attacked only below
-        the level at which it is broken already. Raises as the attack's algorithm does.
+    outcome: the outcome of earlier attacks, to which this one adds. An image is attacked only below
+        the level at which it is already broken.
+
+    Raises the errors of the attack's algorithm.
     """
 
     def __init__(
@@ -246,9 +270,14 @@ class Engine:
             self.jobs_per_level *= plan.restarts
 
     def run(self, on_done: OnDone = lambda _: None) -> AttackOutcome:
-        """Run all jobs of all images. Raises NonFiniteError naming model and image."""
+        """Run all jobs of all images.
+
+        on_done: called for each finished image, with its level.
+
+        Raises NonFiniteError, with the names of model and image.
+        """
         level = self.outcome.level
-        # number of levels to be tried, from the smallest
+        # the number of levels to be tried for each image, from the smallest
         self.limits: list[int] = torch.where(level < 0, len(self.plan.levels), level).tolist()
         attacked_rows = [
             row
@@ -257,7 +286,7 @@ class Engine:
         ]
         self.waiting = iter(attacked_rows)
         self.on_done = on_done
-        # of each slot: the row of its image, the stage of its job, the queries of the job so far
+        # for each slot: the row of its image, the stage of its job, the queries of the job so far
         self.rows = list(islice(self.waiting, self.batch_size))
         self.stages = [self._first(row) for row in self.rows]
         self.queries = torch.zeros(len(self.rows), dtype=torch.int64)
@@ -278,40 +307,47 @@ class Engine:
             nearest = state["nearest"]
         else:
             nearest = self.algorithm.norm.length(points - jobs.clean)
-        over = state.get("over", torch.zeros_like(evaluation.success))
-        steepest = torch.zeros_like(nearest)
+        is_over = state.get("over", torch.zeros_like(evaluation.success))
+        steepest = torch.zeros_like(nearest)  # the largest gradient at any pixel
         if evaluation.losses.shape[1]:
             steepest = evaluation.gradients.detach().abs().amax((0, 2, 3, 4))
         is_finite = evaluation.logits.isfinite().all(1)
-        # copied to the host in one transfer
-        columns = (nearest, evaluation.success, over, is_finite, steepest)
+        # one transfer to the host, as each would wait for the device
+        columns = (nearest, evaluation.success, is_over, is_finite, steepest)
         on_host = torch.stack([column.to(nearest.dtype) for column in columns]).cpu()
-        distance, success, over, is_finite, steepest = on_host
+        distance, is_adversarial, is_over, is_finite, steepest = on_host
         self._count(last, is_finite, steepest)
-        ended = over.bool() | last
-        if self.is_minimum_norm:
+        ended = is_over.bool() | last
+        if self.is_minimum_norm:  # the search goes on after its first adversarial image
             success = distance.isfinite() & ended
         else:
-            success = success.bool()
+            success = is_adversarial.bool()
             ended |= success
         self.queries += 1
         jobs = replace(jobs, queries=jobs.queries + 1)
-        hits = success.nonzero()[:, 0]
-        if len(hits):
+        slots = success.nonzero()[:, 0]
+        if len(slots):
             if self.is_minimum_norm:
-                points, distance = self._shorten(hits, jobs, state["best"], distance)
-            rows = torch.tensor(self.rows)[hits]
-            self.outcome.level[rows] = torch.tensor(self.stages)[hits] // self.jobs_per_level
-            self.outcome.distance[rows] = distance[hits].float()
-            if self.plan.keep:
-                adversarial = points[hits.to(points.device)].to(self.clean.images.device)
-                self.outcome.adversarial.update(zip(rows.tolist(), adversarial))
+                points, distance = self._shorten(slots, jobs, state["best"], distance)
+            self._record(slots, points, distance)
         return self._refill(ended.nonzero()[:, 0].tolist(), success, jobs, state)
+
+    def _record(self, slots: Int[Tensor, " slots"], points: Images, distance: Tensor) -> None:
+        """Record the success of the jobs in these slots of the batch."""
+        rows = torch.tensor(self.rows)[slots]
+        self.outcome.level[rows] = torch.tensor(self.stages)[slots] // self.jobs_per_level
+        self.outcome.distance[rows] = distance[slots].float()
+        if self.plan.keep:
+            adversarial = points[slots.to(points.device)].to(self.clean.images.device)
+            self.outcome.adversarial.update(zip(rows.tolist(), adversarial))
 
     def _count(self, last: Bool[Tensor, " batch"], finite: Tensor, steepest: Tensor) -> None:
         """Count each image's passes, and record if all its gradients were 0.
 
-        Raises NonFiniteError, naming model and image.
+        finite: 1 if the logits are finite.
+        steepest: the largest gradient at any pixel.
+
+        Raises NonFiniteError, with the names of model and image.
         """
         for is_finite, name in ((finite.bool(), "logits"), (steepest.isfinite(), "gradients")):
             if not is_finite.all():
@@ -328,36 +364,40 @@ class Engine:
         self.outcome.silent[rows] &= last | (steepest == 0)
 
     def _shorten(
-        self, hits: Int[Tensor, " hits"], jobs: Jobs, adversarial: Tensor, distance: Tensor
+        self, slots: Int[Tensor, " slots"], jobs: Jobs, adversarial: Tensor, distance: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the adversarial images and their distances, with these slots shortened.
+        """Return adversarial images and distances, with the perturbations in these slots shortened.
 
-        They are shortened by the line search.
+        slots, distance: on the CPU.
         """
-        slots = hits.to(adversarial.device)
-        hit_jobs = jobs.select(slots)
+        device_slots = slots.to(adversarial.device)
+        slot_jobs = jobs.select(device_slots)
 
         def is_adversarial(points: Points, rows: Int[Tensor, " points"]) -> Bool[Tensor, " points"]:
-            return self.evaluator.success(self.evaluator.exact(points), hit_jobs.select(rows))
+            return self.evaluator.success(self.evaluator.exact(points), slot_jobs.select(rows))
 
         nearer = line_search(
-            is_adversarial, hit_jobs.clean, adversarial[slots], batch_size=self.batch_size
+            is_adversarial, slot_jobs.clean, adversarial[device_slots], batch_size=self.batch_size
         )
-        self.outcome.forwards[torch.tensor(self.rows)[hits]] += ROUNDS * POINTS
-        lengths = self.algorithm.norm.length(nearer - hit_jobs.clean).to(distance)
-        return adversarial.index_copy(0, slots, nearer), distance.index_copy(0, hits, lengths)
+        self.outcome.forwards[torch.tensor(self.rows)[slots]] += ROUNDS * POINTS
+        lengths = self.algorithm.norm.length(nearer - slot_jobs.clean).to(distance)
+        shortened = adversarial.index_copy(0, device_slots, nearer)
+        return shortened, distance.index_copy(0, slots, lengths)
 
     def _refill(
         self, slots: Sequence[int], success: Tensor, jobs: Jobs, state: State
     ) -> tuple[Jobs, State]:
-        """Fill the slots of ended jobs with the same image's next job, or with the next image."""
-        filled = []
+        """Fill the slots of ended jobs with the same image's next job, or with the next image.
+
+        If no image is left for a slot, its row is removed from the batch.
+        """
+        filled = []  # slots with a new job
         for slot in slots:
             row = self.rows[slot]
             self.stages[slot] = self._next(row, self.stages[slot], bool(success[slot]))
             if self.stages[slot] < 0:
                 self.on_done(int(self.outcome.level[row]))
-                self.rows[slot] = next(self.waiting, -1)
+                self.rows[slot] = next(self.waiting, -1)  # -1: no image is left
                 self.stages[slot] = self._first(self.rows[slot])
             if self.rows[slot] >= 0:
                 filled.append(slot)
@@ -381,19 +421,23 @@ class Engine:
         return jobs, state
 
     def _first(self, row: int) -> int:
-        """Return an image's first stage: at the smallest epsilon, or, downwards, at the largest."""
+        """Return an image's first stage, at the smallest epsilon (downwards: at the largest)."""
         if self.plan.downwards and row >= 0:
             return (self.limits[row] - 1) * self.jobs_per_level
         return 0
 
     def _next(self, row: int, stage: int, success: bool) -> int:
-        """Return the next stage of an image; negative: none."""
+        """Return the next stage of an image, a negative number if there is none.
+
+        After a success, the image is finished (downwards: the next smaller epsilon follows). After
+        a failure, the next job follows (downwards: only at the same epsilon).
+        """
         level = stage // self.jobs_per_level
         if success:
             return (level - 1) * self.jobs_per_level if self.plan.downwards else -1
-        levels = level + 1 if self.plan.downwards else self.limits[row]
-        next_stage = stage + 1
-        return next_stage if next_stage < levels * self.jobs_per_level else -1
+        end_level = level + 1 if self.plan.downwards else self.limits[row]
+        end_stage = end_level * self.jobs_per_level
+        return stage + 1 if stage + 1 < end_stage else -1
 
     def _jobs(self, rows: list[int], stages: list[int]) -> Jobs:
         """Return the jobs of these images at these stages."""
@@ -402,18 +446,20 @@ class Engine:
         device = self.model.device
         row = torch.tensor(rows, dtype=torch.int64)
         stage = torch.tensor(stages, dtype=torch.int64)
-        ranks = stage % self.jobs_per_level % self.targets
-        restarts = stage % self.jobs_per_level // self.targets
+        # the inverse of stage = level x jobs per level + restart x targets + target
+        level = stage // self.jobs_per_level
+        job_of_level = stage % self.jobs_per_level
+        restarts = job_of_level // self.targets
+        target_ranks = job_of_level % self.targets
         runners_up = clean.runners_up[row]
         if plan.targets is None:
-            targets = runners_up.gather(1, ranks[:, None])[:, 0]
+            targets = runners_up.gather(1, target_ranks[:, None])[:, 0]
         else:
             targets = plan.targets[row]
-        level = stage // self.jobs_per_level
         epsilon = torch.tensor(plan.levels, dtype=clean.images.dtype)[level]
         return Jobs(
             rows=row.to(device),
-            keys=keys(plan.seed, clean.indices[row], restarts, ranks).to(device),
+            keys=keys(plan.seed, clean.indices[row], restarts, target_ranks).to(device),
             clean=clean.images[row.to(clean.images.device)].to(device),
             labels=clean.labels[row].to(device),
             runners_up=runners_up.to(device),
@@ -434,13 +480,14 @@ def worst_case(
 ) -> AttackOutcome:
     """Return the outcome of the attack, or of its members in turn.
 
-    An image is attacked only at the epsilons at which it is still robust. advance: called with the
-    number of images just finished, all of them in sum.
+    An image is attacked only at the epsilons at which it is still robust.
+
+    advance: called with the number of images just finished. The numbers add up to all images.
     """
     outcome = nothing_yet(len(clean.labels))
     engines = [Engine(model, clean, part, plan, outcome) for part in attack.parts]
     advance(int((~clean.correct).sum()) if plan.levels else len(clean.labels))
-    # an image that is broken at the smallest epsilon is not attacked again
+    # an image that a member breaks at the smallest epsilon is finished: no other member attacks it
     for engine in engines[:-1]:
         engine.run(lambda level: advance(1) if level == 0 else None)
     return engines[-1].run(lambda _: advance(1))
@@ -451,7 +498,14 @@ def nothing_yet(count: int) -> AttackOutcome:
     zero = torch.zeros(count, dtype=torch.int64)
     distance = torch.full((count,), torch.inf)
     silent = torch.ones(count, dtype=torch.bool)
-    return AttackOutcome(zero - 1, distance, zero.clone(), zero.clone(), silent, {})
+    return AttackOutcome(
+        level=zero - 1,
+        distance=distance,
+        forwards=zero.clone(),
+        backwards=zero.clone(),
+        silent=silent,
+        adversarial={},
+    )
 
 
 def line_search(
@@ -459,25 +513,29 @@ def line_search(
 ) -> Images:
     """Return the nearest adversarial images on the lines from clean to adversarial images.
 
-    They are found by a grid search.
+    They are found by a grid search: each round tests POINTS points between two ends of the line,
+    and keeps the interval that ends at the first adversarial one. If no nearer point is
+    adversarial, the adversarial image is returned unchanged, bit for bit.
 
-    is_adversarial: (points, rows of their images) -> mask.
-    batch_size: points per call.
-
-    If no nearer point is adversarial, the adversarial image is returned unchanged, bit for bit.
+    is_adversarial: takes points and the rows of their images, and returns a mask.
+    batch_size: the number of points per call of it.
     """
     change = adversarial - clean
     rows = torch.arange(len(clean), device=clean.device)
 
     def points_at(rows: Int[Tensor, " points"], shares: Float[Tensor, " points"]) -> Points:
-        """Return the points at these shares of the lines; those tested and those returned alike."""
+        """Return the points at these shares of the lines; 0 is the clean image.
+
+        Tested and returned points come from this function, so they are equal bit for bit.
+        """
         points: Points = (clean[rows] + per_pixel(shares) * change[rows]).clamp(0, 1)
         return points
 
+    # (images, 2): the shares of the line between which the search goes on
     ends = torch.tensor([0.0, 1.0], dtype=clean.dtype, device=clean.device).repeat(len(clean), 1)
     steps = torch.arange(1, POINTS + 1, device=ends.device, dtype=ends.dtype) / (POINTS + 1)
     for _ in range(ROUNDS):
-        between = ends[:, :1] + (ends[:, 1:] - ends[:, :1]) * steps
+        between = ends[:, :1] + (ends[:, 1:] - ends[:, :1]) * steps  # (images, POINTS)
         inner_shares = between.flatten()
         inner_rows = rows.repeat_interleave(POINTS)
         results = []
@@ -486,10 +544,13 @@ def line_search(
         ):
             results.append(is_adversarial(points_at(point_rows, point_shares), point_rows))
         success = torch.cat(results)
-        far_end = torch.ones_like(success[: len(rows), None])  # which is adversarial
-        along_line = torch.cat((success.view(-1, POINTS), far_end), 1)
-        # argmax returns the first of equal values
+        far_end = torch.ones_like(success[: len(rows), None])  # the far end is adversarial
+        along_line = torch.cat((success.view(-1, POINTS), far_end), 1)  # (images, POINTS + 1)
+        # argmax returns the first of equal values: the nearest adversarial point
         first = along_line.to(torch.uint8).argmax(1, keepdim=True)
+        # Shares start at the near end, which `along_line` lacks: share `first + 1` is the
+        # adversarial point, and share `first` the one before.
         shares = torch.cat((ends[:, :1], between, ends[:, 1:]), 1)
         ends = shares.gather(1, torch.cat((first, first + 1), 1))
-    return torch.where(per_pixel(ends[:, 1]) < 1, points_at(rows, ends[:, 1]), adversarial)
+    nearest = ends[:, 1]
+    return torch.where(per_pixel(nearest) < 1, points_at(rows, nearest), adversarial)

@@ -1,8 +1,7 @@
-"""The losses that attacks maximise, and when an image counts as misclassified.
+"""The losses that attacks maximise, and the tests of success.
 
-A loss is one number per image, computed from its logits.
-The DLR losses are positive where the attack succeeds: for an untargeted loss where another class
-has the largest logit, for a targeted one where the target class has.
+A loss is one number per image, computed from its logits. DLR losses are positive if the attack
+succeeds: if another class has the largest logit, or, for a targeted loss, if the target class has.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,17 +18,17 @@ PerImage = Float[Tensor, " batch"]
 Loss = Callable[[Logits, Labels, Labels], PerImage]  # logits, labels, target classes
 LossName = Literal["cross-entropy", "dlr"]
 
-# of the largest logit: logits that differ by less may change order in another batch
+# Logits that differ by less than this part of the largest may change their order in another batch.
 ROUNDING: Final = 1e-5
-_TINY: Final = 1e-12
+_TINY: Final = 1e-12  # avoids a division by 0
 
 
 def cross_entropy(logits: Logits, labels: Labels, _targets: Labels) -> PerImage:
     """Return the log odds against the label, log(1 - p) - log p.
 
-    Cross-entropy is softplus of it. Both have the same gradient direction and the same order, on
-    which normalised steps and comparisons depend; but the gradient of the log odds does not vanish
-    where the model is confident.
+    Cross-entropy is its softplus. Both order images in the same way and have the same direction of
+    the gradient, and attacks use nothing else. But the gradient of the log odds does not vanish if
+    the model is confident.
     """
     odds: Tensor = _without(logits, labels).logsumexp(1) - _of(logits, labels)
     return odds
@@ -63,7 +62,7 @@ def targeted_dlr(logits: Logits, labels: Labels, targets: Labels) -> PerImage:
 def margin(logits: Logits, labels: Labels) -> PerImage:
     """Return the logit of the label minus the largest other logit.
 
-    The label's logit is masked by -inf: a zero would be the largest where all others are negative.
+    The label's logit is masked by -inf. A zero would be the largest if all others are negative.
     """
     lead: Tensor = _of(logits, labels) - _without(logits, labels).max(1).values
     return lead
@@ -75,15 +74,15 @@ def rounding_error(logits: Logits) -> PerImage:
 
 
 def is_misclassified(logits: Logits, labels: Labels) -> Bool[Tensor, " batch"]:
-    """Return whether a class other than the label has the largest logit.
+    """Return True if a class other than the label has the largest logit.
 
-    It must be the largest by more than the rounding error.
+    It must be larger than the label's by more than the rounding error.
     """
     return margin(logits, labels) < -rounding_error(logits)
 
 
 def is_target(logits: Logits, targets: Labels) -> Bool[Tensor, " batch"]:
-    """Return whether the target class has the largest logit, by more than the rounding error."""
+    """Return True if the target class has the largest logit, by more than the rounding error."""
     return margin(logits, targets) > rounding_error(logits)
 
 

@@ -1,9 +1,9 @@
-"""The attacks that search for the smallest perturbation, L2: DeepFool, and Carlini & Wagner's.
+"""Attacks that search for the smallest L2 perturbation: DeepFool, and Carlini & Wagner's (C&W).
 
-DeepFool (Moosavi-Dezfooli 2016) steps to the nearest class boundary of the linearised model.
-Carlini & Wagner (2017) minimise distance² + c · margin in tanh space, where no pixel can leave [0,
-1]; a binary search finds each image's c. Each image's search stops on its own, and the result is
-the nearest of all adversarial images found on the way.
+DeepFool (Moosavi-Dezfooli 2016) steps to the nearest class boundary of the linearised model. C&W
+(2017) minimise distance² + c · margin in tanh space, where no pixel can leave [0, 1]. A binary
+search finds c for each image. The search of an image stops independently of the others, and its
+result is the nearest of all adversarial images on the way.
 """
 
 import math
@@ -27,22 +27,31 @@ from vitlens.attacks.norms import L2, per_pixel
 from vitlens.attacks.registry import SEARCHES, TARGETS
 from vitlens.shapes import Images, Logits
 
-OVERSHOOT = 0.02  # beyond the boundary
-_PUSH = 1e-4  # added to each step, so that none has length 0
+# DeepFool
+OVERSHOOT = 0.02  # steps go beyond the boundary by this part of their length
+_PUSH = 1e-4  # added to each step, so that no step has length 0
+# C&W, with the published values
 FIRST_C = 1e-3
 LARGEST_C = 1e10
-RATE = 0.01
-_SHRUNK = 1 - 1e-6  # so that black and white are finite in tanh space
-_DECAY = 0.9, 0.999  # Adam's
+_C_FACTOR = 10  # from one c to the next until one succeeds
+RATE = 0.01  # learning rate
+_SHRUNK = 1 - 1e-6  # factor on pixels, so that black and white are finite in tanh space
+_DECAY = 0.9, 0.999  # Adam's beta 1 and 2
 _TINY = 1e-8  # Adam's epsilon
-_CHECKS = 10  # how often a search checks whether the loss still falls
-_FALL = 0.9999
-# consecutive checks without a fall: a single image's loss oscillates more than the sum over a batch
+_CHECKS = 10  # times in a search that the fall of the loss is checked
+_FALL = 0.9999  # the loss has fallen if it is below this part of its value at the last check
+# A search ends after so many checks in a row without a fall. C&W need one, but the loss of a single
+# image oscillates more than their sum over a batch.
 _PATIENCE = 2
 
 
 class DeepFool(Algorithm):
-    """objectives: how many of the most likely other classes are considered."""
+    """Steps to the nearest class boundary of the linearised model.
+
+    objectives: the number of most likely other classes that are considered.
+
+    State of a job: "total" is the sum of its steps, without the overshoot.
+    """
 
     def start(self, jobs: Jobs) -> State:
         """Return the clean image."""
@@ -64,24 +73,26 @@ class DeepFool(Algorithm):
 
         The job is over as soon as the image is adversarial.
         """
-        lengths = evaluation.gradients.flatten(2).square().sum(2).sqrt().T  # batch, objectives
-        tiny = torch.finfo(lengths.dtype).tiny
-        gap = evaluation.losses.abs() + rounding_error(evaluation.logits)[:, None]
-        distances = gap / lengths.clamp_min(tiny)
-        distances = torch.where(lengths > 0, distances, torch.inf)
-        nearest, chosen = distances.min(1)
-        gradient = evaluation.gradients[chosen, torch.arange(len(chosen), device=chosen.device)]
-        # no step where all gradients are 0
+        # the distance to the boundary of each class, if the logits were linear: (batch, objectives)
+        slopes = evaluation.gradients.flatten(2).square().sum(2).sqrt().T
+        tiny = torch.finfo(slopes.dtype).tiny
+        gaps = evaluation.losses.abs() + rounding_error(evaluation.logits)[:, None]
+        distances = gaps / slopes.clamp_min(tiny)
+        distances = torch.where(slopes > 0, distances, torch.inf)
+        nearest, nearest_class = distances.min(1)
+        rows = torch.arange(len(nearest_class), device=nearest_class.device)
+        gradient = evaluation.gradients[nearest_class, rows]
+        # if all gradients are 0, there is no step
         length = torch.where(nearest.isfinite(), nearest + _PUSH, 0)
         total = state["total"] + per_pixel(length) * L2.steepest(gradient)
-        here = state["points"]
-        found = {"best": here, "nearest": L2.length(here - jobs.clean)}
+        points = state["points"]
+        result = {"best": points, "nearest": L2.length(points - jobs.clean)}
         moved = {
             "points": perturb(jobs, (1 + OVERSHOOT) * total),
             "total": total,
             "over": evaluation.success,
         }
-        return {**update_state(state, evaluation.success, found), **moved}
+        return {**update_state(state, evaluation.success, result), **moved}
 
 
 def deepfool(setting: Setting) -> DeepFool:
@@ -93,7 +104,25 @@ def deepfool(setting: Setting) -> DeepFool:
 
 @dataclass(frozen=True, kw_only=True)
 class CarliniWagner(Algorithm):
-    """steps: of Adam in each search; searches: values of c; first_c: initial c."""
+    """C&W's L2 attack: Adam in tanh space, and a binary search for c.
+
+    steps: the number of steps of Adam in each search.
+    searches: the number of values of c.
+    first_c: the first value of c.
+
+    The state of a job has these entries besides "points", "best" and "nearest":
+
+    origin: the clean image in tanh space.
+    shift: the change from the origin.
+    c: the value of c in the current search.
+    low, high: the bounds of the binary search for c.
+    search: the number of finished searches.
+    success: True if the current search has succeeded.
+    mean, power: the first and second moment of Adam's gradients.
+    ticks: the number of Adam's steps in the current search.
+    checked: the loss at the last check.
+    still: the number of checks in a row without a fall of the loss.
+    """
 
     steps: int
     searches: int
@@ -121,39 +150,39 @@ class CarliniWagner(Algorithm):
     def step(self, jobs: Jobs, state: State, evaluation: PointEvaluation) -> State:
         """Keep the nearest adversarial image and take a step of Adam.
 
-        Where a search has ended, the next one starts.
+        If a search has ended, the next one starts.
         """
         points = state["points"]
-        change = state["points"] - _as_image(state["origin"])
+        change = points - _as_image(state["origin"])
         loss = change.flatten(1).square().sum(1) - state["c"] * evaluation.losses[:, 0]
-        in_pixels = 2 * change - per_pixel(state["c"]) * evaluation.gradients[0]
-        gradient = in_pixels * 2 * points * (1 - points)  # the derivative of tanh
+        pixel_gradient = 2 * change - per_pixel(state["c"]) * evaluation.gradients[0]
+        # points = (tanh(z) + 1) / 2, with the derivative 2 points (1 - points)
+        gradient = pixel_gradient * 2 * points * (1 - points)
         length = L2.length(points - jobs.clean)
-        nearer = evaluation.success & (length < state["nearest"])
-        state = update_state(state, nearer, {"best": points, "nearest": length})
-        state = self._adam_step(
-            {**state, "success": state["success"] | evaluation.success}, gradient
-        )
+        is_nearer = evaluation.success & (length < state["nearest"])
+        state = update_state(state, is_nearer, {"best": points, "nearest": length})
+        state = {**state, "success": state["success"] | evaluation.success}
+        state = self._adam_step(state, gradient)
         state = self._check_progress(state, loss)
-        return self._next_search(
-            state, (state["ticks"] == self.steps) | (state["still"] == _PATIENCE)
-        )
+        has_ended = (state["ticks"] == self.steps) | (state["still"] == _PATIENCE)
+        return self._next_search(state, has_ended)
 
     def _check_progress(self, state: State, loss: Float[Tensor, " batch"]) -> State:
         """Count the checks in a row at which the loss has not fallen; there are ten in a search."""
-        check = (state["ticks"] - 1) % math.ceil(self.steps / _CHECKS) == 0
+        is_check = (state["ticks"] - 1) % math.ceil(self.steps / _CHECKS) == 0
         still = torch.where(loss > _FALL * state["checked"], state["still"] + 1, 0)
-        return update_state(state, check, {"still": still, "checked": loss})
+        return update_state(state, is_check, {"still": still, "checked": loss})
 
     def _adam_step(self, state: State, gradient: Images) -> State:
         """Take one step of Adam (Kingma & Ba 2015)."""
         ticks = state["ticks"] + 1
         mean = _DECAY[0] * state["mean"] + (1 - _DECAY[0]) * gradient
         power = _DECAY[1] * state["power"] + (1 - _DECAY[1]) * gradient.square()
-        correction = [per_pixel(1 - decay ** ticks.to(gradient.dtype)) for decay in _DECAY]
-        shift = state["shift"] - RATE * (mean / correction[0]) / (
-            (power / correction[1]).sqrt() + _TINY
+        mean_correction, power_correction = (
+            per_pixel(1 - decay ** ticks.to(gradient.dtype)) for decay in _DECAY
         )
+        root = (power / power_correction).sqrt() + _TINY
+        shift = state["shift"] - RATE * (mean / mean_correction) / root
         points = _as_image(state["origin"] + shift)
         return {
             **state,
@@ -164,22 +193,21 @@ class CarliniWagner(Algorithm):
             "points": points,
         }
 
-    def _next_search(self, state: State, end: Bool[Tensor, " batch"]) -> State:
-        """Return the next c and a new search for the jobs whose search has ended."""
+    def _next_search(self, state: State, has_ended: Bool[Tensor, " batch"]) -> State:
+        """Return the state with the next c, and a new search, for jobs with an ended search."""
         c = state["c"]
         success = state["success"]
-        search = state["search"] + end
-        state = update_state(
-            update_state(state, end & success, {"high": c}), end & ~success, {"low": c}
-        )
-        between = torch.where(state["high"].isinf(), c * 10, (state["low"] + state["high"]) / 2)
-        # as published: the last search uses the smallest c that succeeded
+        search = state["search"] + has_ended
+        state = update_state(state, has_ended & success, {"high": c})
+        state = update_state(state, has_ended & ~success, {"low": c})
+        middle = (state["low"] + state["high"]) / 2
+        next_c = torch.where(state["high"].isinf(), c * _C_FACTOR, middle)
+        # as published: after many searches, the last one uses the smallest c that succeeded
         if self.searches >= SEARCHES + 1:
-            between = torch.where(
-                search == self.searches - 1, state["high"].clamp_max(LARGEST_C), between
-            )
+            smallest_success = state["high"].clamp_max(LARGEST_C)
+            next_c = torch.where(search == self.searches - 1, smallest_success, next_c)
         return {
-            **update_state(state, end, {**_new_search(state["origin"]), "c": between}),
+            **update_state(state, has_ended, {**_new_search(state["origin"]), "c": next_c}),
             "search": search,
             "over": search == self.searches,
         }
@@ -196,7 +224,7 @@ def carlini_wagner(
 
 
 def _new_search(origin: Images) -> State:
-    """Return the state at the start of a search: the clean image; Adam's moments are 0."""
+    """Return the state at the start of a search, at the clean image and with Adam's moments 0."""
     zeros = torch.zeros_like(origin)
     none = torch.full_like(origin[:, 0, 0, 0], torch.inf)
     return {

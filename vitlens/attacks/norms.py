@@ -19,18 +19,21 @@ from vitlens.data.draws import uniform
 Change = Float[Tensor, "batch 3 height width"]  # adversarial image minus clean image
 PerImage = Float[Tensor, " batch"]
 
-_INSIDE = 1 - 1e-6  # L2: the rounding error of a sum of many squares must not exceed epsilon
-_HALF_STEP = 2.0**-25  # draws are multiples of 2^-24, and the normal quantile of 0 is infinite
+# L2 changes are projected slightly inside the ball: their length must not exceed epsilon by the
+# rounding error of a sum of many squares
+_INSIDE = 1 - 1e-6
+# added to draws, which are multiples of 2^-24: the normal quantile of 0 is infinite
+_HALF_STEP = 2.0**-25
 
 
 @dataclass(frozen=True)
 class Norm:
     """One norm.
 
-    length: the length of each change.
-    steepest: the step of length 1 of largest increase, given a gradient.
-    project: the nearest change within epsilon.
-    draw: a random change of length at most 1 for each key, shaped like images.
+    length: returns the length of each change.
+    steepest: takes gradients and returns the steps of length 1 that increase the loss most.
+    project: returns the nearest change within epsilon.
+    draw: returns a random change of length at most 1 for each key, in the shape of the images.
     """
 
     name: NormName
@@ -56,7 +59,7 @@ def _euclidean(change: Change) -> PerImage:
 
 def _unit(change: Change) -> Change:
     smallest = torch.finfo(change.dtype).tiny
-    # squares of 1e-30 would underflow
+    # scaled first to a largest value of 1, because squares of numbers such as 1e-30 underflow
     scaled = change / per_pixel(_largest(change).clamp_min(smallest))
     return scaled / per_pixel(_euclidean(scaled).clamp_min(smallest))
 
@@ -91,10 +94,18 @@ def _share_changed(change: Change) -> PerImage:
     return share
 
 
-LINF: Final = Norm("linf", _largest, torch.sign, _clamp, _uniform_in_cube)
-L2: Final = Norm("l2", _euclidean, _unit, _scale_down, _uniform_in_ball)
+LINF: Final = Norm(
+    name="linf", length=_largest, steepest=torch.sign, project=_clamp, draw=_uniform_in_cube
+)
+L2: Final = Norm(
+    name="l2", length=_euclidean, steepest=_unit, project=_scale_down, draw=_uniform_in_ball
+)
 PATCH: Final = Norm(
-    "patch", _share_changed, torch.sign, lambda change, _: change.clamp(-1, 1), _uniform_in_cube
+    name="patch",
+    length=_share_changed,
+    steepest=torch.sign,
+    project=lambda change, _epsilon: change.clamp(-1, 1),
+    draw=_uniform_in_cube,
 )
 NORMS: Final[Mapping[NormName, Norm]] = MappingProxyType(
     {norm.name: norm for norm in (LINF, L2, PATCH)}

@@ -22,7 +22,7 @@ from vitlens.names import DEFAULT_SEED
 from vitlens.pixels import Parts
 from vitlens.shapes import Labels
 
-# images at a time on a CPU: more are no faster, and a small batch makes resuming finer
+# images at a time on a CPU: more are no faster, and a resumed run repeats at most one batch
 _CPU_BATCH = 64
 
 
@@ -32,8 +32,10 @@ class CleanImages:
 
     They are on the device of the argument, or read from a Split as they are needed.
 
-    correct: whether the model predicts the label.
-    runners_up: other classes, most likely first.
+    images: the images.
+    labels: their labels.
+    correct: True if the model predicts the label.
+    runners_up: the other classes, the most likely first.
     indices: the indices of the images in the data set.
     notes: caveats that a report states before its curves.
     """
@@ -50,20 +52,21 @@ class CleanImages:
 class AttackPlan:
     """The settings of an attack on images.
 
-    Raises InputError for counts that are too small and for maps that are not finite.
-
-    levels: epsilons above 0 in ascending order.
-    steps: the number of steps of the attack (None: its default).
-    restarts: at each level.
+    levels: the epsilons above 0, in ascending order.
+    steps: the number of steps (None: the default of the attack).
+    restarts: the number of restarts at each level.
     targets: the target classes (batch,), or None.
-    batch_size: images at a time (None: as many as fit into memory).
-    precision: the precision of the passes with gradients.
+    seed: the seed of random starts and draws.
+    batch_size: the number of images at a time (None: as many as fit into memory).
+    precision: the precision of passes with gradients.
     side, aligned, maps, stride: as in `vitlens.attack`.
-    keep: whether the adversarial images are kept.
-    downwards: from the largest epsilon down to the first at which an image is robust, which then
-        counts as robust at all smaller ones, instead of from the smallest up to the first at which
-        the attack succeeds: two to three times as fast if many images are robust, but wrong if an
-        attack fails only at a larger epsilon.
+    keep: True to keep the adversarial images.
+    downwards: True to start at the largest epsilon and to stop at the first at which an image is
+        robust. The image then counts as robust at all smaller ones. This is two to three times as
+        fast if many images are robust, but wrong if an attack fails only at a larger epsilon. By
+        default an attack starts at the smallest epsilon and stops at its first success.
+
+    Raises InputError for counts that are too small and for maps that are not finite.
     """
 
     levels: Sequence[float] = ()
@@ -127,8 +130,8 @@ class AttackPlan:
     ) -> tuple[float, ...]:
         """Return the epsilons of an attack, by default those of its norm.
 
-        For a patch it is the share of the image that it covers. Raises InputError unless they are
-        ascending, not negative, and at most 1 in L∞.
+        A patch has one, the share of the image that it covers. Raises InputError unless epsilons
+        are ascending, not negative, and at most 1 in L∞.
         """
         if not attack.takes_epsilon:
             setting = self.setting(attack, model, clean)
@@ -159,8 +162,10 @@ def clean_images(
 ) -> CleanImages:
     """Return the clean images, with checked labels and the model's predictions.
 
-    labels: class indices, or "predicted". Raises InputError for invalid labels or indices,
-    NonFiniteError naming model and image.
+    labels: class indices, or "predicted".
+
+    Raises InputError for invalid labels or indices. Raises NonFiniteError, with the names of model
+    and image.
     """
     model.require_classifier()
     count = len(images)
@@ -198,9 +203,9 @@ def clean_images(
 
 @contextmanager
 def frozen(model: Model) -> Iterator[None]:
-    """Set evaluation mode and freeze the parameters; modes and flags are restored on exit.
+    """Set evaluation mode and freeze the parameters; restore both on exit.
 
-    No pass then stores values for the gradients of parameters.
+    Passes then store no values for the gradients of parameters.
     """
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:

@@ -1,7 +1,7 @@
 """The attacks: one table, free of torch.
 
-It has the norm, requirements, cost, defaults, self-checks and implementation of each attack.
-To add one, write its file and one entry here: the public functions, the command line, estimates of
+It has the norm, requirements, cost, defaults, self-checks and implementation of each attack. To add
+one, write its function and one entry here. The public functions, the command line, estimates of
 time, the self-checks and the tests read this table.
 """
 
@@ -14,53 +14,58 @@ from vitlens.errors import UnknownNameError
 
 NormName = Literal["linf", "l2", "patch"]
 
-ATTACK: Final = "pgd"  # of the public functions
-COMMAND_ATTACKS: Final = ("fgsm", "pgd", "cw")
+ATTACK: Final = "pgd"  # default of the public functions
+COMMAND_ATTACKS: Final = ("fgsm", "pgd", "cw")  # defaults of the command
 UNIT: Final = 255.0  # the command takes epsilons of L∞ attacks in 1/255
 EPSILONS_255: Final = (0.0, 1.0, 2.0, 4.0, 8.0)  # of L∞ attacks, in 1/UNIT; 0: clean accuracy
-EPSILONS_L2: Final = (0.25, 0.5, 1.0)  # of L2 attacks, pixel units
-EPSILONS: Final[Mapping[str, tuple[float, ...]]] = {  # by norm, pixel units
+EPSILONS_L2: Final = (0.25, 0.5, 1.0)  # of L2 attacks, in pixel units
+EPSILONS: Final[Mapping[str, tuple[float, ...]]] = {  # default epsilons by norm, in pixel units
     "linf": tuple(epsilon / UNIT for epsilon in EPSILONS_255),
     "l2": EPSILONS_L2,
 }
-EPSILON: Final[Mapping[str, float]] = {"linf": 8 / 255, "l2": 0.5}  # of one attack, by its norm
+EPSILON: Final[Mapping[str, float]] = {"linf": 8 / 255, "l2": 0.5}  # default single epsilon by norm
 RESTARTS: Final = 1
-STEPS: Final = 20  # of projected gradient descent, and draws of uniform noise
+STEPS: Final = 20  # steps of projected gradient descent, and draws of uniform noise
 PRECISION: Final = "fp32"  # of the passes with gradients
 
-# most likely other classes that targeted attacks and DeepFool consider, as published
+# number of most likely other classes that targeted attacks and DeepFool consider, as published
 TARGETS: Final = 9
-SEARCHES: Final = 9  # binary-search steps of C&W
-QUERIES: Final = 50  # of Square per step: 5,000 for the 100 steps of APGD, as in AutoAttack
+SEARCHES: Final = 9  # values of c that C&W's binary search tries
+# queries of Square per step: 5,000 for as many steps as APGD has (100), as in AutoAttack
+QUERIES: Final = 50
 
-_SLOW: Final = 1000  # passes per image
+_SLOW: Final = 1000  # an attack with more passes per image is slow
 
 
 @dataclass(frozen=True)
 class Attack:
     """One attack.
 
-    norm: that bounds the perturbation, or "patch".
-    kind: "budget" (run at each epsilon) or "minimum" (searches for the smallest perturbation,
-        once).
-    paper: its source.
-    description: what it does, in a few words.
-    function: "module:function", called as function(setting, **options), gives the algorithm.
-    members: attacks that are run one after another on the images that are still robust, instead of
-        a function.
+    name: the name under which it is called.
+    title: its name in tables and figures.
+    norm: the norm that bounds the perturbation, or "patch".
+    kind: "budget" if it is run at each epsilon, "minimum" if it searches once for the smallest
+        perturbation.
+    paper: the paper, and how this attack differs from it.
+    description: the idea of the attack in a few words.
+    function: "module:function". It is called as function(setting, **options) and returns the
+        algorithm.
+    options: keyword arguments of the function.
+    members: the attacks that are run one after another, instead of a function. Each is run on the
+        images that are still robust.
 
-    gradients: whether it needs them.
-    random_start: whether another restart can give another result.
-    targets: how many classes it targets in turn (0: untargeted).
-    steps: their default number (0: always one step).
-    iterative: whether each step depends on the ones before.
-    restricted: whether its perturbations have less freedom than their norm allows.
-    passes_a_step: forward passes per step and image.
-    strong: whether it should succeed wherever a single-step attack or one without gradients in its
-        norm does.
-    stronger_than: other attacks for which that should hold, with the reason.
-    examples: its rank among the attacks whose images are shown and analysed (1: first; 0: only if
-        no other is run).
+    gradients: True if it needs gradients.
+    random_start: True if another restart can give another result.
+    targets: the number of classes that it targets in turn (0: untargeted).
+    steps: the default number of steps (0: always one step).
+    iterative: True if each step depends on the steps before.
+    restricted: True if its perturbations have less freedom than their norm allows.
+    passes_a_step: the number of forward passes per step and image.
+    strong: True if it should break every image that a weaker attack in its norm breaks. Weaker are
+        attacks with a single step or without gradients.
+    stronger_than: other weaker attacks, each with the reason why it is weaker.
+    examples: its rank when one attack's images are shown and analysed (1: first; 0: only if no
+        other is run).
     """
 
     name: str
@@ -90,7 +95,7 @@ class Attack:
 
     @property
     def parts(self) -> "tuple[Attack, ...]":
-        """Return its members, or the attack itself where it has none."""
+        """Return its members, or the attack itself if it has none."""
         return tuple(ATTACKS[member] for member in self.members) or (self,)
 
     @property
@@ -105,24 +110,28 @@ class Attack:
 
     @property
     def takes_stride(self) -> bool:
-        """Return True if its step, that of PGD, can be chosen."""
+        """Return True if the user can choose its stride, as for PGD."""
         return self.function in _STRIDED and "stride" not in self.options
 
     @property
     def takes_more_steps(self) -> bool:
-        """Return True if it is checked that more steps break no more images."""
-        unrestricted = not (self.restricted or self.targets or self.slow)
-        return self.kind == "minimum" or (self.iterative and self.gradients and unrestricted)
+        """Return True if a self-check runs it with more steps, to see if they break more images."""
+        if self.kind == "minimum":
+            return True
+        has_gradient_steps = self.iterative and self.gradients
+        return has_gradient_steps and not (self.restricted or self.targets or self.slow)
 
     def passes(self, *, restarts: int = RESTARTS) -> int:
         """Return the largest number of passes for one image and epsilon.
 
-        Not for an attack with members.
+        It is undefined for an attack with members.
         """
         count = max(1, self.steps) * self.passes_a_step
         if self.kind == "minimum":
             return count
-        return count * (restarts if self.random_start else 1) * max(1, self.targets)
+        if self.random_start:
+            count *= restarts
+        return count * max(1, self.targets)
 
 
 def attack_named(name: str) -> Attack:
@@ -142,23 +151,23 @@ _STRIDED: Final = (_PGD, "vitlens.attacks.descent:frequency", "vitlens.attacks.d
 _APGD: Final = "vitlens.attacks.apgd:apgd"
 _ENTRIES: Final = (
     Attack(
-        "noise",
-        "uniform noise",
-        "linf",
-        "budget",
-        "the worst of 20 draws",
-        "uniform noise, the worst of several draws: the baseline",
+        name="noise",
+        title="uniform noise",
+        norm="linf",
+        kind="budget",
+        paper="the worst of 20 draws",
+        description="uniform noise, the worst of several draws: the baseline",
         function="vitlens.attacks.scores:noise",
         gradients=False,
         iterative=False,
     ),
     Attack(
-        "fgsm",
-        "FGSM",
-        "linf",
-        "budget",
-        "Goodfellow 2015",
-        "one step along the gradient's sign",
+        name="fgsm",
+        title="FGSM",
+        norm="linf",
+        kind="budget",
+        paper="Goodfellow 2015",
+        description="one step along the gradient's sign",
         function="vitlens.attacks.descent:fgsm",
         random_start=False,
         steps=0,
@@ -166,67 +175,67 @@ _ENTRIES: Final = (
         examples=7,
     ),
     Attack(
-        "bim",
-        "BIM",
-        "linf",
-        "budget",
-        "Kurakin 2017",
-        "many steps from the clean image",
+        name="bim",
+        title="BIM",
+        norm="linf",
+        kind="budget",
+        paper="Kurakin 2017",
+        description="many steps from the clean image",
         function="vitlens.attacks.descent:bim",
         random_start=False,
         strong=True,
         examples=4,
     ),
     Attack(
-        "pgd",
-        "PGD",
-        "linf",
-        "budget",
-        "Madry 2018",
-        "many steps from a random start",
+        name="pgd",
+        title="PGD",
+        norm="linf",
+        kind="budget",
+        paper="Madry 2018",
+        description="many steps from a random start",
         function=_PGD,
         strong=True,
         examples=1,
     ),
     Attack(
-        "pgd-l2",
-        "PGD (L2)",
-        "l2",
-        "budget",
-        "Madry 2018",
-        "many steps from a random start, in L2",
+        name="pgd-l2",
+        title="PGD (L2)",
+        norm="l2",
+        kind="budget",
+        paper="Madry 2018",
+        description="many steps from a random start, in L2",
         function=_PGD,
         options={"norm": "l2"},
         examples=6,
     ),
     Attack(
-        "pgd-dlr",
-        "PGD with DLR",
-        "linf",
-        "budget",
-        "Madry 2018; loss of Croce & Hein 2020",
-        "PGD on the difference of logits ratio",
+        name="pgd-dlr",
+        title="PGD with DLR",
+        norm="linf",
+        kind="budget",
+        paper="Madry 2018; loss of Croce & Hein 2020",
+        description="PGD on the difference of logits ratio",
         function=_PGD,
         options={"loss": "dlr"},
         examples=5,
     ),
     Attack(
-        "pgd-targeted",
-        "targeted PGD",
-        "linf",
-        "budget",
-        "Madry 2018; Gowal 2019",
-        "PGD towards other classes in turn",
+        name="pgd-targeted",
+        title="targeted PGD",
+        norm="linf",
+        kind="budget",
+        paper="Madry 2018; Gowal 2019",
+        description="PGD towards other classes in turn",
         function=_PGD,
         targets=TARGETS,
     ),
     Attack(
-        "apgd-ce",
-        "APGD-CE",
-        "linf",
-        "budget",
-        "Croce & Hein 2020, algorithm 1",
-        "momentum, and a step size that is halved when progress stops",
+        name="apgd-ce",
+        title="APGD-CE",
+        norm="linf",
+        kind="budget",
+        paper="Croce & Hein 2020, algorithm 1",
+        description="momentum, and a step size that is halved when progress stops",
         function=_APGD,
         steps=100,
         strong=True,
@@ -234,12 +243,12 @@ _ENTRIES: Final = (
         examples=2,
     ),
     Attack(
-        "apgd-dlr",
-        "APGD-DLR",
-        "linf",
-        "budget",
-        "Croce & Hein 2020, algorithm 1",
-        "APGD on the difference of logits ratio",
+        name="apgd-dlr",
+        title="APGD-DLR",
+        norm="linf",
+        kind="budget",
+        paper="Croce & Hein 2020, algorithm 1",
+        description="APGD on the difference of logits ratio",
         function=_APGD,
         options={"loss": "dlr"},
         steps=100,
@@ -247,24 +256,24 @@ _ENTRIES: Final = (
         examples=3,
     ),
     Attack(
-        "apgd-targeted",
-        "targeted APGD-DLR",
-        "linf",
-        "budget",
-        "Croce & Hein 2020, algorithm 1",
-        "APGD towards other classes in turn",
+        name="apgd-targeted",
+        title="targeted APGD-DLR",
+        norm="linf",
+        kind="budget",
+        paper="Croce & Hein 2020, algorithm 1",
+        description="APGD towards other classes in turn",
         function=_APGD,
         options={"loss": "dlr"},
         targets=TARGETS,
         steps=100,
     ),
     Attack(
-        "cw",
-        "C&W",
-        "l2",
-        "minimum",
-        "Carlini & Wagner 2017",
-        "searches for the smallest perturbation in tanh space",
+        name="cw",
+        title="C&W",
+        norm="l2",
+        kind="minimum",
+        paper="Carlini & Wagner 2017",
+        description="searches for the smallest perturbation in tanh space",
         function="vitlens.attacks.minimum_norm:carlini_wagner",
         random_start=False,
         steps=100,
@@ -272,12 +281,12 @@ _ENTRIES: Final = (
         examples=9,
     ),
     Attack(
-        "deepfool",
-        "DeepFool",
-        "l2",
-        "minimum",
-        "Moosavi-Dezfooli 2016",
-        "steps to the nearest class boundary, as if the model were linear",
+        name="deepfool",
+        title="DeepFool",
+        norm="l2",
+        kind="minimum",
+        paper="Moosavi-Dezfooli 2016",
+        description="steps to the nearest class boundary, as if the model were linear",
         function="vitlens.attacks.minimum_norm:deepfool",
         random_start=False,
         steps=50,
@@ -285,57 +294,58 @@ _ENTRIES: Final = (
         examples=10,
     ),
     Attack(
-        "square",
-        "Square",
-        "linf",
-        "budget",
-        "Andriushchenko 2020; 50 queries a step",
-        "random squares, kept where the margin falls",
+        name="square",
+        title="Square",
+        norm="linf",
+        kind="budget",
+        paper="Andriushchenko 2020; 50 queries a step",
+        description="random squares, kept where the margin falls",
         function="vitlens.attacks.scores:square",
         gradients=False,
         steps=100,
         passes_a_step=QUERIES,
     ),
     Attack(
-        "patch",
-        "patch",
-        "patch",
-        "budget",
-        "Brown 2017, one patch an image",
-        "one square of the image, any pixels within it",
+        name="patch",
+        title="patch",
+        norm="patch",
+        kind="budget",
+        paper="Brown 2017, one patch an image",
+        description="one square of the image, any pixels within it",
         function="vitlens.attacks.descent:patch",
         steps=50,
         restricted=True,
     ),
     Attack(
-        "low-frequency",
-        "low-frequency PGD",
-        "linf",
-        "budget",
-        "Sharma 2019; up to half of Nyquist's frequency",
-        "PGD within the lower half of the spectrum",
+        name="low-frequency",
+        title="low-frequency PGD",
+        norm="linf",
+        kind="budget",
+        paper="Sharma 2019; up to half of Nyquist's frequency",
+        description="PGD within the lower half of the spectrum",
         function="vitlens.attacks.descent:frequency",
         options={"part": "low"},
         restricted=True,
     ),
     Attack(
-        "high-frequency",
-        "high-frequency PGD",
-        "linf",
-        "budget",
-        "Sharma 2019; above half of Nyquist's frequency",
-        "PGD within the upper half of the spectrum",
+        name="high-frequency",
+        title="high-frequency PGD",
+        norm="linf",
+        kind="budget",
+        paper="Sharma 2019; above half of Nyquist's frequency",
+        description="PGD within the upper half of the spectrum",
         function="vitlens.attacks.descent:frequency",
         options={"part": "high"},
         restricted=True,
     ),
     Attack(
-        "auto",
-        "auto (APGD-CE, targeted APGD-DLR, Square)",
-        "linf",
-        "budget",
-        "Croce & Hein 2020, without FAB",
-        "APGD-CE, targeted APGD-DLR, Square, each on the images still robust: the worst case",
+        name="auto",
+        title="auto (APGD-CE, targeted APGD-DLR, Square)",
+        norm="linf",
+        kind="budget",
+        paper="Croce & Hein 2020, without FAB",
+        description="APGD-CE, targeted APGD-DLR, Square, each on the images still robust: the "
+        "worst case",
         members=("apgd-ce", "apgd-targeted", "square"),
         steps=100,
         strong=True,
@@ -349,21 +359,20 @@ ATTACKS: Final[Mapping[str, Attack]] = MappingProxyType(_BY_NAME)
 
 
 def comparisons(names: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield the pairs of these attacks of which the stronger succeeds wherever the weaker does.
+    """Yield (weaker, stronger, reason) for pairs of these attacks.
 
-    A pair is (weaker, stronger, reason): many steps and one, with and without gradients, and the
-    pairs that the registry names.
+    The stronger attack should break every image that the weaker one breaks. It has many steps
+    against one, or gradients against none, or the registry names the pair.
     """
     entries = [attack for attack in ATTACKS.values() if attack.name in names]
     weak = [attack for attack in entries if not (attack.iterative and attack.gradients)]
+    # first attacks with one step, with gradients and then without; then those with many steps
     for weaker in sorted(weak, key=lambda attack: (attack.iterative, not attack.gradients)):
         reason = "without gradients against with" if weaker.iterative else "one step against many"
         for stronger in entries:
             if stronger.strong and stronger.norm == weaker.norm:
                 yield weaker.name, stronger.name, reason
     for stronger in entries:
-        yield from (
-            (name, stronger.name, why)
-            for name, why in stronger.stronger_than.items()
-            if name in names
-        )
+        for weaker_name, reason in stronger.stronger_than.items():
+            if weaker_name in names:
+                yield weaker_name, stronger.name, reason

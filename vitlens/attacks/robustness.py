@@ -1,8 +1,8 @@
 """Robust accuracy over epsilon: intervals, medians, transfer, and changes of blocks' outputs.
 
-One number per image determines the curve, the smallest epsilon that broke it: an image is robust at
-epsilon if the model predicts it correctly and no attempt up to epsilon changed that. So an image
-broken at one epsilon is broken at every larger one, and no curve rises.
+One number per image determines the curve: the smallest epsilon that broke the image. An image is
+robust at epsilon if the model predicts it correctly and no attempt up to epsilon changed that. So
+an image that is broken at one epsilon is broken at every larger one, and no curve rises.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,8 +23,9 @@ from vitlens.models.model import Model
 from vitlens.shapes import Images
 from vitlens.uncertainty import Estimate, median_of
 
-ROUNDING = 1e-6  # pixel units: largest difference of a stored epsilon from the one tried
-HALFWAY = 0.5  # of the distance (1 - cosine) between different images
+ROUNDING = 1e-6  # largest difference of a stored epsilon from the one tried, in pixel units
+HALFWAY = 0.5  # a change is halfway at this part of the distance between different images
+_EQUAL = 1e-6  # images at a smaller distance (1 - cosine) are equal
 
 CorrectByModel = Bool[Tensor, "models batch"]
 ByDepth = Float[Tensor, "depth batch"]
@@ -34,17 +35,19 @@ ByDepth = Float[Tensor, "depth batch"]
 class Outcome:
     """The outcome of one attack on one model and n images.
 
-    name: the attack with its norm ("pgd-linf").
-    epsilons: those tried, ascending, in the attack's norm, pixel units (for a patch the share of
-        the image covered).
-    clean: the images that the model predicts correctly before the attack.
-    broken_at: the smallest epsilon at which each is predicted wrongly, 0 for images that were wrong
-        before, infinite for images on which all attempts failed.
-    distance: the distance of the smallest perturbation found, 0 and infinite as broken_at.
-    zero_gradients: images whose gradients were all exactly 0.
-    forwards, backwards: passes through the model; seconds.
-    notes: caveats on the numbers.
-    groups: (n,) of images that are not independent, or None.
+    name: the attack with its norm, e.g. "pgd-linf".
+    alias: the alias of the model.
+    epsilons: the epsilons that were tried, ascending, in the attack's norm and pixel units. For a
+        patch, the share of the image that it covers.
+    clean: True for images that the model predicts correctly before the attack.
+    broken_at: the smallest epsilon at which each image is predicted wrongly. 0 for images that were
+        wrong before, infinite for images on which all attempts failed.
+    distance: the length of the smallest perturbation. 0 and infinite as in `broken_at`.
+    zero_gradients: True for images with gradients that were all exactly 0.
+    forwards, backwards: the numbers of passes through the model.
+    seconds: the duration of the attack.
+    notes: caveats of the numbers.
+    groups (n,): the source of each image, None if images are independent.
     """
 
     name: str
@@ -61,7 +64,7 @@ class Outcome:
     groups: Tensor | None = None
 
     def robust(self, epsilon: float) -> Bool[Tensor, " batch"]:
-        """Return a mask of the images predicted correctly up to this epsilon, and before."""
+        """Return True for images that are predicted correctly on all attempts up to epsilon."""
         return self.clean & (self.broken_at > epsilon + ROUNDING)
 
     def accuracies(self) -> list[Estimate]:
@@ -69,19 +72,21 @@ class Outcome:
         return [accuracy(self.robust(epsilon), groups=self.groups) for epsilon in self.epsilons]
 
     def median_distance(self, *, unit: float = 1.0) -> Estimate | None:
-        """Return the median epsilon that breaks an image, of the correctly predicted ones.
+        """Return the median epsilon that breaks an image, over correctly predicted images.
 
-        None if no image is predicted correctly, or at least half of them are never broken: the
-        median then lies beyond all epsilons tried. An upper end beyond these is left out.
+        It is None if no image is predicted correctly. It is also None if at least half of them are
+        never broken, because the median then lies beyond all epsilons that were tried. An end of
+        the interval beyond these is None.
         """
         distances = self.broken_at[self.clean].double().numpy()
         if not len(distances):
             return None
         is_broken = np.isfinite(distances)
+        # a finite number for robust images, more than twice as large as any other
         beyond = 1 + 2 * max([*self.epsilons, *distances[is_broken].tolist()], default=1.0)
         groups = None if self.groups is None else self.groups[self.clean].numpy()
         median = median_of(np.where(is_broken, distances, beyond), groups=groups, unit="")
-        # also a median between a broken image and one that was never broken
+        # half of `beyond` may be the mean of a broken image and a robust one
         if median.value >= beyond / 2:
             return None
 
@@ -97,7 +102,7 @@ class Outcome:
 
 
 def halving_epsilon(outcomes: Sequence[Outcome]) -> float:
-    """Return the smallest epsilon at which every model has lost half its clean accuracy.
+    """Return the smallest epsilon at which every model has lost half of its clean accuracy.
 
     If there is none, it is the largest epsilon.
     """
@@ -116,12 +121,12 @@ def halving_epsilon(outcomes: Sequence[Outcome]) -> float:
 class Transfer:
     """The predictions of one model (target) on the images of an attack on another (source).
 
-    source, target: numbers of the models.
-    rate: the share that fool the target, of the images that fool the source and have a clean
-        version that the target predicts right, None without such images.
-    accuracy: the accuracy of the target on all images of the source, clean ones if its attack
+    source, target: the numbers of the models.
+    rate: the share of images that fool the target. It counts images that fool the source, if the
+        target predicts the clean image correctly. None without such images.
+    accuracy: the accuracy of the target on all images of the source, which are clean if the attack
         failed.
-    clean: its accuracy on the clean images.
+    clean: the accuracy of the target on the clean images.
     """
 
     source: int
@@ -140,10 +145,10 @@ def transfers(
 ) -> Iterator[Transfer]:
     """Yield the transfer of every model's images to every model.
 
-    clean: (models, n), whether a model predicts a clean image correctly.
-    adversarial: for each source (models, n), the same for its images.
-    fooled: (models, n), whether an image fools its source.
-    groups: (n,) of images that are not independent.
+    clean (models, n): True if a model predicts a clean image correctly.
+    adversarial (models, n): for each source, the same for its adversarial images.
+    fooled (models, n): True if an adversarial image fools its source.
+    groups (n,): the source of each image, None if images are independent.
     """
     clean_accuracies = [accuracy(correct, groups=groups) for correct in clean]
     for source, target in product(range(len(clean)), repeat=2):
@@ -162,8 +167,12 @@ def cosines(
 ) -> dict[str, ByDepth]:
     """Return the cosine between each block's outputs for an image and its counterpart.
 
-    The result is (blocks, n) by name of others. images, others: (n, 3, height, width) in [0, 1],
-    the counterparts in the same order. A block's whole output counts, all tokens or the whole map.
+    A block's whole output counts, all tokens or the whole map. The result is (blocks, n) for each
+    name in `others`.
+
+    images (n, 3, height, width): images in [0, 1].
+    others (n, 3, height, width): the counterparts by name, in the same order.
+
     Raises InputError for a model without blocks.
     """
     size = batch_size or max(1, fitting_batch_size(model) // 4)
@@ -197,11 +206,14 @@ def cosines(
 def halfway_block(changed: ByDepth, another: ByDepth) -> int | None:
     """Return the first block where an image and its change are half as far apart as two images.
 
-    changed: cosines with the changed image, another: with a different one; means over images are
-    compared. None if there is no such block, or if different images have equal outputs.
+    Means over images are compared. The result is None if there is no such block, or if different
+    images have equal outputs.
+
+    changed: the cosine of each image with its changed version, by block.
+    another: the cosine of each image with a different image, by block.
     """
     distance = 1 - changed.double().mean(1)
     between_images = 1 - another.double().mean(1)
-    share = torch.where(between_images > 1e-6, distance / between_images.clamp_min(1e-6), 0.0)
+    share = torch.where(between_images > _EQUAL, distance / between_images.clamp_min(_EQUAL), 0.0)
     blocks = (share >= HALFWAY).nonzero().flatten()
     return int(blocks[0]) if len(blocks) else None

@@ -26,14 +26,17 @@ from vitlens.attacks.registry import QUERIES
 from vitlens.data.draws import mix, uniform
 from vitlens.shapes import Images
 
-FIRST_SHARE = 0.8  # of the image, covered by the first square
-# of 10,000 queries; the schedule is scaled to fewer
+FIRST_SHARE = 0.8  # part of the image that the first square covers
+# queries after which the share is halved, of 10,000; the schedule is scaled to other numbers
 _HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 _PUBLISHED_QUERIES = 10_000
 
 
 class Noise(Algorithm):
-    """Uniform noise within epsilon, the baseline of every attack; queries: number of draws."""
+    """Uniform noise within epsilon, the baseline of every attack.
+
+    queries: the number of draws.
+    """
 
     def start(self, jobs: Jobs) -> State:
         """Return the first draw."""
@@ -49,9 +52,11 @@ class Noise(Algorithm):
 
 
 class SquareSearch(Algorithm):
-    """Square, L∞: random squares of plus or minus 2 epsilon, kept where the margin falls.
+    """Square in L∞: random squares of plus or minus 2 epsilon, kept if the margin falls.
 
-    queries: squares tried.
+    queries: the number of squares that are tried.
+
+    State of a job: "top" has the points of the smallest margin so far, "least" this margin.
     """
 
     def start(self, jobs: Jobs) -> State:
@@ -66,21 +71,20 @@ class SquareSearch(Algorithm):
         }
 
     def step(self, jobs: Jobs, state: State, evaluation: PointEvaluation) -> State:
-        """Keep the points whose margin fell, and change one more square of the best points."""
+        """Keep the points if their margin fell, and change one more square of the best points."""
         margins = margin(evaluation.logits, jobs.labels)
-        state = update_state(
-            state, margins < state["least"], {"top": state["points"], "least": margins}
-        )
-        top = state["top"]
-        size = (int(top.shape[2]), int(top.shape[3]))
-        sides = sides_of(self.queries, size, top.device)[jobs.queries]
+        current = {"top": state["points"], "least": margins}
+        state = update_state(state, margins < state["least"], current)
+        best = state["top"]
+        height, width = int(best.shape[2]), int(best.shape[3])
+        sides = sides_of(self.queries, (height, width), best.device)[jobs.queries]
         keys = _keys_of_query(jobs, 2)
-        position = uniform(keys, 2, stream=6)
-        top_edge = (position[:, 0] * (size[0] - sides + 1)).long()
-        left_edge = (position[:, 1] * (size[1] - sides + 1)).long()
-        mask = squares(size, top_edge, left_edge, sides)
-        signs = _signs(keys, 3, stream=7).to(top.dtype)[:, :, None, None]
-        change = top - jobs.clean + 2 * per_pixel(jobs.epsilon) * signs * mask
+        random_place = uniform(keys, 2, stream=6)
+        top_edge = (random_place[:, 0] * (height - sides + 1)).long()
+        left_edge = (random_place[:, 1] * (width - sides + 1)).long()
+        mask = squares((height, width), top_edge, left_edge, sides)
+        signs = _signs(keys, 3, stream=7).to(best.dtype)[:, :, None, None]
+        change = best - jobs.clean + 2 * per_pixel(jobs.epsilon) * signs * mask
         return {**state, "points": perturb(jobs, self.norm.project(change, jobs.epsilon))}
 
 
@@ -96,23 +100,28 @@ def square(setting: Setting) -> SquareSearch:
 
 @cache
 def sides_of(queries: int, size: tuple[int, int], device: torch.device) -> Int[Tensor, " queries"]:
-    """Return the side of the square at each query, px.
+    """Return the side of the square in px at each query.
 
-    Its share of the image is halved on the published schedule.
+    The share of the image that it covers is halved on the published schedule.
     """
+    height, width = size
     sides = []
     for query in range(queries):
-        halvings = sum(query * _PUBLISHED_QUERIES // queries > mark for mark in _HALVINGS)
-        side = round(math.sqrt(FIRST_SHARE / 2**halvings * size[0] * size[1]))
-        sides.append(min(max(side, 1), *size))
+        published_query = query * _PUBLISHED_QUERIES // queries
+        halvings = sum(published_query > mark for mark in _HALVINGS)
+        pixels = FIRST_SHARE / 2**halvings * height * width
+        side = round(math.sqrt(pixels))
+        sides.append(min(max(side, 1), height, width))
     return torch.tensor(sides, device=device)
 
 
 def _keys_of_query(jobs: Jobs, stream: int) -> Int[Tensor, " batch"]:
-    """Return a different key for each query of a job."""
-    keys: Tensor = mix(jobs.keys + mix(jobs.queries + (stream << 24)))
+    """Return a different key for each query of a job, and for each stream of random draws."""
+    query_number = jobs.queries + (stream << 24)  # queries need less than 24 bits
+    keys: Tensor = mix(jobs.keys + mix(query_number))
     return keys
 
 
 def _signs(keys: Int[Tensor, " batch"], count: int, *, stream: int) -> Float[Tensor, "batch count"]:
+    """Draw random signs, +1 or -1."""
     return torch.where(uniform(keys, count, stream=stream) < 0.5, -1.0, 1.0)
