@@ -1,11 +1,10 @@
-"""Claims: the results of a report, in one register that title, first page, verdicts and JUnit are
-made from.
+"""Claims: the results of a report. Its title, first page, verdicts and JUnit file use only them.
 
 One quantity is judged once, by one limit, with one sign and one sample
 (tests/kit/contradictions.py).
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from types import MappingProxyType
@@ -18,24 +17,24 @@ from vitlens.uncertainty import LEVEL, Estimate, Side, beyond, widened
 
 Evidence = Literal["observed", "attributed", "intervened"]
 Kind = Literal["answer", "comparison", "hidden fault", "fact", "expected fact"]
-WEIGHTS: Final[Mapping[Kind, float]] = MappingProxyType(  # of a claim's rank
+WEIGHTS: Final[Mapping[Kind, float]] = MappingProxyType(  # factors of a claim's rank, by kind
     {"answer": 20.0, "comparison": 1.5, "hidden fault": 1.5, "fact": 1.0, "expected fact": 0.5}
 )
-CAP: Final = 10.0  # half-widths
-FEWEST: Final = 20  # images, below which nothing is claimed
+CAP: Final = 10.0  # half-widths of an interval: larger effects have the same rank
+FEWEST: Final = 20  # nothing is claimed from fewer images
 SMALLEST: Final = 0.5  # points of accuracy: a smaller difference is no finding, however certain
-ASKED: Final = 0.05  # significance level, after Holm, of what a command was asked for
-FOUND: Final = 0.001  # of what it was not asked for, one of many effects
+ASKED: Final = 0.05  # significance level, after Holm, of a result that a command was asked for
+FOUND: Final = 0.001  # significance level of any other result, which is one of many effects
 _URGENCY: Final = {"fail": 3, "warn": 2, "inconclusive": 0, "pass": 0, "not tested": 0, "": 0}
 
 
 def enough(value: Estimate | None) -> bool:
-    """Return True if a number is of enough images for a claim."""
+    """Return True if a number was measured on enough images for a claim."""
     return value is not None and (value.n or 0) >= FEWEST
 
 
 def few_images(count: int) -> Iterator[str]:
-    """Yield a sentence about images too few for a claim; nothing for enough images."""
+    """Yield a sentence if there are too few images for a claim."""
     if count < FEWEST:
         yield say("{{ n }} image{{ n|s }} {{ n|are }} too few for a claim about others.", n=count)
 
@@ -44,24 +43,26 @@ def few_images(count: int) -> Iterator[str]:
 class Claim:
     """One result of a report.
 
-    question: the topic ("calibration").
-    subject: the model ("vit-digits"), or both models of a comparison.
+    question: the topic, e.g. "calibration".
+    subject: the model, e.g. "vit-digits", or both models of a comparison.
     says: the finished sentence.
-    brief: the same for a page on many claims: without tests and intervals, "" where `says` is
-        short.
-    lead: the reader's question that it answers there.
-    title: at most twelve words, for the report's title, or "".
+    title: a title for the whole report in at most twelve words, or "".
     verdict: the judgement with its reason, None without one.
-    effect, p: the number.
-    evidence: counted, read off gradients and maps, or measured after a change; only after a change
-        may a sentence name a cause.
+    effect: the measured number.
+    p: its p-value.
+    evidence: "observed" if it was counted, "attributed" if it was read from gradients or maps,
+        "intervened" if it was measured after a change. Only after a change may a sentence name a
+        cause.
     place: the figure that shows it.
-    reference: the value of the effect if there were none.
+    reference: the value of `effect` that stands for no effect.
     kind: the reason for which it is reported.
-    rests_on: question and subject of the claims whose measurements it uses, and whose doubts remove
-        it.
+    rests_on: question and subject of the claims with measurements that it uses. If such a
+        measurement is in doubt, this claim is removed.
     next_step: a hypothesis and the command that tests it.
-    is_null: True if no effect was shown, which a study lists under what it does not show.
+    is_null: True if no effect was shown. A study lists such claims under what it does not show.
+    brief: the sentence for a page with many claims, without tests and intervals. "" if `says` is
+        short.
+    lead: the reader's question that the claim answers on such a page.
     better: the model that a comparison favours, "" for none.
     """
 
@@ -90,7 +91,7 @@ class Claim:
 
     @property
     def because(self) -> str:
-        """Return what was judged, or why it could not be."""
+        """Return the reason of the judgement, or why there is none."""
         return "" if self.verdict is None else self.verdict.because
 
     @property
@@ -117,8 +118,8 @@ class Claim:
     def is_shown(self) -> bool:
         """Return True if the first page may show it.
 
-        That is the answer to the question of the command, a warning or failure, or an effect clear
-        of its reference.
+        It may show answers to the question of the command, warnings and failures, and effects that
+        differ clearly from their reference.
         """
         if not self.says:
             return False
@@ -131,9 +132,9 @@ class Claim:
 
 
 def clear(effect: Estimate, reference: float, level: float = FOUND) -> bool:
-    """Return True if an effect differs from a reference at a level (two-sided).
+    """Return True if an effect differs from a reference at a significance level (two-sided).
 
-    The 95 % interval is widened to the level on the side that faces the reference.
+    The 95 % interval is widened for the level. Only its side towards the reference counts.
     """
     side = beyond(effect, reference)
     if side is Side.UNDECIDED or effect.low is None or effect.high is None:
@@ -159,54 +160,46 @@ def judge(
 def unjudged(
     question: str, subject: str, because: str, *, state: State = "inconclusive", limit: str = ""
 ) -> Claim:
-    """Return a claim that only says why something is not judged."""
+    """Return a claim that has no sentence and says only why something is not judged."""
     return Claim(question, subject, verdict=Verdict(state, because, limit))
 
 
 def overall_verdict(claims: Iterable[Claim]) -> Verdict | None:
     """Return the most urgent verdict of several claims.
 
-    Its reason names the subjects that it concerns; where a failure or warning concerns all of
-    several, it says so.
+    Its reason names the subjects with this verdict, unless all claims have the same reason.
     """
     verdicts = [(claim.subject, claim.verdict) for claim in claims if claim.verdict is not None]
     if not verdicts:
         return None
     worst = min((verdict.state for _, verdict in verdicts), key=ORDER.index)
-    subjects = {subject for subject, _ in verdicts}
-    limits: set[str] = set()
-    doubts = False
-    is_shared = True
+    worst_verdicts = [(subject, verdict) for subject, verdict in verdicts if verdict.state == worst]
     subjects_by_reason: dict[str, list[str]] = {}
-    for subject, verdict in verdicts:
-        if verdict.state != worst:
-            is_shared = False
-            continue
-        limits.add(verdict.limit)
-        doubts = doubts or verdict.doubts
+    for subject, verdict in worst_verdicts:
         subjects_by_reason.setdefault(verdict.because, []).append(finalize(subject))
+    is_shared = len(worst_verdicts) == len(verdicts)
     if is_shared and len(subjects_by_reason) == 1:
         (because,) = subjects_by_reason
+        subjects = {subject for subject, _ in verdicts}
         if len(subjects) > 1 and worst in ("fail", "warn"):
-            because = f"{because}, for {_in_words(subjects)}"
+            because = f"{because}, for {_all_models(len(subjects))}"
     else:
         reasons = [
             f"{reason}, for {' and '.join(names)}" for reason, names in subjects_by_reason.items()
         ]
         because = "; ".join(reasons)
+    limits = {verdict.limit for _, verdict in worst_verdicts}
     limit = limits.pop() if len(limits) == 1 else ""
+    doubts = any(verdict.doubts for _, verdict in worst_verdicts)
     return Verdict(worst, because, limit, doubts)
 
 
-def _in_words(subjects: Collection[str]) -> str:
-    """Return that a verdict concerns all of several models."""
-    return "both models" if len(subjects) == 2 else f"all {len(subjects)} models"
+def _all_models(count: int) -> str:
+    return "both models" if count == 2 else f"all {count} models"
 
 
 def verdict_rows(claims: Iterable[Claim]) -> list[dict[str, str]]:
-    """Return the verdicts of a report as results.json holds them, each with its reason and its
-    limit.
-    """
+    """Return the verdicts of a report, with reason and limit, as results.json holds them."""
     rows = []
     for claim in claims:
         if claim.verdict is None:
@@ -225,8 +218,7 @@ def verdict_rows(claims: Iterable[Claim]) -> list[dict[str, str]]:
 def veto_doubted(claims: Iterable[Claim]) -> tuple[Claim, ...]:
     """Remove the sentence and the title of claims that rest on a measurement in doubt.
 
-    A claim doubted by the verdict of another is no answer any more: that verdict speaks in its
-    place.
+    The report then shows the verdict that doubts the measurement, instead of the claim.
     """
     claims = tuple(claims)
     doubts = doubted_measurements(claims)
@@ -248,9 +240,7 @@ def doubted_measurements(claims: Iterable[Claim]) -> set[tuple[str, str]]:
 
 
 def first_page_claims(claims: Iterable[Claim], most: int = 5) -> tuple[Claim, ...]:
-    """Return the claims of the first page: the answers in their order, then what fails, then the
-    clearest.
-    """
+    """Return the claims of the first page: answers, then failures, then the clearest effects."""
     answers = []
     facts = []
     for claim in claims:
@@ -273,8 +263,9 @@ def title_of(claims: Sequence[Claim], otherwise: str) -> str:
 
 
 def above(estimate: Estimate | None, value: float, tests: int = 1) -> bool:
-    """Return True if an estimate, one of `tests` estimates, is significantly above a value
-    (Bonferroni).
+    """Return True if an estimate is significantly above a value.
+
+    tests: the number of estimates that are tested, for Bonferroni's correction.
     """
     if estimate is None:
         return False
@@ -283,8 +274,9 @@ def above(estimate: Estimate | None, value: float, tests: int = 1) -> bool:
 
 
 def below(estimate: Estimate | None, value: float, tests: int = 1) -> bool:
-    """Return True if an estimate, one of `tests` estimates, is significantly below a value
-    (Bonferroni).
+    """Return True if an estimate is significantly below a value.
+
+    tests: the number of estimates that are tested, for Bonferroni's correction.
     """
     if estimate is None:
         return False
@@ -305,9 +297,11 @@ def found(
 ) -> Claim:
     """Return a claim with the sentence of a template.
 
-    given: the values of all templates.
-    headline: the template of its title, "" for a claim that cannot be one.
-    brief: that of its short sentence, "" where `template` is short.
+    template: the template of its sentence.
+    given: the values that fill all templates.
+    headline: the template of its title, "" for a claim that is no title.
+    brief: the template of its short sentence, "" if `template` is short.
+    more: further fields of the claim.
     """
     values = {"effect": effect, **given}
     if headline:

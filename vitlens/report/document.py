@@ -22,10 +22,11 @@ State: TypeAlias = Literal["pass", "warn", "fail", "inconclusive", "not tested"]
 
 @dataclass(frozen=True)
 class Sentence:
-    """One or more sentences in which **bold** and `code` are marks.
+    """One or more sentences.
 
-    place: the figure that shows it, "" for none.
-    lead: the reader's question that it answers, "" for none.
+    text: the sentences, in which **bold** and `code` are marks.
+    place: the name of the figure that shows the result, "" for none.
+    lead: the reader's question that is answered, "" for none.
     """
 
     text: str
@@ -34,13 +35,16 @@ class Sentence:
 
     @property
     def whole(self) -> str:
-        """Return the text after its question in bold, where it has one."""
+        """Return the text, with its question in bold before it if it has one."""
         return f"**{self.lead}** {self.text}" if self.lead else self.text
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under a caption; columns: their titles, with the unit where there is one."""
+    """Rows of cells under a caption.
+
+    columns: the titles of the columns, with their units.
+    """
 
     caption: str
     columns: tuple[str, ...]
@@ -48,7 +52,7 @@ class Table:
 
     @property
     def numeric(self) -> tuple[bool, ...]:
-        """Return which columns hold only plain numbers, which are aligned to the right."""
+        """Return True for columns with only plain numbers, which are aligned to the right."""
         return tuple(map(_is_numeric, zip(*self.rows)))
 
 
@@ -58,11 +62,11 @@ def _is_numeric(column: tuple[Cell, ...]) -> bool:
 
 @dataclass(frozen=True)
 class Tags:
-    """The tags by which a page filters panels, "" for one that is not known.
+    """The tags by which a page filters panels. An unknown tag is "".
 
-    outcome: who is right ("both right").
+    outcome: which models are right, e.g. "both right".
     class_name: the true class.
-    agreement: how well two maps agree, in words.
+    agreement: the agreement of two maps, in words.
     """
 
     outcome: str = ""
@@ -72,12 +76,14 @@ class Tags:
 
 @dataclass(frozen=True)
 class FigureSpec:
-    """A figure by its name (figures/<name>.png), to be drawn when the report is written.
+    """A figure that is drawn when the report is written.
 
-    caption: what it shows and what it does not.
+    name: the name of its file, figures/<name>.png.
+    caption: what it shows and what it does not show.
+    draw: returns the figure.
     alt: the alternative text.
-    chapter: the folder below the run's own of the chapter whose figure this is, and its name there
-        ("" and "" for a figure of the run itself).
+    chapter: for a figure of a chapter, the folder of the chapter within that of the run, and the
+        figure's name there. ("", "") for a figure of the run itself.
     """
 
     name: str
@@ -89,10 +95,11 @@ class FigureSpec:
 
 @dataclass(frozen=True)
 class ImagePanel:
-    """One image and what models make of it, for a page that shows panels one by one.
+    """One image and its results, for a page that shows panels one by one.
 
     captions: a line under each picture.
-    pictures: (height, width, 3) uint8 each, drawn when the page is written.
+    pictures: returns the pictures (height, width, 3) in uint8, when the page is written.
+    tags: the tags by which a page filters panels.
     """
 
     title: str
@@ -105,11 +112,11 @@ class ImagePanel:
 class Section:
     """One part of a report.
 
-    panels: images one by one.
-    step: whether it is one of a sequence, through which a page leads with a slider.
+    panels: images that are shown one by one.
+    step: True for a step of a sequence, which a page shows with a slider.
     status: the judgement with its reason, printed below the title.
     next: hypotheses with the commands that test them.
-    more: the file, from the folder of the run, that says more.
+    more: the path, from the folder of the run, of a file that says more.
     level: the level of its heading, 2 for a part of the whole report.
     """
 
@@ -127,11 +134,14 @@ class Section:
 
 @dataclass(frozen=True)
 class FirstPage:
-    """The page that a stranger reads in a minute: at most five sentences, one picture, one table,
-    what is not known.
+    """The page that a new reader understands in a minute.
 
-    next: hypotheses with the commands that test them, of what fails or surprises.
-    known_answer: whether the report recovered a cause that was planted in its data.
+    answer: at most five sentences.
+    picture: one figure.
+    glance: one table.
+    unknown: sentences about what the report does not show.
+    next: hypotheses about what fails or surprises, with the commands that test them.
+    known_answer: sentences that say if the report recovered a cause that was planted in its data.
     """
 
     answer: tuple[Sentence, ...]
@@ -146,12 +156,12 @@ class FirstPage:
 class Document:
     """A whole report.
 
-    first: its first page.
-    preface: the images.
+    first: the first page.
+    preface: sentences about the images.
     folded: parts that are closed at first.
-    explorer: what the attention explorer of its HTML page shows.
+    explorer: the data of the HTML page's attention explorer.
     terms: the terms of its columns, for the glossary.
-    claims: all that it makes.
+    claims: all claims that it makes.
     """
 
     title: str

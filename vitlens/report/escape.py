@@ -1,5 +1,6 @@
-"""Sentences and names as markdown, with everything in a name that would be interpreted escaped;
-machine paths cut.
+"""Sentences and names as markdown. In names, everything that has a meaning in markdown is escaped.
+
+Absolute paths of this machine are shortened.
 """
 
 import re
@@ -7,8 +8,9 @@ from typing import Final
 
 from vitlens.display import ASTERISK, BACKTICK, unprotected, visible
 
-_CODE = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)")
-_BOLD = re.compile(r"\*\*(?=\S)(.+?)(?<=\S)\*\*")
+_CODE = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)")  # `code`, ``code with `backticks` ``
+_BOLD = re.compile(r"\*\*(?=\S)(.+?)(?<=\S)\*\*")  # **bold**
+# characters that have a meaning in markdown at their place, and need a backslash
 _LIVE = re.compile(
     rf"""
     \\(?=[!-/:-@\[-`{{-~{ASTERISK}{BACKTICK}]|$)  # a backslash before punctuation
@@ -22,14 +24,15 @@ _LIVE = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
-_COMPONENTS: Final = 2  # of an absolute path, those that are kept: "photos/cat.jpg"
-# an absolute path (POSIX, ~ or Windows) that does not follow a letter, "/" or ":", as those of web
-# addresses do
+_COMPONENTS: Final = 2  # so many components of an absolute path are kept: "photos/cat.jpg"
+# An absolute path (POSIX, ~ or Windows). It does not follow a letter, "/" or ":", because the paths
+# of web addresses do.
 _PATH: Final = re.compile(
     r"(?:(?<![\w/:.~…<])~?/(?:[^\s/\\'\",;:=@`|<>]+/)+|(?<!\w)[A-Za-z]:[/\\](?:[^\s/\\'\",;:=@`|<>]+[/\\])*)[^\s/\\'\",;:=@`|<>]*"
 )
 _WHOLE_PATH: Final = re.compile(r"(?:~?/|[A-Za-z]:[/\\]).+")
 _ESCAPED_OR_BRACKET = re.compile(r"\\.|[\[\]]")
+# at the start of a line: a numbered item, a heading, a quotation, an item or a rule
 _AT_START = re.compile(
     r"^(?:(\d{1,9})(?=[.)](?:\s|$))|(?=#{1,6}(?:\s|$)|>|[-+*](?:\s|$)|-(?:\s*-)+\s*$))"
 )
@@ -48,8 +51,7 @@ def _end_of_path(path: str) -> str:
 
 
 def as_markdown(text: str) -> str:
-    """Return a sentence of a report as markdown: **bold** and `code` are markup, everything else is
-    escaped.
+    """Return a sentence as markdown: **bold** and `code` are marks, everything else is escaped.
 
     It gives no HTML, link, image, formula, list or heading, also on GitHub.
     """
@@ -57,9 +59,7 @@ def as_markdown(text: str) -> str:
 
 
 def as_alternative(text: str) -> str:
-    """Return the alternative text of an image: escaped as a paragraph is, and its brackets open no
-    link.
-    """
+    """Return the alternative text of an image, escaped like a paragraph, brackets too."""
 
     def escape_bracket(match: re.Match[str]) -> str:
         if match[0] in "[]":

@@ -1,7 +1,7 @@
-"""The data of the attention explorer: images, attention weights of every head, places of tokens.
+"""The data of the attention explorer: images, attention weights of all heads, places of tokens.
 
-They are plain arrays, without torch. The report of a command makes them from its record, a notebook
-from a model; the HTML renderer packs them into the page.
+It holds plain arrays, without torch. A command's report builds it from its record, a notebook from
+a model. The HTML renderer packs it into the page.
 """
 
 from collections.abc import Sequence
@@ -13,22 +13,24 @@ from numpy.typing import NDArray
 
 from vitlens.errors import InputError
 
-MOST_TOKENS: Final = 400  # above which queries are pooled
-POOLED: Final = 14  # rows and columns of the pooled queries, at most
+MOST_TOKENS: Final = 400  # of an image with more, queries are pooled: weights grow with the square
+POOLED: Final = 14  # most rows and columns of pooled queries, as many as a ViT has at 224 px
 
 
 @dataclass(frozen=True)
 class ExplorerImage:
-    """One image as the model saw it, and its attention.
+    """One image as the model saw it, with the attention in it.
 
-    name, facts: shown under it (file; prediction and label).
-    picture: (height, width, 3) uint8.
-    weights: (layers, heads, queries, keys), each row a distribution over the keys, or None where
-        only layer means are kept.
-    layer_weights: (layers, queries, keys), the mean over heads.
-    rollout: (layers, keys), from CLS (or the mean of all tokens) through the layers so far.
-    maps: (rows, columns) by name, e.g. the relevance for a class, raw.
-    query_vectors, key_vectors: (last layers, heads, tokens, head_dim), for scores by dimension.
+    name: the file name, shown under the image.
+    picture (height, width, 3): uint8 pixels.
+    weights (layers, heads, queries, keys): attention weights; each row is a distribution over the
+        keys. None if only layer means are kept.
+    layer_weights (layers, queries, keys): attention weights, averaged over heads.
+    rollout (layers, keys): rollout from CLS (or the mean of all tokens) up to each layer.
+    maps (rows, columns): raw maps by name, e.g. the relevance for a class.
+    facts: short texts shown under the image, e.g. the prediction and the label.
+    query_vectors, key_vectors (layers, heads, tokens, head_dim): queries and keys of the last
+        layers.
     """
 
     name: str
@@ -46,20 +48,21 @@ class ExplorerImage:
 class Explorer:
     """Images of one model for the explorer.
 
-    model: its alias.
-    keys: the grid (rows, columns) of the patches that are looked at, after `special` tokens that
-        come first and are no patches (their names, e.g. ("CLS",)).
-    queries: the grid of the rows of the weights; that of the keys unless queries were pooled.
-    labels: what each head attends to, (layers, heads).
-    words: its three tested labels in words, (layers, heads).
-    importance: the rise of the loss without each head in nats, (layers, heads), NaN where it is not
-        known.
-    notes: sentences shown above it.
-    layers: their numbers, () for 0, 1, 2 and so on.
-    scales: the factor on q · k, for each layer of the query and key vectors.
-    without_pairs: why images have no query and key vectors.
+    model: the alias of the model.
+    images: the images with their attention.
+    keys: the grid (rows, columns) of the patches as keys. The special tokens come before them.
+    special: the names of the tokens that are no patches, e.g. ("CLS",).
+    queries: the grid (rows, columns) of the patches as queries. It is `keys` unless queries were
+        pooled.
+    labels (layers, heads): the label of each head's attention.
+    importance (layers, heads): the rise of the loss without each head, in nats; NaN if unknown.
+    notes: sentences shown above the explorer.
+    words (layers, heads): more about each head, e.g. its three tested labels.
+    layers: the number of each layer; () stands for 0, 1, 2 and so on.
+    scales: for each layer in `query_vectors`, the factor of the product of query and key.
+    without_pairs: the reason why no image has query and key vectors; "" if they have them.
 
-    Raises InputError where the shapes do not fit.
+    Raises InputError if the shapes do not fit.
     """
 
     model: str
@@ -91,14 +94,14 @@ class Explorer:
 def pooled(
     weights: NDArray[np.floating], special: int, grid: tuple[int, int]
 ) -> tuple[NDArray[np.floating], tuple[int, int]]:
-    """Average patch queries to POOLED x POOLED if there are more than MOST_TOKENS tokens.
+    """Average the patch queries to POOLED x POOLED if there are more than MOST_TOKENS tokens.
 
-    Returns the weights and the grid of their queries, as `averaged`; fewer tokens are returned as
-    they are.
+    weights (..., queries, keys): attention weights. The queries are the special tokens and then the
+        patches of the grid.
+    special: the number of special tokens.
+    grid: rows and columns of patches.
 
-    weights: (..., queries, keys), the queries being `special` tokens and then the patches of the
-        grid (rows, columns).
-
+    Returns the weights and the grid of their queries. Both are unchanged if there are few tokens.
     Raises InputError if the queries are not those of the grid.
     """
     tokens = special + grid[0] * grid[1]
@@ -109,42 +112,48 @@ def pooled(
 def averaged(
     weights: NDArray[np.floating], special: int, grid: tuple[int, int], most: int
 ) -> tuple[NDArray[np.floating], tuple[int, int]]:
-    """Average patch queries of attention weights over at most `most` rows and columns of blocks.
+    """Average patch queries within blocks, so that at most `most` rows and columns of them remain.
 
-    Each row of the result is a mean of rows, and so still a distribution over the keys; special
-    tokens are not averaged. Returns the weights and the grid of the blocks. Raises InputError as
-    `pooled`.
+    A row of the result is a mean of rows, and so still a distribution over the keys. Special tokens
+    are not averaged. Returns the weights and the grid of the blocks. Parameters and errors are
+    those of `pooled`.
     """
     rows, columns = grid
     if weights.shape[-2] != special + rows * columns:
         raise InputError(
             f"expected {special} + {rows}x{columns} queries, found {weights.shape[-2]}"
         )
-    blocks = min(rows, most), min(columns, most)
-    if blocks == grid:
+    block_rows = min(rows, most)
+    block_columns = min(columns, most)
+    if (block_rows, block_columns) == grid:
         return weights, grid
+    leading = weights.shape[:-2]  # e.g. layers and heads
     keys = weights.shape[-1]
-    patches = weights[..., special:, :].reshape(*weights.shape[:-2], rows, columns, keys)
-    means = _block_means(patches, blocks[0], axis=-3)
-    means = _block_means(means, blocks[1], axis=-2)
-    flat = means.reshape(*weights.shape[:-2], blocks[0] * blocks[1], keys)
-    return np.concatenate([weights[..., :special, :], flat], axis=-2), blocks
+    patches = weights[..., special:, :].reshape(*leading, rows, columns, keys)
+    means = _block_means(patches, block_rows, axis=-3)
+    means = _block_means(means, block_columns, axis=-2)
+    block_queries = means.reshape(*leading, block_rows * block_columns, keys)
+    special_queries = weights[..., :special, :]
+    return np.concatenate([special_queries, block_queries], axis=-2), (block_rows, block_columns)
 
 
 def block_starts(count: int, blocks: int) -> NDArray[np.intp]:
-    """Return where each block of neighbours begins.
+    """Return the first element of each block, if `count` elements are cut into blocks.
 
-    Element i is in block floor(i * blocks / count).
+    Element i is in block floor(i * blocks / count), so block b starts at ceil(b * count / blocks).
     """
-    return np.asarray(-(-np.arange(blocks) * count // blocks), dtype=np.intp)
+    ceilings = -(-np.arange(blocks) * count // blocks)  # -(-a // b) rounds up
+    return np.asarray(ceilings, dtype=np.intp)
 
 
 def rollout_of(layer_weights: NDArray[np.floating], special: int) -> NDArray[np.float32]:
-    """Compute rollout (layers, keys) up to each layer, from CLS or else from all tokens.
+    """Compute rollout (layers, keys) up to each layer, from CLS (Abnar & Zuidema 2020).
 
-    Half of each layer is the residual connection (Abnar & Zuidema 2020).
+    Without special tokens, rollout starts from the mean of all tokens. Half of each layer is the
+    residual connection.
 
-    layer_weights: (layers, tokens, tokens), the mean over heads.
+    layer_weights (layers, tokens, tokens): attention weights, averaged over heads.
+    special: the number of special tokens; the first of them is CLS.
     """
     layers, tokens, _ = layer_weights.shape
     mixed = 0.5 * layer_weights.astype(np.float32) + 0.5 * np.eye(tokens, dtype=np.float32)
@@ -153,9 +162,10 @@ def rollout_of(layer_weights: NDArray[np.floating], special: int) -> NDArray[np.
         start = np.eye(1, tokens, dtype=np.float32)[0]
     rows = []
     for last in range(layers):
-        # a vector times matrices, from the last layer down: never a product of two matrices
+        # Rollout is mixed[last] @ ... @ mixed[0]. Only one of its rows is needed: multiplied from
+        # the last layer down, it takes vector times matrix products only.
         row = start
-        for layer in reversed(range(last + 1)):
+        for layer in range(last, -1, -1):
             row = row @ mixed[layer]
         rows.append(row)
     return np.stack(rows)
@@ -163,9 +173,10 @@ def rollout_of(layer_weights: NDArray[np.floating], special: int) -> NDArray[np.
 
 def _block_means(values: NDArray[np.floating], blocks: int, *, axis: int) -> NDArray[np.floating]:
     """Average neighbours along one axis, in blocks whose lengths differ by at most one."""
-    starts = block_starts(values.shape[axis], blocks)
-    lengths = np.diff([*starts, values.shape[axis]]).astype(np.float32)
+    count = values.shape[axis]
+    starts = block_starts(count, blocks)
+    lengths = np.diff([*starts, count]).astype(np.float32)
     sums = np.add.reduceat(values.astype(np.float32), starts, axis=axis)
-    shape = [1] * values.ndim
-    shape[axis] = -1
-    return np.asarray(sums / lengths.reshape(shape))
+    lengths_shape = [1] * values.ndim  # one length per block, the same along all other axes
+    lengths_shape[axis] = blocks
+    return np.asarray(sums / lengths.reshape(lengths_shape))

@@ -1,7 +1,7 @@
-"""Findings: of all effects that were measured, those that survive correction, the largest first.
+"""Findings: the measured effects that survive correction, the largest first.
 
-Never the order of rows or sections decides. All effects of a report are corrected together,
-whatever measured them: levels of disturbance, corruptions, attacks, heads, maps and features.
+All effects of a report are corrected together, whatever measured them: disturbances, corruptions,
+attacks, heads, maps and features. Only their size decides the order.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,16 +13,15 @@ from vitlens.report.claims import ASKED, FEWEST, SMALLEST, Claim, doubted_measur
 from vitlens.uncertainty import LEVEL, Estimate, Side, beyond, holm
 
 AUC: Final = "AUC"  # unit of a probability for which 0.5 is chance
-_NO_AUC: Final = (0.45, 0.55)  # between them errors and correct predictions hardly differ
-# of a unit on the common scale; others have none
+_NO_AUC: Final = (0.45, 0.55)  # with an AUC between them, errors hardly differ from the rest
+# points of one unit, the common scale of all findings; effects of other units have no size
 _POINTS: Final = {"points": 1.0, "fraction": 100.0, AUC: 100.0}
 
 
 def size_of(claim: Claim) -> float | None:
-    """Return the distance of a claim's effect from its reference in points of accuracy or of a
-    share.
+    """Return the distance of a claim's effect from its reference, in points.
 
-    None for an effect without a place on this scale, such as a time, a loss or a distance.
+    It is None for an effect that is not on this scale, such as a time, a loss or a distance.
     """
     effect = claim.effect
     if effect is None or effect.unit not in _POINTS:
@@ -31,10 +30,10 @@ def size_of(claim: Claim) -> float | None:
 
 
 def is_candidate(claim: Claim) -> bool:
-    """Return True if an effect can be a finding: of enough images, large enough, its interval clear
-    of the reference.
+    """Return True if an effect can be a finding.
 
-    An AUC between 0.45 and 0.55 is none, nor is an effect without a place on the common scale.
+    It must be on the common scale, from enough images, and large enough. Its interval must exclude
+    the reference. An AUC between 0.45 and 0.55 is not large enough.
     """
     effect = claim.effect
     size = size_of(claim)
@@ -46,14 +45,13 @@ def is_candidate(claim: Claim) -> bool:
 
 
 def largest(effects: Iterable[Claim], most: int | None = None) -> tuple[Claim, ...]:
-    """Return the largest effects that survive Holm's correction over all of them, one for each
-    question and subject.
+    """Return the largest effects that survive Holm's correction over all effects.
 
-    effects: every effect that was measured, also those that are not significant, with p before any
-        correction; where a claim has no p, it is read off its interval.
-    most: how many, None for all.
+    There is one for each question and subject. The returned claims have the corrected p-value.
 
-    The claims that are returned have the corrected p.
+    effects: every measured effect, also those that are not significant, with p-values before any
+        correction. If a claim has no p-value, it is computed from the interval.
+    most: the largest number of findings, None for all.
     """
     measured = [claim for claim in effects if size_of(claim) is not None]
     corrected_p = holm([_p_of(claim) for claim in measured])
@@ -69,7 +67,7 @@ def largest(effects: Iterable[Claim], most: int | None = None) -> tuple[Claim, .
 
 
 def _p_of(claim: Claim) -> float:
-    """Return the p of a claim, or the one of its interval, as if the estimate were normal."""
+    """Return the p-value of a claim, or that of its interval if the estimate were normal."""
     if claim.p is not None:
         return claim.p
     if claim.effect is None:

@@ -1,6 +1,4 @@
-"""The glossary: the field's terms that reports use, each in one sentence (glossary.toml), for
-tooltips and the docs.
-"""
+"""The glossary: terms of the field that reports use, for tooltips and the docs (glossary.toml)."""
 
 import re
 import tomllib
@@ -14,7 +12,9 @@ from typing import Any, Final
 class Term:
     """A term of the field.
 
-    sentence: its definition, without a full stop; also: its other spellings.
+    name: its usual spelling.
+    sentence: its definition, without a full stop.
+    also: its other spellings.
     """
 
     name: str
@@ -44,7 +44,7 @@ def _by_spelling() -> dict[str, Term]:
 
 
 SPELLINGS: Final = _by_spelling()
-# the longest spelling first, so that "attention weights" is not found as another, shorter term
+# the longest spelling first, so that a shorter term does not match a part of "attention weights"
 _ALTERNATIVES: Final = "|".join(map(re.escape, sorted(SPELLINGS, key=len, reverse=True)))
 _PATTERN: Final = re.compile(rf"(?<![\w.\-/])(?:{_ALTERNATIVES})(?![\w\-/]|\.\w)", re.IGNORECASE)
 

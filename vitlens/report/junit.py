@@ -1,6 +1,4 @@
-"""The verdicts of a report, and what became of its requirements, as JUnit XML for continuous
-integration.
-"""
+"""The verdicts and requirements of a report as JUnit XML, for continuous integration."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,12 +13,16 @@ from vitlens.report.numbers import in_words
 def junit(document: Document, requirements: Sequence[Any], *, suite: str, seconds: float) -> bytes:
     """Return one test suite: a test case for each verdict of a report and for each requirement.
 
-    Only a requirement that does not hold is a failure, so that the file agrees with the exit code;
-    a verdict of fail, inconclusive or not tested is skipped, with its text as the reason; a warning
-    passes, with its text as output. A name that comes twice is numbered.
+    - A requirement that does not hold is a failure. Nothing else is, so the file agrees with the
+      exit code.
+    - A verdict of "fail", "inconclusive" or "not tested" is skipped, with its text as the reason.
+    - A warning passes, with its text as output.
 
-    requirements: the `RequirementOutcome` of each (commands/run/requirements.py).
-    seconds: that the run took.
+    If a name is used twice, it is numbered.
+
+    requirements: a `RequirementOutcome` for each requirement (commands/run/requirements.py).
+    suite: the name of the test suite.
+    seconds: the duration of the run.
     """
     root = ElementTree.Element("testsuites")
     test_suite = ElementTree.SubElement(root, "testsuite", {"name": _text(suite)})
@@ -60,7 +62,7 @@ def _cases(
 ) -> Iterator[tuple[str, str, State, str]]:
     """Yield the kind, name, state and message of each case.
 
-    A verdict that only repeats a requirement is no case of its own.
+    A verdict that only repeats a requirement is left out.
     """
     required_metrics = {outcome.metric for outcome in requirements}
     for claim in document.claims:

@@ -21,7 +21,10 @@ _CITATION: Final = re.compile(
 class Work:
     """A publication.
 
-    authors: in full, "others" last where there are more; arxiv: its number, "" for none.
+    authors: the full names, with "others" as the last if there are more.
+    venue: the place of publication.
+    subject: what it is cited for.
+    arxiv: the number of its preprint, "" for none.
     """
 
     authors: tuple[str, ...]
@@ -61,26 +64,26 @@ class Work:
 
 @cache
 def works() -> tuple[Work, ...]:
-    """Return all of them, in the order of the file."""
-    found = [
-        (name, dict(_FIELD.findall(fields)))
-        for name, fields in _ENTRY.findall(FILE.read_text(encoding="utf-8"))
-    ]
-    return tuple(
-        Work(
-            tuple(fields["author"].split(" and ")),
-            fields["title"],
-            fields["year"],
-            fields["howpublished"],
-            fields["keywords"],
-            fields.get("eprint", ""),
+    """Return all publications in the order of the file."""
+    results = []
+    for _, text in _ENTRY.findall(FILE.read_text(encoding="utf-8")):
+        fields = dict(_FIELD.findall(text))
+        work = Work(
+            authors=tuple(fields["author"].split(" and ")),
+            title=fields["title"],
+            year=fields["year"],
+            venue=fields["howpublished"],
+            subject=fields["keywords"],
+            arxiv=fields.get("eprint", ""),
         )
-        for _, fields in found
-    )
+        results.append(work)
+    return tuple(results)
 
 
 def citations(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the keys of the works that a text cites: "Abnar & Zuidema 2020", "Chefer et al.
-    (2021)".
+    """Yield the keys of the works that a text cites.
+
+    Citations look like "Abnar & Zuidema 2020" or "Chefer et al. (2021)".
     """
-    yield from ((match[1], match[2]) for match in _CITATION.finditer(text))
+    for match in _CITATION.finditer(text):
+        yield match[1], match[2]

@@ -1,6 +1,4 @@
-"""A document as markdown that reads well on GitHub and in a terminal; and its first page in lines
-for the terminal.
-"""
+"""A document as markdown for GitHub and the terminal, and its first page in a few lines."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -20,20 +18,20 @@ UNFINISHED: Final = {
     "interrupted": "This run was interrupted; what follows is what it had written.",
 }
 
-_SHOWN = 3  # answers; the report has all
-_NUMBERS = 6  # rows of the table
+# in the lines for the terminal; the report has all
+_SHOWN = 3  # most answers
+_NUMBERS = 6  # most rows of the table
 
-# a figure as _figure writes it
+# a figure, as `_figure` writes it
 _FIGURE: Final = re.compile(
     r"^!\[.*\]\(figures/([^()\s/]+)\.png\)\n\n\*Figure \d+\. ", re.MULTILINE
 )
 
 
 def markdown(document: Document, record: Record) -> str:
-    """Return a whole report: first page, sections with their figures, folded parts, and how to
-    repeat it.
+    """Return a whole report: first page, sections, folded parts, and the commands that repeat it.
 
-    record: whose settings and models are listed.
+    record: the record of the run. Its settings and models are listed.
     """
     numbers = {figure.name: index for index, figure in enumerate(document.figures, start=1)}
     blocks = [f"# {as_markdown(document.title)}"]
@@ -50,7 +48,7 @@ def markdown(document: Document, record: Record) -> str:
 
 
 def _first(first: FirstPage, record: Record, numbers: dict[str, int]) -> Iterator[str]:
-    """Yield the answer, a picture, one table, and what is not known."""
+    """Yield the answer, one picture, one table, and what the report does not show."""
     yield from _paragraphs(first.answer)
     if first.picture is not None:
         yield _figure(first.picture, numbers[first.picture.name])
@@ -145,7 +143,7 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def _repeat(record: Record) -> Iterator[str]:
-    """Yield what was run, on what, and the command that does it again."""
+    """Yield the command that repeats the run, its settings and its models."""
     yield "## Repeat it"
     if command_line := record.config.command_line:
         yield as_code_block(command_line)
@@ -161,7 +159,7 @@ def _repeat(record: Record) -> Iterator[str]:
 
 
 def took(record: Record) -> str:
-    """Return how long a finished run took, and on which machine, "" if that is not known."""
+    """Return the duration and the machine of a finished run, "" if unknown."""
     if record.status != "done" or not record.seconds:
         return ""
     duration = in_time(record.seconds)
@@ -171,7 +169,7 @@ def took(record: Record) -> str:
 
 
 def repeated_words(record: Record) -> str:
-    """Return the versions and settings of a run in one sentence, "" if none is known."""
+    """Return the versions and settings of a run in one sentence, "" if all are unknown."""
     config = record.config
     facts = [f"{finalize(name)} {finalize(version)}" for name, version in config.versions.items()]
     settings = {"device": config.device, "precision": config.precision, "seed": config.seed}
@@ -193,7 +191,7 @@ def citation(record: Record) -> str:
 
 
 def provenance(model: ModelEntry) -> str:
-    """Return where a model's weights are from, in one sentence for `as_markdown`."""
+    """Return the origin of a model's weights in one sentence, for `as_markdown`."""
     facts = [finalize(model.name), f"weights: {finalize(model.weights)}"]
     if model.sha256:
         facts.append(f"SHA-256 `{protected(visible(model.sha256[:16]))}…`")
@@ -213,8 +211,9 @@ def summary_lines(document: Document) -> Iterator[str]:
 
 
 def _table_lines(table: Table) -> Iterator[str]:
-    """Yield the first rows of a table, their first cells as wide as the widest, without dashes for
-    no value.
+    """Yield the first rows of a table, with first cells of one width.
+
+    Dashes, which stand for no value, are left out.
     """
     rows = [tuple(map(in_words, row)) for row in table.rows[:_NUMBERS]]
     width = max((len(row[0]) for row in rows), default=0)

@@ -1,8 +1,10 @@
 """Next steps of failing or surprising claims: one hypothesis, and the command that tests it.
 
-To add one, write an entry under the question of the claims; a test parses every command.
-Placeholders: {model}, the first model that a claim is about; {models}, all of them; {data}, the
-images of the run.
+To add one, write an entry under the question of the claims. A test parses every command. Commands
+have placeholders:
+- {model}: the first model that a claim is about;
+- {models}: all models that it is about;
+- {data}: the options that name the images of the run.
 """
 
 import shlex
@@ -17,17 +19,18 @@ from vitlens.report.escape import as_code
 from vitlens.report.prose import Marked
 
 _FAILING: Final = ("warn", "fail")
-# commands that take images without labels by --predicted
+# commands that need labels, and take images without labels with --predicted
 _PREDICTED: Final = ("ablate", "attack", "audit", "stats")
 _UNLABELLED: Final = ("explain", "profile", "rollout", "attention")  # commands that need no labels
 
 
 @dataclass(frozen=True)
 class NextStep:
-    """One hypothesis, a finished sentence, and the command that tests it.
+    """One hypothesis and the command that tests it.
 
-    refuted_by: the outcome of the command that speaks against the hypothesis, a finished sentence;
-    "" if the outcome is plain.
+    hypothesis: a sentence without a full stop.
+    command: the command line, with placeholders.
+    refuted_by: the outcome that speaks against the hypothesis, "" if that is obvious.
     """
 
     hypothesis: str
@@ -194,7 +197,8 @@ def needs_a_next_step(claim: Claim) -> bool:
 def next_step(claim: Claim, config: Config) -> str:
     """Return the hypothesis that a claim leads to and the command that tests it, as one sentence.
 
-    Returns "" for none. Without labelled images no command is given that needs them.
+    It is "" if there is no entry for the question. It is also "" if the command needs labels, and
+    the images of the run have none.
     """
     entry = NEXT_STEPS.get(claim.question) or NEXT_STEPS.get(_family(claim.question))
     if entry is None:
@@ -205,7 +209,7 @@ def next_step(claim: Claim, config: Config) -> str:
 def words_of(entry: NextStep, subject: str, config: Config) -> str:
     """Return a hypothesis and the command that tests it, as one sentence.
 
-    Returns "" where it cannot be run on the images.
+    It is "" if the command cannot be run on the images.
     """
     command = command_of(entry, subject, config)
     if not command:
@@ -217,27 +221,28 @@ def words_of(entry: NextStep, subject: str, config: Config) -> str:
 
 
 def _family(question: str) -> str:
-    """Return what questions such as "corruption: noise", "head L3.H1" and "features by probe" have
-    in common.
-    """
+    """Return the first word of a question such as "corruption: noise" or "head L3.H1"."""
     return question.partition(":")[0].partition(" ")[0]
 
 
 def command_of(entry: NextStep, subject: str, config: Config) -> str:
     """Return the command line of a next step for the models and images of a run.
 
-    Returns "" where it cannot be run on them.
+    It is "" if the command cannot be run on them.
+
+    subject: the subject of the claim, one alias or several joined by "and".
     """
-    word = entry.command.split()[1]
+    word = entry.command.split()[1]  # the word after "vitlens"
     images = _images(word, config.options)
     if images is None and "{data}" in entry.command:
         return ""
-    typed = _typed_models(config)
-    all_models = list(typed.values())
+    typed_models = _typed_models(config)
+    all_models = list(typed_models.values())
     subjects = subject.split(" and ")
-    about = [name for alias, name in typed.items() if alias in subjects] or all_models
+    about = [name for alias, name in typed_models.items() if alias in subjects] or all_models
     models = about if len(about) > 1 else all_models
-    if (not about and "{model" in entry.command) or (word == "compare" and len(models) != 2):
+    lacks_models = not about and "{model" in entry.command
+    if lacks_models or (word == "compare" and len(models) != 2):
         return ""
     line = entry.command.format(
         model=shlex.join(about[:1]),
@@ -248,7 +253,7 @@ def command_of(entry: NextStep, subject: str, config: Config) -> str:
 
 
 def _typed_models(config: Config) -> dict[str, str]:
-    """Return each model as it was typed, by its alias."""
+    """Return each model as the user typed it, by its alias."""
     options = config.options
     typed: Sequence[Any] = options.get("models") or []
     if not typed and options.get("model"):
@@ -265,9 +270,10 @@ def _as_short(typed: str) -> str:
 
 
 def _images(word: str, options: Mapping[str, Any]) -> list[str] | None:
-    """Return the options that give a command the images of a run.
+    """Return the options that give a command the images of a run; None if it cannot take them.
 
-    Returns None where it cannot take them.
+    word: the command.
+    options: the options of the run.
     """
     if options.get("data"):
         return ["--data", str(options["data"])]

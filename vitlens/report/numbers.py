@@ -7,9 +7,10 @@ from typing import Final
 from vitlens.report.document import Cell
 from vitlens.uncertainty import Estimate
 
-_LONG: Final = 100  # seconds from which a time is said in minutes
-_ROUNDS_TO_1000: Final = 999.5  # with three significant digits
-# units of large counts, which are shown with a prefix
+_LONG: Final = 100  # a time of at least so many seconds is printed in minutes
+_ROUNDS_TO_1000: Final = 999.5  # the smallest number that rounds to 1000 with three digits
+_SMALLEST: Final = 1e-4  # smaller numbers are printed with a power of ten
+# units of large counts, which are printed with a prefix
 COUNTED: Final = {"bytes": "B", "FLOPs": "FLOPs"}
 
 
@@ -62,14 +63,13 @@ def _estimate_in_words(estimate: Estimate, *, with_n: bool) -> str:
 
 
 def _decimals(values: Sequence[float]) -> int | None:
-    """Return the decimals of an estimate and the ends of its interval: three significant digits of
-    the largest.
+    """Return the decimals of an estimate and the ends of its interval.
 
-    None, which gives each number three significant digits, for those with a prefix or a power of
-    ten.
+    The largest of the numbers has three significant digits. The result is None for very large and
+    very small numbers: each then has three significant digits.
     """
     largest = max(map(abs, values))
-    if 1e-4 <= largest < _ROUNDS_TO_1000:
+    if _SMALLEST <= largest < _ROUNDS_TO_1000:
         return max(0, 2 - floor(log10(largest)))
     return None
 
@@ -112,9 +112,7 @@ def percent(share: float, digits: int = 0) -> str:
 
 
 def frequency(p: float) -> str:
-    """Return how often chance alone gives such a result, for a p: "fewer than 1 of 1,000", "about 5
-    of 1,000".
-    """
+    """Return a p-value as the frequency of such a result by chance: "about 5 of 1,000"."""
     if p < 0.001:
         return "fewer than 1 of 1,000"
     if p < 0.1:

@@ -7,11 +7,11 @@ from vitlens.display import protected, visible
 from vitlens.record import Record, SkippedEntry
 from vitlens.report.prose import finalize
 
-_SKIPPED: Final = 10  # files left out whose reason is printed
+_SKIPPED: Final = 10  # most skipped files that are printed with their reason
 
 
 def image_sentences(record: Record) -> Iterator[str]:
-    """Yield how many images of which data set, how they were processed, which were left out."""
+    """Yield sentences about the images, their data set and processing, and the skipped files."""
     data = record.config.data
     if data is None:
         return
@@ -28,7 +28,7 @@ def image_sentences(record: Record) -> Iterator[str]:
 
 
 def _skipped_images(skipped: Sequence[SkippedEntry]) -> str:
-    """Return a sentence that counts the files left out and gives reasons for the first of them."""
+    """Return a sentence that counts the skipped files and gives the reasons for the first ones."""
     reasons = [
         f"{finalize(file.file)}: {protected(visible(file.reason))}" for file in skipped[:_SKIPPED]
     ]

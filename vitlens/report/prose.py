@@ -1,16 +1,14 @@
-"""The words of reports: one-line templates, filled by one `finalize` that formats every number and
-escapes every name.
+"""The words of reports: one-line templates. `finalize` formats every number and escapes every name.
 
     {{ accuracy }}                    an Estimate: "83.7 % (83.2 to 84.1, n = 300)"
     {{ share|percent }}               "45 %"
-    {{ gain|points }}                 "3.1 points (1.0 to 5.2, n = 300)", of a difference of
-        fractions
+    {{ gain|points }}                 a difference of fractions: "3.1 points (1.0 to 5.2, n = 300)"
     {{ heads|names }} {{ heads|are }} "**L0.H1** and **L0.H3** are"
-    {{ labels|counts }}               "9 mixed, 5 uniform" of a mapping from names to numbers
-    {{ p|frequency }}                 "about 5 of 1,000" of a p
+    {{ labels|counts }}               a mapping from names to numbers: "9 mixed, 5 uniform"
+    {{ p|frequency }}                 a p-value: "about 5 of 1,000"
     {{ note|whole }}                  a remark of a measurement, escaped and not shortened
 
-A template tests what is there and counts it; arithmetic and rules are Python's
+A template may only test if a value exists, and count values. Arithmetic and rules are in Python
 (tests/contracts/test_sections.py).
 """
 
@@ -24,11 +22,11 @@ from vitlens.display import protected, shorten, visible
 from vitlens.report.numbers import frequency, in_ranges, in_words, number, percent
 from vitlens.uncertainty import LEVEL, Estimate, Side, beyond, in_points
 
-NAMED: Final = 5  # names of a list in a sentence
+NAMED: Final = 5  # most names of a list in a sentence
 
 
 class Marked(str):
-    """Text of ours, with **bold** and `code`, that is not escaped again."""
+    """Text that vitlens wrote, with **bold** and `code`, which is not escaped again."""
 
     __slots__ = ()
 
@@ -91,9 +89,9 @@ def _by_count(singular: str, plural: str) -> Callable[[Sized | int], str]:
 
 
 def borderline(difference: Estimate, p: float) -> Marked:
-    """Return a remark in parentheses where an interval and a test of the same difference disagree.
+    """Return a remark if an interval and a test of the same difference disagree, else "".
 
-    Returns "" where they agree. p: of an exact test, or after a correction, whose answer holds.
+    p: the p-value of the test, which is exact or corrected and therefore decides.
     """
     excludes_zero = beyond(difference, 0.0) is not Side.UNDECIDED
     if difference.low is None or excludes_zero == (p <= LEVEL):

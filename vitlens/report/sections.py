@@ -4,15 +4,15 @@
         "Do adversarial images of one model fool the other?",
         rows="transfer",
         says="Of the images that fool {{ made_for }}, {{ fooled }} also fool {{ shown_to }}.",
-        otherwise="No image that fools {{ made_for }} is classified correctly by {{ shown_to }} when
-            clean.",
+        otherwise="No image that fools {{ made_for }} is predicted right by {{ shown_to }}.",
         columns=("made_for", "shown_to", "fooled"),
-        charts=(Chart("transfer", matrix("made_for", "shown_to", "fooled"), "Share of the images
-            that ..."),),
+        charts=(
+            Chart("transfer", matrix("made_for", "shown_to", "fooled"), "Share of images that ..."),
+        ),
     )
 
-A section without rows is left out. The columns of a row fill `says`, or `otherwise` if one of them
-is None. A function takes the place of a template only if a test decides between sentences.
+A section without rows is left out. The columns of a row fill the template `says`, or `otherwise` if
+one of them is None. A function replaces a template only if a test decides between sentences.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,12 +40,12 @@ from vitlens.uncertainty import Estimate, in_points
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# the table of the record, or a function of the record
+# the name of a table of the record, or a function from the record to rows
 Rows: TypeAlias = str | Callable[[Any], Iterable[Any]]
 Template: TypeAlias = str | Callable[[Any], str]
-ROWS: Final = 8  # of a table in the body
-SAID: Final = 3  # sentences of a section
-_UNKNOWN: Final = 5  # sentences on the first page about what is not known
+ROWS: Final = 8  # most rows of a table; the CSV file has all
+SAID: Final = 3  # most sentences of a section
+_UNKNOWN: Final = 5  # most sentences on the first page about what the report does not show
 
 
 def _nothing(_: Any) -> Iterator[Any]:
@@ -60,15 +60,17 @@ def _every(_: Any) -> bool:
 class Chart:
     """A figure of a section.
 
+    Caption and title are templates over `rows`, `first` (row) and `record`.
+
+    name: the name of its file.
     draw: a chart of vitlens/charts, or a function from rows and title to the figure.
     caption: at most 30 words that begin with what is seen.
-    title: what the figure shows, with the result. Caption and title are templates over `rows`,
-        `first` and `record`.
-    rows: in place of the section's.
-    only: chooses the rows that are drawn.
-    each: a field; one figure is drawn for each of its values, which is appended to the name.
-    whole: True if the chart draws arrays, so that `draw` and `only` take the record in place of
-        rows.
+    title: what the figure shows, with the result.
+    rows: the rows that it draws, "" for those of the section.
+    only: returns True for rows that are drawn.
+    each: the name of a field, "" for one figure. One figure is drawn for each value of the field,
+        and the value is appended to its name.
+    whole: True if the chart draws arrays. `draw` and `only` then take the record instead of rows.
     """
 
     name: str
@@ -83,17 +85,21 @@ class Chart:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a report. question: its title, a template.
+    """A part of a report.
 
-    opening: a template over all rows (`rows`, `first`, `record`), or a function of the record.
-    says: the template of a row's sentence; a section has at most SAID sentences.
-    otherwise: in its place if a column is None.
-    columns: the columns of the table, at most six.
-    order: a sort key of rows.
+    question: its title, a template.
+    rows: the rows that it is about.
+    opening: its first sentence, a template over `rows`, `first` (row) and `record`, or a function
+        of the record.
+    says: the sentence of a row, a template. A section has at most SAID sentences.
+    otherwise: the sentence of a row if a column of `says` is None.
+    columns: the columns of its table, at most six.
+    order: the sort key of rows.
+    charts: its figures.
     about: the questions of the claims that give the section its status.
-    without: the sentence of a section without rows; "" leaves the section out.
-    step: True for a step of a sequence, through which a page leads with a slider.
-    panels: images of the record that a page shows one by one and can filter.
+    without: the sentence of a section without rows. "" leaves such a section out.
+    step: True for a step of a sequence, which a page shows with a slider.
+    panels: yields images of the record that a page shows one by one and can filter.
     """
 
     question: str
@@ -111,7 +117,7 @@ class Section:
 
 
 def other_sheets(picture: Chart) -> Section:
-    """Return the section of the first page's pictures that are not on its sheet."""
+    """Return the section of images that do not fit on the sheet of the first page's picture."""
     return Section(
         "What do the other images show?",
         lambda record: [row for row in rows_of(picture.rows, record) if row.sheet],
@@ -121,13 +127,14 @@ def other_sheets(picture: Chart) -> Section:
 
 @dataclass(frozen=True)
 class Glance:
-    """A row of the first page's table: one column of rows that hold a model each.
+    """A row of the first page's table: one metric, with a value for each model.
 
-    table: the rows.
-    column: the field that is shown.
-    key: the entry of a column that holds several.
+    table: the rows of the record, one for each model.
+    column: the field of these rows that is shown.
+    key: the entry that is shown, if the field holds a mapping.
+    title: the name of the metric, "" for the title of the column.
     question: the question of the claims that give the row its status.
-    difference: between two models, from the record.
+    difference: returns the difference between two models from the record.
     """
 
     table: Rows
@@ -140,7 +147,7 @@ class Glance:
 
 @dataclass(frozen=True)
 class Overview:
-    """A first page's table whose rows are rows of the record, with at most six columns."""
+    """A first page's table that shows rows of the record, with at most six columns."""
 
     rows: Rows
     columns: tuple[str, ...]
@@ -150,22 +157,26 @@ class Overview:
 class Report:
     """The report of a command.
 
-    claims: the claims of its record.
-    effects: all measured effects on the scale of findings.py, significant or not, with p before any
-        correction.
-    unknown: at most five sentences about what the report does not show.
-    picture: the picture of the first page; of several sheets the first.
-    explorer: the explorer of the HTML page.
-    title: a template over `record` and the run's `title`, for a report whose claims have no title.
-    definitions: names with their meaning, after the terms of the shown columns.
-    package: the package of its help.md, if that is not the record's.
-    reconciles: sentences about numbers that differ between parts, and why.
-    known_answer: sentences about a planted cause that it recovered or not.
-    about_weights: False where the numbers do not depend on the weights, or the report itself says
-        which models are untrained.
+    The report of a run with chapters takes finished parts from them. So sections, picture and
+    glance may be functions of the record.
 
-    A run of chapters takes finished parts from them: sections, picture and glance may be functions
-    of the record.
+    record: the class of the record.
+    sections: its parts.
+    claims: yields the claims of the record.
+    effects: yields all measured effects on the scale of findings.py, significant or not. Their
+        p-values are not corrected.
+    picture: the picture of the first page. Of several sheets, the first is shown.
+    glance: the table of the first page.
+    unknown: yields sentences about what the report does not show. At most five are printed.
+    title: a template over `record` and the run's `title`, for a report without a claim that has a
+        title.
+    explorer: returns the data of the HTML page's attention explorer.
+    definitions: yields names with their meaning. They follow the terms of the shown columns.
+    package: the package of its help.md, "" for that of the record.
+    reconciles: yields sentences about numbers that differ between parts, and why.
+    known_answer: yields sentences that say if the report recovered a planted cause.
+    about_weights: False if the numbers do not depend on the weights, or if the report itself says
+        which models are untrained.
     """
 
     record: type[Record]
@@ -192,13 +203,12 @@ class Report:
         definitions = [(term.name, term.sentence) for term in terms]
         definitions += self.definitions(record)
         package = self.package or type(record).__module__.rpartition(".")[0]
+        unknown = _as_sentences((*self._untrained_notes(record), *self.unknown(record)))
         first = FirstPage(
             answer=tuple(_without_repeated_leads(answers)),
             picture=picture,
             glance=self._glance_table(record, claims),
-            unknown=_as_sentences((*self._untrained_notes(record), *self.unknown(record)))[
-                :_UNKNOWN
-            ],
+            unknown=unknown[:_UNKNOWN],
             next=_to_test(answers, most=2),
             known_answer=_as_sentences(self.known_answer(record)),
         )
@@ -216,11 +226,11 @@ class Report:
         )
 
     def register(self, record: Any) -> tuple[Claim, ...]:
-        """Return all claims of a record, those that fail or surprise with what to test next."""
+        """Return all claims of a record. Those that fail or surprise have a next step."""
         return _with_next_steps(veto_doubted(self.claims(record)), record)
 
     def _untrained_notes(self, record: Any) -> Iterator[str]:
-        """Yield which models have random weights, where that limits what the report shows."""
+        """Yield a sentence about models with random weights, if that limits what is shown."""
         names = [model.alias for model in record.config.models if model.weights == "random"]
         if names and self.about_weights:
             yield say(
@@ -231,7 +241,7 @@ class Report:
             )
 
     def _declared_parts(self) -> list[Section | Overview]:
-        """Return the parts whose columns are declared here, not taken from a chapter."""
+        """Return the parts with columns that are declared here, not taken from a chapter."""
         parts: list[Section | Overview] = []
         for section in self.sections:
             if isinstance(section, Section):
@@ -249,7 +259,7 @@ class Report:
                 yield part if picture is None else _without_figure(part, picture.name)
 
     def _reconciling_part(self, record: Any) -> Iterator[page.Section]:
-        """Yield a folded part on what the parts of the report say differently."""
+        """Yield a folded part on numbers that differ between the parts of the report."""
         sentences = _as_sentences(self.reconciles(record))
         if sentences:
             yield page.Section("Numbers that differ between chapters", sentences)
@@ -270,16 +280,14 @@ class Report:
 
 
 def _without_repeated_leads(claims: Iterable[Claim]) -> Iterator[Sentence]:
-    """Yield the sentences of claims; of several in a row that answer one question, the first names
-    it.
-    """
-    before = ""
+    """Yield the sentences of claims. A question is named once if several in a row answer it."""
+    previous_lead = ""
     for claim in claims:
         lead = claim.lead
-        if lead == before:
+        if lead == previous_lead:
             lead = ""
         yield Sentence(claim.says, claim.place, lead)
-        before = claim.lead
+        previous_lead = claim.lead
 
 
 def _as_sentences(texts: Iterable[str | Sentence]) -> tuple[Sentence, ...]:
@@ -297,8 +305,7 @@ def _with_next_steps(claims: Iterable[Claim], record: Record) -> tuple[Claim, ..
 
 
 def _to_test(claims: Iterable[Claim], *, most: int) -> tuple[Sentence, ...]:
-    """Return the next steps of claims that fail or surprise: no step twice, the most urgent
-    first."""
+    """Return the next steps of claims that fail or surprise, without repetition, urgent first."""
     steps: dict[str, None] = {}
     for claim in sorted(claims, key=lambda claim: urgency(claim.state)):
         if claim.next_step and needs_a_next_step(claim):
@@ -307,7 +314,7 @@ def _to_test(claims: Iterable[Claim], *, most: int) -> tuple[Sentence, ...]:
 
 
 def drawn(picture: Chart, record: Any) -> FigureSpec | None:
-    """Return the figure of the first page; of several sheets the first, None if it has no rows."""
+    """Return the figure of the first page, or its first sheet; None if it has no rows."""
     first_sheet = replace(picture, only=lambda row: not getattr(row, "sheet", 0))
     return next(_figures(first_sheet, record, ()), None)
 
@@ -332,9 +339,7 @@ def rows_of(rows: Rows, record: Any) -> Sequence[Any]:
 def _finished_sections(
     section: Section | Callable[[Any], Iterator[page.Section]], record: Any, claims: Sequence[Claim]
 ) -> Iterator[page.Section]:
-    """Yield a declared section filled by the record, or the parts that a function takes from
-    chapters.
-    """
+    """Yield a declared section filled by the record, or the parts that a function returns."""
     if not isinstance(section, Section):
         yield from section(record)
         return
@@ -346,9 +351,9 @@ def _finished_sections(
 def build_section(
     section: Section, record: Any, claims: Sequence[Claim] = (), rows: Sequence[Any] | None = None
 ) -> page.Section | None:
-    """Return a section of a record, or None if it has no rows and says nothing without them.
+    """Return a section of a record, or None if it has no rows and no sentence without them.
 
-    rows: in place of the section's own.
+    rows: the rows to show instead of those of the section.
     """
     if rows is None:
         rows = rows_of(section.rows, record)
@@ -361,10 +366,10 @@ def build_section(
         figures += _figures(chart, record, rows)
     claims_about = [claim for claim in claims if claim.question in section.about]
     return page.Section(
-        say(section.question, rows=rows, record=record),
-        _as_sentences(filter(None, _sentences(section, rows, record))),
-        tuple(_table(section, rows, record)),
-        tuple(figures),
+        title=say(section.question, rows=rows, record=record),
+        sentences=_as_sentences(filter(None, _sentences(section, rows, record))),
+        tables=tuple(_table(section, rows, record)),
+        figures=tuple(figures),
         panels=tuple(section.panels(record)),
         step=section.step,
         status=overall_verdict(claims_about),
@@ -389,21 +394,22 @@ def _sentences(section: Section, rows: Sequence[Any], record: Any) -> Iterator[s
 
 
 def say_row(words: Template, row: Any, otherwise: str = "") -> str:
-    """Return the sentence of a row; `otherwise` if a column that it needs is None."""
+    """Return the sentence of a row, or `otherwise` if a column that the sentence needs is None."""
     template = words if isinstance(words, str) else words(row)
     if not template:
         return ""
-    cells = {field.name: getattr(row, field.name) for field in fields(row)}
-    for name in meta.find_undeclared_variables(environment().parse(template)):
-        if cells.get(name, "") is None:
-            return say(otherwise, row=row, **cells)
-    return say(template, row=row, **cells)
+    values = {field.name: getattr(row, field.name) for field in fields(row)}
+    variables = meta.find_undeclared_variables(environment().parse(template))
+    for name in variables:
+        if name in values and values[name] is None:
+            return say(otherwise, row=row, **values)
+    return say(template, row=row, **values)
 
 
 def _figures(chart: Chart, record: Any, rows: Sequence[Any]) -> Iterator[FigureSpec]:
-    """Yield the chart, or one for each value of a field; none if it has no rows.
+    """Yield the figure of a chart, or one for each value of a field; none without rows.
 
-    rows: the rows of the section, for a chart without rows of its own.
+    rows: the rows of the section, which a chart draws unless it names others.
     """
     if chart.whole:
         rows = [record]
@@ -455,11 +461,11 @@ def _of_property(name: str, row: Any) -> Column:
 
 
 def table_of(rows: Sequence[Any], shown: Mapping[str, Column], *, of: int, name: str = "") -> Table:
-    """Return rows as a table without the columns that are empty in all of them.
+    """Return rows as a table, without columns that are empty in all rows.
 
-    shown: the columns by field.
-    of: the number of rows in all.
-    name: the name of the CSV file that holds them.
+    shown: the columns by the name of their field.
+    of: the number of rows in all, more than `rows` if some are left out.
+    name: the name of the CSV file that holds all rows, "" if there is none.
     """
     columns_of_cells = {}
     for field, column in shown.items():
@@ -484,12 +490,10 @@ def cell(value: Any, column: Column) -> Cell:
         return Marked(_protect(value))
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if (isinstance(value, float) and column.unit) or (
-        isinstance(value, int) and column.unit in COUNTED
-    ):
-        return Estimate(value, unit=column.unit)
     if isinstance(value, int | float):
-        return value
+        # an estimate is printed with its unit; of integers, only bytes and FLOPs have one
+        has_unit = bool(column.unit) if isinstance(value, float) else column.unit in COUNTED
+        return Estimate(value, unit=column.unit) if has_unit else value
     if isinstance(value, Mapping):
         entries = [f"{finalize(key)} {finalize(entry)}" for key, entry in value.items()]
         return ", ".join(entries) or None
@@ -525,9 +529,9 @@ def _metrics_table(glances: Sequence[Glance], record: Any, claims: Sequence[Clai
 
 
 def _glance_line(glance: Glance, record: Any, claims: Sequence[Claim]) -> Iterator[list[Cell]]:
-    """Yield the title, a value for each model, the difference of two, and the status.
+    """Yield one line of the table: the title, a value for each model, the difference, the status.
 
-    Returns nothing without a value.
+    Nothing is yielded if no model has a value. Only two models have a difference.
     """
     rows = rows_of(glance.table, record)
     if not rows:
@@ -558,9 +562,9 @@ def _glance_line(glance: Glance, record: Any, claims: Sequence[Claim]) -> Iterat
 
 
 def urgency(status: str | None) -> int:
-    """Return the place in ORDER of a status with its reason.
+    """Return the rank of a status by its urgency; 0 is the most urgent, no status comes last.
 
-    The most urgent is 0, a row without one comes last.
+    status: a state in ORDER, with or without ": reason".
     """
     state = (status or "").partition(":")[0]
     return ORDER.index(state) if state in ORDER else len(ORDER)
@@ -579,10 +583,10 @@ def _terms(sections: Sequence[Section | Overview], record: Any) -> Iterator[Term
 
 
 def _help(package: str, definitions: Sequence[tuple[str, str]]) -> Iterator[page.Section]:
-    """Yield help.md of a command, a folded part for each of its headings, and the definitions."""
+    """Yield a folded part for each heading of a command's help.md, and the definitions."""
     for title, paragraphs in help_of(package).items():
         yield page.Section(title, _as_sentences(paragraphs))
     if definitions:
-        # written by vitlens: they are from registries and columns
+        # no need to escape them: vitlens writes them, in registries and columns
         lines = [f"**{name}**: {text}" for name, text in definitions]
         yield page.Section("Definitions", _as_sentences(lines))

@@ -14,7 +14,10 @@ from vitlens.uncertainty import Estimate
 class Threshold:
     """The limits of pass and warning; a value beyond both fails.
 
-    higher: True if higher is better.
+    passes: the worst value that passes.
+    warns: the worst value that is only a warning.
+    higher: True if higher values are better.
+    unit: the unit of the values.
     """
 
     passes: float
@@ -51,9 +54,7 @@ class Threshold:
         return value >= limit if self.higher else value <= limit
 
     def judge(self, value: Estimate) -> State:
-        """Return the state of an estimate by the worse end of its interval, or by its value if it
-        has none.
-        """
+        """Return the state of the worse end of an interval (of the value if there is none)."""
         worst, _ = self._ends(value)
         return self.state(worst)
 
@@ -65,8 +66,8 @@ class Threshold:
     def judge_difference(self, value: Estimate) -> State:
         """Return the state of a difference between two models by both ends of its interval.
 
-        It passes if both ends pass, warns or fails if even the better end does, and is inconclusive
-        otherwise.
+        It passes if both ends pass, and it warns or fails if even the better end does. Otherwise it
+        is inconclusive.
         """
         worst, best = map(self.state, self._ends(value))
         if best == "pass" and worst != "pass":
@@ -74,8 +75,7 @@ class Threshold:
         return best
 
     def _ends(self, value: Estimate) -> tuple[float, float]:
-        """Return the worse and the better end of an interval, both the value itself if it has
-        none."""
+        """Return the worse and the better end of an interval (the value if there is none)."""
         low = value.value if value.low is None else value.low
         high = value.value if value.high is None else value.high
         if self.higher:
@@ -89,11 +89,12 @@ ORDER: Final[tuple[State, ...]] = ("fail", "warn", "inconclusive", "not tested",
 
 @dataclass(frozen=True)
 class Verdict:
-    """A judgement with its reason, without which there is none.
+    """A judgement with its reason, which must not be empty.
 
-    because: what was judged, or why it could not be.
-    limit: its name in limits.toml, "" for none.
-    doubts: True where the measurement itself is in doubt, so that no title may rest on it.
+    state: the judgement.
+    because: the reason: what was judged, or why it could not be judged.
+    limit: the name of the limit in limits.toml, "" for none.
+    doubts: True if the measurement itself is in doubt, so that no title may rest on it.
     """
 
     state: State
@@ -109,7 +110,7 @@ class Verdict:
 
     @property
     def reason(self) -> str:
-        """Return the reason with the limit, as "dead heads (pass up to 10 %, warn up to 30 %)"."""
+        """Return the reason with the limit: as "dead heads (pass up to 10 %, warn up to 30 %)"."""
         if not self.limit:
             return self.because
         return f"{self.because} ({LIMITS[self.limit].words})"

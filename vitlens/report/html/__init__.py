@@ -1,6 +1,4 @@
-"""A document as one HTML file that fetches nothing, with the attention explorer (page), and the
-explorer alone.
-"""
+"""A document as one HTML file that fetches nothing, and the attention explorer as another."""
 
 from vitlens.report.html.fragment import explorer_fragment
 from vitlens.report.html.whole import page, portfolio_page

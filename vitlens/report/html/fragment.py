@@ -1,4 +1,4 @@
-"""The attention explorer as HTML: its data packed into the page, and a document of it alone."""
+"""The attention explorer as HTML: its data in a page, or a document with nothing else."""
 
 import json
 import zlib
@@ -25,15 +25,18 @@ from vitlens.report.html.packing import (
 from vitlens.report.html.templates import POLICY, asset, explorer_script, rendered
 from vitlens.report.html.text import name, plain
 
-_MAP: Final = 64  # rows and columns of a map on the page, at most
-_SHAPE: Final = ("layers", "heads", "queries", "keys", "levels")  # of packed weights, for the page
-_LEVELS: Final = 255  # of a byte
-_EXACT: Final = 0.0005  # an error, of the largest weight of a row, that needs no words
+_MAP: Final = 64  # most rows and columns of a map on the page
+# fields of packed weights that the page needs
+_SHAPE: Final = ("layers", "heads", "queries", "keys", "levels")
+_LEVELS: Final = 255  # the largest value of a byte
+_EXACT: Final = 0.0005  # the page does not mention a smaller error, as a share of a row's maximum
+_COMPRESSION: Final = 6  # level of zlib, its default between speed and size
 
 
 def explorer_fragment(explorer: Explorer) -> str:
-    """Return an HTML document that holds only an explorer and fetches nothing, for an iframe of a
-    notebook.
+    """Return an HTML document with only an explorer, for an iframe of a notebook.
+
+    It fetches nothing.
     """
     return rendered(
         "fragment.html.jinja",
@@ -50,7 +53,8 @@ def explorer_part(
 ) -> dict[str, Any]:
     """Return an explorer packed for the page: notes, the JSON and the blocks of data by id.
 
-    budget: bytes of base64 for its pictures and weights; spare: more bytes, for queries and keys.
+    budget: bytes of base64 for its pictures and weights.
+    spare: more bytes of base64, for queries and keys.
     """
     photographs = [pictures.photograph(image.picture) for image in explorer.images]
     size_of_pictures = sum(len(photograph.uri) for photograph in photographs)
@@ -135,12 +139,12 @@ def _image(
 
 
 def _vectors(explorer: Explorer, *, room: int) -> Iterator[Markup]:
-    """Yield the queries and keys of as many first images as take at most `room` bytes."""
+    """Yield the queries and keys of the first images, as many as fit into `room` bytes."""
     for image in explorer.images:
         if image.query_vectors is None or image.key_vectors is None:
             return
         content = packed_vectors(image.query_vectors) + packed_vectors(image.key_vectors)
-        block = in_base64(zlib.compress(content, 6))
+        block = in_base64(zlib.compress(content, _COMPRESSION))
         room -= len(block)
         if room < 0:
             return
@@ -148,9 +152,9 @@ def _vectors(explorer: Explorer, *, room: int) -> Iterator[Markup]:
 
 
 def _pairs(explorer: Explorer, images: int) -> dict[str, object]:
-    """Return the shape of the queries and keys on the page, and which of them are left out.
+    """Return the shape of the queries and keys on the page, and a note on those left out.
 
-    images: the number of images that have them.
+    images: the number of images with queries and keys on the page.
     """
     if not images:
         reason = "there is no room for them on this page"
@@ -172,6 +176,7 @@ def _pairs(explorer: Explorer, images: int) -> dict[str, object]:
 
 
 def _pair_notes(explorer: Explorer, images: int) -> Iterator[str]:
+    """Yield sentences on what is left out, and on the error of weights from packed vectors."""
     first = explorer.images[0]
     assert first.query_vectors is not None
     assert first.key_vectors is not None
@@ -182,10 +187,11 @@ def _pair_notes(explorer: Explorer, images: int) -> Iterator[str]:
         weights = first.weights[-layers:]
         scales = np.asarray(explorer.scales)[:, None, None, None]
         queries = restored_vectors(first.query_vectors)
-        scores = queries @ restored_vectors(first.key_vectors).swapaxes(-1, -2) * scales
+        keys = restored_vectors(first.key_vectors)
+        scores = queries @ keys.swapaxes(-1, -2) * scales
         powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        from_scores = powers / powers.sum(axis=-1, keepdims=True)
-        error = np.abs(from_scores - weights).max(axis=-1) / weights.max(axis=-1)
+        restored_weights = powers / powers.sum(axis=-1, keepdims=True)
+        error = np.abs(restored_weights - weights).max(axis=-1) / weights.max(axis=-1)
         yield (
             f"Components are kept in {2 * COMPONENT_STEPS + 1:,} steps. The weights that follow "
             f"from them differ by at most {100 * float(error.max()):.1f} % of the largest weight "
@@ -196,8 +202,9 @@ def _pair_notes(explorer: Explorer, images: int) -> Iterator[str]:
 
 
 def _rollout(explorer: Explorer, image: ExplorerImage) -> dict[str, object] | None:
-    """Return the rollout of an image, computed from its weights if it has none and they were not
-    pooled.
+    """Return the rollout of an image for the page.
+
+    If the image has none, it is computed from weights, unless their queries were pooled.
     """
     rows = image.rollout
     if rows is None and explorer.queries == explorer.keys:
@@ -221,8 +228,9 @@ def _computed_rollout(image: ExplorerImage, special: int) -> NDArray[np.floating
 
 
 def _map(title: str, values: NDArray[np.floating]) -> dict[str, object]:
-    """Return a raw map in 256 steps from its least to its greatest value, averaged over blocks
-    above _MAP rows.
+    """Return a raw map in 256 steps from its smallest to its largest value.
+
+    A map of more than _MAP rows or columns is averaged over blocks.
     """
     grid = np.nan_to_num(np.atleast_2d(values).astype(np.float64))
     for axis in (0, 1):
@@ -242,20 +250,20 @@ def _map(title: str, values: NDArray[np.floating]) -> dict[str, object]:
 
 
 def _exactness(explorer: Explorer, weights: tuple[Packed | None, ...]) -> Iterator[str]:
-    """Yield how exact the weights of heads and those of layer means are on the page."""
-    of_heads: list[Packed] = []
-    of_means: list[Packed] = []
+    """Yield sentences on the exactness of the weights of heads, and of layer means."""
+    head_weights: list[Packed] = []
+    layer_means: list[Packed] = []
     for packed in weights:
         if packed is None:
             continue
         if packed.heads:
-            of_heads.append(packed)
+            head_weights.append(packed)
         else:
-            of_means.append(packed)
-    if of_heads:
-        yield from _exactness_of("heads", explorer, of_heads)
-    if of_means:
-        yield from _exactness_of("layer means", explorer, of_means)
+            layer_means.append(packed)
+    if head_weights:
+        yield from _exactness_of("heads", explorer, head_weights)
+    if layer_means:
+        yield from _exactness_of("layer means", explorer, layer_means)
 
 
 def _exactness_of(kind: str, explorer: Explorer, weights: Sequence[Packed]) -> Iterator[str]:
@@ -264,7 +272,7 @@ def _exactness_of(kind: str, explorer: Explorer, weights: Sequence[Packed]) -> I
     has_all_queries = first.queries == explorer.queries
     has_all_keys = first.keys == explorer.keys
     if error < _EXACT and has_all_queries and has_all_keys:
-        return  # such weights were in as many steps before
+        return
     text = (
         f"Weights of {kind} are kept in {first.levels + 1} steps of their square root; the largest "
         f"error is {100 * error:.1f} % of the largest weight of the same row."

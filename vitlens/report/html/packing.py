@@ -1,13 +1,13 @@
-"""Attention weights as the page holds them: one byte a weight, deflated, in base64.
+"""Attention weights as the page holds them: one byte per weight, deflated, in base64.
 
-A row of attention weights has a few large values and many tiny ones. Bytes therefore hold the
-square root of each weight's share of a maximum of the row: w = m * (byte / levels)^2. Special
-tokens and patches have a maximum each, in float32, as CLS often takes most of a row and would leave
-the patches a few steps. The largest error is about m / levels, at the largest weights, and falls
-with the square root of the weight.
+A row of attention weights has a few large values and many tiny ones. So a byte holds the square
+root of a weight w as a share of a maximum m: w = m * (byte / levels)^2. The maxima are in float32.
+A row has two of them, one for special tokens and one for patches: CLS often has most of a row, and
+would leave only a few steps to the patches. The largest error is about m / levels, at the largest
+weights, and falls with the square root of the weight.
 
 Queries and keys have COMPONENT_STEPS steps to either side of 0, up to the largest component of
-their vector. A byte has 255 steps, which would change weights by some per cent.
+their vector. The 255 steps of a byte would change weights by some per cent.
 """
 
 import zlib
@@ -26,15 +26,19 @@ _BUDGET_OF_IMAGE: Final = 5_700_000  # bytes of base64 for the weights of one im
 # bytes of a deflated weight by the number of levels, measured on DeiT-tiny's attention
 _DEFLATED: Final = {255: 0.80, 191: 0.75, 127: 0.68, 63: 0.56, 31: 0.44}
 _MAXIMA: Final = 8  # bytes of the two maxima of a row
-_BASE64: Final = 4 / 3
+_BASE64: Final = 4 / 3  # bytes of base64 per byte
+_COMPRESSION: Final = 6  # level of zlib, its default between speed and size
 VECTORS: Final = 2_000_000  # bytes of base64 for all queries and keys of a page
 COMPONENT_STEPS: Final = 1023
 
 
 @dataclass(frozen=True)
 class Detail:
-    """The resolution of packed weights: levels of a byte, and the most rows and columns of queries
-    and of keys.
+    """The resolution of packed weights.
+
+    levels: the largest value of a byte.
+    queries: the most rows, and the most columns, of the grid of queries.
+    keys: the most rows, and the most columns, of the grid of keys.
     """
 
     levels: int = 255
@@ -42,8 +46,8 @@ class Detail:
     keys: int = 1000
 
 
-# from fine to coarse: the detail of weights by head, and of layer means, which a page shows for
-# images without weights by head
+# From fine to coarse: the detail of weights of heads, and the detail of layer means. A page shows
+# layer means for images without weights of heads.
 _PLANS: Final = (
     (Detail(255), Detail(255)),
     (Detail(255), Detail(127, 7)),
@@ -62,10 +66,14 @@ _PLANS: Final = (
 
 @dataclass(frozen=True)
 class Packed:
-    """Weights (layers, heads, queries, keys) in base64; queries, keys: their grids after the
-    special tokens.
+    """Weights (layers, heads, queries, keys) in base64.
 
-    error: the largest one of this packing, as a share of the largest weight of its row.
+    data: the maxima of all rows, then the bytes of all weights; deflated, in base64.
+    layers: the number of layers.
+    heads: the number of heads, 0 for means over heads.
+    queries, keys: the grids (rows, columns) of patches after the special tokens.
+    levels: the largest value of a byte.
+    error: the largest error of a weight, as a share of the largest weight of its row.
     """
 
     data: str
@@ -78,10 +86,9 @@ class Packed:
 
 
 def packed_explorer(explorer: Explorer, *, budget: int = BUDGET) -> tuple[Packed | None, ...]:
-    """Return the weights of each image, of its heads or its layer means; None where it has neither.
+    """Return the weights of each image: of its heads, or layer means, or None if it has neither.
 
-    They are packed by the finest plan with which they take at most `budget` bytes, or by the
-    coarsest.
+    They are packed by the finest plan that needs at most `budget` bytes, else by the coarsest.
     """
     for plan in _PLANS[:-1]:
         if _fits(list(_expected(explorer, plan)), budget):
@@ -98,9 +105,9 @@ def _by_plan(explorer: Explorer, plan: tuple[Detail, Detail]) -> Iterator[Packed
         if image.weights is not None:
             yield pack(image.weights, special, explorer.queries, explorer.keys, detail_of_heads)
         elif image.layer_weights is not None:
-            one_head = image.layer_weights[:, None]
-            means = pack(one_head, special, explorer.queries, explorer.keys, detail_of_means)
-            yield replace(means, heads=0)  # 0 marks means over heads
+            as_one_head = image.layer_weights[:, None]
+            means = pack(as_one_head, special, explorer.queries, explorer.keys, detail_of_means)
+            yield replace(means, heads=0)
         else:
             yield None
 
@@ -140,7 +147,8 @@ def pack(
 ) -> Packed:
     """Pack weights (layers, heads, queries, keys); a value that is not finite counts as 0.
 
-    Queries beyond the detail are averaged over blocks, keys added up, so that rows keep their sum.
+    If there are more queries than the detail allows, they are averaged over blocks. Keys are added
+    up, so that rows keep their sum.
     """
     averages, query_grid = averaged(weights, special, queries, detail.queries)
     averages = np.nan_to_num(averages.astype(np.float32))
@@ -153,7 +161,7 @@ def pack(
     content = maxima.astype("<f4").tobytes() + bytes_.tobytes()
     layers, heads = sums.shape[:2]
     return Packed(
-        data=in_base64(zlib.compress(content, 6)),
+        data=in_base64(zlib.compress(content, _COMPRESSION)),
         layers=layers,
         heads=heads,
         queries=query_grid,
@@ -166,8 +174,9 @@ def pack(
 def quantised(
     rows: NDArray[np.floating], special: int, levels: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Return rows (..., keys) as bytes from 0 to `levels`, and their maxima (..., 2), of special
-    tokens and patches.
+    """Return rows (..., keys) as bytes from 0 to `levels`, and their maxima (..., 2).
+
+    The maxima are those of special tokens and of patches.
     """
     shares = []
     maxima = []
@@ -217,15 +226,18 @@ def restored_vectors(vectors: NDArray[np.floating]) -> NDArray[np.float32]:
 def _with_fewer_keys(
     weights: NDArray[np.float32], special: int, grid: tuple[int, int], most: int
 ) -> tuple[NDArray[np.float32], tuple[int, int]]:
-    """Return weights whose keys are added up over blocks of patches, and the grid of the blocks."""
-    smaller = min(grid[0], most), min(grid[1], most)
-    if smaller == grid:
+    """Return the weights with keys added up over blocks of patches, and the grid of the blocks."""
+    block_rows = min(grid[0], most)
+    block_columns = min(grid[1], most)
+    if (block_rows, block_columns) == grid:
         return weights, grid
-    patches = weights[..., special:].reshape(*weights.shape[:-1], *grid)
-    for axis, blocks in zip((-2, -1), smaller):
-        patches = np.add.reduceat(patches, block_starts(patches.shape[axis], blocks), axis=axis)
-    flat = patches.reshape(*weights.shape[:-1], smaller[0] * smaller[1])
-    return np.concatenate([weights[..., :special], flat], axis=-1), smaller
+    leading = weights.shape[:-1]
+    patches = weights[..., special:].reshape(*leading, *grid)
+    sums = np.add.reduceat(patches, block_starts(grid[0], block_rows), axis=-2)
+    sums = np.add.reduceat(sums, block_starts(grid[1], block_columns), axis=-1)
+    block_keys = sums.reshape(*leading, block_rows * block_columns)
+    special_keys = weights[..., :special]
+    return np.concatenate([special_keys, block_keys], axis=-1), (block_rows, block_columns)
 
 
 def in_base64(content: bytes) -> str:

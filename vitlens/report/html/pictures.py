@@ -12,23 +12,25 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MOST: Final = 448  # px, the longer side of a photograph on the page
-# the description in the PNG of such a figure, which may be inverted
+MOST: Final = 448  # px of the longer side of a photograph on the page
+# the description in the PNG of a figure without images, which a dark page may invert
 CHART: Final = "chart without images"
-_WIDEST: Final = 1400  # px of a figure
-_DENSITY: Final = 1.15  # px of a figure in each CSS pixel at which it is shown
-_DOTS: Final = 200.0  # an inch, of a picture that does not say
-_COLOURS: Final = 256
-_VISIBLE: Final = 2.5  # root mean square error, of 255, above which a palette can be seen
-_TINY: Final = 64  # px below which a photograph is kept exactly
-_INCH: Final = 96  # CSS pixels
-_ENLARGED: Final = 1.1  # figures have small type
+_WIDEST: Final = 1400  # px of the longer side of a figure
+_DENSITY: Final = 1.15  # px of a figure for each CSS pixel
+_DOTS: Final = 200.0  # px per inch of a figure that does not state its resolution
+_COLOURS: Final = 256  # of a palette
+_VISIBLE: Final = 2.5  # a palette is visible above this root mean square error, on a scale to 255
+_TINY: Final = 64  # px of the longer side up to which a photograph is kept exactly
+_INCH: Final = 96  # CSS pixels per inch
+_ENLARGED: Final = 1.1  # factor on the size of figures, which have small type
 
 
 @dataclass(frozen=True)
 class Embedded:
-    """A picture as a data URI with its size on the page in CSS pixels.
+    """A picture as a data URI.
 
+    uri: the picture.
+    width, height: its size on the page in CSS pixels.
     is_chart: True if it has no images, so that a dark page may invert it.
     """
 
@@ -39,8 +41,9 @@ class Embedded:
 
 
 def figure(path: Path) -> Embedded:
-    """Return a figure from its file: lossless with a palette if that makes no visible difference,
-    else lossy.
+    """Return a figure from its file.
+
+    It is lossless with a palette if that makes no visible difference, else lossy.
     """
     from PIL import Image
 
@@ -62,8 +65,9 @@ def figure(path: Path) -> Embedded:
 
 
 def photograph(pixels: NDArray[np.uint8], *, most: int = MOST) -> Embedded:
-    """Return pixels (height, width, 3), scaled down to at most `most` px a side; a tiny picture
-    stays exact.
+    """Return pixels (height, width, 3) as a picture of at most `most` px a side.
+
+    A tiny picture is kept exactly.
     """
     from PIL import Image
 

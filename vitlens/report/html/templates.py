@@ -1,4 +1,4 @@
-"""The templates, style and scripts of the page, which lie next to this file."""
+"""The templates, style and scripts of the page, which are in the folder of this file."""
 
 from functools import cache
 from pathlib import Path
@@ -8,7 +8,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 _HERE: Final = Path(__file__).parent
-# nothing is fetched from anywhere; the page's own styles and scripts stand in it
+# the page fetches nothing; its styles and scripts are part of it
 POLICY: Final = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 )
@@ -32,8 +32,7 @@ def _environment() -> Environment:
 
 
 def rendered(template: str, **values: Any) -> str:
-    """Return a template of this folder with these values; every text that is not Markup is
-    escaped."""
+    """Return a template of this folder filled with values; text that is not Markup is escaped."""
     return _environment().get_template(template).render(**values)
 
 
@@ -45,6 +44,6 @@ def asset(name: str) -> Markup:
 
 @cache
 def explorer_script() -> Markup:
-    """Return the scripts of the attention explorer as one, in a block that shares no name."""
+    """Return the scripts of the attention explorer as one, in a block that keeps names local."""
     scripts = "\n".join(map(asset, _EXPLORER))
     return Markup('"use strict";\n{\n' + scripts + "}\n")

@@ -1,5 +1,6 @@
-"""Text of a report as HTML: **bold** and `code` are marks, everything else is escaped; terms
-explain themselves.
+"""Text of a report as HTML: **bold** and `code` are marks, everything else is escaped.
+
+Terms of the glossary are explained in tooltips.
 """
 
 import re
@@ -17,7 +18,7 @@ from vitlens.display import unprotected, visible
 from vitlens.report.escape import as_markdown, without_machine_paths
 from vitlens.report.glossary import find_terms
 
-# without a rule for links, images and HTML, none can come about, whatever a name holds
+# Without rules for links, images and HTML, the result has none, whatever a name contains.
 _PARSER: Final = MarkdownIt("zero").enable(["backticks", "emphasis", "escape"])
 _MARKS: Final = {
     "strong_open": "<strong>",
@@ -40,16 +41,18 @@ def command_without_paths(line: str) -> str:
 
 
 def _word_without_path(word: str) -> str:
-    """Return a word such as --weights=/a b/c.pth or alias=/a/b@/c/d, in which a path ends at "=",
-    "@" or the end.
+    """Return a word such as --weights=/a b/c.pth or alias=/a/b@/c/d with its paths shortened.
+
+    A path ends at "=", at "@" or at the end of the word.
     """
     parts = re.split("([=@])", word)
     return "".join(map(without_machine_paths, parts))
 
 
 def plain(text: str) -> str:
-    """Return a text without its marks, for an attribute or a title; not escaped, as templates
-    escape it.
+    """Return a text without its marks, for an attribute or a title.
+
+    It is not escaped, because templates escape it.
     """
     pieces = []
     for token in _tokens(text):
@@ -58,21 +61,19 @@ def plain(text: str) -> str:
 
 
 def name(text: str) -> str:
-    """Return a name that is no sentence: made visible, without the escapes that markdown needs."""
+    """Return a name with invisible characters made visible, without the escapes of markdown."""
     return visible(without_machine_paths(unprotected(text)))
 
 
 class Words:
-    """Turns texts into HTML and explains each term of the glossary where a part of the page first
-    uses it.
-    """
+    """Turns texts into HTML. A term of the glossary is explained at its first use in each part."""
 
     def __init__(self) -> None:
         self._explained: set[str] = set()
         self._ids = count(1)
 
     def new_part(self) -> str:
-        """Explain terms again from here on; empty, for a template."""
+        """Explain terms again from here on. Return "", as a template prints the result."""
         self._explained.clear()
         return ""
 
@@ -85,8 +86,9 @@ class Words:
         return Markup("".join(_render(text, lambda run: [escape(run)])))
 
     def _explain(self, run: str) -> Iterator[str]:
-        """Yield a run of plain text, its terms explained in a tooltip that pointing, touch and
-        keyboard open.
+        """Yield a run of plain text as HTML, with terms explained in tooltips.
+
+        Pointing, touch and keyboard open them.
         """
         at = 0
         for start, end, term in find_terms(run):
@@ -104,7 +106,10 @@ class Words:
 
 
 def _render(text: str, write: Callable[[str], Iterable[str]]) -> Iterator[str]:
-    """Yield a text as HTML; write: turns a run of plain text into HTML."""
+    """Yield a text as HTML.
+
+    write: turns a run of plain text into HTML.
+    """
     run = ""
     for token in _tokens(text):
         if token.type in ("text", "text_special"):

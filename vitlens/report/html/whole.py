@@ -19,18 +19,22 @@ from vitlens.report.markdown import UNFINISHED, citation, provenance, repeated_w
 from vitlens.report.numbers import in_words
 from vitlens.version import __version__
 
-_OPEN: Final = 40  # rows of a table that is open at first
-_FILTERED: Final = 4  # figures and panels of a section from which on it has a filter
+_OPEN: Final = 40  # a table with more rows is closed at first
+_FILTERED: Final = 4  # a section with at least so many figures and panels has a filter
 _SIZE: Final = 11_500_000  # bytes of a page with figures and weights
 _LEAST: Final = 3_000_000  # bytes for weights, however many figures there are
-_PANEL: Final = 160  # px, the longer side of a panel's pictures
+_PANEL: Final = 160  # px of the longer side of a panel's pictures
 _TAGS: Final = {"Outcome": "outcome", "Class": "class_name", "Agreement": "agreement"}
-Part = dict[str, Any]  # what the template shows of a figure, a panel or a section
+Part = dict[str, Any]  # the values of a figure, a panel or a section for the template
 
 
 class _Page:
-    """State that the parts of one page share: numbers of figures, explained terms, anchors in
-    use."""
+    """State that the parts of one page share.
+
+    numbers: the numbers of figures by name.
+    words: turns text into HTML and explains terms.
+    embedded: all pictures on the page so far.
+    """
 
     def __init__(self, document: Document, folder: Path) -> None:
         self.folder = folder
@@ -44,8 +48,8 @@ class _Page:
     def section(self, section: Section) -> Part:
         """Return a section with its figures as pictures.
 
-        Its `filters` are the title, the field and the values of each tag by which its panels
-        differ.
+        Its `filters` list the title, the field and the values of each tag that differs between its
+        panels.
         """
         figures = list(map(self.figure, section.figures))
         panels = list(map(_panel, section.panels))
@@ -67,7 +71,7 @@ class _Page:
         }
 
     def figure(self, figure: FigureSpec) -> Part:
-        """Return a figure as it was drawn into the folder."""
+        """Return a figure, with the picture that was drawn into the folder."""
         path = inside(self.folder, "figures", named_file(figure.name, ".png"))
         return {
             **vars(figure),
@@ -89,11 +93,12 @@ class _Page:
 
 
 def page(document: Document, record: Record) -> str:
-    """Return the whole file: the first page, the attention explorer, sections, folded parts and the
-    glossary.
+    """Return the whole file: first page, attention explorer, sections, folded parts and glossary.
 
-    record: whose settings and models are listed, and whose folder holds the figures, drawn before.
-    No absolute path of the machine is in it, and it fetches nothing (POLICY).
+    The file has no absolute path of this machine, and it fetches nothing (POLICY).
+
+    record: the record of the run. Its settings and models are listed. Its folder must already hold
+        the figures.
     """
     parts = _Page(document, record.folder)
     first = document.first
@@ -136,7 +141,7 @@ def page(document: Document, record: Record) -> str:
 def portfolio_page(document: Document, record: Record) -> str:
     """Return a report without a first page as one file that prints well.
 
-    It fetches nothing (POLICY), and its figures were drawn before.
+    It fetches nothing (POLICY). The folder of the record must already hold the figures.
     """
     parts = _Page(document, record.folder)
     return rendered(
@@ -179,7 +184,7 @@ def _panel(panel: ImagePanel) -> Part:
 
 
 def _filters(panels: Sequence[Part]) -> list[tuple[str, str, list[str]]]:
-    """Return the tags by which panels differ, with their values."""
+    """Return the title, the field and the values of each tag that differs between panels."""
     filters = []
     for title, name in _TAGS.items():
         values = list(dict.fromkeys(panel[name] for panel in panels if panel[name]))
