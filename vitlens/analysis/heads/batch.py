@@ -49,8 +49,8 @@ from vitlens.shapes import Images, Tokens
 def layers_of(model: Model) -> tuple[Site, ...]:
     """Return one site for each layer, with the heads of all of its calls.
 
-    Raises UnsupportedError where the numbers of tokens of these differ, special tokens stand behind
-    patches, or there is no attention.
+    Raises UnsupportedError if the calls of a layer differ in their numbers of tokens. Also raises
+    it if special tokens come after the patches, or if there is no attention.
     """
     require_special_first(model)
     by_layer: dict[int, Site] = {}
@@ -75,9 +75,10 @@ def allowed_keys(
     """Return the keys that each query of an image may attend to, or None.
 
     The shape is (calls of an image, heads or 1, query or 1, key). None means that all keys are
-    allowed, or that it is not known. The mask of the first image is read. Where a model in windows
-    adds its mask itself, the keys follow from the geometry, and from the weights for padding and
-    the seams that it does not mask.
+    allowed, or that the mask is unknown. The mask of the first image is read.
+
+    If a windowed model computes attention itself, its mask is not seen. Allowed keys are then those
+    of the geometry, and those with a weight: padding, and seams that the model does not mask.
     """
     windows = call.site.windows
     first = call.pick(0)
@@ -86,13 +87,15 @@ def allowed_keys(
         if bias is None:
             return None
         allowed = bias if bias.dtype == torch.bool else bias > MASKED_SCORE
-        allowed = allowed[(None,) * (4 - allowed.dim())]
+        missing_axes = 4 - allowed.dim()
+        allowed = allowed[(None,) * missing_axes]
         allowed = allowed.expand(len(first.inputs.query), -1, -1, -1)
         if windows is not None:
             allowed = row_by_row(allowed.expand(-1, -1, first.site.queries, -1), windows)
     elif windows is not None and geometry is not None:
         pairs = geometry.pairs().to(first.placed().device)
-        allowed = ((first.placed() > MASKED).any(1) | pairs)[:, None]
+        has_weight = (first.placed() > MASKED).any(1)  # in any head
+        allowed = (has_weight | pairs)[:, None]
     else:
         return None
     return None if bool(allowed.all()) else allowed
@@ -101,12 +104,11 @@ def allowed_keys(
 class BatchStatistics:
     """Statistics of heads from one forward pass, gathered call by call, a few images at a time.
 
-    groups: (images,) the group of each, to gather the evidence for labels as well, or None.
-    masks: (images, height, width) True on the object, or None.
-
-    values (images, heads): by statistic and layer; if a layer has several calls, their heads follow
-        each other.
-    evidence: the mass by offset, and with groups all other evidence for labels.
+    groups (images,): the group of each image, for the evidence for labels. None without labels.
+    masks (images, height, width): True on the object, or None.
+    values (images, heads): the values by statistic and layer. If a layer has several calls, their
+        heads follow each other.
+    evidence: the mass by offset. With groups also all other evidence for labels.
     """
 
     def __init__(
@@ -140,9 +142,9 @@ class BatchStatistics:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Add the stream after each block and the outputs of heads of a forward pass inside.
+        """Read the residual stream and the outputs of heads during a forward pass.
 
-        The outputs are those that the projection reads, after changes of heads by `intervene`.
+        The outputs are those that the projection reads, after any changes by `intervene`.
         """
         taps = []
         for module, access in self._heads.items():
@@ -162,7 +164,7 @@ class BatchStatistics:
     def _norms_of_heads(self, module: str, outputs: Tensor) -> Tensor:
         """Return the norms of what each head adds to the residual stream, (groups, heads).
 
-        outputs: (calls, heads, ..).
+        outputs (calls, heads, tokens, head_dim): the outputs of the heads.
         """
         norms = head_norms(precise(outputs), projection_of(self.model, module))
         return by_group(norms.unflatten(0, (len(self.images), -1)).mean(1), self.groups)
@@ -216,9 +218,10 @@ class BatchStatistics:
     def _parts_of_rows(
         self, call: AttentionCall, allowed: Tensor | None
     ) -> list[dict[str, PerImage]]:
-        """Return the statistics of a pooling or CLS query's row, or of rows over pooled keys.
+        """Return the statistics of rows without places in the image, by name.
 
-        There is one dict by statistic for each part of the images.
+        They are the rows of a pooling or CLS query, or rows over pooled keys. The images are read
+        in parts: there is one dict for each part.
         """
         kind: Literal["patches", "CLS"] = "CLS" if call.site.kind == "class" else "patches"
         parts = []
@@ -241,7 +244,7 @@ class BatchStatistics:
     ) -> list[dict[str, PerImage]]:
         """Return the statistics of attention between patches, and add the evidence to `sums`.
 
-        There is one dict by statistic for each part of the images.
+        The images are read in parts: there is one dict, by statistic, for each part.
         """
         parts = []
         for images, part in call.parts():
@@ -252,10 +255,10 @@ class BatchStatistics:
             values = layer.statistics()
             parts.append(values)
             evidence = self._evidence(layer, values["entropy"], images)
-            by_key = {}
-            for name, of_images in evidence.items():
-                by_key[name, call.site.layer] = by_group(of_images, self.groups[images])
-            add_all(sums, by_key)
+            group_sums = {}
+            for name, image_values in evidence.items():
+                group_sums[name, call.site.layer] = by_group(image_values, self.groups[images])
+            add_all(sums, group_sums)
         return parts
 
     def _evidence(self, layer: PatchRows, entropy: PerImage, images: slice) -> dict[str, Tensor]:
@@ -303,16 +306,16 @@ def measure(
 ) -> BatchStatistics:
     """Return every statistic of every head on these images, from one forward pass.
 
-    Numbers are in fp32 at least.
+    Numbers are in fp32 or better.
 
-    renormalise: distances are of the attention on patches, scaled to sum to 1; otherwise the mass
-        on CLS and other prefix tokens counts as 0 px.
-    groups: (images,) the group of each, to gather the evidence for labels as well.
-    masks: (images, height, width) True on the object, where they are known.
+    renormalise: True if distances are of the attention on patches, scaled to sum to 1. Otherwise
+        the mass on CLS and other prefix tokens counts as 0 px.
+    groups (images,): the group of each image, to gather also the evidence for labels.
+    masks (images, height, width): True on the object, None if unknown.
     """
     if not len(images):
         raise InputError("expected at least one image, found none")
-    layers_of(model)  # the passes that survey the layers are not part of the batch
+    layers_of(model)  # survey the layers now: its passes must not count as passes of the batch
     batch = BatchStatistics(model, images, groups, masks, renormalise=renormalise)
     with batch.reading():
         observe(model, images, batch.take)

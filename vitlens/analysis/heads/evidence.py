@@ -1,9 +1,9 @@
 """The evidence for the labels of heads: sums over images, kept apart for a few groups of images.
 
-Sums by group make two things possible in memory that does not grow with the number of images. What
-one image does at a place can be predicted from other images (cross-validation), and every score has
-a jackknife interval. All information is in bits relative to uniform attention over the keys that a
-query can attend to.
+Sums by group need memory that does not grow with the number of images, and make two things
+possible. Attention at a place can be predicted from other images (cross-validation), and every
+score has a jackknife interval. All information is in bits, relative to uniform attention over the
+keys that a query can attend to.
 """
 
 import math
@@ -22,29 +22,40 @@ from vitlens.analysis.heads.rows import PatchRows, PerImage, ascending
 from vitlens.lens.call import precise
 from vitlens.shapes import Images
 
-GROUPS: Final = 16  # of images: image i belongs to group i modulo 16
-# of the patches: more keys that all queries share are an object or a region, not sinks
+GROUPS: Final = 16  # groups of images: image i belongs to group i modulo 16
+# sinks are at most this part of the patches: more keys in common are an object or a region
 FEW: Final = 0.1
-SIMILAR: Final = 0.1  # of the patches: those nearest in colour to the query patch
-# the same for all heads
+SIMILAR: Final = 0.1  # similar patches are this part of all, those nearest in colour
+# names of evidence that is the same for all heads of a layer
 OF_LAYERS: Final = ("object_share", "high_norm_share", "similar_chance", "similar_offsets")
-_ALIKE: Final = 1e-4  # of the range of pixels: colours this near differ by rounding
-_TINY: Final = 1e-30
+_ALIKE: Final = 1e-4  # colours that differ less, of a range from 0 to 1, differ by rounding
+_TINY: Final = 1e-30  # avoids a division by 0
+_SMALLEST_CHANCE: Final = 1e-9  # of a part of the keys, so that its logarithm is finite
 
 
 @dataclass
 class HeadEvidence:
-    """Sums over the images of each group: counts (groups,); sums (groups, ..) by name and layer.
+    """Sums over the images of each group.
 
-    offsets (heads, down, across): mass by offset, key minus query; received (heads, keys): mean
-    mass of each key; bits (heads,): information of a row, log2 of the number of keys minus its
-    entropy; sinks (heads,): see sink_bits; object (heads,), object_share (): mass on the mask, and
-    that of uniform attention; sinks_off (heads,): mass on sinks (see rows.outliers) off the mask;
-    similar, popular (heads,): mass on patches of similar colour, and that expected from how much
-    each key receives; similar_chance (): that of uniform attention; similar_offsets (down, across):
-    pairs of similar patches by offset; high_norm (heads,), high_norm_share (): mass on patches of
-    exceptional norm, and that of uniform attention; output (heads,): mean norm of what the head
-    adds to the residual stream.
+    counts (groups,): the number of images in each group.
+    sums (groups, ..): sums over the images of a group, by name and layer.
+
+    The names in `sums`, with the shape for one group:
+
+    offsets (heads, down, across): the mass by offset, key minus query.
+    received (heads, keys): the mean mass of each key.
+    bits (heads,): the information in a row, log2 of the number of keys minus its entropy.
+    sinks (heads,): the bits that the most attended keys explain, see `sink_bits`.
+    object (heads,): the mass on the mask of the object.
+    object_share (): the mass of uniform attention on the mask.
+    sinks_off (heads,): the mass on sinks (see rows.outliers) off the mask.
+    similar (heads,): the mass on patches of similar colour.
+    popular (heads,): this mass if every query attended to keys as the mean query does.
+    similar_chance (): this mass for uniform attention.
+    similar_offsets (down, across): the number of pairs of similar patches by offset.
+    high_norm (heads,): the mass on patches of exceptional norm.
+    high_norm_share (): this mass for uniform attention.
+    output (heads,): the mean norm of what the head adds to the residual stream.
     """
 
     counts: Float[Tensor, " groups"] = field(
@@ -58,7 +69,10 @@ class HeadEvidence:
         add_all(self.sums, other.sums)
 
     def join(self, total: Callable[[Tensor], Tensor]) -> None:
-        """Combine the sums of several processes; total: the sum of a tensor over all of them."""
+        """Combine the sums of several processes.
+
+        total: returns the sum of a tensor over all processes.
+        """
         self.counts = total(self.counts)
         for key in sorted(self.sums):
             self.sums[key] = total(self.sums[key])
@@ -92,10 +106,11 @@ def jackknife_means(
 
 
 def half_width(samples: Float[Tensor, " samples"]) -> float:
-    """Return half the width of the 95 % interval over images; NaN without groups.
+    """Return half the width of the 95 % interval over images; NaN for fewer than two groups.
 
-    samples: a value, then the values without each group of images. The interval is Student's t of
-    the delete-a-group jackknife.
+    The interval is Student's t of the delete-a-group jackknife.
+
+    samples: a value on all images, then the values without each group of images.
     """
     without_group = samples[1:]
     groups = len(without_group)
@@ -103,7 +118,7 @@ def half_width(samples: Float[Tensor, " samples"]) -> float:
         return math.nan
     squares = (without_group - without_group.mean()).square().sum()
     error = ((groups - 1) / groups * squares).sqrt()
-    from scipy import stats  # half a second, which not every command needs
+    from scipy import stats  # takes half a second to import, and not every command needs it
 
     return float(stats.t.ppf(0.975, groups - 1) * error)
 
@@ -111,22 +126,23 @@ def half_width(samples: Float[Tensor, " samples"]) -> float:
 def evidence_of(
     layer: PatchRows, entropy: PerImage, similar: Tensor, mask: Tensor | None, high: Tensor | None
 ) -> dict[str, Tensor]:
-    """Return the evidence of some images of one layer, by name (images, ..).
+    """Return the evidence of some images of one layer, by its name in `HeadEvidence`.
 
-    similar: see similar_pairs.
-    mask: (images, patches), the share of each patch on the object, or None.
-    high: (images, patches) 1 for a patch of exceptional norm in the stream before the layer, or
+    similar: the pairs of similar patches, see `similar_pairs`.
+    mask (images, patches): the share of each patch that lies on the object, or None.
+    high (images, patches): 1 for a patch of exceptional norm in the stream before the layer, or
         None.
     """
     geometry = layer.geometry
     prefix = geometry.prefix
-    mass = layer.received_of_all
+    mass = layer.received_of_all  # (images, heads, key)
     on_patches = mass[..., prefix:]
     uniform = geometry.uniform()
     uniform_on_patches = uniform.received.to(layer.weights)[prefix:]
-    pairs = similar.to(layer.weights)  # (images, calls, query, key)
-    # of shape (images, calls, heads, query, key)
+    pairs = similar.to(layer.weights)  # (images, calls, query, key), a call being a window
+    # as (images, calls, heads, query, key)
     weights = layer.on_neighbours.unflatten(0, (layer.images, -1))
+    # as (images, calls, heads, key)
     mean_row = weights.sum(-2) / layer.is_patch.sum(-1)[:, None, None].clamp_min(1)
     key_counts = geometry.pairs().sum(-1).add(prefix).clamp_min(1).to(layer.weights)
     evidence = {
@@ -154,21 +170,25 @@ def evidence_of(
 def sink_bits(received: Float[Tensor, "images heads patches"]) -> PerImage:
     """Return the bits explained by the most attended keys of an image.
 
-    These keys are at most FEW of the patches.
+    Their number, at most the part FEW of the patches, is the one that explains most.
     """
     patches = received.shape[-1]
     total = received.sum(-1)
     most = max(1, int(FEW * patches))
-    top = ascending(received).flip(-1)[..., :most].cumsum(-1)
-    mass = top / total.clamp_min(_TINY)[..., None]
-    steps = torch.arange(1, most + 1, device=received.device, dtype=received.dtype)
-    return total * bits_of_part(mass, steps / patches).amax(-1)
+    descending = ascending(received).flip(-1)
+    mass_of_top = descending[..., :most].cumsum(-1)  # of the top 1, 2, .. keys
+    share_of_top = mass_of_top / total.clamp_min(_TINY)[..., None]
+    key_counts = torch.arange(1, most + 1, device=received.device, dtype=received.dtype)
+    return total * bits_of_part(share_of_top, key_counts / patches).amax(-1)
 
 
 def bits_of_part(mass: Tensor, expected: Tensor) -> Tensor:
-    """Return the bits that the mass on a part of the keys explains; 0 below the expected mass."""
+    """Return the bits that the mass on a part of the keys explains; 0 below the expected mass.
+
+    They are the Kullback-Leibler divergence between the mass on and off the part, and the expected.
+    """
     inside = mass.clamp(0, 1)
-    chance = torch.as_tensor(expected).clamp(1e-9, 1 - 1e-9)
+    chance = torch.as_tensor(expected).clamp(_SMALLEST_CHANCE, 1 - _SMALLEST_CHANCE)
     gain_inside = torch.xlogy(inside, inside / chance)
     gain_outside = torch.xlogy(1 - inside, (1 - inside) / (1 - chance))
     bits = gain_inside + gain_outside
@@ -184,12 +204,12 @@ def on_grid(pixels: Tensor, geometry: Geometry) -> Float[Tensor, "images patches
 def similar_pairs(images: Images, geometry: Geometry) -> Bool[Tensor, "images calls query key"]:
     """Return the pairs of each patch with the patches nearest to it in mean colour.
 
-    These are the SIMILAR share of the patches; ties and the patch itself are included.
-
-    Ties and the patch itself are included.
+    The nearest are the part SIMILAR of the patches. Ties and the patch itself are included.
     """
     pairs = geometry.pairs().to(images.device)
-    places = geometry.places().to(images.device).clamp_min(0)
+    places = (
+        geometry.places().to(images.device).clamp_min(0)
+    )  # padding is no pair: any place will do
     nearest = max(1, math.ceil(SIMILAR * geometry.patches)) + 1  # the patch itself is one of them
     nearest = min(nearest, geometry.patches)
     similar = []
@@ -212,8 +232,9 @@ def head_norms(
     heads = output.shape[1]
     head_dim = output.shape[-1]
     if projection is not None and projection.in_features == heads * head_dim:
-        # of shape (heads, dim, head_dim)
+        # as (heads, dim, head_dim)
         columns = precise(projection.weight).unflatten(1, (heads, head_dim)).movedim(1, 0)
+        # |W o|² = oᵀ (Wᵀ W) o needs matrices of head_dim x head_dim only
         gram = columns.transpose(1, 2) @ columns
         squares = (output @ gram).mul(output).sum(-1)
     else:

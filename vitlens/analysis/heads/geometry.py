@@ -1,9 +1,11 @@
 """Positions of an attention layer's queries and keys in the image: grid, distances, offsets.
 
-A windowed layer is treated window by window. Within a window, offsets are those in the image:
-multiples of the spacing where the patches of a window lie apart, as in MaxViT's grids. Pairs across
-the seam of a shifted window are left out of the offsets. Models mask attention there, except timm's
-Swin on a padded map: its mask misses the seam, and distances are those in the image.
+A windowed layer is treated window by window. Offsets are those in the image. If the patches of a
+window lie apart, as in MaxViT's grids, they are multiples of the spacing.
+
+A shifted window wraps around the edge of the map: it holds patches from two edges, with a seam
+between them. Pairs across the seam are left out of the offsets. Models mask attention there, except
+timm's Swin on a padded map, which attends across the seam. Distances are always those in the image.
 """
 
 from dataclasses import dataclass, replace
@@ -24,15 +26,14 @@ from vitlens.shapes import TokenLayout
 class Uniform:
     """Uniform attention of patches on the keys that they can attend to.
 
-    distance: mean over patches, px.
+    `offsets`, `energy` and `pairs` count only keys that are patches; all queries have equal weight.
+
+    distance: the mean distance from query to key, in px.
     keys: log2 of the number of keys of a patch, mean over patches.
-    received: mean mass of each key, prefix first, summing to 1.
-
-    The rest is about the keys that are patches, with all rows of equal weight.
-
-    offsets: the mass at each offset, summing to 1.
-    energy: the mean over rows of the sum of squared weights.
-    pairs: the mean number of keys at each offset.
+    received: the mean mass of each key, prefix first. It sums to 1.
+    offsets: the mass at each offset. It sums to 1.
+    energy: the sum of the squared weights of a query, mean over queries.
+    pairs: the number of keys at each offset, mean over queries.
     """
 
     distance: float
@@ -47,11 +48,11 @@ class Uniform:
 class Geometry:
     """The tokens of one layer in the image.
 
-    grid: patches (rows, columns) of the whole map, or of one window.
-    pitch: pixels (height, width) from patch to patch.
+    grid: the patches (rows, columns) of the whole map, or of one window.
+    pitch: the pixels (height, width) from patch to patch.
     prefix: the number of tokens before the patches.
-    cls, registers: positions of CLS and of registers in this prefix (a distillation token counts as
-        a register).
+    cls, registers: the positions of CLS and of registers in this prefix. A distillation token
+        counts as a register.
     windows: the division of the map into windows, or None.
     """
 
@@ -95,16 +96,18 @@ class Geometry:
         Returns (.., 2 rows - 1, 2 columns - 1), where rows and columns are those of the span.
         Offset 0 is in the middle. Offsets that no two patches of a window have are 0.
         """
-        # (.., query row, query column, key row, key column)
+        # as (.., query row, query column, key row, key column)
         on_grid = weights.unflatten(-1, self.grid).unflatten(-3, self.grid)
-        by_column = _by_difference(on_grid.transpose(-3, -2))  # (.., rows, rows, 2 columns - 1)
+        # sum over pairs of columns first: as (.., query row, key row, column offset)
+        by_column = _by_difference(on_grid.transpose(-3, -2))
+        # then over pairs of rows: as (.., column offset, row offset), transposed
         sums = _by_difference(by_column.movedim(-1, -3)).transpose(-2, -1)
         if self.spacing == (1, 1):
             return sums
         rows, columns = self.span
-        spread = sums.new_zeros(*sums.shape[:-2], 2 * rows - 1, 2 * columns - 1)
-        spread[..., :: self.spacing[0], :: self.spacing[1]] = sums
-        return spread
+        in_image = sums.new_zeros(*sums.shape[:-2], 2 * rows - 1, 2 * columns - 1)
+        in_image[..., :: self.spacing[0], :: self.spacing[1]] = sums
+        return in_image
 
     @lru_cache(maxsize=32)  # noqa: B019
     def distances(self) -> Float[Tensor, "calls query key"]:
@@ -127,9 +130,9 @@ class Geometry:
 
     @lru_cache(maxsize=32)  # noqa: B019
     def pairs(self) -> Bool[Tensor, "calls query key"]:
-        """Return the pairs of patches with equal offsets in the image and in the window.
+        """Return True for pairs of patches with equal offsets in the image and in the window.
 
-        These are all pairs but those with padding, and those across a seam.
+        These are all pairs except those with padding and those across a seam.
         """
         places = self.places()
         is_patch = places >= 0
@@ -139,12 +142,13 @@ class Geometry:
         map_columns = self.windows.resolution[1]
         positions = torch.arange(self.patches)
         down, across = self.spacing
-        for step, in_map, in_window in (
+        row_and_column = (
             (down, places // map_columns, positions // self.grid[1]),
             (across, places % map_columns, positions % self.grid[1]),
-        ):
-            map_offsets = in_map[:, :, None] - in_map[:, None]
-            window_offsets = in_window[:, None] - in_window
+        )
+        for step, in_map, in_window in row_and_column:
+            map_offsets = in_map[:, :, None] - in_map[:, None]  # (windows, query, key)
+            window_offsets = in_window[:, None] - in_window  # (query, key)
             pairs = pairs & (map_offsets == step * window_offsets)
         return pairs
 
@@ -159,7 +163,8 @@ class Geometry:
         places = self.places()
         is_patch = (places >= 0).double()
         rows, columns = self.map_grid
-        share = is_patch.new_zeros(rows * columns + 1)  # the last is for padding
+        # padding has the place -1: its share goes to an extra element, which is cut off
+        share = is_patch.new_zeros(rows * columns + 1)
         window_share = is_patch.sum(-1, keepdim=True) / is_patch.sum()
         share[places] = window_share.expand(places.shape)
         return share[:-1]
@@ -168,8 +173,8 @@ class Geometry:
     def uniform(self) -> Uniform:
         """Return uniform attention in this layer."""
         pairs = self.pairs().double()
-        key_counts = pairs.sum(-1)  # patches to which each patch can attend
-        is_query = key_counts > 0  # all but padding
+        key_counts = pairs.sum(-1)  # patches that each patch can attend to
+        is_query = key_counts > 0  # False for padding
         weights = pairs / key_counts.clamp_min(1)[..., None]
         if self.windows is None:
             tokens = self.prefix + self.patches
@@ -188,9 +193,9 @@ class Geometry:
 
 
 def geometry_of(site: Site, model: Model) -> Geometry | None:
-    """Return the geometry of one layer; None where queries or keys are not patches.
+    """Return the geometry of one layer; None if queries or keys are not patches.
 
-    They are not for pooled keys, for channels, and for a single query.
+    Pooled keys, channels and a single query are not.
     """
     layout = model.anatomy.layout
     height, width = model.input_size
@@ -199,8 +204,8 @@ def geometry_of(site: Site, model: Model) -> Geometry | None:
         return Geometry(site.windows.window, (height / rows, width / columns), windows=site.windows)
     if site.kind != "patch":
         return None
-    if layout is not None and site.keys == layout.patches:  # the prefix is added in a later layer
-        layout = replace(layout, prefix=())
+    if layout is not None and site.keys == layout.patches:
+        layout = replace(layout, prefix=())  # the model adds the prefix in a later layer
     if layout is not None and site.keys == layout.tokens:
         return of_layout(layout)
     if not model.anatomy.row_by_row:
@@ -224,11 +229,12 @@ def of_layout(layout: TokenLayout) -> Geometry:
 
 
 def square_grid(patches: int, size: tuple[int, int]) -> tuple[int, int] | None:
-    """Return the (rows, columns) of square patches that cover an image, None without them."""
+    """Return the (rows, columns) of square patches that cover an image, None if none do."""
     height, width = size
     rows = round((patches * height / width) ** 0.5)
     columns = patches // max(rows, 1)
-    if rows * columns != patches or rows * width != columns * height:
+    are_square = rows * width == columns * height  # height / rows == width / columns
+    if rows * columns != patches or not are_square:
         return None
     return rows, columns
 
@@ -237,7 +243,8 @@ def _by_difference(pairs: Float[Tensor, "*leading query key"]) -> Float[Tensor, 
     """Return sums along the diagonals of square matrices, from key - query = 1 - n to n - 1."""
     size = pairs.shape[-1]
     steps = torch.arange(size, device=pairs.device)
-    differences = steps - steps[:, None]
-    diagonals = F.one_hot((differences + size - 1).flatten(), 2 * size - 1)
-    # a matrix product is faster here than scatter_add
-    return pairs.flatten(-2) @ diagonals.to(pairs.dtype)
+    differences = steps - steps[:, None]  # key - query
+    diagonal_numbers = (differences + size - 1).flatten()
+    # (query x key, diagonals): a matrix product is faster here than scatter_add
+    is_on_diagonal = F.one_hot(diagonal_numbers, 2 * size - 1)
+    return pairs.flatten(-2) @ is_on_diagonal.to(pairs.dtype)

@@ -11,14 +11,15 @@ from torch import Tensor
 
 from vitlens.analysis.heads.geometry import Geometry
 
-DISCS: Final = (2, 5, 8, 13)  # squared radii of neighbourhoods
-_STEPS: Final = 50  # of bisection: more than the precision of float64
-_STRONGEST: Final = 40.0  # nats, of a key in the pattern over one outside it
-_TINY: Final = 1e-30
+DISCS: Final = (2, 5, 8, 13)  # squared radii of neighbourhoods, in patches
+_STEPS: Final = 50  # steps of bisection, enough for the precision of float64
+_STRONGEST: Final = 40.0  # largest log ratio of the weights inside and outside a pattern, in nats
+_TINY: Final = 1e-30  # avoids a division by 0
+_NO_VARIANCE: Final = 1e-6  # a variance below this part of the energy is rounding
 
 
 def _is_within(down: Tensor, across: Tensor, *, square: int) -> Tensor:
-    """Return True for offsets in a disc. square: its squared radius, in patches."""
+    """Return True for offsets in a disc of this squared radius, in patches."""
     return down**2 + across**2 <= square
 
 
@@ -41,14 +42,14 @@ OFFSETS: Final[Mapping[str, Callable[[Tensor, Tensor], Tensor]]] = {
 
 @lru_cache(maxsize=256)
 def key_counts(geometry: Geometry, name: str) -> tuple[Tensor, Tensor]:
-    """Return the numbers of keys of each query patch: at offsets of this name, and all."""
-    pairs = geometry.pairs()
-    columns = geometry.grid[1]
+    """Return the number of keys at offsets of this name, and of all keys, for each query patch."""
+    pairs = geometry.pairs()  # (calls, query, key)
     row_step, column_step = geometry.spacing
     patches = torch.arange(geometry.patches)
-    rows = patches // columns
-    down = (rows - rows[:, None]) * row_step
-    across = (patches % columns - (patches % columns)[:, None]) * column_step
+    rows = patches // geometry.grid[1]
+    columns = patches % geometry.grid[1]
+    down = (rows - rows[:, None]) * row_step  # (query, key)
+    across = (columns - columns[:, None]) * column_step
     inside = (pairs & OFFSETS[name](down, across)).sum(-1)
     is_query = pairs.any(-1)
     keys = pairs.sum(-1) + geometry.prefix
@@ -60,21 +61,23 @@ def offset_bits(
 ) -> Float[Tensor, "*heads"]:
     """Return the bits that a pattern of offsets explains.
 
-    All keys in the pattern have one weight, those outside another one. The strength, the logarithm
-    t of the ratio of both weights, is the most likely one: that at which the pattern gives its
-    keys, on average over queries, the mass that they have.
+    The pattern predicts one weight for all keys inside it, and another weight for all keys outside.
+    Its strength is the logarithm of the ratio of both weights. The most likely strength is the one
+    at which the predicted mass inside, averaged over queries, is the observed mass.
     """
     rows, columns = geometry.span
     down = torch.arange(1 - rows, rows)[:, None]
     across = torch.arange(1 - columns, columns)
     mass_inside = (mass * OFFSETS[name](down, across)).sum((-2, -1)).double()
-    # queries with the same numbers of keys are taken together, with their share of all queries
-    by_query = torch.stack(key_counts(geometry, name), 1)
-    different, queries = by_query.unique(dim=0, return_counts=True)
-    inside, keys = different.unbind(1)
+    # Queries with the same numbers of keys have the same prediction. Each kind of query is computed
+    # once, and weighted by its share of all queries.
+    counts_by_query = torch.stack(key_counts(geometry, name), 1)
+    kinds, queries = counts_by_query.unique(dim=0, return_counts=True)
+    inside, keys = kinds.unbind(1)
     share = queries / queries.sum()
     if not (inside > 0).any():
         return torch.zeros_like(mass_inside)
+    # bisection: the predicted mass inside grows with the strength
     low = torch.zeros_like(mass_inside)
     high = torch.full_like(mass_inside, _STRONGEST)
     for _ in range(_STEPS):
@@ -84,6 +87,8 @@ def offset_bits(
         is_too_weak = predicted < mass_inside
         low = torch.where(is_too_weak, strength, low)
         high = torch.where(is_too_weak, high, strength)
+    # log(predicted weight / uniform weight) is strength - log(normaliser) for a key inside, and
+    # - log(normaliser) for a key outside
     normalisers = (inside * low[..., None].exp() + keys - inside) / keys
     nats = mass_inside * low - (share * normalisers.log()).sum(-1)
     bits: Tensor = (nats / math.log(2)).clamp_min(0)
@@ -95,11 +100,11 @@ def explained_by_offset(
 ) -> Float[Tensor, " heads"]:
     """Return the share of the weights' variance that the offset from query to key explains (R²).
 
-    mass: mean attention by offset.
-    energy: the mean over queries of the sum of squared weights on patches.
+    The variance is around uniform attention, which differs between the queries of incomplete
+    windows. If attention is uniform, the share is 1.
 
-    The variance is around uniform attention, which in incomplete windows differs between queries.
-    The share is 1 where attention is uniform.
+    mass: the mean attention by offset.
+    energy: the sum of squared weights on patches, mean over queries.
     """
     uniform = geometry.uniform()
     total_mass = mass.sum((1, 2))
@@ -107,6 +112,6 @@ def explained_by_offset(
     explained_variance = (deviations.square() / uniform.pairs.clamp_min(_TINY)).sum((1, 2))
     variance = energy - total_mass.square() * uniform.energy
     share = (explained_variance / variance).clamp_max(1.0)
-    is_uniform = variance <= 1e-6 * energy
+    is_uniform = variance <= _NO_VARIANCE * energy
     explained: Tensor = torch.where(is_uniform, 1.0, share)
     return explained

@@ -1,10 +1,12 @@
 """Queries and keys of heads: the product of a pair by dimension, and all of them in one map.
 
-The map follows AttentionViz (Yeh 2023): distances stand for attention after two changes that leave
-the weights as they are. A vector is added to all keys, which adds the same to all scores of a
-query; and queries are multiplied by a factor by which keys are divided. Of a few vectors and
-factors, those are taken with which distances correlate best with dot products over the keys of a
-query.
+The map follows AttentionViz (Yeh 2023). Its distances stand for attention, because queries and keys
+are changed first in two ways that leave the attention weights as they are:
+- a vector is added to all keys, which adds the same number to all scores of a query;
+- queries are multiplied by a factor, and keys are divided by it.
+
+A few vectors and factors are tried. The best ones make distances correlate most with dot products,
+over the keys of a query.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -27,27 +29,29 @@ from vitlens.shapes import Images
 from vitlens.summary import Line, Summary
 
 TOP: Final = 3  # dimensions that are set to zero together
-_DRAWS: Final = 50  # of as many other dimensions
-# factors of the queries, times that with which queries and keys are equally long; with far larger
-# ones all keys lie in one place
+_DRAWS: Final = 50  # random sets of TOP other dimensions, as a control
+# Factors of the queries that are tried, in units of the factor that makes queries and keys equally
+# long. With far larger factors all keys would lie in one place.
 _STEPS: Final = (0.5, 0.71, 1.0, 1.41, 2.0)
-_SMALLEST: Final = 1e-12  # length that is divided by
-_NEAR: Final = 0.1  # of the keys of an image, the nearest of a query in the map
-_FEWEST: Final = 20  # keys of an image, from which the nearest are counted
-_POINTS: Final = 600
+_SMALLEST: Final = 1e-12  # least divisor
+_NEAR: Final = 0.1  # a key is near a query if it is among this part of the nearest in the map
+_FEWEST: Final = 20  # with fewer keys in an image, near keys are not counted
+_POINTS: Final = 600  # of the map by default: queries and keys of all heads
+_PERPLEXITY: Final = 30.0  # the usual one of t-SNE; smaller if there are few points
 
 
 @dataclass(frozen=True, repr=False)
 class Neurons(Summary):
     """The score of one query and one key of a head, by dimension; tensors on the CPU.
 
-    query, key: positions of the tokens.
-    query_patch, key_patch: (row, column), None for a prefix token.
-    query_values, key_values: (head_dim,).
-    products: the products of both, scaled: their sum and the bias are the score.
-    weight: after the softmax.
-    without: the weight with the TOP dimensions of the largest products set to zero in the query.
-    control: the mean weight with as many other ones.
+    query, key: the positions of both among the tokens.
+    query_patch, key_patch: their patches (row, column), None for a prefix token.
+    query_values, key_values: the vectors.
+    products: the scaled products of both in each dimension. The score is their sum plus the bias.
+    bias: what the model adds to the score.
+    weight: the attention weight of the key.
+    without: the weight if the TOP dimensions of the largest products are zero in the query.
+    control: the mean weight if TOP other dimensions are zero.
     """
 
     layer: int
@@ -89,9 +93,9 @@ class Neurons(Summary):
 class Alignment:
     """The agreement of distance and attention between queries and keys of one head.
 
-    before, after: correlation of distance and dot product over the keys of a query, with the
-        vectors as they are, and changed.
-    factor: that of the queries.
+    before: the correlation of distance and dot product over the keys of a query.
+    after: the same correlation with the changed vectors.
+    factor: the factor of the queries.
     """
 
     layer: int
@@ -105,11 +109,11 @@ class Alignment:
 class QueryKeyMap(Summary):
     """Queries and keys of heads in one plane (t-SNE); tensors on the CPU.
 
-    points: (n, 2), the queries of a head and then its keys.
-    is_key, layer, head, image, token: of each point.
-    alignments: by head.
-    near: of each query whose image has enough keys, 1 if the key with its largest dot product is
-        among the nearest tenth in the map.
+    points (n, 2): the place of each point, for each head its queries and then its keys.
+    is_key, layer, head, image, token: what each point stands for.
+    alignments: the agreement of distance and attention for each head.
+    near: 1 for a query if the key with its largest dot product is among the nearest tenth of keys
+        in the map, else 0. Queries of images with few keys are left out.
     trustworthiness: the trustworthiness of the map.
     """
 
@@ -137,12 +141,12 @@ def neurons(
 ) -> Neurons:
     """Return the score of one query and key of a head on one image, by dimension.
 
-    query, key: patches (row, column) (None: CLS or the middle patch, and the patch to which it
-        attends most).
+    query: the patch (row, column) of the query (None: CLS, or the middle patch without CLS).
+    key: the patch (row, column) of the key (None: the patch that the query attends to most).
     seed: the seed of the other dimensions that are set to zero.
 
-    Raises InputError for another number of images and a head or patch that is not there,
-    UnsupportedError for a layer without queries and keys of the whole image.
+    Raises InputError for another number of images, and for a head or patch that does not exist.
+    Raises UnsupportedError for a layer without queries and keys of the whole image.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -158,65 +162,60 @@ def neurons(
     call, geometry = calls[layer]
     inputs = call.inputs
     assert inputs is not None
-    position = _position(query, geometry, geometry.cls[0] if geometry.cls else None)
-    if position is None:
-        position = geometry.prefix + geometry.patches // 2
-    scores = inputs.scores([position])[0, head, 0].double()
+    if query is not None:
+        query_position = _position(query, geometry)
+    elif geometry.cls:
+        query_position = geometry.cls[0]
+    else:
+        query_position = geometry.prefix + geometry.patches // 2
+    scores = inputs.scores([query_position])[0, head, 0].double()  # (key,)
     weights = scores.softmax(-1)
-    chosen = _position(key, geometry, geometry.prefix + int(weights[geometry.prefix :].argmax()))
-    assert chosen is not None
-    query_values = inputs.query[0, head, position].double()
+    if key is not None:
+        key_position = _position(key, geometry)
+    else:
+        key_position = geometry.prefix + int(weights[geometry.prefix :].argmax())
+    query_values = inputs.query[0, head, query_position].double()
     keys = inputs.key[0, head].double()
-    products = query_values * keys[chosen] * inputs.scale
+    products = query_values * keys[key_position] * inputs.scale
     bias = scores - (keys @ query_values) * inputs.scale
-    top = products.argsort(descending=True, stable=True)[:TOP]
-    others = [index for index in range(len(products)) if index not in set(top.tolist())]
+
+    def weight_without(dimensions: Tensor) -> float:
+        """Return the weight of the key with some dimensions of the query set to zero."""
+        reduced = query_values.clone()
+        reduced[dimensions.to(reduced.device)] = 0.0
+        reduced_scores = (keys @ reduced) * inputs.scale + bias
+        return float(reduced_scores.softmax(-1)[key_position])
+
+    descending = products.argsort(descending=True, stable=True)
+    top = descending[:TOP]
+    others = descending[TOP:].sort().values.cpu()
     generator = torch.Generator().manual_seed(seed)
     controls = []
     for _ in range(_DRAWS if len(others) >= TOP else 0):
         drawn = torch.randperm(len(others), generator=generator)[:TOP]
-        dropped = torch.tensor(others)[drawn]
-        controls.append(_weight_without(dropped, query_values, keys, inputs.scale, bias, chosen))
+        controls.append(weight_without(others[drawn]))
     return Neurons(
         layer=layer,
         head=head,
-        query=position,
-        key=chosen,
-        query_patch=_patch(position, geometry),
-        key_patch=_patch(chosen, geometry),
+        query=query_position,
+        key=key_position,
+        query_patch=_patch(query_position, geometry),
+        key_patch=_patch(key_position, geometry),
         query_values=query_values.cpu(),
-        key_values=keys[chosen].cpu(),
+        key_values=keys[key_position].cpu(),
         products=products.cpu(),
-        bias=float(bias[chosen]),
-        weight=float(weights[chosen]),
-        without=_weight_without(top, query_values, keys, inputs.scale, bias, chosen),
+        bias=float(bias[key_position]),
+        weight=float(weights[key_position]),
+        without=weight_without(top),
         control=sum(controls) / len(controls) if controls else float("nan"),
     )
 
 
-def _weight_without(
-    dropped: Int[Tensor, " some"],
-    query: Float[Tensor, " head_dim"],
-    keys: Float[Tensor, "key head_dim"],
-    scale: float,
-    bias: Float[Tensor, " key"],
-    key: int,
-) -> float:
-    """Return the weight of a key with some dimensions of the query set to zero."""
-    reduced = query.clone()
-    reduced[dropped.to(reduced.device)] = 0.0
-    return float(((keys @ reduced) * scale + bias).softmax(-1)[key])
-
-
-def _position(
-    patch: tuple[int, int] | None, geometry: Geometry, otherwise: int | None
-) -> int | None:
+def _position(patch: tuple[int, int], geometry: Geometry) -> int:
     """Return the position of a patch among the tokens.
 
-    Raises InputError for one that is not there.
+    Raises InputError for a patch that does not exist.
     """
-    if patch is None:
-        return otherwise
     rows, columns = geometry.grid
     row, column = patch
     if not (0 <= row < rows and 0 <= column < columns):
@@ -236,7 +235,7 @@ def _patch(position: int, geometry: Geometry) -> tuple[int, int] | None:
 def _require_head(
     model: Model, calls: Mapping[int, tuple[AttentionCall, Geometry]], layer: int, head: int
 ) -> None:
-    """Raise InputError for a head that is not there."""
+    """Raise InputError for a head that does not exist."""
     if layer not in calls:
         raise InputError(
             f"expected a layer of {', '.join(map(str, calls))} of {model.alias}, found {layer}"
@@ -249,9 +248,10 @@ def _require_head(
 
 
 def _calls(model: Model, images: Images) -> dict[int, tuple[AttentionCall, Geometry]]:
-    """Return the layers in which all tokens have queries and keys, by their numbers.
+    """Return the call and the geometry of layers in which all tokens have queries and keys.
 
-    Raises UnsupportedError for a model without such a layer.
+    The keys of the result are numbers of layers. Raises UnsupportedError for a model without such a
+    layer.
     """
     calls: dict[int, tuple[AttentionCall, Geometry]] = {}
 
@@ -282,12 +282,14 @@ def query_key_map(
 ) -> QueryKeyMap:
     """Return queries and keys of heads in one plane, in which distance stands for attention.
 
-    heads: (layer, head) pairs, all by default.
-    points: at most so many, of tokens drawn by the seed, the same for all heads. Vectors of
-        different heads have unrelated axes: compare distances within a head.
+    Compare distances only within a head: vectors of different heads have unrelated axes.
 
-    Raises InputError for a head that is not there and for too few points, UnsupportedError for a
-    model without queries and keys of the whole image.
+    heads: (layer, head) pairs, all by default.
+    points: the largest number of points of all heads together. The tokens are drawn by the seed,
+        the same ones for all heads.
+
+    Raises InputError for a head that does not exist and for too few points. Raises UnsupportedError
+    for a model without queries and keys of the whole image.
 
     >>> import vitlens
     >>> digits = vitlens.load_data("digits", limit=2)
@@ -318,26 +320,25 @@ def query_key_map(
         call, _ = calls[layer]
         assert call.inputs is not None
         tokens = call.inputs.query.shape[2]
+        # a row stands for one token of one image: image * tokens + token
         order = torch.randperm(len(batch) * tokens, generator=torch.Generator().manual_seed(seed))
-        drawn = order[:points_per_head].sort().values
-        queries = call.inputs.query[:, head].flatten(0, 1)[drawn.to(batch.device)].double().cpu()
-        keys = call.inputs.key[:, head].flatten(0, 1)[drawn.to(batch.device)].double().cpu()
-        image = drawn // tokens
+        drawn_rows = order[:points_per_head].sort().values
+        image = drawn_rows // tokens
+        token = drawn_rows % tokens
+        device_rows = drawn_rows.to(batch.device)
+        queries = call.inputs.query[:, head].flatten(0, 1)[device_rows].double().cpu()
+        keys = call.inputs.key[:, head].flatten(0, 1)[device_rows].double().cpu()
         aligned, alignment = _align(queries, keys, image, layer, head)
         vectors.append(aligned)
         products.append(queries @ keys.T)
         alignments.append(alignment)
-        is_key = torch.arange(2 * len(drawn)) >= len(drawn)
+        # the points of a head: its queries, then its keys
+        count = len(drawn_rows)
+        is_key = torch.arange(2 * count) >= count
+        layers = torch.full((2 * count,), layer)
+        numbers = torch.full((2 * count,), head)
         columns.append(
-            torch.stack(
-                (
-                    is_key.long(),
-                    torch.full_like(is_key, layer, dtype=torch.long),
-                    torch.full_like(is_key, head, dtype=torch.long),
-                    image.repeat(2),
-                    (drawn % tokens).repeat(2),
-                )
-            )
+            torch.stack((is_key.long(), layers, numbers, image.repeat(2), token.repeat(2)))
         )
     return _map_vectors(vectors, products, alignments, torch.cat(columns, 1), seed)
 
@@ -351,37 +352,33 @@ def _map_vectors(
 ) -> QueryKeyMap:
     """Return the map of the vectors of all heads.
 
-    products: (query, key) of each head.
-    columns: whether a key, layer, head, image and token of each point.
+    products: the dot products (query, key) of each head.
+    columns: the rows are is_key, layer, head, image and token; the columns are the points.
     """
+    is_key, layer, head, image, token = columns
     widest = max(part.shape[1] for part in vectors)
     padded = [torch.nn.functional.pad(part, (0, widest - part.shape[1])) for part in vectors]
-    plane = embed(
-        torch.cat(padded), perplexity=_perplexity(columns.shape[1]), seed=seed, unit=False
-    )
+    count = columns.shape[1]
+    perplexity = max(1.0, min(_PERPLEXITY, (count - 1) / 3))  # t-SNE needs 3 neighbours for each
+    plane = embed(torch.cat(padded), perplexity=perplexity, seed=seed, unit=False)
     near = []
     start = 0
-    for of_head in products:
-        count = 2 * len(of_head)
-        points = plane.points[start : start + count]
-        image = columns[3, start : start + len(of_head)]
-        near.append(_near(of_head, points, image))
-        start += count
+    for head_products in products:
+        queries = len(head_products)
+        points = plane.points[start : start + 2 * queries]
+        near.append(_near(head_products, points, image[start : start + queries]))
+        start += 2 * queries
     return QueryKeyMap(
         points=plane.points,
-        is_key=columns[0].bool(),
-        layer=columns[1],
-        head=columns[2],
-        image=columns[3],
-        token=columns[4],
+        is_key=is_key.bool(),
+        layer=layer,
+        head=head,
+        image=image,
+        token=token,
         alignments=tuple(alignments),
         near=torch.cat(near),
         trustworthiness=float(plane.trustworthiness),
     )
-
-
-def _perplexity(points: int) -> float:
-    return max(1.0, min(30.0, (points - 1) / 3))
 
 
 def _align(
@@ -391,60 +388,72 @@ def _align(
     layer: int,
     head: int,
 ) -> tuple[Float[Tensor, "m head_dim"], Alignment]:
-    """Return queries and moved, scaled keys as one set of vectors with a mean length of one."""
-    same = image[:, None] == image
+    """Return changed queries and keys as one set of vectors with a mean length of one.
+
+    The changes are those of the map: see the top of this module.
+    """
+    is_same_image = image[:, None] == image
     products = queries @ keys.T
-    before = _correlation(torch.cdist(queries, keys), products, same)
-    after = before
-    factor = 1.0
-    moved = keys
+    before = _correlation(torch.cdist(queries, keys), products, is_same_image)
+    best_correlation = before
+    best_factor = 1.0
+    best_keys = keys
     centred = keys - keys.mean(0)
-    for candidate in (keys, centred, centred + queries.mean(0)):
-        balance = float((candidate.norm() / queries.norm().clamp_min(_SMALLEST)).sqrt())
+    for moved_keys in (keys, centred, centred + queries.mean(0)):
+        # with this factor, queries and keys are equally long
+        balance = float((moved_keys.norm() / queries.norm().clamp_min(_SMALLEST)).sqrt())
         for step in _STEPS:
-            tried = step * max(balance, _SMALLEST)
-            distances = torch.cdist(tried * queries, candidate / tried)
-            correlation = _correlation(distances, products, same)
-            if correlation < after:
-                after = correlation
-                factor = tried
-                moved = candidate
-    joined = torch.cat((factor * queries, moved / factor))
+            factor = step * max(balance, _SMALLEST)
+            distances = torch.cdist(factor * queries, moved_keys / factor)
+            correlation = _correlation(distances, products, is_same_image)
+            if correlation < best_correlation:  # near keys have large products: the best is -1
+                best_correlation = correlation
+                best_factor = factor
+                best_keys = moved_keys
+    joined = torch.cat((best_factor * queries, best_keys / best_factor))
     joined = joined - joined.mean(0)
     joined = joined / joined.norm(dim=1).mean().clamp_min(_SMALLEST)
-    return joined, Alignment(layer, head, before, after, factor)
+    return joined, Alignment(
+        layer=layer, head=head, before=before, after=best_correlation, factor=best_factor
+    )
 
 
 def _correlation(
     distances: Float[Tensor, "query key"],
     products: Float[Tensor, "query key"],
-    same: Bool[Tensor, "query key"],
+    is_same_image: Bool[Tensor, "query key"],
 ) -> float:
-    """Return Pearson's correlation over the keys of a query's image, 0 where one is constant.
+    """Return Pearson's correlation over pairs of the same image; 0 if one of both is constant.
 
-    The mean of each query is subtracted: the softmax compares the keys of one query only.
+    The mean over the keys of each query is subtracted, because the softmax compares the keys of one
+    query only.
     """
-    both = torch.stack((distances, products)) * same
-    both = (both - both.sum(2, keepdim=True) / same.sum(1)[:, None]) * same
-    both = both.flatten(1)
-    norms = both.norm(dim=1)
+    both = torch.stack((distances, products)) * is_same_image  # (2, query, key)
+    means = both.sum(2, keepdim=True) / is_same_image.sum(1)[:, None]
+    centred = ((both - means) * is_same_image).flatten(1)
+    norms = centred.norm(dim=1)
     if float(norms.min()) < _SMALLEST:
         return 0.0
-    return float((both[0] @ both[1]) / (norms[0] * norms[1]))
+    return float((centred[0] @ centred[1]) / (norms[0] * norms[1]))
 
 
 def _near(
     products: Float[Tensor, "n n"], points: Float[Tensor, "m 2"], image: Int[Tensor, " n"]
 ) -> Float[Tensor, " queries"]:
-    """Return for each query whether the key with its largest dot product is among the nearest."""
-    count = len(image)
-    distances = torch.cdist(points[:count], points[count:])
-    found = []
+    """Return 1 for queries with the key of the largest dot product among the nearest, else 0.
+
+    points: the queries, then the keys.
+    image: the image of each query, and of the key of the same token.
+    """
+    queries = len(image)
+    distances = torch.cdist(points[:queries], points[queries:])
+    results = []
     for number in image.unique():
         members = (image == number).nonzero().flatten()
         if len(members) < _FEWEST:
             continue
-        nearest = distances[members][:, members].argsort(1)[:, : round(_NEAR * len(members))]
+        near_count = round(_NEAR * len(members))
+        nearest = distances[members][:, members].argsort(1)[:, :near_count]
         best = products[members][:, members].argmax(1, keepdim=True)
-        found.append((nearest == best).any(1).double())
-    return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
+        results.append((nearest == best).any(1).double())
+    return torch.cat(results) if results else torch.zeros(0, dtype=torch.float64)

@@ -4,10 +4,12 @@ Reports and documentation use the titles, units and definitions of the entries.
 
 To add a statistic, add an entry to STATISTICS and its function to FUNCTIONS in rows.py:
 `vitlens.statistics`, the report and figures of `vitlens stats` and the documentation take it from
-here. The function's argument depends on `input`: "row", a `rows.Rows`, for one number per row;
-"layer", a `rows.PatchRows`, for one number per image and head; "tokens", a `rows.TokenNorms`, for
-one number per image. To add a label, add an entry to LABELS and its rule to RULES in
-specialisation.py.
+here. The function's argument depends on `input`:
+- "row": a `rows.Rows`; the function returns one number per row;
+- "layer": a `rows.PatchRows`; the function returns one number per image and head;
+- "tokens": a `rows.TokenNorms`; the function returns one number per image.
+
+To add a label, add an entry to LABELS and its rule to RULES in specialisation.py.
 """
 
 import math
@@ -22,21 +24,21 @@ View = Literal["maps", "training", "each head"]
 class Statistic:
     """One number for every head (or every block), a mean over queries and images.
 
-    title: in figures and tables.
-    unit: "px", "nats", "fraction", "keys" or "".
+    title: its name in figures and tables.
+    unit: "px", "nats", "fraction", "keys", "tokens" or "".
     meaning: its definition.
     reading: the interpretation of a high and a low value, in one sentence.
     source: the paper, or the formula.
-    input: the argument of the function.
-    rows: the queries of the attention rows from which it is computed ("tokens": the residual stream
-        instead).
-    needs: requirements of a layer ("grid": patches that attend to patches).
+    input: the argument of its function; see the top of this module.
+    rows: the queries of the attention rows from which it is computed. "tokens" stands for the
+        residual stream instead of attention.
+    needs: what a layer must have. "grid" stands for patches that attend to patches.
     views: the parts of reports that show it.
-    whole_range: True if the colours of its maps span 0 to 1, False if they end at its greatest
+    whole_range: True if the colours of its maps span 0 to 1, False if they end at its largest
         value.
-    tracked_as: its name where `train --track` logs it by layer, "" if it does not.
-    function: the name of its function in FUNCTIONS, "" for the statistic's name.
-    counts: the tokens that it is a number of, "" for any other.
+    tracked_as: the name under which `train --track` logs it by layer, "" if it is not logged.
+    function: the name of its function in FUNCTIONS, "" if that is the statistic's name.
+    counts: the kind of tokens that it counts, "" if it counts no tokens.
     """
 
     title: str
@@ -56,45 +58,50 @@ class Statistic:
     def bounds(
         self, keys: int, *, patches: int | None = None, prefix: int | None = None
     ) -> tuple[float, float]:
-        """Return the least and the largest possible value of a layer with so many keys.
+        """Return the least and the largest possible value in a layer with so many keys.
 
-        patches, prefix: tokens of the whole map, and before the patches, None if unknown.
+        patches: the number of patches of the whole map, None if unknown.
+        prefix: the number of tokens before the patches, None if unknown.
         """
         if self.unit == "fraction":
             return 0.0, 1.0
-        if self.input == "layer" and self.unit == "":
+        if self.input == "row":
+            return self._bounds_of_row(keys)
+        if self.input == "layer" and self.unit == "":  # a sum of squared weights
             return 0.0, 1.0
-        if self.input != "row":
-            most = {"patches": patches, "prefix": prefix}.get(self.counts)
-            if self.unit == "keys":
-                most = keys
-            return 0.0, math.inf if most is None else float(most)
-        if self.unit == "nats":
-            return 0.0, math.log(keys)
+        most = {"patches": patches, "prefix": prefix}.get(self.counts)
         if self.unit == "keys":
+            most = keys
+        return 0.0, math.inf if most is None else float(most)
+
+    def _bounds_of_row(self, keys: int) -> tuple[float, float]:
+        if self.unit == "nats":  # entropy: of a single key, of uniform attention
+            return 0.0, math.log(keys)
+        if self.unit == "keys":  # effective number of keys
             return 1.0, float(keys)
         return -math.inf, math.inf
 
 
 def _of_layer(
+    *,
     title: str,
     unit: str,
     meaning: str,
     reading: str,
     source: str,
-    *views: View,
+    views: tuple[View, ...] = (),
     need: Need = "grid",
     tracked_as: str = "",
 ) -> Statistic:
-    """Return a statistic of the attention between patches; of the row of CLS where it needs CLS."""
+    """Return a statistic of the attention of patches, or of CLS if it needs CLS."""
     needs: tuple[Need, ...] = ("grid",) if need == "grid" else ("grid", need)
     rows: Literal["patches", "CLS"] = "CLS" if need == "cls" else "patches"
     return Statistic(
-        title,
-        unit,
-        meaning,
-        reading,
-        source,
+        title=title,
+        unit=unit,
+        meaning=meaning,
+        reading=reading,
+        source=source,
         rows=rows,
         needs=needs,
         views=views,
@@ -102,8 +109,8 @@ def _of_layer(
     )
 
 
-def _of_cls(name: str, *views: View, tracked_as: str = "") -> Statistic:
-    """Return the same statistic of the row of the CLS token or of a pooling query."""
+def _of_cls(name: str, *, views: tuple[View, ...] = (), tracked_as: str = "") -> Statistic:
+    """Return the statistic of that name, of the row of the CLS token or of a pooling query."""
     of_patches = _OF_ROWS[name]
     return replace(
         of_patches,
@@ -118,196 +125,206 @@ def _of_cls(name: str, *views: View, tracked_as: str = "") -> Statistic:
 
 
 def _of_tokens(
+    *,
     title: str,
     unit: str,
     meaning: str,
     reading: str,
     source: str,
-    *,
     counts: Literal["", "patches", "prefix"] = "",
 ) -> Statistic:
     """Return a statistic of the residual stream after each block."""
     return Statistic(
-        title, unit, meaning, reading, source, "tokens", "tokens", views=(), counts=counts
+        title=title,
+        unit=unit,
+        meaning=meaning,
+        reading=reading,
+        source=source,
+        input="tokens",
+        rows="tokens",
+        views=(),
+        counts=counts,
     )
 
 
 _OF_ROWS: Final = {
     "entropy": Statistic(
-        "entropy",
-        "nats",
-        "spread of a row over all keys, ln(keys) when uniform",
-        "High: attention spreads over many keys; 0: it lies on a single key.",
-        "Shannon 1948: -sum of w ln w",
-        "row",
+        title="entropy",
+        unit="nats",
+        meaning="spread of a row over all keys, ln(keys) when uniform",
+        reading="High: attention spreads over many keys; 0: it lies on a single key.",
+        source="Shannon 1948: -sum of w ln w",
+        input="row",
         views=("each head",),
     ),
     "normalised_entropy": Statistic(
-        "entropy, share of ln(keys)",
-        "fraction",
-        "entropy over that of uniform attention",
-        "1 is uniform attention, over all keys, 0 a single key; a fall is attention that sharpens.",
-        "entropy / ln(keys)",
-        "row",
+        title="entropy, share of ln(keys)",
+        unit="fraction",
+        meaning="entropy over that of uniform attention",
+        reading="1 is uniform attention, over all keys, 0 a single key; a fall is attention that "
+        "sharpens.",
+        source="entropy / ln(keys)",
+        input="row",
         views=("maps", "training"),
         whole_range=True,
         tracked_as="entropy/patches",
     ),
     "effective_keys": Statistic(
-        "effective number of keys",
-        "keys",
-        "exp of the entropy, a mean over rows",
-        "All keys when attention is uniform, 1 for a single key.",
-        "exp(entropy)",
-        "row",
+        title="effective number of keys",
+        unit="keys",
+        meaning="exp of the entropy, a mean over rows",
+        reading="All keys when attention is uniform, 1 for a single key.",
+        source="exp(entropy)",
+        input="row",
         views=(),
     ),
     "hoyer": Statistic(
-        "sparsity (Hoyer)",
-        "fraction",
-        "0 for uniform attention, 1 for a single key",
-        "High: a few keys have most of the weight; 0: all keys have the same.",
-        "Hoyer 2004: (sqrt(n) - l1 / l2) / (sqrt(n) - 1)",
-        "row",
+        title="sparsity (Hoyer)",
+        unit="fraction",
+        meaning="0 for uniform attention, 1 for a single key",
+        reading="High: a few keys have most of the weight; 0: all keys have the same.",
+        source="Hoyer 2004: (sqrt(n) - l1 / l2) / (sqrt(n) - 1)",
+        input="row",
         views=("maps", "each head"),
         whole_range=True,
     ),
     "gini": Statistic(
-        "sparsity (Gini)",
-        "fraction",
-        "inequality of a row's weights, 0 for uniform attention",
-        "High: few keys have most of the weight; 0: all keys have the same.",
-        "Gini 1912; Hurley & Rickard 2009",
-        "row",
+        title="sparsity (Gini)",
+        unit="fraction",
+        meaning="inequality of a row's weights, 0 for uniform attention",
+        reading="High: few keys have most of the weight; 0: all keys have the same.",
+        source="Gini 1912; Hurley & Rickard 2009",
+        input="row",
         whole_range=True,
     ),
 }
 
 STATISTICS: Final[dict[str, Statistic]] = {
     "distance": _of_layer(
-        "attention distance",
-        "px",
-        "mean distance from a patch to the patches that it attends to",
-        "Low: attention is local; near uniform attention's: spread, or on the same keys for all "
-        "patches.",
-        "Dosovitskiy 2021, appendix D.8; Raghu 2021",
-        "training",
-        "each head",
+        title="attention distance",
+        unit="px",
+        meaning="mean distance from a patch to the patches that it attends to",
+        reading="Low: attention is local; near uniform attention's: spread, or on the same keys "
+        "for all patches.",
+        source="Dosovitskiy 2021, appendix D.8; Raghu 2021",
+        views=("training", "each head"),
         tracked_as="distance",
     ),
     **_OF_ROWS,
     "self_mass": _of_layer(
-        "mass on itself",
-        "fraction",
-        "attention of a patch on its own token",
-        "High: patches attend to their own token; 0: they do not.",
-        "mean over patches of w[i, i]",
-        "maps",
+        title="mass on itself",
+        unit="fraction",
+        meaning="attention of a patch on its own token",
+        reading="High: patches attend to their own token; 0: they do not.",
+        source="mean over patches of w[i, i]",
+        views=("maps",),
     ),
     "neighbour_mass": _of_layer(
-        "mass on neighbours",
-        "fraction",
-        "attention on the four adjacent patches",
-        "High: patches attend to adjacent patches; low: to others, or to themselves.",
-        "mean over patches of the weights at grid distance 1",
+        title="mass on neighbours",
+        unit="fraction",
+        meaning="attention on the four adjacent patches",
+        reading="High: patches attend to adjacent patches; low: to others, or to themselves.",
+        source="mean over patches of the weights at grid distance 1",
     ),
     "cls_mass": _of_layer(
-        "mass on CLS",
-        "fraction",
-        "attention of patches on the CLS token",
-        "High: patches attend to the CLS token instead of the image.",
-        "mean over patches of w[i, CLS]",
-        "maps",
+        title="mass on CLS",
+        unit="fraction",
+        meaning="attention of patches on the CLS token",
+        reading="High: patches attend to the CLS token instead of the image.",
+        source="mean over patches of w[i, CLS]",
+        views=("maps",),
         need="prefix",
     ),
     "register_mass": _of_layer(
-        "mass on registers",
-        "fraction",
-        "attention of patches on registers and distillation token",
-        "High: patches attend to registers instead of the image.",
-        "Darcet 2024",
+        title="mass on registers",
+        unit="fraction",
+        meaning="attention of patches on registers and distillation token",
+        reading="High: patches attend to registers instead of the image.",
+        source="Darcet 2024",
         need="prefix",
     ),
     "prefix_mass": _of_layer(
-        "mass on the prefix",
-        "fraction",
-        "attention of patches on all tokens before the patches",
-        "High: patches attend to CLS and registers instead of the image.",
-        "mean over patches of the weights on prefix tokens",
+        title="mass on the prefix",
+        unit="fraction",
+        meaning="attention of patches on all tokens before the patches",
+        reading="High: patches attend to CLS and registers instead of the image.",
+        source="mean over patches of the weights on prefix tokens",
         need="prefix",
     ),
     "sinks": _of_layer(
-        "sinks",
-        "keys",
-        "keys that receive more than median + 5 median absolute deviations",
-        "The number of keys with exceptional attention from all patches; 0: none.",
-        "Xiao 2024; Darcet 2024; the threshold is ours",
+        title="sinks",
+        unit="keys",
+        meaning="keys that receive more than median + 5 median absolute deviations",
+        reading="The number of keys with exceptional attention from all patches; 0: none.",
+        source="Xiao 2024; Darcet 2024; the threshold is ours",
     ),
     "sink_mass": _of_layer(
-        "mass on sinks",
-        "fraction",
-        "attention of patches that lies on those keys",
-        "High: a few keys receive much of the attention of all patches.",
-        "weight received by the sinks, a share of all",
-        "maps",
+        title="mass on sinks",
+        unit="fraction",
+        meaning="attention of patches that lies on those keys",
+        reading="High: a few keys receive much of the attention of all patches.",
+        source="weight received by the sinks, a share of all",
+        views=("maps",),
     ),
     "energy": _of_layer(
-        "mean square sum of a row",
-        "",
-        "sum of a patch row's squared weights on patches",
-        "1: a single patch has all the weight; 1 / patches: uniform attention.",
-        "mean over patches of the sum of w[i, j] squared",
+        title="mean square sum of a row",
+        unit="",
+        meaning="sum of a patch row's squared weights on patches",
+        reading="1: a single patch has all the weight; 1 / patches: uniform attention.",
+        source="mean over patches of the sum of w[i, j] squared",
     ),
-    "cls_entropy": _of_cls("entropy"),
-    "cls_normalised_entropy": _of_cls("normalised_entropy", "training", tracked_as="entropy/cls"),
-    "cls_effective_keys": _of_cls("effective_keys"),
-    "cls_hoyer": _of_cls("hoyer"),
-    "cls_gini": _of_cls("gini"),
+    "cls_entropy": _of_cls(name="entropy"),
+    "cls_normalised_entropy": _of_cls(
+        name="normalised_entropy", views=("training",), tracked_as="entropy/cls"
+    ),
+    "cls_effective_keys": _of_cls(name="effective_keys"),
+    "cls_hoyer": _of_cls(name="hoyer"),
+    "cls_gini": _of_cls(name="gini"),
     "cls_self_mass": _of_layer(
-        "mass of CLS on itself",
-        "fraction",
-        "attention of the CLS token on itself",
-        "High: the CLS token attends to itself; low: it attends to other tokens.",
-        "w[CLS, CLS]",
+        title="mass of CLS on itself",
+        unit="fraction",
+        meaning="attention of the CLS token on itself",
+        reading="High: the CLS token attends to itself; low: it attends to other tokens.",
+        source="w[CLS, CLS]",
         need="cls",
     ),
     "cls_register_mass": _of_layer(
-        "mass of CLS on registers",
-        "fraction",
-        "attention of the CLS token on registers and distillation token",
-        "High: the CLS token attends to the registers.",
-        "sum of w[CLS, registers]",
+        title="mass of CLS on registers",
+        unit="fraction",
+        meaning="attention of the CLS token on registers and distillation token",
+        reading="High: the CLS token attends to the registers.",
+        source="sum of w[CLS, registers]",
         need="cls",
     ),
     "token_norm": _of_tokens(
-        "median token norm",
-        "",
-        "Euclidean norm of a token after the block, the median of an image",
-        "The norm of the residual stream's tokens; it commonly grows with depth.",
-        "median of the tokens' Euclidean norms",
+        title="median token norm",
+        unit="",
+        meaning="Euclidean norm of a token after the block, the median of an image",
+        reading="The norm of the residual stream's tokens; it commonly grows with depth.",
+        source="median of the tokens' Euclidean norms",
     ),
     "greatest_norm": _of_tokens(
-        "greatest token norm",
-        "",
-        "the largest norm of a token of an image",
-        "Many times the median norm: some tokens are outliers.",
-        "greatest of the tokens' Euclidean norms",
+        title="greatest token norm",
+        unit="",
+        meaning="the largest norm of a token of an image",
+        reading="Many times the median norm: some tokens are outliers.",
+        source="greatest of the tokens' Euclidean norms",
     ),
     "high_norm_patches": _of_tokens(
-        "high-norm patches",
-        "tokens",
-        "patches with a norm above median + 5 median absolute deviations",
-        "The number of patches of outlying norm; in large ViTs such patches hold global "
+        title="high-norm patches",
+        unit="tokens",
+        meaning="patches with a norm above median + 5 median absolute deviations",
+        reading="The number of patches of outlying norm; in large ViTs such patches hold global "
         "information.",
-        "Darcet 2024; the threshold is ours",
+        source="Darcet 2024; the threshold is ours",
         counts="patches",
     ),
     "high_norm_prefix": _of_tokens(
-        "high-norm prefix tokens",
-        "tokens",
-        "CLS and registers with a norm above that",
-        "The number of CLS and register tokens of outlying norm.",
-        "Darcet 2024; the threshold is ours",
+        title="high-norm prefix tokens",
+        unit="tokens",
+        meaning="CLS and registers with a norm above that",
+        reading="The number of CLS and register tokens of outlying norm.",
+        source="Darcet 2024; the threshold is ours",
         counts="prefix",
     ),
 }
@@ -328,12 +345,13 @@ def shown_in(view: View) -> tuple[str, ...]:
     return tuple(name for name, statistic in STATISTICS.items() if view in statistic.views)
 
 
-THRESHOLD: Final = 0.5  # of a score: most of the information in the head's attention
-MARGIN: Final = 0.1  # over the next label; also the least score of the second label of a mixed head
-_PARTLY: Final = 0.2  # a score from which on a label is named for a head that it does not describe
+THRESHOLD: Final = 0.5  # least score of a head's label: most of the information in its attention
+# least distance to the score of the next label; also the least score of a mixed head's second label
+MARGIN: Final = 0.1
+_PARTLY: Final = 0.2  # least score of a label that is named as a part of a head's attention
 MIXED: Final = "mixed"
 UNLABELLED: Final = "no single pattern"
-FAULTY: Final = ("dead", "uniform")  # heads that do nothing, or do not choose
+FAULTY: Final = ("dead", "uniform")  # labels of heads that add nothing, or do not select keys
 
 
 @dataclass(frozen=True)
@@ -342,9 +360,9 @@ class Label:
 
     sentence: the rule in words.
     code: the short form below a panel, "" for none.
-    colour: the colour of its frame.
+    colour: the colour of the panel's frame.
     within: the more general labels that it is a case of.
-    first: True if its score decides before those of others are compared.
+    first: True if a score above THRESHOLD decides, without a comparison with other labels.
     """
 
     sentence: str
@@ -357,86 +375,114 @@ class Label:
 # Colours: Okabe and Ito's eight and Tol's; codes distinguish labels of one colour family.
 LABELS: Final[dict[str, Label]] = {
     "dead": Label(
-        "the head adds next to nothing to the residual stream: less than 0.5 % of the mean norm of "
-        "the model's heads",
-        "dead",
-        "#000000",
+        sentence="the head adds next to nothing to the residual stream: less than 0.5 % of the "
+        "mean norm of the model's heads",
+        code="dead",
+        colour="#000000",
         first=True,
     ),
     "uniform": Label(
-        "a row has less than half a bit: attention is nearly the same for all keys",
-        "unif",
-        "#F0E442",
+        sentence="a row has less than half a bit: attention is nearly the same for all keys",
+        code="unif",
+        colour="#F0E442",
     ),
-    "CLS": Label("patches attend to the CLS token", "CLS", "#CC79A7"),
-    "register": Label("patches attend to registers or the distillation token", "reg", "#AA4499"),
+    "CLS": Label(sentence="patches attend to the CLS token", code="CLS", colour="#CC79A7"),
+    "register": Label(
+        sentence="patches attend to registers or the distillation token",
+        code="reg",
+        colour="#AA4499",
+    ),
     "position": Label(
-        "attends to the same places of the image, whatever the query and the image (predicted from "
-        "other images)",
-        "place",
-        "#D55E00",
+        sentence="attends to the same places of the image, whatever the query and the image "
+        "(predicted from other images)",
+        code="place",
+        colour="#D55E00",
     ),
     "sink": Label(
-        "all queries attend to a few patches (at most 10 %) that differ from image to image, "
-        "beyond what position, object and background explain",
-        "sink",
-        "#882255",
+        sentence="all queries attend to a few patches (at most 10 %) that differ from image to "
+        "image, beyond what position, object and background explain",
+        code="sink",
+        colour="#882255",
     ),
     "high-norm": Label(
-        "attends to the patches of exceptional norm in the residual stream (more than median + 5 "
-        "median absolute deviations)",
-        "norm",
-        "#AA3377",
-        ("sink",),
+        sentence="attends to the patches of exceptional norm in the residual stream (more than "
+        "median + 5 median absolute deviations)",
+        code="norm",
+        colour="#AA3377",
+        within=("sink",),
     ),
     "border": Label(
-        "attends to the outermost patches of the image", "edge", "#DDAA33", ("position",)
+        sentence="attends to the outermost patches of the image",
+        code="edge",
+        colour="#DDAA33",
+        within=("position",),
     ),
-    "object": Label("attends to the patches of the object's mask", "obj", "#117733"),
-    "background": Label("attends to the patches off the object's mask", "back", "#999933"),
+    "object": Label(
+        sentence="attends to the patches of the object's mask", code="obj", colour="#117733"
+    ),
+    "background": Label(
+        sentence="attends to the patches off the object's mask", code="back", colour="#999933"
+    ),
     "similar": Label(
-        "attends to the patches most similar in mean colour (10 %), beyond what the offset and "
-        "the popularity of keys explain",
-        "sim",
-        "#332288",
+        sentence="attends to the patches most similar in mean colour (10 %), beyond what the "
+        "offset and the popularity of keys explain",
+        code="sim",
+        colour="#332288",
     ),
     "self": Label(
-        "a patch attends to itself",
-        "self",
-        "#44AA99",
-        ("local", "same row", "same column", "similar"),
+        sentence="a patch attends to itself",
+        code="self",
+        colour="#44AA99",
+        within=("local", "same row", "same column", "similar"),
     ),
     "previous": Label(
-        "a patch attends to its left neighbour", "prev", "#0072B2", ("local", "same row", "left")
+        sentence="a patch attends to its left neighbour",
+        code="prev",
+        colour="#0072B2",
+        within=("local", "same row", "left"),
     ),
     "next": Label(
-        "a patch attends to its right neighbour", "next", "#56B4E9", ("local", "same row", "right")
+        sentence="a patch attends to its right neighbour",
+        code="next",
+        colour="#56B4E9",
+        within=("local", "same row", "right"),
     ),
     "above": Label(
-        "a patch attends to the patch above", "above", "#4477AA", ("local", "same column", "up")
+        sentence="a patch attends to the patch above",
+        code="above",
+        colour="#4477AA",
+        within=("local", "same column", "up"),
     ),
     "below": Label(
-        "a patch attends to the patch below", "below", "#88CCEE", ("local", "same column", "down")
+        sentence="a patch attends to the patch below",
+        code="below",
+        colour="#88CCEE",
+        within=("local", "same column", "down"),
     ),
-    "same row": Label("a patch attends along its row", "row", "#E69F00"),
-    "same column": Label("a patch attends along its column", "col", "#DDCC77"),
-    "left": Label("a patch attends to the side left of it", "left", "#661100"),
-    "right": Label("a patch attends to the side right of it", "right", "#CC6677"),
-    "up": Label("a patch attends to the side above it", "up", "#6699CC"),
-    "down": Label("a patch attends to the side below it", "down", "#AA4466"),
+    "same row": Label(sentence="a patch attends along its row", code="row", colour="#E69F00"),
+    "same column": Label(sentence="a patch attends along its column", code="col", colour="#DDCC77"),
+    "left": Label(sentence="a patch attends to the side left of it", code="left", colour="#661100"),
+    "right": Label(
+        sentence="a patch attends to the side right of it", code="right", colour="#CC6677"
+    ),
+    "up": Label(sentence="a patch attends to the side above it", code="up", colour="#6699CC"),
+    "down": Label(sentence="a patch attends to the side below it", code="down", colour="#AA4466"),
     "local": Label(
-        "a patch attends to its neighbourhood (a disc of at most a quarter of the patches)",
-        "local",
-        "#009E73",
+        sentence="a patch attends to its neighbourhood (a disc of at most a quarter of the "
+        "patches)",
+        code="local",
+        colour="#009E73",
     ),
     MIXED: Label(
-        "the two best labels explain most of the attention together, or each alone: neither is "
-        "clearly the better",
-        "mixed",
-        "#777777",
+        sentence="the two best labels explain most of the attention together, or each alone: "
+        "neither is clearly the better",
+        code="mixed",
+        colour="#777777",
     ),
     UNLABELLED: Label(
-        "not even the two best labels together explain most of the attention", "", "#CCCCCC"
+        sentence="not even the two best labels together explain most of the attention",
+        code="",
+        colour="#CCCCCC",
     ),
 }
 
@@ -444,11 +490,14 @@ LABELS: Final[dict[str, Label]] = {
 def head_words(label: str, best: str, other: str | None, score: float) -> str:
     """Describe what a head attends to in a few words, from its label.
 
-    best, other: the labels of the highest scores; score: of `best`.
+    best: the label of the highest score.
+    other: the best label that contradicts it, None if there is none.
+    score: the score of `best`.
     """
     if label == MIXED and other is not None:
         return f"mixed: {best} and {other}"
     if label in LABELS and label not in (MIXED, UNLABELLED):
+        # the sentence up to its first bracket or comma
         main_clause = LABELS[label].sentence.split(" (")[0].split(",")[0]
         return f"{label}: {main_clause}"
     if score >= _PARTLY:

@@ -1,9 +1,10 @@
 """Statistics of attention weights: of single rows, of one layer between patches, of token norms.
 
-registry.py defines each of them. Formulas of rows, entropy and sparsity, are arranged to be precise
-in fp32 also for nearly uniform rows, where the textbook forms subtract almost equal numbers. The
-rows of patches and the row of CLS are treated separately. Each window is one call, and padding is
-no query.
+registry.py defines each of them. For nearly uniform rows, the textbook forms of entropy and
+sparsity subtract almost equal numbers. The forms here are precise in fp32 also for such rows.
+
+The rows of patches and the row of CLS are treated separately. Each window is one call, and padding
+is no query.
 """
 
 from collections.abc import Callable
@@ -25,18 +26,20 @@ Number = Float[Tensor, "*leading"]
 PerImage = Float[Tensor, "images heads"]
 PerHead = Float[Tensor, "layers heads"]
 
-DEVIATIONS = 5  # median absolute deviations above the median
-_TINY = 1e-12
-_BELOW = 2.0  # a weight is at most 1 below that of uniform attention
-# of the median: equal values differ by rounding, as does their median absolute deviation
+DEVIATIONS = 5  # outliers are more median absolute deviations above the median
+_TINY = 1e-12  # avoids a division by 0
+_BELOW = 2.0  # -2 marks masked keys in deviations, which are at least -1
+# Outliers are also larger than the median by more than this part of it. Equal values differ by
+# rounding, and so does their median absolute deviation.
 _ROUNDING = 1e-4
 
 
 class Rows:
     """Rows of attention weights, and values that several of their statistics share.
 
-    allowed: True for these keys, of a shape that broadcasts to that of the weights; None: every
-    key.
+    weights (.., key): the rows.
+    allowed: True for keys that a row may attend to, in a shape that broadcasts to the weights. None
+        if all keys are allowed.
     """
 
     def __init__(self, weights: Row, allowed: Tensor | None = None) -> None:
@@ -45,7 +48,7 @@ class Rows:
 
     @cached_property
     def keys(self) -> Number:
-        """Return the number of keys that each row may attend to, which broadcasts to the rows."""
+        """Return the number of keys that each row may attend to, or one number for all rows."""
         if self.allowed is None:
             return self.weights.new_tensor(float(self.weights.shape[-1]))
         return self.allowed.sum(-1).to(self.weights)
@@ -66,12 +69,20 @@ class Rows:
 
 
 class PatchRows:
-    """The weights of one layer between patches, and what several statistics share.
+    """The weights of one layer between patches, and values that several statistics share.
 
-    weights: (images x calls, heads, query, key), a call being a window.
-    renormalise: distances are of the attention on patches, scaled to sum to 1.
-    allowed (calls of an image, heads or 1, query or 1, key): the keys that a query may attend to,
-        None: every key.
+    weights (images x calls, heads, query, key): the attention weights; a call is a window.
+    images: the number of images.
+    geometry: the places of queries and keys in the image.
+    renormalise: True if distances are of the attention on patches, scaled to sum to 1.
+    allowed (calls of an image, heads or 1, query or 1, key): the keys that a query may attend to.
+        None if all keys are allowed.
+
+    queries: the rows of patches.
+    on_patches: the weights between patches.
+    on_neighbours: the weights between patches, 0 across the seam of a shifted window.
+    is_patch (calls of an image, patches): 1 for a patch, 0 for padding.
+    count: the number of patches of an image.
     """
 
     def __init__(
@@ -88,13 +99,14 @@ class PatchRows:
         self.geometry = geometry
         self.renormalise = renormalise
         self.allowed = allowed
-        self.queries = weights[..., geometry.prefix :, :]  # the rows of patches
+        self.queries = weights[..., geometry.prefix :, :]
         is_patch = geometry.places().to(weights.device) >= 0
-        self.is_patch = is_patch.to(weights.dtype)  # (calls, patches): 0 for padding
-        self.count = self.is_patch.sum()  # of queries that are patches
-        # weights between patches; without those across the seam of a shifted window
-        self.on_patches = self.on_neighbours = self.queries[..., geometry.prefix :]
+        self.is_patch = is_patch.to(weights.dtype)
+        self.count = self.is_patch.sum()
+        self.on_patches = self.queries[..., geometry.prefix :]
+        self.on_neighbours = self.on_patches
         if geometry.windows is not None:
+            # as (images, calls, heads, query, key)
             calls = self.on_patches.unflatten(0, (images, -1))
             pairs = geometry.pairs().to(weights.device)
             self.on_patches = (calls * self.is_patch[:, None, None]).flatten(0, 1)
@@ -119,7 +131,7 @@ class PatchRows:
         if self.allowed is None:
             return None
         if isinstance(queries, int):
-            # one row for all queries, or one row each
+            # an axis of length 1 holds for all queries
             row = queries if self.allowed.shape[-2] > 1 else 0
             return self.allowed[:, :, row].repeat(self.images, 1, 1)
         rows = self.allowed[:, :, queries] if self.allowed.shape[-2] > 1 else self.allowed
@@ -159,14 +171,17 @@ class PatchRows:
     def sinks(self) -> Bool[Tensor, "images heads key"]:
         """Return the keys that receive more than the median + 5 median absolute deviations.
 
-        The mass is taken in units of what uniform attention gives the key: in a padded or cut
-        window fewer patches share the attention.
+        The mass is in units of what the key receives from uniform attention, because fewer patches
+        share the attention in a padded or cut window.
         """
         return outliers(self.received / self._received_of_uniform)
 
     @cached_property
     def _received_of_uniform(self) -> Tensor:
-        """Return the mean weight that each key receives from uniform attention, 1 if constant."""
+        """Return the mean weight that each key receives from uniform attention.
+
+        Without windows it is the same for all keys, and 1 is returned: the unit does not matter.
+        """
         if self.geometry.windows is None:
             return self.weights.new_ones(())
         calls = len(self.weights) // self.images
@@ -186,7 +201,7 @@ class PatchRows:
 class TokenNorms:
     """Euclidean norms of the tokens of the residual stream after one block.
 
-    prefix: the number of prefix tokens.
+    prefix: the number of tokens before the patches.
     """
 
     norms: Float[Tensor, "images tokens"]
@@ -201,9 +216,10 @@ class TokenNorms:
 def row_statistics(
     weights: Row, of: Literal["patches", "CLS"], allowed: Tensor | None = None
 ) -> dict[str, Number]:
-    """Return the registered statistics of the rows of patches, or of CLS and pooling queries.
+    """Return the registered statistics of rows, one number per row.
 
-    There is one number per row. allowed: see `Rows`.
+    of: "CLS" for the rows of CLS and of pooling queries.
+    allowed: see `Rows`.
     """
     rows = Rows(weights, allowed)
     values = {}
@@ -216,7 +232,7 @@ def row_statistics(
 def normalised_entropy(rows: Rows) -> Number:
     """Return the entropy as a share of that of uniform attention on the same keys.
 
-    It is 1 where a mask leaves a single key.
+    If a mask leaves a single key, it is 1.
     """
     share = (rows.entropy / rows.keys.log().clamp_min(_TINY)).clamp(0, 1)
     if rows.allowed is None:
@@ -227,11 +243,13 @@ def normalised_entropy(rows: Rows) -> Number:
 def hoyer(rows: Rows) -> Number:
     """Return Hoyer's sparsity, (√n - l1/l2) / (√n - 1): 0 for uniform attention, 1 for one key.
 
-    It is 0 where n = 1. Source: Hoyer 2004.
+    For n = 1 it is 0. Source: Hoyer 2004.
     """
-    excess = rows.keys * rows.deviations.square().sum(-1)  # n · l2² - 1 for rows that sum to 1
-    norm = (1 + excess).sqrt()  # √n · l2
-    root = rows.keys.sqrt()  # √n
+    # For rows that sum to 1, excess is n · l2² - 1 and norm is √n · l2. The sparsity is then
+    # (√n - √n / norm) / (√n - 1) with norm - 1 = excess / (norm + 1), which is precise near 0.
+    excess = rows.keys * rows.deviations.square().sum(-1)
+    norm = (1 + excess).sqrt()
+    root = rows.keys.sqrt()
     sparsity = excess / (norm * (norm + 1)) * (root / (root - 1).clamp_min(_TINY))
     return torch.where(rows.keys > 1, sparsity.clamp(0, 1), 0.0)
 
@@ -239,15 +257,16 @@ def hoyer(rows: Rows) -> Number:
 def gini(rows: Rows) -> Number:
     """Return the Gini coefficient of each row: 0 for uniform attention, 1 - 1/n for one key."""
     size = rows.weights.shape[-1]
-    # 2 i - n - 1 for rank i of n keys
-    ranks = torch.arange(1 - size, size, 2, dtype=rows.weights.dtype, device=rows.weights.device)
+    # the factor of the i-th smallest of n weights is 2 i - n - 1
+    factors = torch.arange(1 - size, size, 2, dtype=rows.weights.dtype, device=rows.weights.device)
     if rows.allowed is None:
-        coefficients = ascending(rows.deviations) @ ranks / size
-    else:  # masked keys come first, and have no rank
-        masked = size - rows.keys[..., None]
+        coefficients = ascending(rows.deviations) @ factors / size
+    else:
+        # masked keys come first in this order, which moves the factors, and have the factor 0
         ordered = ascending(rows.deviations.where(rows.allowed, -_BELOW))
-        ranks = (ranks - masked).where(ordered > -_BELOW, 0.0)
-        coefficients = (ordered * ranks).sum(-1) / rows.keys
+        masked = size - rows.keys[..., None]
+        factors = (factors - masked).where(ordered > -_BELOW, 0.0)
+        coefficients = (ordered * factors).sum(-1) / rows.keys
     return coefficients.clamp(0, 1)
 
 
@@ -265,15 +284,16 @@ def distance(layer: PatchRows) -> PerImage:
 def neighbour_mass(layer: PatchRows) -> PerImage:
     """Return the mean weight on the four adjacent patches, as far as they exist."""
     rows, columns = layer.geometry.span
-    steps = []
+    neighbours = []
     if rows > 1:
-        steps += [(-1, 0), (1, 0)]
+        neighbours += [(-1, 0), (1, 0)]
     if columns > 1:
-        steps += [(0, -1), (0, 1)]
-    if not steps:
+        neighbours += [(0, -1), (0, 1)]
+    if not neighbours:
         return layer.offsets.new_zeros(layer.offsets.shape[:2])
     weights = []
-    for down, across in steps:
+    for down, across in neighbours:
+        # the element for offset 0 is at row `rows - 1` and column `columns - 1`
         weights.append(layer.offsets[:, :, rows - 1 + down, columns - 1 + across])
     return torch.stack(weights).sum(0)
 
@@ -282,7 +302,7 @@ def ascending(values: Row) -> Row:
     """Return each row in ascending order."""
     if values.device.type != "cpu":
         return values.sort(-1).values
-    # 25 times faster than torch on the CPU
+    # on the CPU, numpy sorts 25 times faster than torch
     return torch.from_numpy(np.sort(values.detach().numpy(), axis=-1))
 
 
@@ -297,9 +317,10 @@ def outliers(values: Float[Tensor, "*leading token"]) -> Bool[Tensor, "*leading 
 
 
 def median(values: Float[Tensor, "*leading token"]) -> Float[Tensor, "*leading"]:
-    """Return the median of each row; the mean of the two middle values where their number is even.
+    """Return the median of each row.
 
-    torch.median takes the lower of the two.
+    For an even number of values it is the mean of the two in the middle. torch.median takes the
+    lower of the two.
     """
     ordered = ascending(values)
     size = values.shape[-1]

@@ -1,20 +1,26 @@
 """The specialisation of each head: the scores of all labels, the label, and its evidence.
 
-A row of attention over n keys with entropy H has log2(n) - H bits of information: 0 where it is
-uniform, log2(n) where it is a single key. A pattern predicts a row. It explains its gain in mean
-log-likelihood over uniform attention: the mean over rows of the sum over keys of w log2(p /
-uniform), at the most likely strength of the pattern. The score of a label is explained bits /
-max(1, bits): 1 where the pattern is all that the head does. A general pattern explains less than a
-specific one: of a head that attends to the left neighbour, "same row" explains only the row. Heads
-of less than one bit, attention on half of the keys, are `uniform` to the extent that they lack it.
+Information. A row of attention over n keys with entropy H has log2(n) - H bits: 0 for uniform
+attention, log2(n) for a single key. A pattern predicts the weights p of a row. The bits that it
+explains are its gain in log-likelihood over uniform attention: the sum over keys of
+w log2(p / uniform), mean over rows, at the most likely strength of the pattern.
 
-A head gets the label of the highest score under two conditions. The label explains most of the
-information (a score of at least THRESHOLD). It is clearly above the next: by MARGIN, and by more
-than the 95 % interval of the difference over images. Labels that contain one another do not
-compete: a head that attends to its left neighbour is also local, and gets the higher of both. A
-head is MIXED where only the two best labels together explain that much and the lower score is at
-least MARGIN, or where each of them does. All others are UNLABELLED. Scores are recomputed without
-each group of images; their spread gives intervals over images (delete-a-group jackknife).
+Scores. The score of a label is explained bits / max(1, bits). It is 1 if the pattern is all that
+the head does. A general pattern explains less than a specific one: if a head attends to the left
+neighbour, "same row" explains only the row. A head with less than one bit, as if it attended to
+half of the keys, is `uniform`: the score of this label is the part of the bit that is missing.
+
+Labels. A head gets the label of the highest score under two conditions:
+- the label explains most of the information: the score is at least THRESHOLD;
+- it is clearly above the next: by MARGIN, and by more than the 95 % interval of the difference over
+  images.
+
+Labels that contain one another do not compete: a head that attends to its left neighbour is also
+local, and gets the higher of both. A head is MIXED if the two best labels together explain most of
+the information, and the lower score is at least MARGIN. All others are UNLABELLED.
+
+Intervals. Scores are recomputed without each group of images. Their spread gives intervals over
+images (delete-a-group jackknife).
 """
 
 import math
@@ -42,24 +48,29 @@ from vitlens.analysis.heads.rows import PerHead
 from vitlens.analysis.heads.statistics import Statistics, per_head
 from vitlens.uncertainty import Estimate
 
-Samples = Float[Tensor, "samples heads"]  # over all images, then without each group of them
+Samples = Float[Tensor, "samples heads"]  # value on all images, then without each group of images
 
-# of the mean norm of the model's heads: the norm of a dead head's output is below half of it
+# Unit of the norm of a head's output, as a part of the mean norm over the model's heads. A head is
+# dead if its norm is below half of it, because the score is then above THRESHOLD.
 DEAD: Final = 0.01
-LARGEST: Final = 0.25  # of the keys: a larger neighbourhood is not local
-_TINY: Final = 1e-30
-_CERTAIN: Final = 1e6  # images that a prediction of a group from itself counts as
+LARGEST: Final = 0.25  # a neighbourhood of more than this part of the keys is not local
+_TINY: Final = 1e-30  # avoids a division by 0
+# a single group of images is predicted from itself, as if from so many times as many images
+_CERTAIN: Final = 1e6
 
 
 @dataclass(frozen=True)
 class LayerEvidence:
     """The evidence for the labels of one layer's heads.
 
-    means: by name (samples, ..), see HeadEvidence.
-    received: sums of what each key receives, by group.
-    counts: numbers of images by group.
-    output: mean over the model's heads of the norm of what each adds to the residual stream
-        (samples, 1), None where it is not known.
+    The methods `of_...` return bits that a pattern explains, except `of_dead`, which is a score.
+
+    place: the geometry of the layer's tokens.
+    means (samples, ..): the means of evidence by its name in `HeadEvidence`.
+    received: the sums of what each key receives, by group of images.
+    counts: the number of images in each group.
+    output (samples, 1): the norm of what a head adds to the residual stream, mean over all heads of
+        the model. None if unknown.
     """
 
     place: Geometry
@@ -78,7 +89,7 @@ class LayerEvidence:
         return (bits / self.bits.clamp_min(1)).clamp(0, 1)
 
     def of_dead(self) -> Samples:
-        """Return 1 minus the norm of the head's output, in units of 1 % of the heads' mean."""
+        """Return 1 minus the norm of the head's output in units of DEAD, 0 for larger norms."""
         if self.output is None or "output" not in self.means:
             return torch.zeros_like(self.bits)
         norms = self.means["output"] / self.output[0].clamp_min(_TINY)
@@ -101,7 +112,7 @@ class LayerEvidence:
     def of_tokens(self, tokens: tuple[int, ...]) -> Samples:
         """Return the bits that the mass on each of these prefix tokens explains.
 
-        They are 0 where the tokens together have less mass than by chance.
+        They are 0 if the tokens together have less mass than by chance.
         """
         mass = self.means["received"][..., list(tokens)]
         chance = self.place.uniform().received[0]
@@ -116,8 +127,8 @@ class LayerEvidence:
     def of_place(self) -> Samples:
         """Return the bits that fixed places explain.
 
-        Each group of images is predicted from the others. A single group is predicted from itself:
-        its places cannot be distinguished from sinks.
+        Each group of images is predicted from the others. A single group is predicted from itself,
+        so its places cannot be distinguished from sinks.
         """
         prefix = self.place.prefix
         uniform = self.place.uniform().received[prefix:]
@@ -128,7 +139,8 @@ class LayerEvidence:
         groups = len(sums)
         subsets = [torch.ones(groups, dtype=torch.bool)]
         if groups > 1:
-            subsets += [*~torch.eye(groups, dtype=torch.bool)]  # all groups but one
+            all_but_one = ~torch.eye(groups, dtype=torch.bool)
+            subsets += [*all_but_one]
         samples = [_bits_of_places(sums[subset], counts[subset], uniform) for subset in subsets]
         return torch.stack(samples)
 
@@ -147,7 +159,7 @@ class LayerEvidence:
     def of_high_norms(self) -> Samples:
         """Return the bits that patches of exceptional norm explain.
 
-        They are 0 where the residual stream before the layer was not seen.
+        They are 0 if the residual stream before the layer was not seen.
         """
         if "high_norm" not in self.means:
             return torch.zeros_like(self.bits)
@@ -177,15 +189,16 @@ class LayerEvidence:
         """Return the bits that similar colour explains, beyond offsets and popular keys."""
         weight_at_offset = self.means["offsets"] / self.place.uniform().pairs.clamp_min(_TINY)
         rows, columns = self.place.span
-        # a patch is similar to itself: this is no part of what offsets explain
+        # offset 0: that a patch is similar to itself must not count as explained by the offset
         weight_at_offset[..., rows - 1, columns - 1] = 0
         by_offset = (weight_at_offset * self.means["similar_offsets"][:, None]).sum((-2, -1))
+        by_popularity = self.means["popular"]
         by_chance = self.means["similar_chance"][:, None].expand_as(by_offset)
-        expected = torch.stack((by_offset, self.means["popular"], by_chance)).amax(0)
+        expected = torch.stack((by_offset, by_popularity, by_chance)).amax(0)
         return bits_of_part(self.means["similar"], expected)
 
     def label_evidence(self, images: int) -> tuple["LabelEvidence", ...]:
-        """Return the evidence for the label of each head; images: their number."""
+        """Return the evidence for the label of each head, from so many images."""
         prefix = self.place.prefix
         columns = self.place.map_grid[1]
         mass = self.means["received"][..., prefix:]
@@ -216,22 +229,22 @@ def _bits_of_places(
 ) -> Float[Tensor, " heads"]:
     """Return the bits that fixed places explain, each group predicted from the other groups.
 
-    sums: the sums of what each patch receives.
-    counts: numbers of images.
-    uniform: uniform attention.
+    The prediction is mixed with uniform attention, which has the weight of one image: a place that
+    was not seen yet is not impossible.
 
-    The prediction is mixed with uniform attention, with the weight of one image, as an unseen place
-    is not impossible.
+    sums: the sums of what each patch receives.
+    counts: the number of images in each group.
+    uniform: what each patch receives from uniform attention.
     """
     images = counts.sum()
     if len(sums) == 1:
         seen = sums.sum(0)[None]
         seen_images = (_CERTAIN * images).reshape(-1, 1, 1)
     else:
-        seen = sums.sum(0) - sums
+        seen = sums.sum(0) - sums  # in the other groups
         seen_images = (images - counts).reshape(-1, 1, 1)
-    predicted = seen / seen.sum(-1, keepdim=True).clamp_min(_TINY)
-    predicted = (seen_images * predicted + uniform) / (seen_images + 1)
+    frequencies = seen / seen.sum(-1, keepdim=True).clamp_min(_TINY)
+    predicted = (seen_images * frequencies + uniform) / (seen_images + 1)
     gain = (sums * (predicted / uniform).log2()).sum((0, -1)) / images
     return gain.clamp_min(0)
 
@@ -241,6 +254,7 @@ def _share_of_offsets(layer: LayerEvidence, *, name: str) -> Samples:
     return layer.share(layer.of_offsets(name))
 
 
+# the score of each label
 RULES: Final[dict[str, Callable[[LayerEvidence], Samples]]] = {
     "dead": LayerEvidence.of_dead,
     "uniform": lambda layer: (1 - layer.bits).clamp_min(0),
@@ -262,10 +276,12 @@ RULES: Final[dict[str, Callable[[LayerEvidence], Samples]]] = {
 class HeadLabel:
     """The label of one head.
 
-    score: the score of that label, or the highest for `mixed` and `no single pattern`.
-    low, high: its 95 % interval over images, NaN for one image.
+    label: a name in LABELS.
+    score: the highest score. It is that of `label`, unless the label is `mixed` or `no single
+        pattern`.
+    low, high: the 95 % interval of the score over images, NaN for one image.
     best: the label of the highest score.
-    other: the highest of those that contradict it, "" where there is none.
+    other: the label of the highest score among those that contradict `best`, "" if there is none.
     other_score: the score of `other`.
     """
 
@@ -284,9 +300,9 @@ class LabelEvidence:
 
     row, column: the patch that receives most attention, in the mean over images.
     mass: the share of the patches' attention that it receives.
-    chance: that of uniform attention.
-    output: norm of what the head adds to the residual stream, a share of the mean of the model's
-        heads (None: unknown).
+    chance: the share that it receives from uniform attention.
+    output: the norm of what the head adds to the residual stream, as a share of the mean over the
+        model's heads. None if unknown.
     """
 
     row: int
@@ -300,15 +316,16 @@ class LabelEvidence:
 class Specialisation:
     """The labels of all heads, with their scores and their evidence.
 
-    head_labels, evidence: of every head by layer, empty for a layer whose attention has no place in
-        the image and for a block without attention.
-    samples: by layer and label (samples, heads), over all images and without each group of them.
-    all_scores: (layers, heads) of every label.
-    explained: (layers, heads), see explained_by_offset.
-    ratios: by layer (heads, 2 rows - 1, 2 columns - 1), the mean weight at an offset divided by
-        uniform attention's, NaN where no pair of patches has the offset.
-    sinks_off_object: the share of the patches' attention on sinks that lie off the object, the mean
-        over heads, None without masks.
+    head_labels, evidence: the label and its evidence for every head, by layer. They are empty for a
+        layer without places in the image and for a block without attention.
+    samples: the scores (samples, heads) by layer and label, on all images, then without each group
+        of images.
+    all_scores (layers, heads): the scores of every label.
+    explained (layers, heads): the variance that offsets explain, see `explained_by_offset`.
+    ratios (heads, 2 rows - 1, 2 columns - 1): for each layer, the mean weight at an offset divided
+        by that of uniform attention. NaN if no pair of patches has the offset.
+    sinks_off_object: the share of the patches' attention on sinks that lie off the object, mean
+        over heads. None without masks.
     """
 
     head_labels: tuple[tuple[HeadLabel, ...], ...]
@@ -399,7 +416,7 @@ def _ratios_to_uniform(
 def label_of(scores: Mapping[str, Float[Tensor, " samples"]]) -> HeadLabel:
     """Return the label by the rule of this module.
 
-    scores: the score of each label, over all images, then without each group of them.
+    scores: the scores of each label, on all images, then without each group of images.
     """
     best = _best_label(scores)
     other = _best_rival(scores, best)
@@ -409,8 +426,9 @@ def label_of(scores: Mapping[str, Float[Tensor, " samples"]]) -> HeadLabel:
     other_value = float(other_score[0])
     margin = float((score - other_score)[0])
     half_margin = half_width(score - other_score)
-    # without an interval, which is NaN, MARGIN decides
-    is_clear = LABELS[best].first or (margin >= MARGIN and not margin <= half_margin)
+    # half_margin is NaN for a single group of images: then MARGIN alone decides
+    is_margin_uncertain = margin <= half_margin
+    is_clear = LABELS[best].first or (margin >= MARGIN and not is_margin_uncertain)
     if value >= THRESHOLD and is_clear:
         label = best
     elif value + other_value >= THRESHOLD and other_value >= MARGIN:
@@ -418,12 +436,23 @@ def label_of(scores: Mapping[str, Float[Tensor, " samples"]]) -> HeadLabel:
     else:
         label = UNLABELLED
     half = half_width(score)
-    low, high = np.clip((value - half, value + half), 0, 1)  # NaN stays
-    return HeadLabel(label, value, float(low), float(high), best, other, other_value)
+    low, high = np.clip((value - half, value + half), 0, 1)  # NaN stays NaN
+    return HeadLabel(
+        label=label,
+        score=value,
+        low=float(low),
+        high=float(high),
+        best=best,
+        other=other,
+        other_score=other_value,
+    )
 
 
 def _best_label(scores: Mapping[str, Float[Tensor, " samples"]]) -> str:
-    """Return the label of the highest score; labels that are decided first precede all others."""
+    """Return the label of the highest score.
+
+    A label with `first`, such as "dead", precedes all others if its score is at least THRESHOLD.
+    """
 
     def rank(name: str) -> tuple[bool, float]:
         value = float(scores[name][0])
@@ -433,9 +462,9 @@ def _best_label(scores: Mapping[str, Float[Tensor, " samples"]]) -> str:
 
 
 def _best_rival(scores: Mapping[str, Float[Tensor, " samples"]], best: str) -> str:
-    """Return the highest label that contradicts the best one; "" where there is none.
+    """Return the label of the highest score that contradicts the best one, "" if there is none.
 
-    Labels contradict each other where neither is a case of the other.
+    Labels contradict each other if neither is a case of the other.
     """
     rivals = []
     for name in scores:
@@ -447,7 +476,7 @@ def _best_rival(scores: Mapping[str, Float[Tensor, " samples"]], best: str) -> s
 
 
 def _estimate(samples: Float[Tensor, " samples"], images: int, *, most: float = 1.0) -> Estimate:
-    """Return a value from 0 to `most` with its interval, which a single group of images lacks."""
+    """Return a value from 0 to `most` with its interval; a single group of images has none."""
     value = float(samples[0])
     half = half_width(samples)
     if math.isnan(half):

@@ -31,21 +31,23 @@ from vitlens.summary import HeadBoard, Line, Table
 
 @dataclass(frozen=True, repr=False)
 class Statistics(Table):
-    """Means over images of every statistic of every head, as (layers, heads) tables by name.
+    """Means over images of every statistic of every head, as (layers, heads) tables.
 
-    Rows have the numbers of blocks, names are those of the registry; statistics of tokens have one
-    column. A value is NaN where the layer has fewer heads, where the block has no attention, and
-    where the statistic is not defined for a layer. Pooled keys, for example, have no distance, and
-    a model without CLS has no CLS row.
+    A table is an attribute with the name of its statistic in the registry. A row is a block of the
+    model. Statistics of tokens have one column. A value is NaN:
+    - if the statistic is not defined for the layer (pooled keys have no distance, a model without
+      CLS has no CLS row);
+    - if the layer has fewer heads, or the block has no attention.
 
-    images: their number.
+    images: the number of images.
     sites: the layers with attention.
-    geometries: the geometries of their tokens, by number of the layer.
-    offset_mass: for each number (heads, 2 rows - 1, 2 columns - 1), the mean attention of patches
-        by offset, key minus query, or None.
+    geometries: the geometry of the tokens of each layer, None without one.
+    offset_mass (heads, 2 rows - 1, 2 columns - 1): for each layer, the mean attention of patches by
+        offset, key minus query. None without a geometry.
+    moments: the means and errors of all statistics, by (statistic, layer).
+    overall: the means and errors over all heads, by (statistic, 0).
     renormalised: True if distances leave out the prefix.
-    overall: means over all heads, by (statistic, 0).
-    evidence: for the labels of heads.
+    evidence: the evidence for the labels of heads.
     """
 
     images: int
@@ -72,7 +74,7 @@ class Statistics(Table):
             yield Line(name, getattr(self, name), statistic.unit)
 
     def boards(self) -> Iterator[HeadBoard]:
-        """Yield the distance and the normalised entropy of every head where they are defined."""
+        """Yield the distance and the normalised entropy of every head, if they are defined."""
         for name in ("distance", "normalised_entropy"):
             values = getattr(self, name)
             if not bool(values.isnan().all()):
@@ -96,13 +98,14 @@ class Statistics(Table):
 
     @property
     def heads(self) -> int:
-        """Return the number of heads of the layer with most: columns of a table."""
+        """Return the largest number of heads of a layer, the number of columns of a table."""
         return max(site.heads for site in self.sites)
 
     def low(self, name: str) -> PerHead:
         """Return the lower end of the mean's 95 % interval (Student's t).
 
-        It is over images, or over groups of images that share a source; NaN for one of them.
+        The interval is over images, or over groups of images that share a source. It is NaN for a
+        single image or group.
         """
         return self._table(name, lambda key: self._ends(key)[0])
 
@@ -117,7 +120,7 @@ class Statistics(Table):
 
     @property
     def keys(self) -> int:
-        """Return the number of keys of the layer with most."""
+        """Return the largest number of keys of a layer."""
         return max(site.keys for site in self.sites)
 
     def _ends(self, key: Key) -> tuple[Tensor, Tensor]:
@@ -127,7 +130,7 @@ class Statistics(Table):
         return self.moments.ends(key, least=least, most=most)
 
     def uniform_distance(self) -> Float[Tensor, " layers"]:
-        """Return the mean distance of uniform attention in each layer, px; NaN where undefined."""
+        """Return the mean distance of uniform attention in each layer in px, NaN if undefined."""
         distances = torch.full((self.depth,), torch.nan, dtype=torch.float64)
         for layer, geometry in enumerate(self.geometries):
             if geometry is not None:
@@ -154,7 +157,7 @@ def bounds_in(statistic: Statistic, keys: int, geometry: Geometry | None) -> tup
 def per_head(rows: Mapping[int, Tensor], layers: int, *, heads: int) -> PerHead:
     """Return a table of rows (heads,) by layer, with at least `heads` columns.
 
-    It is NaN where a layer has no row or fewer heads.
+    NaN fills up layers with fewer heads or without a row.
     """
     columns = max(heads, *map(len, rows.values()), 0)
     table = torch.full((layers, columns), torch.nan, dtype=torch.float64)
@@ -176,9 +179,10 @@ class Stream:
     ) -> None:
         """Start without images.
 
-        evidence: also gather the evidence for labels of heads.
-        groups (n,): the source of each image of the data, where some share one: intervals are over
-            groups.
+        renormalise: True if distances are of the attention on patches only.
+        evidence: True to gather also the evidence for labels of heads.
+        groups (n,): the source of each image of the data, if some share one. Intervals are then
+            over sources.
         """
         self.model = model
         self.renormalise = renormalise
@@ -194,29 +198,40 @@ class Stream:
     ) -> None:
         """Measure a batch and add it.
 
-        numbers: (images,) of each image in the data (None: in the order in which they are added).
+        numbers (images,): the index of each image in the data (None: images are added in order).
+        masks (images, height, width): True on the object.
         """
         if numbers is None:
             first = self.moments.count
             numbers = torch.arange(first, first + len(images))
         groups = None if self.groups is None else self.groups[numbers.cpu()]
-        folds = None
+        evidence_groups = None
         if self.has_evidence:
             sources = numbers if groups is None else groups
-            folds = sources % GROUPS
-        batch = measure(self.model, images, renormalise=self.renormalise, groups=folds, masks=masks)
+            evidence_groups = sources % GROUPS
+        batch = measure(
+            self.model,
+            images,
+            renormalise=self.renormalise,
+            groups=evidence_groups,
+            masks=masks,
+        )
         self.evidence.add(batch.evidence)
         self.moments.add(batch.values, len(images), groups=groups)
         by_name: dict[str, list[Tensor]] = {}
         for (name, _), values in batch.values.items():
             by_name.setdefault(name, []).append(values)
         means = {}
-        for name, layers in by_name.items():  # heads have equal weight, not layers
-            means[name, 0] = torch.cat(layers, 1).double().mean(1, keepdim=True)
+        for name, layers in by_name.items():
+            all_heads = torch.cat(layers, 1).double()  # equal weight for heads, not for layers
+            means[name, 0] = all_heads.mean(1, keepdim=True)
         self.overall.add(means, len(images), groups=groups)
 
     def join(self, total: Callable[[Tensor], Tensor]) -> None:
-        """Combine the sums of several processes; total: the sum of a tensor over all of them."""
+        """Combine the sums of several processes.
+
+        total: returns the sum of a tensor over all processes.
+        """
         self.moments.join(total)
         self.overall.join(total)
         self.evidence.join(total)
@@ -250,7 +265,7 @@ class Stream:
 def require_statistics(model: Model) -> None:
     """Raise UnsupportedError unless the model has attention between tokens.
 
-    The heads of a layer have one shape.
+    All heads of a layer must have the same numbers of queries and keys.
     """
     if all(site.kind == "channel" for site in layers_of(model)):
         raise UnsupportedError(
@@ -273,15 +288,16 @@ def statistics(
 
     Further statistics are the mass on CLS, on registers and on sinks, and norms of tokens.
 
-    images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes, read
-        batch_size at a time (None: chosen to fit), with intervals over its groups where it is a
-        Split that has them.
-    renormalise: distances are of the attention on patches only.
+    images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes. If it is a
+        Split with groups of images, intervals are over groups.
+    renormalise: True if distances are of the attention on patches only.
+    batch_size: the number of images at a time (None: chosen to fit into memory).
     masks: (n, height, width) True on the object, for the labels of heads.
-    evidence: also gather the evidence for these labels, which takes longer.
+    evidence: True to gather also the evidence for these labels, which takes longer.
 
-    Raises UnsupportedError for a model without attention, NonFiniteError naming a layer with
-    weights that are not finite, InputError for masks of another number than images.
+    Raises UnsupportedError for a model without attention. Raises NonFiniteError, with the name of
+    the layer, for weights that are not finite. Raises InputError if masks are not as many as
+    images.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")

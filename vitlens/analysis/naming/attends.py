@@ -1,11 +1,14 @@
 """Which query and key components determine a head's attention, tested on shuffled patches.
 
-The label is the largest of the products of logits.py, which makes up most of the attention logits.
-The two products of the mean query are taken together as the same keys for every query. It is
-tested on images with shuffled patches: what follows from positions stays where it is, what follows
-from content moves with the patches, on the side of the query and on that of the key. The logits of
-a shuffled image are correlated with those of the image, with and without its rows and columns
-shuffled alike. The label holds where the correlations with the sides that it names are higher.
+logits.py cuts the attention logits into products of a query component and a key component. The
+label is the product with the largest share of the logits' variance. The two products of the mean
+query count together: they make every query attend to the same keys.
+
+The label is tested on images with shuffled patches. What follows from positions stays in place, and
+what follows from content moves with the patches. This holds for the rows of the logits (queries)
+and for their columns (keys). So the logits of a shuffled image are correlated with four
+predictions: the logits of the original image, with and without its rows and its columns in the new
+order. The label holds if the predictions that agree with it correlate more than the others.
 """
 
 import math
@@ -40,12 +43,16 @@ from vitlens.resampling import by_group
 from vitlens.shapes import Images, TokenLayout
 from vitlens.uncertainty import Estimate, student_mean, student_test
 
-_AT_ONCE: Final = 1 << 26  # logits of all layers that are kept at a time
-_OTHER_AXIS: Final = {"query": 2, "key": 1}  # of Sides of one head: the axis of the other side
+_AT_ONCE: Final = 1 << 26  # most logits, of all layers together, that are kept at a time
+_MOST_HEADS: Final = 16  # of a layer, assumed for the memory of its logits
+# the axis of the other side in `Sides` of one head, (images, query, key)
+_OTHER_AXIS: Final = {"query": 2, "key": 1}
+_SHUFFLE_STREAM: Final = 3  # of random numbers, so that no other draw has the same ones
 
-# correlations by the query's side, then the key's: it stays, it moves with the patches
+# correlations with the four predictions: [..., 0, 1] is that in which queries (rows) stay in place
+# and keys (columns) move with the patches
 Sides = Float[Tensor, "images heads 2 2"]
-Samples = Float[Tensor, " samples"]  # over all images, then without each group of them
+Samples = Float[Tensor, " samples"]  # the value on all images, then without each group of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +60,10 @@ class AttendsBy(AttendsRow):
     """The components that determine one head's attention, with all shares and the test's margins.
 
     shares: the share of every product.
-    sides: for the query and the key that the label names, how much better the logits of a shuffled
-        image agree with what the label predicts, the difference of two correlations.
-    p: the p-value of the least certain of them, before any correction; None without a test.
+    sides: the margins of the test, for "query" and "key" if the label names their component. A
+        margin is the correlation with the predictions that agree with the label, minus that with
+        the others.
+    p: the largest p-value of the margins, before any correction. None without a test.
     """
 
     shares: Mapping[str, float]
@@ -71,7 +79,9 @@ def attends_by(
 ) -> AttendsBy:
     """Return the label of one head, not yet corrected for the tests of other heads.
 
-    images: their number; sides: of the shuffled ones, or None; groups: of these.
+    images: the number of images behind `parts`.
+    sides: the correlations of the shuffled images, None without a test.
+    groups: the source of each shuffled image.
     """
     samples = {name: parts.shares[:, head.head, index] for index, name in enumerate(PRODUCTS)}
     shares = {name: float(share[0]) for name, share in samples.items()}
@@ -101,7 +111,7 @@ def attends_by(
 
 
 def _with_same_keys(samples: Mapping[str, Samples]) -> dict[str, Samples]:
-    """Return the shares with the two products of the mean query taken together as SAME."""
+    """Return the shares, with those of the two products of the mean query added up as SAME."""
     merged = {SAME: samples[SAME_BY_POSITION] + samples[SAME_BY_CONTENT]}
     for name, share in samples.items():
         if name not in (SAME_BY_POSITION, SAME_BY_CONTENT):
@@ -110,15 +120,16 @@ def _with_same_keys(samples: Mapping[str, Samples]) -> dict[str, Samples]:
 
 
 def _label(best: str, share: Samples, second_share: Samples, spread: float) -> str:
-    """Return the label by the rule for patterns, from the two largest shares."""
+    """Return the label for the two largest shares, by the rule for patterns of attention."""
     value = float(share[0])
     second_value = float(second_share[0])
     margin = value - second_value
     half_margin = half_width(share - second_share)
     if spread < UNIFORM:
         return EVENLY
-    # without an interval, which is NaN, MARGIN decides
-    if value >= THRESHOLD and margin >= MARGIN and not margin <= half_margin:
+    # half_margin is NaN for a single group of images: then MARGIN alone decides
+    is_margin_uncertain = margin <= half_margin
+    if value >= THRESHOLD and margin >= MARGIN and not is_margin_uncertain:
         return best
     if value + second_value >= THRESHOLD and second_value >= MARGIN:
         return MIXED
@@ -126,12 +137,13 @@ def _label(best: str, share: Samples, second_share: Samples, spread: float) -> s
 
 
 def _share(samples: Samples, images: int) -> Estimate:
-    """Return a share with its interval over images, which a single group of images lacks."""
+    """Return a share with its interval over images; a single group of images has none."""
     value = float(samples[0])
     half = half_width(samples)
     if math.isnan(half):
         return Estimate(value, n=images)
-    # between 0 and 1, or at the share: that of products that cancel each other may lie outside
+    # The interval is cut at 0 and 1. If products cancel each other, a share may lie outside: then
+    # the interval is cut at the share.
     low = max(value - half, min(value, 0.0))
     high = min(value + half, max(value, 1.0))
     return Estimate(value, low, high, images)
@@ -143,7 +155,7 @@ def _test_sides(
     sides: Float[Tensor, "images 2 2"],
     groups: Tensor | None,
 ) -> tuple[dict[str, Estimate], float | None]:
-    """Return the margin of each side that a label names, and the largest one-sided p."""
+    """Return the margin of each side that a label names, and the largest one-sided p-value."""
     margins: dict[str, Estimate] = {}
     p_values = []
     for side, component in _predicted_components(word, shares).items():
@@ -157,9 +169,9 @@ def _test_sides(
 
 
 def _predicted_components(word: str, shares: Mapping[str, float]) -> dict[str, str]:
-    """Return the component of each side that a label names.
+    """Return the component that a label names, for the query and the key.
 
-    The same keys for every query name the component of the key with the larger share.
+    The label "same keys" names a component of the key only: the one with the larger share.
     """
     if word == SAME:
         largest = max((SAME_BY_POSITION, SAME_BY_CONTENT), key=lambda name: shares[name])
@@ -169,8 +181,9 @@ def _predicted_components(word: str, shares: Mapping[str, float]) -> dict[str, s
 
 
 def orders(layout: TokenLayout, count: int, *, seed: int = 0) -> Int[Tensor, "count patches"]:
-    """Return a random order of the patches for each image: the patch at each place."""
-    return uniform(keys(seed, torch.arange(count)), layout.patches, stream=3).argsort(1)
+    """Return a random order of the patches for each image: the patch that moves to each place."""
+    numbers = uniform(keys(seed, torch.arange(count)), layout.patches, stream=_SHUFFLE_STREAM)
+    return numbers.argsort(1)
 
 
 def shuffled(
@@ -185,10 +198,13 @@ def shuffled(
         )
     rows, columns = layout.grid
     height, width = layout.patch_size
+    # as (batch, channels, rows, height, columns, width)
     on_grid = images.unflatten(2, (rows, height)).unflatten(4, (columns, width))
+    # as (batch, patches, channels, height, width)
     patches = on_grid.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
-    numbers = torch.arange(len(images), device=images.device)
-    moved = patches[numbers[:, None], order.to(images.device)]
+    image_numbers = torch.arange(len(images), device=images.device)
+    moved = patches[image_numbers[:, None], order.to(images.device)]
+    # back to (batch, channels, rows, height, columns, width)
     on_grid = moved.unflatten(1, (rows, columns)).permute(0, 3, 1, 4, 2, 5)
     result: Tensor = on_grid.reshape(images.shape)
     return result
@@ -201,18 +217,19 @@ def agreement(
     order: Int[Tensor, "some patches"],
     size: int,
 ) -> dict[int, Sides]:
-    """Return how the logits of the first images agree with those after shuffling, by layer.
+    """Return the correlations of the first images' logits before and after shuffling, by layer.
 
-    Correlations are over all pairs of patches, without the mean over the keys.
+    Correlations are over all pairs of patches. The mean over the keys is subtracted first.
 
-    order: the order of the patches of these images.
-    size: images at a time, at most.
+    order: the order of the patches in each of these images.
+    size: the largest number of images at a time.
     """
     if not layers:
         return {}
     layout = model.layout
     parts: dict[int, list[Tensor]] = {layer: [] for layer in layers}
-    size = min(size, max(1, _AT_ONCE // (len(layers) * 16 * layout.patches**2)))
+    logits_of_image = len(layers) * _MOST_HEADS * layout.patches**2
+    size = min(size, max(1, _AT_ONCE // logits_of_image))
     for start in range(0, len(order), size):
         batch_order = order[start : start + size]
         batch = images[start : start + len(batch_order)].to(model.device)
@@ -235,7 +252,7 @@ def _logits(model: Model, images: Images, layers: Sequence[int]) -> dict[int, Te
         if call.site.layer not in layers:
             return
         geometry = geometry_of(call.site, model)
-        assert geometry is not None  # as the layer has parts
+        assert geometry is not None  # `layers` are those that logits.py could read
         scores = call.precise().at("scores")
         assert scores is not None
         logits = scores[..., geometry.prefix :, geometry.prefix :]
@@ -248,16 +265,18 @@ def _logits(model: Model, images: Images, layers: Sequence[int]) -> dict[int, Te
 
 
 def _correlations(before: Tensor, after: Tensor, order: Int[Tensor, "images patches"]) -> Sides:
-    """Return the correlations of shuffled logits with their predictions.
+    """Return the correlations of shuffled logits with the four predictions.
 
-    Predictions are the logits with rows, and with columns, that stay or move with the patches.
+    before, after (images, heads, query, key): logits of length 1, so a product is a correlation.
     """
-    by_row = order[:, None, :, None].expand_as(before)
-    by_column = order[:, None, None, :].expand_as(before)
+    row_order = order[:, None, :, None].expand_as(before)
+    column_order = order[:, None, None, :].expand_as(before)
+    queries_moved = before.gather(2, row_order)
     by_query = []
-    for rows in (before, before.gather(2, by_row)):
+    for rows in (before, queries_moved):
+        keys_moved = rows.gather(3, column_order)
         by_key = []
-        for predicted in (rows, rows.gather(3, by_column)):
-            by_key.append((predicted * after).sum((-1, -2)))
+        for prediction in (rows, keys_moved):
+            by_key.append((prediction * after).sum((-1, -2)))
         by_query.append(torch.stack(by_key, -1))
     return torch.stack(by_query, -2).cpu()

@@ -1,5 +1,6 @@
 """Three labels for every head: what determines its attention, its pattern, and what it writes."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -39,15 +40,20 @@ from vitlens.pixels import AnyImages, Parts, as_parts, groups_of
 from vitlens.summary import Line, Table
 from vitlens.uncertainty import Estimate, holm
 
-FEWEST: Final = 50  # images with class labels: of fewer, no label for what heads write is tested
-SHUFFLED: Final = 64  # images, the first ones
+FEWEST: Final = 50  # with fewer labelled images, no label for what heads write is tested
+SHUFFLED: Final = 64  # the first images are also shuffled, up to so many
 HeadNumber: TypeAlias = tuple[int, int]  # layer and head
 Progress: TypeAlias = Callable[..., AbstractContextManager[Callable[[int], object]]]
 
 
 @dataclass(frozen=True)
 class HeadName:
-    """One head with its labels; None where it has no such label."""
+    """One head with its labels; a label that was not made is None.
+
+    attends: the query and key components that determine its attention.
+    looks: the pattern of its attention.
+    writes: the classes or attributes that it writes.
+    """
 
     layer: int
     head: int
@@ -77,9 +83,10 @@ class HeadName:
 class HeadNames(Table):
     """Labels of every head of a model.
 
-    images: their number.
-    shuffled: those that were also shuffled.
-    notes: one line for each label that could not be given, or not be tested, to the model's heads.
+    heads: one entry for every head, by layer and head.
+    images: the number of images.
+    shuffled: the number of images that were also shuffled, for the tests.
+    notes: one line for each kind of label that could not be made or not be tested.
     """
 
     heads: tuple[HeadName, ...]
@@ -127,22 +134,23 @@ def name_heads(
     batch_size: int | None = None,
     seed: int = 0,
 ) -> HeadNames:
-    """Return three labels for every head: its components, its pattern, and what it writes.
+    """Return three labels for every head: components, pattern, and concepts that it writes.
 
     The components are those of query and key that determine its attention.
 
     images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes.
     labels: class indices (n,), or "predicted" (None: those of the Split or the class folders).
-    attributes: the attributes of the images, by name (n,), True or False each, that a head may
-        write as it may write a class.
+    attributes: attributes of the images by name, (n,) True or False. A head may write an attribute
+        in the same way as a class.
     masks: (n, height, width) True on the object.
 
     Each label is tested by an intervention. The first two are tested on images with shuffled
     patches: what depends on position stays, what depends on content moves. The third is tested by
-    ablating the head; it names up to three classes where no test separates them. Outputs of heads
-    of all images are kept in memory: a few hundred images are enough. Raises UnsupportedError for a
-    model without attention between tokens, InputError for masks or attributes of another number
-    than images.
+    ablating the head. It names up to three classes if no test separates them.
+
+    Outputs of heads of all images are kept in memory: a few hundred images are enough. Raises
+    UnsupportedError for a model without attention between tokens. Raises InputError if masks or
+    attributes are not as many as images.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -162,11 +170,11 @@ def name_heads(
 class Sample:
     """The images on which heads are labelled.
 
-    labels (n,): columns of the model's logits, None if unknown.
-    attributes: by name (n,), True or False each.
+    labels (n,): class labels, as columns of the model's logits. None if unknown.
+    attributes: attributes by name, (n,) True or False.
     masks: (n, height, width) True on the object.
 
-    Raises InputError for masks or attributes of another number than images.
+    Raises InputError if masks or attributes are not as many as images.
     """
 
     images: Parts
@@ -183,7 +191,7 @@ class Sample:
 
     @property
     def groups(self) -> Tensor | None:
-        """Return the source of each image, None where images are independent."""
+        """Return the source of each image, None if images are independent."""
         return groups_of(self.images)
 
 
@@ -199,22 +207,28 @@ def label_heads(
 ) -> HeadNames:
     """Return the labels of `name_heads`, from images that are read `size` at a time.
 
-    progress: of its loops (words, total).
-    remove: also label what heads write, for which every head is removed.
-    statistics: from which heads are labelled, of more images than these (None: of these).
+    progress: called as progress(words, total) around each loop.
+    remove: True to label also what heads write, by removing every head.
+    statistics: the statistics of heads on more images than the sample (None: those of the sample).
     """
     count = len(sample.images)
     notes = list[str]()
+
+    # the patterns of attention
     if statistics is None:
         with progress("Statistics of heads", count) as advance:
             statistics = _statistics(model, sample, size, advance)
     roles = specialise(statistics)
+
+    # the components that determine attention
     parts: Mapping[int, LayerParts] = {}
     try:
         with progress("Queries and keys", 2 * count) as advance:
             parts = logit_parts(model, sample.images, size, advance)
     except InputError as error:
         notes.append(f"by what heads attend: {error}")
+
+    # the test of both on shuffled patches
     test = _Shuffling()
     layout = model.anatomy.layout
     if layout is None or tuple(layout.image_size) != tuple(model.input_size):
@@ -223,6 +237,9 @@ def label_heads(
         )
     else:
         test = _shuffling(model, sample, list(parts), size, seed, progress)
+    attends = _attends(model, sample, parts, test)
+
+    # what heads write, tested by removing them
     written: Mapping[HeadNumber, Writes] = {}
     if remove:
         try:
@@ -231,7 +248,7 @@ def label_heads(
                 notes.append(_note_on(rare, sample.groups))
         except (InputError, UnsupportedError) as error:
             notes.append(f"what heads write: {error}")
-    attends = _attends(model, sample, parts, test)
+
     heads = []
     for site in layers_of(model):
         labels = roles.head_labels[site.layer]
@@ -252,10 +269,10 @@ def _statistics(
     advance: Callable[[int], object],
     order: Tensor | None = None,
 ) -> Statistics:
-    """Return the statistics of heads on the images.
+    """Return the statistics of heads on all images, or on the first ones with shuffled patches.
 
-    order (some, patches): the order of the patches of the first images, the only measured ones, and
-        of their masks; None for all images as they are.
+    order (some, patches): the order of patches in the first images and their masks. Only these
+        images are measured. None for all images as they are.
     """
     groups = sample.groups
     if groups is not None and order is not None:
@@ -269,7 +286,8 @@ def _statistics(
         if order is not None:
             images = shuffled(images, model.layout, order[rows])
         if order is not None and masks is not None:
-            masks = shuffled(masks[:, None].float(), model.layout, order[rows])[:, 0] > 0.5
+            moved_masks = shuffled(masks[:, None].float(), model.layout, order[rows])
+            masks = moved_masks[:, 0] > 0.5  # True or False again after a change of size
         stream.add(images, masks=masks)
         advance(len(images))
     return stream.result()
@@ -277,11 +295,11 @@ def _statistics(
 
 @dataclass(frozen=True)
 class _Shuffling:
-    """Measurements on the first images with shuffled patches; none by default.
+    """Measurements on the first images with shuffled patches. By default there are none.
 
-    images: their number.
-    sides: agreement of the logits by layer.
-    roles: labels of heads on the shuffled images.
+    images: the number of shuffled images.
+    sides: the correlations of logits before and after shuffling, by layer; see `agreement`.
+    roles: the patterns of heads on the shuffled images.
     """
 
     images: int = 0
@@ -297,7 +315,10 @@ def _shuffling(
     seed: int,
     progress: Progress,
 ) -> _Shuffling:
-    """Return the measurements on shuffled patches; layers: those with parts of their logits."""
+    """Measure the first images with shuffled patches.
+
+    layers: the layers with logits that were cut into parts.
+    """
     images = min(SHUFFLED, len(sample.images))
     order = orders(model.layout, images, seed=seed)
     with progress("Shuffled patches", 2 * images) as advance:
@@ -310,7 +331,10 @@ def _shuffling(
 def _attends(
     model: Model, sample: Sample, parts: Mapping[int, LayerParts], test: _Shuffling
 ) -> dict[HeadNumber, AttendsBy]:
-    """Return the components that determine each head's attention, tests corrected over heads."""
+    """Return the components that determine each head's attention.
+
+    The tests are corrected over heads by Holm's method.
+    """
     groups = None if sample.groups is None else sample.groups[: test.images]
     labels = {}
     for layer, layer_parts in parts.items():
@@ -329,10 +353,10 @@ def _attends(
 def _looks(head: OfHead, label: HeadLabel, images: int, test: _Shuffling) -> LooksRow:
     """Return the pattern of a head's attention, tested on shuffled patches.
 
-    images: from which the label is.
+    images: the number of images behind the label.
     """
     score = Estimate(label.score, n=images, unit="")
-    if label.low == label.low:  # else NaN: one image
+    if not math.isnan(label.low):  # NaN for one image, which has no interval
         score = Estimate(label.score, label.low, label.high, images, "")
     row = LooksRow(
         model=head.model, layer=head.layer, head=head.head, word=label.label, score=score
@@ -342,7 +366,7 @@ def _looks(head: OfHead, label: HeadLabel, images: int, test: _Shuffling) -> Loo
     samples = test.roles.samples[head.layer][label.label][:, head.head]
     value = float(samples[0])
     half = half_width(samples)
-    if half != half:  # NaN: one image
+    if math.isnan(half):  # one image has no interval
         return replace(row, moved=Estimate(value, n=test.images, unit=""))
     low = max(value - half, 0.0)
     high = min(value + half, 1.0)
@@ -360,7 +384,11 @@ def _note_on(rare: Sequence[str], groups: Tensor | None) -> str:
 
 
 class _Scores(NamedTuple):
-    """Scores (images, heads, concepts) of heads for concepts; truth (images, concepts)."""
+    """Scores of heads for concepts, and the images that have the concepts.
+
+    scores (images, heads, concepts): what each head adds to the concept in each image.
+    truth (images, concepts): True for images with the concept.
+    """
 
     scores: Tensor
     truth: Tensor
@@ -369,7 +397,7 @@ class _Scores(NamedTuple):
 def _writes(
     model: Model, sample: Sample, size: int, seed: int, progress: Progress
 ) -> tuple[dict[HeadNumber, Writes], list[str]]:
-    """Return what each head writes, and the attributes that are too rare to be tested."""
+    """Return what each head writes, and the names of attributes that are too rare to be tested."""
     model.require_classifier()
     require_heads(model)
     images = sample.images
@@ -388,7 +416,7 @@ def _writes(
             f"expected a class or an attribute that {FEWEST_OF_CONCEPT} {kind} have and "
             f"{FEWEST_OF_CONCEPT} lack, found none"
         )
-    blocks_of(model)  # or what the classifier reads of a head is not known
+    blocks_of(model)  # raises an error if what the classifier reads of a head is unknown
     units = units_of(model, kinds=["head"])
     parts = []
     if concepts.classes:
@@ -439,9 +467,9 @@ def _scores_of_classes(
 
 
 def _outputs(model: Model, images: Parts, units: Sequence[Unit], size: int) -> Tensor:
-    """Return the output of every head (images, heads, width).
+    """Return the output of every head, (images, heads, width).
 
-    It is the mean over the tokens that the classifier reads.
+    It is the mean over the tokens that the classifier reads: CLS, or all tokens.
     """
     layout = model.anatomy.layout
     cls = () if layout is None else layout.positions("cls")

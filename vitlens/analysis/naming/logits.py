@@ -1,15 +1,17 @@
-"""Query and key components of attention logits.
+"""Query and key components of attention logits, the bi-orthogonal decomposition of Doshi 2026.
 
-The decomposition is the bi-orthogonal one of Doshi 2026.
+A query is the sum of three parts:
+- mean: the mean of all queries of the image;
+- position: the mean over images of what is left, at each position;
+- content: the rest.
 
-A query is the sum of three parts: the mean of its image's queries; what its position adds, the mean
-over images of what is left; and the rest, its content. A key is the sum of position and content, as
-the softmax removes its mean over a row. The logits are the sum of the products of these parts.
+A key is the sum of position and content only, because the softmax does not depend on the mean of
+the keys. The logits are the sum of the products of these parts.
 
-The share of a product is its covariance with the logits over their variance, both over the keys of
-a row, summed over queries and images: shares add up to 1. The two products of the mean query
-together, query-independent components, are orthogonal to the others: theirs is a share of the
-variance.
+The share of a product is its covariance with the logits, divided by their variance. Both are over
+the keys of a row, summed over queries and images, so the shares add up to 1. The two products of
+the mean query do not depend on the query. Together they are orthogonal to the other products, so
+their share is a true share of the variance.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +34,7 @@ from vitlens.pixels import Parts, groups_of
 
 SAME_BY_POSITION: Final = "same keys by position"
 SAME_BY_CONTENT: Final = "same keys by content"
-PRODUCTS: Final = {  # of the query's part and the key's
+PRODUCTS: Final = {  # the part of the query, then the part of the key
     SAME_BY_POSITION: ("mean", "position"),
     SAME_BY_CONTENT: ("mean", "content"),
     "position to position": ("position", "position"),
@@ -40,18 +42,19 @@ PRODUCTS: Final = {  # of the query's part and the key's
     "content to position": ("content", "position"),
     "content to content": ("content", "content"),
 }
-FEWEST: Final = 8  # images: of fewer, position cannot be separated from content
-UNIFORM: Final = 0.1  # nats: logits that spread less over the keys of a row leave attention uniform
-_TINY: Final = 1e-30
+FEWEST: Final = 8  # with fewer images, position cannot be separated from content
+UNIFORM: Final = 0.1  # nats; if logits spread less over the keys of a row, attention is uniform
+_TINY: Final = 1e-30  # avoids a division by 0
 
 
 @dataclass(frozen=True)
 class LayerParts:
     """The products of query and key of one layer.
 
-    geometry: the geometry of its tokens.
-    shares (samples, heads, products): over all images, then without each group of them.
-    spread (heads,): the standard deviation of the logits of a row, nats.
+    geometry: the geometry of the layer's tokens.
+    shares (samples, heads, products): the share of each product, on all images, then without each
+        group of images.
+    spread (heads,): the standard deviation of the logits over the keys of a row, in nats.
     """
 
     geometry: Geometry
@@ -64,10 +67,11 @@ def logit_parts(
 ) -> Mapping[int, LayerParts]:
     """Return the parts of the attention logits between patches, by layer.
 
-    Layers are included in which each patch attends to each. Their scores must be products of
-    queries and keys, with a bias that is the same for all images, or without one. Images pass
-    twice, `size` at a time: for the means of queries and keys at each position, then for the
-    products. Raises InputError for fewer than FEWEST images.
+    A layer is included if every patch attends to every patch, and if scores are products of queries
+    and keys. A bias of the scores must be the same for all images.
+
+    Images pass twice, `size` at a time: for the means of queries and keys at each position, then
+    for the products. Raises InputError for fewer than FEWEST images.
     """
     if len(images) < FEWEST:
         raise InputError(
@@ -79,7 +83,7 @@ def logit_parts(
     else:
         numbers = sources.cpu().unique(return_inverse=True)[1]
     groups = numbers % GROUPS
-    layers_of(model)  # the passes that survey the layers are not counted
+    layers_of(model)  # survey the layers now: the passes below then count images only
     sums: dict[int, _Sums] = {}
     for collect in (_add_to_means, _add_products):
         for start in range(0, len(images), size):
@@ -97,13 +101,13 @@ def _nothing() -> Tensor:
 
 @dataclass
 class _Sums:
-    """Sums over the images of one layer.
+    """Sums over images for one layer.
 
-    bias: the bias of its logits (heads, query, key), or 0.
-    usable: False where queries and keys do not make up the logits.
-    images: the number of images of the first pass.
-    queries, keys (heads, patches, width): sums of the queries (scaled) and keys of patches, each
-        without its mean over the patches.
+    bias (heads, query, key): the bias of the logits, 0 without one.
+    usable: False if the logits are not products of queries and keys.
+    images: the number of images in the first pass.
+    queries, keys (heads, patches, width): sums of scaled queries and of keys of patches. The mean
+        over the patches is subtracted for each image.
     products (groups, heads, products): sums of the covariances.
     """
 
@@ -123,9 +127,10 @@ def _take(
     groups: Tensor,
     call: AttentionCall,
 ) -> None:
-    """Collect the queries and keys of a call, where they make up its logits.
+    """Collect the queries and keys of a call if its logits are their products.
 
-    groups (batch,): the source of each image.
+    collect: adds scaled queries and keys of patches to the sums of the layer.
+    groups (batch,): the group of each image.
     """
     site = call.site
     geometry = geometry_of(call.site, model)
@@ -146,19 +151,19 @@ def _take(
 
 
 def _bias_between(bias: Tensor | None, patches: slice) -> Tensor | None:
-    """Return the bias of the logits between patches, 0 without one.
+    """Return the bias of the logits between patches, (heads, query, key); 0 without one.
 
-    None for a mask, or where it differs between images.
+    The result is None for a mask, or if the bias differs between images.
     """
     if bias is None:
         return torch.zeros(())
-    # an axis of length 1 holds for all queries, or for all keys
-    on_queries = bias[..., patches, :] if bias.shape[-2] > 1 else bias
-    between = on_queries[..., patches] if bias.shape[-1] > 1 else on_queries
-    if bias.dtype == torch.bool or not bool((between == between[:1]).all()):
+    # an axis of length 1 is broadcast over all queries, or over all keys
+    of_patch_queries = bias[..., patches, :] if bias.shape[-2] > 1 else bias
+    between_patches = of_patch_queries[..., patches] if bias.shape[-1] > 1 else of_patch_queries
+    if bias.dtype == torch.bool or not bool((between_patches == between_patches[:1]).all()):
         return None
-    first = between[0].cpu()
-    return first[None] if first.dim() == 2 else first
+    of_all_images = between_patches[0].cpu()
+    return of_all_images[None] if of_all_images.dim() == 2 else of_all_images
 
 
 def _add_to_means(layer: _Sums, queries: Tensor, keys: Tensor, _groups: Tensor) -> None:
@@ -194,16 +199,15 @@ def covariances(
     query_position: Float[Tensor, "heads patches width"],
     key_position: Float[Tensor, "heads patches width"],
 ) -> Float[Tensor, "images heads products"]:
-    """Return the sum over queries and keys of each product times the logits.
+    """Return the covariance of each product with the logits, summed over queries and keys.
 
-    Both are without their mean over the keys; the sum over products is that of the squared logits.
+    The mean over the keys is subtracted from both. The sum of the result over products is the sum
+    of the squared logits.
 
-    query_position, key_position: what the positions of queries and keys add, the means over all
-        images of queries and keys without their means over the patches.
-    bias: what the model adds to the products, the same for all images.
-
-    The part of it that all queries share belongs to the positions of keys, the rest to position and
-    position.
+    bias: what the model adds to the products, the same for all images. The part of it that all
+        queries share belongs to "same keys by position", the rest to "position to position".
+    query_position, key_position: the position parts of queries and keys: the means over all images,
+        after subtracting each image's mean over the patches.
     """
     keys = keys - keys.mean(2, keepdim=True)
     bias = bias - bias.mean(-1, keepdim=True)
@@ -215,8 +219,10 @@ def covariances(
         "content": queries - mean - query_position,
     }
     key_parts = {"position": key_position.expand_as(keys), "content": keys - key_position}
-    # sum over i, j of (a_i . b_j) (q_i . k_j) = sum over u, v of (sum over i of a_iu q_iv) (sum
-    # over j of b_ju k_jv)
+    # For parts a of the queries q, and b of the keys k:
+    # sum over i, j of (a_i . b_j) (q_i . k_j)
+    # = sum over u, v of (sum over i of a_iu q_iv) (sum over j of b_ju k_jv).
+    # So matrices (width, width) are enough, without any of the patches x patches.
     query_sums = {name: part.transpose(-1, -2) @ queries for name, part in query_parts.items()}
     key_sums = {name: part.transpose(-1, -2) @ keys for name, part in key_parts.items()}
     products = {}
@@ -229,18 +235,16 @@ def covariances(
             )
             products[name] = products[name] + with_bias
         shared = bias.mean(-2, keepdim=True).expand_as(bias)
-        for name, part in (
-            (SAME_BY_POSITION, shared),
-            ("position to position", bias - shared),
-        ):
+        bias_parts = {SAME_BY_POSITION: shared, "position to position": bias - shared}
+        for name, part in bias_parts.items():
             products[name] = products[name] + _with_logits(part, bias, queries, keys)
     return torch.stack([products[name] for name in PRODUCTS], -1)
 
 
 def _with_logits(part: Tensor, bias: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-    """Return the sum over queries and keys of a part of the bias times the logits.
+    """Return the sum over queries and keys of a part of the bias times the logits, (images, heads).
 
-    The shape is (images, heads).
+    The logits are the products of queries and keys, plus the bias.
     """
     with_products: Tensor = torch.einsum("hij,nhid,nhjd->nh", part, queries, keys)
     return with_products + (part * bias).sum((-1, -2))

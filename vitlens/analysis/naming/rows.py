@@ -25,9 +25,11 @@ class AttendsRow(OfHead):
 
     word: the label: "same keys", a product, "uniform" (no differences between keys), "mixed" or "no
         single pattern".
-    best, next: the two largest parts of the logits' variance.
-    spread: the standard deviation of the logits of a row.
-    stays: on the least certain side of the label, None without a test.
+    best, share: the product with the largest share of the logits' variance, and this share.
+    next, next_share: the product with the second largest share, and this share.
+    spread: the standard deviation of the logits over the keys of a row.
+    stays: the margin of the test, for the query or the key, where it is smaller. None without a
+        test.
     holds: True if the test confirms the label, after Holm's correction over heads.
     """
 
@@ -54,9 +56,10 @@ class AttendsRow(OfHead):
 class LooksRow(OfHead):
     """The pattern of the head's attention.
 
-    moved: the score on images with shuffled patches, and masks shuffled alike.
-    holds: True if the pattern still explains most of the attention there, None without a test or
-        without a single pattern.
+    word: the label of the pattern.
+    moved: the score on images with shuffled patches, with masks in the same order.
+    holds: True if the pattern still explains most of the attention on these images. None without a
+        test or a single pattern.
     """
 
     word: str = col("looks at")
@@ -71,17 +74,18 @@ class LooksRow(OfHead):
 class WritesRow(OfHead):
     """The classes or attributes (concepts) that the head writes.
 
-    word: the concepts in `alike`, None if there are none or too many.
-    best: the concept of the highest AUC that is above chance, else of the highest.
+    lost, others_lost, margin and p are None without a label.
+
+    word: the label: the concepts in `alike`, None if there are none or too many.
+    best: the concept of the highest AUC. If an AUC is above chance, only such concepts count.
     auc: the AUC of `best`, with DeLong's interval.
     control: the largest AUC of any head for concepts that are assigned to the images at random.
     state: the result of the ablation test.
-    lost, others_lost: points of accuracy that the images with and without the concepts of the label
-        lose without the head.
-    margin: how much more the log-odds of the class label fall in the former.
-    p: the p-value of the margin, after Holm's correction over heads; the last four are None without
-        a label.
-    alike: the best concept and those with an AUC that is not significantly lower, empty if no AUC
+    lost: points of accuracy that images with the concepts of the label lose without the head.
+    others_lost: points of accuracy that the other images lose.
+    margin: how much more the log-odds of the class label fall in images with the concepts.
+    p: p-value of the margin, after Holm's correction over heads.
+    alike: the best concept and those with an AUC that is not significantly lower. Empty if no AUC
         is above chance.
     """
 

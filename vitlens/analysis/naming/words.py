@@ -5,7 +5,7 @@ from typing import Final
 
 from vitlens.analysis.heads.registry import FAULTY, MIXED, UNLABELLED
 
-SAME: Final = "same keys"  # whichever patch is the query
+SAME: Final = "same keys"  # for every query
 EVENLY: Final = "uniform"
 DEAD: Final = "dead"
 # results of removing a head
@@ -55,9 +55,9 @@ def describe_labels(
 ) -> str:
     """Return the three labels of a head in one line.
 
-    holds, looks_hold: True if the first and the second label hold on shuffled patches, None without
-        a test.
-    state: one of STATES, None where no head was removed.
+    attends, looks, writes: the labels, None for a label that the head does not have.
+    holds, looks_hold: True if `attends` and `looks` hold on shuffled patches, None without a test.
+    state: the result of removing the head, one of STATES. None if no head was removed.
     """
     clauses = []
     if attends is not None:

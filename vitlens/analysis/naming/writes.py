@@ -1,17 +1,18 @@
 """What each head writes: the classes or attributes that it separates best, tested by ablation.
 
-"Concept" means a class or an attribute of the images. The score of a class is what the head adds
-to its logit directly, above the mean over all classes of the model. The score of an attribute is a
-projection of the head's output: on the difference of means of the images with and without it. These
-means are taken from the other half of the images. The area under the ROC curve (AUC) of the score
-measures how well the head separates the images with the concept from all others (INVERT, Bykov
-2023). The label names the concept of the highest AUC, and those with AUCs that are not
-significantly lower. If there are more than MOST of them, the head gets no label. The label holds
-if, without the head, the log-odds of the class label fall more in images with these concepts than
-in the others.
+"Concept" means a class or an attribute of the images. A head has a score for each concept:
+- for a class, what the head adds directly to its logit, minus the mean over all classes;
+- for an attribute, the projection of the head's output on a direction. The direction is the
+  difference of the mean outputs with and without the attribute, in the other half of the images.
 
-Images that share a source (a group) are not independent. Variances of AUCs sum over sources
-(Obuchowski 1997), tests against chance use the mean score of each source, and a permutation moves
+The area under the ROC curve (AUC) of the score measures how well the head separates the images with
+the concept from all others (INVERT, Bykov 2023). The label names the concept of the highest AUC,
+and those with AUCs that are not significantly lower. If there are more than MOST, the head gets no
+label. The label holds if removing the head lowers the log-odds of the class label more in images
+with these concepts than in the others.
+
+Images that share a source (a group) are not independent. So variances of AUCs sum over sources
+(Obuchowski 1997), and tests against chance use the mean score of each source. A permutation moves
 all images of a source.
 """
 
@@ -31,12 +32,13 @@ from vitlens.analysis.naming.words import CORRELATES, MATTERS, NOTHING, SEVERAL,
 from vitlens.resampling import by_group
 from vitlens.uncertainty import Estimate, holm, mean_points, welch, wilson
 
-LEVEL: Final = 0.05  # of a test, after Holm's correction
-FEWEST: Final = 5  # sources of images with a concept, and without it
-# concepts in a label: a head that separates more of them equally well writes none in particular
+LEVEL: Final = 0.05  # significance level of a test, after Holm's correction
+FEWEST: Final = 5  # a tested concept has at least so many sources of images, and as many lack it
+# most concepts in a label: a head that separates more equally well writes none in particular
 MOST: Final = 3
-PERMUTATIONS: Final = 20  # of the concepts of the images: the control
-LEAST: Final = 0.1  # nats of log-odds: a head does not matter to a concept that loses less
+PERMUTATIONS: Final = 20  # random assignments of concepts to images, as the control
+# nats of log-odds: if a concept's images lose less without a head, the head does not matter to it
+LEAST: Final = 0.1
 
 Scores = Float[Tensor, "images heads concepts"]
 Truth = Bool[Tensor, "images concepts"]  # True for images with the concept
@@ -49,9 +51,9 @@ Members = NDArray[np.bool_]  # (images,): True for images with one concept
 class Writes(WritesRow):
     """What one head writes, with the numbers of each image.
 
-    scores (n,): what the head adds to the best concept.
-    falls (n,): what the image loses without the head, nats of log-odds.
-    points (n,): what it loses in points of accuracy.
+    scores (n,): the head's score for its best concept.
+    falls (n,): the fall of the log-odds of the class label without the head, in nats.
+    points (n,): the loss of accuracy without the head, in points.
     """
 
     scores: Tensor = field(repr=False)
@@ -64,10 +66,10 @@ class Separation:
     """How well every head separates the images with each concept from the others.
 
     area (heads, concepts): the AUC.
-    influences (sources, heads, concepts): the part of each source of images in its error, with the
-        variance as the sum of squares.
-    freedom (concepts,): degrees of freedom of the standard error.
-    p (heads, concepts): the p-value of an AUC of at most 0.5, one-sided, before any correction.
+    influences (sources, heads, concepts): how far each source of images moves the AUC. The sum of
+        their squares over sources is DeLong's variance of the AUC.
+    freedom (concepts,): degrees of freedom of the AUC's standard error.
+    p (heads, concepts): one-sided p-value of an AUC of at most 0.5, before any correction.
     """
 
     area: Table
@@ -78,30 +80,32 @@ class Separation:
     def interval(self, head: int, concept: int, images: int) -> Estimate:
         """Return an AUC with its 95 % interval, DeLong's on the logit scale.
 
-        The logit scale keeps it within 0 and 1. If the AUC is 0 or 1, its variance is 0: the
-        interval is then Wilson's of no or all successes among the sources of the rarer side.
+        The logit scale keeps the interval within 0 and 1. At an AUC of 0 or 1 the variance is 0.
+        The interval is then Wilson's, for none or all of the sources on the rarer side. That is the
+        side, with or without the concept, that has fewer sources.
         """
         from scipy import stats
         from scipy.special import expit, logit
 
         value = float(self.area[head, concept])
-        error = float(np.linalg.norm(self.influences[:, head, concept]))
-        sources = int(self.freedom[concept]) + 1
+        freedom = self.freedom[concept]
         if value in (0.0, 1.0):
-            bounds = wilson(round(value) * sources, sources)
+            rarer_side = int(freedom) + 1
+            bounds = wilson(round(value) * rarer_side, rarer_side)
             return Estimate(value, bounds.low, bounds.high, images, "")
-        logit_error = error / (value * (1 - value))  # by the delta method
-        half_width = float(stats.t.ppf(0.975, self.freedom[concept])) * logit_error
+        error = float(np.linalg.norm(self.influences[:, head, concept]))
+        # delta method: the error of logit(value) is error / (value (1 - value))
+        half_width = float(stats.t.ppf(0.975, freedom)) * error / (value * (1 - value))
         middle = float(logit(value))
         low = float(expit(middle - half_width))
         high = float(expit(middle + half_width))
         return Estimate(value, low, high, images, "")
 
-    def p_equal_areas(self, head: int, concept: int, best: int) -> float:
+    def p_of_equal_aucs(self, head: int, concept: int, best: int) -> float:
         """Return the p-value of equal AUCs of a head for two concepts (DeLong 1988, paired).
 
-        The test is two-sided, because the best concept was chosen for its AUC. The p-value is 1 if
-        the AUC of the best concept is not higher.
+        It is two-sided, because the best concept was chosen for its AUC. It is 1 if the AUC of
+        `best` is not higher.
         """
         from scipy import stats
 
@@ -111,34 +115,34 @@ class Separation:
         influences = self.influences[:, head, best] - self.influences[:, head, concept]
         error = float(np.linalg.norm(influences))
         freedom = min(self.freedom[best], self.freedom[concept])
-        return 2 * float(stats.t.sf(gap / max(error, np.finfo(float).tiny), freedom))
+        smallest_error = np.finfo(float).tiny  # avoids a division by 0
+        return 2 * float(stats.t.sf(gap / max(error, smallest_error), freedom))
 
-    def alike(self, head: int, is_clear: NDArray[np.bool_]) -> list[int]:
-        """Return a head's best clear concept, and the concepts that it separates equally well.
+    def best_concepts(self, head: int, is_clear: NDArray[np.bool_]) -> list[int]:
+        """Return a head's best clear concept, then its rivals from the highest AUC to the lowest.
 
-        The AUCs of the latter are not significantly lower. They need only an uncorrected p-value
-        below LEVEL to be above chance. Without that, a concept of few images, which no test
-        excludes, would join every label.
+        A rival's AUC is not significantly lower than that of the best concept. A rival must also be
+        above chance itself, but without the correction for many tests: a concept of few images,
+        which no test tells from the best, must not join every label.
 
-        is_clear (concepts,): True if the AUC is above chance after correction.
+        is_clear (concepts,): True if the AUC is above chance after the correction.
         """
-        order = np.argsort(-self.area[head], kind="stable").tolist()
-        clear = [concept for concept in order if is_clear[concept]]
+        descending = np.argsort(-self.area[head], kind="stable").tolist()
+        clear = [concept for concept in descending if is_clear[concept]]
         if not clear:
             return []
         best = clear[0]
         concepts = [best]
-        for rival in order:
-            is_above_chance = self.p[head, rival] <= LEVEL
-            if rival == best or not is_above_chance:
+        for rival in descending:
+            if rival == best or self.p[head, rival] > LEVEL:
                 continue
-            if self.p_equal_areas(head, rival, best) > LEVEL:
+            if self.p_of_equal_aucs(head, rival, best) > LEVEL:
                 concepts.append(rival)
         return concepts
 
 
 def separation(scores: Scores, truth: Truth, groups: Groups | None) -> Separation:
-    """Return how well heads separate the images with each concept from the others.
+    """Measure how well heads separate the images with each concept from the others.
 
     groups: the source of each image.
     """
@@ -151,13 +155,14 @@ def separation(scores: Scores, truth: Truth, groups: Groups | None) -> Separatio
         has = truth[:, concept].numpy()
         sources_with = source_count(truth[:, concept], groups)
         sources_without = source_count(~truth[:, concept], groups)
-        area, above, below = placements(values, has)
-        # the squares of the influences, summed over sources, are DeLong's variance of the AUC
+        area, placements_with, placements_without = placements(values, has)
+        # (images, heads): the squares of their sums over sources add up to DeLong's variance
         influence = np.empty_like(values)
-        influence[has] = (above - area) / len(above) * _sample_factor(sources_with)
-        influence[~has] = (below - area) / len(below) * _sample_factor(sources_without)
+        influence[has] = _influence(placements_with, area, sources_with)
+        influence[~has] = _influence(placements_without, area, sources_without)
+        source_influences, _ = by_group(influence, groups)
         areas.append(area)
-        influences.append(by_group(influence, groups)[0])
+        influences.append(source_influences)
         freedom.append(min(sources_with, sources_without) - 1)
         p_values.append(_p_of_chance(values, has, groups))
     return Separation(
@@ -168,17 +173,18 @@ def separation(scores: Scores, truth: Truth, groups: Groups | None) -> Separatio
     )
 
 
-def _sample_factor(count: int) -> float:
-    """Return the factor from deviations of a mean to those of an unbiased variance (Bessel)."""
-    return float(np.sqrt(count / (count - 1)))
+def _influence(image_placements: Table, area: Table, sources: int) -> Table:
+    """Return how far each image of one side moves the AUC, the mean of these placements."""
+    bessel = float(np.sqrt(sources / (sources - 1)))  # for an unbiased variance
+    return (image_placements - area) / len(image_placements) * bessel
 
 
 def placements(values: Table, has: Members) -> tuple[Table, Table, Table]:
     """Return the AUC of each column of values (images, heads), and DeLong's placements.
 
-    The placements are of the images on both sides. The placement of an image with the concept is
-    the share of the others that it is above; of one without, the share of those with the concept
-    that are above it. Ties count half.
+    The second result has a placement for each image with the concept: the share of the images
+    without it that have a lower value. The third has one for each image without the concept: the
+    share of the images with it that have a higher value. Ties count half.
     """
     from scipy.stats import rankdata
 
@@ -191,33 +197,35 @@ def placements(values: Table, has: Members) -> tuple[Table, Table, Table]:
 
 
 def _p_of_chance(values: Table, has: Members, groups: Groups | None) -> Table:
-    """Return the one-sided p of an AUC of at most 0.5, by Mann and Whitney's test.
+    """Return the one-sided p-value of an AUC of at most 0.5, by Mann and Whitney's test.
 
-    It compares the mean scores of sources.
+    The test compares the mean scores of sources.
     """
     from scipy import stats
 
     if groups is not None:
-        # a source may have images on both sides
+        # A source may have images with and without the concept: it then has two means. Odd parts
+        # hold the images with the concept, and np.unique lists parts in the order of by_group.
         parts = 2 * _source_numbers(len(values), groups) + has
         sums, counts = by_group(values, parts)
         values = sums / counts[:, None]
         has = np.unique(parts) % 2 == 1
     count = len(has)
     count_with = int(has.sum())
-    spread = np.sqrt((count + 1) / (12 * count_with * (count - count_with)))
+    count_without = count - count_with
+    error = np.sqrt((count + 1) / (12 * count_with * count_without))  # of the AUC under chance
     area, _, _ = placements(values, has)
-    p: Table = stats.norm.sf((area - 0.5) / spread)
+    p: Table = stats.norm.sf((area - 0.5) / error)
     return p
 
 
 def of_halves(
     outputs: Float[Tensor, "images heads width"], truth: Truth, groups: Groups | None
 ) -> Scores:
-    """Return the projection of every output on a difference of means.
+    """Return the projection of every output on the difference of means for each concept.
 
-    The means are over the images of the other half with the concept, and without it. Outputs are
-    centred in their half.
+    The images are cut into two halves. The means, with and without the concept, are over the other
+    half, so no image takes part in its direction. Outputs are centred in their half.
     """
     scores = outputs.new_zeros(*outputs.shape[:2], truth.shape[1])
     for concept in range(truth.shape[1]):
@@ -233,56 +241,70 @@ def of_halves(
 
 
 def balanced_half(has: Bool[Tensor, " images"], groups: Groups | None) -> Bool[Tensor, " images"]:
-    """Return the images of every other source, ordered by the share of images with the concept.
+    """Return True for the images of every other source.
 
-    Of a concept with FEWEST sources on either side both halves then have images with it and without
-    it.
+    Sources are ordered by their share of images with the concept. If FEWEST sources have the
+    concept and FEWEST lack it, both halves have images with it and without it.
     """
     sources = _source_numbers(len(has), groups)
-    sums, counts = by_group(has.double().numpy(), sources)
-    order = np.argsort(-sums / counts, kind="stable")
-    is_chosen = np.zeros(len(order), dtype=bool)
-    is_chosen[order[::2]] = True
-    return torch.from_numpy(is_chosen[sources])
+    images_with, counts = by_group(has.double().numpy(), sources)
+    descending = np.argsort(-images_with / counts, kind="stable")
+    is_source_chosen = np.zeros(len(descending), dtype=bool)
+    is_source_chosen[descending[::2]] = True
+    return torch.from_numpy(is_source_chosen[sources])
 
 
 def at_random(
     scores: Scores, truth: Truth, groups: Groups | None, *, seed: int, draws: int = PERMUTATIONS
 ) -> float:
-    """Return the largest AUC of any head for any concept when the concepts of sources are permuted.
+    """Return the largest AUC of any head for any concept, with concepts permuted over sources.
 
-    It is the largest over all draws.
+    In each draw, every source receives the concepts of one image of a random source. The result is
+    the largest AUC over all draws, at least 0.5.
     """
     from scipy.stats import rankdata
 
     generator = np.random.default_rng(seed)
-    source_of_image = _source_numbers(len(truth), groups)
-    ranks = rankdata(scores.double().numpy(), axis=0)
+    sources = _source_numbers(len(truth), groups)
+    ranks = rankdata(scores.double().numpy(), axis=0)  # (images, heads, concepts)
     largest = 0.5
     for _ in range(draws):
-        # every image of a source gets the concepts of one random image of another source
-        order = generator.permutation(len(truth))
-        sources, first_places = np.unique(source_of_image[order], return_index=True)
-        random_image_of_source = order[first_places]
-        donor_of_source = generator.permutation(len(sources))
-        donor_of_image = donor_of_source[source_of_image]
-        has = truth.numpy()[random_image_of_source[donor_of_image]]
+        random_images = _random_image_of_each_source(sources, generator)
+        donors = generator.permutation(len(random_images))  # (sources,): whose concepts it receives
+        donor_images = random_images[donors[sources]]  # (images,)
+        has = truth.numpy()[donor_images]  # (images, concepts)
         with_concept = has.sum(0)
         without = len(has) - with_concept
         is_used = (with_concept > 0) & (without > 0)
+        # the AUC is (rank sum of the images with the concept - its minimum) / (number of pairs)
         rank_sums = np.einsum("nt,nht->ht", has, ranks)[:, is_used]
         smallest_sums = (with_concept * (with_concept + 1) / 2)[is_used]
-        area = (rank_sums - smallest_sums) / (with_concept * without)[is_used]
+        pairs = (with_concept * without)[is_used]
+        area = (rank_sums - smallest_sums) / pairs
         largest = max(largest, float(area.max(initial=0)))
     return largest
 
 
+def _random_image_of_each_source(
+    sources: NDArray[np.intp], generator: np.random.Generator
+) -> NDArray[np.intp]:
+    """Return the index of a random image of source 0, 1, ...; sources (images,)."""
+    shuffled_images = generator.permutation(len(sources))
+    # the first image of each source in the shuffled order
+    _, first_places = np.unique(sources[shuffled_images], return_index=True)
+    return np.asarray(shuffled_images[first_places])
+
+
 def balanced_means(scores: Scores, truth: Truth) -> Float[Tensor, "heads concepts"]:
-    """Return the mean score of every head for each concept, half the weight on images with it."""
+    """Return the mean score of every head for each concept.
+
+    Images with the concept have half of the weight, and the others the other half.
+    """
     exact = scores.double()
     has = truth.double()
+    lacks = 1 - has
     mean_with = torch.einsum("nht,nt->ht", exact, has) / has.sum(0)
-    mean_without = torch.einsum("nht,nt->ht", exact, 1 - has) / (1 - has).sum(0)
+    mean_without = torch.einsum("nht,nt->ht", exact, lacks) / lacks.sum(0)
     return (mean_with + mean_without) / 2
 
 
@@ -291,8 +313,10 @@ def without_opposites(
 ) -> list[int]:
     """Return a head's concepts without those that are the negation of another one.
 
-    Two such concepts are one contrast: of two classes the AUCs are equal. The one that the head
-    pushes up more stays, by `balanced_means`.
+    Two such concepts are one contrast, e.g. the two classes of binary data, which have equal AUCs.
+    The one that the head pushes up more stays.
+
+    pushes: the head's `balanced_means`.
     """
     remaining: list[int] = []
     for concept in sorted(concepts, key=lambda concept: -float(pushes[concept])):
@@ -314,21 +338,21 @@ def writes(
 ) -> list[Writes]:
     """Return what every head writes.
 
-    outcomes: without each of the heads, in their order.
-    control: see at_random.
-    groups (n,): the source of each image; images of one source count as one in tests and intervals.
+    outcomes: the results of removing each of the heads, in their order.
+    control: the largest AUC by chance, from `at_random`.
+    groups (n,): the source of each image; images of one source count as one in every test and
+        interval.
     """
     separated = separation(scores, truth, groups)
-    alike = _best_concepts(separated, scores, truth)
-    losses = _losses(alike, truth, outcomes, groups)
+    best_concepts = _best_concepts(separated, scores, truth)
+    losses = _losses(best_concepts, truth, outcomes, groups)
     p_values = [loss.p for loss in losses.values()]
     p_holm = dict(zip(losses, holm(p_values) if p_values else ()))
     results = []
     for index, head in enumerate(heads):
-        concept_numbers = alike[index]
-        best = int(separated.area[index].argmax())
-        if concept_numbers:
-            best = concept_numbers[0]
+        concept_numbers = best_concepts[index]
+        # without a concept above chance, the one of the highest AUC is shown
+        best = concept_numbers[0] if concept_numbers else int(separated.area[index].argmax())
         names = tuple(concepts[number] for number in concept_numbers)
         result = Writes(
             model=head.model,
@@ -361,19 +385,24 @@ def writes(
 
 
 def _best_concepts(separated: Separation, scores: Scores, truth: Truth) -> list[list[int]]:
-    """Return the concepts that each head separates best, none without an AUC above chance."""
+    """Return the concepts that each head separates best; none if no AUC is above chance."""
+    # one correction over all heads and concepts
     p_holm = np.reshape(holm(separated.p.ravel().tolist()), separated.p.shape)
     is_clear = p_holm <= LEVEL
     pushes = balanced_means(scores, truth)
     by_head = []
     for head in range(len(is_clear)):
-        concepts = separated.alike(head, is_clear[head])
+        concepts = separated.best_concepts(head, is_clear[head])
         by_head.append(without_opposites(concepts, truth, pushes[head]))
     return by_head
 
 
 class _Loss(NamedTuple):
-    """The losses without one head; see WritesRow. p: one-sided, before Holm's correction."""
+    """The losses without one head.
+
+    lost, others_lost, margin: as in WritesRow.
+    p: one-sided p-value of the margin, before Holm's correction.
+    """
 
     lost: Estimate
     others_lost: Estimate
@@ -382,27 +411,28 @@ class _Loss(NamedTuple):
 
 
 def _losses(
-    alike: Sequence[Sequence[int]], truth: Truth, outcomes: Outcomes, groups: Groups | None
+    best_concepts: Sequence[Sequence[int]], truth: Truth, outcomes: Outcomes, groups: Groups | None
 ) -> dict[int, _Loss]:
     """Return the losses of images with and without a head's concepts, by the index of the head.
 
-    Heads with no concept or too many are left out, and concepts that too few sources lack.
+    A head is left out if it has no concept or more than MOST. It is also left out if too few
+    sources lack its concepts, so that there is nothing to compare with.
     """
     falls = outcomes.delta_log_odds
     points = outcomes.delta_accuracy
     losses = {}
-    for head, concepts in enumerate(alike):
-        has = truth[:, concepts].any(-1)
-        if not 0 < len(concepts) <= MOST or source_count(~has, groups) < FEWEST:
+    for head, concepts in enumerate(best_concepts):
+        has_any = truth[:, concepts].any(-1)
+        if not 0 < len(concepts) <= MOST or source_count(~has_any, groups) < FEWEST:
             continue
         margin, two_sided = welch(
-            means_by_source(falls[head], has, groups),
-            means_by_source(falls[head], ~has, groups),
+            means_by_source(falls[head], has_any, groups),
+            means_by_source(falls[head], ~has_any, groups),
             unit="nats",
         )
         losses[head] = _Loss(
-            lost=_mean_of(points[head], has, groups),
-            others_lost=_mean_of(points[head], ~has, groups),
+            lost=_mean_of(points[head], has_any, groups),
+            others_lost=_mean_of(points[head], ~has_any, groups),
             margin=margin,
             p=two_sided / 2 if margin.value > 0 else 1 - two_sided / 2,
         )
@@ -414,7 +444,7 @@ def _mean_of(points: Tensor, rows: Bool[Tensor, " images"], groups: Groups | Non
 
 
 def means_by_source(values: Tensor, rows: Bool[Tensor, " images"], groups: Groups | None) -> Table:
-    """Return the mean value of each source, over these images of it."""
+    """Return the mean value of each source over those of its images that `rows` selects."""
     sums, counts = by_group(values[rows].numpy(), None if groups is None else groups[rows])
     return sums / counts
 
@@ -427,16 +457,18 @@ def _source_numbers(images: int, groups: Groups | None) -> NDArray[np.intp]:
 
 
 def source_count(rows: Bool[Tensor, " images"], groups: Groups | None) -> int:
-    """Return the number of sources of these images."""
+    """Return the number of sources of the images that `rows` selects."""
     return int(rows.sum()) if groups is None else len(groups[rows].unique())
 
 
 class Concepts(NamedTuple):
     """The classes and attributes that are tested.
 
-    classes: by number.
-    attributes: by name; of each, FEWEST sources have an image with it, and FEWEST one without.
-    rare: the other attributes.
+    For each of them, FEWEST sources have an image with it, and FEWEST have an image without it.
+
+    classes: numbers of the tested classes.
+    attributes: names of the tested attributes.
+    rare: names of the other attributes.
     """
 
     classes: list[int]

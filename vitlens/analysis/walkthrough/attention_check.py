@@ -1,8 +1,8 @@
-"""`vitlens.check_attention`: a student's own attention compared with the reference.
+"""`vitlens.check_attention`: a student's attention layer compared with the reference.
 
-The layer is run on random tokens and compared with attention that is computed by hand from its
-weights, right and with each of the usual mistakes (attention_variants.py). The first variant with
-the same output says what the layer computes.
+The layer is run on random tokens. Its output is compared with attention that is computed by hand
+from its weights: correctly, then with each of the usual mistakes (attention_variants.py). The first
+variant with the same output says what the layer computes.
 """
 
 import copy
@@ -27,17 +27,19 @@ from vitlens.analysis.walkthrough.attention_variants import (
 )
 from vitlens.errors import InputError, first_line
 
+# The random tokens. Batch, heads and tokens differ in number, so that exchanged axes are noticed.
 _BATCH: Final = 2
+_HEADS: Final = 3  # if a function takes (batch, heads, tokens, head_dim)
 _TOKENS: Final = 5
-_HEAD_DIM: Final = 8  # of a function
-_DIM: Final = 32  # of a layer that does not say
-_HEADS: Final = 3  # of queries, keys and values that a function takes as (batch, heads, ..)
-_SPREAD: Final = 2.0  # standard deviation of scores, with which variants are told apart
-_LARGEST_FACTOR: Final = 30.0  # of the tokens, to reach that spread
-_CLOSE: Final = 1e-4  # of the largest value
-_DRAWS: Final = 400  # passes in training mode
-_ERRORS: Final = 6.0  # standard errors, beyond which two means differ
-_HUGE: Final = 1e3  # times the values: the output of a mask that is added after the softmax
+_HEAD_DIM: Final = 8  # tokens of a function, which has no weights that fix their width
+_DIM: Final = 32  # tokens of a layer without linear maps that fix their width
+_SPREAD: Final = 2.0  # standard deviation of scores at which variants differ clearly
+_LARGEST_FACTOR: Final = 30.0  # on tokens, for layers with weights near 0
+_CLOSE: Final = 1e-4  # tolerance of equal outputs, as a part of the largest value
+_DRAWS: Final = 400  # passes in training mode, to see the mean effect of dropout
+_ERRORS: Final = 6.0  # two means differ if they are more standard errors apart
+# outputs so many times larger than without a mask come from -1e9 or so, added after the softmax
+_HUGE: Final = 1e3
 
 _SCALES: Final = {
     "none": "The scores are not divided by √{dim}: multiply q·k by 1/√{dim} before the softmax.",
@@ -75,7 +77,12 @@ _MASKS: Final = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One check. passed: None where it could not be made; says: what was found, in a sentence."""
+    """The result of one check.
+
+    check: the name of the check.
+    passed: None if the check could not be made.
+    says: the result in a sentence.
+    """
 
     check: str
     passed: bool | None
@@ -131,12 +138,11 @@ def check_attention(
     """Compare an attention layer or function with the reference and name the likely mistakes.
 
     module: takes (q, k, v[, mask]) or (x[, mask]), each (batch, tokens, dim), and returns the
-        output or (output, weights).
-    dim, heads: of a layer that does not say.
+        output or (output, weights). It is copied and stays as it is.
+    dim: the width of its tokens, if its weights do not show it.
+    heads: the number of its heads, if no attribute of it gives the number.
 
-    The module is copied: it stays as it is.
-
-    Raises InputError for what cannot be called so.
+    Raises InputError if the module cannot be called in this way.
 
     >>> import torch, vitlens
     >>> vitlens.check_attention(lambda q, k, v: (q @ k.mT).softmax(-1) @ v).passed
@@ -149,12 +155,16 @@ def check_attention(
 
 
 class _Layer:
-    """A copy of the student's layer, and how it is called.
+    """A copy of the student's layer, its inputs, and its output for them.
 
-    takes: "x" or "qkv".
-    mask: the name of its argument for a mask, "" for none.
-    inputs: the inputs of queries, keys and values.
-    candidates: its linear maps, as they may be meant.
+    module: the copy, in evaluation mode, or the function.
+    takes: "x" if it takes one tensor of tokens, "qkv" if it takes three.
+    mask: the name of its argument for a mask, "" if it takes none.
+    tokens_first: True if it takes (tokens, batch, dim) instead of (batch, tokens, dim).
+    inputs: random tokens for queries, keys and values.
+    candidates: its linear maps, once for each way to read them.
+    has_weights: True if it has any parameters.
+    output, weights: what it returns for the inputs, weights None if it returns none.
     """
 
     def __init__(
@@ -181,6 +191,7 @@ class _Layer:
         except InputError:
             if self.takes == "x" or isinstance(module, nn.Module):
                 raise
+            # a function may expect heads that are already split
             self.inputs = self._draw_inputs((_BATCH, _HEADS, _TOKENS, width))
             self.output, self.weights = self()
 
@@ -203,27 +214,42 @@ class _Layer:
             inputs = [torch.randn(shape) for _ in range(3)]
         if not self.candidates:
             return inputs
-        query, key = self.candidates[0].query, self.candidates[0].key
-        queries = inputs[0].double() @ query.weight.T
-        keys = inputs[1].double() @ key.weight.T
+        queries = inputs[0].double() @ self.candidates[0].query.weight.T
+        keys = inputs[1].double() @ self.candidates[0].key.weight.T
         spread = (queries @ keys.mT / math.sqrt(queries.shape[-1])).std()
-        # scores grow with the square of the tokens
+        # scores grow with the square of the tokens, so the factor on tokens is a square root
         factor = (_SPREAD / spread.clamp_min(1e-6)).sqrt().clamp_max(_LARGEST_FACTOR)
         return [float(factor) * part for part in inputs]
 
     def __call__(
         self, inputs: Sequence[Tensor] | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return output and weights, None where none are returned.
+        """Return output and weights of the layer, weights None if it returns none.
 
-        Raises InputError for a call that fails and for an answer without a tensor.
+        Raises InputError if the call fails, or if the answer contains no tensor.
         """
         arguments = list(self.inputs if inputs is None else inputs)
+        if self.takes == "x":
+            arguments = arguments[:1]
         if self.tokens_first:
             arguments = [part.transpose(0, 1) for part in arguments]
+        shape = arguments[0].shape
+        tensors = self._call(arguments, mask)
+        # the output is the first tensor of the shape of the input
+        output = next((part for part in tensors if part.shape == shape), tensors[0])
+        weights = None
+        for part in tensors:
+            if part is not output and part.shape[-2:] == (_TOKENS, _TOKENS):
+                weights = part
+        if self.tokens_first and output.shape == shape:
+            output = output.transpose(0, 1)
+        return output, weights
+
+    def _call(self, arguments: Sequence[Tensor], mask: Tensor | None) -> list[Tensor]:
+        """Return all tensors in the layer's answer."""
         options = {} if mask is None else {self.mask: mask}
         try:
-            answer = self.module(*arguments[: 1 if self.takes == "x" else 3], **options)
+            answer = self.module(*arguments, **options)
         except Exception as error:
             raise InputError(
                 "expected module(q, k, v[, mask]) or module(x[, mask]) for tokens of shape "
@@ -236,25 +262,18 @@ class _Layer:
                 "expected an output, or (output, weights), as tensors, found "
                 f"{type(answer).__name__}"
             )
-        output = next((part for part in tensors if part.shape == arguments[0].shape), tensors[0])
-        weights = None
-        for part in tensors:
-            if part is not output and part.shape[-2:] == (_TOKENS, _TOKENS):
-                weights = part
-        if self.tokens_first and output.shape == arguments[0].shape:
-            output = output.transpose(0, 1)
-        return output, weights
+        return tensors
 
 
 def _signature(module: nn.Module | Callable[..., Any]) -> tuple[Literal["x", "qkv"], str]:
-    """Return what a layer takes, and the name of its argument for a mask, "" for none."""
+    """Return which tokens a layer takes, and the name of its argument for a mask ("" for none)."""
     called = module.forward if isinstance(module, nn.Module) else module
     try:
         parameters = inspect.signature(called).parameters.values()
-    except (TypeError, ValueError):  # of a function in C, such as PyTorch's own
+    except (TypeError, ValueError):  # a function in C, e.g. scaled_dot_product_attention
         return "qkv", "attn_mask"
     names = []
-    needed = []
+    required = []
     masks = []
     for parameter in parameters:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -264,18 +283,23 @@ def _signature(module: nn.Module | Callable[..., Any]) -> tuple[Literal["x", "qk
         elif parameter.kind != parameter.KEYWORD_ONLY:
             names.append(parameter.name)
             if parameter.default is parameter.empty:
-                needed.append(parameter.name)
+                required.append(parameter.name)
     if not names:
         raise InputError(
             "expected module(q, k, v[, mask]) or module(x[, mask]), found one without arguments"
         )
-    has_three = len(names) >= 3 and (len(needed) >= 3 or names[0].lower().startswith("q"))
-    return "qkv" if has_three else "x", masks[0] if masks else ""
+    # a third argument with a default may be an option of self-attention, unless the first is q
+    takes_three = len(names) >= 3 and (len(required) >= 3 or names[0].lower().startswith("q"))
+    return "qkv" if takes_three else "x", masks[0] if masks else ""
 
 
 @dataclass(frozen=True)
 class _Match:
-    """The variant that has the layer's output, with its linear maps; weights: of the variant."""
+    """The variant that has the layer's output.
+
+    projections: the linear maps with which it has, None for a function without weights.
+    weights: the variant's attention weights (batch, heads, query, key).
+    """
 
     variant: Variant
     projections: Projections | None
@@ -283,7 +307,7 @@ class _Match:
 
 
 def _findings(layer: _Layer) -> Iterator[Finding]:
-    """Yield the checks of a layer."""
+    """Yield the results of all checks of a layer."""
     shape = tuple(layer.inputs[2].shape)
     if tuple(layer.output.shape) != shape:
         yield Finding(
@@ -302,16 +326,17 @@ def _findings(layer: _Layer) -> Iterator[Finding]:
         )
         yield Finding("dropout", False, says)
         return
-    match = _match(layer)
+    match = _find_match(layer)
     if match is not None:
-        yield from _of_match(layer, match)
+        yield from _describe_match(layer, match)
     else:
         yield _describe_mismatch(layer)
-        yield from _of_behaviour(layer)
+        yield _check_batch(layer)
+        yield _check_permutation(layer)
     if layer.weights is not None:
-        yield _rows(layer.weights)
-    yield _mask(layer, match)
-    yield _dropout(layer)
+        yield _check_rows(layer.weights)
+    yield _check_mask(layer, match)
+    yield _check_dropout(layer)
 
 
 def _is_close(first: Tensor, second: Tensor) -> bool:
@@ -320,22 +345,22 @@ def _is_close(first: Tensor, second: Tensor) -> bool:
     return float((first - second).abs().max()) <= _CLOSE * float(second.abs().max())
 
 
-def _match(layer: _Layer) -> _Match | None:
+def _find_match(layer: _Layer) -> _Match | None:
     """Return the variant with the fewest mistakes that has the layer's output."""
     inputs = [part.double() for part in layer.inputs]
-    readings: Sequence[Projections | None] = layer.candidates
+    candidates: Sequence[Projections | None] = layer.candidates
     if not layer.has_weights:
-        readings = (None,)
+        candidates = (None,)
     for variant in variants():
-        for projections in readings:
+        for projections in candidates:
             answer = attend(inputs, projections, variant)
             if answer is not None and _is_close(layer.output.double(), answer[0]):
                 return _Match(variant, projections, answer[1])
     return None
 
 
-def _of_match(layer: _Layer, match: _Match) -> Iterator[Finding]:
-    """Yield what the variant with the layer's output says of it."""
+def _describe_match(layer: _Layer, match: _Match) -> Iterator[Finding]:
+    """Yield a finding for each step of attention, right or wrong as in the matched variant."""
     variant = match.variant
     projections = match.projections
     width = layer.inputs[0].shape[-1]
@@ -343,43 +368,47 @@ def _of_match(layer: _Layer, match: _Match) -> Iterator[Finding]:
     if projections is not None:
         width = len(projections.query.weight)
         heads = projections.heads
-    dim = width if variant.split == "whole" else width // heads
-    words = {"dim": dim, "width": width}
-    if variant.scale == "head":
-        says = f"The scores are divided by √{dim}, the width of a head."
-        yield Finding("scale", True, says)
-    else:
-        yield Finding("scale", False, _SCALES[variant.scale].format(**words))
+    widths = {"dim": width if variant.split == "whole" else width // heads, "width": width}
+    yield _check_scale(variant, widths)
     if variant.axis == "keys":
         yield Finding("softmax", True, "The softmax runs over the keys: each row sums to 1.")
     else:
         yield Finding("softmax", False, _AXES[variant.axis])
-    if variant.order == "qkv":
-        yield Finding("order", True, "Queries, keys and values have their places.")
-    elif variant.order == "qkk":
-        says = "The weights multiply the keys. Multiply them with the values."
-        yield Finding("order", False, says)
-    elif variant.order == "kqv":
-        says = (
-            "Queries and keys are exchanged: the scores are k·q. Compute q @ k.transpose(-2, -1)."
-        )
-        yield Finding("order", False, says)
-    else:
-        says = (
-            f"Queries, keys and values are exchanged: they are used in the order {variant.order}."
-        )
-        yield Finding("order", False, says)
+    yield _check_order(variant)
     if projections is not None:
-        yield _heads(variant, heads, words)
+        yield _check_heads(variant, heads, widths)
         if projections.output is not None:
-            yield _projection(variant)
+            yield _check_projection(variant)
     if layer.weights is not None:
         yield _check_returned_weights(layer.weights, match.weights)
 
 
-def _heads(variant: Variant, heads: int, words: dict[str, int]) -> Finding:
+def _check_scale(variant: Variant, widths: dict[str, int]) -> Finding:
+    if variant.scale == "head":
+        says = f"The scores are divided by √{widths['dim']}, the width of a head."
+        return Finding("scale", True, says)
+    return Finding("scale", False, _SCALES[variant.scale].format(**widths))
+
+
+def _check_order(variant: Variant) -> Finding:
+    if variant.order == "qkv":
+        return Finding("order", True, "Queries, keys and values have their places.")
+    if variant.order == "qkk":
+        says = "The weights multiply the keys. Multiply them with the values."
+    elif variant.order == "kqv":
+        says = (
+            "Queries and keys are exchanged: the scores are k·q. Compute q @ k.transpose(-2, -1)."
+        )
+    else:
+        says = (
+            f"Queries, keys and values are exchanged: they are used in the order {variant.order}."
+        )
+    return Finding("order", False, says)
+
+
+def _check_heads(variant: Variant, heads: int, widths: dict[str, int]) -> Finding:
     if variant.split in _SPLITS:
-        return Finding("heads", False, _SPLITS[variant.split].format(**words))
+        return Finding("heads", False, _SPLITS[variant.split].format(**widths))
     if variant.merge == "reshape":
         says = (
             "The heads are joined without the transpose, which mixes tokens. Transpose "
@@ -388,11 +417,11 @@ def _heads(variant: Variant, heads: int, words: dict[str, int]) -> Finding:
         return Finding("heads", False, says)
     noun = "head" if heads == 1 else "heads"
     return Finding(
-        "heads", True, f"{heads} {noun} of {words['dim']} numbers, cut and joined right."
+        "heads", True, f"{heads} {noun} of {widths['dim']} numbers, cut and joined right."
     )
 
 
-def _projection(variant: Variant) -> Finding:
+def _check_projection(variant: Variant) -> Finding:
     if variant.projected:
         return Finding("projection", True, "The output projection is applied to the joined heads.")
     says = "The layer has an output projection and does not use it. Return proj(output)."
@@ -400,8 +429,11 @@ def _projection(variant: Variant) -> Finding:
 
 
 def _check_returned_weights(weights: Tensor, expected: Tensor) -> Finding:
-    """Check whether the weights that a layer returns are those that it uses."""
-    # per head, their mean over heads, or of one head without its axis
+    """Check that the weights that a layer returns are those that it uses.
+
+    expected: the weights that it uses, (batch, heads, query, key).
+    """
+    # a layer may return all heads, their mean, or (batch, query, key) if it has one head
     forms = (expected, expected.mean(1), expected[:, 0])
     if any(_is_close(weights.double(), form) for form in forms):
         return Finding("weights", True, "The weights that it returns are those that it uses.")
@@ -409,7 +441,7 @@ def _check_returned_weights(weights: Tensor, expected: Tensor) -> Finding:
 
 
 def _describe_mismatch(layer: _Layer) -> Finding:
-    """Return why the values are not compared, or that they are of no variant that is known here."""
+    """Say why the values cannot be compared, or how far they are from the reference."""
     if layer.has_weights and not layer.candidates:
         return Finding(
             "values",
@@ -429,8 +461,8 @@ def _describe_mismatch(layer: _Layer) -> Finding:
     )
 
 
-def _of_behaviour(layer: _Layer) -> Iterator[Finding]:
-    """Yield what must hold for attention of any weights."""
+def _check_batch(layer: _Layer) -> Finding:
+    """Check that the output of the first sequence does not depend on the other sequences."""
     changed = []
     for part in layer.inputs:
         other = part.clone()
@@ -438,24 +470,26 @@ def _of_behaviour(layer: _Layer) -> Iterator[Finding]:
         changed.append(other)
     output, _ = layer(changed)
     if _is_close(output[:1], layer.output[:1]):
-        yield Finding("batch", True, "The output of a sequence depends on no other of the batch.")
-    else:
-        says = "The output of a sequence depends on the others of the batch. Do not mix the batch."
-        yield Finding("batch", False, says)
+        return Finding("batch", True, "The output of a sequence depends on no other of the batch.")
+    says = "The output of a sequence depends on the others of the batch. Do not mix the batch."
+    return Finding("batch", False, says)
+
+
+def _check_permutation(layer: _Layer) -> Finding:
+    """Check that permuted tokens give permuted outputs, as for any attention without positions."""
     order = torch.randperm(_TOKENS)
     output, _ = layer([part[..., order, :] for part in layer.inputs])
     if _is_close(output, layer.output[..., order, :]):
-        yield Finding("tokens", True, "Permuted tokens give permuted outputs.")
-    else:
-        says = (
-            "Permuted tokens do not give permuted outputs. Either a reshape mixes tokens, or the "
-            "layer has positions or a mask."
-        )
-        yield Finding("tokens", None, says)
+        return Finding("tokens", True, "Permuted tokens give permuted outputs.")
+    says = (
+        "Permuted tokens do not give permuted outputs. Either a reshape mixes tokens, or the "
+        "layer has positions or a mask."
+    )
+    return Finding("tokens", None, says)
 
 
-def _rows(weights: Tensor) -> Finding:
-    """Check whether each row of the weights sums to one."""
+def _check_rows(weights: Tensor) -> Finding:
+    """Check that each row of the weights sums to one."""
     rows = weights.sum(-1)
     if _is_close(rows, torch.ones_like(rows)) and float(weights.min()) >= 0:
         return Finding("rows", True, "Each row of the weights sums to 1.")
@@ -467,7 +501,19 @@ def _rows(weights: Tensor) -> Finding:
     return Finding("rows", False, says)
 
 
-def _forms(allowed: Bool[Tensor, "query key"]) -> Iterator[tuple[str, Tensor]]:
+@dataclass(frozen=True)
+class _Masked:
+    """A mask in one form that the layer takes, with the layer's output under it.
+
+    words: the meaning of the mask's values.
+    """
+
+    words: str
+    mask: Tensor
+    output: Tensor
+
+
+def _mask_forms(allowed: Bool[Tensor, "query key"]) -> Iterator[tuple[str, Tensor]]:
     """Yield a mask in each form that layers take, with its meaning in words."""
     added = torch.zeros(allowed.shape).masked_fill(~allowed, -torch.inf)
     forms = (
@@ -477,31 +523,27 @@ def _forms(allowed: Bool[Tensor, "query key"]) -> Iterator[tuple[str, Tensor]]:
         ("True where a query may not attend", ~allowed),
     )
     for words, mask in forms:
+        # for the scores of all sequences, (batch, query, key) or (batch, heads, query, key)
         yield words, mask
         yield words, mask.expand(_BATCH, *mask.shape)
         yield words, mask.expand(_BATCH, 1, *mask.shape)
 
 
-def _masked_outputs(
-    layer: _Layer, allowed: Bool[Tensor, "query key"], inputs: Sequence[Tensor] | None = None
-) -> list[tuple[str, Tensor]]:
-    """Return the outputs under a mask in each form that the layer takes.
-
-    inputs: in place of the layer's.
-    """
-    outputs = []
-    for words, mask in _forms(allowed):
+def _masked_outputs(layer: _Layer, allowed: Bool[Tensor, "query key"]) -> list[_Masked]:
+    """Return the outputs under a mask, one for each form of it that the layer takes."""
+    results = []
+    for words, mask in _mask_forms(allowed):
         try:
-            output, _ = layer(inputs, mask)
+            output, _ = layer(mask=mask)
         except InputError:
             continue
         if output.shape == layer.output.shape:
-            outputs.append((words, output))
-    return outputs
+            results.append(_Masked(words, mask, output))
+    return results
 
 
-def _mask(layer: _Layer, match: _Match | None) -> Finding:
-    """Check whether a mask hides keys, or which usual mistake has the same effect."""
+def _check_mask(layer: _Layer, match: _Match | None) -> Finding:
+    """Check that a mask hides keys, or name the mistake that has the same effect."""
     if match is not None and match.variant.causal:
         says = (
             "Later tokens are masked, though no mask was given. That is right for text and wrong "
@@ -516,18 +558,34 @@ def _mask(layer: _Layer, match: _Match | None) -> Finding:
     outputs = _masked_outputs(layer, allowed)
     if not outputs:
         return Finding("mask", None, "Not checked: no mask of the usual forms was taken.")
-    for words, output in outputs:
-        if _is_right(layer, match, allowed, words, output):
-            return Finding("mask", True, f"Masked keys have no weight; the mask is {words}.")
-    uses: Sequence[MaskUse] = ("after", "zero", "queries", "weak") if match else ()
-    for use in uses:
-        for _, output in outputs:
-            if _is_close(output.double(), _with_mask(layer, match, allowed, use)):
-                return Finding("mask", False, _MASKS[use])
-    if all(_is_close(output, layer.output) for _, output in outputs):
+    for masked in outputs:
+        if match is None:
+            is_right = _hides_later_tokens(layer, masked)
+        else:
+            is_right = _is_close(masked.output.double(), _with_mask(layer, match, allowed, "right"))
+        if is_right:
+            return Finding("mask", True, f"Masked keys have no weight; the mask is {masked.words}.")
+    return _name_mask_mistake(layer, match, allowed, outputs)
+
+
+def _name_mask_mistake(
+    layer: _Layer,
+    match: _Match | None,
+    allowed: Bool[Tensor, "query key"],
+    outputs: Sequence[_Masked],
+) -> Finding:
+    """Say which mistake explains the outputs under masks, none of which is right."""
+    mistakes: Sequence[MaskUse] = ("after", "zero", "queries", "weak")
+    if match is not None:
+        for mistake in mistakes:
+            expected = _with_mask(layer, match, allowed, mistake)
+            if any(_is_close(masked.output.double(), expected) for masked in outputs):
+                return Finding("mask", False, _MASKS[mistake])
+    if all(_is_close(masked.output, layer.output) for masked in outputs):
         return Finding("mask", False, _MASKS["ignored"])
     largest = float(layer.output.abs().max())
-    for _, output in outputs:
+    for masked in outputs:
+        output = masked.output
         if not bool(output.isfinite().all()) or float(output.abs().max()) > _HUGE * largest:
             says = (
                 "The mask is added after the softmax, which gives infinite or huge outputs. Add it "
@@ -537,45 +595,32 @@ def _mask(layer: _Layer, match: _Match | None) -> Finding:
     return Finding("mask", False, "Tokens that a mask hides still change the output.")
 
 
-def _is_right(
-    layer: _Layer,
-    match: _Match | None,
-    allowed: Bool[Tensor, "query key"],
-    form: str,
-    output: Tensor,
-) -> bool:
-    """Return True if an output is that of the layer under the mask in one of its forms.
+def _hides_later_tokens(layer: _Layer, masked: _Masked) -> bool:
+    """Return True if the first token's output does not depend on later tokens under the mask.
 
-    Without a match, return True if only the first query, which attends to itself, does not depend
-    on the other tokens.
+    The mask lets the first query attend to itself only. The outputs of later tokens must change.
     """
-    if match is not None:
-        return _is_close(output.double(), _with_mask(layer, match, allowed, "right"))
     changed = [part.clone() for part in layer.inputs]
     for part in changed:
         part[..., 1:, :] = torch.randn_like(part[..., 1:, :])
-    # masks of one form differ in shape only, and have the same effect
-    changed_output = dict(_masked_outputs(layer, allowed, changed)).get(form)
-    if changed_output is None:
-        return False
-    first_is_equal = _is_close(changed_output[..., :1, :], output[..., :1, :])
-    rest_is_equal = _is_close(changed_output[..., 1:, :], output[..., 1:, :])
-    return first_is_equal and not rest_is_equal
+    output, _ = layer(changed, masked.mask)
+    is_first_equal = _is_close(output[..., :1, :], masked.output[..., :1, :])
+    are_others_equal = _is_close(output[..., 1:, :], masked.output[..., 1:, :])
+    return is_first_equal and not are_others_equal
 
 
 def _with_mask(
-    layer: _Layer, match: _Match | None, allowed: Bool[Tensor, "query key"], use: MaskUse
+    layer: _Layer, match: _Match, allowed: Bool[Tensor, "query key"], use: MaskUse
 ) -> Tensor:
     """Return the output of the matched variant under a mask that is used in this way."""
-    assert match is not None
     inputs = [part.double() for part in layer.inputs]
     answer = attend(inputs, match.projections, match.variant, allowed, use)
-    assert answer is not None
+    assert answer is not None  # as the variant matched without a mask
     return answer[0]
 
 
-def _dropout(layer: _Layer) -> Finding:
-    """Check whether dropout, which is off in evaluation, keeps the mean in training."""
+def _check_dropout(layer: _Layer) -> Finding:
+    """Check that dropout, which is off in evaluation, keeps the mean in training."""
     if not isinstance(layer.module, nn.Module):
         return Finding("dropout", None, "Not checked: a function has no training mode.")
     layer.module.train()
@@ -586,8 +631,8 @@ def _dropout(layer: _Layer) -> Finding:
     outputs = torch.stack([layer()[0] for _ in range(_DRAWS)]).double()
     layer.module.eval()
     error = outputs.std(0) / math.sqrt(_DRAWS)
-    off = (outputs.mean(0) - layer.output).abs() / error.clamp_min(1e-9)
-    if float(off.max()) > _ERRORS:
+    deviation_in_errors = (outputs.mean(0) - layer.output).abs() / error.clamp_min(1e-9)
+    if float(deviation_in_errors.max()) > _ERRORS:
         says = (
             "The mean output in training is not that in evaluation. Apply dropout to the weights "
             "after the softmax, and divide what remains by (1 - p), as nn.Dropout does: a factor "

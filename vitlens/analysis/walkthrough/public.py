@@ -68,13 +68,16 @@ _LISTED: Final = (
 
 @dataclass(frozen=True)
 class Permutation:
-    """The patches in another order, with or without positions, which stay in place.
+    """A run with the patches in another order, compared with the run in the original order.
 
-    difference: the largest between the permuted run's patches, after the last block, and the same
-        permutation of the plain run's.
-    logits: the largest difference between both runs' logits.
-    largest: the largest value of the patches.
-    permuted: the permuted run's logits.
+    Position embeddings stay in place, or are left out of both runs.
+
+    positions: True if both runs have position embeddings.
+    difference: the largest difference between the permuted run's patches after the last block and
+        the other run's patches, put into the same order.
+    logits: the largest difference between the logits of both runs.
+    largest: the largest value of the patches after the last block.
+    permuted: the logits of the permuted run.
     """
 
     positions: bool
@@ -86,7 +89,10 @@ class Permutation:
 
 @dataclass(frozen=True)
 class Changed:
-    """The model with one change; difference: the largest from the logits of the unchanged model."""
+    """The model's logits with one change.
+
+    difference: the largest difference from the logits of the unchanged model.
+    """
 
     change: Change
     logits: Logits
@@ -97,7 +103,10 @@ class Changed:
 class Entropies:
     """Entropy of every head's attention weights in nats, mean over queries and images.
 
-    NaN where there is no head. unscaled: without the division by sqrt(head_dim).
+    Both tables have NaN where there is no head.
+
+    scaled: entropy with the model's scores.
+    unscaled: entropy if scores are not divided by sqrt(head_dim).
     """
 
     scaled: Float[Tensor, "layers heads"]
@@ -109,32 +118,32 @@ class Walkthrough(Summary):
     """One head of one layer on one image, step by step; tensors on the CPU, without a batch axis.
 
     layer, head: counted from 0.
-    layers: the layers of the model, blocks without attention included.
+    layers: the number of blocks of the model, including those without attention.
     heads: the number of heads of the layer.
     scale: the factor of the scores, 1/sqrt(head_dim).
-    query: the position of the followed token, the one that the classifier reads, or the patch in
-        the middle.
-    key: the patch to which it attends most.
+    query: the position of the query that is followed. It is CLS, or the patch in the middle of a
+        model without CLS.
+    key: the position of the patch that the query attends to most.
 
-    embedding: the patch embedding, None for a model that cuts patches without one convolution.
-    positions: added to it, None where they are not one fixed vector for each patch.
+    embedding: the patch embedding, None if the model does not cut patches by one convolution.
+    positions: the position embeddings of the patches, None if they are not fixed vectors.
     input: the residual stream that enters the block.
-    normed: the input of its attention.
-    queries, keys, values: of the head.
-    products: q kᵀ.
-    scores: scaled.
-    weights: after the softmax.
-    unscaled: the weights without scaling.
+    normed: the input of the block's attention.
+    queries, keys, values: the queries, keys and values of the head.
+    products: the products q kᵀ.
+    scores: the scaled products.
+    weights: the attention weights, after the softmax.
+    unscaled: the attention weights if the products are not scaled.
     outputs: the outputs of the head.
-    projected: its part of the output projection.
-    head_norms: the norm of each head's part, by token.
-    attention, mlp, after: outputs of the attention, the MLP and the block.
+    projected: the outputs of the head after its part of the output projection.
+    head_norms: the norm of the projected output of each head, by token.
+    attention, mlp, after: the outputs of the attention, the MLP and the block.
 
-    checks: each step against the model's.
-    entropies: the entropies of all heads.
-    permutations: with patches in another order.
-    changed: the model with one change each.
-    order: the order of the permuted patches.
+    checks: the comparison of each step with the model.
+    entropies: the entropies of all heads of the model.
+    order: the random order of patches in `permutations`.
+    permutations: runs with the patches in that order.
+    changed: runs of the model with one change each.
     logits: the logits of the unchanged model.
     """
 
@@ -192,13 +201,15 @@ def walkthrough(
 
     images: one image (1, 3, height, width) in [0, 1], or any form of one that `vitlens.images`
         takes.
-    layer, head: from 0 (None: the middle layer, the head with the least entropy of its weights).
-    seed: the seed of the permutation.
+    layer: the number of the layer, from 0 (None: the middle layer).
+    head: the number of the head, from 0 (None: the head with the lowest mean entropy).
+    seed: the seed of the permutation of patches.
 
-    Each of `.checks` holds the largest difference of a step from the model's; `.permutations` and
-    `.changed` are results of the model without positions, scaling and CLS. Raises UnsupportedError
-    for a model in which not all tokens attend to all tokens (a CNN, Swin), InputError for another
-    number of images and for a layer or head that is not there.
+    Each of `.checks` holds the largest difference of a step from the model's result.
+    `.permutations` and `.changed` are results of the model without positions, scaling and CLS.
+
+    Raises UnsupportedError for a model in which not all tokens attend to all tokens (a CNN, Swin).
+    Raises InputError for another number of images, and for a layer or head that does not exist.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -240,7 +251,7 @@ def require_walkthrough(model: Model) -> None:
 def _find_layer(model: Model, number: int | None) -> Layer:
     """Return the layer of that number, by default the one in the middle.
 
-    Raises InputError where there is none.
+    Raises InputError for a layer in which not all tokens attend to all tokens.
     """
     tokens = model.layout.tokens
     possible = {}
@@ -270,15 +281,16 @@ def _walk(model: Model, image: Images, layer: Layer, head: int | None, seed: int
     order = order.to(image.device)
     last = _last_residual(model)
     permutations: tuple[Permutation, ...] = ()
-    patches = None  # without positions
+    bare_patches = None  # patches without positions
     if embedding is not None and positions is not None:
-        patches = embedding.convolved
-        permutations = tuple(_permutations(model, image, last, patches, positions, order))
+        bare_patches = embedding.convolved
+        permutations = tuple(_permutations(model, image, last, bare_patches, positions, order))
     entropies, scales = _entropies(model, image)
-    changes = _changes(model, last, patches, scales)
-    tensors = {name: of_heads[:, head] for name, of_heads in steps.heads.items()}
+    changes = _changes(model, last, bare_patches, scales)
+    tensors = {name: all_heads[:, head] for name, all_heads in steps.heads.items()}
     tensors |= steps.tokens
     tensors["head_norms"] = steps.heads["projected"].norm(dim=-1)
+    # the fields of the same names, of the only image
     fields = {name: tensor[0].float().cpu() for name, tensor in tensors.items()}
     query = _followed_token(layout)
     prefix = len(layout.prefix)
@@ -318,9 +330,9 @@ def entropy(weights: Float[Tensor, "*leading key"]) -> Float[Tensor, "*leading"]
 
 
 def _entropies(model: Model, images: Images) -> tuple[Entropies, dict[str, float]]:
-    """Return the entropies of every head, and the scale of each layer by the place of its scores.
+    """Return the entropies of every head, and the scale of scores by the name of their place.
 
-    Heads and layers are those that attend from all tokens to all tokens.
+    Only layers in which all tokens attend to all tokens are included.
     """
     scaled: dict[int, Tensor] = {}
     unscaled: dict[int, Tensor] = {}
@@ -331,13 +343,13 @@ def _entropies(model: Model, images: Images) -> tuple[Entropies, dict[str, float
             return
         layer = call.site.layer
         scales[f"blocks.{layer}.attention.scores"] = call.inputs.scale
-        of_scaled = []
-        of_unscaled = []
+        scaled_parts = []  # (images, heads), for a few images at a time
+        unscaled_parts = []
         for _, part in call.parts():
-            of_scaled.append(entropy(part.weights()).mean(-1))
-            of_unscaled.append(entropy(_unscaled_weights(part)).mean(-1))
-        scaled[layer] = torch.cat(of_scaled).mean(0).float().cpu()
-        unscaled[layer] = torch.cat(of_unscaled).mean(0).float().cpu()
+            scaled_parts.append(entropy(part.weights()).mean(-1))
+            unscaled_parts.append(entropy(_unscaled_weights(part)).mean(-1))
+        scaled[layer] = torch.cat(scaled_parts).mean(0).float().cpu()
+        unscaled[layer] = torch.cat(unscaled_parts).mean(0).float().cpu()
 
     observe(model, images, take)
     return Entropies(_entropy_table(scaled), _entropy_table(unscaled)), scales
@@ -346,25 +358,26 @@ def _entropies(model: Model, images: Images) -> tuple[Entropies, dict[str, float
 def _unscaled_weights(call: AttentionCall) -> Weights:
     """Return the weights of a call without the scaling of its scores."""
     inputs = call.inputs
-    assert inputs is not None  # other calls are left out
+    assert inputs is not None  # _entropies skips other calls
     bias: Tensor | float = 0.0
     if inputs.bias is not None and inputs.bias.dtype != torch.bool:
         bias = inputs.bias
+    # scores are q·k * scale + bias; the bias itself is not scaled
     products = (inputs.scores(slice(None)) - bias) / inputs.scale
     return softmax_or_zero(products + bias)
 
 
 def _entropy_table(by_layer: dict[int, Tensor]) -> Float[Tensor, "layers heads"]:
-    """Return one table, NaN where a layer has fewer heads than the widest, or none."""
-    widest = max(map(len, by_layer.values()), default=0)
-    table = torch.full((1 + max(by_layer, default=-1), widest), torch.nan)
+    """Return one table of all layers; NaN fills up layers with fewer heads, or none."""
+    most_heads = max(map(len, by_layer.values()), default=0)
+    table = torch.full((1 + max(by_layer, default=-1), most_heads), torch.nan)
     for layer, entropies in by_layer.items():
         table[layer, : len(entropies)] = entropies
     return table
 
 
 def _last_residual(model: Model) -> str:
-    """Return the place of the residual stream after the last block of all tokens."""
+    """Return the name of the residual stream after the last block that passes on all tokens."""
     tokens = (model.layout.tokens,)
     places = []
     for place in model.places():
@@ -383,7 +396,9 @@ def _permutations(
 ) -> Iterator[Permutation]:
     """Yield the results of embedded patches in another order, with positions and without.
 
-    positions: the embeddings that are added to the patches.
+    last: the name of the residual stream after the last block.
+    patches: the embedded patches, without positions.
+    positions: the position embeddings of the patches.
     """
     prefix = len(model.layout.prefix)
     for with_positions in (True, False):
@@ -408,9 +423,10 @@ def _changes(
     patches: Float[Tensor, "batch patches dim"] | None,
     scales: dict[str, float],
 ) -> dict[Change, Changes]:
-    """Return the changes for which the model has the parts.
+    """Return the changes that this model allows, each as changes of places.
 
-    patches: without positions, None where these are not known; scales: by the place of the scores.
+    patches: the embedded patches without positions, None if the positions are unknown.
+    scales: the factor of the scores, by the name of their place.
     """
     layout = model.layout
     prefix = len(layout.prefix)

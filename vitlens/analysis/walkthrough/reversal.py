@@ -1,7 +1,7 @@
 """`vitlens.reversal`: one attention layer trained on the spot to reverse, copy or sort vectors.
 
-The values of the layer are the vectors themselves, so that its output is a weighted mean of them
-and the task is solved by attending to the right token.
+The values of the layer are the vectors themselves, so its output is a weighted mean of them. The
+layer solves the task if it attends to the right token.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,13 +27,14 @@ from vitlens.names import (
 from vitlens.shapes import Heads, Tokens, Weights
 from vitlens.summary import Line, Summary
 
-WIDTH: Final = 64  # numbers of a vector
-BATCH: Final = 32  # sequences of a step
+WIDTH: Final = 64  # numbers in a vector
+BATCH: Final = 32  # sequences in a training step
 TEST: Final = 512  # new sequences on which the trained layer is measured
 LEARNING_RATE: Final = 3e-3
-# of the first two numbers of a vector to sort: with 1, random numbers of the other 62 drown them
+# Vectors to sort hold an angle as a point on a circle, in their first two numbers. With a radius of
+# 1, the random values of the other 62 numbers would drown it.
 _RADIUS: Final = 4.0
-# what queries and keys are computed from
+# what queries and keys may be computed from; the first is what the layer was trained with
 _VIEWS: Final[Mapping[SequencePositions, tuple[SequenceView, ...]]] = MappingProxyType(
     {
         "none": ("vectors",),
@@ -47,9 +48,10 @@ _VIEWS: Final[Mapping[SequencePositions, tuple[SequenceView, ...]]] = MappingPro
 class ViewResult:
     """The trained layer with queries and keys computed from a part of its input.
 
-    losses: the loss of each test sequence, the mean squared error of its vectors.
-    shares: the share of each test sequence, the attention weight on the right token, mean over
-        heads and queries.
+    view: the part of the input.
+    losses: the mean squared error of each test sequence.
+    shares: the attention weight on the right token in each test sequence, mean over heads and
+        queries.
     """
 
     view: SequenceView
@@ -62,14 +64,14 @@ class Reversal(Summary):
     """One attention layer trained on a task; tensors on the CPU.
 
     losses: the loss of every training step.
-    weights: attention weights on the test sequences, their mean, with keys in the order of the
-        answer where the task is to sort.
-    shares: the weight on the right token by head and test sequence.
-    views: the trained layer, as it is and with queries and keys computed from a part of its input.
+    weights: the mean attention weights over the test sequences. For the task "sort", keys are in
+        the order of the answer.
+    shares: the attention weight on the right token, by head and test sequence.
+    views: the trained layer as it is, then with queries and keys from a part of its input.
     uniform: the loss of uniform attention on the test sequences.
-    without_positions: the least loss that a layer without positions can have there.
-    place_distance, vector_distance: the mean distance between two positions, and between two
-        vectors.
+    without_positions: the lowest possible loss of a layer without positions on these sequences.
+    place_distance: the mean distance between the positions of two places.
+    vector_distance: the mean distance between two vectors of a sequence.
     """
 
     task: SequenceTask
@@ -109,9 +111,10 @@ class Reversal(Summary):
 
 
 class _Layer(nn.Module):
-    """Attention whose values are its input.
+    """Attention with its input as values.
 
-    positions: (length, dim), added to the input before queries and keys are computed from it.
+    positions (length, dim): vectors that are added to the input before queries and keys are
+        computed from it.
     """
 
     def __init__(self, length: int, heads: int, positions: SequencePositions) -> None:
@@ -162,12 +165,12 @@ def reversal(
 ) -> Reversal:
     """Train one attention layer to reverse, copy or sort random vectors, and measure its attention.
 
-    task: reverse; copy; sort, by a number from 0 to 1 that a vector holds as an angle.
-    positions: none, fixed (sines) or learned, added to the vectors before queries and keys are
-        computed.
+    task: "reverse", "copy" or "sort". Vectors are sorted by an angle that they hold as two numbers.
+    positions: "none", "fixed" (sines) or "learned". They are added to the vectors before queries
+        and keys are computed.
 
-    Raises UnknownNameError for another task or kind of positions; InputError for fewer than two
-    vectors, no step, and heads that do not divide the 64 numbers of a vector.
+    Raises UnknownNameError for another task or kind of positions. Raises InputError for fewer than
+    two vectors, no step, and heads that do not divide the 64 numbers of a vector.
 
     >>> import vitlens
     >>> vitlens.reversal(length=5, heads=1, steps=300).share > 0.9
@@ -201,7 +204,7 @@ def require_exercise(task: str, *, length: int, heads: int, positions: str, step
 def _draw(
     task: SequenceTask, length: int, count: int, generator: torch.Generator
 ) -> tuple[Float[Tensor, "count length 64"], Int[Tensor, "count length"]]:
-    """Return random vectors, and the token that each place of the answer comes from."""
+    """Return random vectors, and for each place of the answer the index of its token."""
     vectors = torch.randn(count, length, WIDTH, generator=generator)
     places = torch.arange(length)
     if task == "copy":
@@ -252,14 +255,14 @@ def _measure_layer(
     shares = _on_source(weights, source)
     views = [ViewResult(_VIEWS[positions][0], _errors(output, answer), shares.mean(0).cpu())]
     for view in _VIEWS[positions][1:]:
-        output_of_view, weights_of_view = layer(vectors, view)
-        shares_of_view = _on_source(weights_of_view, source).mean(0)
-        views.append(ViewResult(view, _errors(output_of_view, answer), shares_of_view.cpu()))
+        view_output, view_weights = layer(vectors, view)
+        view_shares = _on_source(view_weights, source).mean(0)
+        views.append(ViewResult(view, _errors(view_output, answer), view_shares.cpu()))
     if task == "sort":
         weights = _with_keys_in_order(weights, source)
     length = vectors.shape[1]
-    uniform = vectors.mean(1, keepdim=True).expand_as(answer)
-    blind = _blind_weights(task, length).to(vectors) @ vectors
+    uniform_output = vectors.mean(1, keepdim=True).expand_as(answer)
+    best_weights = _best_weights_without_positions(task, length).to(vectors)
     return Reversal(
         task=task,
         length=length,
@@ -270,8 +273,8 @@ def _measure_layer(
         weights=weights.mean(0).cpu(),
         shares=shares.cpu(),
         views=tuple(views),
-        uniform=float(F.mse_loss(uniform, answer)),
-        without_positions=float(F.mse_loss(blind, answer)),
+        uniform=float(F.mse_loss(uniform_output, answer)),
+        without_positions=float(F.mse_loss(best_weights @ vectors, answer)),
         place_distance=_mean_distance(layer.positions),
         vector_distance=_mean_distance(vectors),
     )
@@ -295,16 +298,18 @@ def _with_keys_in_order(weights: Weights, source: Int[Tensor, "batch key"]) -> W
     return weights.gather(-1, source[:, None, None, :].expand_as(weights))
 
 
-def _blind_weights(task: SequenceTask, length: int) -> Float[Tensor, "length length"]:
+def _best_weights_without_positions(
+    task: SequenceTask, length: int
+) -> Float[Tensor, "length length"]:
     """Return the best weights of a layer that has no positions.
 
-    Such a layer can tell a token from the others, but not where it is: it copies, and for other
-    tasks the answer is equally often each token that it may be. In a sequence of even length, the
-    reverse of no token is itself.
+    Such a layer can tell a token from the others, but not where it is. So it can copy. For other
+    tasks, it can only attend equally to all tokens that may be the answer.
     """
     if task == "copy":
         return torch.eye(length)
     if task == "reverse" and length % 2 == 0:
+        # without a token in the middle, no token is its own answer
         return (1 - torch.eye(length)) / (length - 1)
     return torch.full((length, length), 1 / length)
 

@@ -29,7 +29,7 @@ from vitlens.shapes import Heads, Images, Tokens
 class Step(NamedTuple):
     """One step that is computed again by hand.
 
-    compared: its counterpart in the model's forward pass.
+    compared: the tensor of the model's forward pass that the result is compared with.
     """
 
     title: str
@@ -60,7 +60,11 @@ STEPS: Final[dict[StepName, Step]] = {
     ),
     "residual": Step("residual stream", "x + attention + MLP", "the output of the block"),
 }
-TOLERANCE: Final = 1e-4  # of the largest value of a step: greater differences are not rounding
+# a difference is rounding up to this part of the largest value of a step
+TOLERANCE: Final = 1e-4
+# another image's positions may differ by so much, as they are a difference of large numbers
+_POSITIONS_TOLERANCE: Final = 1e-3
+_NO_POSITIONS: Final = 1e-5  # positions that are smaller are none
 _PARTS: Final = ("input", "heads", "attention", "mlp", "residual")  # places of a block
 QueriesKeysValues: TypeAlias = tuple[Heads, Heads, Heads]
 # names of separate projections in libraries
@@ -73,11 +77,11 @@ _SEPARATE: Final = (
 
 @dataclass(frozen=True)
 class StepCheck:
-    """The comparison of one step with the model's.
+    """The comparison of one step with the model's result.
 
-    difference: the largest, None where the step was not computed again.
-    largest: the largest value of the model's.
-    note: a remark, or the reason why the step was not computed.
+    difference: the largest difference, None if the step was not computed again.
+    largest: the largest value of the model's result.
+    note: a remark, or the reason why the step was not computed again.
     """
 
     step: StepName
@@ -97,12 +101,13 @@ class StepCheck:
 class Embedding:
     """The patch embedding of some images.
 
-    patches: the pixels of each patch, row by row.
-    filters: the convolution's weights.
-    embedded: patches · filters + bias, by hand.
-    convolved: the convolution's output.
+    The axis of values holds the 3 x patch height x patch width values of a patch, channel by
+    channel.
 
-    The axis of values is 3 x patch height x patch width, channel by channel, normalised.
+    patches: the normalised pixels of each patch, row by row.
+    filters: the convolution's weights.
+    embedded: patches · filters + bias, computed by hand.
+    convolved: the convolution's output.
     """
 
     patches: Float[Tensor, "batch patches values"]
@@ -156,8 +161,8 @@ def before_blocks(
 ) -> tuple[Float[Tensor, "patches dim"] | None, list[StepCheck]]:
     """Return the vectors that are added to the patches, and the checks of embedding and positions.
 
-    The vectors are None where they are not fixed. Position embeddings do not depend on the image,
-    so another image's differ by rounding.
+    Position embeddings do not depend on the image: those of a blank image must be equal except for
+    rounding. The vectors are None if they depend on the image or cannot be read.
     """
     if embedding is None:
         note = "patches are not cut by one convolution"
@@ -173,26 +178,26 @@ def before_blocks(
     added = (tokens - embedding.convolved)[0]
     blank = torch.zeros_like(images)
     blank_embedding = patch_embedding(model, blank)
-    assert blank_embedding is not None  # as the model has one
+    assert blank_embedding is not None  # `embedding` shows that the model has one
     blank_added = capture(model, blank, "patches")["patches"] - blank_embedding.convolved
     difference = float((blank_added - added).abs().max())
     largest = float(tokens.abs().max())
-    if difference > 1e-3 * largest:
+    if difference > _POSITIONS_TOLERANCE * largest:
         note = "more than a fixed vector is added to a patch (a norm before the first block)"
         return None, [embedding_check, StepCheck("positions", None, largest, note)]
     note = ""
-    if float(added.abs().max()) <= 1e-5 * largest:
+    if float(added.abs().max()) <= _NO_POSITIONS * largest:
         note = "nothing is added: positions enter in the attention, or nowhere"
     return added, [embedding_check, StepCheck("positions", difference, largest, note)]
 
 
 class LayerSteps(NamedTuple):
-    """One layer step by step, under the names of a Walkthrough's fields.
+    """One layer step by step.
 
-    heads: tensors of its heads (batch, heads, ...).
-    tokens: others (batch, tokens, dim).
-    scale: the scale of the scores.
-    checks: the check of each step against the model's.
+    heads: tensors (batch, heads, ...) by the name of their field in `Walkthrough`.
+    tokens: tensors (batch, tokens, dim) by the name of their field.
+    scale: the factor of the scores.
+    checks: the comparison of each step with the model.
     """
 
     heads: dict[str, Tensor]
@@ -204,7 +209,7 @@ class LayerSteps(NamedTuple):
 def layer_steps(model: Model, images: Images, layer: Layer) -> LayerSteps:
     """Return one layer step by step.
 
-    Raises UnsupportedError where queries or keys are not observed.
+    Raises UnsupportedError if queries or keys cannot be observed.
     """
     require_steps(model, layer)
     name = f"blocks.{layer.index}"
@@ -213,6 +218,8 @@ def layer_steps(model: Model, images: Images, layer: Layer) -> LayerSteps:
     captured = capture(model, images, [f"{name}.{part}" for part in parts])
     of_model = {part: captured[f"{name}.{part}"] for part in parts}
     call, normed = _attention_call(model, images, layer)
+
+    # queries, keys and values: those that the model uses, and those computed by hand
     by_hand = _project_by_hand(attention, normed, layer.heads)
     inputs = call.inputs
     observed: QueriesKeysValues | None = None
@@ -226,6 +233,7 @@ def layer_steps(model: Model, images: Images, layer: Layer) -> LayerSteps:
         queries, keys, values = observed
         scale = inputs.scale
         bias = inputs.bias
+
     products = queries @ keys.transpose(-2, -1)
     scores = _add_bias(products * scale, bias)
     note = "" if bias is None else "a bias or a mask is added to the scores"
@@ -233,20 +241,15 @@ def layer_steps(model: Model, images: Images, layer: Layer) -> LayerSteps:
     if inputs is None and not scores_check.equal:
         raise UnsupportedError(_changed_scores(model, layer))
     weights = softmax_or_zero(scores)
+
+    # the output projection is a sum over heads, because its input joins the heads' outputs
     projection = projection_of(model, layer.attention)
-    assert projection is not None  # as there is a place of its heads
+    assert projection is not None  # the place "heads" exists only with a projection
     columns = projection.weight.unflatten(1, (layer.heads, -1))  # (dim, heads, head_dim)
     projected = torch.einsum("bhtd,ehd->bhte", of_model["heads"], columns)
     summed = projected.sum(1) + (0 if projection.bias is None else projection.bias)
+
     unit = model.module.get_submodule(layer.unit)
-    attention_scale = branch_scale(unit, 1)
-    mlp_scale = branch_scale(unit, 2)
-    total = (
-        of_model["input"] + of_model["attention"] * attention_scale + of_model["mlp"] * mlp_scale
-    )
-    note = ""
-    if isinstance(attention_scale, Tensor):
-        note = "each branch is multiplied by LayerScale"
     checks = (
         _check_norm(unit, of_model["input"], normed),
         _check_projection(by_hand, observed),
@@ -254,7 +257,7 @@ def layer_steps(model: Model, images: Images, layer: Layer) -> LayerSteps:
         _check("softmax", weights, of_model["attention.weights"]),
         _check("values", of_model["attention.weights"] @ values, of_model["heads"]),
         _check("projection", summed, of_model["attention"]),
-        _check("residual", total, of_model["residual"], note),
+        _check_residual(unit, of_model),
     )
     heads = {
         "queries": queries,
@@ -277,6 +280,22 @@ def layer_steps(model: Model, images: Images, layer: Layer) -> LayerSteps:
     return LayerSteps(heads, tokens, scale, checks)
 
 
+def _check_residual(unit: nn.Module, of_model: dict[str, Tensor]) -> StepCheck:
+    """Check that a block adds its attention and its MLP to the residual stream.
+
+    of_model: the model's tensors by the last part of the name of their place.
+    """
+    attention_scale = branch_scale(unit, 1)
+    mlp_scale = branch_scale(unit, 2)
+    total = (
+        of_model["input"] + of_model["attention"] * attention_scale + of_model["mlp"] * mlp_scale
+    )
+    note = ""
+    if isinstance(attention_scale, Tensor):
+        note = "each branch is multiplied by LayerScale"
+    return _check("residual", total, of_model["residual"], note)
+
+
 def _add_bias(scores: Tensor, bias: Tensor | None) -> Tensor:
     """Return scores with a bias added, or a mask applied."""
     if bias is None:
@@ -289,8 +308,8 @@ def _add_bias(scores: Tensor, bias: Tensor | None) -> Tensor:
 def require_steps(model: Model, layer: Layer) -> None:
     """Raise UnsupportedError for a layer that cannot be computed again by hand.
 
-    Its block adds attention and an MLP to the residual stream, and its queries and keys are
-    observed by the lens, or computed by weights of a known name.
+    Its block must add attention and an MLP to the residual stream. The lens must observe its
+    queries and keys, or weights of a known name must compute them.
     """
     places = model.places().names
     name = f"blocks.{layer.index}"
@@ -349,8 +368,8 @@ def _attention_call(model: Model, images: Images, layer: Layer) -> tuple[Attenti
 def _project_by_hand(attention: nn.Module, tokens: Tokens, heads: int) -> QueriesKeysValues | None:
     """Return queries, keys and values of the tokens, computed with the weights of the module.
 
-    Of each (batch, heads, tokens, head_dim); None where no weights of a known name are there, or
-    they fit no heads.
+    Each has the shape (batch, heads, tokens, head_dim). The result is None if there are no weights
+    of a known name, or if they cannot be cut into heads.
     """
     projections = _three_projections(attention, heads)
     if projections is None:
@@ -374,7 +393,7 @@ def _three_projections(
 ) -> Sequence[tuple[Tensor, Tensor | None]] | None:
     """Return weight and bias of the projections to queries, keys and values.
 
-    They are found by names that libraries use.
+    They are found by the names that libraries use; None if there are none.
     """
     weight, bias = _joint_projection(attention)
     if weight is not None:
@@ -423,13 +442,16 @@ def _wide_linear(attention: nn.Module) -> nn.Linear | None:
 
 
 def _check(step: StepName, by_hand: Tensor, of_model: Tensor, note: str = "") -> StepCheck:
-    is_finite = of_model.isfinite()
+    is_finite = of_model.isfinite()  # masked scores are -inf
     difference = float((by_hand - of_model).abs()[is_finite].max())
     return StepCheck(step, difference, float(of_model[is_finite].abs().max()), note)
 
 
 def _check_norm(unit: nn.Module, tokens: Tokens, normed: Tokens) -> StepCheck:
-    """Return the check of the norm before the attention, by the formula of layer norm."""
+    """Check the norm before the attention, by the formula of layer norm.
+
+    Any layer norm of the block may be the one: the first with the model's result is taken.
+    """
     mean = tokens.mean(-1, keepdim=True)
     variance = tokens.var(-1, keepdim=True, unbiased=False)
     for norm in unit.children():
@@ -449,7 +471,7 @@ def _check_norm(unit: nn.Module, tokens: Tokens, normed: Tokens) -> StepCheck:
 def _check_projection(
     by_hand: QueriesKeysValues | None, observed: QueriesKeysValues | None
 ) -> StepCheck:
-    """Return the check of queries, keys and values."""
+    """Check queries, keys and values; the result is that of the worst of the three."""
     if observed is None:
         note = "the model computes attention by hand; its scores check them"
         return StepCheck("queries", None, 0.0, note)
