@@ -1,8 +1,8 @@
 """Attention on errors, compared with attention on correct predictions of the same class.
 
-Some classes are harder than others, and attention differs between classes. A difference between
-all errors and all correct predictions may therefore be one between classes. Here every error is
-compared with correct predictions of its class only.
+Some classes are harder than others, and attention differs between classes. So a difference between
+all errors and all correct predictions may be a difference between classes. Here every error is
+compared only with correct predictions of its class.
 """
 
 import math
@@ -29,9 +29,9 @@ from vitlens.shapes import Masks
 from vitlens.uncertainty import Estimate, holm
 
 Array = NDArray[np.float64]
-Values = Mapping[tuple[str, int], Array]  # (n,) by quantity and layer; NaN where not known
-_TINY: Final = 1e-30
-_ROUNDING: Final = 1e-9  # of a sum: permutations that differ less are ties
+Values = Mapping[tuple[str, int], Array]  # (n,) by quantity and layer; NaN if unknown
+_TINY: Final = 1e-30  # avoids a division by 0
+_ROUNDING: Final = 1e-9  # permutations with sums that differ less, as a part of them, are ties
 
 
 def outcome_attention(
@@ -72,7 +72,7 @@ def _has_maps(model: Model) -> bool:
 
 
 def _why_not(subject: Subject) -> str:
-    """Return why a model's attention on errors is not tested, "" if it is."""
+    """Return the reason why a model's attention on errors is not tested, "" if it is tested."""
     correct = subject.evaluation.correct.numpy()
     in_both = _classes_with_both(correct, subject.evaluation.labels.numpy())
     errors = int((~correct & in_both).sum())
@@ -82,7 +82,7 @@ def _why_not(subject: Subject) -> str:
 
 
 def _classes_with_both(correct: NDArray[np.bool_], labels: Array) -> NDArray[np.bool_]:
-    """Return for each image whether its class has both errors and correct predictions (n,)."""
+    """Return True for images of classes with both errors and correct predictions (n,)."""
     has_error = np.isin(labels, labels[~correct])
     has_correct = np.isin(labels, labels[correct])
     both: NDArray[np.bool_] = has_error & has_correct
@@ -118,11 +118,11 @@ def _of_layer(layer: LayerMaps, masks: Masks | None) -> dict[str, Tensor]:
     if prefix.shape[-1]:
         values["prefix"] = weights[..., : prefix.shape[-1]].sum(-1).mean(1)
     if masks is not None:
-        of_heads = maps / maps.sum((-2, -1), keepdim=True).clamp_min(_TINY)
+        head_maps = maps / maps.sum((-2, -1), keepdim=True).clamp_min(_TINY)
         size = (masks.shape[-2], masks.shape[-1])
         grid = (maps.shape[-2], maps.shape[-1])
-        inside = map_shares(of_heads.mean(1), size=size, grid=grid, masks=masks).inside
-        assert inside is not None  # as there are masks
+        inside = map_shares(head_maps.mean(1), size=size, grid=grid, masks=masks).inside
+        assert inside is not None  # it is None only without masks
         has_object = masks.flatten(1).any(1)
         values["object"] = torch.where(has_object, inside.double(), torch.nan)
     return values
@@ -137,9 +137,12 @@ def attention_rows(
     groups: Tensor | None = None,
     seed: int = 0,
 ) -> tuple[OutcomeAttentionRow, ...]:
-    """Return a row for each quantity and layer that is known of enough errors.
+    """Return a row for each quantity and layer that is known for enough errors.
 
-    values: NaN where not known; correct, labels: (n,); groups: of images that share a source.
+    values (n,): the quantities by name and layer, NaN if unknown.
+    correct (n,): True for correct predictions.
+    labels (n,): the classes of the images.
+    groups (n,): the source of each image, None if images are independent.
     """
     rows = list(_uncorrected(alias, values, correct, labels, groups, seed))
     corrected = holm([row.p for row in rows])
@@ -161,27 +164,30 @@ def _uncorrected(
         if int(wrong.sum()) < FEWEST:
             continue
         usable_groups = None if groups is None else groups[torch.from_numpy(usable)]
-        found = stratified_difference(
+        result = stratified_difference(
             numbers[usable], wrong, labels[usable], groups=usable_groups, seed=seed
         )
         yield OutcomeAttentionRow(
-            alias,
-            quantity,
-            layer,
-            found.failed,
-            found.passed,
-            found.difference,
+            model=alias,
+            quantity=quantity,
+            layer=layer,
+            failed=result.failed,
+            passed=result.passed,
+            difference=result.difference,
             errors=int(wrong.sum()),
             correct=int((~wrong).sum()),
             classes=len(np.unique(labels[usable])),
-            p=found.p,
+            p=result.p,
         )
 
 
 @dataclass(frozen=True)
 class Stratified:
-    """A difference of means within strata, in points, with the means of which it is the
-    difference.
+    """A difference of means within strata.
+
+    difference: the mean over failures minus that over successes, in points.
+    failed, passed: both means, as fractions.
+    p: the two-sided p-value of no difference.
     """
 
     difference: Estimate
@@ -198,15 +204,18 @@ def stratified_difference(
     groups: Tensor | None = None,
     seed: int = 0,
 ) -> Stratified:
-    """Return the mean over failures minus that over successes of the same stratum (n,).
+    """Return the mean over failures minus that over successes of the same stratum.
 
     Strata are weighted by failures x successes / images, as in a regression with an effect for
-    each stratum. The interval is Student's with the error clustered by group. The two-sided p comes
-    from permutations of failures within strata; images that share a source stay together. Every
-    stratum must have failures and successes.
+    each stratum. The interval is Student's, with the error clustered by group. The two-sided
+    p-value is from permutations of failures within strata. Images that share a source stay
+    together. Every stratum must have failures and successes.
+
+    numbers, wrong, strata (n,): the value, True for a failure, and the stratum of each image.
     """
     stratum = np.unique(strata, return_inverse=True)[1].ravel()
     sizes = np.bincount(stratum)
+    # The difference is the slope of the regression of numbers on outcomes, both centred by stratum.
     outcome = wrong.astype(np.float64)
     outcome -= (np.bincount(stratum, weights=outcome) / sizes)[stratum]
     centred = numbers - (np.bincount(stratum, weights=numbers) / sizes)[stratum]
@@ -247,7 +256,10 @@ def _p_within(
     groups: Tensor | None,
     seed: int,
 ) -> float:
-    """Return the two-sided p of permutations of failures within strata."""
+    """Return the two-sided p-value by permutations of failures within strata.
+
+    centred: the numbers minus the mean of their stratum.
+    """
     observed = abs(float(centred[wrong].sum()))
     sums = np.zeros(PERMUTATIONS)
     for number in range(int(stratum.max()) + 1):

@@ -1,4 +1,4 @@
-"""How attention on errors differs from attention on correct predictions: quantities and rows."""
+"""Attention on errors compared with attention on correct predictions: quantities and rows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,9 @@ from vitlens.uncertainty import LEVEL, Estimate, Side, beyond
 class Quantity:
     """One property of the attention of a layer on an image, as a share.
 
-    more, less: what attention does on errors where the difference is positive, or negative.
+    title: its name in tables.
+    term: its definition.
+    more, less: what attention does on errors if the difference is positive, or negative.
     """
 
     title: str
@@ -51,12 +53,14 @@ QUANTITIES: Final[Mapping[str, Quantity]] = MappingProxyType(
 class OutcomeAttentionRow(OfModel):
     """The attention of one layer on errors, compared with correct predictions of the same class.
 
-    difference: weighted mean over classes of the mean over errors minus that over correct
-        predictions.
-    classes: those with both.
-    errors, correct: images of these classes.
-    p: stratified permutation test.
-    p_holm: corrected for all rows of the model.
+    quantity: the name of the quantity in QUANTITIES.
+    failed, passed: the mean on errors and on correct predictions.
+    difference: the mean over errors minus that over correct predictions, as a weighted mean over
+        classes.
+    errors, correct: the numbers of errors and of correct predictions in classes with both.
+    classes: the number of classes with both.
+    p: the p-value of a stratified permutation test.
+    p_holm: the p-value, corrected for all rows of the model.
     """
 
     quantity: str = col("quantity")
@@ -97,13 +101,13 @@ class OutcomeAttentionRow(OfModel):
 
     @property
     def words(self) -> str:
-        """Return what attention does on errors."""
+        """Return what attention does on errors, e.g. "is more spread out"."""
         quantity = QUANTITIES[self.quantity]
         return quantity.more if self.difference.value > 0 else quantity.less
 
 
 @dataclass(frozen=True)
 class UntestedAttentionRow(OfModel):
-    """A model whose attention on errors was not compared, and the reason."""
+    """A model with attention on errors that was not compared, and the reason."""
 
     reason: str = col("reason", unit="text")

@@ -1,8 +1,8 @@
 """Changes of one property of images, with controls that leave it as it is.
 
-Every change returns the changed images and their controls. A control changes an image as much, by
-the mean absolute distance of its pixels. Of several possible controls, an image gets the one
-nearest in size.
+Every change returns the changed images and their controls. The size of a change is the mean
+absolute distance of the pixels. A control should have the same size: of several possible controls,
+an image gets the one with the nearest size.
 
 With masks, a change moves, scales or recolours the object, and fills in the background at its
 former place. Without masks it changes the whole image.
@@ -26,29 +26,32 @@ from vitlens.analysis.failures.operations import blurred, distance, luminance
 from vitlens.analysis.faithfulness.imputation import impute
 from vitlens.shapes import Images
 
-Shift = Float[Tensor, "batch 2"]  # down and to the right, px
-Edited = tuple[Images, Images]  # the property changed; the control
+Shift = Float[Tensor, "batch 2"]  # down and to the right, in px
+Edited = tuple[Images, Images]  # with the property changed, and the control
 _CONTRAST: Final = 1.5  # factor of the contrast
-_BRIGHTER: Final = 0.15  # of the range of luminance
+_BRIGHTER: Final = 0.15  # change of the luminance, which is from 0 to 1
 _ZOOM: Final = 1.25  # factor of the size
-_BLUR = 0.01  # standard deviation, of the shorter side
-_LEAST_BLUR = 0.6  # px: smallest standard deviation
-_CLEAR: Final = 1 / 16  # of the shorter side: how far an object is moved off the border
-_GROUND_BLUR: Final = 1 / 8  # of the shorter side
-_ROOM: Final = 1 / 4  # of each side: how far an image is shifted at most
-_GOLDEN_ANGLE: Final = 2.4  # of consecutive images: all directions are equally frequent
-# lengths of the shifts that control a zoom, as multiples of how far the zoom moves pixels
+_BLUR = 0.01  # standard deviation of a blur, as a share of the shorter side
+_LEAST_BLUR = 0.6  # smallest standard deviation of a blur, px
+_CLEAR: Final = 1 / 16  # distance that an object is moved off the border, of the shorter side
+_GROUND_BLUR: Final = 1 / 8  # standard deviation of a blur of the background, of the shorter side
+_ROOM: Final = 1 / 4  # largest shift of an image, as a share of each side
+# between the directions of consecutive images (radians), so that all directions are as frequent
+_GOLDEN_ANGLE: Final = 2.4
+# lengths of the shifts that control a zoom, as multiples of the distance that the zoom moves pixels
 _SHIFTS: Final = (0.25, 0.5, 1.0, 1.5)
-# size of a light, as a share of the change: dark images cannot be lit much at the same mean
+# size of a light as a share of the change: dark images cannot be lit much with the same mean
 _LIGHT: Final = 0.75
 _LIGHT_STEPS: Final = 8  # steps that adapt a light to the values it clips
-_TINY: Final = 1e-6
+_TINY: Final = 1e-6  # avoids a division by 0
 
 
 class Pictures:
-    """The images at some indices, and their masks where objects are known.
+    """The images at some indices, and their masks if the objects are known.
 
-    extent: height and width, px.
+    images: the images.
+    masks: True on the object, None if unknown.
+    extent: the height and the width in px.
     """
 
     def __init__(self, subject: Subject, indices: Int[Tensor, " batch"]) -> None:
@@ -61,9 +64,9 @@ class Pictures:
 
     @cached_property
     def layer(self) -> Float[Tensor, "batch 1 height width"]:
-        """Return 1 on the object widened by one pixel, its smoothed edge, and 0 elsewhere.
+        """Return 1 on the object and its smoothed edge, one pixel wide, and 0 elsewhere.
 
-        It is all 0 where the widened object would cover the whole image.
+        It is all 0 if the widened object would cover the whole image.
         """
         assert self.masks is not None
         widened = F.max_pool2d(self.masks[:, None].float(), 3, stride=1, padding=1)
@@ -77,24 +80,26 @@ class Pictures:
 
     @cached_property
     def box(self) -> tuple[Float[Tensor, "batch 2"], Float[Tensor, "batch 2"]]:
-        """Return the first row and column of each object, and the ones after its last.
+        """Return the first row and column of each object, and those after its last.
 
         Without an object they are those of the whole image.
         """
         assert self.masks is not None
         starts = list[Tensor]()
         ends = list[Tensor]()
-        for other_axis in (2, 1):
+        for other_axis in (2, 1):  # for rows, then for columns
             occupied = self.masks.any(other_axis)
             occupied = occupied | ~occupied.any(1, keepdim=True)
+            # argmax returns the first True
             starts.append(occupied.float().argmax(1))
             ends.append(occupied.shape[1] - occupied.flip(1).float().argmax(1))
         return torch.stack(starts, 1).float(), torch.stack(ends, 1).float()
 
     def position(self) -> tuple[Shift, Shift, Shift]:
-        """Return the object's position from the centre, and its least and greatest shift.
+        """Return the object's position from the centre, and its smallest and largest shift.
 
-        Without masks it is the position of the map's centre of mass.
+        The object stays in the image between both shifts. Without masks, the position is that of
+        the map's centre of mass.
         """
         if self.masks is None:
             rows = self.subject.map_properties["row"][self.indices]
@@ -109,7 +114,7 @@ class Pictures:
     def transform(self, shift: Tensor, scale: Tensor | float = 1.0) -> Images:
         """Return the object, or the image without masks, shifted and scaled around its centre.
 
-        shift: rounded to whole pixels.
+        shift: the shift in px, which is rounded to whole pixels.
         """
         shift = shift.round()
         if self.masks is None:
@@ -130,10 +135,13 @@ def _resample(
     """
     height, width = pixels.shape[-2:]
     half = torch.tensor([height / 2, width / 2])
+    # affine_grid needs the inverse map, from the place of a new pixel to that of the old one:
+    # the old place is pivot + (new place - pivot - shift) / scale
     inverse = 1 / torch.as_tensor(scale).expand(len(pixels))
     offset = pivot - inverse[:, None] * (pivot + shift)
     matrix = torch.diag_embed(inverse[:, None].expand(-1, 2))
-    theta = torch.cat([matrix, (offset / half).flip(1)[:, :, None]], 2)  # x before y, from -1 to 1
+    # it expects x before y, in coordinates from -1 to 1
+    theta = torch.cat([matrix, (offset / half).flip(1)[:, :, None]], 2)
     grid = F.affine_grid(theta, list(pixels.shape), align_corners=False)
     return F.grid_sample(pixels, grid, mode="bilinear", padding_mode=padding, align_corners=False)
 
@@ -142,17 +150,18 @@ def _resample(
 
 
 def move_from_centre(pictures: Pictures, sign: int) -> Edited:
-    """Move objects twice as far from the centre, or to it for a negative sign.
+    """Move objects twice as far from the centre, or, for a negative sign, to the centre.
 
-    Control: a shift as far along a circle around the centre, which keeps the distance from it. Of
-    its two directions, the one is taken in which the image's border interferes less.
+    The control is a shift of the same length along a circle around the centre, which keeps the
+    distance from it. Of the two directions, the one is taken in which the image's border interferes
+    less.
     """
     position, least, most = pictures.position()
     direction = -position if sign < 0 else position
     shift = direction.clamp(least, most).round()
     radius = position.norm(dim=1)
     length = shift.norm(dim=1)
-    # the angle of a chord that is as long as the shift
+    # the angle of a chord with the length of the shift
     angle = 2 * torch.asin((length / (2 * radius).clamp_min(1e-6)).clamp(max=1.0))
     options = list[Tensor]()
     misses = list[Tensor]()
@@ -169,7 +178,7 @@ def move_from_centre(pictures: Pictures, sign: int) -> Edited:
 
 
 def move_off_border(pictures: Pictures, _sign: int) -> Edited:
-    """Move objects at the border off it; control: as far, still at the border."""
+    """Move objects at the border off it. The control is a shift as far along the border."""
     low, high = pictures.box
     extent = pictures.extent
     clear = (_CLEAR * extent.amin()).round().clamp_min(1.0)
@@ -189,10 +198,10 @@ def move_off_border(pictures: Pictures, _sign: int) -> Edited:
 
 
 def change_size(pictures: Pictures, sign: int) -> Edited:
-    """Enlarge objects or images, or shrink them for a negative sign.
+    """Enlarge objects or images, or, for a negative sign, shrink them.
 
-    Control: an object is moved around the centre, an image shifted, by as much on average. A turn
-    would be no control of a class that depends on a direction.
+    As a control, an object is moved around the centre, and an image is shifted, by as much on
+    average. A rotation would be no control for classes that depend on a direction.
     """
     images = pictures.images
     scale = torch.full((len(images),), _ZOOM if sign > 0 else 1 / _ZOOM)
@@ -211,7 +220,7 @@ def change_size(pictures: Pictures, sign: int) -> Edited:
 
 
 def _shift_into_image(pictures: Pictures, scale: Float[Tensor, " batch"]) -> Shift:
-    """Return the shift after which the scaled box of each object lies inside the image."""
+    """Return the smallest shift after which the scaled box of each object is inside the image."""
     low, high = pictures.box
     half = (high - low) / 2 * scale[:, None]
     middle = (low + high) / 2
@@ -222,7 +231,7 @@ def _shift_into_image(pictures: Pictures, scale: Float[Tensor, " batch"]) -> Shi
 def _shifts_of_images(pictures: Pictures) -> list[Shift]:
     """Return shifts of each image in a direction that depends on its index."""
     diagonal = float(pictures.extent.norm())
-    # how far a zoom moves pixels: the root mean square over the image
+    # the distance that a zoom moves pixels: the root mean square over the image
     zoom_length = (_ZOOM - 1) * diagonal / math.sqrt(12)
     angle = pictures.indices * _GOLDEN_ANGLE
     direction = torch.stack([angle.sin(), angle.cos()], 1)
@@ -233,7 +242,7 @@ def _shifts_around_centre(pictures: Pictures) -> list[Shift]:
     """Return shifts of each object along a circle around the centre, inside the image."""
     position, least, most = pictures.position()
     low, high = pictures.box
-    # how far a zoom moves the corners of the object's box
+    # the distance that a zoom moves the corners of the object's box
     zoom_length = (_ZOOM - 1) * (high - low).norm(dim=1, keepdim=True) / 2
     tangent = torch.stack([-position[:, 1], position[:, 0]], 1)
     to_the_right = torch.tensor([0.0, 1.0]).expand_as(tangent)  # for an object at the centre
@@ -250,10 +259,11 @@ def _shifts_around_centre(pictures: Pictures) -> list[Shift]:
 
 
 def change_contrast(pictures: Pictures, sign: int) -> Edited:
-    """Raise the contrast of an object to its surroundings or of the whole image, or lower it.
+    """Raise the contrast, or, for a negative sign, lower it.
 
-    Control: another brightness of the whole image, by as much and in the direction in which its
-    mean changes.
+    With masks it is the contrast between an object and its surroundings, else that of the image.
+    The control is another brightness of the whole image, by as much. It has the direction in which
+    the change moves the mean.
     """
     images = pictures.images
     planes = luminance(images)
@@ -275,14 +285,14 @@ def change_contrast(pictures: Pictures, sign: int) -> Edited:
 
 
 def change_brightness(pictures: Pictures, sign: int) -> Edited:
-    """Brighten or darken images; control: light from one side, which leaves the mean."""
+    """Brighten or darken images. The control is light from one side, which keeps the mean."""
     images = pictures.images
     changed = (images + sign * _BRIGHTER).clamp(0, 1)
     return changed, _light_from_a_side(images, changed)
 
 
 def change_sharpness(pictures: Pictures, sign: int) -> Edited:
-    """Sharpen (unsharp masking) or blur images; control: light from one side."""
+    """Sharpen (unsharp masking) or blur images. The control is light from one side."""
     images = pictures.images
     smooth = blurred(images, max(_LEAST_BLUR, _BLUR * min(images.shape[-2:])))
     sharp = 2 * images - smooth
@@ -291,9 +301,9 @@ def change_sharpness(pictures: Pictures, sign: int) -> Edited:
 
 
 def _light_from_a_side(images: Images, changed: Images) -> Images:
-    """Return the images lit from one side, nearly as much as the change, at their mean luminance.
+    """Return the images lit from one side, nearly as much as the change, with the same mean.
 
-    Of four sides the one with the size nearest to the change is taken.
+    Of the four sides, the one with the size nearest to that of the change is taken.
     """
     target = _LIGHT * distance(images, changed)
     options = list[Images]()
@@ -333,7 +343,7 @@ def _add_light(images: Images, pattern: Tensor, target: PerImage) -> Images:
 def uncover(pictures: Pictures, _sign: int) -> Edited:
     """Fill in everything that touches or covers the object.
 
-    Control: as much of the same is set next to the object.
+    As a control, as much of it is put next to the object.
     """
     images = pictures.images
     assert pictures.masks is not None
@@ -348,15 +358,16 @@ def uncover(pictures: Pictures, _sign: int) -> Edited:
         if (down, across) == (0, 0):
             continue
         place = (height * down // 4, width * across // 4)
-        step = (images - changed).roll(place, (2, 3)) * off_object
+        removed_part = images - changed
+        step = removed_part.roll(place, (2, 3)) * off_object
         options.append((images + step).clamp(0, 1))
     return changed, _nearest(images, changed, options)
 
 
 def remove_clutter(pictures: Pictures, _sign: int) -> Edited:
-    """Remove distractors from the background, or blur it.
+    """Remove distractors from the background if the scene is known, else blur the background.
 
-    Control: another background, or the same one moved or mirrored.
+    The control is another background, or the same one moved or mirrored.
     """
     images = pictures.images
     scenes = pictures.split.scenes
@@ -376,7 +387,7 @@ def remove_clutter(pictures: Pictures, _sign: int) -> Edited:
 def _from_the_left(images: Images, other: Images, size: PerImage) -> Images:
     """Replace columns from the left by those of other images, up to a mean absolute distance.
 
-    A blend of the two would have fewer edges.
+    A blend of both images would have fewer edges.
     """
     by_column = (other - images).abs().mean((1, 2)) / images.shape[3]
     is_replaced = by_column.cumsum(1) <= size[:, None]
@@ -384,7 +395,7 @@ def _from_the_left(images: Images, other: Images, size: PerImage) -> Images:
 
 
 def fill_mark(pictures: Pictures, _sign: int) -> Edited:
-    """Fill in a place from its surroundings; control: another place changed by as much."""
+    """Fill in a place from its surroundings. The control changes another place by as much."""
     images = pictures.images
     mark = pictures.subject.mark
     assert mark is not None
@@ -401,7 +412,7 @@ def fill_mark(pictures: Pictures, _sign: int) -> Edited:
 
 
 def _nearest(images: Images, changed: Images, options: Sequence[Images]) -> Images:
-    """Return for each image the control with the size nearest to that of the change."""
+    """Return the control of each image with the size (ratio) nearest to that of the change."""
     target = distance(images, changed).clamp_min(_TINY).log()
     misses = list[Tensor]()
     for option in options:

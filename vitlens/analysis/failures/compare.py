@@ -34,7 +34,8 @@ CELLS: Final = (
 class Comparison(Table):
     """Two models on the same n labelled images.
 
-    first, second: their evaluations in the classes of both, the data's first.
+    first, second: the evaluations of both models. The classes are those of both models, with the
+        data's first.
     """
 
     first: Evaluation
@@ -65,10 +66,9 @@ class Comparison(Table):
         second_wrong = ~self.second.correct
         is_alike = self.first.predictions == self.second.predictions
         both_wrong = torch.where(is_alike, 3, 4)
-        # 0: both right, 1: only the first wrong, 2: only the second wrong
-        return torch.where(
-            first_wrong & second_wrong, both_wrong, first_wrong.long() + 2 * second_wrong.long()
-        )
+        # 0 if both are right, 1 if only the first is wrong, 2 if only the second is wrong
+        at_most_one_wrong = first_wrong.long() + 2 * second_wrong.long()
+        return torch.where(first_wrong & second_wrong, both_wrong, at_most_one_wrong)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -79,7 +79,7 @@ class Comparison(Table):
     def p(self) -> float:
         """Return the two-sided p-value of equal accuracy.
 
-        McNemar's exact test, over groups where images share a source.
+        It is McNemar's exact test, or a sign test over groups if images share a source.
         """
         return paired_test(self.first.correct, self.second.correct, groups=self.first.groups)
 
@@ -112,12 +112,14 @@ def compare(
 
     The comparison has the cell of the error taxonomy for each image.
 
+    Classes are matched by name.
+
     images: a Split, or any form that `vitlens.images` takes, prepared for the first model.
     labels: class indices of the first model (n,) (None: those of the Split or the class folders).
     second_images: the same images in the same order, prepared for the second model (None: the same
-        pixels). Classes are matched by name.
+        pixels).
 
-    Raises DataError without labels, InputError when a model does not know the data's classes.
+    Raises DataError without labels, and InputError if a model does not know the data's classes.
 
     >>> import vitlens
     >>> vit, cnn = vitlens.load("vit-digits"), vitlens.load("cnn-digits")
@@ -140,8 +142,8 @@ def compare(
 def compare_evaluations(first: Evaluation, second: Evaluation) -> Comparison:
     """Return the comparison of two evaluations on the same labelled images.
 
-    Classes are matched by name, with a logit of minus infinity for those that a model does not
-    have. Raises InputError where the labels differ, by number or by name.
+    Classes are matched by name. A class that a model does not have gets a logit of minus infinity.
+    Raises InputError if the labels of both differ.
     """
     classes = tuple(dict.fromkeys((*first.classes, *second.classes)))
     first = _with_classes(first, classes)
@@ -166,10 +168,12 @@ def _with_classes(evaluation: Evaluation, classes: tuple[str, ...]) -> Evaluatio
 class ShapeBias(Summary):
     """A model's shape bias on n images of different shape and texture.
 
-    bias: predictions of the shape's class among those of either the shape's or the texture's, with
-        its interval, None without any.
-    shape, texture: the share of all n images classified so.
-    by_class: counts for each shape class.
+    alias: the alias of the model.
+    bias: the share of predictions of the shape's class among those of the shape's or the texture's
+        class. None if there are no such predictions.
+    shape, texture: the share of all images that are predicted as the shape's or texture's class.
+    by_class: the counts for each class of shapes.
+    note: a note on how classes were matched.
     """
 
     alias: str
@@ -191,10 +195,12 @@ def shape_bias(
 ) -> ShapeBias:
     """Measure the shape bias of a model on images named shapeN-textureM.
 
-    ImageNet's classes are grouped into the 16 of Geirhos 2019. images: a Split, or the folder of
-    such images in folders of their shape's class. Intervals are over the sources of shape, as
-    images that share one are alike. Raises DataError for other images, InputError when the classes
-    do not match.
+    ImageNet's classes are grouped into the 16 of Geirhos 2019. Intervals are over the sources of
+    shapes, because images that share a source are alike.
+
+    images: a Split, or a folder with such images in folders of their shape's class.
+
+    Raises DataError for other images, and InputError if the classes do not match.
 
     >>> import vitlens
     >>> from vitlens.models.loading import untrained
@@ -234,19 +240,19 @@ def shape_bias(
             )
         )
     return ShapeBias(
-        model.alias,
-        bias,
-        accuracy(by_shape, groups=groups),
-        accuracy(by_texture, groups=groups),
-        tuple(by_class),
-        mapping.note,
+        alias=model.alias,
+        bias=bias,
+        shape=accuracy(by_shape, groups=groups),
+        texture=accuracy(by_texture, groups=groups),
+        by_class=tuple(by_class),
+        note=mapping.note,
     )
 
 
 def require_cues(split: Split) -> Cues:
     """Return the cues of a split.
 
-    Raises DataError where its file names contain none, or no image has conflicting cues.
+    Raises DataError if its file names contain none, or if no image has conflicting cues.
     """
     cues = cues_of(split)
     if cues is None or not cues.conflict.any():

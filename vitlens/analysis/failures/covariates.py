@@ -25,18 +25,23 @@ from vitlens.shapes import Labels, Logits, Masks
 
 PerImage = Float[Tensor, " batch"]
 Plane = Float[Tensor, "batch height width"]
-_BATCH: Final = 256
-_BLUR_WINDOW: Final = 9  # px: width of the mean filter that blurs an image again (Crete 2007)
-_FEWEST_OTHERS: Final = 20  # images of other classes from which on logits are correlated
-_ALIKE: Final = 0.01  # of the classes: those that resemble a label most
-_LEAST_VARIATION: Final = 1e-6  # standard deviation of a property, from which on it differs
+_BATCH: Final = 256  # images at a time
+_BLUR_WINDOW: Final = 9  # width in px of the mean filter that blurs an image again (Crete 2007)
+_FEWEST_OTHERS: Final = 20  # logits are correlated over at least so many images of other classes
+_ALIKE: Final = 0.01  # this part of the classes, those most like a label, resemble it
+_LEAST_VARIATION: Final = 1e-6  # a property with a smaller standard deviation does not vary
+_EDGE_WINDOW: Final = 5  # px; pixels within half of it around an object are not background
 
 
 @dataclass(frozen=True)
 class Subject:
     """One model with its images and its predictions.
 
-    maps: the maps of the images at these indices (None: no maps).
+    model: the model.
+    split: its images.
+    evaluation: its predictions on them.
+    maps: attribution maps of some of the images, None without maps.
+    indices: the indices of the images that have maps, None for all.
     """
 
     model: Model
@@ -50,16 +55,18 @@ class Subject:
 
     @cached_property
     def map_properties(self) -> dict[str, Tensor]:
-        """Return the properties of every image's map, NaN where it has none.
+        """Return the properties of every image's map by name, NaN for an image without a map.
 
-        row, column: the centre of mass, shares of the sides; inside: the share on the object; half:
-        the share of the image that holds half of the map; outer: the share off the middle quarter.
+        row, column: the centre of mass, as shares of the sides.
+        inside: the share of the map on the object.
+        half: the smallest share of the image that holds half of the map.
+        outer: the share of the map outside the middle quarter of the image.
         """
         if self.maps is None:
             return {}
-        at = torch.arange(len(self.split)) if self.indices is None else self.indices
+        with_maps = torch.arange(len(self.split)) if self.indices is None else self.indices
         grid = (self.maps.shape[-2], self.maps.shape[-1])
-        masks = None if self.split.masks is None else self.split.masks[at]
+        masks = None if self.split.masks is None else self.split.masks[with_maps]
         shares = map_shares(self.maps, size=self.split.size, grid=grid, masks=masks)
         measured = {
             "row": shares.row,
@@ -72,14 +79,14 @@ class Subject:
             measured["inside"] = torch.where(has_object, shares.inside, torch.nan)
         properties = dict[str, Tensor]()
         for name, values in measured.items():
-            of_all_images = torch.full((len(self.split),), torch.nan)
-            of_all_images[at] = torch.where(shares.usable, values, torch.nan).float()
-            properties[name] = of_all_images
+            all_values = torch.full((len(self.split),), torch.nan)
+            all_values[with_maps] = torch.where(shares.usable, values, torch.nan).float()
+            properties[name] = all_values
         return properties
 
     @cached_property
     def independent(self) -> NDArray[np.intp]:
-        """Return the indices of all images; of those that share a source, of the first."""
+        """Return the index of one image of each source, the first."""
         groups = self.evaluation.groups
         if groups is None:
             return np.arange(len(self.split))
@@ -88,7 +95,7 @@ class Subject:
 
     @cached_property
     def _pixels(self) -> tuple[Mapping[str, PerImage], Cells]:
-        """Return the properties of pixels and masks, and the cells in which a mark is sought."""
+        """Return the properties of pixels and masks, and the cells for the search for a mark."""
         parts = list[dict[str, Tensor]]()
         cells = list[Cells]()
         for batch in self.split.batches(_BATCH):
@@ -111,7 +118,7 @@ class Subject:
     def mark(self) -> Mark | None:
         """Return the place at which errors and correct predictions differ most.
 
-        None of few errors, or of few correct predictions.
+        It is None for few errors, or few correct predictions.
         """
         if not self._has_enough_errors:
             return None
@@ -120,7 +127,7 @@ class Subject:
 
     @cached_property
     def pair(self) -> Pair | None:
-        """Return the two classes that are confused most; None of few errors, or of two classes."""
+        """Return the two classes that are confused most; None for few errors or two classes."""
         if not self._has_enough_errors:
             return None
         labels = self.evaluation.labels
@@ -135,10 +142,10 @@ class Subject:
 
     @cached_property
     def values(self) -> Mapping[str, PerImage]:
-        """Return every property (n,) that differs between these images, NaN where it is not known.
+        """Return every property (n,) that varies over these images, NaN for unknown values.
 
-        Properties of maps are the share on the objects where these are known, else the place and
-        size of the map.
+        The property of maps is their share on the objects. If the objects are unknown, it is the
+        place and the size of the map.
         """
         maps = self.map_properties
         measured = dict(self._pixels[0])
@@ -169,7 +176,7 @@ def _varies(values: PerImage) -> bool:
 
 
 def _of_pixels(planes: Plane, masks: Masks | None) -> dict[str, Tensor]:
-    """Return properties of the luminance, and of the object where its mask is known."""
+    """Return properties of the luminance, and of the object if its mask is known."""
     down = F.pad(planes.diff(dim=1).abs(), (0, 0, 0, 1))
     across = F.pad(planes.diff(dim=2).abs(), (0, 1))
     edges = down + across
@@ -179,7 +186,8 @@ def _of_pixels(planes: Plane, masks: Masks | None) -> dict[str, Tensor]:
         properties["clutter"] = edges.mean((1, 2))
         return properties
     inside = masks.float()
-    outside = 1 - F.max_pool2d(inside[:, None], 5, stride=1, padding=2)[:, 0]
+    near_object = F.max_pool2d(inside[:, None], _EDGE_WINDOW, stride=1, padding=_EDGE_WINDOW // 2)
+    outside = 1 - near_object[:, 0]
     sides = torch.tensor(masks.shape[-2:])
     from_centre = (centroids(masks) - sides / 2) / (sides.min() / 2)
     contrast = _mean(planes, inside) - _mean(planes, outside)
@@ -198,9 +206,9 @@ def _of_pixels(planes: Plane, masks: Masks | None) -> dict[str, Tensor]:
 def blur(planes: Plane) -> PerImage:
     """Return the blur of each image, from 0 (sharp) to 1 (Crete 2007).
 
-    An image is blurred if it changes little when it is blurred again. Along each axis: the share of
-    the differences between neighbouring pixels that remains after a mean over 9 pixels; the larger
-    of the two axes. An image that is constant along an axis counts as blurred along it.
+    An image is blurred if it changes little when it is blurred again, by a mean over 9 pixels. The
+    blur along an axis is the share of the differences between neighbouring pixels that remains. The
+    axis with more blur counts. An image that is constant along an axis counts as blurred along it.
     """
     by_axis = list[PerImage]()
     for rows in (planes, planes.transpose(1, 2)):
@@ -233,11 +241,11 @@ def centroids(masks: Masks) -> Float[Tensor, "batch 2"]:
 
 
 def look_alike(logits: Logits, labels: Labels) -> PerImage:
-    """Return 1 where the most probable class other than the label resembles the label most, else 0.
+    """Return 1 if the most probable class other than the label resembles the label most, else 0.
 
-    Two classes resemble each other if their logits are correlated over the images of other classes
-    than the label; the nearest hundredth of the classes counts, at least one. NaN with fewer than 3
-    classes or 20 other images.
+    Two classes resemble each other if their logits are correlated over images of other classes. The
+    hundredth of the classes with the highest correlation counts, at least one class. The result is
+    NaN for fewer than 3 classes, or fewer than 20 images of other classes.
     """
     resembles = torch.full((len(labels),), torch.nan)
     classes = logits.shape[1]
@@ -246,14 +254,14 @@ def look_alike(logits: Logits, labels: Labels) -> PerImage:
     rivals = logits.scatter(1, labels[:, None], -torch.inf).argmax(1)
     count = max(1, round(_ALIKE * classes))
     for label in labels.unique().tolist():
-        of_class = labels == label
-        other_logits = logits[~of_class].double()
+        has_label = labels == label
+        other_logits = logits[~has_label].double()
         if len(other_logits) < _FEWEST_OTHERS:
             continue
         centred = other_logits - other_logits.mean(0)
         scale = centred.square().sum(0).sqrt().clamp_min(1e-12)
-        likeness = (centred * centred[:, label, None]).sum(0) / (scale * scale[label])
-        likeness[label] = -1.0
-        alike = likeness.topk(count).indices
-        resembles[of_class] = torch.isin(rivals[of_class], alike).float()
+        correlations = (centred * centred[:, label, None]).sum(0) / (scale * scale[label])
+        correlations[label] = -1.0
+        most_similar = correlations.topk(count).indices
+        resembles[has_label] = torch.isin(rivals[has_label], most_similar).float()
     return resembles

@@ -36,18 +36,24 @@ from vitlens.summary import Line, Summary
 from vitlens.uncertainty import LEVEL, Estimate, accuracy_difference, holm, paired_test
 
 Advance = Callable[[int], object]
-PARTS: Final = 4  # the images are cut in quarters by a property
-_ERRORS_A_PROPERTY: Final = 5  # errors (and successes) for each property of the regression
-_VISIBLE: Final = 0.5 / 255  # of a pixel: smaller changes do not count
+PARTS: Final = 4  # the images are cut into quarters by the value of a property
+_ERRORS_A_PROPERTY: Final = 5  # least errors (and successes) for each property of the regression
+_VISIBLE: Final = 0.5 / 255  # smaller changes of pixels do not count, as 8-bit images lose them
 
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis(Summary):
     """The reasons why one or two models misclassify images, on the same images.
 
-    values: the value of every property by image, for each model.
-    correct: (n,) whether each image is classified correctly by the first model.
-    covariates, differences, quarters, interventions: rows, see analysis/failures/rows.py.
+    The rows are described in analysis/failures/rows.py.
+
+    alias: the alias of the first model.
+    values: for each model, the value of every property on each image.
+    correct (n,): True for images that the first model predicts correctly.
+    covariates: how each property separates errors from correct predictions.
+    differences: how much better it does so for the first of two models.
+    quarters: the accuracy on quarters of the images by each property.
+    interventions: the effects of changes of properties.
     """
 
     alias: str
@@ -74,7 +80,7 @@ class Diagnosis(Summary):
 
     @property
     def undecided(self) -> tuple[tuple[str, ...], ...]:
-        """Return sets of properties of which one is a cause, but the data do not show which."""
+        """Return sets of properties. One of each set is a cause, but the data do not show which."""
         sets = list[tuple[str, ...]]()
         for cause in explanations(self.alias, self.covariates, self.interventions):
             if cause.rivals:
@@ -101,9 +107,10 @@ def diagnose(
 ) -> Diagnosis:
     """Return the diagnosis of one or two models.
 
-    progress: of this number of passes over a changed image. All images are changed in those
-    properties that separate errors before any correction, towards the values of correct
-    predictions: no others could be significant.
+    A property is changed if it separates errors before any correction: no other change could be
+    significant. All images are changed, towards the values of correct predictions.
+
+    progress: called with the number of passes over a changed image.
     """
     rows = covariate_rows(subjects)
     plans = list[tuple[Subject, list[CovariateRow]]]()
@@ -116,18 +123,18 @@ def diagnose(
     tested = list[InterventionRow]()
     with progress(passes) as advance:
         for subject, changed in plans:
-            after = outcomes(subject, changed, advance)
-            tested += [_intervention_row(subject, row, after[row.covariate]) for row in changed]
+            results = outcomes(subject, changed, advance)
+            tested += [_intervention_row(subject, row, results[row.covariate]) for row in changed]
     p_values = holm([max(row.p, row.p_change) for row in tested])
     first = subjects[0].evaluation
     return Diagnosis(
-        first.alias,
-        tuple(subject.values for subject in subjects),
-        first.correct,
-        rows,
-        difference_rows(*subjects) if len(subjects) == 2 else (),
-        tuple(quarter_rows(subjects)),
-        tuple(replace(row, p_holm=p) for row, p in zip(tested, p_values)),
+        alias=first.alias,
+        values=tuple(subject.values for subject in subjects),
+        correct=first.correct,
+        covariates=rows,
+        differences=difference_rows(*subjects) if len(subjects) == 2 else (),
+        quarters=tuple(quarter_rows(subjects)),
+        interventions=tuple(replace(row, p_holm=p) for row, p in zip(tested, p_values)),
     )
 
 
@@ -140,7 +147,7 @@ def _is_changed(row: CovariateRow, subject: Subject) -> bool:
 
 @torch.no_grad()
 def predictions(subject: Subject, images: Tensor) -> Int[Tensor, " batch"]:
-    """Return the predicted classes of images, in those of the evaluation."""
+    """Return the predicted classes of images, as indices into the classes of the evaluation."""
     model = subject.model
     read = reading(model.classes, subject.split.classes).read
     with evaluating(model), quick_passes(model), autocast(model.device, subject.precision):
@@ -149,11 +156,11 @@ def predictions(subject: Subject, images: Tensor) -> Int[Tensor, " batch"]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The effect of a change and of its control on every image, rows of (2, n).
+    """The effect of a change and of its control on every image.
 
-    right: whether it is then classified correctly.
-    size: the mean absolute distance of its pixels from before.
-    visible: (n,) whether the change alters it at all.
+    right (2, n): True if the image is predicted correctly after the change, and after the control.
+    size (2, n): the mean absolute distance between the pixels before and after each.
+    visible (n,): True if the change alters the image at all.
     """
 
     right: Bool[Tensor, "2 batch"]
@@ -164,7 +171,7 @@ class Outcome:
 def outcomes(
     subject: Subject, rows: Sequence[CovariateRow], advance: Advance = lambda _: None
 ) -> Mapping[str, Outcome]:
-    """Return for each property the outcome of its change, and of its control, on all images."""
+    """Return the outcome of the change of each property, and of its control, on all images."""
     batches: defaultdict[str, list[Outcome]] = defaultdict(list)
     batch_size = subject.batch_size or fitting_batch_size(subject.model)
     for indices in torch.arange(len(subject.split)).split(batch_size):
@@ -175,7 +182,9 @@ def outcomes(
             right = torch.stack([predictions(subject, images) == truth for images in both])
             size = torch.stack([distance(pictures.images, images) for images in both])
             visible = (both[0] - pictures.images).abs().flatten(1).amax(1) > _VISIBLE
-            batches[row.covariate].append(Outcome(right, size.cpu(), visible.cpu()))
+            batches[row.covariate].append(
+                Outcome(right=right, size=size.cpu(), visible=visible.cpu())
+            )
             advance(2 * len(indices))
     return {name: _join_batches(parts) for name, parts in batches.items()}
 
@@ -183,14 +192,14 @@ def outcomes(
 def _join_batches(parts: Sequence[Outcome]) -> Outcome:
     """Return the outcome on the images of all batches."""
     return Outcome(
-        torch.cat([part.right for part in parts], -1),
-        torch.cat([part.size for part in parts], -1),
-        torch.cat([part.visible for part in parts]),
+        right=torch.cat([part.right for part in parts], -1),
+        size=torch.cat([part.size for part in parts], -1),
+        visible=torch.cat([part.visible for part in parts]),
     )
 
 
 def _intervention_row(subject: Subject, row: CovariateRow, after: Outcome) -> InterventionRow:
-    """Count the images that the change alters and that have the property."""
+    """Return the row of one change; it counts images that are altered and have the property."""
     changed = after.visible & subject.values[row.covariate].isfinite()
     right = subject.evaluation.correct[changed]
     groups = _pick(subject.evaluation.groups, changed)
@@ -204,10 +213,10 @@ def _intervention_row(subject: Subject, row: CovariateRow, after: Outcome) -> In
         )
         size, control_size = after.size[:, changed].double().mean(1).tolist()
     return InterventionRow(
-        row.model,
-        row.covariate,
-        row.change,
-        row.known.control,
+        model=row.model,
+        covariate=row.covariate,
+        change=row.change,
+        control=row.known.control,
         errors=int((~right).sum()),
         mended=int((right_after & ~right).sum()),
         control_mended=int((right_after_control & ~right).sum()),
@@ -231,49 +240,50 @@ def _p_of_change(first: Tensor, second: Tensor, groups: Tensor | None) -> float:
 def covariate_rows(subjects: Sequence[Subject]) -> tuple[CovariateRow, ...]:
     """Return how each property separates the errors of each model, given the others and without.
 
-    Images of NaN (not known) are left out, as are properties without both errors and correct
-    predictions.
+    Images with an unknown value (NaN) are left out. So are properties without both errors and
+    correct predictions.
     """
     rows = list[CovariateRow]()
-    slices = list[slice]()
+    slices = list[slice]()  # the rows of each subject
     for subject in subjects:
-        separate = list[CovariateRow]()
+        subject_rows = list[CovariateRow]()
         for name in subject.values:
             row = _separation_row(subject, name)
             if row is not None:
-                separate.append(row)
-        slices.append(slice(len(rows), len(rows) + len(separate)))
-        rows += _with_regression(subject, separate)
+                subject_rows.append(row)
+        slices.append(slice(len(rows), len(rows) + len(subject_rows)))
+        rows += _with_regression(subject, subject_rows)
     rows = _correct_p_values(rows)
     complete = list[CovariateRow]()
-    for subject, of_subject in zip(subjects, slices):
-        for row in rows[of_subject]:
-            inseparable = _inseparable(subject, row, rows[of_subject])
+    for subject, rows_of_subject in zip(subjects, slices):
+        subject_rows = rows[rows_of_subject]
+        for row in subject_rows:
+            inseparable = _inseparable(subject, row, subject_rows)
             complete.append(replace(row, inseparable=inseparable))
     return tuple(complete)
 
 
 def _correct_p_values(rows: Sequence[CovariateRow]) -> list[CovariateRow]:
     """Return the rows with p-values corrected by Holm over both tests of all rows."""
-    tests = list[tuple[int, str]]()
+    tests = list[tuple[int, str]]()  # the index of the row, and the field of the p-value
     p_values = list[float]()
-    for at, row in enumerate(rows):
+    for index, row in enumerate(rows):
         for name in ("p", "p_joint"):
             p = getattr(row, name)
             if p is not None:
-                tests.append((at, name))
+                tests.append((index, name))
                 p_values.append(p)
     corrected = list(rows)
-    for (at, name), p in zip(tests, holm(p_values)):
+    for (index, name), p in zip(tests, holm(p_values)):
         adjusted: dict[str, Any] = {f"{name}_holm": p}
-        corrected[at] = replace(corrected[at], **adjusted)
+        corrected[index] = replace(corrected[index], **adjusted)
     return corrected
 
 
 def _separation_row(subject: Subject, name: str) -> CovariateRow | None:
-    """Return how one property separates errors when no other is known.
+    """Return how one property separates errors if no other property is known.
 
-    None without errors or correct predictions.
+    It is None without errors or without correct predictions.
     """
     evaluation = subject.evaluation
     values = subject.values[name]
@@ -285,7 +295,7 @@ def _separation_row(subject: Subject, name: str) -> CovariateRow | None:
     groups = _pick(evaluation.groups, has_value)
     area, p = separation(numbers, wrong, groups=groups, seed=subject.seed)
     if PROPERTIES[name].sought:
-        # the best of many has too narrow an interval
+        # it was chosen as the best of many, so its interval would be too narrow
         area = Estimate(area.value, n=area.n, unit="")
     detail = ""
     place = ""
@@ -299,10 +309,10 @@ def _separation_row(subject: Subject, name: str) -> CovariateRow | None:
         second = evaluation.classes[subject.pair.second]
         detail = f"{first} and {second}"
     return CovariateRow(
-        evaluation.alias,
-        name,
-        PROPERTIES[name].title,
-        area,
+        model=evaluation.alias,
+        covariate=name,
+        title=PROPERTIES[name].title,
+        area=area,
         errors=int(wrong.sum()),
         median_errors=float(np.median(numbers[wrong])),
         median_correct=float(np.median(numbers[~wrong])),
@@ -313,12 +323,12 @@ def _separation_row(subject: Subject, name: str) -> CovariateRow | None:
 
 
 def _with_regression(subject: Subject, separate: Sequence[CovariateRow]) -> list[CovariateRow]:
-    """Return the rows with the test of each property in a logistic regression of errors on others.
+    """Return the rows with the test of each property in a logistic regression of errors.
 
-    The regression has only properties that no prediction decides and that all images have, the
-    strongest without the others first, one for every five errors; of images that share a source,
-    one; and none with fewer than 10 errors or successes. A property that is sought in the errors is
-    added to it, but is not among the others.
+    - A property takes part if all images have it and it does not follow from predictions.
+    - There is one property for every five errors. The strongest without the others are taken.
+    - One image of each source takes part. With fewer than 10 errors or successes there is no test.
+    - A property that is sought in the errors is tested given the others, but is none of the others.
     """
     wrong = _wrong(subject)
     smaller = int(min(wrong.sum(), (~wrong).sum()))
@@ -339,9 +349,9 @@ def _with_regression(subject: Subject, separate: Sequence[CovariateRow]) -> list
     columns = _standardised_columns(subject, names)
     fit = fit_errors(columns, wrong)
     tests = dict[str, _Test]()
-    for at, name in enumerate(names):
-        ratio = likelihood_ratio(columns, at, wrong)
-        tests[name] = _Test(ratio, float(stats.chi2.sf(ratio, 1)), float(fit.slopes[at]))
+    for column, name in enumerate(names):
+        ratio = likelihood_ratio(columns, column, wrong)
+        tests[name] = _Test(ratio, float(stats.chi2.sf(ratio, 1)), float(fit.slopes[column]))
     for row in sought:
         tests[row.covariate] = _test_sought(subject, row.covariate, columns, wrong)
     rows = list[CovariateRow]()
@@ -356,6 +366,7 @@ def _with_regression(subject: Subject, separate: Sequence[CovariateRow]) -> list
 
 
 def _weakness(row: CovariateRow) -> tuple[float, float]:
+    """Return a sort key of rows, the strongest separation first."""
     p = 1.0 if row.p is None else row.p
     return p, -abs(row.area.value - 0.5)
 
@@ -370,7 +381,10 @@ class _Test:
 
 
 def _test_sought(subject: Subject, name: str, columns: Array, wrong: NDArray[np.bool_]) -> _Test:
-    """Return the test of a property that was sought in the errors, given these columns."""
+    """Return the test of a property that was sought in the errors, given these columns.
+
+    Its p-value counts all that could have been chosen: all pairs of classes, or all places.
+    """
     extended = np.column_stack([columns, _standardised_columns(subject, [name])])
     ratio = likelihood_ratio(extended, columns.shape[1], wrong)
     slope = float(fit_errors(extended, wrong).slopes[-1])
@@ -378,6 +392,7 @@ def _test_sought(subject: Subject, name: str, columns: Array, wrong: NDArray[np.
         p_of_pair = float(stats.chi2.sf(ratio, 1))
         return _Test(ratio, min(1.0, subject.pair.pairs * p_of_pair), slope)
     assert subject.mark is not None
+    # the part of cells, and of errors, that the other properties do not explain
     design = np.column_stack([np.ones(len(wrong)), columns])
     cells = subject.cells.flatten(1)[torch.from_numpy(subject.independent)].double().numpy()
     cells -= design @ np.linalg.lstsq(design, cells, rcond=None)[0]
@@ -391,7 +406,7 @@ def _test_sought(subject: Subject, name: str, columns: Array, wrong: NDArray[np.
 def _inseparable(
     subject: Subject, row: CovariateRow, rows: Sequence[CovariateRow]
 ) -> tuple[str, ...]:
-    """Return the properties in which errors differ, too, and to each of which this adds nothing."""
+    """Return other properties in which errors differ, if this one adds nothing to any of them."""
     if not row.differs or row.known.outcome:
         return ()
     names = list[str]()
@@ -425,7 +440,7 @@ def _standardised_columns(subject: Subject, names: Sequence[str]) -> Array:
 def difference_rows(first: Subject, second: Subject) -> tuple[DifferenceRow, ...]:
     """Return how much better each property separates the errors of the first of two models.
 
-    Properties are left out where either makes too few errors.
+    A property is left out if either model makes too few errors.
     """
     correct = torch.stack((first.evaluation.correct, second.evaluation.correct))
     rows = list[DifferenceRow]()
@@ -443,11 +458,11 @@ def difference_rows(first: Subject, second: Subject) -> tuple[DifferenceRow, ...
         gap, p = area_difference(numbers, wrong, groups=groups)
         rows.append(
             DifferenceRow(
-                first.evaluation.alias,
-                second.evaluation.alias,
-                name,
-                PROPERTIES[name].title,
-                gap,
+                first=first.evaluation.alias,
+                second=second.evaluation.alias,
+                covariate=name,
+                title=PROPERTIES[name].title,
+                difference=gap,
                 p_holm=p,
             )
         )
@@ -458,7 +473,7 @@ def difference_rows(first: Subject, second: Subject) -> tuple[DifferenceRow, ...
 def quarter_rows(subjects: Sequence[Subject]) -> Iterator[QuarterRow]:
     """Yield the accuracy on each quarter of the images by every property.
 
-    Equal values are never separated.
+    Images with equal values are in the same quarter.
     """
     inner = torch.linspace(0, 1, PARTS + 1, dtype=torch.float64)[1:-1]
     for subject in subjects:
@@ -471,10 +486,10 @@ def quarter_rows(subjects: Sequence[Subject]) -> Iterator[QuarterRow]:
                 inside = quarters == quarter
                 groups = _pick(evaluation.groups, inside)
                 yield QuarterRow(
-                    evaluation.alias,
-                    name,
-                    PROPERTIES[name].title,
-                    number,
+                    model=evaluation.alias,
+                    covariate=name,
+                    title=PROPERTIES[name].title,
+                    quarter=number,
                     low=float(values[inside].amin()),
                     high=float(values[inside].amax()),
                     accuracy=accuracy(evaluation.correct[inside], groups=groups),

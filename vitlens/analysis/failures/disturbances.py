@@ -1,7 +1,7 @@
 """Disturbances of images at several levels; free of torch.
 
-They are common corruptions, filters, shuffles and coverings. Each is an operation of operations.py
-at a level; lengths are shares of the shorter side.
+They are common corruptions, filters, shuffled tiles and covered squares. Each is an operation of
+operations.py at a level. Lengths are shares of the shorter side.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Final
 Size = tuple[int, int]
 
 SEVERITIES: Final = (1, 2, 3, 4, 5)
-_MOST_TILES: Final = 16  # along a side
+_MOST_TILES: Final = 16  # most tiles along a side
 _TILE_STEP: Final = 1.7  # least ratio of consecutive numbers of tiles
 
 
@@ -21,10 +21,12 @@ _TILE_STEP: Final = 1.7  # least ratio of consecutive numbers of tiles
 class Disturbance:
     """One disturbance of images.
 
+    title: its name in tables and figures.
     description: its effect, or the meaning of its level.
-    operation: its name in operations.py.
-    levels: of a common corruption its strengths at severities 1 to 5, of the others those of which
-        the first changes nothing (none: tiles, which depend on the size).
+    operation: the name of the operation in operations.py.
+    levels: the levels. Those of a common corruption are its strengths at severities 1 to 5. The
+        first level of other disturbances changes nothing. The levels of tiles are empty, because
+        they depend on the size.
     """
 
     title: str
@@ -35,7 +37,7 @@ class Disturbance:
     def at(self, size: Size) -> tuple[float, ...]:
         """Return the levels for images of this size.
 
-        Of tiles they are 1 and numbers that divide the sides, each at least 1.7 times the one
+        For tiles they are 1 and numbers that divide the sides, each at least 1.7 times the one
         before.
         """
         if self.levels:
@@ -47,7 +49,7 @@ class Disturbance:
         return tuple(float(count) for count in counts)
 
 
-# after Hendrycks & Dietterich 2019; occlusion is none of theirs
+# after Hendrycks & Dietterich 2019, who have no occlusion
 CORRUPTIONS: Final[Mapping[str, Disturbance]] = MappingProxyType(
     {
         "noise": Disturbance(

@@ -1,8 +1,8 @@
-"""Covered parts of objects, read off the luminance and the object's mask.
+"""Covered parts of objects, estimated from the luminance and the object's mask.
 
-Another object may stand in front where the outline touches pixels that differ from the
-surroundings. A mask without a part of the object does not show this by its shape: a bar that is cut
-at one end is a shorter bar.
+Another object may be in front if the object's outline touches pixels that differ from the
+surroundings. The shape of a mask does not show a covered part: a bar that is cut at one end is a
+shorter bar.
 """
 
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ from torch.nn import functional as F
 from vitlens.shapes import Masks
 
 Planes = Float[Tensor, "batch height width"]
-# of the shorter side: the smoothed edge of an object, and the width of its outline
+# width of an object's smoothed edge, and of its outline, as a share of the shorter side
 _MARGIN: Final = 1 / 64
-# from the median of the surroundings, from which on a pixel is of another object
+# a pixel belongs to another object if it is more standard deviations from the surroundings
 _DEVIATIONS: Final = 3.0
-# of the median absolute deviation, which makes it the standard deviation of normal noise
+# factor from the median absolute deviation to the standard deviation of normal noise
 _SCALE: Final = 1.4826
-# of the range of luminance: smaller differences are not seen as another object
+# smaller differences of the luminance, which is from 0 to 1, do not show another object
 _LEAST: Final = 0.05
-_REACH: Final = 1 / 4  # of the shorter side: how far another object is followed
-_SPARSE: Final = 64  # pixels along the shorter side of what medians are taken on
+_REACH: Final = 1 / 4  # distance that another object is followed, as a share of the shorter side
+_SPARSE: Final = 64  # medians are taken over about so many pixels along the shorter side
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Outline:
     def share(self) -> Float[Tensor, " batch"]:
         """Return the share of each outline that touches another object.
 
-        NaN without an object, or without an outline.
+        It is NaN without an object, or without an outline.
         """
         total = self.ring.sum((1, 2))
         touched = (self.ring & self.other).sum((1, 2))

@@ -1,9 +1,9 @@
 """Operations on images: the disturbances of disturbances.py, and accuracy after them.
 
-Random numbers depend on an image's key, not on its index in a batch; a square that is covered at
-one level is also covered at higher levels. Each corruption is one operation of torchvision (JPEG:
-of Pillow). Frequencies are shares of Nyquist's (half a cycle a pixel): 1 is the highest along an
-axis, sqrt(2) the highest of all; the image is treated as periodic.
+Random numbers depend on an image's key, not on its index in a batch. A square that is covered at
+one level is also covered at higher levels. Each corruption is one operation of torchvision (JPEG of
+Pillow). Frequencies are shares of Nyquist's frequency, half a cycle per pixel: 1 is the highest
+along an axis, sqrt(2) the highest of all. Images are treated as periodic.
 """
 
 import math
@@ -35,7 +35,7 @@ from vitlens.shapes import Images
 from vitlens.uncertainty import Estimate, bootstrap_mean
 
 Keys = Int[Tensor, " batch"]
-_COVERED = 8  # squares along a side, nearly
+_COVERED = 8  # about so many squares along a side are covered or not
 
 
 @cache
@@ -93,10 +93,11 @@ def _occlude(images: Images, strength: float, keys: Keys) -> Images:
 
 
 def frequency_bands(images: Images, *, cutoff: float) -> tuple[Images, Images]:
-    """Return the low and the high frequencies of images, of which the sum is the image.
+    """Return the low and the high frequencies of images. Their sum is the image.
 
-    cutoff: the highest frequency of the low part, as a share of Nyquist's, 0 or more. The mean is
-    in the low part. Values are not clipped; the high part has mean 0.
+    The mean is in the low part, so the high part has the mean 0. Values are not clipped.
+
+    cutoff: the highest frequency of the low part, as a share of Nyquist's frequency, 0 or more.
     """
     height, width = images.shape[-2:]
     down = 2 * torch.fft.fftfreq(height, device=images.device)
@@ -114,40 +115,50 @@ def shuffle_tiles(images: Images, level: float, keys: Keys) -> Images:
     """
     count = int(level)
     height, width = images.shape[-2:]
+    # as (batch, 3, count, tile height, count, tile width)
     cut = images.unflatten(2, (count, height // count)).unflatten(4, (count, width // count))
-    tiles = cut.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # (batch, count * count, 3, rows, columns)
+    # as (batch, count * count, 3, tile height, tile width)
+    tiles = cut.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
     order = uniform(keys.to(images.device), count * count, stream=1).argsort(1)
-    drawn = tiles[torch.arange(len(images), device=images.device)[:, None], order]
-    grid = drawn.unflatten(1, (count, count)).permute(0, 3, 1, 4, 2, 5)
-    laid: Tensor = grid.reshape(images.shape)
-    return laid
+    image_numbers = torch.arange(len(images), device=images.device)[:, None]
+    shuffled = tiles[image_numbers, order]
+    # back to (batch, 3, count, tile height, count, tile width)
+    grid = shuffled.unflatten(1, (count, count)).permute(0, 3, 1, 4, 2, 5)
+    result: Tensor = grid.reshape(images.shape)
+    return result
 
 
 def cover_squares(images: Images, share: float, keys: Keys) -> Images:
     """Return each image with this share of its squares filled with its mean colour.
 
-    The squares are about an eighth of a side, off the patch grid of a ViT: they begin half a square
-    outside the image, with sides of no divisor in common with it (5 px, shifted by 3 px, in images
-    of 32 px; 29 and 15 in 224 px). Squares of the patch grid would remove complete tokens and leave
-    the others as they are. The number of squares is rounded. As those at the edges are cut, the
-    share of pixels is this one on average.
+    The squares have about an eighth of a side. They must not lie on the patch grid of a ViT, where
+    they would remove complete tokens and leave the others unchanged. So the grid of squares begins
+    half a square outside the image, and side and shift have no divisor in common with the image:
+    5 px, shifted by 3 px, in images of 32 px, and 29 and 15 px in images of 224 px.
+
+    The number of squares is rounded. Squares at the edges are cut, so the share of pixels is right
+    only on average.
     """
     height, width = images.shape[-2:]
-    side = _coprime(max(2, -(-min(height, width) // _COVERED)), (height, width))
+    eighth = -(-min(height, width) // _COVERED)  # rounded up
+    side = _coprime(max(2, eighth), (height, width))
     offset = _coprime(side // 2, (height, width))
+    # the number of the square of each pixel, row by row: (height, width)
     rows = (torch.arange(height) + offset) // side
     columns = (torch.arange(width) + offset) // side
-    square = (rows[:, None] * (int(columns[-1]) + 1) + columns).to(images.device)
+    squares_in_row = int(columns[-1]) + 1
+    square = (rows[:, None] * squares_in_row + columns).to(images.device)
     count = int(square[-1, -1]) + 1
+    # a random rank for each square: argsort of argsort gives ranks
     rank = uniform(keys.to(images.device), count, stream=2).argsort(1).argsort(1)
-    is_covered = (rank < round(share * count))[:, square]
+    is_covered = (rank < round(share * count))[:, square]  # (batch, height, width)
     return torch.where(is_covered[:, None], images.mean((-2, -1), keepdim=True), images)
 
 
 def _coprime(least: int, sides: tuple[int, int]) -> int:
-    """Return the smallest number from `least` on without a divisor in common with a side.
+    """Return the smallest number, at least `least`, without a divisor in common with a side.
 
-    Patches divide the sides, so that they have none in common with it either.
+    As patches divide the sides, they have no divisor in common with it either.
     """
     number = least
     while any(math.gcd(number, side) > 1 for side in sides):
@@ -166,8 +177,8 @@ def distance(images: Images, changed: Images) -> Float[Tensor, " batch"]:
     return (images - changed).abs().mean((1, 2, 3))
 
 
-# Functions of images, a level and keys to images of about [0, 1], by their name in the table of
-# disturbances, which describes the level. The key of an image decides its random numbers.
+# Functions from images, a level and keys to images of about [0, 1], by their name in the table of
+# disturbances. That table describes the level. The key of an image decides its random numbers.
 OPERATIONS: Final[Mapping[str, Callable[[Images, float, Keys], Images]]] = MappingProxyType(
     {
         "noise": _noise,
@@ -197,13 +208,16 @@ def correct_after(
     precision: str = "fp32",
     advance: Callable[[int], object] = lambda _: None,
 ) -> Bool[Tensor, "changes batch"]:
-    """Return which images are classified correctly after each change, an operation at a level.
+    """Return True for images that are predicted correctly after each change.
 
-    keys: (n,), one per image, which seeds its random numbers, so that all models and processes have
-        the same pixels. Images are changed at the size of the split, before the model resizes them.
-    advance: called with the number of passes over an image just done.
+    Images are changed at the size of the split, before the model resizes them.
 
-    Raises DataError without labels, InputError when the classes do not match.
+    changes: operations, each with a level.
+    keys (n,): the seed of each image's random numbers, so that all models and processes get the
+        same pixels.
+    advance: called with the number of finished passes over an image.
+
+    Raises DataError without labels, and InputError if the classes do not match.
     """
     truth = require_labels(split).cpu()
     read = reading(model.classes, split.classes).read
@@ -224,7 +238,9 @@ def correct_after(
 class Corrupted:
     """One model on corrupted images.
 
-    correct: (kinds, severities, n), kinds as in CORRUPTIONS; groups: (n,).
+    alias: the alias of the model.
+    correct (kinds, severities, n): True for correct predictions; kinds are those of CORRUPTIONS.
+    groups (n,): the group of each image, None if images are independent.
     """
 
     alias: str
@@ -245,9 +261,11 @@ class Corrupted:
         return bootstrap_mean(errors, groups=self.groups, seed=seed, least=0.0, most=1.0)
 
     def lost(self, clean: Bool[Tensor, " batch"], *, seed: int = 0) -> Estimate:
-        """Return clean accuracy minus the mean accuracy of all kinds and severities, points.
+        """Return clean accuracy minus the mean accuracy of all kinds and severities, in points.
 
-        Its interval is paired over images; clean: which clean images are classified correctly.
+        Its interval is paired over images.
+
+        clean: True for clean images that are predicted correctly.
         """
         lost = 100.0 * (clean.double() - self.correct.double().mean((0, 1)))
         return bootstrap_mean(
@@ -257,10 +275,10 @@ class Corrupted:
     def relative_error(self, baseline: "Corrupted", *, seed: int = 0) -> Estimate | None:
         """Return the mean corruption error, relative to a baseline (Hendrycks & Dietterich 2019).
 
-        For each kind the errors summed over severities, divided by those of the baseline, averaged
-        over kinds; a fraction, 1 for the baseline. The interval is a paired bootstrap over images
-        (or groups), which fewer than 6 do not have. None where the baseline makes no error under
-        one of the kinds.
+        It is the mean over kinds of the errors, summed over severities, divided by those of the
+        baseline. The baseline itself has 1. The interval is a paired bootstrap over images (or
+        groups); fewer than 6 have none. The result is None if the baseline makes no error under one
+        of the kinds.
         """
         errors = (~self.correct).double().mean(1)  # (kinds, n)
         baseline_errors = (~baseline.correct).double().mean(1)
@@ -270,7 +288,7 @@ class Corrupted:
         both = torch.cat((errors, baseline_errors))
         means = resampled_means(both, groups=self.groups, seed=seed)
         ratios = (means[:, :kinds] / means[:, kinds:]).mean(1).numpy()
-        # undefined in draws where the baseline makes no error
+        # draws in which the baseline makes no error have no ratio
         ratios = ratios[np.isfinite(ratios)]
         value = float((errors.mean(1) / baseline_errors.mean(1)).mean())
         counts = sizes_of_groups(n, self.groups)

@@ -1,7 +1,6 @@
-"""Patterns sought in the errors themselves: a mark at a fixed place, and a pair of classes.
+"""Patterns that are sought in the errors themselves: a mark at a fixed place, a pair of classes.
 
-Both are chosen among many by the errors, so that their p-values count all that could have been
-chosen.
+The errors choose both among many, so their p-values count all that could have been chosen.
 """
 
 from dataclasses import dataclass
@@ -24,26 +23,27 @@ Array = NDArray[np.float64]
 Cells = Float[Tensor, "batch channels rows columns"]
 Box = tuple[int, int, int, int]  # the first row and column, and those after the last, px
 GRID: Final = 16  # places along a side
-_DRAWS: Final = 2000
-_CHANNELS: Final = (
+_DRAWS: Final = 2000  # permutations
+_CHANNELS: Final = (  # errors with more and with less of each channel
     ("brighter", "darker"),
     ("redder", "less red"),
     ("greener", "less green"),
     ("bluer", "less blue"),
 )
-_PREFERRED: Final = 1.1  # times the score of luminance, from which on another channel is taken
-_LARGEST: Final = 1 / 8  # of the places: a larger region is no mark
+_PREFERRED: Final = 1.1  # another channel is taken if its score is so many times that of luminance
+_LARGEST: Final = 1 / 8  # a region of more than this part of the places is no mark
 
 
 @dataclass(frozen=True)
 class Mark:
     """The place at which images of errors and of correct predictions differ most.
 
-    index: the index of the cell in the flattened cells.
-    box: the box of the mark, px.
-    values: (n,) of the channel there, without the image's mean.
-    p: that any place differs so much by chance.
-    detail, place: in words, how errors differ and where.
+    index: the index of the best cell in the flattened cells.
+    box: the box of the mark in px.
+    values (n,): the value of the channel there, without the image's mean.
+    p: the p-value of such a difference at any place.
+    detail: how errors differ, e.g. "brighter".
+    place: the place in words.
     """
 
     index: int
@@ -58,7 +58,10 @@ class Mark:
 class Pair:
     """Two classes that are confused more often than others are misclassified.
 
-    p: counts all pairs; pairs: their number; values: (n,) whether an image is of one of the two.
+    first, second: the numbers of the classes.
+    values (n,): 1 for images of one of the two classes, else 0.
+    p: the p-value, corrected for the number of pairs.
+    pairs: the number of pairs of classes.
     """
 
     first: int
@@ -79,7 +82,8 @@ def cells_of(images: Images) -> Cells:
 def scores(cells: Array, residuals: Array) -> Array:
     """Return the correlation of each column of cells with residuals.
 
-    cells: (n, places), centred; residuals: (..., n), of mean 0.
+    cells (n, places): values with the mean 0 over images.
+    residuals (..., n): values with the mean 0.
     """
     sizes = np.sqrt((cells**2).sum(0))
     spread = np.sqrt((residuals**2).sum(-1))[..., None]
@@ -117,21 +121,22 @@ def find_mark(
     flat -= flat.mean(0)
     all_scores = scores(flat, residuals)
     channel = _channel_of(all_scores)
-    of_channel = all_scores.reshape(len(_CHANNELS), rows, columns)[channel]
-    row, column = np.unravel_index(int(np.abs(of_channel).argmax()), of_channel.shape)
-    best = of_channel[row, column]
+    channel_scores = all_scores.reshape(len(_CHANNELS), rows, columns)[channel]
+    row, column = np.unravel_index(int(np.abs(channel_scores).argmax()), channel_scores.shape)
+    best = channel_scores[row, column]
     index = (channel * rows + int(row)) * columns + int(column)
     p, limit = p_of_any_place(flat, residuals, all_scores[index], seed=seed)
-    is_alike = of_channel * np.sign(best) >= min(limit, abs(best))
+    # the mark is the region of significant scores with the same sign
+    is_alike = channel_scores * np.sign(best) >= min(limit, abs(best))
     box = _box_of(_region_around(is_alike, int(row), int(column)), size)
     more, less = _CHANNELS[channel]
     return Mark(
-        index,
-        box,
-        cells.flatten(1)[:, index].float(),
-        p,
-        more if best > 0 else less,
-        _place_in_words(box, size),
+        index=index,
+        box=box,
+        values=cells.flatten(1)[:, index].float(),
+        p=p,
+        detail=more if best > 0 else less,
+        place=_place_in_words(box, size),
     )
 
 
@@ -144,7 +149,7 @@ def _channel_of(all_scores: Array) -> int:
 
 
 def _region_around(is_alike: NDArray[np.bool_], row: int, column: int) -> NDArray[np.bool_]:
-    """Return the connected region of a cell; the cell only, where the region is large."""
+    """Return the connected region around a cell, or only the cell if the region is large."""
     labels, _ = ndimage.label(is_alike)
     region: NDArray[np.bool_] = labels == labels[row, column]
     if region.mean() > _LARGEST:
@@ -165,15 +170,18 @@ def _ends(occupied: NDArray[np.bool_], side: int) -> tuple[int, int]:
     """Return the first pixel of the occupied cells along an axis, and the one after the last."""
     inside = np.flatnonzero(occupied)
     count = len(occupied)
-    first = int(inside[0]) * side // count
-    last = -(-(int(inside[-1]) + 1) * side // count)
-    return first, last
+    first = int(inside[0]) * side // count  # rounded down
+    end = -(-(int(inside[-1]) + 1) * side // count)  # rounded up
+    return first, end
 
 
 def _place_in_words(box: Box, size: tuple[int, int]) -> str:
     top, left, bottom, right = box
-    down = ("upper", "", "lower")[min(2, int(3 * (top + bottom) / 2 / size[0]))]
-    across = ("left", "", "right")[min(2, int(3 * (left + right) / 2 / size[1]))]
+    height, width = size
+    third_down = int(3 * (top + bottom) / 2 / height)  # the third of the image: 0, 1 or 2
+    third_across = int(3 * (left + right) / 2 / width)
+    down = ("upper", "", "lower")[min(2, third_down)]
+    across = ("left", "", "right")[min(2, third_across)]
     if down and across:
         return f"at the {down} {across}"
     if down == "upper":
@@ -188,30 +196,35 @@ def find_pair(
 ) -> Pair | None:
     """Return the two classes that are confused most beyond the errors of all other classes.
 
-    None of two classes. Fisher's exact test: are images of the two taken for each other more often
-    than images of other classes are misclassified at all? Errors that are as frequent in all
-    classes are then no pair, wherever they go. indices: of the images that count.
+    Fisher's exact test compares two rates: images of the two that are taken for each other, and
+    images of other classes that are misclassified at all. If errors are as frequent in all classes,
+    no pair is significant, whatever class is predicted. The result is None for two classes.
+
+    indices: the indices of the images that count.
     """
     truth = labels.numpy()[indices]
     answers = predictions.numpy()[indices]
     present = np.unique(truth)
     if classes < 3 or len(present) < 3:
         return None
+    # the confusion matrix (label, prediction)
     counts = np.bincount(truth * classes + answers, minlength=classes**2).reshape(classes, classes)
-    of_class = counts.sum(1)
-    wrong_of_class = of_class - counts.diagonal()
+    images_of_class = counts.sum(1)
+    errors_of_class = images_of_class - counts.diagonal()
     pairs = list(combinations(present.tolist(), 2))
     best: tuple[float, int, int] = (1.0, *pairs[0])
     for first, second in pairs:
-        images = of_class[first] + of_class[second]
+        images = images_of_class[first] + images_of_class[second]
         confused = counts[first, second] + counts[second, first]
-        elsewhere = of_class.sum() - images
-        wrong_elsewhere = wrong_of_class.sum() - wrong_of_class[first] - wrong_of_class[second]
-        if confused * elsewhere <= wrong_elsewhere * images:
-            continue
-        wrong = confused + wrong_elsewhere
-        p = float(stats.hypergeom.sf(confused - 1, images + elsewhere, wrong, images))
+        images_elsewhere = images_of_class.sum() - images
+        errors_elsewhere = errors_of_class.sum() - errors_of_class[first] - errors_of_class[second]
+        if confused * images_elsewhere <= errors_elsewhere * images:
+            continue  # the rate of the pair is not higher
+        both = confused + errors_elsewhere
+        p = float(stats.hypergeom.sf(confused - 1, images + images_elsewhere, both, images))
         best = min(best, (p, first, second))
     p, first, second = best
     values = ((labels == first) | (labels == second)).float()
-    return Pair(first, second, values, min(1.0, p * len(pairs)), len(pairs))
+    return Pair(
+        first=first, second=second, values=values, p=min(1.0, p * len(pairs)), pairs=len(pairs)
+    )

@@ -1,7 +1,7 @@
 """Properties of images on which errors may depend, and the change that tests each; no torch.
 
-A new one is an entry here, its measure in covariates.py and, where it can be changed, its change
-and control in changes.py.
+To add a property, write an entry here and its measure in covariates.py. If it can be changed, write
+its change and control in changes.py.
 """
 
 from collections.abc import Mapping
@@ -16,16 +16,15 @@ from vitlens.renamed import RenamedAttribute
 class Property:
     """A property of images, in words.
 
-    title: in tables.
+    title: its name in tables.
     high, low: images with much and with little of it.
-    cause: what follows "because".
-    lowered, raised: the effect of a change on it, "" where there is none.
-    control: another change of the same size that leaves it as it is.
-    outcome: whether it follows from the predictions of the model, so that no image is changed to
-        it.
-    next_high, next_low: the next test of whether errors are due to much, or to little, of it.
-    sought: whether it is chosen among many by the errors of one model; {detail} and {place} are in
-        its row.
+    cause: the words after "because" if it causes errors.
+    lowered, raised: what is done to images to lower or raise it, "" if they cannot be changed so.
+    control: another change of the same size that leaves the property as it is.
+    outcome: True if it follows from the predictions of the model, so that no image is changed.
+    next_high, next_low: the next test if errors have much, or little, of it.
+    sought: True if it is chosen among many by the errors of one model. {detail} and {place} are
+        then fields of its row.
     """
 
     title: str
@@ -53,158 +52,165 @@ class Property:
 _BRIGHTER: Final = "made brighter or darker by as much"
 _LIT: Final = "lit as much from one side"
 _AROUND: Final = "moved as far around the centre"
-_CONTRAST: Final = "of their contrast", "given less contrast", "given more contrast"
 PROPERTIES: Final[Mapping[str, Property]] = MappingProxyType(
     {
         # from the object's centre to the image's, in halves of the shorter side
         "off_centre": Property(
-            "distance from the centre",
-            "off-centre objects",
-            "centred objects",
-            "of their place",
-            "moved to the centre",
-            "moved away from the centre",
-            _AROUND,
+            title="distance from the centre",
+            high="off-centre objects",
+            low="centred objects",
+            cause="of their place",
+            lowered="moved to the centre",
+            raised="moved away from the centre",
+            control=_AROUND,
         ),
         # the share of the image that the object covers
         "size": Property(
-            "size of the object",
-            "large objects",
-            "small objects",
-            "of their size",
-            "shrunk",
-            "enlarged",
-            "moved as far as their edges move",
+            title="size of the object",
+            high="large objects",
+            low="small objects",
+            cause="of their size",
+            lowered="shrunk",
+            raised="enlarged",
+            control="moved as far as their edges move",
         ),
         # the mean luminance of the object minus that of its surroundings, without sign
         "object_contrast": Property(
-            "contrast of the object",
-            "high-contrast objects",
-            "low-contrast objects",
-            *_CONTRAST,
-            _BRIGHTER,
+            title="contrast of the object",
+            high="high-contrast objects",
+            low="low-contrast objects",
+            cause="of their contrast",
+            lowered="given less contrast",
+            raised="given more contrast",
+            control=_BRIGHTER,
         ),
         # whether the object reaches the edge of the image
         "border": Property(
-            "contact with the border",
-            "objects at the border",
-            "objects off the border",
-            "they touch it",
-            "moved off the border",
-            "",
-            "moved as far along the border",
+            title="contact with the border",
+            high="objects at the border",
+            low="objects off the border",
+            cause="they touch it",
+            lowered="moved off the border",
+            raised="",
+            control="moved as far along the border",
         ),
         # occlusion.py: the share of the object's outline that touches another object
         "occlusion": Property(
-            "covered outline",
-            "partly covered objects",
-            "uncovered objects",
-            "of what covers them",
-            "freed of what covers them",
-            "",
-            "given as much of it next to them",
+            title="covered outline",
+            high="partly covered objects",
+            low="uncovered objects",
+            cause="of what covers them",
+            lowered="freed of what covers them",
+            raised="",
+            control="given as much of it next to them",
         ),
         # the standard deviation of the luminance, 0 to 1
         "contrast": Property(
-            "contrast", "high-contrast images", "low-contrast images", *_CONTRAST, _BRIGHTER
+            title="contrast",
+            high="high-contrast images",
+            low="low-contrast images",
+            cause="of their contrast",
+            lowered="given less contrast",
+            raised="given more contrast",
+            control=_BRIGHTER,
         ),
         # the mean luminance, 0 to 1
         "brightness": Property(
-            "brightness",
-            "bright images",
-            "dark images",
-            "of their brightness",
-            "darkened",
-            "brightened",
-            _LIT,
+            title="brightness",
+            high="bright images",
+            low="dark images",
+            cause="of their brightness",
+            lowered="darkened",
+            raised="brightened",
+            control=_LIT,
         ),
         # how much another blur changes the image, 0 to 1 (Crete 2007)
         "sharpness": Property(
-            "sharpness",
-            "sharp images",
-            "blurred images",
-            "of their sharpness",
-            "blurred",
-            "sharpened",
-            _LIT,
+            title="sharpness",
+            high="sharp images",
+            low="blurred images",
+            cause="of their sharpness",
+            lowered="blurred",
+            raised="sharpened",
+            control=_LIT,
         ),
         # the mean gradient of the luminance, off the object where that is known
         "clutter": Property(
-            "clutter",
-            "cluttered images",
-            "plain images",
-            "of what surrounds the object",
-            "freed of clutter",
-            "",
-            "given as much of another ground",
+            title="clutter",
+            high="cluttered images",
+            low="plain images",
+            cause="of what surrounds the object",
+            lowered="freed of clutter",
+            raised="",
+            control="given as much of another ground",
         ),
         # as the object's, of the map's centre of mass
         "map_off_centre": Property(
-            "map: distance from the centre",
-            "images whose map is off centre",
-            "images whose map is centred",
-            "of the place of what the map marks",
-            "shifted so that the map is centred",
-            "shifted so that the map is farther from the centre",
-            _AROUND,
+            title="map: distance from the centre",
+            high="images whose map is off centre",
+            low="images whose map is centred",
+            cause="of the place of what the map marks",
+            lowered="shifted so that the map is centred",
+            raised="shifted so that the map is farther from the centre",
+            control=_AROUND,
         ),
         # the smallest share of the image that holds half of the map
         "map_size": Property(
-            "map: size",
-            "images whose map is wide",
-            "images whose map is narrow",
-            "of the size of what the map marks",
-            "shrunk",
-            "enlarged",
-            "shifted as far on average",
+            title="map: size",
+            high="images whose map is wide",
+            low="images whose map is narrow",
+            cause="of the size of what the map marks",
+            lowered="shrunk",
+            raised="enlarged",
+            control="shifted as far on average",
         ),
         # the share of the map outside the middle quarter of the image
         "map_outer": Property(
-            "map: share off the middle",
-            "images whose map is off the middle",
-            "images whose map is in the middle",
+            title="map: share off the middle",
+            high="images whose map is off the middle",
+            low="images whose map is in the middle",
         ),
         # luminance or colour at the place where errors and correct predictions differ most, without
         # the image's mean
         "mark": Property(
-            "mark at one place",
-            "images {detail} {place}",
-            "images {detail} {place}",
-            "of what is there",
-            "filled in {place}",
-            "filled in {place}",
-            "changed as much at another place",
+            title="mark at one place",
+            high="images {detail} {place}",
+            low="images {detail} {place}",
+            cause="of what is there",
+            lowered="filled in {place}",
+            raised="filled in {place}",
+            control="changed as much at another place",
             sought=True,
         ),
         # whether the label is one of the two classes that are confused most
         "pair": Property(
-            "pair of classes",
-            "images of {detail}",
-            "images of other classes than {detail}",
+            title="pair of classes",
+            high="images of {detail}",
+            low="images of other classes than {detail}",
             next_high="a training with more images of the two",
             sought=True,
         ),
         # of the map's positive part
         "map_on_object": Property(
-            "map: share on the object",
-            "images whose map lies on the object",
-            "images whose map lies off the object",
+            title="map: share on the object",
+            high="images whose map lies on the object",
+            low="images whose map lies off the object",
             outcome=True,
             next_low="to fill in what the map marks off the object",
         ),
         # whether the next most probable class is the one most like the label, by logits
         "look_alike": Property(
-            "look-alike class",
-            "images whose next class looks alike",
-            "images whose next class does not look alike",
+            title="look-alike class",
+            high="images whose next class looks alike",
+            low="images whose next class does not look alike",
             outcome=True,
             next_high="a training with more images of the classes that it confuses",
         ),
         # the probability of the predicted class
         "confidence": Property(
-            "confidence",
-            "predictions made with confidence",
-            "predictions made without confidence",
+            title="confidence",
+            high="predictions made with confidence",
+            low="predictions made without confidence",
             outcome=True,
         ),
     }

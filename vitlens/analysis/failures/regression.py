@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-# on standardised coefficients: keeps them finite where a property separates completely
+# penalty on standardised coefficients, which keeps them finite if a property separates completely
 _RIDGE: Final = 1e-4
 
 
@@ -18,7 +18,7 @@ class Fit:
 
     deviance: minus twice the log likelihood.
     slopes: the slopes of the standardised columns.
-    chances: the chances of an error, for each image.
+    chances: the probability of an error for each image.
     """
 
     deviance: float
@@ -38,14 +38,14 @@ def fit_errors(columns: Array, wrong: NDArray[np.bool_]) -> Fit:
 
     design = columns if columns.shape[1] else np.zeros((len(wrong), 1))
     model = LogisticRegression(C=1 / _RIDGE, solver="newton-cholesky", tol=1e-8, max_iter=1000)
-    # it warns where Newton's steps do not descend, and goes on with L-BFGS
+    # it warns if Newton's steps do not descend, and continues with L-BFGS
     with warnings.catch_warnings(action="ignore"):
         scores = model.fit(design, wrong).decision_function(design)
     deviance = 2 * float(np.logaddexp(0, scores).sum() - scores[wrong].sum())
     return Fit(deviance, model.coef_[0], 1 / (1 + np.exp(-scores)))
 
 
-def likelihood_ratio(columns: Array, at: int, wrong: NDArray[np.bool_]) -> float:
-    """Return the drop in deviance by the column at an index, given the others; at least 0."""
-    without = fit_errors(np.delete(columns, at, 1), wrong).deviance
+def likelihood_ratio(columns: Array, column: int, wrong: NDArray[np.bool_]) -> float:
+    """Return the fall in deviance by one column, given the others; at least 0."""
+    without = fit_errors(np.delete(columns, column, 1), wrong).deviance
     return max(0.0, without - fit_errors(columns, wrong).deviance)

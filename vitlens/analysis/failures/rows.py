@@ -8,20 +8,26 @@ from vitlens.analysis.failures.properties import PROPERTIES, Property
 from vitlens.record import OfModel, col
 from vitlens.uncertainty import LEVEL, Estimate
 
-_CHANCE: Final = 0.5  # area of a property that does not separate errors
-LEAST_RATIO: Final = 0.5  # of the sizes of a control and a change, or of a change and a control
+_CHANCE: Final = 0.5  # AUC of a property that does not separate errors
+LEAST_RATIO: Final = 0.5  # a control matches a change with half to twice its size
 
 
 @dataclass(frozen=True)
 class CovariateRow(OfModel):
     """The separation of one model's errors by one property of all images.
 
-    likelihood_ratio: the likelihood ratio of the logistic regression of errors on all properties
-        that are not outcomes without this one, None where it is not in it.
-    slope: the slope of the standardised property in it.
-    p_holm, p_joint_holm: over both tests of all rows of the run.
-    inseparable: other properties in which errors differ, where this one adds nothing to them.
-    detail, place: of what was sought: the two classes, or how the marked images differ, and where.
+    covariate: the name of the property in PROPERTIES.
+    area: the AUC of the property for errors.
+    p: the p-value of the property without the others.
+    p_holm, p_joint_holm: p-values corrected over both tests of all rows of the run.
+    likelihood_ratio: the fall in deviance by this property in a logistic regression of errors on
+        all properties that are no outcomes. None if it is not in the regression.
+    p_joint: the p-value of the likelihood ratio.
+    slope: the slope of the standardised property in the regression.
+    inseparable: other properties in which errors differ, if this one adds nothing to them.
+    detail: for a property that was sought in the errors, the two classes or the difference of the
+        marked images.
+    place: the place of a mark in words.
     """
 
     covariate: str = col("property")
@@ -61,7 +67,7 @@ class CovariateRow(OfModel):
 
     @property
     def differs_given_others(self) -> bool:
-        """Return True if it significantly separates errors when all others are known."""
+        """Return True if it significantly separates errors given all others."""
         return self.p_joint_holm is not None and self.p_joint_holm <= LEVEL
 
     @property
@@ -73,7 +79,7 @@ class CovariateRow(OfModel):
     def more_in_errors(self) -> bool:
         """Return True if errors have more of it.
 
-        Where they differ only given the others, the slope given the others decides.
+        If errors differ only given the others, the slope given the others decides.
         """
         differs_only_given_others = self.differs_given_others and not self.differs_alone
         if self.slope is not None and differs_only_given_others:
@@ -82,12 +88,12 @@ class CovariateRow(OfModel):
 
     @property
     def sign(self) -> int:
-        """Return the direction of the change towards what correct predictions have."""
+        """Return the direction of the change towards the values of correct predictions."""
         return -1 if self.more_in_errors else 1
 
     @property
     def change(self) -> str:
-        """Return the change in words, "" where there is none."""
+        """Return the change in words, "" if there is none."""
         words = self.known.lowered if self.sign < 0 else self.known.raised
         return words.format(detail=self.detail, place=self.place)
 
@@ -100,7 +106,7 @@ class CovariateRow(OfModel):
     def is_stronger(self, other: "CovariateRow") -> bool:
         """Return True if it separates errors better than another property.
 
-        This must hold given the others and without them.
+        It must do so both given the others and without them.
         """
         is_stronger_alone = abs(self.area.value - _CHANCE) > abs(other.area.value - _CHANCE)
         ratio = self.likelihood_ratio or 0.0
@@ -108,9 +114,9 @@ class CovariateRow(OfModel):
 
     @property
     def needs_no_change(self) -> bool:
-        """Return True if no change of an image could test it, as it is no property of pixels.
+        """Return True if no change of an image could test it: a pair of classes.
 
-        This is so of a pair of classes.
+        Such a pair is no property of pixels.
         """
         return self.known.sought and not self.known.lowered
 
@@ -124,7 +130,7 @@ class CovariateRow(OfModel):
 class DifferenceRow:
     """The AUC of a property for one model minus that for another, paired by image.
 
-    p_holm: over the rows.
+    p_holm: the p-value, corrected over the rows.
     """
 
     first: str = col("first")
@@ -141,7 +147,7 @@ class DifferenceRow:
 class QuarterRow(OfModel):
     """The accuracy on a quarter of the images by a property.
 
-    There are fewer than four where many values are equal.
+    If many values are equal, there are fewer than four quarters.
     """
 
     covariate: str = col("property")
@@ -158,17 +164,17 @@ class QuarterRow(OfModel):
 class InterventionRow(OfModel):
     """The effect of a change of one property, and of its control, on one model.
 
-    Only images that the change alters count. The change is towards the values of correct
-    predictions.
+    The change is towards the values of correct predictions. All numbers count only images that the
+    change alters.
 
-    errors: among these images.
-    mended, control_mended: errors that are then classified correctly.
-    broken, control_broken: correct predictions that then are wrong.
-    gain: accuracy after the change minus that after the control.
-    p: McNemar's exact test of these two, p_change: of before and after the change, both on all
-        these images.
-    p_holm: the corrected p-value of the larger of the two, over all rows.
-    size, control_size: the mean absolute distance of the pixels.
+    errors: the number of errors before.
+    mended, control_mended: the number of errors that are correct after the change (the control).
+    broken, control_broken: the number of correct predictions that are wrong after it.
+    gain: the accuracy after the change minus that after the control.
+    p: McNemar's exact test of the accuracies after the change and after the control.
+    p_change: the same test before and after the change.
+    p_holm: the larger of both p-values, corrected over all rows.
+    size, control_size: the mean absolute distance of the pixels from before.
     """
 
     covariate: str = col("property")
@@ -190,7 +196,7 @@ class InterventionRow(OfModel):
 
     @property
     def control_words(self) -> str:
-        """Return how strong the control is compared with the change, for a table."""
+        """Return "matched" if the control is about as strong as the change, for a table."""
         return "matched" if self.matched else "unmatched"
 
     @property
@@ -200,7 +206,7 @@ class InterventionRow(OfModel):
 
     @property
     def supported(self) -> bool:
-        """Return True if it fixes more than it breaks, and more than a control of the same size."""
+        """Return True if it fixes more than it breaks, and gains more than a matched control."""
         gains = self.mended > self.broken and self.gain.value > 0
         return gains and self.matched and self.p_holm <= LEVEL
 
@@ -209,6 +215,9 @@ class InterventionRow(OfModel):
 class ClassBias(OfModel):
     """The predictions of one model on the n cue conflicts with one class of shape.
 
+    class_name: the class of the shape.
+    n: the number of images.
+    shape, texture: the number of predictions of the class of the shape, and of the texture.
     share: the share of predictions by shape among those by shape or texture, None without any.
     """
 
@@ -223,10 +232,11 @@ class ClassBias(OfModel):
 
 @dataclass(frozen=True)
 class Cause:
-    """A property in which errors differ and of which a change fixes them.
+    """A property in which errors differ, and which fixes errors if it is changed.
 
-    test: the change; None for a pair of classes, which no change tests.
-    rivals: the properties that explain the errors as well, none of them refuted.
+    row: how it separates errors.
+    test: the effect of its change. None for a pair of classes, which no change tests.
+    rivals: other properties that explain the errors as well, and that no test refuted.
     """
 
     row: CovariateRow
@@ -240,8 +250,8 @@ def explanations(
     """Return the properties that explain a model's errors, the strongest given all others first.
 
     Errors differ in them, and their change fixes errors. A property is left out if another one
-    explains all that it explains, and more. So is, after the first, one that does not separate
-    errors when all others are known.
+    explains all that it explains, and more. After the first, a property is also left out if it does
+    not separate errors given all others.
     """
     tests = {row.covariate: row for row in interventions if row.model == model}
     refuted = {name for name, row in tests.items() if not row.supported}
@@ -272,11 +282,11 @@ def explanations(
 
 
 def _may_explain(row: CovariateRow, refuted: Set[str]) -> bool:
-    """Return True if errors differ in a property.
+    """Return True if errors differ in a property, so that it may explain them.
 
-    A property that was sought in the errors is fitted to them so well that it would rival every
-    cause. So errors must differ in it given the others and without them, in the same direction, and
-    its change must fix errors.
+    A property that was sought in the errors fits them so well that it would rival every cause. So
+    it must pass more: errors must differ in it given the others and without them, in the same
+    direction, and no test may refute it.
     """
     if row.known.outcome:
         return False
@@ -288,6 +298,7 @@ def _may_explain(row: CovariateRow, refuted: Set[str]) -> bool:
 
 
 def _weakness(row: CovariateRow) -> tuple[float, float]:
+    """Return a sort key of rows, the strongest given all others first."""
     return -(row.likelihood_ratio or 0.0), 1.0 if row.p is None else row.p
 
 

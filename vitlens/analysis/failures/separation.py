@@ -1,13 +1,15 @@
 """Prediction of failures by a number: the area under the ROC curve, its interval and its test.
 
-The area is the probability that a random failure has a greater value than a random success (ties
-count half); 0.5 is chance. Intervals follow DeLong 1988, with the sums over groups of Obuchowski
-1997 where images share a source. They are on the logit scale, so that they lie between 0 and 1; of
-a number with two values they follow Newcombe 1998.
+The area is the probability that a random failure has a larger value than a random success. Ties
+count half, and 0.5 is chance.
 
-Tests use the variance under the null hypothesis, which does not vanish where no failure has the
-property: the test of Mann and Whitney with its correction for ties, Fisher's exact test for two
-values, and permutations of groups where images share a source.
+Intervals are those of DeLong 1988, with sums over groups (Obuchowski 1997) if images share a
+source. They are on the logit scale, so they lie between 0 and 1. A number with two values has the
+interval of Newcombe 1998.
+
+Tests use the variance under the null hypothesis, which is above 0 even if no failure has the
+property. The test is Mann and Whitney's with its correction for ties, or Fisher's exact test for
+two values. If images share a source, it permutes groups.
 """
 
 import math
@@ -23,11 +25,13 @@ from torch import Tensor
 from vitlens.uncertainty import Estimate, difference_of, wilson
 
 Array = NDArray[np.float64]
-FEWEST: Final = 10  # failures, and successes, for an interval and a test
+FEWEST: Final = 10  # an interval and a test need so many failures, and as many successes
 PERMUTATIONS: Final = 4000
-_AT_ONCE: Final = 4_000_000  # numbers that are permuted at once: bounds memory
-_Z: Final = float(stats.norm.ppf(0.975))
-_ROUNDING: Final = 1e-9  # of a statistic: permutations that differ less are ties
+_AT_ONCE: Final = 4_000_000  # numbers that are permuted at a time: bounds memory
+_Z: Final = float(stats.norm.ppf(0.975))  # normal quantile of a two-sided 95 % interval
+_ROUNDING: Final = (
+    1e-9  # permutations with a statistic that differs less, as a part of it, are ties
+)
 
 
 def separation(
@@ -35,9 +39,11 @@ def separation(
 ) -> tuple[Estimate, float | None]:
     """Return the area of a finite number (n,) for failures, and the two-sided p of an area of 0.5.
 
-    wrong: True for failures. There must be both failures and successes; with few of either there is
-    no interval and no test. There is no interval either where the number does not vary among the
-    failures or the successes, unless it has two values.
+    With few failures or successes there is no interval and no test. If the number does not vary
+    among the failures or the successes, there is an interval only for a number with two values.
+
+    wrong: True for failures. There must be both failures and successes.
+    groups: the source of each image, None if images are independent.
     """
     area, parts = area_and_parts(numbers, wrong)
     if min(int(wrong.sum()), int((~wrong).sum())) < FEWEST:
@@ -60,9 +66,12 @@ def _interval(
         error = standard_error(parts, groups)
     else:  # DeLong's: failures and successes are drawn separately
         error = float(np.sqrt(_variance_of_sum(parts[wrong]) + _variance_of_sum(parts[~wrong])))
+    # on the logit scale, where the error is error / (area (1 - area)) by the delta method
     centre = math.log(area / (1 - area))
     half = _Z * error / (area * (1 - area))
-    return 1 / (1 + math.exp(half - centre)), 1 / (1 + math.exp(-half - centre))
+    low = 1 / (1 + math.exp(half - centre))
+    high = 1 / (1 + math.exp(-half - centre))
+    return low, high
 
 
 def _variance_of_sum(parts: Array) -> float:
@@ -73,13 +82,17 @@ def _variance_of_sum(parts: Array) -> float:
 def _interval_of_two_values(
     has: NDArray[np.bool_], wrong: NDArray[np.bool_]
 ) -> tuple[float | None, float | None]:
-    """Return the interval of half the difference of two fractions, around an area of 0.5."""
+    """Return the interval of the area of a number with two values.
+
+    Such an area is 0.5 plus half the difference of the fractions of failures and successes that
+    have the larger value.
+    """
     failures = wilson(int(has[wrong].sum()), int(wrong.sum()))
     successes = wilson(int(has[~wrong].sum()), int((~wrong).sum()))
     difference = difference_of(failures, successes)
     assert difference.low is not None
     assert difference.high is not None
-    return 0.5 + difference.low / 200, 0.5 + difference.high / 200
+    return 0.5 + difference.low / 200, 0.5 + difference.high / 200  # it is in points
 
 
 def _p_of_chance(
@@ -113,7 +126,7 @@ def _p_by_permutation(numbers: Array, wrong: NDArray[np.bool_], groups: Tensor, 
 def permutations(values: Array, groups: Tensor | None, *, draws: int, seed: int) -> Iterator[Array]:
     """Yield permutations of values (n,), several at a time (some of the draws, n).
 
-    Groups change places with others of their size.
+    Groups are exchanged with other groups of the same size.
     """
     generator = np.random.default_rng(seed)
     members = _members_by_size(len(values), groups)
@@ -121,14 +134,15 @@ def permutations(values: Array, groups: Tensor | None, *, draws: int, seed: int)
     for start in range(0, draws, step):
         count = min(step, draws - start)
         permuted = np.empty((count, len(values)))
-        for images in members:
+        for images in members:  # (groups, size)
+            # (draws, groups): the group that each group receives its values from
             orders = generator.permuted(np.tile(np.arange(len(images)), (count, 1)), axis=1)
             permuted[:, images] = values[images[orders]]
         yield permuted
 
 
 def _members_by_size(count: int, groups: Tensor | None) -> list[NDArray[np.intp]]:
-    """Return for each size of a group the images (groups, size) of all groups of this size."""
+    """Return the indices (groups, size) of the images in all groups of a size, for each size."""
     if groups is None:
         return [np.arange(count)[:, None]]
     number = np.unique(groups.numpy(), return_inverse=True)[1].ravel()
@@ -143,9 +157,9 @@ def _members_by_size(count: int, groups: Tensor | None) -> list[NDArray[np.intp]
 def area_difference(
     numbers: Array, wrong: NDArray[np.bool_], *, groups: Tensor | None = None
 ) -> tuple[Estimate, float]:
-    """Return the area for one model minus that for another, with its paired interval, and its p.
+    """Return the area for one model minus that for another, with its paired interval and p-value.
 
-    numbers, wrong: of both models, (2, n).
+    numbers, wrong (2, n): the numbers and the failures of both models.
     """
     first_area, first_parts = area_and_parts(numbers[0], wrong[0])
     second_area, second_parts = area_and_parts(numbers[1], wrong[1])
@@ -158,10 +172,10 @@ def area_difference(
 
 
 def area_and_parts(numbers: Array, wrong: NDArray[np.bool_]) -> tuple[float, Array]:
-    """Return the area, and the contribution of each image to its deviation from its mean (n,).
+    """Return the area, and how far each image moves it (n,).
 
-    A failure contributes by the share of successes below it, a success by the share of failures
-    above it.
+    A failure moves it by the share of successes below it, a success by the share of failures above
+    it.
     """
     failures = numbers[wrong]
     successes = numbers[~wrong]
@@ -175,7 +189,7 @@ def area_and_parts(numbers: Array, wrong: NDArray[np.bool_]) -> tuple[float, Arr
 
 
 def _share_below(numbers: Array, references: Array) -> Array:
-    """Return for each number the share of the references below it, ties counted half."""
+    """Return the share of the references below each number; ties count half."""
     ordered = np.sort(references)
     below = np.searchsorted(ordered, numbers, "left")
     not_above = np.searchsorted(ordered, numbers, "right")

@@ -41,7 +41,7 @@ from vitlens.pixels import AnyImages, Targets, as_parts, as_targets
 from vitlens.shapes import Images, Labels, Logits, Tokens
 from vitlens.summary import Summary
 
-# of the largest contribution of a head to a logit: smaller differences between classes are rounding
+# Differences between classes below this part of a head's largest contribution are rounding.
 ROUNDING = 1e-5
 
 
@@ -49,14 +49,15 @@ ROUNDING = 1e-5
 class Contributions(Summary):
     """The direct contributions of the parts of a model to one logit of each image; they sum to it.
 
-    heads: by the number of the layer, NaN where it has fewer heads than the widest.
-    mlps: 0 where a block has none.
-    embedding: the embedding of patches, positions and prefix tokens.
-    bias: the bias of the output projections, the final norm and the classifier.
-    rest: of blocks without heads, beyond their MLPs.
-    logit: the model's, of the classes in targets.
+    All tensors are on the CPU, in fp32 or better.
 
-    All on the CPU, in fp32 at least.
+    heads: the contribution of each head, NaN for layers with fewer heads.
+    mlps: the contribution of each MLP, 0 for a block without one.
+    embedding: the contribution of patches, positions and prefix tokens.
+    bias: the contribution of the biases of output projections, final norm and classifier.
+    rest: the contribution of blocks without heads, except their MLPs.
+    logit: the logit of the model.
+    targets: the class of the logit.
     """
 
     heads: Float[Tensor, "batch layers heads"]
@@ -78,13 +79,16 @@ def direct_logit_attribution(
 ) -> Contributions:
     """Return the direct contribution of every head and MLP to a logit.
 
-    The final norm's scale is fixed at that of the image. targets: "predicted", "label", a class by
-    name or index, or one for each image. `heads[:, 3, 7]` is what blocks.3.head.7 writes into the
-    residual stream, as the classifier reads it; all parts sum to the logit (`total()`). Effects
-    through later layers are not included: for these, see `patch`. Raises UnsupportedError where the
-    classifier does not read the residual stream through a norm and a linear map (attention pooling,
-    CaiT), or where a block adds something other than its heads and its MLP (windows, norms after
-    the branches); InputError for a class that does not exist.
+    `heads[:, 3, 7]` is what blocks.3.head.7 writes into the residual stream, as the classifier
+    reads it. All parts sum to the logit (`total()`). The final norm's scale is fixed at that of the
+    image. Effects through later layers are not included: see `patch` for these.
+
+    targets: "predicted", "label", a class by name or index, or one for each image.
+
+    Raises UnsupportedError if the classifier does not read the residual stream through a norm and a
+    linear map (attention pooling, CaiT). Also raises it if a block adds something other than its
+    heads and its MLP (windows, norms after the branches). Raises InputError for a class that does
+    not exist.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -112,8 +116,10 @@ def head_contributions(
     """Return the contribution of every head to the logit of each of these classes.
 
     The contribution is that of `direct_logit_attribution` minus its mean over all classes of the
-    model. It is exactly 0 for a head that adds the same to all classes up to rounding, NaN where a
-    layer has fewer heads than the widest. images: of one batch, on the model's device. On the CPU.
+    model. It is exactly 0 for a head that adds the same to all classes, except for rounding. NaN
+    fills up layers with fewer heads. The result is on the CPU.
+
+    images: one batch, on the model's device.
     """
     with torch.no_grad(), torch.autocast(model.device.type, enabled=False):
         activations = _activations(model, images, mlps=False)
@@ -136,8 +142,9 @@ def label_contributions(
 ) -> Float[Tensor, "batch layers heads"]:
     """Return the contribution of every head to the logit of each image's label.
 
-    As `head_contributions`, of one class for each image: minus the mean over all classes. images:
-    of one batch, on the model's device. On the CPU.
+    The mean over all classes is subtracted, as in `head_contributions`. The result is on the CPU.
+
+    images: one batch, on the model's device.
     """
     with torch.no_grad(), torch.autocast(model.device.type, enabled=False):
         activations = _activations(model, images, mlps=False)
@@ -166,12 +173,12 @@ def key_contributions(
 ) -> Float[Tensor, "batch keys"]:
     """Return the contribution of one head to a sum of logits, through each key.
 
-    It is the weight of the token times the part of its value in that sum.
+    It is the attention weight of the key times the contribution of its value. The result is on the
+    CPU. It is NaN if the sum over keys is not the head's contribution, because the model changes
+    the outputs of heads before it joins them.
 
+    images: one batch, on the model's device.
     logit_weights: the weight of each logit in the sum.
-    images: the images of one batch, on the model's device. On the CPU; NaN where the sum over
-        tokens is not the head's contribution (a model that changes the outputs of heads before it
-        joins them).
 
     Raises UnsupportedError as `direct_logit_attribution`.
     """
@@ -189,12 +196,13 @@ def key_contributions(
             weights = precise(stream_weights(model, last, logit_weights.to(model.device)))
         total = _of_heads(model, activations, weights)[layer][:, head].cpu()
         values = calls[0].at("values")
-        of_output = _weights_of_head(model, activations, weights, layer, head)
-        if len(calls) > 1 or values is None or values.shape[-1] != of_output.shape[-1]:
+        output_weights = _weights_of_head(model, activations, weights, layer, head)
+        if len(calls) > 1 or values is None or values.shape[-1] != output_weights.shape[-1]:
             return torch.full((len(images), calls[0].site.keys), torch.nan)
-        attention = activations.at_read_tokens(calls[0].weights()[:, head])
-        of_values = of_output @ precise(values[:, head]).transpose(-1, -2)
-        by_key = (attention * of_values).sum(1).cpu()
+        attention = activations.at_read_tokens(calls[0].weights()[:, head])  # (batch, read, key)
+        # what each value would add with an attention weight of 1: (batch, read, key)
+        added_by_value = output_weights @ precise(values[:, head]).transpose(-1, -2)
+        by_key = (attention * added_by_value).sum(1).cpu()
     is_exact = (by_key.sum(1) - total).abs() <= TOLERANCE * total.abs().amax().clamp_min(1)
     return by_key.masked_fill(~is_exact[:, None], torch.nan)
 
@@ -205,8 +213,10 @@ def class_contributions(
 ) -> Float[Tensor, "batch classes"]:
     """Return the contribution of one head to the logit of every class.
 
-    As `head_contributions` for all classes at once, without their mean. images: of one batch, on
-    the model's device. On the CPU.
+    It is computed for all classes at once, and their mean is not subtracted. The result is on the
+    CPU.
+
+    images: one batch, on the model's device.
     """
     with torch.no_grad(), torch.autocast(model.device.type, enabled=False), evaluating(model):
         activations = _activations(model, images, mlps=False)
@@ -218,7 +228,9 @@ def class_contributions(
         with torch.enable_grad(), FixedScale():
             leaf = activations.streams[-1].detach().requires_grad_()
             logits = logits_from(model, leaf)
-            # the derivative of the slope by these weights is the slope of each logit
+            # Forward mode by two backward passes: the gradient of the weighted sum of logits is
+            # linear in the weights, so its derivative by them is the gradient of each logit. The
+            # second pass multiplies it with what the head added.
             weights = torch.zeros_like(logits, requires_grad=True)
             (slope,) = torch.autograd.grad(logits, leaf, weights, create_graph=True)
             slope_at_read_tokens = precise(activations.at_read_tokens(slope))
@@ -229,10 +241,10 @@ def class_contributions(
 class _Activations(NamedTuple):
     """The activations of one pass over a batch.
 
-    streams: before the first block and after each block.
+    streams: the residual stream before the first block and after each block.
     captured: the outputs of heads and MLPs, and the logits.
-    reads: the tokens that the classifier reads (None: all).
-    suffix: the suffix of the places of these tokens.
+    reads: the positions of the tokens that the classifier reads (None: all).
+    suffix: the end of the names of places at these tokens, e.g. "[0]".
     """
 
     streams: list[Tokens]
@@ -271,7 +283,7 @@ def _mlps(model: Model) -> list[int]:
     places = accesses(model)
     numbers = []
     for block in numbered_blocks(model):
-        # the MLP of a layer with attention always is one place
+        # with attention, the MLP always has a place
         if block.mlp is not None and (block.attention or f"blocks.{block.index}.mlp" in places):
             numbers.append(block.index)
     return numbers
@@ -280,7 +292,7 @@ def _mlps(model: Model) -> list[int]:
 def _projection(model: Model, layer: Layer) -> nn.Linear:
     """Return the output projection of a layer with heads."""
     projection = projection_of(model, layer.attention)
-    assert projection is not None  # as the layer has heads
+    assert projection is not None  # every layer with heads has one
     return projection
 
 
@@ -289,14 +301,15 @@ def _of_heads(
 ) -> dict[int, Float[Tensor, "batch heads"]]:
     """Return what the heads add to a logit, by the number of the layer.
 
-    weights: the weights of the residual stream in the logit.
+    weights: the weight of each number of the residual stream in the logit.
     """
-    at_read_tokens = activations.at_read_tokens(weights)
+    at_read_tokens = activations.at_read_tokens(weights)  # (batch, read, dim)
     by_layer = {}
     for layer in layers(model):
         scaled = at_read_tokens * branch_scale(model.module.get_submodule(layer.unit), 1)
-        joined = activations.heads(layer.index).transpose(1, 2).flatten(2)
+        joined = activations.heads(layer.index).transpose(1, 2).flatten(2)  # heads * head_dim
         products = scaled @ precise(_projection(model, layer).weight) * joined
+        # as (batch, read, heads, head_dim), summed over tokens and head_dim
         by_layer[layer.index] = products.unflatten(-1, (layer.heads, -1)).sum((1, 3))
     return by_layer
 
@@ -308,11 +321,11 @@ def _weights_of_head(
 
     Outputs are those at the tokens that the classifier reads.
     """
-    of_layer = layer_at(model, layer)
-    scale = branch_scale(model.module.get_submodule(of_layer.unit), 1)
+    block_layer = layer_at(model, layer)
+    scale = branch_scale(model.module.get_submodule(block_layer.unit), 1)
     scaled = activations.at_read_tokens(weights) * scale
-    of_outputs = scaled @ precise(_projection(model, of_layer).weight)
-    of_head: Tensor = of_outputs.unflatten(-1, (of_layer.heads, -1))[:, :, head]
+    of_all_heads = scaled @ precise(_projection(model, block_layer).weight)
+    of_head: Tensor = of_all_heads.unflatten(-1, (block_layer.heads, -1))[:, :, head]
     return of_head
 
 
@@ -372,7 +385,7 @@ def _of_biases(model: Model, weights: Tokens, like: Tensor) -> Float[Tensor, " b
 def _of_rest(
     model: Model, weights: Tokens, streams: Sequence[Tokens], mlps: Float[Tensor, "batch layers"]
 ) -> Float[Tensor, " batch"]:
-    """Return what blocks without heads add to a logit beyond their MLPs."""
+    """Return what blocks without heads add to a logit, except by their MLPs."""
     blocks = blocks_of(model)
     with_heads = {layer.unit for layer in layers(model)}
     rest = weights.new_zeros(len(weights))
@@ -390,11 +403,13 @@ def _tolerance(
 ) -> Float[Tensor, " batch"]:
     """Return the allowed distance of the sum of the contributions from the logit.
 
-    In fp32 it is TOLERANCE of the largest logit. A module in 16 bits rounds the two branches and
-    the two sums of a block, each number of the stream s by up to u = eps / 2 of it, up or down. Of
-    such independent errors a logit with the weights w has a standard deviation of at most 2u |w s|
-    a block; the norm and the weights are rounded about as one more block is. Allowed are four of
-    these deviations, and u of the largest logit for the logit and for the constant.
+    In fp32 it is the part TOLERANCE of the largest logit.
+
+    A module in 16 bits rounds the two branches and the two sums of each block. Each rounding
+    changes a number s of the stream by up to u = eps / 2 of it. These errors are independent, so a
+    logit with the weights w has a standard deviation of at most 2u |w s| per block. Norm and
+    weights are rounded about as one more block is. Four of these deviations are allowed, and u of
+    the largest logit for the logit and for the constant.
     """
     eps = torch.finfo(model.mean.dtype).eps
     largest = max(1.0, logits.abs().max().item())
@@ -406,9 +421,11 @@ def _tolerance(
 
 
 def branch_scale(block: nn.Module, branch: int) -> Tensor | float:
-    """Return LayerScale (dim,) of a block's branch, 1 without one.
+    """Return the LayerScale (dim,) of a block's branch, 1 without one.
 
-    branch: 1 for attention, 2 for the MLP. It has one of timm's names.
+    It is found by the names that timm uses.
+
+    branch: 1 for attention, 2 for the MLP.
     """
     layer_scale = getattr(block, f"ls{branch}", None)
     for scale in (
@@ -423,9 +440,9 @@ def branch_scale(block: nn.Module, branch: int) -> Tensor | float:
 def stack_layers(
     by_layer: Mapping[int, Float[Tensor, "batch _"]], rows: int
 ) -> Float[Tensor, "batch layers widest"]:
-    """Return one table by the number of the layer.
+    """Return the values of all layers as one table, with NaN for layers with fewer values or none.
 
-    It is NaN where a layer has fewer numbers than the widest, or none.
+    rows: the number of layers.
     """
     widest = max(values.shape[1] for values in by_layer.values())
     first = next(iter(by_layer.values()))
@@ -438,9 +455,9 @@ def stack_layers(
 
 
 def _reads(model: Model) -> list[int] | None:
-    """Return the tokens that the classifier reads (None: all).
+    """Return the positions of the tokens that the classifier reads (None: all).
 
-    Raises UnsupportedError where contributions are not defined.
+    Raises UnsupportedError if contributions are not defined for the model.
     """
     require_pre_norm(
         model,

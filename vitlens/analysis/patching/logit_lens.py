@@ -29,7 +29,7 @@ from vitlens.summary import Summary
 class LogitLens(Summary):
     """The logits that the final norm and the classifier give at each depth of the residual stream.
 
-    logits: the last depth has the model's.
+    logits: the logits at each depth. Those of the last depth are the model's.
     places: the name of the residual stream at each depth.
     """
 
@@ -46,10 +46,12 @@ class LogitLens(Summary):
 def logit_lens(model: Model, images: AnyImages) -> LogitLens:
     """Return the logits of the residual stream before the first block and after every block.
 
-    The final norm and the classifier are applied to each of them; the last depth is the model's own
-    logits (nostalgebraist 2020). Earlier depths are read with a norm and a classifier that were
-    trained on the last one. Raises UnsupportedError where the classifier reads more than one
-    residual stream, or reads it through attention (SigLIP, CaiT, Swin, a CNN).
+    The final norm and the classifier are applied at each depth (nostalgebraist 2020). The last
+    depth gives the logits of the model. Note that norm and classifier were trained for the last
+    depth only.
+
+    Raises UnsupportedError if the classifier reads more than one residual stream, or reads it
+    through attention (SigLIP, CaiT, Swin, a CNN).
 
     >>> import torch, vitlens
     >>> lens = vitlens.logit_lens(vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32))
@@ -69,10 +71,11 @@ def logit_lens(model: Model, images: AnyImages) -> LogitLens:
 def logits_by_depth(
     model: Model, images: Images, blocks: Sequence[str] | None = None
 ) -> Float[Tensor, "batch depths classes"]:
-    """Return the logits of `logit_lens`, of one batch.
+    """Return the logits of `logit_lens` for one batch, at blocks + 1 depths.
 
-    blocks: their names (None: all). The last of blocks + 1 depths is the model's own. Raises
-    UnsupportedError where it is not.
+    blocks: the names of the blocks (None: all).
+
+    Raises UnsupportedError if the last depth does not give the logits of the model.
     """
     blocks = blocks_of(model) if blocks is None else blocks
     if model.anatomy.attention:
@@ -83,7 +86,8 @@ def logits_by_depth(
         lens = torch.stack([logits_from(model, stream, blocks=blocks) for stream in streams], dim=1)
     difference = (lens[:, -1] - logits).abs().max().item()
     scale = logits.abs().max().item()
-    # the same norm and classifier on the same stream: in 16 bits a few roundings of the logits
+    # Both are the same norm and classifier on the same stream. In 16 bits they may differ by a few
+    # roundings of the logits.
     tolerance = max(TOLERANCE, 4 * torch.finfo(model.mean.dtype).eps)
     if not difference <= tolerance * scale:
         raise UnsupportedError(

@@ -1,6 +1,6 @@
 """Activation patching: the logit difference that activations of a clean run restore.
 
-Heads and single tokens are patched from the clean run into a corrupted one, one at a time; the
+Heads and single tokens are patched from the clean run into a corrupted one, one at a time. The
 metric is the difference of two logits (Wang 2023; Heimersheim and Nanda 2024).
 """
 
@@ -24,22 +24,23 @@ from vitlens.shapes import Images, Labels
 
 transforms = import_without_compiler("torchvision.transforms.v2.functional")
 
-# logits: a smaller gap would be mostly rounding, which is about a hundredth of this
+# smallest difference between both runs, in logits: rounding is about a hundredth of it
 SMALLEST_GAP = 1e-3
-NOISE = 0.5  # standard deviation, pixels in [0, 1]
+NOISE = 0.5  # standard deviation of noise, for pixels in [0, 1]
+_TILES = 4  # least number of tiles along a side
 
 
 @dataclass(frozen=True)
 class Patching:
     """The effect of patching each head and token of the clean runs into the corrupted ones.
 
-    heads, positions: change of the logit difference (logits), positive towards the clean image's;
-        NaN where a layer has fewer heads or tokens than the widest.
-    positions: the residual stream at a block's input, one token.
-    clean, corrupted (pairs,): the logit difference target minus other in each run.
-    targets, others: the classes.
+    All tensors are on the CPU. The effect is the change of the logit difference, positive towards
+    that of the clean image. NaN fills up layers with fewer heads or tokens.
 
-    All on the CPU.
+    heads: the effect of each head.
+    positions: the effect of each token of the residual stream at a block's input.
+    clean, corrupted (pairs,): the logit of the target minus that of the other class in each run.
+    targets, others: the classes.
     """
 
     heads: Float[Tensor, "pairs layers heads"]
@@ -52,9 +53,10 @@ class Patching:
     def restored(self, part: Literal["heads", "positions"]) -> Float[Tensor, "layers places"]:
         """Return the restored share of the gap (clean minus corrupted): 1 is all of it, 0 none.
 
-        Of several pairs the mean, weighted by the size of their gaps.
+        It is the mean over pairs, weighted by the size of their gaps.
         """
         gaps = self.clean - self.corrupted
+        # the sum over pairs of |gap| * (effect / gap) is the sum of sign(gap) * effect
         return torch.einsum("p,p...->...", gaps.sign(), getattr(self, part)) / gaps.abs().sum()
 
 
@@ -70,12 +72,12 @@ def patch_parts(
 
     They are patched one at a time.
 
-    clean, corrupted: pairs, in the same order (see `corrupt`).
-    targets, others: the classes of the logit difference, by default the clean image's prediction
-        and the corrupted one's.
+    clean, corrupted: the pairs of images, in the same order (see `corrupt`).
+    targets: the first class of the logit difference (None: the prediction for the clean image).
+    others: the second class (None: the prediction for the corrupted image).
 
-    Raises InputError where both runs have the same logit difference, for images that are not pairs
-    and classes that do not exist; UnsupportedError for a model without attention.
+    Raises InputError if both runs have the same logit difference, for images that are not pairs,
+    and for classes that do not exist. Raises UnsupportedError for a model without attention.
     """
     size = tuple(clean.shape[2:])
     other_size = tuple(corrupted.shape[2:])
@@ -90,12 +92,13 @@ def patch_parts(
     target_classes = check_targets(targets, patched.other)
     other_classes = check_targets(others, patched.clean)
     pairs = torch.arange(len(clean), device=model.device)
-    # `patch` calls the run that it changes clean; here this is the corrupted one
+    # `patch` calls the run that it changes "clean"; here this is the corrupted run
     logits = torch.cat((patched.other[None], patched.clean[None], patched.logits))
+    # (pairs, runs): the clean run, the corrupted run, then one for each patched place
     differences = (logits[:, pairs, target_classes] - logits[:, pairs, other_classes]).T
-    of_clean = differences[:, 0]
-    of_corrupted = differences[:, 1]
-    small = ((of_clean - of_corrupted).abs() < SMALLEST_GAP).nonzero()
+    clean_difference = differences[:, 0]
+    corrupted_difference = differences[:, 1]
+    small = ((clean_difference - corrupted_difference).abs() < SMALLEST_GAP).nonzero()
     if len(small):
         pair = int(small[0])
         target = model.classes[int(target_classes[pair])]
@@ -106,15 +109,16 @@ def patch_parts(
             "or a stronger corruption"
         )
     changes = (differences[:, 2:] - differences[:, 1:2]).cpu()
-    of_heads, of_tokens = changes.split([len(head_places), changes.shape[1] - len(head_places)], 1)
+    head_changes = changes[:, : len(head_places)]
+    token_changes = changes[:, len(head_places) :]
     numbers = [layer.index for layer in layers]
-    heads = of_heads.split([layer.heads for layer in layers], 1)
-    tokens = of_tokens.split([layer.tokens for layer in layers], 1)
+    heads = head_changes.split([layer.heads for layer in layers], 1)
+    tokens = token_changes.split([layer.tokens for layer in layers], 1)
     return Patching(
         heads=stack_layers(dict(zip(numbers, heads)), depth(model)),
         positions=stack_layers(dict(zip(numbers, tokens)), depth(model)),
-        clean=of_clean.cpu(),
-        corrupted=of_corrupted.cpu(),
+        clean=clean_difference.cpu(),
+        corrupted=corrupted_difference.cpu(),
         targets=target_classes.cpu(),
         others=other_classes.cpu(),
     )
@@ -123,10 +127,14 @@ def patch_parts(
 def corrupt(images: Images, how: str = "noise", *, seed: int = 0) -> Images:
     """Return images with their content removed, in [0, 1].
 
-    noise: Gaussian noise of standard deviation 0.5 added; blur: a Gaussian of an eighth of the
-    shorter side; shuffle: 4 x 4 tiles (more where 4 does not divide the sides) in random order.
-    seed: the seed of noise and shuffle; an image's corruption depends on its index in the batch,
-        not on the other images. Raises UnknownNameError for another name.
+    how: the corruption:
+        - "noise" adds Gaussian noise of standard deviation 0.5;
+        - "blur" is a Gaussian with an eighth of the shorter side as standard deviation;
+        - "shuffle" puts 4 x 4 tiles in random order (more if 4 does not divide the sides).
+    seed: the seed of noise and shuffle. The corruption of an image depends on its index in the
+        batch, not on the other images.
+
+    Raises UnknownNameError for another corruption.
     """
     if how not in CORRUPTIONS:
         raise UnknownNameError("corruption", how, CORRUPTIONS)
@@ -150,12 +158,14 @@ def _blur(image: Tensor, _generator: Generator) -> Tensor:
 def _shuffle(image: Tensor, generator: Generator) -> Tensor:
     height, width = image.shape[-2:]
     divisor = math.gcd(height, width)
-    counts = [count for count in range(4, divisor + 1) if divisor % count == 0]
-    parts = counts[0] if counts else divisor  # of each side
+    counts = [count for count in range(_TILES, divisor + 1) if divisor % count == 0]
+    parts = counts[0] if counts else divisor  # tiles along each side
+    # as (3, parts, tile height, parts, tile width)
     on_grid = image.unflatten(1, (parts, height // parts)).unflatten(3, (parts, width // parts))
+    # as (parts * parts, 3, tile height, tile width)
     tiles = on_grid.permute(1, 3, 0, 2, 4).flatten(0, 1)
     order = torch.randperm(len(tiles), generator=generator).to(image.device)
-    # (3, parts, rows of a tile, parts, columns of a tile)
+    # back to (3, parts, tile height, parts, tile width)
     moved = tiles[order].unflatten(0, (parts, parts)).permute(2, 0, 3, 1, 4)
     shuffled: Tensor = moved.reshape(image.shape)
     return shuffled

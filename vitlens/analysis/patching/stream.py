@@ -1,7 +1,8 @@
 """The residual stream that a classifier reads: its blocks, and the logits of any stream.
 
-The model's final norm, pooling and classifier are run without its blocks. They give the logits
-of any stream and, by their gradient with the final norm's scale fixed, the weights of its numbers.
+The model's final norm, pooling and classifier are run without its blocks. They give the logits of
+any stream. Their gradient, with the final norm's scale fixed, gives the weight of each number of
+the stream.
 """
 
 import inspect
@@ -22,15 +23,18 @@ from vitlens.models.hooks import Arguments, ScopedMode, overridden, watching
 from vitlens.models.model import Model
 from vitlens.shapes import Labels, Logits, Tokens
 
-TOLERANCE = 1e-3  # fp32, of the largest logit: the greatest error of logits that are computed again
+# largest error of logits that are computed again, in fp32 and as a part of the largest logit
+TOLERANCE = 1e-3
 
 
 def blocks_of(model: Model, *, pooled: bool = False) -> tuple[str, ...]:
     """Return the names of all blocks in forward order, including pruned ones without heads.
 
-    pooled: also where the classifier reads the stream of the patches by attention (SigLIP, CaiT),
-    without the blocks of that pooling. Raises UnsupportedError unless they are one sequence,
-    otherwise read through norms and pooling only.
+    pooled: True to accept a classifier that reads the stream of the patches by attention (SigLIP,
+        CaiT). The blocks of that pooling are left out.
+
+    Raises UnsupportedError unless the blocks are one sequence. Without `pooled`, the classifier
+    must read their stream through norms and pooling only.
     """
     anatomy = model.anatomy
     if anatomy.family == "vit" and not anatomy.blocks:
@@ -51,7 +55,7 @@ def blocks_of(model: Model, *, pooled: bool = False) -> tuple[str, ...]:
             f"{model.alias}; try vitlens ablate, which needs none"
         )
     parent = parents.pop()
-    # not a stem or head in the same list
+    # Pruned blocks have the type of other blocks. A stem or a head in the same list has another.
     with_attention = [name for name in names if name not in anatomy.without_attention]
     kinds = {type(model.module.get_submodule(name)) for name in with_attention}
     blocks = []
@@ -63,7 +67,7 @@ def blocks_of(model: Model, *, pooled: bool = False) -> tuple[str, ...]:
 
 
 def _reader(anatomy: Anatomy, parents: int, *, is_pooled: bool) -> str:
-    """Describe what is read instead of one residual stream."""
+    """Describe what the classifier reads instead of one residual stream."""
     if anatomy.family != "vit":
         article = "an" if anatomy.family == "other" else "a"
         return f"{article} {anatomy.family} model"
@@ -83,9 +87,9 @@ def require_batch_first(model: Model) -> None:
 
 @contextmanager
 def watching_residuals(model: Model, blocks: Sequence[str]) -> Iterator[list[Tokens]]:
-    """Fill a list with the residual stream of a forward pass inside.
+    """Yield a list that a forward pass inside the context fills with the residual stream.
 
-    It has the stream before the first block and after each block.
+    It has the stream before the first block, then the stream after each block.
     """
     streams: list[Tokens] = []
 
@@ -104,10 +108,11 @@ def watching_residuals(model: Model, blocks: Sequence[str]) -> Iterator[list[Tok
 
 
 def logits_from(model: Model, stream: Tokens, *, blocks: Sequence[str] | None = None) -> Logits:
-    """Return the logits of a residual stream after the last block; the model's blocks do not run.
+    """Return the logits of a residual stream after the last block, without running the blocks.
 
-    blocks: their names in forward order (None: blocks_of). Raises UnsupportedError for a model that
-    does not run without its blocks.
+    blocks: the names of the blocks in forward order (None: those of `blocks_of`).
+
+    Raises UnsupportedError for a model that does not run without its blocks.
     """
     names = blocks_of(model) if blocks is None else blocks
     blank = stream.new_zeros(1, 3, 1, 1).expand(len(stream), 3, *model.input_size)
@@ -120,7 +125,7 @@ def logits_from(model: Model, stream: Tokens, *, blocks: Sequence[str] | None = 
         try:
             return model.run(blank)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            # of the user's code, which may need results of its blocks
+            # the user's forward may need results of its blocks
             raise UnsupportedError(
                 "expected a classifier that reads the last residual stream alone in "
                 f"{model.alias}, found a forward that fails without its blocks "
@@ -138,8 +143,10 @@ def _identity(_forward: Callable[..., Any]) -> Callable[..., Any]:
 def stream_weights(model: Model, stream: Tokens, targets: Labels | Logits) -> Tokens:
     """Return the weight of each number of the last residual stream in a logit.
 
-    The final norm's scale is fixed. targets: a class for each image, or the weights of a sum of
-    logits. The logit is then the sum of weights times stream plus a constant.
+    With the final norm's scale fixed, the logit is the sum of weights times stream, plus a
+    constant.
+
+    targets: a class for each image, or the weights (batch, classes) of a sum of logits.
     """
     with torch.enable_grad(), FixedScale():
         leaf = stream.detach().requires_grad_()

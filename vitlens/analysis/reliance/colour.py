@@ -17,9 +17,9 @@ from vitlens.shapes import Images
 
 Plane = Float[Tensor, "batch 1 height width"]
 PerImage = Float[Tensor, " batch"]
-OPPOSITE = math.pi  # half a circle
-_COLOURLESS = 1e-3  # mean chroma, below which an image has no hue
-_TINY = 1e-6
+OPPOSITE = math.pi  # half a circle, in radians
+_COLOURLESS = 1e-3  # an image with a smaller mean chroma has no hue
+_TINY = 1e-6  # avoids a division by 0
 
 
 def luminance_of(images: Images) -> Plane:
@@ -30,7 +30,7 @@ def luminance_of(images: Images) -> Plane:
 def with_chroma(luminance: Plane, chroma: Images) -> Images:
     """Return the images of this luminance and chroma.
 
-    Chroma is reduced where the range [0, 1] demands it.
+    Chroma is reduced if a channel would leave the range [0, 1].
     """
     room = torch.where(chroma > 0, 1 - luminance, luminance) / chroma.abs().clamp_min(_TINY)
     share = room.amin(1, keepdim=True).clamp(0, 1)
@@ -87,7 +87,7 @@ def mean_hue(images: Images, region: Plane) -> tuple[PerImage, PerImage]:
 def _coordinates(
     images: Images,
 ) -> tuple[Float[Tensor, "batch height width"], Float[Tensor, "batch height width"]]:
-    """Return each pixel's chroma along both axes of its plane; luminance has no part in either."""
+    """Return each pixel's chroma along both axes of its plane, without any luminance."""
     first, second = _axes_like(images)
     chroma = images - luminance_of(images)
     return torch.einsum("bchw,c->bhw", chroma, first), torch.einsum("bchw,c->bhw", chroma, second)

@@ -1,8 +1,8 @@
 """Controls of interventions, which change the pixels as much and keep the cue.
 
-Most add a pattern to the images. Bisection sets its amplitude for each image, so that the mean
-absolute distance is that of the intervention. Clipping to [0, 1] may leave a control too weak; the
-report then says so.
+Most controls add a pattern to the images. Bisection sets the amplitude for each image, so that the
+mean absolute distance of the pixels is that of the intervention. Clipping to [0, 1] may leave a
+control too weak, and the report then says so.
 """
 
 import torch
@@ -22,23 +22,25 @@ from vitlens.analysis.reliance.views import View
 from vitlens.data.draws import uniform
 from vitlens.shapes import Images
 
-_STEPS = 12  # of the bisection: to 0.2 % of the amplitude's range
-_MOST = 8.0  # times the amplitude that would suffice without clipping
-_THINNED = 64  # pixels along the shorter side of what amplitudes and angles are chosen on
+_STEPS = 12  # halvings of the range of amplitudes, down to 1/4096 of it
+_MOST = 8.0  # largest amplitude, in units of the amplitude that suffices without clipping
+# amplitudes and angles are chosen on about so many pixels along the shorter side
+_THINNED = 64
+# streams of random numbers, different for each use
 _NOISE_STREAM = 23
 _SIDE_STREAM = 24
 _SQUARE_STREAM = 25
 _SQUARES = 8  # along a side
-# radians: a larger turn destroys what depends on a direction
+# radians; a larger rotation would destroy cues that depend on a direction
 _ANGLES = (0.05, -0.05, 0.1, -0.1, 0.2, -0.2)
-_TINY = 1e-6
+_TINY = 1e-6  # avoids a division by 0
 
 
 def add_pattern(view: View, changed: Images, pattern: Tensor, base: Images | None = None) -> Images:
     """Add a pattern to each image, with the distance of the changed image as far as [0, 1] allows.
 
-    base: images to which it is added in place of those of the view; they may be farther from those
-    of the view than the changed ones.
+    base: the images to which the pattern is added (None: those of the view). The distance is that
+        from the images of the view.
     """
     images = view.images
     if base is None:
@@ -60,7 +62,7 @@ def add_pattern(view: View, changed: Images, pattern: Tensor, base: Images | Non
 
 
 def _of_mean_size_one(pattern: Tensor) -> Tensor:
-    """Return patterns of mean absolute value 1; one that is 0 everywhere stays 0."""
+    """Return patterns scaled to a mean absolute value of 1; a pattern of zeros is unchanged."""
     size = pattern.abs().mean((1, 2, 3), keepdim=True)
     return torch.where(size > _TINY, pattern / size.clamp_min(_TINY), 0.0)
 
@@ -72,10 +74,10 @@ def change_luminance(view: View, changed: Images, region: Region, _level: float)
 
 
 def change_brightness(view: View, changed: Images, _region: Region, _level: float) -> Images:
-    """Brighten or darken all of an image, for a change of any region.
+    """Brighten or darken the whole image, for a change of any region.
 
-    Contrasts stay as they are, as after a change of colour. A change of luminance in the background
-    only would hide or reveal the object, and confuse a model that ignores colour.
+    Contrasts stay as they are, as after a change of colour. If only the luminance of the background
+    changed, the object would be hidden or revealed, also for a model that ignores colour.
     """
     return add_pattern(view, changed, direction(view.images, view.region("image")))
 
@@ -106,12 +108,14 @@ def add_fine_noise(view: View, changed: Images, _region: Region, cutoff: float) 
 
 
 def roll_patches(view: View, changed: Images, _region: Region, _level: float) -> Images:
-    """Move each image by patches, around its edges, by the step of the nearest distance.
+    """Move each image by whole patches, around its edges.
 
-    All parts keep their neighbours, except along one seam in each direction.
+    Of several steps, the one with the distance nearest to that of the change is taken. All parts
+    keep their neighbours, except along one seam in each direction.
     """
     rows, columns = view.patch
     height, width = view.images.shape[-2:]
+    # about a quarter of each side
     down = max(1, height // rows // 4) * rows
     across = max(1, width // columns // 4) * columns
     steps = [
@@ -137,7 +141,7 @@ def roll_patches(view: View, changed: Images, _region: Region, _level: float) ->
 
 
 def _roll_sparse(images: Images, step: tuple[int, int], stride: int) -> Images:
-    """Return the sparse pixels of the rolled images, see `_sparse`."""
+    """Return the sparse pixels of the rolled images without rolling all pixels; see `_sparse`."""
     height, width = images.shape[-2:]
     rows = (torch.arange(0, height, stride) - step[0]) % height
     columns = (torch.arange(0, width, stride) - step[1]) % width
@@ -166,7 +170,7 @@ def enlarge_and_turn(view: View, changed: Images, _region: Region, _level: float
 def _rotate_slightly(view: View, changed: Images, base: Images) -> Images:
     """Turn images around their centre, and change their brightness for the rest of the distance.
 
-    The angle of the nearest distance is chosen on smaller copies of large images.
+    The angle with the nearest distance is chosen on smaller copies of large images.
     """
     images = _smaller(view.images)
     small_base = _smaller(base)
@@ -190,7 +194,8 @@ def _rotate(images: Images, centre: Tensor, angle: Tensor) -> Images:
     cos = angle.cos().to(images)
     sin = angle.sin().to(images)
     down, across = centre.unbind(1)
-    ratio = height / width
+    ratio = height / width  # coordinates from -1 to 1 have another length along each side
+    # affine_grid needs x before y, and the place that each new pixel is read from
     theta = torch.zeros(len(images), 2, 3).to(images)
     theta[:, 0, 0] = cos
     theta[:, 0, 1] = -sin * ratio
@@ -256,7 +261,7 @@ def light_from_side(view: View, changed: Images, _region: Region, _level: float)
 def cover_inside(view: View, changed: Images, _region: Region, _level: float) -> Images:
     """Move random squares off the border towards the mean colour.
 
-    They cover as many pixels as the intervention changes. They leave out the object where its
+    They cover as many pixels as the intervention changes. They leave out the object if its
     surroundings have room for them.
     """
     height, width = view.images.shape[-2:]
@@ -264,6 +269,7 @@ def cover_inside(view: View, changed: Images, _region: Region, _level: float) ->
     rows = torch.arange(height, device=view.images.device) * _SQUARES // height
     columns = torch.arange(width, device=view.images.device) * _SQUARES // width
     square = rows[:, None] * _SQUARES + columns  # the number of the square of each pixel
+    # a random number from 0 to 1 for each square, as the rank of its pixels
     rank = uniform(view.keys, _SQUARES**2, stream=_SQUARE_STREAM)[:, square]
     border_area = int(border.sum())
     count = min(border_area, border.numel() - border_area)
@@ -272,6 +278,7 @@ def cover_inside(view: View, changed: Images, _region: Region, _level: float) ->
     free = ~border & (view.cutout[:, 0] == 0)
     has_room = free.sum((1, 2)) >= count
     free = torch.where(has_room[:, None, None], free, ~border)
+    # the `count` free pixels of lowest rank are covered; 2 is above all ranks
     rank = torch.where(free, rank, 2.0).flatten(1)
     limit = rank.kthvalue(count, 1).values
     inside = ((rank <= limit[:, None]) & (rank < 2)).view(-1, 1, height, width)
@@ -280,19 +287,19 @@ def cover_inside(view: View, changed: Images, _region: Region, _level: float) ->
 
 
 def _nearest(view: View, changed: Images, options: list[Images]) -> Images:
-    """Return for each image the option with the distance nearest to that of the change."""
+    """Return the option of each image with the distance nearest to that of the change."""
     best = _nearest_index(view.images, changed, options)
     return torch.stack(options)[best, torch.arange(len(best), device=best.device)]
 
 
 def _nearest_index(images: Images, changed: Images, options: list[Images]) -> Tensor:
-    """Return for each image the index of the option nearest to the change, by sparse pixels."""
+    """Return the index of the option with the nearest distance for each image, by sparse pixels."""
     sparse_options = [_sparse(option) for option in options]
     return _index_of_nearest(_sparse(images), _sparse(changed), sparse_options)
 
 
 def _index_of_nearest(images: Images, changed: Images, options: list[Images]) -> Tensor:
-    """Return for each image the index of the option nearest to the change in distance."""
+    """Return the index of the option for each image with the distance nearest to the change's."""
     target = _log_distance(images, changed)
     errors = [(_log_distance(images, option) - target).abs() for option in options]
     return torch.stack(errors).argmin(0)
@@ -303,7 +310,7 @@ def _log_distance(images: Images, changed: Images) -> Tensor:
 
 
 def _sparse(pixels: Tensor) -> Tensor:
-    """Return some rows and columns of large images, on which amplitudes and options are chosen."""
+    """Return some rows and columns of large images, for the choice of amplitudes and options."""
     stride = _stride(pixels)
     return pixels[..., ::stride, ::stride]
 

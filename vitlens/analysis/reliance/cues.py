@@ -19,13 +19,17 @@ _CONTROLS: Final = "vitlens.analysis.reliance.controls"
 class Intervention:
     """One change of a cue in all images.
 
-    name: within its cue.
-    change, control: the changed images in words, after "on images".
-    edit, match: the functions that make the two, as module:function, with the region and the level.
-    main: whether it stands for its cue where there is no time for all.
-    disturbance: the one of which this is a level, in place of a function.
-    objects: whether it is for images with known objects only (True), for others only (False), or
-        for both.
+    name: its name within the cue.
+    change, control: the images after the intervention and after the control, as the words that
+        follow "on images".
+    edit: the function of the intervention, as "module:function".
+    match: the function of the control, as "module:function".
+    region: the part of the image that it changes.
+    level: a number for both functions.
+    main: True if it is measured also if there is no time for all interventions.
+    disturbance: the name of a disturbance, if the intervention is a level of it and has no `edit`.
+    objects: True if it is only for images with known objects, False if it is only for others, None
+        for all images.
     """
 
     name: str
@@ -40,7 +44,7 @@ class Intervention:
     objects: bool | None = None
 
     def suits(self, *, has_masks: bool) -> bool:
-        """Return True where it applies to images with, or without, masks of objects."""
+        """Return True if it applies to images with (or without) masks of objects."""
         if self.region != "image":
             return has_masks
         return self.objects is None or self.objects == has_masks
@@ -50,10 +54,12 @@ class Intervention:
 class Cue:
     """A property of images that a model may use.
 
-    title: after "relies on".
-    parts: cues that are a part of this one, named in its place where they explain its effect.
-    holds: cues that are changed together with it in part, named before it where they explain half
-        of its effect.
+    name: its key in CUES.
+    title: its name in words, which follow "relies on".
+    interventions: the interventions on it.
+    parts: cues that are a part of it. If one explains its effect, it is named instead.
+    holds: cues that its interventions change as well. If one has half of its effect, it is named
+        first.
     """
 
     name: str
@@ -66,12 +72,12 @@ class Cue:
 def _recolour(region: Region, name: str, change: str, edit: str) -> Intervention:
     """Return an intervention on the colours of a region; the main one removes them."""
     return Intervention(
-        name,
-        change,
-        "brightened or darkened",
-        f"{_EDITS}:{edit}",
-        f"{_CONTROLS}:change_brightness",
-        region,
+        name=name,
+        change=change,
+        control="brightened or darkened",
+        edit=f"{_EDITS}:{edit}",
+        match=f"{_CONTROLS}:change_brightness",
+        region=region,
         main=name == "greyed",
     )
 
@@ -79,9 +85,9 @@ def _recolour(region: Region, name: str, change: str, edit: str) -> Intervention
 _COARSE: Final = "with smooth noise"
 _CUES: Final = (
     Cue(
-        "colour",
-        "colour",
-        (
+        name="colour",
+        title="colour",
+        interventions=(
             _recolour("image", "greyed", "without colour", "remove_colour"),
             _recolour("image", "hue-turned", "with opposite hues", "turn_hue"),
             _recolour("image", "hue-exchanged", "with exchanged hues", "exchange_hue"),
@@ -89,9 +95,9 @@ _CUES: Final = (
         parts=("background-colour", "object-colour"),
     ),
     Cue(
-        "background-colour",
-        "the colour of the background",
-        (
+        name="background-colour",
+        title="the colour of the background",
+        interventions=(
             _recolour("background", "greyed", "with colourless backgrounds", "remove_colour"),
             _recolour("background", "hue-turned", "with opposite background hues", "turn_hue"),
             _recolour(
@@ -100,33 +106,33 @@ _CUES: Final = (
         ),
     ),
     Cue(
-        "object-colour",
-        "the colour of the object",
-        (
+        name="object-colour",
+        title="the colour of the object",
+        interventions=(
             _recolour("object", "greyed", "with colourless objects", "remove_colour"),
             _recolour("object", "hue-turned", "with opposite object hues", "turn_hue"),
         ),
     ),
     Cue(
-        "background",
-        "the background",
-        (
+        name="background",
+        title="the background",
+        interventions=(
             Intervention(
-                "exchanged",
-                "with exchanged backgrounds",
-                "with moved and relit backgrounds",
-                f"{_EDITS}:exchange_background",
-                f"{_CONTROLS}:move_background",
-                "background",
+                name="exchanged",
+                change="with exchanged backgrounds",
+                control="with moved and relit backgrounds",
+                edit=f"{_EDITS}:exchange_background",
+                match=f"{_CONTROLS}:move_background",
+                region="background",
                 main=True,
             ),
             Intervention(
-                "blurred",
-                "with blurred backgrounds",
-                f"{_COARSE} in the background",
-                f"{_EDITS}:blur_background",
-                f"{_CONTROLS}:add_coarse_noise",
-                "background",
+                name="blurred",
+                change="with blurred backgrounds",
+                control=f"{_COARSE} in the background",
+                edit=f"{_EDITS}:blur_background",
+                match=f"{_CONTROLS}:add_coarse_noise",
+                region="background",
                 level=0.3,
             ),
         ),
@@ -134,180 +140,180 @@ _CUES: Final = (
         holds=("fine-detail", "coarse-detail", "contrast", "brightness", "border"),
     ),
     Cue(
-        "fine-detail",
-        "texture and fine detail",
-        (
+        name="fine-detail",
+        title="texture and fine detail",
+        interventions=(
             Intervention(
-                "low-pass",
-                "without frequencies above 30 % of Nyquist's",
-                _COARSE,
-                f"{_EDITS}:remove_fine_detail",
-                f"{_CONTROLS}:add_coarse_noise",
+                name="low-pass",
+                change="without frequencies above 30 % of Nyquist's",
+                control=_COARSE,
+                edit=f"{_EDITS}:remove_fine_detail",
+                match=f"{_CONTROLS}:add_coarse_noise",
                 level=0.3,
             ),
             Intervention(
-                "pixelated",
-                "pixelated on the patch grid",
-                _COARSE,
-                f"{_EDITS}:pixelate",
-                f"{_CONTROLS}:add_block_noise",
+                name="pixelated",
+                change="pixelated on the patch grid",
+                control=_COARSE,
+                edit=f"{_EDITS}:pixelate",
+                match=f"{_CONTROLS}:add_block_noise",
                 main=True,
             ),
             Intervention(
-                "pixelated-off-grid",
-                "pixelated half a patch off the grid",
-                _COARSE,
-                f"{_EDITS}:pixelate",
-                f"{_CONTROLS}:add_block_noise",
+                name="pixelated-off-grid",
+                change="pixelated half a patch off the grid",
+                control=_COARSE,
+                edit=f"{_EDITS}:pixelate",
+                match=f"{_CONTROLS}:add_block_noise",
                 level=0.5,
                 main=True,
             ),
         ),
     ),
     Cue(
-        "coarse-detail",
-        "shading and coarse detail",
-        (
+        name="coarse-detail",
+        title="shading and coarse detail",
+        interventions=(
             Intervention(
-                "high-pass",
-                "without frequencies up to 10 % of Nyquist's",
-                "with fine noise",
-                "",
-                f"{_CONTROLS}:add_fine_noise",
+                name="high-pass",
+                change="without frequencies up to 10 % of Nyquist's",
+                control="with fine noise",
+                edit="",
+                match=f"{_CONTROLS}:add_fine_noise",
                 level=0.1,
                 disturbance="high-pass",
             ),
         ),
     ),
     Cue(
-        "layout",
-        "shape and layout",
-        (
+        name="layout",
+        title="shape and layout",
+        interventions=(
             Intervention(
-                "tiles",
-                "cut into 4 x 4 shuffled tiles",
-                "moved by whole patches",
-                "",
-                f"{_CONTROLS}:roll_patches",
+                name="tiles",
+                change="cut into 4 x 4 shuffled tiles",
+                control="moved by whole patches",
+                edit="",
+                match=f"{_CONTROLS}:roll_patches",
                 level=4.0,
                 main=True,
                 disturbance="shuffle",
             ),
             Intervention(
-                "patches",
-                "cut into shuffled patches",
-                "moved by whole patches",
-                f"{_EDITS}:shuffle_patches",
-                f"{_CONTROLS}:roll_patches",
+                name="patches",
+                change="cut into shuffled patches",
+                control="moved by whole patches",
+                edit=f"{_EDITS}:shuffle_patches",
+                match=f"{_CONTROLS}:roll_patches",
             ),
             Intervention(
-                "patches-off-grid",
-                "cut into shuffled tiles off the patch grid",
-                "moved by whole patches",
-                f"{_EDITS}:shuffle_patches",
-                f"{_CONTROLS}:roll_patches",
+                name="patches-off-grid",
+                change="cut into shuffled tiles off the patch grid",
+                control="moved by whole patches",
+                edit=f"{_EDITS}:shuffle_patches",
+                match=f"{_CONTROLS}:roll_patches",
                 level=0.5,
             ),
         ),
     ),
     Cue(
-        "position",
-        "position in the image",
-        (
+        name="position",
+        title="position in the image",
+        interventions=(
             Intervention(
-                "shifted",
-                "shifted by an eighth of a side",
-                "with only the surroundings shifted",
-                f"{_EDITS}:shift_image",
-                f"{_CONTROLS}:shift_surroundings",
+                name="shifted",
+                change="shifted by an eighth of a side",
+                control="with only the surroundings shifted",
+                edit=f"{_EDITS}:shift_image",
+                match=f"{_CONTROLS}:shift_surroundings",
                 main=True,
                 objects=True,
             ),
             Intervention(
-                "shifted-whole",
-                "shifted by an eighth of a side",
-                "shifted back and turned a little",
-                f"{_EDITS}:shift_image",
-                f"{_CONTROLS}:shift_and_turn",
+                name="shifted-whole",
+                change="shifted by an eighth of a side",
+                control="shifted back and turned a little",
+                edit=f"{_EDITS}:shift_image",
+                match=f"{_CONTROLS}:shift_and_turn",
                 main=True,
                 objects=False,
             ),
         ),
     ),
     Cue(
-        "size",
-        "size",
-        (
+        name="size",
+        title="size",
+        interventions=(
             Intervention(
-                "shrunk",
-                "shrunk to 75 %",
-                "with only the surroundings shrunk",
-                f"{_EDITS}:shrink_image",
-                f"{_CONTROLS}:shrink_surroundings",
+                name="shrunk",
+                change="shrunk to 75 %",
+                control="with only the surroundings shrunk",
+                edit=f"{_EDITS}:shrink_image",
+                match=f"{_CONTROLS}:shrink_surroundings",
                 objects=True,
             ),
             Intervention(
-                "shrunk-whole",
-                "shrunk to 75 %",
-                "enlarged again and turned a little",
-                f"{_EDITS}:shrink_image",
-                f"{_CONTROLS}:enlarge_and_turn",
+                name="shrunk-whole",
+                change="shrunk to 75 %",
+                control="enlarged again and turned a little",
+                edit=f"{_EDITS}:shrink_image",
+                match=f"{_CONTROLS}:enlarge_and_turn",
                 objects=False,
             ),
         ),
     ),
     Cue(
-        "contrast",
-        "contrast",
-        (
+        name="contrast",
+        title="contrast",
+        interventions=(
             Intervention(
-                "halved",
-                "with half of their contrast",
-                "with another luminance",
-                f"{_EDITS}:halve_contrast",
-                f"{_CONTROLS}:change_luminance",
+                name="halved",
+                change="with half of their contrast",
+                control="with another luminance",
+                edit=f"{_EDITS}:halve_contrast",
+                match=f"{_CONTROLS}:change_luminance",
                 main=True,
             ),
         ),
     ),
     Cue(
-        "brightness",
-        "brightness",
-        (
+        name="brightness",
+        title="brightness",
+        interventions=(
             Intervention(
-                "changed",
-                "brightened or darkened",
-                "lit from one side",
-                f"{_EDITS}:change_brightness",
-                f"{_CONTROLS}:light_from_side",
+                name="changed",
+                change="brightened or darkened",
+                control="lit from one side",
+                edit=f"{_EDITS}:change_brightness",
+                match=f"{_CONTROLS}:light_from_side",
                 main=True,
             ),
         ),
     ),
     Cue(
-        "border",
-        "the border of the image",
-        (
+        name="border",
+        title="the border of the image",
+        interventions=(
             Intervention(
-                "covered",
-                "with a covered border",
-                "with the same area covered elsewhere",
-                f"{_EDITS}:cover_border",
-                f"{_CONTROLS}:cover_inside",
+                name="covered",
+                change="with a covered border",
+                control="with the same area covered elsewhere",
+                edit=f"{_EDITS}:cover_border",
+                match=f"{_CONTROLS}:cover_inside",
                 main=True,
             ),
         ),
     ),
     Cue(
-        "parts",
-        "single parts",
-        (
+        name="parts",
+        title="single parts",
+        interventions=(
             Intervention(
-                "covered",
-                "with a quarter of their squares covered",
-                "with another luminance in these squares",
-                "",
-                f"{_CONTROLS}:change_luminance_there",
+                name="covered",
+                change="with a quarter of their squares covered",
+                control="with another luminance in these squares",
+                edit="",
+                match=f"{_CONTROLS}:change_luminance_there",
                 level=0.25,
                 disturbance="occlusion",
             ),
@@ -322,8 +328,9 @@ def interventions_of(
 ) -> Iterator[tuple[Cue, Intervention]]:
     """Yield the interventions on these cues (keys of CUES), all of them or the main ones.
 
-    has_masks: whether objects are known. Without them, interventions of cues that need masks are
-    yielded, too: they are recorded as left out.
+    has_masks: True if objects are known. Otherwise, interventions that need masks are also yielded,
+        so that they can be recorded as left out.
+    thorough: False for only the main interventions.
     """
     for name in names:
         cue = CUES[name]

@@ -21,15 +21,16 @@ from vitlens.analysis.reliance.views import View
 from vitlens.data.draws import uniform
 from vitlens.shapes import Images
 
-_SHIFT = 1 / 8  # of the shorter side
-_SMALLER = 0.75  # times the size
-_CONTRAST = 0.5  # of the contrast is left
-_BRIGHTER = 0.15  # of the range of luminance
-_BORDER = 1 / 16  # of the shorter side
-_GROUND_BLUR = 1 / 8  # of the shorter side
-_MIDDLE_GREY = 0.5  # mean luminance, below which an image is dark
-_TURN_STREAM = 21  # random numbers of an image: its hue where its partner has none
-_PLACE_STREAM = 22  # random numbers of an image: the direction of its shift
+_SHIFT = 1 / 8  # length of a shift, as a share of the shorter side
+_SMALLER = 0.75  # factor of the size
+_CONTRAST = 0.5  # factor of the contrast
+_BRIGHTER = 0.15  # change of the luminance, which is from 0 to 1
+_BORDER = 1 / 16  # width of the border, as a share of the shorter side
+_GROUND_BLUR = 1 / 8  # standard deviation of a blur, as a share of the shorter side
+_MIDDLE_GREY = 0.5  # an image with a smaller mean luminance is dark
+# streams of random numbers of an image
+_TURN_STREAM = 21  # for its hue, if its partner has none
+_PLACE_STREAM = 22  # for the direction of its shift
 
 
 # Colour
@@ -50,7 +51,7 @@ def turn_hue(view: View, region: Region, _level: float) -> Images:
 def exchange_hue(view: View, region: Region, _level: float) -> Images:
     """Turn all hues of an image by one angle, so that their mean is that of its partner.
 
-    The angle is random where one of the two images has no colour.
+    The angle is random if one of the two images has no colour.
     """
     hue, chroma = mean_hue(view.images, view.region(region))
     partner_hue, partner_chroma = mean_hue(view.partner.images, view.partner.region(region))
@@ -64,12 +65,12 @@ def exchange_hue(view: View, region: Region, _level: float) -> Images:
 
 
 def exchange_background(view: View, _region: Region, _level: float) -> Images:
-    """Set the object on the background of its partner, from which the partner's is removed."""
+    """Put the object on the background of its partner, with the partner's object removed."""
     return torch.where(view.layer > 0, view.images, view.partner.ground)
 
 
 def blur_background(view: View, _region: Region, _level: float) -> Images:
-    """Blur the surroundings of the object, from which the object is removed."""
+    """Blur the surroundings of the object. The blur does not include the object itself."""
     sigma = _GROUND_BLUR * min(view.images.shape[-2:])
     smooth = blurred(view.ground, sigma).clamp(0, 1)
     return torch.where(view.layer > 0, view.images, smooth)
@@ -92,11 +93,13 @@ def disturb(view: View, kind: str, level: float) -> Images:
 def pixelate(view: View, _region: Region, offset: float) -> Images:
     """Replace blocks of the size of a patch by their mean, but keep the outline of the object.
 
-    Without the outline, small objects would grow to whole blocks. offset: the shift of the grid, in
-    blocks.
+    Without the outline, small objects would grow to whole blocks.
+
+    offset: the shift of the grid, in blocks.
     """
     height, width = view.images.shape[-2:]
     rows, columns = view.patch
+    # padding, so that the shifted grid has whole blocks
     top = round(offset * rows)
     left = round(offset * columns)
     bottom = -(height + top) % rows
@@ -111,7 +114,7 @@ def pixelate(view: View, _region: Region, offset: float) -> Images:
 def remove_fine_detail(view: View, _region: Region, cutoff: float) -> Images:
     """Remove high frequencies, but keep the outline of the object.
 
-    cutoff: the highest frequency that is kept, as a share of Nyquist's.
+    cutoff: the highest frequency that is kept, as a share of Nyquist's frequency.
     """
     low, _ = frequency_bands(view.images - view.flat, cutoff=cutoff)
     return (view.flat + low).clamp(0, 1)
@@ -144,7 +147,7 @@ def _nearest_tile_count(view: View, count: float) -> float:
 def shift_image(view: View, _region: Region, _level: float) -> Images:
     """Shift each image diagonally, off the patch grid.
 
-    An object stays inside the image where it has room.
+    An object stays inside the image if it has room.
     """
     objects = shift_pixels(view, _object_layers(view), "constant")
     return _compose(objects, shift_pixels(view, view.ground, "reflect"))
@@ -184,10 +187,12 @@ def shift_pixels(view: View, pixels: Tensor, padding: str, *, back: bool = False
 
 
 def _with_room(occupied: Tensor, step: int, drawn: Tensor) -> Tensor:
-    """Return the drawn directions (batch,), or the others where only those have room.
+    """Return the drawn direction of each image, or the other one if only that has room.
 
-    1 is towards the start of an axis. occupied: (batch, places), whether an object has pixels at a
-    place of the axis.
+    1 is towards the start of an axis, 0 towards its end.
+
+    occupied (batch, places): True for places of the axis where an object has pixels.
+    drawn (batch,): the drawn directions.
     """
     has_room_at_start = ~occupied[:, :step].any(1)
     has_room_at_end = ~occupied[:, -step:].any(1)
@@ -210,6 +215,7 @@ def enlarge_pixels(view: View, pixels: Tensor) -> Tensor:
 def _scale_around(centre: Tensor, pixels: Tensor, scale: float, padding: str) -> Tensor:
     """Scale the pixels of each image around a centre (batch, 2), down and across from -1 to 1."""
     theta = torch.zeros(len(pixels), 2, 3).to(pixels)
+    # affine_grid needs x before y, and the place that each new pixel is read from
     theta[:, 0, 0] = 1 / scale
     theta[:, 1, 1] = 1 / scale
     theta[:, :, 2] = centre.flip(1) * (1 - 1 / scale)
@@ -223,7 +229,7 @@ def _object_layers(view: View) -> Tensor:
 
 
 def _compose(objects: Tensor, ground: Images) -> Images:
-    """Set objects, with their opacity as a fourth channel, on a background."""
+    """Put objects, with their opacity as a fourth channel, on a background."""
     opacity = objects[:, 3:]
     return (ground * (1 - opacity) + objects[:, :3]).clamp(0, 1)
 

@@ -1,8 +1,8 @@
 """Find the heads that carry a cue, by activation patching.
 
-Each head sees the changed image while everything else sees the original one. The change of the
-logits that one head causes is compared with the change that the whole model shows, image by image
-(Vig 2020, Heimersheim and Nanda 2024). No image is selected by its outcome.
+One head sees the changed image while everything else sees the original one (Vig 2020, Heimersheim
+and Nanda 2024). The change of the logits that the head causes is compared with that of the whole
+model, image by image. No image is selected by its outcome.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels
 from vitlens.uncertainty import holm
 
-_SMALLEST_CHANGE = 1e-6  # mean squared logits; below it the model ignores the change
+_SMALLEST_CHANGE = 1e-6  # the model ignores a change with a smaller mean square of logits
 
 
 def find_cue_heads(
@@ -29,9 +29,10 @@ def find_cue_heads(
 ) -> tuple[CueHeadRow, ...]:
     """Return all heads, ordered by the share of a cue's effect that passes through each.
 
-    data.labels: classes as the model numbers them. Raises InputError for different numbers of
-    images, and where the logits do not depend on the change; UnsupportedError for a model without
-    attention.
+    data: the images, with labels as the model numbers its classes.
+
+    Raises InputError for different numbers of images, and if the logits do not depend on the
+    change. Raises UnsupportedError for a model without attention.
     """
     if not len(data.images) == len(data.changed) == len(data.control):
         raise InputError(
@@ -107,11 +108,11 @@ class _Effects:
 
     @property
     def shares(self) -> Float[Tensor, "heads images"]:
-        """Return values of each image of which the mean is the share that passes through a head.
+        """Return values of images with the share that passes through a head as their mean.
 
-        The share is a ratio of two means over images. An image's value is the ratio plus the
-        image's first-order contribution to it, so that the values give its standard error (Cochran
-        1977, 6.4).
+        The share is a ratio of two means over images. The value of an image is the ratio plus the
+        image's first-order contribution to it. So the spread of the values gives the standard error
+        of the ratio (Cochran 1977, 6.4).
         """
         products = torch.cat(self._products, dim=1)
         squares = torch.cat(self._squares)

@@ -1,7 +1,7 @@
-"""Find the attribution methods that show whether a cue decides a prediction.
+"""Find the attribution methods that show if a cue decides a prediction.
 
-A cue is changed in a region of each image. The maps of such a method have more evidence in this
-region on images of which the change decides the prediction than on the others.
+A cue is changed in a region of each image. Maps of such a method have more evidence in this region
+if the change decides the prediction of the image.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from vitlens.analysis.reliance.rows import CueMapRow
 from vitlens.shapes import Maps, Masks
 from vitlens.uncertainty import Estimate, bootstrap_mean, holm
 
-FEWEST_DECIDED = 10  # decided images, and others, below which a method is left out
+FEWEST_DECIDED = 10  # a method needs so many decided images, and as many others
 
 
 def judge_cue_maps(
@@ -31,10 +31,11 @@ def judge_cue_maps(
 ) -> tuple[CueMapRow, ...]:
     """Compare the evidence in a cue's region on images that the cue decides and on the others.
 
-    maps: the map of each method, (n, rows, columns).
-    is_decided (n,): whether the intervention changes the prediction and its control does not. Maps
-        without positive evidence are left out, and methods with fewer than 10 images of either
-        kind.
+    Maps without positive evidence are left out, and so are methods with fewer than 10 images of
+    either kind.
+
+    maps: the maps (n, rows, columns) of each method by name.
+    is_decided (n,): True if the intervention changes the prediction and its control does not.
     """
     rows = list[CueMapRow]()
     p_values = list[float]()
@@ -63,7 +64,11 @@ def judge_cue_maps(
 class _EvidenceShares:
     """The share of evidence in the region of a cue, on the images (n,) with any evidence.
 
-    region_sizes: share of the region in the image, which is the share of evidence of a uniform map.
+    shares: the share of each map's evidence in the region.
+    region_sizes: the share of the image in the region, as a uniform map would have there.
+    is_decided: True for images that the cue decides.
+    groups: the group of each image, None if images are independent.
+    seed: the seed of intervals and tests.
     """
 
     shares: NDArray[np.float64]
@@ -94,9 +99,9 @@ class _EvidenceShares:
         return int(min(self.is_decided.sum(), (~self.is_decided).sum()))
 
     def area_under_roc(self) -> tuple[Estimate, float | None]:
-        """Return how well the shares separate decided images from the others, and its p-value.
+        """Return the AUC of the shares for decided images, and its p-value.
 
-        The share of a uniform map is subtracted: where the object is small, every map has more
+        The share of a uniform map is subtracted. If the object is small, every map has more
         evidence around it, and the cue decides more often.
         """
         return separation(

@@ -38,17 +38,22 @@ from vitlens.uncertainty import (
     share_of,
 )
 
-Level = tuple[str, float]  # of a disturbance
+Level = tuple[str, float]  # a disturbance and its level
 Row = TypeVar("Row", RelianceRow, ReliancePairRow)
 _VISIBLE: Final = 0.5 / 255  # an image counts as changed if a pixel changes by more
-_AT_ONCE: Final = 64  # images at a time: more do not fit a processor's cache
-_SEARCHED: Final = 200  # images among which a partner of another class is sought
+_AT_ONCE: Final = 64  # images at a time: more do not fit into a processor's cache
+_SEARCHED: Final = 200  # most images among which a partner of another class is sought
 _WORD: Final = 0xFFFFFFFF  # keys of random draws are made from 32-bit words
 
 
 @dataclass(frozen=True)
 class Viewer:
-    """A model, the images prepared for it, and their labels in its reading of the classes."""
+    """A model with its images.
+
+    split: the images, prepared for the model.
+    labels: the labels, as indices into the classes of the data.
+    precision: the precision of its passes.
+    """
 
     model: Model
     split: Split
@@ -56,7 +61,7 @@ class Viewer:
     precision: str = "fp32"
 
     def predict(self, images: Images) -> Int[Tensor, " batch"]:
-        """Return the predicted classes, in those of the data."""
+        """Return the predicted classes, as indices into the classes of the data."""
         read = reading(self.model.classes, self.split.classes).read
         with torch.inference_mode(), autocast(self.model.device, self.precision):
             return read(self.model(images.to(self.model.device)).float()).argmax(-1).cpu()
@@ -64,43 +69,51 @@ class Viewer:
 
 @dataclass(frozen=True)
 class Plan:
-    """The interventions with their controls, and levels of disturbances without a control."""
+    """The changes of images that are measured.
+
+    interventions: the cues with their interventions, each with a control.
+    levels: levels of disturbances, without a control.
+    """
 
     interventions: tuple[tuple[Cue, Intervention], ...]
     levels: tuple[Level, ...] = ()
 
     @property
     def further_levels(self) -> tuple[Level, ...]:
-        """Return the levels that no intervention measures, without those that change nothing."""
+        """Return the levels that no intervention measures and that change something."""
         measured = set[Level]()
         for _, intervention in self.interventions:
             if intervention.disturbance:
                 measured.add((intervention.disturbance, intervention.level))
         return tuple(
-            level for level in self.levels if level not in measured and not _is_first(level)
+            level for level in self.levels if level not in measured and not _is_neutral(level)
         )
 
     @property
     def passes(self) -> int:
-        """Return the number of forward passes of each image and model."""
+        """Return the number of forward passes for each image and model."""
         return 1 + 2 * len(self.interventions) + len(self.further_levels)
 
 
-def _is_first(level: Level) -> bool:
-    """Return True for the level of a disturbance that changes nothing."""
+def _is_neutral(level: Level) -> bool:
+    """Return True for the first level of a disturbance, which changes nothing."""
     kind, value = level
     levels = DISTURBANCES[kind].levels
-    return value == (levels[0] if levels else 1.0)
+    return value == (levels[0] if levels else 1.0)  # tiles have no levels, and one tile is neutral
 
 
 @dataclass(frozen=True)
 class Measured:
     """The reliance of several models on the same images.
 
-    rows, pairs, left_out: see rows.py.
-    correct: (models, n) of each level of a disturbance, in a canonical order of the images.
-    clean: the same without any.
-    groups: (n,) in that order, or None.
+    Arrays are in the canonical order of the images, which depends only on their content.
+
+    rows: the effect of each intervention on each model.
+    pairs: the differences between two models.
+    left_out: the cues that could not be tested.
+    correct (models, n): for each level of a disturbance, True for correct predictions.
+    clean (models, n): True for correct predictions without a change.
+    groups (n,): the group of each image, None if images are independent.
     """
 
     rows: tuple[RelianceRow, ...]
@@ -113,11 +126,12 @@ class Measured:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """The predictions under one intervention, or a level.
+    """The predictions after one intervention, or after a level of a disturbance.
 
-    predictions: (models, 2, n) after it and after its control.
-    size: (2, n) distances.
-    visible: (n,) whether it changes an image.
+    predictions (models, 2, n): the predictions after it and after its control. A level has no
+        control, and 1 instead of 2.
+    size (2, n): the mean absolute distance of the pixels for both.
+    visible (n,): True if it changes the image.
     """
 
     predictions: Int[Tensor, "models 2 batch"]
@@ -135,9 +149,10 @@ def measure_reliance(
 ) -> Measured:
     """Measure the reliance of models on the same images.
 
-    advance: called with the number of passes of an image just done. The content of the images
-    decides their order, and with it the random numbers of each: the order of the argument has no
-    effect.
+    The content of an image decides its random numbers and its place in the canonical order. So the
+    order of the images in the argument has no effect.
+
+    advance: called with the number of finished passes over an image.
     """
     if not batch_size:
         fitting = (fitting_batch_size(viewer.model) for viewer in viewers)
@@ -159,12 +174,12 @@ def measure_reliance(
     rows = list(_correct_p_values(rows))
     pairs = list(run.pair_rows(rows, outcomes, clean))
     return Measured(
-        tuple(rows),
-        tuple(_correct_p_values(pairs)),
-        (*run.without_masks(), *left_out),
-        {level: run.correct_at(level, outcomes, clean) for level in plan.levels},
-        run.is_correct(clean),
-        run.groups,
+        rows=tuple(rows),
+        pairs=tuple(_correct_p_values(pairs)),
+        left_out=(*run.without_masks(), *left_out),
+        correct={level: run.correct_at(level, outcomes, clean) for level in plan.levels},
+        clean=run.is_correct(clean),
+        groups=run.groups,
     )
 
 
@@ -198,18 +213,18 @@ class _Run:
 
     @cached_property
     def partners(self) -> Int[Tensor, " batch"]:
-        """Return for each image the index of another one, in an order drawn by the keys.
+        """Return the index of another image for each image.
 
-        It is the next image of another class and group. If there is none, the next one of another
-        group, then any next image.
+        In a random order of the images, drawn by their keys, it is the next image of another class
+        and group. If there is none, it is the next one of another group, else the next image.
         """
         labels = self.viewers[0].labels.tolist()
         groups = list(range(self.count)) if self.groups is None else self.groups.tolist()
-        drawn = self.keys.argsort(stable=True).tolist()
+        random_order = self.keys.argsort(stable=True).tolist()
         steps = range(1, min(self.count, _SEARCHED + 1))
         partners = torch.empty(self.count, dtype=torch.long)
-        for place, image in enumerate(drawn):
-            following = [drawn[(place + step) % self.count] for step in steps]
+        for place, image in enumerate(random_order):
+            following = [random_order[(place + step) % self.count] for step in steps]
             other_group = [other for other in following if groups[other] != groups[image]]
             other_class = [other for other in other_group if labels[other] != labels[image]]
             candidates = [*other_class, *other_group, *following, image]
@@ -239,7 +254,7 @@ class _Run:
         return outcomes, torch.cat(clean, -1)
 
     def views(self, indices: Tensor) -> list[View]:
-        """Return the view of each model; models with the same pixels share one, and its changes."""
+        """Return the view of each model. Models with the same pixels share a view."""
         views = list[View]()
         for viewer in self.viewers:
             view = self._view(viewer.split, indices)
@@ -285,14 +300,15 @@ class _Run:
     ) -> _Outcome:
         """Return the outcome of an edit of a batch.
 
-        edit: gives the changed images, and their control for interventions.
+        edit: returns the changed images, and for interventions their control.
         """
-        edited: dict[int, tuple[Images, ...]] = {}
+        edited: dict[int, tuple[Images, ...]] = {}  # by view, so that a shared one is edited once
         predictions = list[Tensor]()
         for viewer, view in zip(self.viewers, views):
             if id(view) not in edited:
                 edited[id(view)] = edit(view)
-            predictions.append(torch.stack([viewer.predict(images) for images in edited[id(view)]]))
+            results = [viewer.predict(images) for images in edited[id(view)]]
+            predictions.append(torch.stack(results))
         before = views[0].images
         after = edited[id(views[0])]
         size = torch.stack([distance(before, images) for images in after])
@@ -300,7 +316,7 @@ class _Run:
         return _Outcome(torch.stack(predictions), size.cpu(), visible.cpu())
 
     def is_correct(self, predictions: Tensor) -> NDArray[np.bool_]:
-        """Return whether predictions (models, n) are the labels of each model."""
+        """Return True for predictions (models, n) that are equal to the labels of the model."""
         labels = torch.stack([viewer.labels for viewer in self.viewers])
         correct: NDArray[np.bool_] = (predictions == labels).numpy()
         return correct
@@ -308,11 +324,8 @@ class _Run:
     def correct_at(
         self, level: Level, outcomes: Mapping[tuple[str, str], _Outcome], clean: Tensor
     ) -> NDArray[np.bool_]:
-        """Return which images each model classifies correctly at a level of a disturbance.
-
-        Shape (models, n).
-        """
-        if _is_first(level):
+        """Return True for images that each model predicts correctly at a level, (models, n)."""
+        if _is_neutral(level):
             return self.is_correct(clean)
         kind, value = level
         name = (kind, f"{value:g}")
@@ -324,7 +337,7 @@ class _Run:
     def row(
         self, cue: Cue, intervention: Intervention, outcome: _Outcome, clean: Tensor, index: int
     ) -> RelianceRow:
-        """Return the row of one model, of the images that the intervention changes."""
+        """Return the row of one model, over the images that the intervention changes."""
         effect = _Effect(self, outcome, clean, index)
         size, control_size = outcome.size[:, outcome.visible].double().mean(1).tolist()
         groups = effect.groups
@@ -402,7 +415,7 @@ class _Run:
         )
 
     def without_masks(self) -> Iterator[LeftOutCueRow]:
-        """Yield the cues of which every intervention needs masks, where there are none."""
+        """Yield the cues with interventions that all need masks, if there are no masks."""
         suiting = {
             cue.name
             for cue, intervention in self.plan.interventions
@@ -415,12 +428,13 @@ class _Run:
 
 @dataclass(frozen=True)
 class ChangedImages:
-    """Images of a model before and after an intervention and its control, on the CPU.
+    """Images before and after an intervention and its control, on the CPU.
 
-    images, changed, control: (n, 3, height, width).
-    region: (n, height, width), where the intervention may change pixels.
-    labels: (n,).
-    groups: (n,) or None.
+    model, cue, intervention: the alias of the model, and the names of the cue and the intervention.
+    images, changed, control: the images before, after the intervention, and after the control.
+    region: True for pixels that the intervention may change.
+    labels: the labels of the images.
+    groups (n,): the group of each image, None if images are independent.
     """
 
     model: str
@@ -459,24 +473,25 @@ def changed_images(viewer: Viewer, row: RelianceRow, *, limit: int, seed: int = 
     images, changed, control, region = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
     groups = run.viewers[0].split.groups
     return ChangedImages(
-        row.model,
-        row.cue,
-        row.intervention,
-        images,
-        changed,
-        control,
-        region,
-        run.viewers[0].labels[chosen],
-        None if groups is None else groups.cpu()[chosen],
+        model=row.model,
+        cue=row.cue,
+        intervention=row.intervention,
+        images=images,
+        changed=changed,
+        control=control,
+        region=region,
+        labels=run.viewers[0].labels[chosen],
+        groups=None if groups is None else groups.cpu()[chosen],
     )
 
 
 class _Effect:
     """The predictions of one model on the images (n,) that an intervention changes.
 
-    correct_before, correct_after, correct_after_control: whether each is classified correctly
-        before, after the intervention and after its control.
-    moved, moved_by_control: whether the prediction differs from before.
+    correct_before, correct_after, correct_after_control: True for correct predictions before, after
+        the intervention and after its control.
+    moved, moved_by_control: True for predictions that the intervention, or its control, changes.
+    groups: the group of each image, None if images are independent.
     """
 
     def __init__(self, run: _Run, outcome: _Outcome, clean: Tensor, index: int) -> None:
@@ -495,7 +510,8 @@ class _Effect:
     def beyond(self) -> NDArray[np.int64]:
         """Return the change of each prediction beyond the control.
 
-        1 where only the intervention changes it, -1 where only the control does, else 0.
+        It is 1 if only the intervention changes the prediction, -1 if only the control does, else
+        0.
         """
         return self.moved.astype(np.int64) - self.moved_by_control
 
@@ -503,7 +519,8 @@ class _Effect:
     def accuracy_lost(self) -> NDArray[np.int64]:
         """Return the loss of each correct prediction beyond the control.
 
-        1 where an image is right after the control only, -1 after the intervention only, else 0.
+        It is 1 if the prediction is right only after the control, -1 if it is right only after the
+        intervention, else 0.
         """
         return self.correct_after_control.astype(np.int64) - self.correct_after
 
@@ -539,22 +556,25 @@ def _apply_intervention(intervention: Intervention, view: View) -> tuple[Images,
 
 def _correct_p_values(rows: Sequence[Row]) -> Iterator[Row]:
     """Yield the rows with p-values corrected by Holm over all matched rows; others have none."""
-    matched = [at for at, row in enumerate(rows) if row.is_matched]
-    p_holm = dict(zip(matched, holm([rows[at].p for at in matched])))
-    p_lost_holm = dict(zip(matched, holm([rows[at].p_lost for at in matched])))
+    matched = [index for index, row in enumerate(rows) if row.is_matched]
+    p_holm = dict(zip(matched, holm([rows[index].p for index in matched])))
+    p_lost_holm = dict(zip(matched, holm([rows[index].p_lost for index in matched])))
     p_gained_holm = _correct_gains(rows)
-    for at, row in enumerate(rows):
-        corrected = replace(row, p_holm=p_holm.get(at), p_lost_holm=p_lost_holm.get(at))
+    for index, row in enumerate(rows):
+        corrected = replace(row, p_holm=p_holm.get(index), p_lost_holm=p_lost_holm.get(index))
         if isinstance(corrected, RelianceRow):
-            corrected = replace(corrected, p_gained_holm=p_gained_holm.get(at))
+            corrected = replace(corrected, p_gained_holm=p_gained_holm.get(index))
         yield corrected
 
 
 def _correct_gains(rows: Sequence[RelianceRow | ReliancePairRow]) -> dict[int, float]:
-    """Return the corrected p-values of the accuracy gained, by place; pairs of models have none."""
+    """Return the corrected p-values of the accuracy gained, by the index of the row.
+
+    Rows about pairs of models have none.
+    """
     p_values = {
-        at: row.p_gained
-        for at, row in enumerate(rows)
+        index: row.p_gained
+        for index, row in enumerate(rows)
         if isinstance(row, RelianceRow) and row.is_matched
     }
     return dict(zip(p_values, holm(list(p_values.values()))))

@@ -1,4 +1,4 @@
-"""`vitlens.reliance`: what models rely on, by interventions on all images with matched controls."""
+"""`vitlens.reliance`: the cues that models rely on, by interventions with matched controls."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -32,9 +32,10 @@ from vitlens.uncertainty import Estimate
 class Reliance(Table):
     """The cues that models rely on.
 
-    rows: a model under one intervention each.
-    pairs: two models under one intervention each.
-    left_out: cues that could not be tested, and why.
+    models: the aliases of the models.
+    rows: the effect of each intervention on each model.
+    pairs: the differences between two models for each intervention.
+    left_out: the cues that could not be tested, with the reason.
     """
 
     models: tuple[str, ...]
@@ -45,7 +46,7 @@ class Reliance(Table):
     def relied_on(self, model: str | None = None) -> tuple[str, ...]:
         """Return the cues that a model relies on, the largest effect first.
 
-        model: its alias, None: the first.
+        model: the alias of the model (None: the first model).
         """
         return tuple(row.cue for row in rank_interventions(self.rows, model or self.models[0]))
 
@@ -55,7 +56,7 @@ class Reliance(Table):
         return tuple((row.more, row.cue) for row in rank_pairs(self.pairs))
 
     def records(self) -> Iterator[dict[str, object]]:
-        """Return a row for each model and intervention; of estimates value, low and high."""
+        """Yield a row for each model and intervention; an estimate has value, low and high."""
         for row in self.rows:
             record: dict[str, object] = {}
             for name, value in asdict(row).items():
@@ -101,23 +102,25 @@ def reliance(
 ) -> Reliance:
     """Measure what models rely on: colour, background, fine detail, layout, and more.
 
-    Each cue is changed in all images. The predictions that change are compared, image by image,
-    with those after a control. The control changes the pixels equally and keeps the cue. A model is
-    said to rely on a cue only where its control is matched, the difference survives Holm's
-    correction, and it is at least 5 points.
+    Each cue is changed in all images. A control changes the pixels as much and keeps the cue. The
+    predictions that change are compared between both, image by image. A model relies on a cue if
+    the control is matched, the difference survives Holm's correction, and it is at least 5 points.
 
-    models: one, or several on the same images.
+    models: one model, or several on the same images.
     images: a Split, or any form that `vitlens.images` takes.
     labels: class indices of the first model (n,) (None: those of the Split or the class folders).
-    masks: (n, height, width), True on the object (None: those of the Split); without any, cues of
+    masks: (n, height, width), True on the object (None: those of the Split). Without masks, cues of
         objects and backgrounds are left out.
-    groups: (n,) of images that share a source (None: those of the Split).
+    groups: the group of each image (n,), if images share a source (None: those of the Split).
     cues: keys of `vitlens.analysis.reliance.cues.CUES` (None: all).
-    thorough: False measures one intervention of the most important cues.
-    advance: called with the number of passes of an image just done.
+    thorough: False to measure only the main intervention of the most important cues.
+    batch_size: the number of images at a time (None: chosen to fit into memory).
+    precision: the precision of passes.
+    seed: the seed of random numbers.
+    advance: called with the number of finished passes over an image.
 
-    Raises DataError without labels, InputError when a model does not know the data's classes, and
-    UnknownNameError for another cue.
+    Raises DataError without labels. Raises InputError if a model does not know the data's classes,
+    and UnknownNameError for an unknown cue.
 
     >>> import vitlens
     >>> digits = vitlens.load_data("digits", limit=40)
@@ -161,9 +164,9 @@ def _needs_masks(name: str) -> bool:
 
 
 def _with(split: Split, masks: Masks | None, groups: Tensor | None) -> tuple[Split, str]:
-    """Return the images with these masks and groups, and why the masks do not fit, if so.
+    """Return the images with these masks and groups, and the reason if the masks do not fit.
 
-    Raises InputError for groups that do not fit.
+    The reason is "" if they fit. Raises InputError for groups that do not fit.
     """
     if groups is not None:
         groups = torch.as_tensor(groups)
@@ -186,7 +189,7 @@ def _with(split: Split, masks: Masks | None, groups: Tensor | None) -> tuple[Spl
 
 
 def _require_distinct(models: Sequence[Model]) -> None:
-    """Raise InputError where two models have one alias, which the rows could not tell apart."""
+    """Raise InputError if two models have the same alias, which would confuse the rows."""
     aliases = [model.alias for model in models]
     if len(set(aliases)) < len(aliases):
         raise InputError(f"expected models with different aliases, found {', '.join(aliases)}")

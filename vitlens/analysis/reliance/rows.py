@@ -9,16 +9,15 @@ from vitlens.arrays import Masks, Pixels, Stack
 from vitlens.record import OfModel, col, head_name
 from vitlens.uncertainty import LEVEL, Estimate
 
-FEWEST: Final = 20  # images that an intervention changes, below which it is not judged
-# of the distances of a control and an intervention, or of an intervention and a control
-LEAST_RATIO: Final = 0.5
-# points of predictions changed beyond the control: less is not called reliance
+FEWEST: Final = 20  # an intervention that changes fewer images is not judged
+LEAST_RATIO: Final = 0.5  # a control is matched if its distance is half to twice as large
+# points of predictions changed beyond the control; a smaller effect is no reliance
 SMALLEST_RELIANCE: Final = 5.0
-# of a cue's effect through a head, beyond the control's: less is not named
+# a head carries a cue if at least this share of the effect, beyond the control's, passes it
 SMALLEST_SHARE: Final = 0.05
-SMALLEST_AREA: Final = 0.6  # between 0.45 and 0.55 an area is no finding
-_EXPLAINED: Final = 0.8  # share of a cue's effect from which on it is that of a part
-_HALF: Final = 0.5  # share of it from which on a cue that it holds is named first
+SMALLEST_AREA: Final = 0.6  # maps with a smaller AUC do not show that a cue decides
+_EXPLAINED: Final = 0.8  # a part of a cue explains it if it has at least this share of its effect
+_HALF: Final = 0.5  # a cue comes after one that it holds if that has this share of its effect
 
 
 @dataclass(frozen=True)
@@ -62,17 +61,20 @@ class OfIntervention:
 class RelianceRow(OfModel, OfIntervention):
     """The effect of one intervention, and of its control, on the predictions of one model.
 
-    n: the images that the intervention changes.
-    unchanged: the others, which lack the cue.
-    size, control_size: the mean absolute distance of the pixels.
-    changed_by, changed_by_control: the share of predictions that change.
-    changed: the difference of the two.
-    lost: accuracy after the control minus accuracy after the intervention.
-    gained: accuracy after the intervention minus accuracy before.
-    errors: before.
-    fixed, broken: errors that become right and correct predictions that become wrong.
-    p: the p-value of `changed`, p_lost: of `lost`, p_gained: of `gained`, by `paired_test`.
-    p_holm, p_lost_holm, p_gained_holm: corrected over all rows that are matched.
+    n: the number of images that the intervention changes.
+    unchanged: the number of other images, which do not have the cue.
+    size, control_size: the mean absolute distance of the pixels from before.
+    changed_by, changed_by_control: the share of predictions that the intervention (its control)
+        changes.
+    changed: the difference of both shares.
+    lost: the accuracy after the control minus that after the intervention.
+    gained: the accuracy after the intervention minus that before.
+    errors: the number of errors before.
+    fixed: the number of errors that become right.
+    broken: the number of correct predictions that become wrong.
+    control_fixed, control_broken: the same numbers after the control.
+    p, p_lost, p_gained: the p-values of `changed`, `lost` and `gained`, by `paired_test`.
+    p_holm, p_lost_holm, p_gained_holm: the p-values, corrected over all matched rows.
     """
 
     n: int = col("images")
@@ -109,39 +111,39 @@ class RelianceRow(OfModel, OfIntervention):
 
     @property
     def is_matched(self) -> bool:
-        """Return True where the control changes the pixels by half to twice as much."""
+        """Return True if the control changes the pixels by half to twice as much."""
         return self.size > 0 and LEAST_RATIO <= self.control_size / self.size <= 1 / LEAST_RATIO
 
     @property
     def control(self) -> str:
-        """Return the control in words, or that it is not matched."""
+        """Return the control in words, "unmatched" if it is not matched."""
         return self.of_intervention.control if self.is_matched else "unmatched"
 
     @property
     def is_relied_on(self) -> bool:
-        """Return True where the cue changes predictions, or misleads the model."""
+        """Return True if the cue changes predictions, or misleads the model."""
         return self.changes_predictions or self.misleads
 
     @property
     def changes_predictions(self) -> bool:
-        """Return True where significantly more predictions change than under a matched control.
+        """Return True if significantly more predictions change than under a matched control.
 
-        The difference is at least 5 points.
+        The difference must also be at least 5 points.
         """
         is_significant = self.p_holm is not None and self.p_holm <= LEVEL
         return self.is_matched and is_significant and self.changed.value >= SMALLEST_RELIANCE
 
     @property
     def changes_accuracy(self) -> bool:
-        """Return True where the intervention costs or gains accuracy beyond a matched control."""
+        """Return True if the intervention costs or gains accuracy beyond a matched control."""
         return self.is_matched and self.p_lost_holm is not None and self.p_lost_holm <= LEVEL
 
     @property
     def misleads(self) -> bool:
-        """Return True where the cue causes errors: accuracy rises without it, beyond the control.
+        """Return True if the cue causes errors: accuracy rises without it, beyond the control.
 
-        A change that only disturbs does not make predictions right. So this holds also where the
-        control disturbs more predictions than the intervention.
+        A change that only disturbs does not make predictions right. So the control may even disturb
+        more predictions than the intervention.
         """
         is_gain = self.p_gained_holm is not None and self.p_gained_holm <= LEVEL
         is_large = self.gained.value >= SMALLEST_RELIANCE
@@ -149,9 +151,9 @@ class RelianceRow(OfModel, OfIntervention):
 
     @property
     def strength(self) -> float:
-        """Return the predictions changed beyond the control, points.
+        """Return the predictions changed beyond the control, in points.
 
-        Where the cue misleads, return the accuracy gained, if it is larger.
+        If the cue misleads and the accuracy gained is larger, return that.
         """
         if self.misleads:
             return max(self.changed.value, self.gained.value)
@@ -162,13 +164,16 @@ class RelianceRow(OfModel, OfIntervention):
 class ReliancePairRow(OfIntervention):
     """The difference of two models under one intervention, on the same images.
 
-    changed, lost: predictions changed, and accuracy lost, beyond the control, first minus second.
-    relying: the models that rely on the cue.
-    changed_by: the share of predictions that the intervention changes, first minus second, in
-        points, without any control.
-    accuracy: after the intervention, first minus second.
-    p: the p-value of `changed`, p_lost: of `lost`, by `paired_test`.
-    p_holm, p_lost_holm: corrected over all rows that are matched.
+    All differences are first minus second.
+
+    changed: the difference of the predictions changed beyond the control.
+    lost: the difference of the accuracy lost beyond the control.
+    p, p_lost: the p-values of `changed` and `lost`, by `paired_test`.
+    is_matched: True if the control is matched.
+    changed_by: the difference of the predictions that the intervention changes, without a control.
+    relying: the models of the two that rely on the cue.
+    accuracy: the difference of the accuracy after the intervention.
+    p_holm, p_lost_holm: the p-values, corrected over all matched rows.
     """
 
     first: str = col("first")
@@ -191,8 +196,9 @@ class ReliancePairRow(OfIntervention):
     def more(self) -> str:
         """Return the model that relies more on the cue, "" for neither.
 
-        It relies on it, and the difference is significant, not small, and not that of the control:
-        the intervention itself changes more of its predictions, too.
+        It must rely on the cue, and the difference must be significant and not small. The
+        difference must not come from the control only: the intervention itself must also change
+        more of the model's predictions.
         """
         if not self.is_matched or self.p_holm is None or self.p_holm > LEVEL:
             return ""
@@ -208,9 +214,9 @@ class CueHeadRow(OfModel, OfIntervention):
     """The part of a cue's effect that passes through one head, on all images.
 
     share: the share of the change of the logits that the intervention causes.
-    control: the same of the control's change.
-    p_holm: that both are equal, paired over images and corrected for all heads.
-    accuracy: gained when only this head sees the changed image.
+    control: the same share for the control.
+    p_holm: the p-value that both are equal, paired over images and corrected for all heads.
+    accuracy: the accuracy gained if only this head sees the changed image.
     """
 
     layer: int = col("layer")
@@ -228,7 +234,7 @@ class CueHeadRow(OfModel, OfIntervention):
 
     @property
     def carries(self) -> bool:
-        """Return True where a larger share of the effect than of the control passes the head."""
+        """Return True if a clearly larger share of the effect than of the control passes it."""
         gain = self.share.value - self.control.value
         return self.p_holm <= LEVEL and gain >= SMALLEST_SHARE
 
@@ -237,12 +243,14 @@ class CueHeadRow(OfModel, OfIntervention):
 class CueMapRow(OfModel, OfIntervention):
     """The evidence of one method's maps in the region of a cue.
 
-    decided, others: the mean share of the map's positive evidence in the region, on images that the
-        cue decides (the intervention changes the prediction and its control does not), and on the
-        others.
-    area: the probability that the share, minus that of a uniform map, is larger on one of the
-        former.
-    p_holm: that it is 0.5, corrected over the methods.
+    A cue decides an image if the intervention changes the prediction and its control does not.
+
+    method: the name of the attribution method.
+    decided: the mean share of the map's positive evidence in the region, on images that the cue
+        decides.
+    others: the same on other images.
+    area: the AUC of the share, minus that of a uniform map, for images that the cue decides.
+    p_holm: the p-value of an AUC of 0.5, corrected over the methods.
     """
 
     method: str = col("method")
@@ -255,7 +263,7 @@ class CueMapRow(OfModel, OfIntervention):
 
     @property
     def shows(self) -> bool:
-        """Return True where the maps lie more in the region when the cue decides."""
+        """Return True if the maps have more evidence in the region when the cue decides."""
         return self.p_holm is not None and self.p_holm <= LEVEL and self.area.value >= SMALLEST_AREA
 
 
@@ -263,7 +271,8 @@ class CueMapRow(OfModel, OfIntervention):
 class CueExampleRow(OfModel, OfIntervention):
     """One image of the examples of a cue.
 
-    label: the label of the image; before, after: the predictions before and after the intervention.
+    label: the class of the image.
+    before, after: the predictions before and after the intervention.
     """
 
     label: str = col("class")
@@ -275,9 +284,9 @@ class CueExampleRow(OfModel, OfIntervention):
 class CueExampleArrays:
     """The pictures of a model's examples, in the order of their rows.
 
-    before, after: pixels (examples, 3, height, width).
-    regions: (examples, height, width), where they may differ.
-    maps: the maps of one method, if any.
+    before, after: the pixels before and after the intervention.
+    regions: True for pixels that may differ.
+    maps: the maps of one method, if there are any.
     """
 
     before: Pixels
@@ -288,7 +297,7 @@ class CueExampleArrays:
 
 @dataclass(frozen=True)
 class LeftOutCueRow:
-    """A cue, or an intervention on it, that could not be tested, and why."""
+    """A cue, or an intervention on it, that could not be tested, with the reason."""
 
     cue: str = col("cue")
     reason: str = col("reason", unit="text")
@@ -302,8 +311,8 @@ class LeftOutCueRow:
 def rank_interventions(rows: Sequence[RelianceRow], model: str) -> tuple[RelianceRow, ...]:
     """Return the strongest intervention on each cue that a model relies on.
 
-    The largest effect comes first. A cue is left out where one of its parts has at least 80 % of
-    its effect. It comes after those that it holds and that have at least half of it.
+    The largest effect comes first. A cue is left out if one of its parts has at least 80 % of its
+    effect. It comes last if a cue that it holds has at least half of its effect.
     """
     strongest: dict[str, RelianceRow] = {}
     for row in rows:
@@ -326,7 +335,7 @@ def rank_interventions(rows: Sequence[RelianceRow], model: str) -> tuple[Relianc
 def _has(
     row: RelianceRow, names: Sequence[str], share: float, strongest: dict[str, RelianceRow]
 ) -> bool:
-    """Return True where one of these cues has at least this share of the effect of a row."""
+    """Return True if one of these cues has at least this share of the effect of a row."""
     rows = [strongest[name] for name in names if name in strongest]
     return any(other.strength >= share * row.strength for other in rows)
 
@@ -334,9 +343,9 @@ def _has(
 def suspects(rows: Sequence[RelianceRow], model: str) -> tuple[RelianceRow, ...]:
     """Return the cues that a model relies on but should not.
 
-    Cues that mislead it come first, then those of the background. A cue misleads where any
-    intervention on it shows that. Where the strongest one does not, the one that gains most stands
-    for the cue.
+    Cues that mislead it come first, then those of the background. A cue misleads if any
+    intervention on it shows that. If the strongest intervention does not, the one that gains most
+    accuracy stands for the cue.
     """
     chosen = list[RelianceRow]()
     for row in rank_interventions(rows, model):
@@ -353,9 +362,9 @@ def suspects(rows: Sequence[RelianceRow], model: str) -> tuple[RelianceRow, ...]
 
 
 def rank_pairs(pairs: Sequence[ReliancePairRow]) -> tuple[ReliancePairRow, ...]:
-    """Return for each cue the largest difference of each pair of models, the largest first.
+    """Return the largest difference of each pair of models for each cue, the largest first.
 
-    Only pairs are returned of which one model relies more on the cue than the other.
+    Cues that no model of a pair relies more on are left out.
     """
     strongest: dict[tuple[str, str, str], ReliancePairRow] = {}
     for row in pairs:

@@ -25,11 +25,11 @@ PerImage = Float[Tensor, " batch"]
 class View:
     """A batch of images.
 
-    masks: the masks of the objects, None if they are not known.
-    keys: the key of each image's random numbers.
-    patch: side of a patch (rows, columns), px.
-    read_partner: returns the view of the partners, of which the image at a place is the partner of
-        the image at that place here.
+    images: the images.
+    masks: True on the objects, None if unknown.
+    keys: the seed of each image's random numbers.
+    patch: the (height, width) of a patch in px.
+    read_partner: returns the view of the partners of these images, in the same order.
     """
 
     images: Images
@@ -40,7 +40,7 @@ class View:
 
     @cached_property
     def partner(self) -> "View":
-        """Return the images with which these exchange parts, read on first use."""
+        """Return the view of the images that these exchange parts with, read on first use."""
         return self.read_partner()
 
     def region(self, name: Region) -> Plane:
@@ -61,7 +61,7 @@ class View:
         """Return 1 on the object widened by one pixel, and 0 elsewhere.
 
         The pixel is the object's smoothed edge, which mixes both colours. An image without object
-        or without background is all 1: it is kept where others get another background.
+        or without background has only 1: it is kept when other images get another background.
         """
         widened = F.max_pool2d(self.region("object"), 3, stride=1, padding=1)
         share = widened.mean((1, 2, 3))
@@ -72,7 +72,7 @@ class View:
     def cutout(self) -> Plane:
         """Return the layer, but all 0 for an image without object or without background.
 
-        Nothing is cut out of such an image where the objects of others are moved.
+        Nothing is cut out of such an image when the objects of others are moved.
         """
         is_plain = (self.layer == 1).flatten(1).all(1)[:, None, None, None]
         return torch.where(is_plain, 0.0, self.layer)
