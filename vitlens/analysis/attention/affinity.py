@@ -1,12 +1,14 @@
 """Refinement of patch maps by attention between patches: similar patches get similar values.
 
 S is the attention between patches, mean over layers and heads, plus its transpose, with rows scaled
-to sum to 1. A step replaces each patch's value by the mean over the patches that it attends to or
-that attend to it. S is similar to a symmetric matrix (S = D⁻¹ W with W symmetric), so its
-eigenvalues are real and in [-1, 1]. Some are negative: where patches of an object attend to the
-background (as in vit-digits), one step exchanges the two. Two steps, S², have eigenvalues in [0,
-1]: a patch's value becomes the mean over the patches that share its neighbours, and no contrast is
-ever reversed. So steps are counted in twos.
+to sum to 1. A step replaces each patch's value by a mean. It is over the patches that it attends to
+or that attend to it.
+
+The number of steps is always even. S is similar to a symmetric matrix (S = D⁻¹ W with W symmetric),
+so its eigenvalues are real and in [-1, 1]. Some are negative: if patches of an object attend to the
+background (as in vit-digits), one step exchanges the two. Two steps, S², have eigenvalues in
+[0, 1]. A patch's value then becomes the mean over the patches that share its neighbours, and no
+contrast is reversed.
 """
 
 from collections.abc import Sequence
@@ -31,8 +33,10 @@ Affinity = Float[Tensor, "batch patches patches"]
 def affinity(model: Model, images: Images, *, layers: Sequence[int] | None = None) -> Affinity:
     """Return S of each image (see the module's docstring), from one forward pass.
 
-    layers: used ones, from 0 (None: all). Raises UnsupportedError for a model without attention
-    between the patches of one grid, InputError for a layer that has none.
+    layers: the numbers of the layers that are used, from 0 (None: all).
+
+    Raises UnsupportedError for a model without attention between the patches of one grid, and
+    InputError for a layer without it.
     """
     used_layers = require_affinity(model, layers)
     parts: list[Affinity] = []
@@ -71,7 +75,8 @@ def similarity_of(layers: Sequence[Affinity]) -> Affinity:
 def refine_maps(maps: Maps, similarity: Affinity, *, steps: int = REFINE_STEPS) -> Maps:
     """Return maps (batch, rows, columns) after an even number of steps of S, 0 for none.
 
-    Linear: signs and constants are unchanged. Raises InputError for maps of another grid.
+    The result is linear in the maps, and constant maps are unchanged. Raises InputError for maps of
+    another grid.
     """
     patches = similarity.shape[-1]
     if maps.shape[1] * maps.shape[2] != patches:
@@ -89,8 +94,8 @@ def refine_maps(maps: Maps, similarity: Affinity, *, steps: int = REFINE_STEPS) 
 def require_affinity(model: Model, layers: Sequence[int] | None = None) -> Sequence[int]:
     """Return the layers in which all tokens of one grid attend to each other, or `layers`.
 
-    Raises UnsupportedError for a model without such a layer, InputError where one of `layers` is
-    none of them.
+    Raises UnsupportedError for a model without such a layer, and InputError if one of `layers` is
+    no such layer.
     """
     layout = model.anatomy.layout
     possible = list[int]()

@@ -1,12 +1,13 @@
 """The chain of attention layers: one observed pass, and the propagation of a row over its tokens.
 
-A row goes from the readout back to the image. Rollout, relevance and similar methods differ only in
-the step that propagates the row through one layer. The parts that they share are here: windows, the
-merging of patches between the stages of a Swin, the readout.
+A row has one number for each token. It is propagated from the readout back to the image. Rollout,
+relevance and similar methods differ only in the step that propagates the row through one layer. The
+parts that they share are here: windows, the merging of patches between the stages of a Swin, the
+readout.
 
-Where the model uses the fused kernel, autograd sees only the heads' outputs: the gradient of the
-weights is ∂logit/∂output · valueᵀ, computed on demand, so no N x N matrix is stored for the
-backward pass.
+If the model uses the fused kernel, autograd sees only the heads' outputs. The gradient of the
+weights is then ∂logit/∂output · valueᵀ. It is computed on demand, so no N x N matrix is stored for
+the backward pass.
 """
 
 import math
@@ -38,17 +39,21 @@ Rules = Literal["plain", "libra"]  # of the backward pass
 Vector = Float[Tensor, "batch tokens"]
 # Propagates a row (batch, tokens) through one layer, towards the input. Arguments are the row, the
 # weights (batch, heads, query, key), the gradient of a target with respect to them or None, and
-# True if the rows of the weights sum to 1 (they do not where padding is left out).
+# True if the rows of the weights sum to 1. They do not if padding is left out.
 Step = Callable[[Vector, Weights, Weights | None, bool], Vector]
-# returns the weights of a pooling query with the heads fused
+# Returns the weights of a pooling query with the heads fused.
 Pooling = Callable[[AttentionCall], Float[Tensor, "batch keys"]]
 
 
 @dataclass(frozen=True)
 class Chain:
-    """One forward pass: its logits and its attention calls in order, with gradients or without.
+    """One forward pass.
 
-    seen: the output of one module and its gradient, where `chained` has a module.
+    model: the model.
+    logits: the logits of the pass.
+    calls: the attention calls in order, with gradients or without.
+    readout: the tokens that the classifier reads.
+    seen: the output of the module that was given to `chained`, and its gradient. None without one.
     """
 
     model: Model
@@ -60,27 +65,38 @@ class Chain:
     def start(self, pooling: Pooling, *, alpha: float | None, start_layer: int = 0) -> Vector:
         """Return the readout as a row over the tokens of the last layer.
 
-        alpha: the alpha of rollout, with rows that are mixed with the identity and scaled to sum to
-            1; None: of relevance, R ← R + Ā R. A pooling query (SigLIP) has all tokens as keys: its
-            last row is the readout. Class attention (CaiT) has keys (CLS, patches), with CLS as the
-            one row that changes; the mass that rollout leaves on CLS has no place in the image and
-            is distributed over the patches. Rows of zeros stay zeros.
+        - In windows, it is the mean over the patches of the last stage.
+        - A pooling query (SigLIP) has all tokens as keys: its last row is the readout.
+        - Class attention (CaiT) has the keys (CLS, patches), and only the row of CLS changes. The
+          mass that rollout leaves on CLS has no place in the image. It is distributed over the
+          patches. Rows of zeros stay zeros.
+        - Otherwise it is CLS or the mean over patches, see `readout_row`.
+
+        pooling: returns the weights of a pooling query.
+        alpha: for rollout, the weight of the identity; rows are scaled to sum to 1. None for
+            relevance, R ← R + Ā R.
         """
         first = self.calls[0]
         layout = self.model.anatomy.layout
         like = precise(first.rows((0,)))
-        if layout is None:  # windows: the mean over the patches of the last stage
+        if layout is None:
             last = self.calls[-1].site.windows
-            assert last is not None  # other models are refused by require_chain
+            assert last is not None  # require_chain accepts only windows without a layout
             patches = last.resolution[0] * last.resolution[1]
             return like.new_full((first.images, patches), 1 / patches)
         if self.readout != "pool":
             return readout_row(layout, self.readout, batch=first.images, like=like)
+        return self._pooled_start(layout, pooling, alpha, start_layer)
+
+    def _pooled_start(
+        self, layout: TokenLayout, pooling: Pooling, alpha: float | None, start_layer: int
+    ) -> Vector:
+        """Return the readout of a model that reads its patches by attention; see `start`."""
         rows = []
         for call in self.calls:
             if call.site.kind == "class" and call.site.layer >= start_layer:
                 row = pooling(call)
-                if row.shape[-1] == layout.patches:  # without the prefix (timm's default)
+                if row.shape[-1] == layout.patches:  # without the prefix, which is timm's default
                     row = F.pad(row, (len(layout.prefix), 0))
                 rows.append(row)
         if not rows:
@@ -98,9 +114,9 @@ class Chain:
     ) -> Float[Tensor, "batch first_tokens"]:
         """Return a row over the last layer's tokens, propagated down to start_layer.
 
-        Of windows, it is a row over the patches of the first stage.
+        With windows, the result is a row over the patches of the first stage.
         """
-        resolution: tuple[int, int] | None = None
+        resolution: tuple[int, int] | None = None  # of the layer after
         for call in reversed(self.calls):
             if call.site.kind == "class":
                 continue
@@ -125,9 +141,10 @@ class Chain:
 def _through_class_attention(rows: Sequence[Vector], alpha: float | None) -> Vector:
     """Return the row over the patches that class attention reads, through all of its layers.
 
-    rows: over (CLS, patches), by layer; alpha: see Chain.start.
+    rows: the weights of CLS over (CLS, patches) in each layer.
+    alpha: see Chain.start.
     """
-    cls = torch.ones_like(rows[-1][:, :1])
+    cls = torch.ones_like(rows[-1][:, :1])  # the mass on CLS, which starts with all of it
     patches = torch.zeros_like(rows[-1][:, 1:])
     for weights in reversed(rows):
         if alpha is None:
@@ -137,9 +154,9 @@ def _through_class_attention(rows: Sequence[Vector], alpha: float | None) -> Vec
             mixed = (1 - alpha) * weights
             mixed[:, :1] += alpha
             mixed = _scaled(mixed)
-        passed = cls * mixed
-        patches = patches + passed[:, 1:]
-        cls = passed[:, :1]
+        passed_on = cls * mixed
+        patches = patches + passed_on[:, 1:]
+        cls = passed_on[:, :1]
     return patches if alpha is None else _scaled(patches)
 
 
@@ -156,13 +173,17 @@ def chained(
 ) -> Chain:
     """Return the chain of a batch of images.
 
-    gradient: with gradients of the targets' logits (None: predicted classes).
-    rules: the rules of the backward pass, "libra" for LibraGrad's (lens/libra.py).
-    module: its output is stored with its gradient. Queries and keys of all layers are stored
-        (tokens x dim each, not heads x tokens²).
+    Queries and keys of all layers are stored (tokens x dim each, not heads x tokens²).
 
-    Raises UnknownNameError, InputError for a target that is no class, UnsupportedError for
-    gradients of a model without a classifier, LensError where a layer does not affect the logit.
+    targets: the target classes (None: the predicted classes).
+    gradient: True for gradients of the targets' logits.
+    rules: the rules of the backward pass, "libra" for LibraGrad's (lens/libra.py).
+    readout: the tokens to start from (None: those that the classifier reads).
+    module: the name of a module. Its output and the gradient of it are stored.
+
+    Raises UnknownNameError for an unknown readout, and InputError for a target that is no class.
+    Raises UnsupportedError for gradients of a model without a classifier, and LensError if a layer
+    does not affect the logit.
     """
     resolved_readout = readout or model.anatomy.readout or "mean"
     if resolved_readout not in READOUTS:
@@ -208,9 +229,9 @@ def _differentiated_chain(
 
 
 def differentiate_calls(total: Tensor, calls: Sequence[AttentionCall]) -> tuple[AttentionCall, ...]:
-    """Return the calls, detached, with their gradients of a number.
+    """Return the calls, detached, with the gradients of a number with respect to them.
 
-    Raises LensError where a call does not affect the number.
+    Raises LensError if a call does not affect the number.
     """
     traced = [call.computed if call.inputs is None else call.output for call in calls]
     gradients = torch.autograd.grad(total, traced, allow_unused=True)  # type: ignore[arg-type]
@@ -234,7 +255,7 @@ def check_targets(targets: Labels | None, logits: Logits) -> Labels:
     classes = logits.shape[-1]
     if len(targets) != len(logits):
         raise InputError(f"expected one target per image ({len(logits)}), found {len(targets)}")
-    # on a GPU one wait for the device, not one for each image
+    # waits once for a GPU, not once for each image
     wrong = targets[(targets < 0) | (targets >= classes)]
     if len(wrong):
         raise InputError(f"expected target classes from 0 to {classes - 1}, found {int(wrong[0])}")
@@ -291,8 +312,8 @@ def require_chain(model: Model) -> None:
             f"{model.alias} that {model.anatomy.unread}"
         )
     if misfits:
-        # the most informative layer: pooled keys, channels or windows rather than tokens of another
-        # stage
+        # The message names the most informative layer: one with pooled keys, channels or windows
+        # rather than one with the tokens of another stage.
         site = min(misfits, key=lambda site: site.kind in ("patch", "class"))
         detail = ""
         if site.kind == "patch":
@@ -326,10 +347,7 @@ def _fits_chain(site: Site, layout: TokenLayout | None) -> bool:
 
 
 def _require_no_convolution(model: Model, attention: Collection[str]) -> None:
-    """Raise UnsupportedError where a convolution mixes patches between attention modules.
-
-    MaxViT has such convolutions.
-    """
+    """Raise UnsupportedError if convolutions mix patches between attention modules (MaxViT)."""
     mixing = set()
     for name, module in model.module.named_modules():
         if isinstance(module, nn.Conv2d):
@@ -350,18 +368,19 @@ def _require_no_convolution(model: Model, attention: Collection[str]) -> None:
 def _unmerge(
     row: Float[Tensor, "batch merged"], coarse: tuple[int, int], fine: tuple[int, int]
 ) -> Float[Tensor, "batch unmerged"]:
-    """Return a row over merged patches as one over the patches before merging.
+    """Return a row over merged patches as a row over the patches before merging.
 
-    Merging concatenates 2x2 patches and projects them, so they share the mass equally.
+    Merging concatenates 2x2 patches and projects them, so they share the mass equally. At the end
+    of an odd side, fewer patches are merged.
     """
     if coarse == fine:
         return row
     rows, columns = fine
     padding = (0, 2 * coarse[1] - columns, 0, 2 * coarse[0] - rows)
     is_patch = F.pad(row.new_ones(1, 1, rows, columns), padding)
-    children = F.avg_pool2d(is_patch, 2) * 4
-    shared = row.unflatten(-1, coarse).unsqueeze(1) / children
-    enlarged = F.interpolate(shared, scale_factor=2, mode="nearest")
+    merged_patches = F.avg_pool2d(is_patch, 2) * 4  # the number of patches in each merged one
+    mass_of_patch = row.unflatten(-1, coarse).unsqueeze(1) / merged_patches
+    enlarged = F.interpolate(mass_of_patch, scale_factor=2, mode="nearest")
     return enlarged[:, 0, :rows, :columns].flatten(1)
 
 
@@ -384,8 +403,9 @@ def _step(row: Vector, call: AttentionCall, step: Step) -> Vector:
 def _step_in_windows(
     row: Vector, weights: Weights, gradient: Weights | None, windows: Windows, step: Step
 ) -> Vector:
+    """Propagate a row over the map through a layer of windows, each with its part of the row."""
     images, patches = row.shape
-    index = window_index(windows).to(row.device)
+    index = window_index(windows).to(row.device)  # (windows, tokens): patches, -1 for padding
     is_patch = index >= 0
     places = index.masked_fill(~is_patch, patches)  # padding is in an extra column
     inside = F.pad(row, (0, 1))[:, places].flatten(0, 1)  # (images x windows, tokens of a window)

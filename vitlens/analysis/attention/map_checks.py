@@ -2,8 +2,6 @@
 
 Information is in bits relative to a uniform map, as for the labels of heads
 (analysis/heads/specialisation.py).
-
-Bits are defined as for the labels of heads (analysis/heads/specialisation.py).
 """
 
 import torch
@@ -14,14 +12,14 @@ from torch.nn import functional as F
 from vitlens.shapes import Maps
 
 PerMap = Float[Tensor, " batch"]
-FEWEST = 8  # images: of fewer, other images do not predict a map
-_TINY = 1e-30
+FEWEST = 8  # with fewer images, the others do not predict a map
+_TINY = 1e-30  # avoids a division by 0
 
 
 def map_bits(maps: Maps) -> PerMap:
-    """Return the information of each map: log2 of its patches minus its entropy.
+    """Return the information of each map: log2 of the number of its patches minus its entropy.
 
-    It is 0 for a uniform map and for one without positive values.
+    It is 0 for a uniform map, and for a map without positive values.
     """
     shares = _shares(maps)
     return (shares * (shares * shares.shape[1]).clamp_min(_TINY).log2()).sum(1).clamp_min(0)
@@ -30,9 +28,9 @@ def map_bits(maps: Maps) -> PerMap:
 def fixed_share(maps: Maps) -> PerMap:
     """Return the share of each map's information that the maps of other images explain.
 
-    Their mean predicts the map. The share is the gain in log-likelihood over a uniform map, divided
-    by the information, at least one bit. There is at least one other image; the mean is mixed with
-    a uniform map with the weight of one image.
+    Their mean predicts the map, mixed with a uniform map that has the weight of one image. The
+    share is the gain in log-likelihood over a uniform map, divided by the information (at least one
+    bit). There must be at least one other image.
     """
     shares = _shares(maps)
     mean_of_others = (shares.sum(0) - shares + 1 / shares.shape[1]) / len(maps)
@@ -53,7 +51,7 @@ def alike(maps: Float[Tensor, "batch heads rows columns"]) -> PerMap:
 
 
 def _shares(maps: Maps) -> Float[Tensor, "batch patches"]:
-    """Return positive values as shares of their sum, uniform shares where there are none."""
+    """Return positive values as shares of their sum, uniform shares for a map without any."""
     positive = maps.flatten(1).double().clamp_min(0)
     total = positive.sum(1, keepdim=True)
     uniform = torch.full_like(positive, 1 / positive.shape[1])

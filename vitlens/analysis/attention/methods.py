@@ -1,11 +1,14 @@
 """Attention methods: rollout, relevance, gradient-weighted rollout and attention flow.
 
 Rollout (Abnar & Zuidema 2020) multiplies attention through the layers, with the residual
-connection: Â = rows of (1 - alpha) A + alpha I, scaled to sum to 1; R = Â_L ... Â_1. Relevance
-(Chefer 2021, "generic attention-model explainability") weighs attention by the gradient of a logit:
-Ā = mean over heads of (∂logit/∂A ⊙ A)⁺ (equation 5); R ← R + Ā R from R = I, layer by layer
-(equation 6). One row of R needs only products of a vector and a matrix, from the last layer back:
-O(layers N²), not O(layers N³). A method is a step of the chain (chain.py); the methods are listed
+connection: R = Â_L ... Â_1. Â has the rows of (1 - alpha) A + alpha I, scaled to sum to 1.
+
+Relevance (Chefer 2021, "generic attention-model explainability") weights attention by the gradient
+of a logit: Ā is the mean over heads of (∂logit/∂A ⊙ A)⁺ (equation 5). From R = I, each layer gives
+R ← R + Ā R (equation 6).
+
+One row of R needs only products of a vector and a matrix, from the last layer back. That takes
+O(layers N²), not O(layers N³). A method is a step of the chain (chain.py). The methods are listed
 in registry.py.
 """
 
@@ -40,10 +43,10 @@ from vitlens.pixels import AnyImages, Parts, Targets, as_parts, as_targets
 from vitlens.references import resolved
 from vitlens.shapes import Fused, Images, Labels, Logits, Maps, Weights
 
-# of attention flow: each needs a maximum flow through layers x tokens² edges; 0.1 s an image for
-# 65, seconds for 197
+# Attention flow needs a maximum flow through layers x tokens² edges for each token. It takes 0.1 s
+# per image for 65 tokens, and seconds for 197.
 MOST_TOKENS = 256
-# the integer for a capacity of 1, as scipy's flows are 32-bit integers: precision 6e-8
+# scipy's flows are 32-bit integers: this one stands for a capacity of 1, with a precision of 6e-8
 _UNIT = 1 << 24
 
 
@@ -60,14 +63,15 @@ def rollout(
 ) -> Maps:
     """Return the rollout of each image over its patches (batch, rows, columns), not scaled.
 
+    The map of a windowed model (Swin, Hiera) is that of the first stage. If patches are merged or
+    queries pooled, each of the four patches gets an equal share.
+
     images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes.
     fusion: the fusion of the heads, "mean", "max" or "min".
-    discard: the lowest fraction of each row, set to 0 (except CLS).
-    alpha: weight of the identity.
-    start_layer: the first layer included, from 0.
-    readout: the tokens that the classifier reads (the model's own by default). Of a windowed model
-        (Swin, Hiera) the map is that of the first stage; where patches are merged or queries
-        pooled, each of the four gets an equal share.
+    discard: the fraction of each row that is set to 0, the lowest weights (except CLS).
+    alpha: the weight of the identity.
+    start_layer: the first layer that is included, from 0.
+    readout: the tokens to start from (None: those that the classifier reads).
 
     Raises UnsupportedError for a model with layers that are neither token-to-token nor windows
     (XCiT, PVT, CNNs), or with convolutions between them (MaxViT).
@@ -91,13 +95,16 @@ def relevance(
 ) -> Maps:
     """Return the relevance of each patch for a target class (batch, rows, columns), not scaled.
 
+    The target's logit is differentiated, not its probability. The map of a windowed model (Swin) is
+    that of the first stage.
+
     images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes.
     targets: "predicted", "label" (of a Split or class folders), a class by name or index, or class
-        indices (batch,). The target's logit is differentiated, not its probability.
-    readout: the tokens that the classifier reads (the model's own by default). Of a windowed model
-        (Swin) the map is that of the first stage.
+        indices (batch,).
+    start_layer: the first layer that is included, from 0.
+    readout: the tokens to start from (None: those that the classifier reads).
 
-    Raises InputError for a class that does not exist, UnsupportedError as `rollout`.
+    Raises InputError for a class that does not exist, and UnsupportedError as `rollout`.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -145,9 +152,11 @@ def method_maps(
     readout: Readout | None = None,
     **options: Any,
 ) -> Maps:
-    """Return the maps of one method for one batch; options: its settings.
+    """Return the maps of one method for one batch.
 
     A method without gradients ignores the targets.
+
+    options: the settings of the method.
     """
     settings = MethodSettings(method, **options)
     return maps_of(model, images, settings, targets=targets, readout=readout)
@@ -163,10 +172,12 @@ def maps_in_one_pass(
 ) -> tuple[Logits, tuple[Float[Tensor, "batch _ _"], ...]]:
     """Return the logits, and the maps of each method (batch, rows, columns), at least one.
 
-    The model supports the methods. One pass serves all methods of one kind of backward pass (plain
-    gradients or LibraGrad's); it has gradients where one of them needs them. targets: class indices
-    (batch,), None: the predicted classes. For a windowed model, the maps of one layer's attention
-    have the resolution of its stage.
+    One pass serves all methods with the same rules of the backward pass (plain gradients or
+    LibraGrad's). It has gradients if one of them needs gradients. For a windowed model, the maps of
+    one layer's attention have the resolution of its stage.
+
+    methods: the methods, which the model must support.
+    targets: class indices (batch,) (None: the predicted classes).
     """
     entries = [attention_method(settings.method) for settings in methods]
     maps: dict[int, Maps] = {}
@@ -221,16 +232,17 @@ def rollout_maps(
 
     def step(row: Vector, weights: Weights, _gradient: Weights | None, sums_to_1: bool) -> Vector:
         if fusion == "mean" and discard == 0 and sums_to_1:
-            # a row of the mean is the mean of the heads' rows, and rows of softmax sum to 1 already
+            # The row times the mean over heads is the mean of the row times each head. So the mean
+            # of the weights is not needed, and rows of a softmax need no scaling.
             mixed = (row[:, None, None] @ weights).mean(1)[:, 0]
             return (1 - alpha) * mixed + alpha * row
         return scaled_step(row, discard_lowest(fused(weights, fusion), discard, keep=keep), alpha)
 
     def pooling(call: AttentionCall) -> Float[Tensor, "batch keys"]:
-        # class attention has a CLS before this layout's tokens
-        has_own_cls = layout is not None and call.site.keys > layout.tokens
+        # class attention has a CLS token before the tokens of the layout
+        has_extra_cls = layout is not None and call.site.keys > layout.tokens
         mean = fused(precise(call.precise().weights()), fusion)
-        row = discard_lowest(mean, discard, keep=(0,) if has_own_cls else keep)[:, 0]
+        row = discard_lowest(mean, discard, keep=(0,) if has_extra_cls else keep)[:, 0]
         return row / row.sum(-1, keepdim=True)
 
     start = chain.start(pooling, alpha=alpha, start_layer=start_layer)
@@ -246,16 +258,17 @@ def relevance_maps(chain: Chain, *, start_layer: int = 0) -> Maps:
     start = chain.start(_gradient_weighted_query, alpha=None, start_layer=start_layer)
     row = chain.follow(start, step, start_layer=start_layer)
     if chain.readout != "pool":  # a pooling query is no token, so its row contains no identity
-        after_all = 1 + chain.calls[-1].site.layer
-        row = row - chain.follow(start, step, start_layer=after_all)  # only the merging of patches
+        # the identity's part: no layer is included, so only the merging of patches is propagated
+        after_all_layers = 1 + chain.calls[-1].site.layer
+        row = row - chain.follow(start, step, start_layer=after_all_layers)
     return chain.as_map(row)
 
 
 def gradient_rollout_maps(chain: Chain, *, alpha: float = ALPHA, start_layer: int = 0) -> Maps:
-    """Return the rollout maps of a chain with gradients, with Ā in place of the heads' mean.
+    """Return the rollout maps of a chain with gradients, with Ā instead of the heads' mean.
 
-    A row without any positive gradient becomes that of the identity; that of a pooling query, which
-    is no token, becomes 0.
+    A row without any positive gradient becomes that of the identity. The row of a pooling query,
+    which is no token, becomes 0.
     """
 
     def step(row: Vector, weights: Weights, gradient: Weights | None, _sums_to_1: bool) -> Vector:
@@ -314,7 +327,7 @@ def _gradient_weighted_query(call: AttentionCall) -> Float[Tensor, "batch keys"]
 
 
 def require_flow(model: Model) -> None:
-    """Raise UnsupportedError where attention flow would take too long, or is not defined."""
+    """Raise UnsupportedError if attention flow would take too long, or is not defined."""
     layout = model.anatomy.layout
     if layout is not None and layout.tokens > MOST_TOKENS:
         raise UnsupportedError(
@@ -355,15 +368,15 @@ def maximum_flows(
 ) -> NDArray[np.float64]:
     """Return the maximum flow from a source to each target token of the input; 0 for the others.
 
-    start: (tokens,), capacities from the source to the last layer's tokens.
-    layers: (query, key), in forward order.
+    start (tokens,): the capacities from the source to the last layer's tokens.
+    layers (query, key): the capacities of each layer, in forward order.
     """
     from scipy.sparse import csr_matrix  # takes 0.2 s to import
     from scipy.sparse.csgraph import maximum_flow
 
     tokens = len(start)
     depth = len(layers)
-    # nodes: the tokens before layer 0, after layer 0, ... and the source
+    # node layer * tokens + t is token t before the layer; the last ones are after all layers
     source = tokens * (depth + 1)
     from_nodes = [np.full(tokens, source)]
     to_nodes = [depth * tokens + np.arange(tokens)]

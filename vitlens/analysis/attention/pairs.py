@@ -15,9 +15,9 @@ from vitlens.shapes import Images
 
 @dataclass(frozen=True)
 class QueriesKeys:
-    """Queries and keys of the first n images in the last layers; float16, on the CPU.
+    """Queries and keys of the first n images in the last layers, in float16 on the CPU.
 
-    scales: by layer, the factor of the products of queries and keys.
+    scales: the factor of the products of queries and keys in each layer.
     """
 
     queries: Float[Tensor, "n layers heads token head_dim"]
@@ -26,11 +26,14 @@ class QueriesKeys:
 
 
 def queries_and_keys(model: Model, images: Images, *, most: int) -> QueriesKeys:
-    """Return queries and keys of at most `most` numbers: of all layers of the first images.
+    """Return queries and keys of as many first images as fit into `most` numbers.
 
-    If those of one image are more, only its last layers are returned. images: (n, 3, height, width)
-    in [0, 1]. Raises UnsupportedError for layers whose scores are not only products of queries and
-    keys, and where one layer has more numbers.
+    If those of one image do not fit, only its last layers are returned.
+
+    images (n, 3, height, width): images in [0, 1].
+
+    Raises UnsupportedError for layers with scores that are not only products of queries and keys,
+    and if one layer does not fit.
     """
     first = _of_images(model, images[:1])
     layers = first.queries.shape[1]

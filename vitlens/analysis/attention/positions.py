@@ -20,11 +20,11 @@ Similarity = Float[Tensor, "patches patches"]
 def position_similarity(model: Model) -> Similarity | None:
     """Return the cosine similarity of the position embeddings of all pairs of patches.
 
-    They are learned or fixed. None for a model without them.
+    They are learned or fixed. The result is None for a model without them.
     """
     embedding = getattr(model.module, "pos_embed", None)
     if isinstance(model.module, VisionTransformer) and model.module.config.positions in FIXED:
-        # computed again, as the images may have another size
+        # computed again, because the images may have another size than in training
         embedding = model.module.positions(model.layout.grid)
     if embedding is None:
         encoder = getattr(model.module, "encoder", None)
@@ -33,7 +33,7 @@ def position_similarity(model: Model) -> Similarity | None:
         return None
     tokens = embedding.detach().flatten(0, -2)
     patches = model.layout.patches
-    # embeddings of this grid; prefix tokens before the patches may have embeddings or not
+    # the embeddings must be those of this grid; prefix tokens may have embeddings or not
     if not patches <= len(tokens) <= model.layout.tokens:
         return None
     directions = torch.nn.functional.normalize(tokens[-patches:], dim=-1)
@@ -43,9 +43,9 @@ def position_similarity(model: Model) -> Similarity | None:
 def distance_correlation(similarity: Similarity, layout: TokenLayout) -> float | None:
     """Return Pearson's correlation of the similarity of position embeddings with distance.
 
-    The distance is that of the patches in px. It is over all pairs of patches: negative where near
-    positions are more similar than far ones, 0 without such structure. None where either is
-    constant.
+    The distance is that of the patches in px. The correlation is over all pairs of patches. It is
+    negative if near positions are more similar than far ones, and 0 without such structure. It is
+    None if either is constant.
     """
     distances = of_layout(layout).distances()[0]
     is_pair = torch.ones_like(distances, dtype=torch.bool).triu(1)
@@ -56,7 +56,12 @@ def distance_correlation(similarity: Similarity, layout: TokenLayout) -> float |
 
 
 class RankCorrelations(NamedTuple):
-    """Rank correlations over all pairs of patches, pairs in one row, and pairs in one column."""
+    """Rank correlations of similarity and proximity.
+
+    all: over all pairs of patches.
+    rows: over pairs in the same row.
+    columns: over pairs in the same column.
+    """
 
     all: float | None
     rows: float | None
@@ -66,16 +71,16 @@ class RankCorrelations(NamedTuple):
 def rank_correlation(similarity: Similarity, layout: TokenLayout) -> RankCorrelations:
     """Return Spearman's correlation of similarity with minus the distance of the patches in px.
 
-    The pairs of all rows are ranked together. 1 where nearer patches are always more similar, 0
-    without such order; ties have their mean rank. None where there are fewer than two pairs, or all
-    are equally far apart or similar.
+    It is 1 if nearer patches are always more similar, and 0 without such order. The pairs of all
+    rows are ranked together, and ties have their mean rank. The result is None for fewer than two
+    pairs, and if all pairs are equally far apart or equally similar.
     """
     patches = torch.arange(layout.patches)
     row = patches // layout.grid[1]
     column = patches % layout.grid[1]
     is_pair = torch.ones(layout.patches, layout.patches, dtype=torch.bool).triu(1)
     proximity = -of_layout(layout).distances()[0]
-    # rounded, as equal offsets differ in the last bits
+    # rounded, because the similarities of equal offsets differ in the last bits
     rounded = similarity.detach().double().cpu().round(decimals=6)
 
     def correlate(pairs: Tensor) -> float | None:

@@ -1,8 +1,8 @@
 """Registry of the attention methods, which map attention to the image; free of torch.
 
-To add one, write its function, from a chain and settings to maps, and one entry here: `vitlens
-rollout`, its report and the tests take it from there. An entry of vitlens/attribution/registry.py
-that names it makes it an attribution as well.
+To add one, write its function, from a chain and settings to maps, and one entry here. `vitlens
+rollout`, its report and the tests take it from here. An entry of vitlens/attribution/registry.py
+with its name makes it an attribution as well.
 """
 
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ from vitlens.errors import InputError, UnknownNameError, argument
 from vitlens.names import FUSIONS, Fusion
 
 ALPHA: Final = 0.5  # share of the identity in rollout's (1 - alpha) A + alpha I
-# images of which a viewer has every head; of further ones it has the mean over heads
+# the explorer has every head for so many images, and the mean over heads for the others
 WHOLE: Final = 4
-REFINE_STEPS: Final = 2  # of a map's refinement by attention between patches; even, see affinity.py
+REFINE_STEPS: Final = 2  # steps of refinement by attention between patches; even, see affinity.py
 _WITH_WEIGHTS: Final = 2.0  # cost, in forward passes, of a pass that computes all attention weights
 
 
@@ -24,18 +24,19 @@ _WITH_WEIGHTS: Final = 2.0  # cost, in forward passes, of a pass that computes a
 class AttentionMethod:
     """One attention method.
 
-    title: in figures and tables.
-    description: the description of its maps, in a sentence.
-    paper: that defines it.
-    function: "module:function" that takes a chain (chain.py) and the options by name, and returns
+    name: the name under which it is called.
+    title: its name in figures and tables.
+    description: a description of its maps, in a sentence.
+    paper: the paper that defines it.
+    function: "module:function". It takes a chain (chain.py) and the options by name, and returns
         maps.
-    needs: the requirements of the model (require_chain, require_maps), "chain" where the method
-        goes through all layers.
-    forwards, backwards: about how many passes of the model an image takes; with backward passes the
-        chain has gradients, and the maps are those of a target class.
+    needs: "chain" if the method goes through all layers (see require_chain), "maps" if it needs
+        only the map of a layer (see require_maps).
+    forwards, backwards: the approximate number of passes of the model for an image. With backward
+        passes, the chain has gradients, and the maps are those of a target class.
     options: the `MethodSettings` that the function takes.
-    check: "module:function" of a model that raises where the method cannot run although `needs` is
-        met.
+    check: "module:function". It takes a model, and raises an error if the method cannot run on it
+        although `needs` is met. None without such a check.
     default: True if `vitlens rollout` runs it by default.
     rules: the rules of the backward pass, plain gradients or LibraGrad's.
     """
@@ -62,73 +63,75 @@ class AttentionMethod:
 _METHODS: Final = "vitlens.analysis.attention.methods"
 _ENTRIES: Final = (
     AttentionMethod(
-        "rollout",
-        "rollout",
-        "attention propagated through all layers; the same for every class",
-        "Abnar & Zuidema 2020",
-        f"{_METHODS}:rollout_maps",
-        "chain",
-        _WITH_WEIGHTS,
-        0,
-        ("fusion", "discard", "alpha", "start_layer"),
+        name="rollout",
+        title="rollout",
+        description="attention propagated through all layers; the same for every class",
+        paper="Abnar & Zuidema 2020",
+        function=f"{_METHODS}:rollout_maps",
+        needs="chain",
+        forwards=_WITH_WEIGHTS,
+        backwards=0,
+        options=("fusion", "discard", "alpha", "start_layer"),
         default=True,
     ),
     AttentionMethod(
-        "relevance",
-        "relevance",
-        "attention that raises the target's logit, propagated through all layers (Chefer 2021)",
-        "Chefer 2021, generic attention explainability",
-        f"{_METHODS}:relevance_maps",
-        "chain",
-        0,
-        1.5,
-        ("start_layer",),
+        name="relevance",
+        title="relevance",
+        description="attention that raises the target's logit, propagated through all layers "
+        "(Chefer 2021)",
+        paper="Chefer 2021, generic attention explainability",
+        function=f"{_METHODS}:relevance_maps",
+        needs="chain",
+        forwards=0,
+        backwards=1.5,
+        options=("start_layer",),
         default=True,
     ),
     AttentionMethod(
-        "libra-relevance",
-        "Libra relevance",
-        "relevance with LibraGrad's gradients, which count attention, norms and activations once",
-        "Mehri 2025 (LibraGrad) with Chefer 2021's rule",
-        f"{_METHODS}:relevance_maps",
-        "chain",
-        0,
-        1.5,
-        ("start_layer",),
+        name="libra-relevance",
+        title="Libra relevance",
+        description="relevance with LibraGrad's gradients, which count attention, norms and "
+        "activations once",
+        paper="Mehri 2025 (LibraGrad) with Chefer 2021's rule",
+        function=f"{_METHODS}:relevance_maps",
+        needs="chain",
+        forwards=0,
+        backwards=1.5,
+        options=("start_layer",),
         rules="libra",
     ),
     AttentionMethod(
-        "gradient-rollout",
-        "gradient-weighted rollout",
-        "rollout of the attention that raises the target's logit",
-        "Abnar & Zuidema 2020 with Chefer 2021's weights",
-        f"{_METHODS}:gradient_rollout_maps",
-        "chain",
-        0,
-        1.5,
-        ("alpha", "start_layer"),
+        name="gradient-rollout",
+        title="gradient-weighted rollout",
+        description="rollout of the attention that raises the target's logit",
+        paper="Abnar & Zuidema 2020 with Chefer 2021's weights",
+        function=f"{_METHODS}:gradient_rollout_maps",
+        needs="chain",
+        forwards=0,
+        backwards=1.5,
+        options=("alpha", "start_layer"),
     ),
     AttentionMethod(
-        "attention",
-        "attention of the last layer",
-        "the mean of one layer's heads, the last by default",
-        "the model's own weights",
-        "vitlens.analysis.attention.weights:layer_maps",
-        "maps",
-        _WITH_WEIGHTS,
-        0,
-        ("layer",),
+        name="attention",
+        title="attention of the last layer",
+        description="the mean of one layer's heads, the last by default",
+        paper="the model's own weights",
+        function="vitlens.analysis.attention.weights:layer_maps",
+        needs="maps",
+        forwards=_WITH_WEIGHTS,
+        backwards=0,
+        options=("layer",),
     ),
     AttentionMethod(
-        "flow",
-        "attention flow",
-        "the maximum flow from the readout to each patch (only for few tokens)",
-        "Abnar & Zuidema 2020, section 3",
-        f"{_METHODS}:flow_maps",
-        "chain",
-        _WITH_WEIGHTS,
-        0,
-        ("alpha",),
+        name="flow",
+        title="attention flow",
+        description="the maximum flow from the readout to each patch (only for few tokens)",
+        paper="Abnar & Zuidema 2020, section 3",
+        function=f"{_METHODS}:flow_maps",
+        needs="chain",
+        forwards=_WITH_WEIGHTS,
+        backwards=0,
+        options=("alpha",),
         check=f"{_METHODS}:require_flow",
     ),
 )
@@ -152,14 +155,17 @@ def attention_method(name: str) -> AttentionMethod:
 class MethodSettings:
     """A method with its settings; settings that the method does not use are ignored.
 
-    method: a name of ATTENTION_METHODS.
-    fusion: the fusion of the heads in rollout.
-    discard: lowest fraction of each query row that rollout sets to zero (CLS column kept).
-    alpha: weight of the identity in rollout, gradient-weighted rollout and flow.
-    start_layer: first layer of the chain.
-    layer: that of the method "attention" (None: the last).
+    Layers are numbered from 0.
 
-    All layers count from 0. Raises UnknownNameError and InputError.
+    method: a name of ATTENTION_METHODS.
+    fusion: the fusion of heads in rollout.
+    discard: the fraction of each query row that rollout sets to zero, the lowest weights. The CLS
+        column is kept.
+    alpha: the weight of the identity in rollout, gradient-weighted rollout and flow.
+    start_layer: the first layer of the chain.
+    layer: the layer of the method "attention" (None: the last).
+
+    Raises UnknownNameError and InputError.
     """
 
     method: str

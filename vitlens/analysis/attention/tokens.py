@@ -1,4 +1,4 @@
-"""Attention of every head between all tokens of a few images, and the rollout by layer."""
+"""Attention of every head between all tokens of a few images, and the rollout up to each layer."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -27,17 +27,17 @@ from vitlens.lens.trace import probe_images
 from vitlens.models.model import Model
 from vitlens.shapes import Fused, Images
 
-_BYTES = 1 << 28  # of the layers' means over heads, in single precision, that are held at a time
+_BYTES = 1 << 28  # most bytes at a time for the means over heads of all layers, in fp32
 
 
 @dataclass(frozen=True)
 class TokenAttention:
-    """Attention of n images between the model's tokens; rows sum to 1. float32, on the CPU.
+    """Attention of n images between the model's tokens, in float32 on the CPU. Rows sum to 1.
 
-    heads (whole, layers, heads, queries, keys): the heads of the first images.
-    means (n, layers, queries, keys): over heads.
-    rollout (n, layers, keys): from the classifier's tokens through the layers so far.
-    layers: their numbers.
+    heads (whole, layers, heads, queries, keys): the weights of every head for the first images.
+    means (n, layers, queries, keys): the mean weights over heads.
+    rollout (n, layers, keys): the rollout from the classifier's tokens up to each layer.
+    layers: the numbers of the layers.
     """
 
     heads: Float[Tensor, "whole layers heads query key"]
@@ -49,8 +49,8 @@ class TokenAttention:
 def require_token_attention(model: Model) -> None:
     """Raise UnsupportedError unless the tokens of one grid attend to each other in all layers.
 
-    The layers have one number of heads. A last layer with one query (class attention, attention
-    pooling) is left out.
+    All layers must have the same number of heads. A last layer with one query (class attention,
+    attention pooling) does not count.
     """
     require_special_first(model)
     layout = model.anatomy.layout
@@ -84,12 +84,13 @@ def token_attention(
 ) -> TokenAttention:
     """Return the attention of every layer between all tokens of each image.
 
-    images: (n, 3, height, width) in [0, 1].
-    whole: the number of first images of which every head is returned.
-    pool: reduces weights (..., queries, keys) on the CPU to fewer queries, where they are many.
-        Rollouts of a model with attention pooling start from the mean over patches.
+    Rollouts of a model with attention pooling start from the mean over patches.
 
-    Raises UnsupportedError as require_token_attention, InputError for no images.
+    images (n, 3, height, width): images in [0, 1].
+    whole: the number of first images with weights of every head in the result.
+    pool: reduces weights (..., queries, keys) on the CPU to fewer queries if there are many.
+
+    Raises UnsupportedError as require_token_attention, and InputError without images.
     """
     require_token_attention(model)
     if not len(images):
@@ -126,15 +127,16 @@ def _attention_of_batch(
     def take(call: AttentionCall) -> None:
         if call.site.kind != "patch":
             return
-        of_heads = []
-        of_means = []
+        layer_heads = []
+        layer_means = []
         with without_autocast(images.device):
             for rows, part in call.parts():
                 weights = precise(part.precise().weights())
-                of_means.append(weights.mean(1))
-                of_heads.append(pool(weights[: max(0, whole - rows.start)].cpu()))
-        heads.append(torch.cat(of_heads))
-        means.append(torch.cat(of_means).float())
+                layer_means.append(weights.mean(1))
+                images_left = max(0, whole - rows.start)
+                layer_heads.append(pool(weights[:images_left].cpu()))
+        heads.append(torch.cat(layer_heads))
+        means.append(torch.cat(layer_means).float())
 
     observe(model, images, take)
     rollouts = rollouts_so_far(reversed(means), _readout(model, means[0])).cpu()
@@ -145,10 +147,13 @@ def _attention_of_batch(
 def rollout_by_layer(model: Model, images: Images) -> Float[Tensor, "batch layers rows columns"]:
     """Return the rollout of each image up to each layer.
 
-    It is the map that a classifier after that layer would read. images: (batch, 3, height, width)
-    in [0, 1]. Where a model reads its classes by attention pooling, the mean over the patches is
-    read in its place. Raises UnsupportedError as `rollout`, and for windows, as their stages have
-    maps of several sizes.
+    It is the map that a classifier after that layer would read. If the model reads its classes by
+    attention pooling, rollout starts from the mean over the patches.
+
+    images (batch, 3, height, width): images in [0, 1].
+
+    Raises UnsupportedError as `rollout`, and for windows, because their stages have maps of several
+    sizes.
     """
     if model.anatomy.layout is None:
         raise UnsupportedError(
@@ -179,11 +184,14 @@ def rollouts_so_far(
 ) -> Float[Tensor, "batch layers tokens"]:
     """Return the rollout from one row through the layers up to each layer, in forward order.
 
-    layers: weights, the mean over heads with rows that sum to 1, from the last layer back; None for
-    a layer that leaves the tokens unchanged.
+    layers: the mean weights over heads of each layer, from the last layer back. None for a layer
+        that leaves the tokens unchanged.
+    start: the row to start from.
     """
+    # (batch, layers so far, tokens). A layer adds the row that starts after it, and propagates this
+    # row and those of all later layers together. So each layer is read once.
     rows = start[:, None][:, :0]
-    for weights in layers:  # all rows are propagated together, so each layer is read once
+    for weights in layers:
         rows = torch.cat((start[:, None], rows), 1)
         if weights is not None:
             rows = torch.baddbmm(rows, rows, weights, beta=ALPHA, alpha=1 - ALPHA)

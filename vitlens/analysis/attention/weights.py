@@ -1,8 +1,8 @@
 """Attention weights of a model, maps of them, and their distance between two models.
 
-Maps are of the readout's query, or of one patch: as query, to other patches; as key, from other
-patches. A query needs one row of the weights and a key one column, a few images at a time; no
-layer's weights are stored.
+A map shows the attention of the readout's query, or that of one patch: as a query, to other
+patches; as a key, from other patches. A query needs one row of the weights and a key one column.
+They are computed for a few images at a time, and no layer's weights are stored.
 """
 
 import math
@@ -35,21 +35,21 @@ from vitlens.summary import as_text, describe_value
 RowChoice = Literal["all", "cls"]
 Side = Literal["query", "key"]
 Moved = Float[Tensor, "images heads"]  # total variation, a fraction
-_AT_ONCE = 16  # images with weights in memory at a time, of all models
+_AT_ONCE = 16  # images at a time, if the weights of all layers and models are in memory
 
 
 @takes_images
 def attention(model: Model, images: AnyImages, *, rows: RowChoice = "all") -> tuple[Tensor, ...]:
     """Return the weights of every layer: a tuple of (batch, heads, query, key), rows summing to 1.
 
-    The tuple has one entry for each block: that of a block without attention has no heads, (batch,
-    0, 0, 0).
+    The tuple has one entry for each block. That of a block without attention has no heads, (batch,
+    0, 0, 0). For a windowed model, batch is images x windows.
 
     images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes.
-    rows: "all", or "cls" for the CLS row only (query axis of length 1), which costs N instead of N²
-        a head. For a windowed model, batch is images x windows.
+    rows: "all", or "cls" for only the row of CLS (query axis of length 1). That costs N instead of
+        N² numbers per head.
 
-    Raises UnsupportedError where there is no attention or no CLS.
+    Raises UnsupportedError if there is no attention or no CLS.
 
     >>> import torch, vitlens
     >>> weights = vitlens.attention(vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32))
@@ -84,9 +84,11 @@ class AttentionWeights(tuple[Tensor, ...]):
 class LayerMaps:
     """Maps of one layer's attention from the readout's query, or from or to one patch, not scaled.
 
-    prefix: the weights of CLS and other prefix tokens in their order, which are not in the map.
-    reading: the name of the query.
-    patch: (row, column) in this layer's grid, from 0.
+    site: the layer.
+    maps: the weights of each head on the patches.
+    prefix: the weights on CLS and other prefix tokens in their order, which are not in the map.
+    reading: the query in words, e.g. "the CLS token".
+    patch: the (row, column) of the patch in this layer's grid, from 0.
     """
 
     site: Site
@@ -99,10 +101,10 @@ class LayerMaps:
 def attention_maps(model: Model, images: Images) -> tuple[LayerMaps, ...]:
     """Return the attention of every layer as maps.
 
-    A map is the row of CLS, or the mean over patch rows if there is no CLS. With a pooling query,
-    it is the row of this query. In windows, it is the attention that each patch receives. Layers of
-    pooled keys or channels are left out, as are windows without a known place in the image. Raises
-    UnsupportedError where no layer is left.
+    A map is the row of CLS, or the mean over the rows of patches without CLS. For a pooling query
+    it is its row, and in windows the attention that each patch receives. Layers of pooled keys or
+    channels are left out, and so are windows without a known place in the image. Raises
+    UnsupportedError if no layer is left.
     """
     require_maps(model)
     layers: list[LayerMaps] = []
@@ -119,7 +121,7 @@ def attention_maps(model: Model, images: Images) -> tuple[LayerMaps, ...]:
 def require_attention(model: Model) -> None:
     """Raise UnsupportedError for a model without attention.
 
-    Raises LensError where the lens cannot observe all of it.
+    Raises LensError if the lens cannot observe all of it.
     """
     survey_weights(model, probe_images(model, 1))
 
@@ -141,7 +143,7 @@ def require_maps(model: Model) -> None:
 def map_grid(site: Site, model: Model) -> tuple[int, int] | None:
     """Return the grid of the patches to which a layer's heads attend.
 
-    None where its attention is no map of the image.
+    It is None if its attention is no map of the image.
     """
     if site.kind == "class" and site.windows is None and model.anatomy.layout is not None:
         return model.layout.grid
@@ -194,11 +196,12 @@ def attention_moved(
 ) -> tuple[tuple[Moved, ...], ...]:
     """Return the distance of each head's attention between one model and each of others.
 
-    For each of the models after, by layer (images, heads), fractions. The distance of two rows is
-    their total variation, half the sum of absolute differences: the share of the attention on other
-    keys, 0 for equal rows and 1 for rows without a common key (Levin 2017, section 4.1). The number
-    of a head is the mean over its queries, and windows. Raises InputError where the models'
-    attention has other shapes.
+    The result has an entry for each of the models in `after`, with (images, heads) for each layer.
+    The distance of two rows is their total variation, half the sum of absolute differences. It is
+    the share of the attention on other keys: 0 for equal rows and 1 for rows without a common key
+    (Levin 2017, section 4.1). The number of a head is the mean over its queries and windows.
+
+    Raises InputError if the models' attention has different shapes.
     """
     size = min(fitting_batch_size(before), _AT_ONCE)
     batches_by_model: list[list[list[Tensor]]] = [[] for _ in after]
@@ -215,8 +218,9 @@ def attention_moved(
             moved = []
             for weights_before, weights_after in zip(first, second):
                 difference = (precise(weights_before) - precise(weights_after)).abs()
-                by_call = difference.sum(-1).mean(-1) / 2
-                moved.append(by_call.unflatten(0, (count, len(by_call) // count)).mean(1).cpu())
+                by_window = difference.sum(-1).mean(-1) / 2  # (images x windows, heads)
+                windows = len(by_window) // count
+                moved.append(by_window.unflatten(0, (count, windows)).mean(1).cpu())
             batches.append(moved)
     by_model = []
     for batches in batches_by_model:
@@ -225,7 +229,11 @@ def attention_moved(
 
 
 class _Followed(NamedTuple):
-    """A patch in one layer, after merging."""
+    """A patch in one layer, after merging.
+
+    geometry: the geometry of the layer's tokens.
+    row, column: the place of the patch in the layer's grid.
+    """
 
     geometry: Geometry
     row: int
@@ -237,15 +245,16 @@ def patch_views(
 ) -> tuple[LayerMaps, ...]:
     """Return the attention of one patch, layer by layer.
 
-    side: "query", the attention of the patch, its row of the weights (map and prefix sum to 1);
-        "key", the attention on it, its column, one number for each query patch, a share of that
-        patch's row.
-    patch: (row, column) from 0 in the first layer's grid; after merging (Swin), the patch that
-        contains it.
+    In a windowed layer, the map is zero outside the patch's window, and the weights on padding are
+    left out. Layers of pooled keys, channels or a pooling query are left out.
 
-    In a windowed layer the map is zero outside the patch's window, without the weights on padding.
-    Layers of pooled keys, channels or a pooling query are left out. Raises InputError outside the
-    grid, UnsupportedError where no layer has patches that attend to patches.
+    side: "query" for the attention of the patch, its row of the weights. Map and prefix sum to 1.
+        "key" for the attention on the patch, its column, with a share of each query patch's row.
+    patch: the (row, column) from 0 in the first layer's grid. After merging (Swin), it is the patch
+        that contains it.
+
+    Raises InputError outside the grid, and UnsupportedError if no layer has patches that attend to
+    patches.
     """
     followed = _follow_patch(model, images, side, patch)
     if not followed:
@@ -279,9 +288,9 @@ def patch_views(
 def _follow_patch(
     model: Model, images: Images, side: Side, patch: tuple[int, int]
 ) -> dict[tuple[int, int], _Followed]:
-    """Return the patch in each layer and part; patch: (row, column) in the first layer.
+    """Return the patch in each layer and part.
 
-    Raises InputError outside the grid.
+    patch: its (row, column) in the first layer. Raises InputError outside the grid.
     """
     followed: dict[tuple[int, int], _Followed] = {}
     row, column = patch
@@ -305,10 +314,10 @@ def _follow_patch(
 
 
 def merged_index(index: int, before: int, after: int) -> int:
-    """Return the index on an axis of `after` patches of a patch on an axis of `before` patches.
+    """Return the index of a patch after merging, on an axis of `after` instead of `before` patches.
 
-    A number of patches is merged into one, with padding at the end of the axis; otherwise the
-    centre of the patch decides.
+    Usually a whole number of patches is merged into one, with padding at the end of the axis.
+    Otherwise the centre of the patch decides.
     """
     step = math.ceil(before / after)
     if math.ceil(before / step) == after:
@@ -319,9 +328,9 @@ def merged_index(index: int, before: int, after: int) -> int:
 def _in_window(call: AttentionCall, windows: Windows, token: int, side: Side) -> Rows:
     """Return the row or column of a patch of a windowed layer over the complete map.
 
-    Padding is left out; other windows are zero.
+    Padding is left out, and other windows are zero.
     """
-    index = window_index(windows)  # the patches of each window
+    index = window_index(windows)  # (windows, places): the patch at each place of each window
     window, place = (index == token).nonzero()[0].tolist()
     if side == "key":
         columns = []
@@ -329,9 +338,11 @@ def _in_window(call: AttentionCall, windows: Windows, token: int, side: Side) ->
             columns.append(part.placed()[..., place].unflatten(0, (-1, len(index)))[:, window])
         weights = torch.cat(columns)
     else:
-        # windows.queries, keys: positions of the patches, row by row, if that is not their order
-        rows = call.rows([windows.queries[place] if windows.keys else place])[:, :, 0]
-        if windows.keys:
+        # If the weights have another order than row by row, windows.queries and windows.keys hold
+        # the position of each patch in the weights.
+        has_other_order = bool(windows.keys)
+        rows = call.rows([windows.queries[place] if has_other_order else place])[:, :, 0]
+        if has_other_order:
             rows = rows[..., list(windows.keys)]
         weights = rows.unflatten(0, (-1, len(index)))[:, window]
     patches = index[window].to(weights.device)

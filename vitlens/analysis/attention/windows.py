@@ -1,6 +1,6 @@
 """Windows of a windowed model, read from its weights.
 
-They give the patches that meet, and the connections that shifting adds.
+They show the patches that attend to each other ("meet"), and the connections that shifting adds.
 """
 
 import math
@@ -20,20 +20,23 @@ from vitlens.lens.site import Site, Windows
 from vitlens.models.model import Model
 from vitlens.shapes import Images
 
-_FOLLOWED: Final = 64  # patches of the mean reach, evenly spaced over the map
+_FOLLOWED: Final = 64  # patches, evenly spaced over the map, over which the mean reach is taken
 
 
 @dataclass(frozen=True, eq=False)
 class WindowLayer:
     """One layer in windows.
 
+    site: the layer.
+    windows: the division of its map into windows.
     places: the patch (row by row) at each place of each window, -1 for padding.
-    allowed: True where a place has any weight on another, in any head.
-    part: of patches that attend to the same patches, counted from 0.
-    pairs: ordered pairs of patches that meet.
-    new: those of them that do not meet in the layer before on the same map (None: there is none).
-    reach: patches of the stage's first map on which a patch depends through the attention of the
-        stage's layers up to this one, mean over up to 64 patches.
+    allowed: True if the first place has any weight on the second, in any head.
+    part: the number of each patch's part, from 0. Patches of one part attend to the same patches.
+    pairs: the number of ordered pairs of patches that meet.
+    new: the number of these pairs that do not meet in the layer before on the same map. None
+        without such a layer.
+    reach: the number of patches of the stage's first map on which a patch depends, through the
+        attention of the stage's layers up to this one. It is the mean over up to 64 patches.
     """
 
     site: Site
@@ -47,7 +50,7 @@ class WindowLayer:
 
     @property
     def shift(self) -> tuple[int, int]:
-        """Return the shift, 0 on an axis where one window holds the complete map."""
+        """Return the shift (down, across), 0 on an axis with one window for the complete map."""
         windows = self.windows
         axes = zip(windows.resolution, windows.window, windows.shift)
         down, across = (0 if size <= window else shift for size, window, shift in axes)
@@ -82,12 +85,15 @@ def window_layers(model: Model, images: Images) -> tuple[WindowLayer, ...]:
 def _window_layer(
     call: AttentionCall, windows: Windows, earlier: Sequence[WindowLayer]
 ) -> WindowLayer:
-    """Return the windows of one call; earlier: the layers before it, in forward order."""
+    """Return the windows of one call.
+
+    earlier: the layers before it, in forward order.
+    """
     patches = windows.resolution[0] * windows.resolution[1]
     places = window_index(windows)
     allowed = (call.placed() > MASKED).any(1).cpu()
     pairs = _pairs(places, allowed, patches)
-    # with the layers just before, as far back as their maps have this layer's size
+    # the layers just before, as far back as their maps have the size of this layer's map
     same_map = takewhile(
         lambda layer: layer.windows.resolution == windows.resolution, reversed(earlier)
     )
@@ -116,7 +122,7 @@ def _part(places: Tensor, allowed: Tensor, resolution: tuple[int, int]) -> Tenso
     patches = resolution[0] * resolution[1]
     is_patch = places >= 0
     meets = _meets(places, allowed)
-    # the first patch that it meets names the part
+    # a part is named by the first patch that its patches meet
     first_met = places[:, None].expand_as(meets).masked_fill(~meets, patches).amin(-1)
     part = torch.zeros(patches, dtype=torch.long)
     part[places[is_patch]] = first_met[is_patch]
@@ -127,16 +133,17 @@ def _part(places: Tensor, allowed: Tensor, resolution: tuple[int, int]) -> Tenso
 def reachable_patches(
     layers: Sequence[WindowLayer], patches: Int[Tensor, " some"]
 ) -> Bool[Tensor, "some patches"]:
-    """Return the patches on which each of some patches depends, through these layers on one map."""
+    """Return True for patches on which each of some patches depends, through layers on one map."""
     rows, columns = layers[0].windows.resolution
-    padding = rows * columns  # the last row is padding
+    padding = rows * columns  # padding has an extra row, after those of the patches
+    # (patches + 1, some): True if the patch of the column depends on the patch of the row
     depends = torch.zeros(padding + 1, len(patches), dtype=torch.bool)
     depends[patches, torch.arange(len(patches))] = True
     for layer in reversed(layers):
         places = layer.places.masked_fill(layer.places < 0, padding)
         queries = depends[places].float()  # (count, inside, some)
         keys = (layer.allowed.transpose(1, 2).float() @ queries) > 0
-        # a patch also depends on itself, by the residual stream
+        # `|=` keeps what was True: a patch also depends on itself, through the residual stream
         depends[places.flatten()] |= keys.flatten(0, 1)
         depends[padding] = False
     return depends[:padding].T

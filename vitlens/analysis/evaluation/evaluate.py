@@ -1,6 +1,6 @@
 """Predictions of a model on a split: accuracy, accuracy by class, confusion, calibration.
 
-`images` turns pictures into input.
+`images` turns pictures into the input of a model.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,20 +26,26 @@ from vitlens.summary import Line, Table
 from vitlens.uncertainty import Estimate, share_of
 
 BACKWARD = 3  # a backward pass needs about this many times the memory of a forward pass
-_DRAWS = 1_000  # of the interval of the calibration error
-_MOST_ON_CPU = 64  # images of a batch: the activations of more leave the processor's cache
-BINS = 15  # of the expected calibration error, of equal width
+_DRAWS = 1_000  # bootstrap samples for the interval of the calibration error
+_PERFECT_DRAWS = 100  # samples of a perfectly calibrated model, of which only the mean is used
+_MOST_ON_CPU = 64  # images of a batch; more activations would not fit into the processor's cache
+BINS = 15  # bins of the expected calibration error, of equal width
+# images of 224x224 px that fit into memory together
+_IMAGES_ON_CPU = 32
+_IMAGES_ON_GPU = 128
+_LARGEST_BATCH = 512
 
 
 @dataclass(frozen=True, repr=False)
 class Evaluation(Table):
     """The logits of a model on a labelled split.
 
-    logits: (n, classes) fp32 on the CPU, columns in the order of classes: the split's, then the
-        model's others.
-    labels: (n,).
-    groups: (n,) of images that share a source, or None.
-    note: how classes were matched, where not by name.
+    alias: the alias of the model.
+    classes: the names of the classes, those of the split first, then the others of the model.
+    logits (n, classes): the logits in fp32 on the CPU. Columns are in the order of classes.
+    labels (n,): the labels, as indices into the classes.
+    groups (n,): the source of each image, None if images are independent.
+    note: a note on how classes were matched, "" if they were matched by name.
     """
 
     alias: str
@@ -87,7 +93,7 @@ class Evaluation(Table):
 
     @property
     def correct(self) -> Bool[Tensor, " batch"]:
-        """Return whether each prediction is the label."""
+        """Return True for predictions that are the label."""
         return self.predictions == self.labels
 
 
@@ -105,11 +111,13 @@ def evaluate(
 
     images: a Split, or any form that `vitlens.images` takes.
     labels: class indices of the model (n,) (None: those of the Split or the class folders).
-    batch_size: images at a time (None: chosen to fit).
-    advance: called with the number of images just done.
+    batch_size: the number of images at a time (None: chosen to fit into memory).
+    precision: the precision of passes.
+    advance: called with the number of images just finished.
 
-    Raises DataError for images without labels, InputError when the classes do not match
-    (UnsupportedError where the model has no classifier), NonFiniteError naming model and image.
+    Raises DataError for images without labels. Raises InputError if the classes do not match, and
+    UnsupportedError for a model without a classifier. Raises NonFiniteError, with the names of
+    model and image.
 
     >>> import vitlens
     >>> result = vitlens.evaluate(vitlens.load("vit-digits"), vitlens.load_data("digits", limit=20))
@@ -136,7 +144,7 @@ def evaluate(
 def require_labels(split: Split) -> Labels:
     """Return the labels of a split.
 
-    Raises DataError when it has none, or no images.
+    Raises DataError if it has no labels, or no images.
     """
     if split.labels is None or not len(split):
         raise without_labels("images without labels" if len(split) else "no images", split.name)
@@ -146,7 +154,8 @@ def require_labels(split: Split) -> Labels:
 def without_labels(images: str, name: str) -> DataError:
     """Return the error for images that cannot be evaluated on.
 
-    images: the images in words; name: of the data.
+    images: the images in words.
+    name: the name of the data.
     """
     return DataError(
         f"expected labelled images to evaluate on, found {images} in {name}; give a folder a "
@@ -188,21 +197,21 @@ def predicted_logits(
 
 
 def fitting_batch_size(model: Model) -> int:
-    """Return a batch size that fits in memory, by the pixels of the input of the model.
+    """Return a batch size that fits into memory, by the pixels of the model's input.
 
     It is at least 1 and at most 512.
     """
     height, width = model.input_size
-    images_of_224 = 32 if model.device.type == "cpu" else 128
-    return max(1, min(512, images_of_224 * 224 * 224 // (height * width)))
+    images_of_224 = _IMAGES_ON_CPU if model.device.type == "cpu" else _IMAGES_ON_GPU
+    return max(1, min(_LARGEST_BATCH, images_of_224 * 224 * 224 // (height * width)))
 
 
 def accuracy(correct: Bool[Tensor, " batch"], *, groups: Tensor | None = None) -> Estimate:
     """Return the fraction of correct predictions, with Wilson's interval.
 
-    groups (n,): the source of each image, as scenes of one digit are not independent: the interval
-        is then that of as many independent images as are equally informative, see
-        `uncertainty.share_of`.
+    groups (n,): the group of each image, if images of one group are not independent (scenes of one
+        source digit). The interval is then that of as many independent images as are equally
+        informative, see `uncertainty.share_of`.
     """
     return share_of(correct.cpu().numpy(), groups=None if groups is None else groups.cpu().numpy())
 
@@ -240,7 +249,7 @@ def calibration(
 ) -> tuple[Float[Tensor, " bins"], Float[Tensor, " bins"], Int[Tensor, " bins"]]:
     """Return the mean confidence, the accuracy and the number of images by bin of confidence.
 
-    Bins (low, high] have equal widths (Guo 2017). Means are fractions, 0 where the bin is empty.
+    Bins (low, high] have equal widths (Guo 2017). Means are fractions, and 0 for an empty bin.
     """
     confidence, is_correct, member = _assign_bins(probabilities, labels)
     count = torch.bincount(member, minlength=BINS)
@@ -293,12 +302,16 @@ def calibration_error(
 ) -> Estimate:
     """Return the expected calibration error with a conservative 95 % interval.
 
-    The interval is from 1,000 bootstrap draws of images. Binning biases the error upwards, and
-    resampling again. The upper end is therefore that of the percentile interval, which is too high
-    rather than too low; the lower end that of the basic interval (twice the error minus the upper
-    quantile), minus the error that a perfectly calibrated model with these confidences has on so
-    many images. groups: of images that are drawn together. No interval for fewer than 6 images or
-    groups.
+    The interval is from 1,000 bootstrap samples of images. Binning biases the error upwards, and
+    resampling does so again. Both ends are therefore corrected:
+    - The upper end is that of the percentile interval, which is too high rather than too low.
+    - The lower end is that of the basic interval, twice the error minus the upper quantile. The
+      error that a perfectly calibrated model with these confidences has on so many images is
+      subtracted.
+
+    There is no interval for fewer than 6 images or groups.
+
+    groups (n,): the group of each image. Images of one group are drawn together.
     """
     confidence, is_correct, member = _assign_bins(probabilities, labels)
     if groups is None:
@@ -307,6 +320,7 @@ def calibration_error(
     count = int(group.max()) + 1
     sums = torch.zeros(count, BINS, dtype=torch.float64)
     gaps = confidence - is_correct
+    # (groups, bins): the sum of the gaps of each group's images in each bin
     by_group = sums.index_put_((group, member), gaps, accumulate=True).numpy()
     sizes = torch.bincount(group, minlength=count).numpy()
     error = float(np.abs(by_group.sum(0)).sum() / len(labels))
@@ -321,7 +335,7 @@ def calibration_error(
     values = confidence.numpy()
     members = member.numpy()
     perfect = list[float]()
-    for _ in range(_DRAWS // 10):  # of which only the mean is used
+    for _ in range(_PERFECT_DRAWS):
         would_be_correct = generator.random(len(values)) < values
         bins = np.bincount(members, values - would_be_correct, minlength=BINS)
         perfect.append(np.abs(bins).sum() / len(values))
@@ -332,13 +346,18 @@ def calibration_error(
 def images(pictures: AnyImages, model: Model) -> Images:
     """Return pictures as input of a model: (n, 3, height, width) in [0, 1], on its device.
 
-    pictures: one or a list of files, folders (all images below, sorted), patterns of paths, PIL
-    images, uint8 arrays (height, width), (height, width, 3 or 4) or (n, height, width, 3 or 4), and
-    uint8 tensors (3, height, width) or (n, 3, height, width); or a Split, unchanged. They are
-    resized and cropped as by `vitlens predict`: EXIF rotation applied, transparency blended with
-    white, greyscale converted to RGB, 16 bits scaled to 8. Every function that takes images takes
-    these as well. Raises DataError for pictures that cannot be read, for floating-point pixels, and
-    for no pictures.
+    Pictures are resized and cropped as by `vitlens predict`: EXIF rotation is applied, transparency
+    blended with white, greyscale converted to RGB, and 16 bits scaled to 8. Every function that
+    takes images takes these forms as well.
+
+    pictures: one picture or a list of pictures, or a Split, which is unchanged. A picture is
+        - a file, a folder (all images below it, sorted), or a pattern of paths;
+        - a PIL image;
+        - a uint8 array (height, width), (height, width, 3 or 4) or (n, height, width, 3 or 4);
+        - a uint8 tensor (3, height, width) or (n, 3, height, width).
+
+    Raises DataError for pictures that cannot be read, for floating-point pixels, and without any
+    picture.
 
     >>> import numpy, vitlens
     >>> vit = vitlens.load("vit-digits")

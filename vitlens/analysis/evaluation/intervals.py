@@ -3,14 +3,14 @@
 The numbers are rows that share the draws, or running sums. The draws of bootstrap and sign flips
 are those of `resampling` with the same seed, so a row has the same interval without the others.
 
-Over training seeds: two models trained with several seeds each are compared by Welch's t test over
-the seeds. What is compared is how models are trained, and three trainings are three observations,
-however many images they are tested on. All models of a point are tested on the same images.
+Training seeds. Two kinds of training, each with several seeds, are compared by Welch's t test over
+the seeds. Three trainings are three observations, however many images they are tested on. All
+models are tested on the same images.
 
-For the accuracy of one point seeds and images are random effects, as readers and cases are in
-multi-reader studies: in the two-way random-effects model the variance of the grand mean is (mean
-square of seeds + of images - of the residual) / (seeds x images), with Satterthwaite's (1946)
-degrees of freedom. An interval over seeds only would ignore the sampling of test images; pooling
+The accuracy of one kind of training has seeds and images as random effects, like readers and cases
+in multi-reader studies. In the two-way random-effects model, the variance of the grand mean is
+(mean square of seeds + of images - of the residual) / (seeds x images), with Satterthwaite's (1946)
+degrees of freedom. An interval over seeds only would ignore the sampling of test images. Pooling
 all predictions would treat three predictions for one image as three images.
 """
 
@@ -34,10 +34,10 @@ from vitlens.uncertainty import LEVEL, POWER, Estimate, accuracy_difference, pai
 ByRow = Float[Tensor, "cases batch"]
 Rows = Float[Tensor, " cases"]
 Key = tuple[str, int]  # statistic, layer
-_MEMBERS: Final[Key] = ("", 0)
-_ROUNDING: Final = 1e-9  # of a mean: values that spread less are the same
-_BEYOND: Final = 1e300  # Student's t of values that do not vary
-_AT_ONCE: Final = 4_000_000  # numbers of drawn means at once: bounds memory to tens of megabytes
+_MEMBERS: Final[Key] = ("", 0)  # the key of the number of images in each group
+_ROUNDING: Final = 1e-9  # values that spread less, as a part of their mean, are equal
+_BEYOND: Final = 1e300  # stands for Student's t of values that do not vary
+_AT_ONCE: Final = 4_000_000  # drawn means at a time: bounds memory to tens of megabytes
 
 
 def resampled_means(
@@ -59,8 +59,10 @@ def intervals(
 ) -> tuple[Rows, Rows]:
     """Return low and high of the 95 % interval of each row (`mean_interval`).
 
-    NaN for fewer than 2 images (or groups). least, most: the possible values, at which the
-    intervals end.
+    Both are NaN for fewer than 2 images (or groups).
+
+    groups (n,): the group of each image, if images of one group are not independent.
+    least, most: the smallest and largest possible value, which bound the intervals.
     """
     ends = resampling.mean_interval(*_by_group(values, groups), seed=seed, draws=draws)
     if ends is None:
@@ -79,9 +81,9 @@ def estimates(
     least: float = -math.inf,
     most: float = math.inf,
 ) -> list[Estimate]:
-    """Return the mean of each row (cases, n), with its interval where it is defined.
+    """Return the mean of each row (cases, n), with its interval if that is defined.
 
-    least, most: the possible values, at which the intervals end.
+    least, most: the smallest and largest possible value, which bound the intervals.
     """
     low, high = intervals(values, groups=groups, seed=seed, least=least, most=most)
     n = values.shape[1]
@@ -99,10 +101,10 @@ def sign_flips(
 ) -> Rows:
     """Return two-sided p-values that each row (cases, n) is centred on zero.
 
-    The values of a group flip together.
+    The signs of a group's values are flipped together.
     """
     sums, _ = _by_group(values, groups)
-    # rounding of the same sum in another order must not matter
+    # slightly reduced, so that the same sum with another rounding counts as reached
     observed = np.abs(sums.sum(0)) * (1 - 1e-12)
     generator = np.random.default_rng(seed)
     reached = np.zeros(sums.shape[1])
@@ -131,9 +133,10 @@ def studentized_p_values(
 ) -> Rows:
     """Return two-sided p-values that row means are zero, by the bootstrap-t (Hall 1988).
 
-    Sign flips assume symmetric differences: of 8 skewed ones they reject in 10 % of the cases
-    instead of 5 %. Here the draws have the skewness of the data. Each tail is doubled. groups (n,):
-    complete groups are drawn.
+    Sign flips assume symmetric differences: for 8 skewed ones they reject in 10 % of the cases
+    instead of 5 %. Here the draws have the skewness of the data. The smaller tail is doubled.
+
+    groups (n,): the group of each image. Whole groups are drawn.
     """
     sums, counts = _by_group(values, groups)
     mean = sums.sum(0) / counts.sum()
@@ -160,7 +163,8 @@ def studentized_p_values(
 def _ratio(difference: Numbers, error: Numbers, scale: Numbers) -> Numbers:
     """Return difference / error.
 
-    Where values of this scale do not vary it is a large number, or 0 for no difference.
+    If the error is only rounding, at this scale of the values, the ratio is a very large number. It
+    is 0 if there is also no difference.
     """
     rounding = _ROUNDING * np.abs(scale)
     differs = np.where(np.abs(difference) > rounding, np.sign(difference), 0.0)
@@ -171,8 +175,8 @@ def _ratio(difference: Numbers, error: Numbers, scale: Numbers) -> Numbers:
 def spearman(first: ByRow, second: ByRow) -> Rows:
     """Return Spearman's correlation of each row (cases, n) of two tables.
 
-    Ties have their mean rank. NaN where it is undefined: one row is constant or has a NaN, or there
-    are fewer than two values.
+    Ties have their mean rank. The correlation is NaN if one row is constant or has a NaN, and for
+    fewer than two values.
     """
     if first.shape[1] < 2:
         return torch.full((len(first),), torch.nan, dtype=torch.float64)
@@ -215,14 +219,14 @@ def _by_group(values: ByRow, groups: Tensor | None) -> tuple[Numbers, Numbers]:
 class Moments:
     """Sums and sums of squares over images, float64, of named numbers per layer.
 
-    Memory does not grow with images.
+    Memory does not grow with images. Moments of different images are joined by adding all numbers.
+    Images of one group (cluster) are not independent, so intervals are over groups.
 
     count: the number of images.
-    sums, squares: by (name, layer), each (heads,).
-    clusters: the number of groups of images, 0 where each is independent.
-    cluster_sums: the sums of each (clusters, heads), and under _MEMBERS its number of images.
-        Images of one group are not independent, so intervals are of the means of groups. Moments of
-        different images are joined by adding all numbers.
+    sums, squares (heads,): the sums and sums of squares by (name, layer).
+    clusters: the number of groups of images, 0 if each image is independent.
+    cluster_sums (clusters, heads): the sums over the images of each group by (name, layer). Under
+        _MEMBERS, the number of images of each group.
     """
 
     count: int = 0
@@ -234,8 +238,10 @@ class Moments:
     def add(
         self, values: Mapping[Key, Tensor], images: int, *, groups: Tensor | None = None
     ) -> None:
-        """Add a batch: values (images, heads) by name and layer.
+        """Add a batch.
 
+        values (images, heads): the values by name and layer.
+        images: the number of images.
         groups (images,): the group of each image, from 0 to clusters - 1.
         """
         exact = {key: value.detach().double().cpu() for key, value in values.items()}
@@ -257,20 +263,21 @@ class Moments:
     def half_width(self, key: Key) -> Tensor:
         """Return half the width of Student's 95 % interval of the mean, (heads,).
 
-        NaN for one image or one group.
+        It is NaN for one image or one group.
         """
+        undefined = torch.full_like(self.sums[key], torch.nan)
         if self.clusters:
             members = self.cluster_sums[_MEMBERS][:, 0]
-            used = members > 0
-            counts = members[used].numpy()
-            sums = self.cluster_sums[key][used].numpy()
-        else:
-            counts = np.ones(self.count)
-        if len(counts) < 2:
-            return torch.full_like(self.sums[key], torch.nan)
-        if self.clusters:
+            has_images = members > 0
+            counts = members[has_images].numpy()
+            if len(counts) < 2:
+                return undefined
+            sums = self.cluster_sums[key][has_images].numpy()
             error = torch.from_numpy(resampling.jackknife_error(sums, counts))
         else:
+            counts = np.ones(self.count)
+            if len(counts) < 2:
+                return undefined
             spread = self.squares[key] - self.sums[key].square() / self.count
             error = (spread.clamp_min(0) / (self.count - 1) / self.count).sqrt()
         half: Tensor = resampling.student_quantile(counts) * error
@@ -279,9 +286,9 @@ class Moments:
     def ends(
         self, key: Key, *, least: float = -math.inf, most: float = math.inf
     ) -> tuple[Tensor, Tensor]:
-        """Return the 95 % interval of the mean, (heads,) each, within the possible values.
+        """Return both ends (heads,) of the 95 % interval of the mean, within the possible values.
 
-        NaN for one image or one group.
+        They are NaN for one image or one group.
         """
         mean = self.mean(key)
         half = self.half_width(key)
@@ -302,7 +309,10 @@ class Moments:
         return Estimate(value, low, float(highs[index]), self.count, unit)
 
     def join(self, total: Callable[[Tensor], Tensor]) -> None:
-        """Add up the moments of all processes; total: sums a tensor over them."""
+        """Add up the moments of all processes.
+
+        total: returns the sum of a tensor over all processes.
+        """
         self.count = round(float(total(torch.tensor([self.count], dtype=torch.float64))))
         for part in (self.sums, self.squares, self.cluster_sums):
             for key in sorted(part):
@@ -314,10 +324,12 @@ def _add_to(sums: dict[Key, Tensor], key: Key, value: Tensor) -> None:
 
 
 class AccuracyDifference(NamedTuple):
-    """A difference of accuracies in points with its 95 % interval, and its two-sided p-value.
+    """A difference of accuracies in points, with its two-sided p-value.
 
-    spread: its standard error over seeds (a fraction) and the degrees of freedom, None for one seed
-    and where nothing differs.
+    estimate: the difference with its interval.
+    p: the p-value.
+    spread: the standard error over seeds (a fraction) and the degrees of freedom. None for one
+        seed, and if nothing differs.
     """
 
     estimate: Estimate
@@ -327,8 +339,8 @@ class AccuracyDifference(NamedTuple):
     def detectable(self, level: float = LEVEL) -> float | None:
         """Return the smallest true difference, in points, that a two-sided test is likely to find.
 
-        The test is at this level, and finds it with probability POWER, by Student's t with the
-        spread of the seeds (Cohen 1988): the quantiles of level and power add.
+        The test at this level finds it with the probability POWER. It is the sum of Student's
+        quantiles for level and power, times the standard error over seeds (Cohen 1988).
         """
         if self.spread is None:
             return None
@@ -337,23 +349,27 @@ class AccuracyDifference(NamedTuple):
 
 
 def accuracy_over_seeds(correct: ArrayLike, *, groups: ArrayLike | None = None) -> Estimate:
-    """Return the mean accuracy (fraction) of correct (seeds, images) with an interval over both.
+    """Return the mean accuracy (fraction) over seeds and images, with an interval over both.
 
-    Wilson's over the images for one seed, or where all predictions are correct or all wrong. n:
-    images. groups (n,): of images that are not independent: the interval is over seeds and groups.
+    For one seed, and if all predictions are correct or all wrong, the interval is Wilson's over the
+    images. The n of the result is the number of images.
+
+    correct (seeds, images): 1 for correct predictions, else 0.
+    groups (images,): the group of each image, if images of one group are not independent. The
+        interval is then over seeds and groups.
     """
     table = np.asarray(correct, dtype=np.float64)
     total = table.shape[1]
     mean = table.mean()
-    of_first_seed = share_of(table[0], groups=groups)
+    first_seed = share_of(table[0], groups=groups)
     if groups is not None:
-        # the contribution of each group to the mean of its seed, in units of an image: the means
-        # of seeds do not change
+        # One column for each group instead of each image: its contribution to the mean of the seed,
+        # scaled so that the means of seeds do not change.
         sums, counts = resampling.by_group(table.T, groups)
         table = (mean + (sums - mean * counts[:, None]) * len(counts) / total).T
     seeds, images = table.shape
     if min(seeds, images) < 2 or np.ptp(table) == 0:
-        return of_first_seed
+        return first_seed
     by_seed = table.mean(1)
     by_image = table.mean(0)
     residual = table - by_seed[:, None] - by_image[None] + mean
@@ -363,12 +379,13 @@ def accuracy_over_seeds(correct: ArrayLike, *, groups: ArrayLike | None = None) 
         np.sum(residual**2),
     ]
     freedom = np.array([seeds - 1, images - 1, (seeds - 1) * (images - 1)])
-    of_seeds, of_images, of_residual = np.array(squares) / freedom
-    # where the residual mean square is the greatest, a variance component is negative and set to 0
-    parts = np.array([of_seeds, of_images, min(of_seeds, of_images, of_residual)])
+    mean_square_seeds, mean_square_images, mean_square_residual = np.array(squares) / freedom
+    # a variance component that would be negative, because the residual is larger, is set to 0
+    smallest = min(mean_square_seeds, mean_square_images, mean_square_residual)
+    parts = np.array([mean_square_seeds, mean_square_images, smallest])
     variance = float(parts[0] + parts[1] - parts[2])
-    if not variance:  # equal means of all seeds and of all images
-        return of_first_seed
+    if not variance:  # the means of all seeds, and those of all images, are equal
+        return first_seed
     quantile = float(stats.t.ppf(0.975, variance**2 / float(np.sum(parts**2 / freedom))))
     half = float(np.sqrt(variance / table.size)) * quantile
     value = float(mean)
@@ -380,9 +397,12 @@ def difference_over_seeds(
 ) -> AccuracyDifference:
     """Return the accuracy of the first minus that of the second, by Welch's test over seeds (1947).
 
-    first, second: (seeds, images). With one seed, where no seed differs from another of its model,
-    and where no prediction differs: the paired bootstrap and the exact test (`paired_test`) over
-    images, or over groups (n,) of them, of the first seed.
+    With one seed, or if no seed differs from another of its model, or if no prediction differs, the
+    first seeds are compared: by the paired bootstrap and the exact test (`paired_test`) over
+    images, or over groups of images.
+
+    first, second (seeds, images): 1 for correct predictions, else 0.
+    groups (images,): the group of each image, if images of one group are not independent.
     """
     first_table = np.asarray(first, dtype=np.float64)
     second_table = np.asarray(second, dtype=np.float64)
@@ -407,5 +427,5 @@ def difference_over_seeds(
 
 
 def _variance_of_mean(table: Numbers) -> float:
-    """Return the variance of the mean over seeds (seeds, images)."""
+    """Return the variance of the mean over seeds of a table (seeds, images)."""
     return float(table.mean(1).var(ddof=1) / len(table))

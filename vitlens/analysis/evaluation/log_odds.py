@@ -1,6 +1,6 @@
 """Log-odds and cross-entropy of the label in double precision, for models that are certain.
 
-In single precision a cross-entropy is a multiple of 6e-8, and 0 from log-odds of 17 on.
+In single precision, a cross-entropy is a multiple of 6e-8, and 0 for log-odds of 17 or more.
 """
 
 import torch
@@ -16,15 +16,17 @@ PerImage = Float[Tensor, "*sets images"]
 def log_odds(logits: Logits, labels: Labels) -> PerImage:
     """Return the log-odds of the label: its logit minus the logsumexp of the others, float64.
 
-    labels (images,): columns of the logits. Infinite for a single class, NaN where the label's
-    logit is not finite.
+    They are infinite for a single class, and NaN if the label's logit is not finite.
+
+    labels (images,): columns of the logits.
     """
-    exact = logits.cpu() if logits.device.type == "mps" else logits  # which has no float64
-    exact = exact.double()
+    if logits.device.type == "mps":  # it has no float64
+        logits = logits.cpu()
+    exact = logits.double()
     columns = labels.to(exact.device).expand(exact.shape[:-1])[..., None]
-    of_label = exact.gather(-1, columns)[..., 0]
-    of_others = exact.scatter(-1, columns, -torch.inf).logsumexp(-1)
-    return torch.where(of_label.isfinite(), of_label - of_others, torch.nan)
+    label_logit = exact.gather(-1, columns)[..., 0]
+    other_logits = exact.scatter(-1, columns, -torch.inf).logsumexp(-1)
+    return torch.where(label_logit.isfinite(), label_logit - other_logits, torch.nan)
 
 
 def cross_entropy(logits: Logits, labels: Labels) -> PerImage:
@@ -38,6 +40,6 @@ def cross_entropy(logits: Logits, labels: Labels) -> PerImage:
 def loss_of(odds: PerImage) -> PerImage:
     """Return the cross-entropy in nats from the log-odds of the label, float64.
 
-    It is 0 from log-odds of 745 on.
+    It is 0 for log-odds of 745 or more.
     """
     return torch.logaddexp(-odds, torch.zeros_like(odds))

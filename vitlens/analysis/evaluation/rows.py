@@ -8,7 +8,11 @@ from vitlens.uncertainty import Estimate
 
 @dataclass(frozen=True)
 class ClassRow(OfModel):
-    """One class of the data, for one model. accuracy: None if the class has no images."""
+    """One class of the data, for one model.
+
+    n: the number of its images.
+    accuracy: the accuracy on them, None if there are none.
+    """
 
     class_name: str = col("class")
     n: int = col("images")
@@ -17,7 +21,11 @@ class ClassRow(OfModel):
 
 @dataclass(frozen=True)
 class ConfusionRow(OfModel):
-    """Number of images of one class that one model takes for another; only cells that are not 0."""
+    """A cell of the confusion matrix that is not 0.
+
+    truth, prediction: the label and the predicted class.
+    count: the number of images.
+    """
 
     truth: str = col("class")
     prediction: str = col("prediction")
@@ -31,5 +39,5 @@ class CalibrationRow(OfModel):
     confidence: float = col("mean confidence", unit="fraction")
     accuracy: float = col("accuracy", unit="fraction")
     count: int = col("images")
-    # where several images are of one source
+    # None if no images share a source
     sources: int | None = col("independent images", default=None)
