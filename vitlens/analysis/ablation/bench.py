@@ -1,12 +1,13 @@
 """Bench: a model and labelled images, and the loss and prediction of each image without units.
 
-A head's output before the output projection is replaced by its mean over the data at each token, by
-zero, or by another image's. Everything else in this folder is a function of the `Outcomes` that
-`Bench.without` returns. Each set of units takes one replay from its first layer on.
+The output of a removed unit is replaced: by its mean over the data at each token, by zero, or by
+its output for another image. For a head this is the output before the output projection. Everything
+else in this folder is a function of the `Outcomes` that `Bench.without` returns. Each set of units
+takes one replay from its first layer on.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -37,13 +38,18 @@ from vitlens.shapes import Images, Labels
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 
-ByImage = Float[Tensor, "sets images"]
-Some = Int[Tensor, " some"]  # indices of images
+ByImage = Float[Tensor, "sets images"]  # one number for each set of units and each image
+Some = Int[Tensor, " some"]  # indices of some images
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A head, an MLP or a block. layer, head: from 0; head: None unless it is one."""
+    """A head, an MLP or a block, which can be removed from a model.
+
+    kind: "head", "mlp" or "block".
+    layer: the index of its layer, from 0.
+    head: the index of the head in its layer, from 0; None for an MLP or a block.
+    """
 
     kind: UnitKind
     layer: int
@@ -51,13 +57,13 @@ class Unit:
 
     @property
     def name(self) -> str:
-        """Return its name in metrics: "head/3/7", "mlp/3", "block/3"; from 0."""
+        """Return its name in metrics, e.g. "head/3/7", "mlp/3" or "block/3"."""
         name = f"{self.kind}/{self.layer}"
         return name if self.head is None else f"{name}/{self.head}"
 
     @property
     def place(self) -> str:
-        """Return its place: "blocks.3.head.7", "blocks.3.mlp", "blocks.3"."""
+        """Return its place, e.g. "blocks.3.head.7", "blocks.3.mlp" or "blocks.3"."""
         suffix = {"head": f".head.{self.head}", "mlp": ".mlp", "block": ""}[self.kind]
         return f"blocks.{self.layer}{suffix}"
 
@@ -66,19 +72,19 @@ Removal: TypeAlias = tuple[Unit, ...]  # units that are removed at once; () is t
 
 
 def units_of(model: Model, *, kinds: Sequence[UnitKind] = UNIT_KINDS) -> Removal:
-    """Return all heads, MLPs and blocks that can be removed, by kind, then by layer.
+    """Return all heads, MLPs and blocks that can be removed, ordered by kind, then by layer.
 
-    Heads of a layer without an output projection that reads their concatenation are left out.
-    Raises UnsupportedError for a model without attention (a CNN) or without such units.
+    Heads can be removed if an output projection reads their concatenated outputs. Raises
+    UnsupportedError for a model without attention (a CNN) or without such units.
     """
     for kind in kinds:
         if kind not in UNIT_KINDS:
             raise UnknownNameError("kind of unit", kind, UNIT_KINDS)
-    numbered = blocks(model)
-    # a block with two attentions, which are two layers, is one block
-    first_layers = {layer.unit: layer.index for layer in reversed(numbered)}
+    all_layers = blocks(model)
+    # a block with two attentions has two layers: it counts once, at the first of them
+    first_layers = {layer.unit: layer.index for layer in reversed(all_layers)}
     by_kind: dict[UnitKind, list[Unit]] = {kind: [] for kind in UNIT_KINDS}
-    for layer in numbered:
+    for layer in all_layers:
         by_kind["head"] += [Unit("head", layer.index, head) for head in range(layer.heads)]
         if first_layers[layer.unit] != layer.index:
             continue
@@ -115,16 +121,17 @@ def require_heads(model: Model) -> None:
 class Outcomes:
     """The loss and the prediction of every image without sets of units.
 
-    sets: the removed units.
+    Tensors are on the CPU, log-odds in float64. Losses are computed from the log-odds.
+
+    sets: the sets of removed units.
     replace: the replacement of their outputs.
     labels (n,): the true classes, as columns of the logits.
-    clean_log_odds (n,): the log-odds of the label in the unchanged model, nats.
-    clean_correct (n,): True if its prediction is the label.
-    log_odds, correct (sets, n): the same without each set.
-    forward_equivalents: full forward passes an image, a mean.
+    clean_log_odds (n,): the log-odds of the label in the unchanged model, in nats.
+    clean_correct (n,): True if the prediction of the unchanged model is the label.
+    log_odds (sets, n): the log-odds of the label without each set, in nats.
+    correct (sets, n): True if the prediction without the set is the label.
+    forward_equivalents: the cost per image, in full forward passes.
     note: a remark for a report, or "".
-
-    All on the CPU, log-odds in float64: the losses follow from them.
     """
 
     sets: tuple[Removal, ...]
@@ -143,7 +150,7 @@ class Outcomes:
 
     @property
     def units(self) -> Removal:
-        """Return the units of sets of one."""
+        """Return the removed units, if each set holds a single unit."""
         return tuple(unit for (unit,) in self.sets)
 
     @property
@@ -158,12 +165,12 @@ class Outcomes:
 
     @property
     def delta_loss(self) -> ByImage:
-        """Return the rise of each image's cross-entropy, nats; positive: the units help."""
+        """Return the rise of each image's cross-entropy, nats; it is positive if the units help."""
         return self.loss - self.clean_loss
 
     @property
     def delta_log_odds(self) -> ByImage:
-        """Return the fall of the log-odds of each image's label, nats; positive: the units help."""
+        """Return the fall of the log-odds of each label, nats; it is positive if the units help."""
         fall = self.clean_log_odds - self.log_odds
         is_equal = self.clean_log_odds == self.log_odds  # both are infinite with a single class
         return torch.where(is_equal, 0.0, fall)
@@ -172,7 +179,7 @@ class Outcomes:
     def delta_accuracy(self) -> ByImage:
         """Return the accuracy lost on each image, points.
 
-        It is 100 where removal makes the prediction wrong, -100 where it makes it right.
+        It is 100 if removal makes the prediction wrong, -100 if it makes it right.
         """
         return 100 * (self.clean_correct.double() - self.correct.double())
 
@@ -189,13 +196,13 @@ class Outcomes:
         """
         tensors: dict[str, Any] = {}
         for name in ("labels", "clean_log_odds", "clean_correct", "log_odds", "correct"):
-            # images first
+            # images are the last axis, but must be the first to be joined
             values = torch.cat([getattr(part, name).movedim(-1, 0) for part in parts])
             tensors[name] = processes.gathered(values).movedim(0, -1)
         passes = sum(part.forward_equivalents * len(part) for part in parts)
         images = sum(len(part) for part in parts)
-        total = processes.total(torch.tensor([passes, images], dtype=torch.float64))
-        total_passes, total_images = total.tolist()
+        totals = processes.total(torch.tensor([passes, images], dtype=torch.float64))
+        total_passes, total_images = totals.tolist()
         return replace(
             parts[0],
             **tensors,
@@ -207,7 +214,9 @@ class Outcomes:
 class Stored(NamedTuple):
     """The outcomes of sets of units on one batch.
 
-    cost: the multiply-adds of linear layers for measuring them.
+    log_odds (sets, n): the log-odds of the label without each set, in nats.
+    correct (sets, n): True if the prediction without the set is the label.
+    cost: the multiply-adds of linear layers that the measurement took.
     """
 
     log_odds: ByImage
@@ -215,18 +224,21 @@ class Stored(NamedTuple):
     cost: int
 
 
-# returns the stored outcomes of sets on one batch, or measures and stores them, so that an
-# interrupted run resumes
+# A function that returns the stored outcomes of sets on one batch. If there are none, it calls its
+# second argument to measure them, and stores them. So an interrupted run can be resumed.
 Memory: TypeAlias = Callable[[Sequence[Removal], Callable[[], Stored]], Stored]
 
 
 def replacement_for(images: int, requested: Replacement | None) -> Replacement:
     """Return the replacement for this many images.
 
-    requested: None for the default, the mean. The mean over few images is close to the output on
-    each of them, so removing a unit would seem to have no effect: with fewer than FEWEST_FOR_MEAN
-    images the default is resampling, with a single image zero. Raises InputError for "mean" or
-    "resample" on too few images.
+    The mean over few images is close to the output on each of them, so removing a unit would seem
+    to have no effect.
+
+    requested: the replacement that the user asks for. None stands for the mean; with fewer than
+        FEWEST_FOR_MEAN images it stands for resampling, with a single image for zero.
+
+    Raises InputError for "mean" or "resample" on too few images.
     """
     fallback: Replacement = "resample" if images > 1 else "zero"
     if requested is None:
@@ -247,7 +259,7 @@ def replacement_for(images: int, requested: Replacement | None) -> Replacement:
 
 
 def replacement_note(images: int, by: Replacement) -> str:
-    """Return the remark for a report where the default replacement was not the mean."""
+    """Return the remark for a report whose default replacement is not the mean."""
     replacement = "zero, which overstates what they do"
     if by == "resample":
         replacement = "another image's output"
@@ -267,15 +279,20 @@ def silent(*_: object) -> AbstractContextManager[Callable[[int], object]]:
 class Bench:
     """A model, labelled images, and the replacement of the outputs of removed units.
 
-    labels (n,): columns of the model's logits.
-    by: "mean" over the images, "zero", or "resample", the output for another of the images (None:
-        the mean, with 2 to 7 images resampling, with one zero; the outcomes' note says so).
-    groups (n,): the source of each image; images and labels are those of all processes, of which
-        each measures its share.
-    budget: bytes that a replay may store.
-    means: mean outputs of units (None: measured where they are needed).
-    progress: of a loop (words, total, unit).
-    memory: that of a batch, from its name, images and labels.
+    model: the model.
+    images: the images of all processes. Each process measures its share of them.
+    labels (n,): the classes of the images, as columns of the logits.
+    by: the replacement: "mean" for the mean over the images, "zero", or "resample" for the output
+        for another image. None chooses by the number of images, see `replacement_for`; the note of
+        the outcomes says so if it is not the mean.
+    groups (n,): the source of each image.
+    seed: the seed of resampling.
+    batch_size: the number of images at a time; None chooses one that fits.
+    processes: the processes that share the images.
+    budget: the number of bytes that a replay may store.
+    means: the mean outputs of units; None measures them when they are needed.
+    progress: returns the progress display of a loop from its title, length and unit.
+    memory: returns the memory of a batch from its name, images and labels.
 
     Raises InputError for too few images.
     """
@@ -305,20 +322,22 @@ class Bench:
 
     @property
     def one_batch(self) -> bool:
-        """Return True if one batch holds all images, so that its clean pass gives their means."""
+        """Return True if one batch holds all images.
+
+        Its clean pass then gives the mean outputs, without a pass of their own.
+        """
         return self.processes.count == 1 and len(self.images) <= self.size
 
     def share(self, images: Some | None = None) -> Some:
-        """Return the part of these images (None: of all) that this process measures."""
+        """Return the part of these images that this process measures; None stands for all."""
         if images is None:
             images = torch.arange(len(self.images))
         return images[self.processes.index :: self.processes.count]
 
     def with_means(self, units: Iterable[Unit]) -> "Bench":
-        """Return this bench with the mean outputs of units over the images of all processes.
+        """Return a bench with the mean outputs of units over the images of all processes.
 
-        The passes store nothing else. The bench itself is returned where it has means, or needs
-        none.
+        The bench itself is returned if it has means already, or needs none.
         """
         if self.means is not None or self.replacement != "mean":
             return self
@@ -349,26 +368,27 @@ class Bench:
     def changes(self, rows: Some, units: Collection[Unit]) -> dict[Unit, PlaceChange]:
         """Return the replacement of each unit's output on some images.
 
-        The bench has means where they are needed.
+        If outputs are replaced by their means, the bench must have the means.
         """
-        tensors: dict[str, Tensor] = {}
-        if self.replacement == "resample":  # by another of all images, whatever the batches
+        outputs: dict[str, Tensor] = {}  # by place: the outputs that replace others
+        if self.replacement == "resample":
+            # the other image is one of all images, so that it does not depend on the batches
             other_images = self.images[another_image(len(self.images), self.seed)[rows]]
             places = [access.name for access in self._outputs(units)]
-            tensors = dict(capture(self.model, other_images, places))
+            outputs = dict(capture(self.model, other_images, places))
         elif self.replacement == "mean" and self.means is not None:
             for access in self._outputs(units):
-                tensors[access.name] = self.means.of(access.name)
+                outputs[access.name] = self.means.of(access.name)
         changes = {}
         for unit, access in zip(units, resolve_places(self.model, [unit.place for unit in units])):
-            if unit.kind == "block":
+            if unit.kind == "block":  # is skipped, whatever the replacement
                 changes[unit] = PlaceChange(access)
             elif self.replacement == "zero":
                 changes[unit] = PlaceChange(access, torch.zeros(()))
             elif unit.head is None:
-                changes[unit] = PlaceChange(access, tensors[unit.place])
+                changes[unit] = PlaceChange(access, outputs[unit.place])
             else:
-                heads = tensors[f"blocks.{unit.layer}.heads"]
+                heads = outputs[f"blocks.{unit.layer}.heads"]  # as (.., heads, tokens, head_dim)
                 changes[unit] = PlaceChange(access, heads.select(-3, unit.head))
         return changes
 
@@ -380,29 +400,36 @@ class Bench:
         removed: Removal = (),
         what: str = "Removing units",
     ) -> Outcomes:
-        """Return the outcomes of every image (or of some) without each of the sets.
+        """Return the outcomes of every image without each of the sets.
 
-        An empty set is the unchanged model. Outcomes of all images are stored in `memory`.
+        sets: the sets of units. An empty set is the unchanged model.
+        images: the indices of some images; None for all. Only outcomes of all images are stored in
+            `memory`.
+        removed: units that are removed in addition to each set. They are also removed for the clean
+            outcomes.
+        what: the title of the progress display.
 
-        removed: units that are removed from the model before, also for its clean pass.
-        what: the title of the progress.
-
-        Raises NonFiniteError naming units and image.
+        Raises NonFiniteError with the units and the image if a loss is not finite.
         """
-        is_plain = images is None and not removed
+        is_of_all_images = images is None and not removed
         bench = self
-        if not (is_plain and self.one_batch):
+        if not (is_of_all_images and self.one_batch):
             bench = self.with_means(_different_units((*sets, removed)))
         share = self.share(images)
         parts = []
         with self.progress(what, len(sets) * len(share), "removals") as advance:
             for offset in range(0, len(share), self.size):
-                rows = share[offset : offset + self.size]
-                name = f"{self.replacement}-{offset}" if is_plain else ""
-                parts.append(bench._batch(rows, tuple(sets), removed, name, advance))
+                part = bench._batch(
+                    share[offset : offset + self.size],
+                    tuple(sets),
+                    removed=removed,
+                    name=f"{self.replacement}-{offset}" if is_of_all_images else "",
+                    advance=advance,
+                )
+                parts.append(part)
         outcomes = Outcomes.join(parts, self.processes)
         passes = outcomes.forward_equivalents
-        if bench is not self:  # a pass for the means
+        if bench is not self:  # the means took a pass
             passes += 1
         notes = [outcomes.note]
         if self.by is None and self.replacement != "mean":
@@ -413,27 +440,22 @@ class Bench:
         self,
         rows: Some,
         sets: tuple[Removal, ...],
+        *,
         removed: Removal,
         name: str,
         advance: Callable[[int], object],
     ) -> Outcomes:
-        """Return the outcomes of some images; name: under which they are stored, "" if not."""
+        """Return the outcomes of some images.
+
+        rows: the indices of the images.
+        sets, removed: as in `without`.
+        name: the name under which outcomes are stored, "" if they are not stored.
+        advance: called with the number of sets times images that were measured.
+        """
         model = self.model
         images = self.images[rows].to(model.device)
         units = _different_units((*sets, removed))
-        # the clean pass of a single batch gives the means
-        needs_means = self.replacement == "mean" and self.means is None
-        means = Means()
-        changes = {} if needs_means else self.changes(rows, units)
-        with ExitStack() as stack:
-            with reading(model, self._outputs(units) if needs_means else (), means.add):
-                before = [changes[unit] for unit in removed]
-                replay = stack.enter_context(
-                    replaying(model, images, given=before, budget=self.budget)
-                )
-            if needs_means:
-                means.images = len(rows)
-                changes = replace(self, means=means).changes(rows, units)
+        with self._replay(rows, images, units, removed) as (replay, changes):
             labels = check_targets(self.labels[rows], replay.logits)
             memory = None
             if self.memory is not None and name:
@@ -458,7 +480,7 @@ class Bench:
                 cost += stored.cost
                 advance(len(index) * len(rows))
             passes = cost / replay.forward_cost
-            if self.replacement == "resample":  # the pass of the other images
+            if self.replacement == "resample":  # the outputs of other images took a pass
                 passes += 1
             return Outcomes(
                 sets=sets,
@@ -472,6 +494,29 @@ class Bench:
                 note=replay.note,
             )
 
+    @contextmanager
+    def _replay(
+        self, rows: Some, images: Images, units: Sequence[Unit], removed: Removal
+    ) -> Iterator[tuple[Replay, dict[Unit, PlaceChange]]]:
+        """Yield the replay of a clean pass of these images, and the replacement of each unit.
+
+        removed: units that are removed also for the clean pass.
+        """
+        start = partial(replaying, self.model, images, budget=self.budget)
+        if self.replacement != "mean" or self.means is not None:
+            changes = self.changes(rows, units)
+            with start(given=[changes[unit] for unit in removed]) as replay:
+                yield replay, changes
+            return
+        # These are all images (see `without`), so their clean pass gives the means. The means are
+        # read in the clean pass only, not in the replayed passes.
+        means = Means()
+        with ExitStack() as stack:
+            with reading(self.model, self._outputs(units), means.add):
+                replay = stack.enter_context(start(given=()))
+            means.images = len(rows)
+            yield replay, replace(self, means=means).changes(rows, units)
+
 
 def _different_units(sets: Iterable[Removal]) -> list[Unit]:
     """Return the units of all sets without duplicates, in their order."""
@@ -481,16 +526,20 @@ def _different_units(sets: Iterable[Removal]) -> list[Unit]:
 def _measure_sets(
     replay: Replay, removed: Sequence[Set], labels: Labels, require: Callable[[ByImage], None]
 ) -> Stored:
+    """Measure the outcomes of one batch without each of these sets.
+
+    require: raises NonFiniteError for losses that are not finite.
+    """
     cost_before = replay.cost
     odds, correct = odds_and_correct(replay.run_prepared(removed), labels)
-    require(loss_of(odds))  # before it is stored: a resumed run measures again
+    require(loss_of(odds))  # raises before the outcomes are stored: a resumed run measures again
     return Stored(odds, correct, replay.cost - cost_before)
 
 
 def odds_and_correct(
     logits: Float[Tensor, "sets batch classes"], labels: Labels
 ) -> tuple[Float[Tensor, "sets batch"], Bool[Tensor, "sets batch"]]:
-    """Return the log-odds of the label in nats, and True where it is the prediction.
+    """Return the log-odds of the label in nats, and True for predictions that are the label.
 
     Both are on the CPU, log-odds in float64.
     """
@@ -498,9 +547,9 @@ def odds_and_correct(
 
 
 def _by_first_layer(sets: Sequence[Removal]) -> list[list[int]]:
-    """Return the rows of sets by their first layer.
+    """Return the indices of sets, in one list for all sets that have the same first layer.
 
-    These are replayed together, then their tensors are released.
+    Sets of one list are replayed together, and then their tensors are released.
     """
     rows: dict[int, list[int]] = {}
     for row, units in enumerate(sets):
@@ -510,6 +559,7 @@ def _by_first_layer(sets: Sequence[Removal]) -> list[list[int]]:
 
 
 def _require_finite(sets: Sequence[Removal], alias: str, rows: Some, loss: ByImage) -> None:
+    """Raise NonFiniteError with the units and the image if a loss is not finite."""
     broken = (~loss.isfinite()).nonzero()
     if len(broken):
         row, image = broken[0].tolist()

@@ -28,22 +28,27 @@ from vitlens.resampling import DRAWS
 from vitlens.summary import HeadBoard, Line, Table
 from vitlens.uncertainty import Estimate, fewest_images, finite, half_of_constant, holm
 
-LEVEL = 0.05  # of the tests, after Holm's correction
-SATURATED = 0.05  # nats: a smaller mean loss hardly changes, even without units that matter
+LEVEL = 0.05  # significance level of the tests, after Holm's correction
+# A mean loss below so many nats hardly changes, even without units that matter.
+SATURATED = 0.05
 
 PerUnit = Float[Tensor, " units"]
 PerLayer = Float[Tensor, "layers heads"]
 
-GRAPH = 4  # divides the batch size, as a backward pass keeps the activations of all layers
+# A backward pass keeps the activations of all layers, so batches are smaller by this factor.
+GRAPH = 4
 
 
 @dataclass(frozen=True)
 class MeanChange:
-    """The mean change of a metric without each unit, with its 95 % interval over images.
+    """The mean change of a metric without each unit, with its 95 % interval over images, float64.
 
-    mean (units,); low, high (units,): percentile bootstrap of the paired differences, NaN for fewer
-    than 2 images (or groups); p (units,): two-sided, by `mean_test`; p_holm (units,): adjusted for
-    the units of the same kind. float64.
+    Intervals and p-values are NaN for fewer than 2 images (or groups).
+
+    mean (units,): the mean of the paired differences.
+    low, high (units,): the ends of its percentile bootstrap interval.
+    p (units,): the two-sided p-value of no change, by `mean_test`.
+    p_holm (units,): the p-value after Holm's correction for the units of the same kind.
     """
 
     mean: PerUnit
@@ -64,20 +69,25 @@ class MeanChange:
 
 @dataclass(frozen=True, repr=False)
 class Importance(Table):
-    """The importance of each unit: the losses of the model without it (positive: the unit helps).
+    """The importance of each unit: the losses of the model without it.
 
-    n: images.
-    replace: the replacement of its output.
-    loss: rise of the mean cross-entropy, nats.
-    accuracy: lost, points.
-    log_odds: the fall of the label's mean log-odds, nats, by which units are ranked where the mean
-        loss is below SATURATED, else None.
-    clean_loss, clean_accuracy: of the unchanged model, nats and fraction.
-    first_order (units,): the mean estimate, nats (NaN where undefined), or None.
-    rank_correlation: Spearman's, of it and the exact change of loss over the heads (NaN where
-        undefined).
-    forward_equivalents: full forward passes an image, a mean.
+    Losses are positive if the unit helps.
+
+    units: the units.
+    n: the number of images.
+    replace: the replacement of a unit's output.
+    loss: the rise of the mean cross-entropy without each unit, in nats.
+    accuracy: the loss of accuracy without each unit, in points.
+    clean_loss: the mean cross-entropy of the unchanged model, in nats.
+    clean_accuracy: the accuracy of the unchanged model, as a fraction.
+    first_order (units,): the first-order estimate of `loss`, in nats, NaN if it is undefined. None
+        if it was not computed.
+    rank_correlation: Spearman's correlation over heads of this estimate with `loss`, NaN if it is
+        undefined.
+    forward_equivalents: the cost per image, in full forward passes.
     note: a remark for a report, or "".
+    log_odds: the fall of the label's mean log-odds without each unit, in nats. It ranks units if
+        the mean loss is below SATURATED; else it is None.
     """
 
     units: tuple[Unit, ...]
@@ -130,7 +140,7 @@ class Importance(Table):
 
     @property
     def matters(self) -> Bool[Tensor, " units"]:
-        """Return True for units that change the loss, after Holm's correction within their kind."""
+        """Return True for units with a significant change of the loss, corrected for their kind."""
         return self.loss.p_holm <= LEVEL
 
     def is_ranked(self, kind: UnitKind = "head") -> bool:
@@ -138,10 +148,12 @@ class Importance(Table):
 
         Otherwise a ranking orders noise.
         """
-        return bool((self._ranked_by.p_holm <= LEVEL)[self.of_kind(kind)].any())
+        is_significant = self._ranked_by.p_holm <= LEVEL
+        return bool(is_significant[self.of_kind(kind)].any())
 
     @property
     def _ranked_by(self) -> MeanChange:
+        """Return the change that ranks units."""
         return self.log_odds or self.loss
 
     @property
@@ -178,11 +190,11 @@ class Importance(Table):
         return tuple(self.units[index] for index in ranked)
 
     def table(self, values: Tensor, kind: UnitKind = "head") -> PerLayer:
-        """Return values (units,) as a table (layers, heads), float64; NaN where there is no unit.
+        """Return values (units,) of one kind of unit as a table (layers, heads), float64.
 
-        MLPs and blocks have one column.
+        It is NaN in places without a unit. MLPs and blocks have one column.
         """
-        places = {}
+        places = {}  # row and column of each unit
         for index in self.of_kind(kind):
             unit = self.units[index]
             places[index] = (unit.layer, unit.head or 0)
@@ -207,18 +219,21 @@ def ablate(
 ) -> Importance:
     """Return the exact change of loss and accuracy without each head (or MLP, block).
 
-    Changes have intervals over images.
+    Changes have intervals over images, or over the groups of a Split that has them.
 
-    images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes, read a batch
-        at a time; intervals and tests are over its groups where it is a Split that has them.
-    labels: class indices (n,), or "predicted" (None: those of the Split or the class folders).
-    replace: the replacement of a head's output, its "mean" over the images (at least 8), "zero", or
-        another image's output, "resample" (None: "mean", with 2 to 7 images "resample", with one
-        "zero"; the result's `replace` and `note` say which).
-    batch_size: images at a time (None: chosen to fit).
+    images (n, 3, height, width): pixels in [0, 1], or any form that `vitlens.images` takes. They
+        are read batch by batch.
+    labels (n,): the class index of each image, or "predicted". None takes the labels of the Split
+        or of the class folders.
+    replace: the replacement of a head's output: its "mean" over the images (at least 8), "zero", or
+        its output for another image, "resample". None chooses "mean", with 2 to 7 images
+        "resample", with one "zero". The result's `replace` and `note` say which.
+    kinds: the kinds of units: "head", "mlp", "block", or several of them.
+    batch_size: the number of images at a time; None chooses one that fits.
+    seed: the seed of resampling and of the intervals.
 
-    Raises UnsupportedError for a model without attention or without a classifier, InputError for
-    too few images.
+    Raises UnsupportedError for a model without attention or without a classifier. Raises InputError
+    for too few images.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -234,7 +249,15 @@ def ablate(
     else:
         require_attention(model)
     labels = required_labels(model, images, labels, batch_size or fitting_batch_size(model))
-    bench = Bench(model, images, labels, replace, groups_of(images), seed, batch_size)
+    bench = Bench(
+        model,
+        images,
+        labels,
+        by=replace,
+        groups=groups_of(images),
+        seed=seed,
+        batch_size=batch_size,
+    )
     effects = bench.without([(unit,) for unit in units_of(model, kinds=kinds)])
     return summarise(effects, groups=bench.groups, seed=seed)
 
@@ -242,10 +265,10 @@ def ablate(
 def summarise(
     effects: Outcomes, *, groups: Tensor | None = None, first: ByImage | None = None, seed: int = 0
 ) -> Importance:
-    """Return means, intervals and tests of effects on all images.
+    """Return means, intervals and tests of the outcomes without each unit.
 
-    groups (n,): the source of each image; groups are drawn and flipped as units.
-    first (units, n): from first_order.
+    groups (n,): the source of each image. Intervals and tests draw and flip whole groups.
+    first (units, n): the estimates of `first_order`, if there are any.
     """
     clean_loss = float(effects.clean_loss.mean())
     is_saturated = clean_loss < SATURATED
@@ -298,9 +321,12 @@ def summarise(
 
 
 def _too_few_for_holm(kinds: Sequence[UnitKind], clusters: int, sampled: str) -> str:
-    """Return a note on kinds of units without possible significant effects, or "".
+    """Return a note on the kinds of units that can have no significant effect, or "".
 
-    With few images no effect is significant after Holm's correction.
+    With too few images, no p-value is small enough after Holm's correction.
+
+    clusters: the number of independent images.
+    sampled: the name of what is independent, images or groups of them.
     """
     notes = []
     for kind in dict.fromkeys(kinds):
@@ -316,9 +342,12 @@ def _too_few_for_holm(kinds: Sequence[UnitKind], clusters: int, sampled: str) ->
 
 
 def _as_points(change: MeanChange, clusters: int) -> MeanChange:
-    """Return changes of accuracy with intervals of some width, between -100 and 100.
+    """Return changes of accuracy in points, with intervals between -100 and 100.
 
-    clusters: independent images.
+    The bootstrap interval has no width if all images have the same difference. It then gets that of
+    a constant.
+
+    clusters: the number of independent images.
     """
     low = change.low.clone()
     high = change.high.clone()
@@ -338,17 +367,21 @@ def mean_changes(
 ) -> list[MeanChange]:
     """Return the mean, interval and test of each row of the differences of some metrics.
 
-    families: the families of the rows, within which Holm corrects. All metrics share their draws.
-        Intervals and p-values are NaN for fewer than 2 images or groups.
+    All metrics share the random draws. Intervals and p-values are NaN for fewer than 2 images or
+    groups.
+
+    values (cases, n): for each metric, the difference of each case at each image.
+    families (cases,): the family of each case. Holm corrects within families.
+    groups (n,): the source of each image.
     """
     cases = len(families)
-    stacked = torch.cat([metric.double() for metric in values])
+    stacked = torch.cat([metric.double() for metric in values])  # as (metrics * cases, n)
     mean = stacked.mean(1)
     low, high = intervals(stacked, groups=groups, seed=seed)
     p = torch.full_like(low, torch.nan)
     if low.isfinite().all():
         largest = max(families.count(family) for family in set(families))
-        # with fewer draws no p-value could pass Holm's correction
+        # the smallest p-value is about 1 / draws, and Holm multiplies it by the size of the family
         draws = max(DRAWS, 4 * round(largest / LEVEL))
         p = mean_test(stacked, groups=groups, seed=seed, draws=draws)
     changes = []
@@ -360,7 +393,7 @@ def mean_changes(
 
 
 def _holm_within(families: Sequence[Hashable], p: PerUnit) -> PerUnit:
-    """Return p-values after Holm's correction within each family; NaN where they are not known."""
+    """Return p-values after Holm's correction within each family; NaN if they are not known."""
     adjusted = p.clone()
     if not p.isfinite().all():
         return adjusted
@@ -371,38 +404,39 @@ def _holm_within(families: Sequence[Hashable], p: PerUnit) -> PerUnit:
 
 
 def first_order(bench: Bench, units: Sequence[Unit]) -> ByImage:
-    """Return the first-order estimate of the rise of each image's loss without each head, nats.
+    """Return the first-order estimate of the rise of each image's loss without each head, in nats.
 
-    It is the gradient of the cross-entropy with respect to the head's output times (replacement -
-    output): (units, images), signed, float64 on the CPU; NaN for MLPs and blocks. With "zero" this
-    is the estimate of Michel 2019 before the absolute value.
+    It is the gradient of the cross-entropy with respect to the head's output, times the change of
+    this output (replacement - output). With the replacement "zero" it is the estimate of Michel
+    2019 before the absolute value. It is signed, float64 on the CPU, and NaN for MLPs and blocks.
     """
-    heads = {unit: row for row, unit in enumerate(units) if unit.kind == "head"}
+    rows_of_heads = {unit: row for row, unit in enumerate(units) if unit.kind == "head"}
     bench = bench.with_means(units)
     share = bench.share()
     model = bench.model
     estimates = torch.full((len(units), len(share)), torch.nan, dtype=torch.float64)
-    places = sorted({f"blocks.{unit.layer}.heads" for unit in heads})
+    places = sorted({f"blocks.{unit.layer}.heads" for unit in rows_of_heads})
     size = max(1, min(bench.size, fitting_batch_size(model) // GRAPH))
-    batches = range(0, len(share), size) if heads else ()
-    for start in batches:
-        rows = share[start : start + size]
-        images = bench.images[rows].to(model.device)
-        labels = bench.labels[rows].to(model.device)
-        changes = bench.changes(rows, heads)
+    starts = range(0, len(share), size) if rows_of_heads else ()
+    for start in starts:
+        numbers = share[start : start + size]
+        images = bench.images[numbers].to(model.device)
+        labels = bench.labels[numbers].to(model.device)
+        changes = bench.changes(numbers, rows_of_heads)
         with needing_gradients(model):
             captured = capture(model, images, places, graph=True)
-            # the gradient of the sum is, for each image, that of its loss
+            # images do not affect each other: the gradient of the sum is that of each image's loss
             loss = cross_entropy(captured.logits, labels).sum()
-            of_outputs = torch.autograd.grad(
+            gradients_in_order = torch.autograd.grad(
                 loss, list(captured.values()), allow_unused=True, materialize_grads=True
             )
-        gradients = dict(zip(captured, of_outputs))
-        for unit, row in heads.items():
-            place = f"blocks.{unit.layer}.heads"
+        gradients = dict(zip(captured, gradients_in_order))
+        for unit, row in rows_of_heads.items():
+            place = f"blocks.{unit.layer}.heads"  # as (.., heads, tokens, head_dim)
             output = captured[place].detach().select(-3, unit.head or 0)
             gradient = gradients[place].detach().select(-3, unit.head or 0)
             change = changes[unit].new(output) - output
             products = (gradient * change).flatten(1).cpu().double()
             estimates[row, start : start + size] = products.sum(1)
+    # images must be the first axis to be joined over processes
     return bench.processes.gathered(estimates.T.contiguous()).T

@@ -21,9 +21,10 @@ from vitlens.lens.trace import layer_at
 from vitlens.resampling import drawn_interval, enough_to_draw
 from vitlens.uncertainty import Estimate, fewest_images
 
-TOLERATED = 1.0  # points of accuracy
-_ROUNDING = 1e-9  # points: 78 % - 77 % is 1 point
-_ROWS = 4096  # samples of a similarity at once
+TOLERATED = 1.0  # points of accuracy that the removal of units may cost
+# Points that are ignored as rounding errors, so that 78 % - 77 % counts as 1 point.
+_ROUNDING = 1e-9
+_ROWS = 4096  # tokens that are added to a similarity at a time
 
 
 def removal_curves(
@@ -36,26 +37,26 @@ def removal_curves(
 ) -> dict[str, Outcomes]:
     """Return the outcomes without the first units of each order, by the name of the order.
 
-    There are at most `points` numbers of units, evenly from none to all.
+    The replacement of a removed unit is that of the unchanged model.
 
-    images: some of the bench's (None: all).
-    what: the title of the progress.
-
-    A set that several orders share, as their first and last, is measured once. The replacement of a
-    removed unit is that of the unchanged model.
+    orders: orders of the same units, by their names.
+    points: the most numbers of removed units; they are evenly spaced from none to all.
+    images: the indices of some images of the bench, None for all.
+    what: the title of the progress display.
     """
     removals_by_order: dict[str, list[Removal]] = {}
-    different: dict[frozenset[Unit], Removal] = {}
+    # orders may share sets, e.g. none and all of the units, which are measured once
+    different_sets: dict[frozenset[Unit], Removal] = {}
     for name, order in orders.items():
         counts = sorted({round(len(order) * point / (points - 1)) for point in range(points)})
         removals_by_order[name] = [tuple(order[:count]) for count in counts]
         for removal in removals_by_order[name]:
-            different[frozenset(removal)] = removal
-    row_of = {units: row for row, units in enumerate(different)}
-    outcomes = bench.without(list(different.values()), images, what=what)
+            different_sets[frozenset(removal)] = removal
+    row_of_set = {units: row for row, units in enumerate(different_sets)}
+    outcomes = bench.without(list(different_sets.values()), images, what=what)
     curves = {}
     for name, removals in removals_by_order.items():
-        curves[name] = outcomes.rows([row_of[frozenset(removal)] for removal in removals])
+        curves[name] = outcomes.rows([row_of_set[frozenset(removal)] for removal in removals])
     return curves
 
 
@@ -64,23 +65,25 @@ def share_removable(
 ) -> Estimate | None:
     """Return the share of a curve's units that can be removed for at most one point of accuracy.
 
-    It is the greatest measured number of removals up to which no accuracy is lower. It has a 95 %
-    bootstrap interval over images (or groups), unless they are fewer than 6. None where removing
-    all units does not significantly cost more than a point (by the upper end of the accuracy's 95 %
-    interval): the share then says nothing about the units.
+    No measured number of removals up to this share costs more. The share has a 95 % bootstrap
+    interval over images (or groups), if there are at least 6. The result is None if the removal of
+    all units does not significantly cost more than a point. The share then says nothing about the
+    units.
     """
     with_all = accuracy(curve.correct[0], groups=groups)
     with_none = accuracy(curve.correct[-1], groups=groups)
     if with_none.high is None or with_none.high >= with_all.value - TOLERATED / 100:
         return None
-    correct = curve.correct.double()
+    correct = curve.correct.double()  # as (sets, images), from no removed units to all
     units = len(curve.sets[-1])
     shares = torch.tensor([len(removal) / units for removal in curve.sets], dtype=torch.float64)
 
-    def removable(accuracies: Float[Tensor, "draws removed"]) -> Float[Tensor, " draws"]:
+    def removable(accuracies: Float[Tensor, "draws sets"]) -> Float[Tensor, " draws"]:
+        """Return the largest share up to which all removals are tolerated, for each draw."""
         is_tolerated = 100 * (accuracies[:, :1] - accuracies) <= TOLERATED + _ROUNDING
-        last_tolerated = is_tolerated.long().cumprod(1).sum(1) - 1
-        return shares[last_tolerated]
+        # cumprod is 0 from the first set on that is not tolerated
+        tolerated_sets = is_tolerated.long().cumprod(1).sum(1)
+        return shares[tolerated_sets - 1]
 
     share = float(removable(correct.mean(1)[None])[0])
     counts = sizes_of_groups(len(curve), groups)
@@ -100,14 +103,14 @@ def greedy_order(
 ) -> tuple[Removal, float]:
     """Remove the unit that raises the loss least, rank the others again without it, and so on.
 
-    Returns the order, the first removed first, and the full forward passes an image.
+    Returns the units in the order of their removal, and the cost per image in full forward passes.
 
-    every: units removed before ranking again.
-    advance: called with the number of units removed.
+    The clean pass of each round is that of the model without the units that are already removed. So
+    each candidate takes only a replay from its layer on, on average half a forward pass. For h
+    heads there are about h²/2 replays, so about h²/4 passes per image. `every` divides this cost.
 
-    The clean pass of each round is that of the model without the units removed so far, so every
-    candidate takes a replay from its layer on: for h heads about h²/2 replays of half a forward
-    pass, so h²/4 passes an image instead of h²/2; `every` divides the cost.
+    every: the number of units that are removed before the others are ranked again.
+    advance: called with the number of units that were just removed.
     """
     quiet = replace(bench.with_means(units), progress=silent, memory=None)
     passes = 0.0
@@ -128,14 +131,14 @@ def greedy_order(
 
 
 class PairEffects(NamedTuple):
-    """The effects of removing pairs of units, changes of the loss in nats.
+    """The effects of removing pairs of units, as changes of the loss in nats.
 
-    synergy: the effect of removing both minus the sum of the effects, with intervals and tests,
-        paired over images (or groups), Holm over the pairs. Positive: one compensates for the
-        removal of the other; negative: they depend on each other (once one is removed, removing the
-        other costs less).
-    both: the mean effect of removing both units of each pair.
-    single: of removing each unit.
+    synergy: for each pair, the effect of removing both units minus the sum of their single effects.
+        It is positive if one unit compensates for the removal of the other. It is negative if they
+        depend on each other: once one is removed, the removal of the other costs less. Intervals
+        and tests are paired over images (or groups). Holm corrects for the number of pairs.
+    both (pairs,): the mean effect of removing both units of each pair.
+    single (units,): the mean effect of removing each unit.
     note: a remark for a report, or "".
     """
 
@@ -153,15 +156,17 @@ def pairwise(
     *,
     what: str,
 ) -> PairEffects:
-    """Return the effects of removing pairs of units, as indices of the units.
+    """Return the effects of removing pairs of units.
 
-    images: some of the bench's (None: all); what: the title of the progress.
+    pairs: the indices in `units` of the two units of each pair.
+    images: the indices of some images of the bench, None for all.
+    what: the title of the progress display.
     """
     single_sets: list[Removal] = [(unit,) for unit in units]
     pair_sets: list[Removal] = [(units[first], units[second]) for first, second in pairs]
     outcomes = bench.without(single_sets + pair_sets, images, what=what)
-    single = outcomes.delta_loss[: len(units)]
-    both = outcomes.delta_loss[len(units) :]
+    single = outcomes.delta_loss[: len(units)]  # as (units, images)
+    both = outcomes.delta_loss[len(units) :]  # as (pairs, images)
     first = single[[pair[0] for pair in pairs]]
     second = single[[pair[1] for pair in pairs]]
     beyond_sum = both - first - second
@@ -187,11 +192,12 @@ def pairwise(
 def head_similarity(
     bench: Bench, heads: Sequence[Unit], images: Some | None = None
 ) -> Float[Tensor, "heads others"]:
-    """Return the linear CKA of heads' outputs over tokens and images.
+    """Return the linear CKA of the outputs of every pair of heads, over tokens and images.
 
-    It is 1 on the diagonal, NaN where the tokens of two layers differ. Unbiased, so that it is near
-    0, also below, for different heads, and exact over any number of images (see
-    vitlens/analysis/features/cka.py). The windows of Swin are compared within a layer.
+    The estimator is unbiased and exact over any number of images (see
+    vitlens/analysis/features/cka.py). It is near 0, possibly below, for unrelated heads. It is NaN
+    for heads of layers that have different tokens. Heads with windows (Swin) are only compared
+    within a layer.
     """
     comparable = _comparable_heads(bench, heads)
     places = [f"blocks.{head.layer}.heads" for head in heads]
@@ -200,11 +206,14 @@ def head_similarity(
         batch = bench.images[numbers].to(bench.model.device)
         captured = capture(bench.model, batch, sorted(set(places)))
         for stream, rows in zip(streams, comparable):
+            # for each head (batch, .., tokens, head_dim), from (batch, .., heads, tokens, head_dim)
             outputs = [captured[places[row]].select(-3, heads[row].head or 0) for row in rows]
-            if bench.model.device.type == "mps":  # which has no float64
+            if bench.model.device.type == "mps":  # this device has no float64
                 outputs = [output.cpu() for output in outputs]
-            step = max(1, _ROWS // outputs[0][0, ..., 0].numel())
+            tokens_per_image = outputs[0][0, ..., 0].numel()
+            step = max(1, _ROWS // tokens_per_image)
             for start in range(0, len(numbers), step):
+                # a row of the similarity is a token of an image
                 stream.add([output[start : start + step].flatten(0, -2) for output in outputs])
     matrix = torch.full((len(heads), len(heads)), torch.nan, dtype=torch.float64)
     for stream, rows in zip(streams, comparable):
@@ -215,9 +224,9 @@ def head_similarity(
 
 
 def _comparable_heads(bench: Bench, heads: Sequence[Unit]) -> list[list[int]]:
-    """Return the indices of heads in layers with the same tokens.
+    """Return the indices of heads, in one list for all heads that have the same tokens.
 
-    In windows these are the heads of one layer.
+    For layers with windows, these are the heads of one layer.
     """
     by_tokens = dict[tuple[int, ...], list[int]]()
     for row, head in enumerate(heads):

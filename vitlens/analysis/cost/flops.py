@@ -1,8 +1,8 @@
 """Floating-point operations of one image's forward pass, by part: counted, and by formula.
 
-The formula is that of our ViT. One multiplication with its addition counts as two operations.
-Matrix products and convolutions are counted; norms, softmax, activations, biases, residual sums and
-the resizing of positions are not: their number grows with the tokens, not with tokens times width.
+The formula is that of our ViT. One multiplication with its addition counts as two operations. Only
+matrix products and convolutions are counted. Norms, softmax, activations, biases, residual sums and
+the resizing of positions are left out: each takes only a few operations per value.
 """
 
 import re
@@ -39,7 +39,7 @@ _KERNELS: Final = (
 # the operations of F.scaled_dot_product_attention, as far as this version of torch has them
 _NAMES: Final = [f"_scaled_dot_product_{kernel}" for kernel in _KERNELS]
 _FUSED: Final = tuple(getattr(_ATEN, name) for name in _NAMES if hasattr(_ATEN, name))
-# in attention: products of tokens with tokens
+# the operations that attention uses for products of tokens with tokens
 _BETWEEN_TOKENS: Final = (*_FUSED, _ATEN.bmm, _ATEN.baddbmm)
 
 EMBEDDING = "patch embedding"
@@ -54,14 +54,16 @@ STAGE = "stage"
 CONVOLUTIONS = "convolutions"
 HEAD = "head"
 OTHER = "other"
-# In the order of a forward pass; a CNN's stages ("stage 0" ...) are at the place of "stage".
+# The parts in the order of a forward pass. A CNN has "stage 0", "stage 1" and so on for "stage".
 PARTS: Final[Mapping[str, str]] = {
     EMBEDDING: "from pixels to patch tokens",
     STEM: "the layers before the first stage of a CNN",
     POSITIONS: "position embeddings and biases, CLS, distillation and register tokens",
     PROJECTIONS: "queries, keys, values and the output projection of attention",
-    PRODUCTS: "queries times keys and weights times values: they grow with the square of the "
-    "number of tokens, within windows with the number of windows",
+    PRODUCTS: (
+        "queries times keys and weights times values: they grow with the square of the number of "
+        "tokens, within windows with the number of windows"
+    ),
     MLP: "the rest of each block, without its norms",
     NORMS: "norms and layer scales of a model with tokens",
     BETWEEN: "patch merging and other layers between the blocks of a model with tokens",
@@ -70,40 +72,42 @@ PARTS: Final[Mapping[str, str]] = {
     HEAD: "the layers after the last block",
     OTHER: "operations outside any submodule",
 }
+# names of modules and parameters in POSITIONS
 _POSITION = re.compile(r"pos_|_pos$|^pos$|posemb|position|relative|cpb_|rope|rpe|tokens?$|^latent$")
-_SCALE = re.compile(r"^(gamma|ls|layer_scale)")
-_NORM = re.compile(r"norm|layerscale|affine", re.IGNORECASE)
+_SCALE = re.compile(r"^(gamma|ls|layer_scale)")  # names of parameters in NORMS
+_NORM = re.compile(r"norm|layerscale|affine", re.IGNORECASE)  # types of modules in NORMS
 
 
 def flops_by_part(model: Model) -> dict[str, int]:
     """Return the FLOPs of each part for one image of the model's size, counted in a forward pass.
 
-    In attention, the projections multiply tokens by parameters, the products multiply tokens by
-    tokens. The FLOPs of a module are the difference of the counter between entry and exit of its
-    call, without those of its children.
+    In attention, the projections multiply tokens by parameters, and the products multiply tokens by
+    tokens. A counter counts all FLOPs. Those of a module are the difference between its values at
+    entry to and exit from the module, minus the FLOPs of the module's children.
     """
     images = probe_images(model, 1)
     parts = Parts(model)
     flops = Counter[str]()
     counter = FlopCounterMode(display=False, custom_mapping=dict.fromkeys(_FUSED, _attention_flops))
-    # of each running module: the total at entry, and the FLOPs of its children
-    stack: list[tuple[Counter[Any], Counter[Any]]] = []
+    # For each module that is running, from the outermost to the innermost: the counter at entry,
+    # and the FLOPs of its children so far. Both are counts by operation.
+    running: list[tuple[Counter[Any], Counter[Any]]] = []
 
     def enter(_name: str, _arguments: Arguments) -> None:
-        stack.append((Counter(counter.flop_counts["Global"]), Counter()))
+        running.append((Counter(counter.flop_counts["Global"]), Counter()))
 
     def leave(name: str, _arguments: Arguments, _output: Any) -> None:
-        at_entry, of_children = stack.pop()
+        at_entry, in_children = running.pop()
         total = Counter(counter.flop_counts["Global"]) - at_entry
         part = parts.of_module(name)
-        for operation, count in (total - of_children).items():
+        for operation, count in (total - in_children).items():
             if part == PROJECTIONS and operation in _BETWEEN_TOKENS:
                 flops[PRODUCTS] += count
             else:
                 flops[part] += count
-        if stack:
-            _, of_siblings = stack[-1]
-            of_siblings.update(total)
+        if running:
+            _, in_children_of_parent = running[-1]
+            in_children_of_parent.update(total)
 
     names = [name for name, _ in model.module.named_modules()]
     with (
@@ -120,8 +124,9 @@ def flops_by_part(model: Model) -> dict[str, int]:
 def vit_flops(config: ViTConfig) -> dict[str, int]:
     """Return the FLOPs of each part of our ViT for one image of the config's size, by formula.
 
-    With N tokens of width d, P patches of p pixels and an MLP of h hidden units, each block takes 8
-    N d² for the four projections, 4 N² d for the two products, 4 N d h for the MLP.
+    Each block takes 8 N d² for the four projections, 4 N² d for the two products and 4 N d h for
+    the MLP. N is the number of tokens, d their width and h the number of hidden units. The
+    embedding takes 6 P p d for P patches of p pixels.
     """
     tokens = config.layout.tokens
     patches = config.layout.patches
@@ -138,10 +143,12 @@ def vit_flops(config: ViTConfig) -> dict[str, int]:
 
 
 def crossover(flops: Mapping[str, int], tokens: int) -> float:
-    """Return the number of tokens at which attention products dominate.
+    """Return the number of tokens at which attention products begin to dominate.
 
-    There they have as many FLOPs as projections and MLPs together. flops: by part, counted at this
-    many tokens in a model with one sequence of tokens and attention.
+    At this number they have as many FLOPs as projections and MLPs together.
+
+    flops: the FLOPs of each part, in a model with attention over one sequence of tokens.
+    tokens: the number of tokens at which these FLOPs were counted.
     """
     linear = flops.get(PROJECTIONS, 0) + flops.get(MLP, 0)
     return tokens * linear / flops[PRODUCTS]
@@ -150,9 +157,9 @@ def crossover(flops: Mapping[str, int], tokens: int) -> float:
 def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
     """Return the FLOPs of both products of attention.
 
-    query: the shape (..., query, head_dim).
-    key: (..., key, head_dim).
-    value: (..., key, value_dim).
+    query: the shape of the queries, (.., queries, head_dim).
+    key: the shape of the keys, (.., keys, head_dim).
+    value: the shape of the values, (.., keys, value_dim).
     """
     *leading, queries, head_dim = query
     keys = key[-2]
@@ -181,10 +188,10 @@ def _countable(model: nn.Module) -> Iterator[None]:
 
 
 def exponent(tokens: ArrayLike, costs: ArrayLike) -> Estimate:
-    """Return k of cost = c · tokensᵏ, least squares on logarithms, with Student's 95 % interval.
+    """Return k of cost = c · tokensᵏ, fitted by least squares to logarithms.
 
-    n is the number of points; two points have no interval. Of exact costs (FLOPs) the interval
-    measures the distance of the points from one straight line.
+    It has Student's 95 % interval; n is the number of points. Two points have no interval. For
+    exact costs (FLOPs) the interval says how far the points are from one straight line.
     """
     log_tokens = np.log(np.asarray(tokens, dtype=np.float64))
     log_costs = np.log(np.asarray(costs, dtype=np.float64))
@@ -195,9 +202,10 @@ def exponent(tokens: ArrayLike, costs: ArrayLike) -> Estimate:
     if count == 2:
         return Estimate(slope, n=2, unit="")
     residuals = y - slope * x
-    error = np.sqrt(residuals @ residuals / (count - 2) / (x @ x))
-    half = float(stats.t.ppf(0.975, count - 2) * error)
-    return Estimate(slope, slope - half, slope + half, count, "")
+    freedom = count - 2  # slope and intercept are fitted
+    error = np.sqrt(residuals @ residuals / freedom / (x @ x))
+    half_width = float(stats.t.ppf(0.975, freedom) * error)
+    return Estimate(slope, slope - half_width, slope + half_width, count, "")
 
 
 class Parts:
@@ -210,15 +218,20 @@ class Parts:
         self._has_tokens = bool(self._attention) or model.anatomy.layout is not None
         blocks = sorted(set(model.anatomy.blocks_with_attention), key=self._order.__getitem__)
         self._blocks = [name for name in blocks if not _is_inside_any(name, blocks)]
+        # places of modules in the order of the model: where each block starts, where the last ends
         self._starts = [self._order[name] for name in self._blocks]
-        in_blocks = [
+        places_in_blocks = [
             place for name, place in self._order.items() if _owner(name, self._blocks) is not None
         ]
-        self._end = max(in_blocks, default=0)
+        self._end = max(places_in_blocks, default=0)
+        # the modules that hold the blocks; those of a CNN are its stages
         self._containers = list(dict.fromkeys(name.rpartition(".")[0] for name in self._blocks))
 
     def of_module(self, name: str) -> str:
-        """Return the part of a module's operations without its children; "" is the model."""
+        """Return the part of a module's operations, without those of its children.
+
+        The name of the model itself is "".
+        """
         if not name:
             return OTHER
         return self._of_token_module(name) if self._has_tokens else self._of_cnn_module(name)
@@ -263,12 +276,12 @@ class Parts:
 
 
 def _is_inside_any(name: str, modules: Iterable[str]) -> bool:
-    """Return True for a module that is part of one of other modules."""
+    """Return True if a module is inside one of these modules, and not one of them."""
     return any(name.startswith(f"{module}.") for module in modules)
 
 
 def _owner(name: str, modules: Iterable[str]) -> str | None:
-    """Return the first of some modules that is this module, or that it is part of."""
+    """Return the first of these modules that is the module or contains it, None if none does."""
     for module in modules:
         if name == module or name.startswith(f"{module}."):
             return module

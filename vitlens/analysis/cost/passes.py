@@ -20,17 +20,22 @@ from vitlens.lens.trace import probe_images
 from vitlens.models.model import Model, trainable
 from vitlens.shapes import Images
 
-ROUNDS: Final = 3  # in each of which several models are timed, one after the other
-LONGEST: Final = 1.0  # seconds of one pass; beyond it no larger batch is tried
-_ROUND: Final = 0.25  # seconds, about, for which one model is timed in a round
-# passes in a round
+ROUNDS: Final = 3  # in each round all models are timed, one after the other
+LONGEST: Final = 1.0  # if a pass takes more seconds, no larger batch is tried
+_ROUND: Final = 0.25  # about so many seconds is one model timed in a round
+# the fewest and the most passes of one model in a round
 _FEWEST = 2
 _MOST = 10
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds for one forward pass of a batch of `images`: median and quartiles of `repeats`."""
+    """The time of one forward pass, in seconds.
+
+    low, median, high: the quartiles over all passes.
+    repeats: the number of passes.
+    images: the number of images in the batch.
+    """
 
     low: float
     median: float
@@ -40,15 +45,17 @@ class Latency:
 
     @property
     def images_per_second(self) -> float:
-        """Return the throughput at the median."""
+        """Return the number of images per second, from the median time."""
         return self.images / self.median
 
 
 @dataclass(frozen=True)
 class TimedBatch:
-    """The time of one model on one batch size.
+    """The time and memory of one model on one batch size.
 
-    seconds: the time in seconds of all passes; device_bytes: the peak of CUDA's tensors, or None.
+    latency: the time of one pass, with quartiles.
+    seconds: the time of each pass.
+    device_bytes: the peak memory of tensors on a CUDA device, None on other devices.
     """
 
     latency: Latency
@@ -57,7 +64,7 @@ class TimedBatch:
 
 
 def quartiles(seconds: Sequence[float], images: int) -> Latency:
-    """Return the quartiles of passes over a batch of this many images."""
+    """Return the quartiles of the times of passes over a batch of this many images."""
     low, median, high = np.quantile(seconds, (0.25, 0.5, 0.75))
     return Latency(float(low), float(median), float(high), len(seconds), images)
 
@@ -99,8 +106,11 @@ def latencies(
 
     Models are timed in turns, so that other load affects all models equally.
 
-    longest: seconds of one pass; a model that took longer, or with a batch for which a CUDA device
-        had too little memory, is not timed on larger batches (None: every batch is measured).
+    batch_sizes: the batch sizes in the order in which they are timed.
+    precision: the precision of the passes.
+    longest: the longest time of a pass in seconds. A model that takes longer is not timed on later
+        batch sizes. Neither is a model for which a CUDA device has too little memory. None measures
+        every batch size, and raises an error if memory is too small.
     advance: called after each batch size of a model.
     """
     timed: list[list[TimedBatch]] = [[] for _ in models]
@@ -128,7 +138,7 @@ def latencies(
 
 
 def _timed_round(model: Model, batch_size: int, precision: str) -> list[float]:
-    """Return the seconds of as many passes as fit about _ROUND seconds, after a warm-up."""
+    """Return the times of as many passes as fit into about _ROUND seconds, after a warm-up."""
     with autocast(model.device, precision):
         images = probe_images(model, batch_size)
         (first,) = passes(model, images, 1, warm_up=1)
@@ -139,19 +149,20 @@ def _timed_round(model: Model, batch_size: int, precision: str) -> list[float]:
 def saved_for_training(model: Model, images: Images, *, precision: str = "fp32") -> int:
     """Return the bytes that autograd saves in a forward pass of training.
 
-    Every storage is counted once, however many tensors share it; parameters, buffers, gradients and
-    the optimiser's state are not counted. In bf16 the casts of weights are, as autograd saves these
-    too. The model is unchanged afterwards, running statistics included. Models with batch norm need
-    at least two images.
+    Every storage is counted once, however many tensors share it. Parameters, buffers, gradients and
+    the optimiser's state are not counted. In bf16 the casts of weights are counted, because
+    autograd saves them too. The model is unchanged afterwards, running statistics included. Models
+    with batch norm need at least two images.
     """
-    of_model = set()
+    model_addresses = set()
     for tensor in (*model.parameters(), *model.buffers()):
-        of_model.add(tensor.untyped_storage().data_ptr())
-    saved: dict[int, torch.UntypedStorage] = {}  # a reference, so that no address is used twice
+        model_addresses.add(tensor.untyped_storage().data_ptr())
+    # by address; a reference to the storage keeps its address from being used again
+    saved: dict[int, torch.UntypedStorage] = {}
 
     def save(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in of_model:
+        if storage.data_ptr() not in model_addresses:
             saved[storage.data_ptr()] = storage
         return tensor.detach()
 
@@ -185,9 +196,9 @@ def inference_peak(model: Model, images: Images, *, precision: str = "fp32") -> 
 
 
 def process_peak() -> int | None:
-    """Return the peak resident memory of this process so far, in bytes; None where it is unknown.
+    """Return the peak resident memory of this process so far, in bytes; None if it is unknown.
 
-    Libraries are included.
+    The memory of libraries is included.
     """
     if sys.platform == "win32":
         return None
@@ -236,7 +247,7 @@ class _LiveMemory(TorchDispatchMode):
 
     def _enter(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        # the storage object lives as long as its memory
+        # the storage object lives as long as its memory, so its id identifies the memory
         identity = id(storage)
         size = storage.nbytes()
         if identity not in self._alive:
@@ -251,4 +262,5 @@ class _LiveMemory(TorchDispatchMode):
 
 
 def _tensors(tree: Any) -> list[Tensor]:
+    """Return all tensors in nested lists, tuples and dicts."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]

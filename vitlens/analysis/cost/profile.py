@@ -18,14 +18,15 @@ _TRAINED = 2  # images in the measured training step: batch norm needs more than
 class Profile(Summary):
     """The cost of a model at its image size.
 
-    parameters, flops (of one image, 2 for each multiplication with its addition): by part, see
-        `vitlens.analysis.cost.flops.PARTS`.
+    The names of the parts are the keys of `vitlens.analysis.cost.flops.PARTS`.
+
+    parameters: the number of parameters of each part.
+    flops: the FLOPs of each part for one image. A multiplication with its addition counts as 2.
     by_formula: True if a formula gives the same FLOPs.
-    tokens: the number of tokens of its sequence, prefix included, or the positions of its first
-        block.
-    training_bytes: saved by autograd for a training step, per image.
-    inference_bytes: the peak of its tensors, for one image.
-    latencies: by batch size.
+    tokens: the number of tokens, see `tokens_of`.
+    training_bytes: the bytes per image that autograd saves for a training step.
+    inference_bytes: the peak memory of tensors in a forward pass of one image.
+    latencies: the time of a pass for each batch size.
     """
 
     parameters: Mapping[str, int]
@@ -42,8 +43,8 @@ def profile(
 ) -> Profile:
     """Return the cost of a model, measured with random pixels on its device.
 
-    It does not depend on the values of the weights. Raises LensError where counter and formula do
-    not agree on our ViT.
+    The cost does not depend on the values of the weights. Raises LensError if counter and formula
+    do not agree on our ViT.
 
     >>> import vitlens
     >>> cost = vitlens.profile(vitlens.load("vit-digits"), batch_sizes=[1])
@@ -72,9 +73,9 @@ def profile(
 
 
 def agrees_with_formula(model: Model, flops: Mapping[str, int]) -> bool:
-    """Return True if the count equals its formula, False for a model without one.
+    """Return True if the counted FLOPs equal those of the formula, False without a formula.
 
-    Only our ViT has a formula. Raises LensError where they differ.
+    Only our ViT has a formula. Raises LensError if the numbers differ.
     """
     module = model.module
     if not isinstance(module, VisionTransformer) or model.architecture["pruned"]:
@@ -92,7 +93,8 @@ def agrees_with_formula(model: Model, flops: Mapping[str, int]) -> bool:
 def tokens_of(model: Model) -> int:
     """Return the number of tokens of a model's sequence, prefix included.
 
-    Without a sequence it is the number of positions of the first block.
+    For a model without a sequence, return the number of positions of its first block; for one
+    without blocks, the number of pixels.
     """
     if model.anatomy.layout is not None:
         return model.anatomy.layout.tokens
@@ -101,9 +103,10 @@ def tokens_of(model: Model) -> int:
         height, width = model.input_size
         return height * width
     shape = trace(model, 1).by_module[blocks[0]][0].arguments[0].shape[1:]
-    if len(shape) != 3:
+    if len(shape) != 3:  # as (tokens, dim)
         return shape[0]
-    # windowed models have channels last, CNNs first
+    # Windowed models have (height, width, channels), CNNs (channels, height, width). Other models
+    # have channels last if only their first two sizes are equal.
     if model.anatomy.family == "windowed" or shape[0] == shape[1] != shape[2]:
         return shape[0] * shape[1]
     return shape[1] * shape[2]

@@ -1,7 +1,4 @@
-"""Features in two dimensions by t-SNE and PCA, and patches as colours by PCA.
-
-The results are seeded and have their trustworthiness.
-"""
+"""Features in two dimensions by t-SNE and PCA, and patches as colours by PCA."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -15,22 +12,23 @@ from vitlens.analysis.features.neighbours import unit_vectors
 from vitlens.errors import DataError, InputError, UnknownNameError
 from vitlens.names import PERPLEXITY, PROJECTIONS, Projection
 
-NEIGHBOURS: Final = 10  # k of trustworthiness
+NEIGHBOURS: Final = 10  # the number k of neighbours that trustworthiness compares
 COLOURS: Final = 3  # red, green, blue
 _REDUCED: Final = 50  # input dimensions of t-SNE (van der Maaten and Hinton 2008, section 4.2)
-# of t-SNE, half of the usual number: on 450 digits the trustworthiness is the same to 0.001
+# Steps of t-SNE, half of the usual number: on 450 digits the trustworthiness is the same to 0.001.
 _STEPS: Final = 500
 
 
 @dataclass(frozen=True)
 class Embedding:
-    """Points (n, 2), float64, in two dimensions.
+    """Features in two dimensions.
 
-    trustworthiness: fraction in [0, 1], the degree to which neighbours in the embedding are
-        neighbours in the features (Venna and Kaski 2001), about 0.5 for random points.
-    neighbours: its k.
-    perplexity: the perplexity of t-SNE.
-    explained: the shares of the variance of both components, of PCA.
+    points (n, 2): the position of each feature vector, float64.
+    trustworthiness: the degree in [0, 1] to which neighbours in the embedding are neighbours in the
+        features (Venna and Kaski 2001). It is about 0.5 for random points.
+    neighbours: the number k of neighbours that trustworthiness compares.
+    perplexity: the perplexity of t-SNE, None for PCA.
+    explained: the share of the variance in each of the two components of PCA, None for t-SNE.
     """
 
     points: Float[Tensor, "images 2"]
@@ -50,11 +48,15 @@ def embed(
 ) -> Embedding:
     """Embed features (of images, or of patches) in two dimensions.
 
-    Vectors are first scaled to length 1, so that the distances of t-SNE order them as the cosine
-    does (unit: False leaves them as they are); t-SNE runs on the first 50 principal components and
-    starts from the first two. t-SNE shows neighbourhoods only: the sizes of clusters and the
-    distances between them mean nothing. At least 4 rows; a perplexity that `require_perplexity`
-    takes. Raises DataError for features that are all the same.
+    t-SNE runs on the first 50 principal components and starts from the first two. It shows
+    neighbourhoods only: the sizes of clusters and the distances between them mean nothing.
+
+    values (n, dim): at least 4 feature vectors.
+    perplexity: the perplexity of t-SNE, which `require_perplexity` must accept.
+    seed: the seed of t-SNE.
+    unit: True to scale vectors to length 1 first, so that distances order them as the cosine does.
+
+    Raises DataError for features that are all the same.
     """
     if method not in PROJECTIONS:
         raise UnknownNameError("projection", method, PROJECTIONS)
@@ -85,11 +87,10 @@ def embed(
 def require_perplexity(perplexity: float, images: int) -> None:
     """Raise InputError unless the perplexity of t-SNE fits this number of images.
 
-    It is the effective number of neighbours.
+    The perplexity is the effective number of neighbours of a point.
     """
-    most = (
-        images - 1
-    ) / 3  # the limit of van der Maaten: t-SNE uses three times as many neighbours
+    # the limit of van der Maaten: t-SNE uses three times as many neighbours
+    most = (images - 1) / 3
     if not 1 <= perplexity <= most:
         room = f"from 1 to {most:.4g}" if most >= 1 else "with more images"
         raise InputError(
@@ -101,21 +102,23 @@ def require_perplexity(perplexity: float, images: int) -> None:
 def principal(
     values: Float[Tensor, "rows dim"], *, count: int
 ) -> tuple[Float[Tensor, "rows count"], Float[Tensor, " count"]]:
-    """Return principal components: scores (rows, count) and their shares of the variance, float64.
+    """Return the scores of the first principal components and their shares of the variance.
 
-    Scores are of the centred rows. Signs are fixed: the loading of greatest absolute value of each
-    component is positive. Raises DataError for rows all the same, which have no components.
+    Both are float64. The sign of a component is fixed: its loading of greatest absolute value is
+    positive. Raises DataError for rows that are all the same, which have no components.
     """
     centred = values.double() - values.double().mean(0)
-    covariance = centred.T @ centred
+    covariance = centred.T @ centred  # not divided by the number of rows, which cancels below
     total = float(covariance.trace())
-    if total <= 1e-20 * float(values.double().square().sum()) or not total:
+    rounding = 1e-20 * float(values.double().square().sum())
+    if total <= rounding or not total:
         raise DataError("expected features that differ, found all the same; choose another layer")
-    eigenvalues, directions = torch.linalg.eigh(covariance)  # ascending
-    directions = directions.flip(1)[:, :count]
-    strongest = directions.abs().argmax(0, keepdim=True)
-    directions = directions * directions.gather(0, strongest).sign()
-    return centred @ directions, eigenvalues.flip(0)[:count].clamp_min(0) / total
+    eigenvalues, eigenvectors = torch.linalg.eigh(covariance)  # ascending
+    directions = eigenvectors.flip(1)[:, :count]  # as (dim, count), the strongest first
+    variances = eigenvalues.flip(0)[:count].clamp_min(0)  # rounding may make them negative
+    largest_loading = directions.abs().argmax(0, keepdim=True)
+    directions = directions * directions.gather(0, largest_loading).sign()
+    return centred @ directions, variances / total
 
 
 def patch_colours(
@@ -123,14 +126,16 @@ def patch_colours(
 ) -> tuple[Float[Tensor, "images rows columns 3"], Float[Tensor, " 3"]]:
     """Return the patches of all images as red, green and blue in [0, 1] (Oquab 2023, figure 1).
 
-    The colours are the first three principal components of all patches together, each from its
-    minimum to its maximum. Also return their shares of the variance. Patches of similar content
-    have similar colours across images, because all images share one PCA. A component that does not
-    vary is 0.5. Raises DataError for patches that are all the same.
+    The colours are the first three principal components of all patches together, each scaled to
+    the range from 0 to 1. A component that does not vary is 0.5. Patches of similar content have
+    similar colours across images, because all images share one PCA.
+
+    Also return the share of the variance in each component. Raises DataError for patches that are
+    all the same.
     """
     patches = tokens.flatten(0, 2)
     scores, explained = principal(patches, count=min(COLOURS, patches.shape[1]))
-    missing = (0, COLOURS - scores.shape[1])
+    missing = (0, COLOURS - scores.shape[1])  # features of one or two dimensions
     scores = pad(scores, missing)
     low = scores.amin(0)
     high = scores.amax(0)

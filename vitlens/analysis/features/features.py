@@ -1,9 +1,10 @@
-"""Features at every layer: one vector an image, from memory or from files; patch tokens.
+"""Features at every layer: one vector per image, or the tokens of its patches.
 
-Cached features are one file per layer, written batch by batch and memory-mapped when read. The
-place of a file is a hash of the origin of its content: weights, data, pooling, norm, precision,
-layer. A file that is incomplete, damaged or of another version is never read: a note says so, and
-the file is built again. Files appear complete or not at all, so runs can share a folder.
+Features of images can be cached in files, one per layer. A file is written batch by batch and
+memory-mapped when it is read. Its path is a hash of the origin of its content: weights, data,
+pooling, norm, precision, layer. A file that is incomplete, damaged or of another version is never
+read: a note says so, and the file is built again. Files appear complete or not at all, so runs can
+share a folder.
 """
 
 import hashlib
@@ -11,7 +12,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final, Literal
 
@@ -50,20 +50,20 @@ from vitlens.summary import Summary
 
 LayerChoice = int | Literal["embedding"]
 EMBEDDING: Final = "embedding"
-VERSION = 3  # of the files and of how features are read: raise it with any change of either
-_SEAL: Final = 32  # bytes of SHA-256 at the end of a file
+VERSION = 3  # to be raised if the format of the files or the reading of features changes
+_SEAL: Final = 32  # bytes at the end of a file: the SHA-256 that shows that it is complete
 
 
 @dataclass(frozen=True)
 class FeatureLayer:
     """A layer at which features were read.
 
-    index: from 0, None for the embedding.
-    title: as a figure names it ("block 5").
-    kind: "block" or "stage", for the input of the first block "embedding" or "stem".
-    module: the one of which the output (of the embedding: input) was read.
+    index: the index of the layer, from 0; None for the embedding.
+    title: the name of the layer in figures, e.g. "block 5".
+    kind: "block" or "stage"; the input of the first block is "embedding" or "stem".
+    module: the name of the module whose output was read (for the embedding, its input).
     dim: the dimension of the features.
-    norm: the name of the model's final norm where it was applied, else None.
+    norm: the name of the model's final norm if it was applied to the layer, else None.
     """
 
     index: int | None
@@ -76,16 +76,16 @@ class FeatureLayer:
 
 @dataclass(frozen=True, repr=False)
 class Features(Summary):
-    """One vector an image for each layer, from one pass.
+    """One vector per image for each layer, from one pass.
 
-    values: by layer (n, dim), fp32 on the CPU, perhaps mapped from a file that must not be written
-        to.
-    logits: (n, classes) of the same pass.
+    alias: the alias of the model.
+    layers: the layers that were read. If the embedding is one of them, it comes first. It has no
+        index, so block 0 is always layer 0.
+    values (n, dim): the features of each layer, fp32 on the CPU. They may be mapped from a file, so
+        they must not be written to.
+    logits (n, classes): the logits of the same pass.
     pool: the tokens that a vector is made of.
     notes: remarks for a report.
-
-    The embedding, where it was read, comes first and has no number: block 0 is layer 0 with it and
-    without it.
     """
 
     alias: str
@@ -100,13 +100,13 @@ class Features(Summary):
 
     @property
     def embedded(self) -> bool:
-        """Return True if the first of the layers is the embedding (a CNN's stem)."""
+        """Return True if the first layer is the embedding (a CNN's stem)."""
         return bool(self.layers) and self.layers[0].index is None
 
     def at(self, layer: LayerChoice = -1) -> Float[Tensor, "images dim"]:
         """Return the features of one layer by its index, from 0.
 
-        -1 is the last layer read, "embedding" the embedding.
+        -1 is the last layer that was read, "embedding" the embedding.
         """
         if layer == -1:
             return self.values[-1]
@@ -134,21 +134,20 @@ def features(
 ) -> Features:
     """Return the features of each image at every block of a transformer, or stage of a CNN.
 
-    All are read in one pass.
+    All layers are read in one pass.
 
-    images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes, batch_size at
-        a time (None: chosen to fit).
-    layer: from 0, -1 for the last, several, or None for all.
-    pool: "cls", "mean" (of the patches or cells, without prefix tokens), "cls+mean" (concatenated),
-        or None for the tokens that the classifier reads (CLS where it reads that, else the mean).
-    norm: whether the model's final norm is applied to each layer, where it has one of that width,
-        as DINO does.
-    embedding: whether the input of block 0 (of a CNN: the stem) is read too, as the first of the
-        layers: always the mean of its patches, as its CLS token is the same for every image, and
+    images (n, 3, height, width): pixels in [0, 1], or any form that `vitlens.images` takes.
+    layer: the index of a layer from 0 (-1 for the last), several indices, or None for all layers.
+    pool: "cls", "mean" (of the patches or cells, without prefix tokens) or "cls+mean" (both
+        concatenated). None takes what the classifier reads: "cls" if it reads CLS, else "mean".
+    norm: True to apply the model's final norm to each layer of the same width, as DINO does.
+    embedding: True to read also the input of block 0 (for a CNN, the stem), as the first layer. Its
+        CLS token is the same for every image, so it is always the mean of the patches. It is read
         without the final norm.
+    batch_size: the number of images at a time; None chooses one that fits.
 
-    Raises UnsupportedError for the CLS of a model without one and for the embedding of a model
-    without blocks, NonFiniteError naming the layer.
+    Raises UnsupportedError if "cls" or "embedding" is asked of a model without it. Raises
+    NonFiniteError with the name of a layer that is not finite.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -157,9 +156,10 @@ def features(
     True
     """
     require_features(model)
-    reader = _Reader(model, _chosen(model, layer, embedding=embedding), pool, norm=norm)
-    parts = as_parts(images).split(batch_size or fitting_batch_size(model))
-    return reader.joined([reader.read(batch.to(model.device)) for batch in parts])
+    layers = _choose_layers(model, layer, embedding=embedding)
+    reader = _Reader(model, layers, pool, norm=norm)
+    batches = as_parts(images).split(batch_size or fitting_batch_size(model))
+    return reader.join([reader.read(batch.to(model.device)) for batch in batches])
 
 
 def extract(
@@ -178,98 +178,156 @@ def extract(
 ) -> Features | None:
     """Return the features of every image of a split, as `features` reads them.
 
-    cache: a folder, created if missing, which runs may share: every layer is written to it batch by
-        batch and then memory-mapped, so that memory does not grow with the images, and read from it
-        the next time; None: all is held in memory, as it is while `intervene`, a hook or another
-        forward changes the model, with a note.
-    processes: each gets the complete split and reads its share; all but the first return None.
-    advance: called with the number of images just done.
+    cache: a folder for the features, created if it is missing. Each layer is written to it batch by
+        batch and then memory-mapped, so that memory does not grow with the images. The next run
+        reads it from there. Several runs may share the folder. None keeps all features in memory.
+        So does a model that `intervene`, a hook or another forward changes; a note then says so.
+    precision: the precision of the passes, "fp32" or "bf16".
+    processes: the processes that share the images. Each is given the complete split and reads its
+        share. All but the first return None.
+    advance: called with the number of images that were just read.
 
-    The notes of the result have one line for every cached file that was ignored.
+    All other parameters are those of `features`. The notes of the result have one line for every
+    cached file that was ignored.
     """
-    workers = processes or Processes(0, 1, model.device)
-    notes = list[str]()
-    if cache is not None and (is_tapped(model) or is_changed(model)):
-        notes.append(
+    layers = _choose_layers(model, layer, embedding=embedding)
+    reader = _Reader(model, layers, pool, norm=norm)
+    scan = _Scan(
+        split,
+        batch_size=batch_size or fitting_batch_size(model),
+        precision=precision,
+        processes=processes or Processes(0, 1, model.device),
+        advance=advance,
+    )
+    if cache is None:
+        return _extract_to_memory(reader, scan)
+    if is_tapped(model) or is_changed(model):
+        note = (
             "the cache is not used, as the model is changed by an intervention, a hook or another "
             "forward"
         )
-        cache = None
-    reader = _Reader(model, _chosen(model, layer, embedding=embedding), pool, norm=norm)
-    size = batch_size or fitting_batch_size(model)
-    chunks = partial(
-        _chunks, split=split, workers=workers, size=size, precision=precision, advance=advance
-    )
-    if cache is None:
-        batches = [parts for parts in chunks(reader) if workers.is_first]
-        return replace(reader.joined(batches), notes=tuple(notes)) if batches else None
+        result = _extract_to_memory(reader, scan)
+        return None if result is None else replace(result, notes=(note,))
     store = None
+    if scan.processes.is_first:
+        origin = {
+            "model": model_fingerprint(model),
+            "data": split_fingerprint(split),
+            "pool": reader.pool,
+            "norm": norm,
+            "precision": "bf16" if in_bf16(model.device, precision) else "fp32",
+        }
+        store = FeatureCache(cache, origin)
+    return _extract_to_cache(reader, scan, store, norm=norm)
+
+
+@dataclass(frozen=True)
+class _Scan:
+    """One pass over the images of a split, which several processes share.
+
+    split: the images.
+    batch_size: the number of images at a time in each process.
+    precision: the precision of the passes.
+    processes: the processes that share the images.
+    advance: called with the number of images that this process has just read.
+    """
+
+    split: Split
+    batch_size: int
+    precision: str
+    processes: Processes
+    advance: Callable[[int], object]
+
+    def chunks(self, reader: "_Reader") -> Iterator[Sequence[Tensor]]:
+        """Yield the features of the images that all processes read together, chunk by chunk.
+
+        A chunk has one tensor per layer and the logits, as in `_Reader.read`. Its images, and the
+        chunks, are in the order of the split.
+        """
+        device = reader.model.device
+        count = self.processes.count
+        widths = [0]
+        for chunk in torch.arange(len(self.split)).split(self.batch_size * count):
+            share = chunk[self.processes.index :: count]
+            # as (images, widths of all layers): one tensor to exchange. The last chunk may be so
+            # small that this process has no image of it.
+            joined = torch.zeros(0, sum(widths))
+            if len(share):
+                (batch,) = self.split.pick(share).batches(self.batch_size, device=device)
+                with autocast(device, self.precision):
+                    parts = reader.read(batch.images)
+                widths = [part.shape[1] for part in parts]
+                joined = torch.cat(parts, 1)
+            gathered = self.processes.gathered(joined)
+            self.advance(len(share))
+            yield gathered.split(widths, 1)
+
+
+def _extract_to_memory(reader: "_Reader", scan: _Scan) -> Features | None:
+    """Read all images and return their features in the first process, None in the others."""
+    batches = [parts for parts in scan.chunks(reader) if scan.processes.is_first]
+    return reader.join(batches) if batches else None
+
+
+def _extract_to_cache(
+    reader: "_Reader", scan: _Scan, store: "FeatureCache | None", *, norm: bool
+) -> Features | None:
+    """Read the layers that are not cached, cache them, and return all layers from the cache.
+
+    store: the cache in the first process, None in the others, which do not touch the files.
+    norm: True to apply the model's final norm.
+    """
+    processes = scan.processes
     cached = dict[str, Tensor]()
-    if workers.is_first:
-        store = FeatureCache(
-            cache,
-            {
-                "model": model_fingerprint(model),
-                "data": split_fingerprint(split),
-                "pool": reader.pool,
-                "norm": norm,
-                "precision": "bf16" if in_bf16(model.device, precision) else "fp32",
-            },
-        )
+    notes = list[str]()
+    if store is not None:
         cached, notes = store.recall(reader.names)
-    is_lacking = [float(workers.is_first and name not in cached) for name in reader.names]
-    is_absent = workers.total(torch.tensor(is_lacking)).bool().tolist()  # in all processes
-    if not any(is_absent):
-        advance(len(range(workers.index, len(split), workers.count)))
-    else:
-        stages_to_read = [stage for stage, absent in zip(reader.stages, is_absent) if absent]
-        missing = _Reader(model, stages_to_read, reader.pool, norm=norm)
-        files = dict[str, BinaryIO]()
-        with ExitStack() as stack:
-            for parts in chunks(missing):
-                for name, part in zip(missing.names, parts):
-                    if store is None or name in cached:
-                        continue
-                    if name not in files:
-                        file = store.writing(name, (len(split), part.shape[1]))
-                        files[name] = stack.enter_context(file)
-                    files[name].write(part.numpy().astype("<f4", copy=False).tobytes())
+    # Only the first process knows what is missing. It tells the others by a sum over processes.
+    is_missing_here = [float(store is not None and name not in cached) for name in reader.names]
+    is_missing = processes.total(torch.tensor(is_missing_here)).bool().tolist()
+    if any(is_missing):
+        missing_stages = [stage for stage, missing in zip(reader.stages, is_missing) if missing]
+        missing_reader = _Reader(reader.model, missing_stages, reader.pool, norm=norm)
+        # every pass gives logits, which may be cached already
+        names_to_write = [name for name in missing_reader.names if name not in cached]
+        _write_layers(missing_reader, scan, store, names_to_write)
         if store is not None:
-            written, _ = store.recall(list(files))
+            written, _ = store.recall(names_to_write)
             cached |= written
+    else:
+        scan.advance(len(range(processes.index, len(scan.split), processes.count)))
     if store is None:
         return None
     *values, logits = (cached[name] for name in reader.names)
-    return Features(model.alias, reader.layers, tuple(values), logits, reader.pool, tuple(notes))
+    return Features(
+        alias=reader.model.alias,
+        layers=reader.layers,
+        values=tuple(values),
+        logits=logits,
+        pool=reader.pool,
+        notes=tuple(notes),
+    )
 
 
-def _chunks(
-    reader: "_Reader",
-    *,
-    split: Split,
-    workers: Processes,
-    size: int,
-    precision: str,
-    advance: Callable[[int], object],
-) -> Iterator[Sequence[Tensor]]:
-    """Yield the features that all processes read, chunk by chunk in the order of the images.
+def _write_layers(
+    reader: "_Reader", scan: _Scan, store: "FeatureCache | None", names: Sequence[str]
+) -> None:
+    """Read the layers of a reader at all images, and write those with these names to the cache.
 
-    size: images at a time in each process.
+    store: the cache in the first process; None in the others, which only read their share.
     """
-    device = reader.model.device
-    widths = [0]
-    for chunk in torch.arange(len(split)).split(size * workers.count):
-        share = chunk[workers.index :: workers.count]
-        joined = torch.zeros(0, sum(widths))  # the last chunk may have no image for this process
-        if len(share):
-            (batch,) = split.pick(share).batches(size, device=device)
-            with autocast(device, precision):
-                parts = reader.read(batch.images)
-            widths = [part.shape[1] for part in parts]
-            joined = torch.cat(parts, 1)
-        gathered = workers.gathered(joined)
-        advance(len(share))
-        yield gathered.split(widths, 1)
+    files = dict[str, BinaryIO]()
+    with ExitStack() as stack:
+        for parts in scan.chunks(reader):
+            if store is None:
+                continue
+            for name, part in zip(reader.names, parts):
+                if name not in names:
+                    continue
+                if name not in files:  # the first chunk says how wide the layer is
+                    file = store.writing(name, (len(scan.split), part.shape[1]))
+                    files[name] = stack.enter_context(file)
+                files[name].write(part.numpy().astype("<f4", copy=False).tobytes())
 
 
 def patch_tokens(
@@ -282,12 +340,16 @@ def patch_tokens(
 ) -> tuple[Float[Tensor, "images rows columns dim"], ...]:
     """Return the tokens of the patches (a CNN's cells) of layers on their grid, in one pass.
 
-    They are without prefix tokens, fp32 on the CPU. layers, norm: as in `features`, and "embedding"
-    for the patches that enter block 0, without a norm; a norm that the model applies to the pooled
-    vector only is applied to each token here. Raises UnsupportedError where the order of the tokens
-    is unknown.
+    They are without prefix tokens, fp32 on the CPU.
+
+    layers: the index of each layer from 0, -1 for the last. "embedding" stands for the patches that
+        enter block 0, which are read without a norm.
+    norm: True to apply the model's final norm. If the model applies it to the pooled vector only,
+        it is applied to each token here.
+
+    Raises UnsupportedError if the order of the tokens is unknown.
     """
-    chosen = [_chosen(model, layer)[0] for layer in layers]
+    chosen = [_choose_layers(model, layer)[0] for layer in layers]
     reader = _Reader(model, chosen, "mean", norm=norm)
     parts = dict[FeatureStage, list[Tensor]]()
     for stage in chosen:
@@ -298,8 +360,8 @@ def patch_tokens(
             )
 
     def take(stage: FeatureStage, tokens: Tokens) -> None:
-        patches = reader.normed(stage, tokens[:, len(stage.prefix) :])
-        # cloned, as a later block may write into it
+        patches = reader.normalise(stage, tokens[:, len(stage.prefix) :])
+        # cloned, because a later block may write into the same memory
         parts.setdefault(stage, []).append(patches.float().cpu().clone())
 
     with torch.no_grad(), evaluating(model), watching_stages(model, chosen, take):
@@ -309,10 +371,17 @@ def patch_tokens(
 
 
 class _Reader:
-    """Reads layers of a model in one forward pass a batch.
+    """Reads layers of a model in one forward pass for each batch.
 
-    Tokens are pooled during the pass and not kept. names: of the files: the layers, and the logits
-    last.
+    Tokens are pooled during the pass and not kept.
+
+    model: the model.
+    stages: the layers that are read.
+    pool: the tokens that a vector is made of.
+    names: the name of each layer's file; the last is that of the logits.
+    pools: the pooling of each layer; it differs from `pool` for the embedding.
+    norms: the model's final norm, for the layers that it is applied to.
+    layers: the description of each layer.
     """
 
     def __init__(
@@ -331,10 +400,10 @@ class _Reader:
         self.norms = dict[FeatureStage, FinalNorm]()
         final = final_norm(model) if norm else None
         for stage in chosen:
-            is_inner = stage.index is not None
-            # the CLS token of the embedding is always the same
-            self.pools[stage] = self.pool if is_inner else "mean"
-            if final is not None and is_inner and final.width == stage.width:
+            is_embedding = stage.index is None
+            # the CLS token of the embedding is the same for every image
+            self.pools[stage] = "mean" if is_embedding else self.pool
+            if final is not None and not is_embedding and final.width == stage.width:
                 self.norms[stage] = final
         self.layers = tuple(self._layer(stage) for stage in chosen)
 
@@ -344,16 +413,16 @@ class _Reader:
             dim *= 2
         norm = self.norms.get(stage)
         return FeatureLayer(
-            stage.index,
-            stage.title,
-            stage.kind,
-            stage.module,
-            dim,
+            index=stage.index,
+            title=stage.title,
+            kind=stage.kind,
+            module=stage.module,
+            dim=dim,
             norm=None if norm is None else norm.module,
         )
 
     def read(self, images: Images) -> list[Tensor]:
-        """Return the vectors (batch, dim) of a batch by layer, then its logits (batch, classes).
+        """Return the vectors (batch, dim) of each layer, then the logits (batch, classes).
 
         They are fp32, on the CPU.
         """
@@ -363,16 +432,16 @@ class _Reader:
             pool = self.pools[stage]
             parts = list[Tensor]()
             if "cls" in pool:
-                parts.append(self.normed(stage, tokens[:, stage.prefix.index("cls")]))
+                parts.append(self.normalise(stage, tokens[:, stage.prefix.index("cls")]))
             if "mean" in pool:
                 patches = tokens[:, len(stage.prefix) :]
-                # as the model does: the mean of normalised tokens, or the normalised mean (timm's
-                # fc_norm)
-                norms_tokens = stage in self.norms and self.norms[stage].on_tokens
-                if norms_tokens:
-                    parts.append(self.normed(stage, patches).mean(1))
+                # as in the model: the mean of normalised tokens, or (timm's fc_norm) the
+                # normalised mean of tokens
+                norm_is_on_tokens = stage in self.norms and self.norms[stage].on_tokens
+                if norm_is_on_tokens:
+                    parts.append(self.normalise(stage, patches).mean(1))
                 else:
-                    parts.append(self.normed(stage, patches.mean(1)))
+                    parts.append(self.normalise(stage, patches.mean(1)))
             vectors[stage.index] = torch.cat(parts, 1).float().cpu()
 
         with (
@@ -389,23 +458,24 @@ class _Reader:
                 )
         return [*(vectors[stage.index] for stage in self.stages), logits]
 
-    def joined(self, batches: Sequence[Sequence[Tensor]]) -> Features:
+    def join(self, batches: Sequence[Sequence[Tensor]]) -> Features:
         """Return the features of all batches."""
         *values, logits = (torch.cat(parts) for parts in zip(*batches))
         return Features(self.model.alias, self.layers, tuple(values), logits, self.pool)
 
-    def normed(self, stage: FeatureStage, tokens: Tensor) -> Tensor:
-        """Return tokens of a layer after the norm that is applied to it."""
+    def normalise(self, stage: FeatureStage, tokens: Tensor) -> Tensor:
+        """Return the tokens of a layer after the final norm, if it is applied to this layer."""
         if stage not in self.norms:
             return tokens
-        normed: Tensor = self.model.module.get_submodule(self.norms[stage].module)(tokens)
-        return normed
+        norm = self.model.module.get_submodule(self.norms[stage].module)
+        normalised: Tensor = norm(tokens)
+        return normalised
 
 
 def resolve_pool(model: Model, pool: FeaturePool | None) -> FeaturePool:
-    """Return the pooling; None: that of the classifier.
+    """Return the pooling, or for None that of the classifier.
 
-    Raises UnsupportedError for the CLS of a model without one.
+    Raises UnsupportedError if the pooling takes CLS and the model has none.
     """
     has_cls = "cls" in stages(model)[0].prefix
     if pool is None:
@@ -421,12 +491,14 @@ def resolve_pool(model: Model, pool: FeaturePool | None) -> FeaturePool:
     return pool
 
 
-def _chosen(
+def _choose_layers(
     model: Model, layer: LayerChoice | Sequence[int] | None, *, embedding: bool = False
 ) -> tuple[FeatureStage, ...]:
-    """Return layers by index from 0 (-1: the last), all for None.
+    """Return the layers with these indices in their order, without repeats; for None all layers.
 
-    The embedding comes first; it is the only one for "embedding".
+    layer: an index from 0 (-1 for the last), several indices, None, or "embedding" for the
+        embedding only.
+    embedding: True to return also the embedding, as the first layer.
     """
     all_stages = stages(model)
     with_embedding = embedding or layer == EMBEDDING
@@ -456,19 +528,19 @@ def _chosen(
 
 
 class FeatureCache:
-    """The features of one model on one set of images, read in one way.
+    """The cached features of one model on one set of images.
 
     root: the folder of the cache.
-    about: the origin of the features as plain JSON values, without the layer.
+    origin: all that the features depend on, except the layer, as JSON.
     """
 
-    def __init__(self, root: Path, about: Mapping[str, object]) -> None:
+    def __init__(self, root: Path, origin: Mapping[str, object]) -> None:
         if root.exists() and not root.is_dir():
             raise InputError(
                 f"expected a folder for cached features at {root}, found a file; give another"
             )
         self.root = root
-        self.origin = json.dumps(about, sort_keys=True)
+        self.origin = json.dumps(origin, sort_keys=True)
 
     def file(self, name: str) -> Path:
         """Return the path of one layer's features, whether the file exists or not."""
@@ -476,9 +548,9 @@ class FeatureCache:
         return self.root / key / f"{name}.npy"
 
     def recall(self, names: Sequence[str]) -> tuple[dict[str, Tensor], list[str]]:
-        """Return the features (n, dim) of cached layers by name, and a note on every unusable file.
+        """Return the cached features (n, dim) by the name of their layer, mapped from the files.
 
-        Features are mapped from the files.
+        Also return a note on every file that cannot be used.
         """
         cached = dict[str, Tensor]()
         notes = list[str]()
@@ -499,10 +571,10 @@ class FeatureCache:
 
     @contextmanager
     def writing(self, name: str, shape: tuple[int, int]) -> Iterator[BinaryIO]:
-        """Yield the file of one layer for fp32 rows.
+        """Yield a file that takes the fp32 rows of one layer.
 
-        The file appears when the block ends without an exception. Raises StorageError when the disk
-        is full.
+        The file appears in the cache if the block ends without an exception. Raises StorageError if
+        the disk is full.
         """
         with write_atomically(self.file(name)) as temporary, temporary.open("wb") as file:
             header = {"descr": "<f4", "fortran_order": False, "shape": shape}
@@ -512,7 +584,7 @@ class FeatureCache:
             file.write(self._seal(name, np.memmap(temporary, np.uint8, "r")))
 
     def _seal(self, name: str, content: NDArray[np.uint8]) -> bytes:
-        """Return the SHA-256 of the content of a file, of its origin and of the version."""
+        """Return the SHA-256 of a file's content, origin and version."""
         seal = hashlib.sha256(f"{VERSION} {name} {self.origin}".encode())
         seal.update(content.data)
         return seal.digest()

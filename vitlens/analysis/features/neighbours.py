@@ -1,7 +1,8 @@
 """Nearest neighbours of features by cosine: k-NN, retrieval, matching patches, few shots.
 
-Similarities are computed in float64, chunk by chunk, and rounded to 12 decimals: the neighbours are
-the same for any chunks, most similar first, equal ones by lowest index.
+Similarities are computed in float64, chunk by chunk, and rounded to 12 decimals. So the neighbours
+do not depend on the chunks. The most similar comes first; of equally similar ones, the one with the
+lowest index.
 """
 
 from collections.abc import Sequence
@@ -20,21 +21,23 @@ from vitlens.summary import Summary
 from vitlens.uncertainty import Estimate, bootstrap_mean, share_of
 
 TEMPERATURE: Final = 0.07  # DINO's (Caron 2021, appendix F): weight = exp(similarity / temperature)
-NEIGHBOURS: Final = 10  # of each patch
-WITHIN: Final = 0.125  # of the image's sides: patches at most as far apart lie at the same place
-_NUMBERS: Final = 1 << 22  # similarities held at once
+NEIGHBOURS: Final = 10  # the default number of neighbours of a patch
+# Patches that are at most so far apart count as at the same place. The unit is an image's side.
+WITHIN: Final = 0.125
+_NUMBERS: Final = 1 << 22  # similarities in memory at once
 _BANK: Final = 1 << 16  # vectors of the bank in a chunk
-_UNIT: Final = 1e12  # similarities are whole numbers of 1 / _UNIT
+_UNIT: Final = 1e12  # similarities are compared as whole numbers of 1 / _UNIT
 
-OfPatch = Int[Tensor, " _"]  # one number a patch
-Pairs = Bool[Tensor, "patches others"]
+OfPatch = Int[Tensor, " _"]  # one number per patch
+Pairs = Bool[Tensor, "patches others"]  # True or False for every pair of patches
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The k nearest of each query, most similar first, on the device of the features.
+    """The k nearest neighbours of each query, most similar first, on the device of the features.
 
-    indices: into the bank; similarity: cosines in float64 (that of a zero vector is 0).
+    indices (queries, k): the index of each neighbour in the bank.
+    similarity (queries, k): its cosine with the query, float64. The cosine of a zero vector is 0.
     """
 
     indices: Int[Tensor, "queries k"]
@@ -51,48 +54,74 @@ def nearest(
 ) -> Neighbours:
     """Return the k vectors of a bank that are most similar to each query by cosine.
 
-    leave_out: for each query a row of the bank that is the query and is no neighbour, or, with the
-    sources of the rows of the bank, a source with rows that are no neighbours; None: nothing is
-    left out. k must not exceed the number of vectors that are left. Memory does not grow with the
-    bank.
+    Memory does not grow with the bank.
+
+    k: the number of neighbours. It must not exceed the number of vectors that may be neighbours.
+    leave_out (queries,): for each query the source whose vectors are no neighbours of it; None
+        leaves nothing out.
+    sources (bank,): the source of each vector of the bank; None for its index. So without sources,
+        `leave_out` holds the index of one vector for each query, such as the query itself.
     """
     device = queries.device
     if sources is None:
         sources = torch.arange(len(bank), device=device)
-    sources = sources.to(device)
     if leave_out is None:
-        leave_out = torch.full((len(queries),), -1, device=device)
+        no_source = -1
+        leave_out = torch.full((len(queries),), no_source, device=device)
+    sources = sources.to(device)
     leave_out = leave_out.to(device)
     units = unit_vectors(queries)
-    # similarities as whole numbers of 1 / _UNIT
+    # both (queries, k), the best of all chunks so far: similarities in whole numbers of 1 / _UNIT
     similarity = torch.zeros(len(queries), 0, dtype=torch.int64, device=device)
     indices = torch.zeros_like(similarity)
     for start in range(0, len(bank), _BANK):
-        part = unit_vectors(bank[start : start + _BANK]).T
-        part_sources = sources[start : start + _BANK]
-        count = part.shape[1]
-        # the lowest index has the greatest number
-        rank = torch.arange(count - 1, -1, -1, device=device)
-        nearest_keys = list[Tensor]()
-        for rows in torch.arange(len(queries), device=device).split(max(1, _NUMBERS // count)):
-            # a similarity and its index in one whole number, ordered as neighbours are
-            keys = (units[rows] @ part * _UNIT).round().long() * _BANK + rank
-            is_left_out = leave_out[rows, None] == part_sources
-            keys = keys.masked_fill(is_left_out, torch.iinfo(torch.int64).min)
-            nearest_keys.append(keys.topk(min(k, count)).values)
-        part_keys = torch.cat(nearest_keys)
-        part_indices = start + count - 1 - part_keys % _BANK
-        similarity = torch.cat((similarity, part_keys // _BANK), 1)
-        indices = torch.cat((indices, part_indices), 1)
-        # of equal ones that of the earlier chunk
+        chunk_similarity, chunk_places = _nearest_in_chunk(
+            units,
+            unit_vectors(bank[start : start + _BANK]),
+            k=k,
+            leave_out=leave_out,
+            sources=sources[start : start + _BANK],
+        )
+        similarity = torch.cat((similarity, chunk_similarity), 1)
+        indices = torch.cat((indices, start + chunk_places), 1)
+        # the sort is stable: equally similar vectors of an earlier chunk stay in front
         order = similarity.sort(dim=1, descending=True, stable=True).indices[:, :k]
         similarity = similarity.gather(1, order)
         indices = indices.gather(1, order)
     return Neighbours(indices, similarity.double() / _UNIT)
 
 
+def _nearest_in_chunk(
+    queries: Float[Tensor, "queries dim"],
+    chunk: Float[Tensor, "chunk _"],
+    *,
+    k: int,
+    leave_out: Int[Tensor, " queries"],
+    sources: Int[Tensor, " chunk"],
+) -> tuple[Int[Tensor, "queries k"], Int[Tensor, "queries k"]]:
+    """Return the similarities of the nearest vectors of a chunk, and their places in the chunk.
+
+    Vectors have length 1. Similarities are whole numbers of 1 / _UNIT. A chunk of fewer than k
+    vectors gives fewer columns.
+    """
+    count = len(chunk)
+    # Similarity and place share one whole number, similarity * _BANK + rank, so that one topk finds
+    # the nearest and also decides between equal ones: the first place has the highest rank.
+    rank = torch.arange(count - 1, -1, -1, device=queries.device)
+    keys_of_nearest = list[Tensor]()
+    for rows in torch.arange(len(queries), device=queries.device).split(max(1, _NUMBERS // count)):
+        similarity = (queries[rows] @ chunk.T * _UNIT).round().long()
+        keys = similarity * _BANK + rank
+        is_left_out = leave_out[rows, None] == sources
+        keys = keys.masked_fill(is_left_out, torch.iinfo(torch.int64).min)
+        keys_of_nearest.append(keys.topk(min(k, count)).values)
+    keys = torch.cat(keys_of_nearest)
+    places = count - 1 - keys % _BANK
+    return keys // _BANK, places
+
+
 def unit_vectors(vectors: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
-    """Return vectors scaled to length 1, float64; zeros stay zeros."""
+    """Return vectors scaled to length 1, float64; a zero vector stays zero."""
     length = vectors.double().norm(dim=-1, keepdim=True)
     units: Tensor = vectors.double() / length.where(length > 0, 1)
     return units
@@ -101,11 +130,15 @@ def unit_vectors(vectors: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch 
 def vote(
     neighbours: Neighbours, labels: Tensor, *, k: int, classes: int, weighting: Weighting = "dino"
 ) -> Labels:
-    """Return the class with most votes among the k nearest; labels: (bank,).
+    """Return the class of each query that has most votes among its k nearest neighbours.
 
-    weighting: "majority" counts each neighbour once, "dino" by exp(similarity / 0.07). Of equal
-    classes the lowest wins, as in scikit-learn. Raises InputError for a k above the number of
-    neighbours.
+    If classes have equally many votes, the lowest wins, as in scikit-learn.
+
+    labels (bank,): the class of each vector of the bank.
+    classes: the number of classes.
+    weighting: "majority" gives each neighbour one vote, "dino" exp(similarity / 0.07) votes.
+
+    Raises InputError for a k above the number of neighbours.
     """
     if weighting not in WEIGHTINGS:
         raise UnknownNameError("weighting of neighbours", weighting, WEIGHTINGS)
@@ -121,16 +154,19 @@ def vote(
     else:
         weights = (similarity / TEMPERATURE).exp()
     sums = torch.zeros(len(votes), classes, dtype=torch.float64).scatter_add_(1, votes, weights)
-    return torch.from_numpy(sums.numpy().argmax(1))  # unlike torch's, the first of equal values
+    # numpy's argmax returns the first of equal values; torch's may return any of them
+    return torch.from_numpy(sums.numpy().argmax(1))
 
 
 @dataclass(frozen=True, repr=False)
 class NearestNeighbours(Summary):
     """The predictions of a k-NN classifier for n test images.
 
-    predictions, correct: (n,).
-    accuracy: with its 95 % interval.
-    k, weighting: of the votes.
+    predictions (n,): the predicted class of each image.
+    correct (n,): True if the prediction is the label.
+    accuracy: the accuracy with its 95 % interval.
+    k: the number of neighbours that vote.
+    weighting: the weights of their votes.
     neighbours: the neighbours of each test image, as indices of the training images.
     """
 
@@ -158,12 +194,12 @@ def knn(
     `vitlens features` does the same.
 
     train, test: features of one layer, such as `vitlens.features(model, images).at(-1)`.
-    train_labels, test_labels: class indices.
+    train_labels, test_labels: the class index of each image.
     k: the number of neighbours that vote.
-    weighting: "dino" by exp(similarity / 0.07), "majority" one vote each.
-    groups: (tested,) of the test images that share a source, for the interval.
-    neighbours: the neighbours of an earlier call with these features and at least this k (None:
-        searched).
+    weighting: "majority" gives each neighbour one vote, "dino" exp(similarity / 0.07) votes.
+    groups (tested,): the source of each test image, for the interval.
+    neighbours: the neighbours from an earlier call with these features and at least this k; None
+        searches for them.
 
     Raises InputError for features and labels that do not fit, and for a k above the number of
     training images.
@@ -187,7 +223,12 @@ def knn(
     predictions = vote(neighbours, train_labels, k=k, classes=classes, weighting=weighting).cpu()
     correct = predictions == test_labels.cpu()
     return NearestNeighbours(
-        predictions, correct, accuracy(correct, groups=groups), k, weighting, neighbours
+        predictions=predictions,
+        correct=correct,
+        accuracy=accuracy(correct, groups=groups),
+        k=k,
+        weighting=weighting,
+        neighbours=neighbours,
     )
 
 
@@ -205,7 +246,7 @@ def require_labelled(
 
 
 def _require_part(name: str, features: Tensor, labels: Tensor) -> None:
-    """Raise InputError unless these are finite features with one class index an image."""
+    """Raise InputError unless these are finite features with one class index per image."""
     if not isinstance(features, Tensor) or features.ndim != 2 or not len(features):
         raise InputError(
             f"expected the {name} features of one layer (images, dim), found {_shape(features)}; "
@@ -233,10 +274,14 @@ def _shape(value: object) -> object:
 def drawn_shots(
     labels: Tensor, *, most: int, draws: int, seed: int = 0
 ) -> Int[Tensor, "draws classes most"]:
-    """Return seeded draws of the same number of training images of every class, in an order.
+    """Return seeded random draws of `most` training images of every class, as indices.
 
-    The first k of a draw are its k shots, so that fewer shots are a part of more. labels:
-    (trained,). Raises DataError for a class with fewer images.
+    The first k images of a class are its k shots. So the shots of a smaller k are part of those of
+    a larger k.
+
+    labels (trained,): the class of each training image.
+
+    Raises DataError for a class with fewer than `most` images.
     """
     classes, counts = labels.unique(return_counts=True)
     if int(counts.min()) < most:
@@ -266,11 +311,17 @@ def few_shot(
     draws: int,
     seed: int = 0,
 ) -> Float[Tensor, "shots draws"]:
-    """Return the accuracy (fraction) of the nearest class mean of a few training images, by draw.
+    """Return the accuracy on test images of a classifier that has a few training images per class.
 
-    Accuracy is on the test images. As SimpleShot (Wang 2019): features minus the mean of the drawn
-    images, scaled to length 1; the class of which the mean has the highest cosine. The draws are of
-    images only: they do not describe the variation between trainings.
+    The classifier is SimpleShot (Wang 2019). It subtracts the mean of the drawn training images
+    from all features and scales them to length 1. It predicts the class whose mean has the highest
+    cosine.
+
+    shots: the numbers of training images per class.
+    draws: the number of random draws of training images. They show how accuracy varies with the
+        images, not with the training of the model.
+
+    Returns a fraction for each number of shots and each draw.
     """
     drawn = drawn_shots(train_labels, most=max(shots), draws=draws, seed=seed)
     classes = train_labels.unique()
@@ -288,18 +339,20 @@ def few_shot(
 def same_class(
     neighbours: Neighbours, bank_labels: Tensor, labels: Labels, *, k: int
 ) -> Float[Tensor, " batch"]:
-    """Return the precision at k of a retrieval.
+    """Return the precision at k of a retrieval, for each query.
 
-    It is the fraction of the k nearest neighbours of each query that are of its class.
+    It is the fraction of the k nearest neighbours that have the class of the query.
     """
     return (bank_labels[neighbours.indices[:, :k]] == labels[:, None]).double().mean(1)
 
 
 @dataclass(frozen=True)
 class Correspondence:
-    """Pairs of patches, the most similar first.
+    """Pairs of patches of two images, the most similar first.
 
-    sources, targets: row and column in the first and in the second image; similarity: cosines.
+    sources (pairs, 2): the row and column of the patch in the first image.
+    targets (pairs, 2): the row and column of the patch in the second image.
+    similarity (pairs,): the cosine of both.
     """
 
     sources: Int[Tensor, "pairs 2"]
@@ -312,38 +365,42 @@ def correspond(
 ) -> Correspondence:
     """Return pairs of patches of two images that are mutual nearest neighbours by cosine.
 
-    They are the "best buddies" of Amir 2022, of equally near ones the first. Tokens are as
-    patch_tokens returns them, of one model and layer.
+    They are the "best buddies" of Amir 2022.
+
+    first, second: the tokens of one layer at each image, as `patch_tokens` returns them.
     """
     first_tokens = first.flatten(0, 1)
     second_tokens = second.flatten(0, 1)
     forwards = nearest(first_tokens, second_tokens, k=1)
     backwards = nearest(second_tokens, first_tokens, k=1)
-    returned = backwards.indices[forwards.indices[:, 0], 0]
-    is_mutual = returned == torch.arange(len(first_tokens), device=first_tokens.device)
-    sources = is_mutual.nonzero()[:, 0]
-    order = forwards.similarity[sources, 0].argsort(descending=True, stable=True)
-    sources = sources[order]
-    targets = forwards.indices[sources, 0]
+    partners = forwards.indices[:, 0]  # of each first patch, in the second image
+    similarity = forwards.similarity[:, 0]
+    partners_of_partners = backwards.indices[partners, 0]
+    patches = torch.arange(len(first_tokens), device=first_tokens.device)
+    sources = (partners_of_partners == patches).nonzero()[:, 0]
+    sources = sources[similarity[sources].argsort(descending=True, stable=True)]
     return Correspondence(
-        _places(sources, first.shape[1]),
-        _places(targets, second.shape[1]),
-        forwards.similarity[sources, 0],
+        sources=_places(sources, first.shape[1]),
+        targets=_places(partners[sources], second.shape[1]),
+        similarity=similarity[sources],
     )
 
 
 def _places(patches: Int[Tensor, " pairs"], columns: int) -> Int[Tensor, "pairs 2"]:
-    """Return the row and column of patches by their index."""
+    """Return the row and column of patches, from their index in a grid with so many columns."""
     return torch.stack((patches // columns, patches % columns), 1)
 
 
 def patch_neighbours(
     tokens: Float[Tensor, "patches dim"], images: OfPatch, *, k: int = NEIGHBOURS
 ) -> Neighbours:
-    """Return the k patches of other images most similar to each patch.
+    """Return the k patches of other images that are most similar to each patch.
 
-    Patches of one image resemble each other for any features. images: the image of each patch.
-    Raises DataError where an image has fewer than k patches outside it.
+    Patches of the same image are left out, because they resemble each other for any features.
+
+    images (patches,): the image of each patch.
+
+    Raises DataError if some image has fewer than k patches outside it.
     """
     fewest = len(images) - int(torch.bincount(images).max()) if len(images) else 0
     if fewest < k:
@@ -356,46 +413,57 @@ def patch_neighbours(
 def shared(
     neighbours: Neighbours, alike: Pairs, images: OfPatch, *, seed: int = 0
 ) -> tuple[Estimate, float]:
-    """Return the share of neighbours that are like the patch, and the share by chance.
+    """Return the share of neighbours that are alike their patch, and the share by chance.
 
-    The interval is over images; chance is a patch drawn at random from the other images. alike:
-    (patches, patches), whether two patches are alike. If neighbours share the position far more
-    often than by chance, the features hold mostly the position embedding; if they share object or
-    background, they hold content.
+    Patches may be alike in position or in class, for example. If neighbours have the same position
+    far more often than by chance, features hold mostly the position embedding. If they have the
+    same class, features hold content. Chance is a random patch of the other images. The interval is
+    over images.
+
+    alike (patches, patches): True for each pair of patches that are alike.
+    images (patches,): the image of each patch.
     """
-    same = alike.gather(1, neighbours.indices).double().mean(1)
-    in_other_images = images[:, None] != images
-    by_chance = (alike & in_other_images).sum(1) / in_other_images.sum(1)
-    estimate = bootstrap_mean(same.numpy(), groups=images.numpy(), seed=seed, least=0.0, most=1.0)
+    alike_share = alike.gather(1, neighbours.indices).double().mean(1)  # for each patch
+    in_other_image = images[:, None] != images
+    by_chance = (alike & in_other_image).sum(1) / in_other_image.sum(1)
+    estimate = bootstrap_mean(
+        alike_share.numpy(), groups=images.numpy(), seed=seed, least=0.0, most=1.0
+    )
     return estimate, float(by_chance.double().mean())
 
 
 def near(centres: Float[Tensor, "patches plane"]) -> Pairs:
-    """Return which patches lie at the same place of their images.
+    """Return True for each pair of patches that lie at the same place of their images.
 
-    Their centres, given in sides of the image, are at most an eighth apart.
+    Their centres are at most WITHIN apart.
+
+    centres (patches, 2): the centre of each patch, in sides of the image.
     """
     exact = centres.double()
     distances = (exact[:, None] - exact).norm(dim=2)
-    is_near: Tensor = distances <= WITHIN + 1e-9  # equal up to rounding
+    rounding = 1e-9  # so that a distance of exactly WITHIN counts
+    is_near: Tensor = distances <= WITHIN + rounding
     return is_near
 
 
 def object_overlap(
     neighbours: Neighbours, on_object: OfPatch, images: OfPatch
 ) -> tuple[Estimate, float] | None:
-    """Segment objects without training, and return the overlap with the patches on objects.
+    """Segment objects without training, and return the overlap with the objects and by chance.
 
-    The overlap is the intersection over union of the patches that lie on the object (1, else 0)
-    with those of which the neighbours vote for it, over all patches. By chance it is that where
-    every patch is predicted to be on it. Votes are weighted as in k-NN. None where no patch is on
-    the object, or none is not.
+    A patch is predicted to lie on an object if its neighbours vote for it, with the weights of
+    k-NN. The overlap is the intersection over union of the predicted patches and those that lie on
+    an object, over all images. By chance all patches are predicted to lie on one. None if no patch
+    lies on an object, or all do.
+
+    on_object (patches,): 1 for patches on an object, else 0.
+    images (patches,): the image of each patch.
     """
     if not 0 < int(on_object.sum()) < len(on_object):
         return None
     votes = vote(neighbours, on_object, k=neighbours.indices.shape[1], classes=2)
-    both = (votes == 1) & (on_object == 1)
-    either = (votes == 1) | (on_object == 1)
-    # a ratio of sums over images is a mean over the patches of the union
-    estimate = share_of(both[either].numpy(), groups=images[either].numpy())
+    intersection = (votes == 1) & (on_object == 1)
+    union = (votes == 1) | (on_object == 1)
+    # the intersection over union is the share of the union's patches that are in the intersection
+    estimate = share_of(intersection[union].numpy(), groups=images[union].numpy())
     return estimate, float(on_object.double().mean())

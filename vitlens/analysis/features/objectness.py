@@ -12,18 +12,18 @@ from vitlens.errors import DataError
 from vitlens.shapes import Masks
 
 HeadMaps = Float[Tensor, "batch heads rows columns"]
-FEWEST_MASKS: Final = 4  # images: two a half
-_AT_ONCE: Final = 64  # images of which cells are compared with each other
+FEWEST_MASKS: Final = 4  # the fewest images that can be measured: two in each half
+_AT_ONCE: Final = 64  # images at a time; all pairs of their cells are compared
 
 
 @dataclass(frozen=True)
 class Objectness:
-    """Intersection over union of each image (n,), float64.
+    """The overlap of attention maps with objects: intersections over union, float64.
 
-    iou: the intersection over union of an image's mask and the map of the best head.
-    shuffled: of its mask and the map of another image.
-    mean_mask: of its mask and the mean mask of the other half.
-    heads: the best on each half, measured on the other.
+    iou (n,): the overlap of each image's mask with its map of the best head.
+    shuffled (n,): the overlap of its mask with the best head's map of another image.
+    mean_mask (n,): the overlap of its mask with the mean mask of the other half.
+    heads: the best head of each half, which is measured on the other half.
     """
 
     iou: Float[Tensor, " batch"]
@@ -35,10 +35,11 @@ class Objectness:
 def objectness(maps: HeadMaps, masks: Masks, *, seed: int = 0) -> Objectness:
     """Measure the overlap of the maps of the best head with objects.
 
-    The head is chosen on other images. Images are halved by a seeded draw: the head of the highest
-    mean on one half is measured on the other, in both directions. For the maps of other images the
-    best head is chosen anew, in the same way. Raises DataError for fewer than 4 images and for a
-    mask without an object.
+    Images are split into two random halves. The head with the highest mean on one half is measured
+    on the other, in both directions, so the head is chosen on other images. The control pairs each
+    mask with the map of another image of its half; its best head is chosen in the same way.
+
+    Raises DataError for fewer than 4 images and for a mask without an object.
     """
     if len(maps) < FEWEST_MASKS:
         raise DataError(
@@ -51,7 +52,8 @@ def objectness(maps: HeadMaps, masks: Masks, *, seed: int = 0) -> Objectness:
     by_head = area_iou(maps, masks)
     shuffled_by_head = torch.empty(maps.shape[:2], dtype=torch.float64)
     for half in (first, second):
-        shuffled_by_head[half] = area_iou(maps[half.roll(1)], masks[half])
+        other_images = half.roll(1)
+        shuffled_by_head[half] = area_iou(maps[other_images], masks[half])
     iou, shuffled, mean_mask = torch.empty(3, len(maps), dtype=torch.float64)
     heads = list[int]()
     cells = _cells(masks, maps)
@@ -61,34 +63,40 @@ def objectness(maps: HeadMaps, masks: Masks, *, seed: int = 0) -> Objectness:
         iou[measured] = by_head[measured, head]
         shuffled_head = shuffled_by_head[chosen].mean(0).argmax()
         shuffled[measured] = shuffled_by_head[measured, shuffled_head]
-        mean = cells[chosen].mean(0).expand(len(measured), 1, *maps.shape[-2:])
-        mean_mask[measured] = area_iou(mean, masks[measured])[:, 0]
+        # the mean mask as the map of a single head, the same for each image
+        mean_as_map = cells[chosen].mean(0).expand(len(measured), 1, *maps.shape[-2:])
+        mean_mask[measured] = area_iou(mean_as_map, masks[measured])[:, 0]
     return Objectness(iou, shuffled, mean_mask, (heads[0], heads[1]))
 
 
 def area_iou(
     maps: HeadMaps, masks: Bool[Tensor, "batch height width"]
 ) -> Float[Tensor, "batch heads"]:
-    """Return the intersection over union of each mask and the same area of the highest cells.
+    """Return the intersection over union of each mask with the highest cells of each head's map.
 
-    If the area ends within cells of equal value, all of them are counted by the same share, so that
-    a constant map overlaps by chance. Raises DataError for a mask without an object.
+    The cells have the same area as the mask. If the area ends within cells of equal value, all of
+    them are counted by the same share. So a constant map overlaps by chance. Raises DataError for a
+    mask without an object.
     """
     empty = (~masks.flatten(1).any(1)).nonzero()
     if len(empty):
         raise DataError(
             f"expected an object in every mask, found an empty one (image {int(empty[0])})"
         )
-    inside = _cells(masks, maps).flatten(1)[:, None]
-    area = inside.sum(-1, keepdim=True)  # in cells
-    marked = list[Tensor]()  # the share of each cell that belongs to the highest area
-    values = maps.flatten(2).double().cpu()
-    for part, size in zip(values.split(_AT_ONCE), area.split(_AT_ONCE)):
-        above = (part[..., None, :] > part[..., None]).sum(-1)
+    on_object = _cells(masks, maps).flatten(1)[:, None]  # as (batch, 1, cells)
+    area = on_object.sum(-1, keepdim=True)  # the number of cells, as (batch, 1, 1)
+    marked_parts = list[Tensor]()
+    values = maps.flatten(2).double().cpu()  # as (batch, heads, cells)
+    for part, part_area in zip(values.split(_AT_ONCE), area.split(_AT_ONCE)):
+        # for each cell, how many cells of its map are higher, and how many equal (itself included)
+        higher = (part[..., None, :] > part[..., None]).sum(-1)
         equal = (part[..., None, :] == part[..., None]).sum(-1)
-        marked.append(((size - above) / equal).clamp(0, 1))
-    intersection = (torch.cat(marked) * inside).sum(-1)
-    return intersection / (2 * area[..., 0] - intersection)
+        # what the higher cells leave of the area is shared among the equal ones
+        marked_parts.append(((part_area - higher) / equal).clamp(0, 1))
+    marked = torch.cat(marked_parts)  # the share of each cell that is among the highest
+    intersection = (marked * on_object).sum(-1)
+    union = 2 * area[..., 0] - intersection  # mask and marked cells have the same area
+    return intersection / union
 
 
 def _cells(masks: Masks, maps: HeadMaps) -> Float[Tensor, "batch rows columns"]:

@@ -18,21 +18,22 @@ from vitlens.shapes import Labels
 from vitlens.summary import Summary
 from vitlens.uncertainty import Estimate
 
-# values of C, the inverse strength of regularisation
+# the values of C that are compared; C is the inverse strength of regularisation
 STRENGTHS: Final = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 HELD_OUT: Final = 0.2  # share of the training images on which C is chosen
-SMALL: Final = 5_000_000  # numbers in the training features, below which one thread is fastest
-STEPS: Final = 1000  # the most of L-BFGS
+SMALL: Final = 5_000_000  # training features with fewer numbers are fitted fastest by one thread
+STEPS: Final = 1000  # L-BFGS is cut short after so many steps
 
 
 @dataclass(frozen=True, repr=False)
 class Probe(Summary):
     """The predictions of a linear classifier on frozen features for n test images.
 
-    predictions, correct: (n,).
-    accuracy: with its 95 % interval.
-    c: the value chosen.
-    tried: accuracy on the held-out images (fraction) by C.
+    predictions (n,): the predicted class of each image.
+    correct (n,): True if the prediction is the label.
+    accuracy: the accuracy with its 95 % interval.
+    c: the value of C of the final fit.
+    tried: for each value of C, the accuracy on the held-out images, as a fraction.
     notes: remarks for a report.
     """
 
@@ -57,16 +58,19 @@ def probe(
     """Classify test images by a linear classifier on frozen features, as `vitlens features` does.
 
     train, test: features of one layer, such as `vitlens.features(model, images).at(-1)`.
-    train_labels, test_labels: class indices.
-    train_groups: images that share one stay together.
+    train_labels, test_labels: the class index of each image.
+    train_groups: the source of each training image; images of one source are held out together.
     groups: the source of each test image, for the interval.
+    seed: the seed of the choice of held-out images.
 
     The classifier is scikit-learn's logistic regression on features scaled to mean 0 and standard
-    deviation 1. C is the value that is most accurate on a seeded fifth of the training images; of
-    equal ones, it is the strongest regularisation. The final fit is on all of them. A class with a
-    single training image has no part in choosing C, and a note says so. Raises DataError for fewer
-    than two classes or too few images to hold any out, InputError for features and labels that do
-    not fit.
+    deviation 1. A fifth of the training images is held out to choose C, the inverse strength of
+    regularisation. The most accurate C is used, or of equally accurate ones the smallest. The final
+    fit is on all training images. A class with a single training image has no part in choosing C,
+    and a note says so.
+
+    Raises DataError for fewer than two classes or too few images to hold any out. Raises InputError
+    for features and labels that do not fit.
 
     >>> import vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -96,11 +100,18 @@ def probe(
     notes = _class_notes(labels, test_labels.numpy())
     if not has_converged:
         notes.append(f"a fit was cut short after {STEPS} steps")
-    return Probe(predictions, correct, accuracy(correct, groups=groups), best, tried, tuple(notes))
+    return Probe(
+        predictions=predictions,
+        correct=correct,
+        accuracy=accuracy(correct, groups=groups),
+        c=best,
+        tried=tried,
+        notes=tuple(notes),
+    )
 
 
 def _class_notes(labels: NDArray[np.int64], test_labels: NDArray[np.int64]) -> list[str]:
-    """Return remarks on classes with one training image, or none."""
+    """Return remarks on classes that have only one training image, or no training image."""
     notes = list[str]()
     classes, counts = np.unique(labels, return_counts=True)
     single = classes[counts == 1]
@@ -121,7 +132,12 @@ def _class_notes(labels: NDArray[np.int64], test_labels: NDArray[np.int64]) -> l
 
 @dataclass(frozen=True)
 class _Fit:
-    """The predictions of test vectors by a classifier with this C."""
+    """A fit of the classifier with one value of C.
+
+    c: the value of C.
+    predictions: the predicted class of each test vector.
+    has_converged: False if the fit was cut short.
+    """
 
     c: float
     predictions: NDArray[np.int64]
@@ -134,9 +150,10 @@ def _fits(
     test: NDArray[np.float32],
     strengths: Sequence[float],
 ) -> Iterator[_Fit]:
-    """Yield a fit for each C; each starts from the previous solution.
+    """Yield a fit for each value of C; each starts from the solution of the previous one.
 
-    Vectors are standardised by the training ones in float64; constant columns become 0.
+    All vectors are scaled by the mean and standard deviation of the training vectors, in float64.
+    Columns that do not vary become 0.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression  # takes a second to import
@@ -144,6 +161,8 @@ def _fits(
 
     mean = train.mean(0, dtype=np.float64)
     spread = train.std(0, dtype=np.float64)
+    # A constant column has a spread of rounding errors, in proportion to its mean. The clip keeps
+    # the limit above 0 for columns of zeros.
     varies = spread > 1e-12 * np.abs(mean).clip(1e-30)
     factor = np.divide(1, spread, out=np.zeros_like(spread), where=varies)
     scaled_train = ((train - mean) * factor).astype(np.float32)
@@ -153,7 +172,7 @@ def _fits(
     threads = 1 if scaled_train.size < SMALL else None
     for c in strengths:
         with warnings.catch_warnings(), threadpool_limits(threads):
-            warnings.simplefilter("ignore", ConvergenceWarning)  # reported in the notes
+            warnings.simplefilter("ignore", ConvergenceWarning)  # a note of the probe reports it
             model.set_params(C=c).fit(scaled_train, labels)
         yield _Fit(c, model.predict(scaled_test), bool(model.n_iter_.max() < STEPS))
 
@@ -161,26 +180,30 @@ def _fits(
 def held_out_mask(
     labels: Tensor, *, groups: Tensor | None = None, seed: int = 0
 ) -> Bool[Tensor, " batch"]:
-    """Return which training images are held out to choose C.
+    """Return True for the training images that are held out to choose C.
 
-    They are a seeded share of each class, groups together, so that one of every class is left for
-    the fit. Raises DataError where none can then be held out, or there is only one class.
+    They are a random share of the images of each class. At least one image of every class is left
+    for the fit. Images of one group are held out together.
+
+    Raises DataError if no image can be held out, or if there is only one class.
     """
     if len(labels.unique()) < 2:
         raise DataError(
             f"expected images of at least 2 classes to probe, found {len(labels.unique())}; give "
             "more data"
         )
-    members = torch.arange(len(labels))
+    group_of_image = torch.arange(len(labels))  # numbers from 0
     if groups is not None:
-        members = groups.unique(return_inverse=True)[1]
-    order = torch.randperm(int(members.max()) + 1, generator=torch.Generator().manual_seed(seed))
+        group_of_image = groups.unique(return_inverse=True)[1]
+    count = int(group_of_image.max()) + 1
+    shuffled = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     is_held_out = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique():
-        in_class = labels == label
-        shuffled = order[torch.isin(order, members[in_class])]  # the groups of this class
-        count = min(max(1, round(HELD_OUT * len(shuffled))), len(shuffled) - 1)
-        is_held_out |= in_class & torch.isin(members, shuffled[:count])
+        is_in_class = labels == label
+        groups_of_class = shuffled[torch.isin(shuffled, group_of_image[is_in_class])]
+        most = len(groups_of_class) - 1  # one group is left for the fit
+        held_out = min(max(1, round(HELD_OUT * len(groups_of_class))), most)
+        is_held_out |= is_in_class & torch.isin(group_of_image, groups_of_class[:held_out])
     if not is_held_out.any():
         raise DataError(
             "expected a class with at least 2 training images to choose C on, found none; give "

@@ -15,22 +15,25 @@ from vitlens.shapes import Images, Tokens
 from vitlens.summary import Summary
 from vitlens.uncertainty import Estimate, student_mean
 
-DRAWS: Final = 4  # random directions of the patch's features, for each image
+DRAWS: Final = 4  # random directions of the patch's features for each image
 
 
 @dataclass(frozen=True, repr=False)
 class ReceptiveField(Summary):
     """The pixels on which the middle patch of one layer depends.
 
-    layer: from 0.
-    title: its name in reports.
-    field: (height, width), the norm of the gradient of the patch at each pixel, mean over images,
-        not scaled.
-    distance: from the centre of the patch to a pixel, in px, mean over pixels weighted by the norm.
-    uniform: the same for equal weights.
-    half: the least share of the pixels that holds half of the sum of norms (0.5 if all are equal).
-    seen: the share of the pixels with a gradient that is not exactly 0 in every image.
-    distance and half: means over images with Student's 95 % interval.
+    A pixel's gradient norm is the norm of the gradient of the patch's features at this pixel.
+    Estimates are means over images with Student's 95 % interval.
+
+    layer: the index of the layer, from 0.
+    title: the name of the layer in reports.
+    field (height, width): the gradient norm of each pixel, mean over images, not scaled.
+    distance: the mean distance of pixels from the centre of the patch, weighted by gradient norms,
+        in px.
+    uniform: the same mean with equal weights.
+    half: the smallest share of the pixels that has half of the sum of gradient norms (0.5 if all
+        norms are equal).
+    seen: the share of the pixels whose gradient norm is above 0 in at least one image.
     """
 
     layer: int
@@ -48,10 +51,15 @@ def receptive_field(
 ) -> tuple[ReceptiveField, ...]:
     """Return the effective receptive field of every block (of a CNN: stage).
 
-    It is that of the patch in the middle of the map. The gradient is of v · features(patch) with
-    respect to the pixels, for `draws` random directions v of unit variance. The root of the mean
-    square over draws, summed over colours, is the norm of all gradients of the features of the
-    patch at a pixel, up to the noise of few draws. groups (n,): of images that share a source.
+    It is that of the patch in the middle of the map. For random directions v of unit variance, the
+    gradient of v · features(patch) with respect to the pixels is computed. Its squares are averaged
+    over directions and summed over colours. The root is the norm of the gradients of all features
+    of the patch at a pixel, up to the noise of few directions.
+
+    groups (n,): the source of each image.
+    draws: the number of random directions.
+    seed: the seed of the directions.
+
     Raises UnsupportedError for a model without layers to read.
     """
     sources = None if groups is None else groups.cpu().numpy()
@@ -61,24 +69,20 @@ def receptive_field(
     pixels = images.detach().clone().requires_grad_()
     with evaluating(model), torch.enable_grad(), watching_stages(model, placed, tokens.__setitem__):
         model(pixels)
-    height, width = pixels.shape[2:]  # of the images, which a model may resize
     fields = list[ReceptiveField]()
     for stage in placed:
         assert stage.grid is not None
-        assert stage.index is not None  # not the embedding
+        assert stage.index is not None  # it is not the embedding
         rows, columns = stage.grid
         middle = (rows // 2) * columns + columns // 2
-        patch = tokens[stage][:, len(stage.prefix) + middle]  # (batch, width)
+        patch = tokens[stage][:, len(stage.prefix) + middle]  # as (batch, dim)
         norms = _gradient_norms(patch, pixels, draws, generator)
-        down = (torch.arange(height) + 0.5 - (rows // 2 + 0.5) * height / rows)[:, None]
-        across = torch.arange(width) + 0.5 - (columns // 2 + 0.5) * width / columns
-        pixel_distances = (down.square() + across.square()).sqrt().double()
+        # pixels of the images as they were given, which the model may resize
+        pixel_distances = _distances_from_middle(stage.grid, tuple(pixels.shape[2:]))
         weights = norms.double()
         totals = weights.sum((1, 2))
         distances = (weights * pixel_distances).sum((1, 2)) / totals
-        cumulative = weights.flatten(1).sort(descending=True).values.cumsum(1)
-        pixels_of_half = (cumulative < totals[:, None] / 2).sum(1).add(1)
-        half = pixels_of_half.double() / pixel_distances.numel()
+        half = _share_with_half(weights.flatten(1))
         fields.append(
             ReceptiveField(
                 stage.index,
@@ -93,10 +97,36 @@ def receptive_field(
     return tuple(fields)
 
 
+def _distances_from_middle(
+    grid: tuple[int, int], size: tuple[int, ...]
+) -> Float[Tensor, "height width"]:
+    """Return the distance of each pixel's centre from the centre of the middle patch, in px.
+
+    grid: the rows and columns of patches.
+    size: the height and width of the image.
+    """
+    rows, columns = grid
+    height, width = size
+    down = torch.arange(height) + 0.5 - (rows // 2 + 0.5) * height / rows
+    across = torch.arange(width) + 0.5 - (columns // 2 + 0.5) * width / columns
+    return (down[:, None].square() + across.square()).sqrt().double()
+
+
+def _share_with_half(weights: Float[Tensor, "batch pixels"]) -> Float[Tensor, " batch"]:
+    """Return the smallest share of the pixels that has half of an image's sum of weights."""
+    totals = weights.sum(1)
+    cumulative = weights.sort(descending=True).values.cumsum(1)
+    count = (cumulative < totals[:, None] / 2).sum(1) + 1  # the pixel that reaches half counts
+    return count.double() / weights.shape[1]
+
+
 def _gradient_norms(
     patch: Float[Tensor, "batch dim"], pixels: Images, draws: int, generator: torch.Generator
 ) -> Float[Tensor, "batch height width"]:
-    """Return the norm of the gradient of a patch at each pixel, from random directions."""
+    """Return the norm of the gradient of a patch's features at each pixel.
+
+    It is estimated from gradients in `draws` random directions.
+    """
     square = torch.zeros_like(pixels[:, 0])
     for _ in range(draws):
         direction = torch.randn(patch.shape, generator=generator).to(patch)

@@ -12,9 +12,11 @@ class TemplateRow(OfModel):
 
     The first row of a model is the ensemble of all templates.
 
-    gain: accuracy minus that of the ensemble.
-    p: the p-value of McNemar's exact test.
-    p_holm: corrected for the number of templates.
+    template: the template.
+    accuracy: the accuracy with this template.
+    gain: the accuracy minus that of the ensemble.
+    p: the p-value of the gain by McNemar's exact test.
+    p_holm: the p-value after correction for the number of templates.
     """
 
     template: str = col("template")

@@ -13,19 +13,19 @@ from vitlens.analysis.features.neighbours import unit_vectors
 from vitlens.errors import InputError
 from vitlens.summary import Summary
 
-_AT_ONCE = 1024  # images added at a time
-GROUPS = 10  # of images, each left out in turn for the interval
-MOST_IMAGES = 1000  # of which distances are ranked: half a million pairs
+_AT_ONCE = 1024  # images that are added to a stream at a time
+GROUPS = 10  # groups of images for the interval; each is left out in turn
+MOST_IMAGES = 1000  # distances are ranked for at most so many images: half a million pairs
 
 
 @dataclass(frozen=True, repr=False)
 class Similarity(Summary):
-    """The similarity of layers: values (layers of the first, layers of the second), float64.
+    """The similarity of every layer of one model with every layer of another, or of its own.
 
-    NaN where the features of a layer do not vary.
-
-    low, high: the 95 % interval over images, or None where none is defined.
-    n: images.
+    values (layers of the first, layers of the second): the similarities, float64. NaN if the
+        features of a layer do not vary.
+    n: the number of images.
+    low, high: the ends of the 95 % interval over images, None if it is not defined.
     """
 
     values: Matrix
@@ -45,12 +45,18 @@ def similarity(
 ) -> Similarity:
     """Compute linear CKA of every pair of layers of two models, or of one model with itself.
 
-    The images must be the same. The unbiased HSIC estimator is used, or with biased the biased one;
-    see vitlens.analysis.features.cka. CKA is 1 for the same features up to rotation, scale and
-    shift, about 0 (possibly below) for unrelated ones. The interval is a jackknife over seeded
-    groups of images (none with fewer than 4 images a group). sources (n,): of the images; those of
-    one source are in one group. Raises InputError for fewer than 4 images, or different numbers of
-    images.
+    CKA is 1 for the same features up to rotation, scale and shift. It is about 0, possibly below,
+    for unrelated features. The interval is a jackknife over random groups of images. It takes at
+    least 4 images per group.
+
+    first, second: the features of two models at the same images; without a second, the first is
+        compared with itself.
+    biased: True to use the biased estimator of HSIC, see vitlens.analysis.features.cka.
+    groups: the number of groups of images for the interval.
+    sources (n,): the source of each image; images of one source are in one group.
+    seed: the seed of the groups.
+
+    Raises InputError for fewer than 4 images, or different numbers of images.
 
     >>> import torch, vitlens
     >>> images = torch.rand(8, 3, 32, 32)
@@ -63,30 +69,31 @@ def similarity(
     stream = CKAStream()
     _add(stream, first, second, torch.arange(len(first)))
     values = stream.cka(biased=biased)
-    if sources is None:
-        source = torch.arange(len(first))
-    else:
-        source = sources.cpu().unique(return_inverse=True)[1]
-    count = int(source.max()) + 1
+    source_of_image = torch.arange(len(first))  # numbers from 0
+    if sources is not None:
+        source_of_image = sources.cpu().unique(return_inverse=True)[1]
+    count = int(source_of_image.max()) + 1
     groups = min(groups, len(first) // FEWEST, count)
     if groups < 2:
         return Similarity(values, len(first))
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-    jackknife = list[Matrix]()
-    for drawn in order.chunk(groups):
-        members = drawn if sources is None else torch.isin(source, drawn).nonzero()[:, 0]
+    shuffled_sources = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    jackknife = list[Matrix]()  # for each group, CKA without it
+    for group in shuffled_sources.chunk(groups):
+        images = group
+        if sources is not None:
+            images = torch.isin(source_of_image, group).nonzero()[:, 0]
         removed = CKAStream()
         removed.centres = stream.centres
-        _add(removed, first, second, members)
+        _add(removed, first, second, images)
         jackknife.append(stream.without(removed).cka(biased=biased))
-    parts = len(jackknife)
     estimates = torch.stack(jackknife)
+    parts = len(estimates)
     squares = (estimates - estimates.mean(0)).square().sum(0)
-    error = ((parts - 1) / parts * squares).sqrt()
-    half = float(stats.t.ppf(0.975, parts - 1)) * error
-    least = 0.0 if biased else -1.0
-    low = (values - half).clamp_min(least)
-    high = (values + half).clamp_max(1.0)
+    error = ((parts - 1) / parts * squares).sqrt()  # the jackknife's standard error
+    half_width = float(stats.t.ppf(0.975, parts - 1)) * error
+    least = 0.0 if biased else -1.0  # the biased estimator is never negative
+    low = (values - half_width).clamp_min(least)
+    high = (values + half_width).clamp_max(1.0)
     return Similarity(values, len(first), low, high)
 
 
@@ -95,24 +102,29 @@ def distance_correlation(
 ) -> Similarity:
     """Compute the representational similarity of every pair of layers (Kriegeskorte 2008).
 
-    It is Spearman's correlation of the distances between images, 1 - cosine. Of more than limit
-    images a seeded sample is taken. Raises InputError for fewer than 4 images, or different numbers
-    of images.
+    It is Spearman's correlation of the distances between images, 1 - cosine. If there are more than
+    `limit` images, a random sample of them is taken.
+
+    Raises InputError for fewer than 4 images, or different numbers of images.
     """
     _require_same(first, second)
     order = torch.randperm(len(first), generator=torch.Generator().manual_seed(seed))
-    chosen = order[:limit].sort().values
-    first_ranks = [_ranks(values[chosen]) for values in first.values]
+    sample = order[:limit].sort().values
+    first_ranks = [_ranks(values[sample]) for values in first.values]
     second_ranks = first_ranks
     if second is not None:
-        second_ranks = [_ranks(values[chosen]) for values in second.values]
-    return Similarity(torch.stack(first_ranks) @ torch.stack(second_ranks).T, len(chosen))
+        second_ranks = [_ranks(values[sample]) for values in second.values]
+    # the dot product of centred ranks of length 1 is their correlation
+    correlations = torch.stack(first_ranks) @ torch.stack(second_ranks).T
+    return Similarity(correlations, len(sample))
 
 
 def _ranks(values: Tensor) -> Tensor:
-    """Return the ranks of the distances of all pairs, centred and of length 1.
+    """Return the ranks of the distances of all pairs of images, centred and scaled to length 1.
 
-    NaN where all are equal.
+    They are NaN if all distances are equal.
+
+    values (images, dim): the features of one layer.
     """
     units = unit_vectors(values)
     rows, columns = torch.triu_indices(len(values), len(values), 1)
@@ -125,6 +137,7 @@ def _ranks(values: Tensor) -> Tensor:
 
 
 def _add(stream: CKAStream, first: Features, second: Features | None, images: Tensor) -> None:
+    """Add the features of some images, by their indices, to a stream."""
     for batch in images.split(_AT_ONCE):
         first_batch = [values[batch] for values in first.values]
         second_batch = None
@@ -134,6 +147,7 @@ def _add(stream: CKAStream, first: Features, second: Features | None, images: Te
 
 
 def _require_same(first: Features, second: Features | None) -> None:
+    """Raise InputError unless these are features of the same number of images, at least 4."""
     other = first if second is None else second
     for features in (first, other):
         if not isinstance(features, Features):

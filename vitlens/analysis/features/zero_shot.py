@@ -46,31 +46,46 @@ def template_rows(
 ) -> tuple[TemplateRow, ...]:
     """Return the accuracy of the ensemble of all templates, then of each template.
 
-    model: its alias.
-    embeddings: the embeddings of the images, of any length.
-    classes: embeddings of the classes by template.
-    groups: (batch,) of images that share a source, for the intervals.
+    model: the alias of the model.
+    embeddings (batch, dim): the embeddings of the images, of any length.
+    labels (batch,): the classes of the images.
+    classes (templates, classes, dim): the embeddings of the classes with each template.
+    templates: the templates.
+    groups (batch,): the source of each image, for the intervals.
+    seed: the seed of the intervals.
     """
     unit = F.normalize(embeddings.to(classes), dim=-1)
 
     def correct_with(class_embeddings: Tensor) -> Tensor:
         return (unit @ class_embeddings.T).argmax(-1).cpu() == labels.cpu()
 
-    of_ensemble = correct_with(ensemble(classes))
-    of_templates = [correct_with(class_embeddings) for class_embeddings in classes]
-    rows = [TemplateRow(model, ENSEMBLE, accuracy(of_ensemble, groups=groups))]
+    with_ensemble = correct_with(ensemble(classes))
+    with_template = [correct_with(class_embeddings) for class_embeddings in classes]
+    rows = [TemplateRow(model, ENSEMBLE, accuracy(with_ensemble, groups=groups))]
     groups_on_cpu = None if groups is None else groups.cpu()
-    tests = [paired_test(correct, of_ensemble, groups=groups_on_cpu) for correct in of_templates]
-    for template, correct, p, p_holm in zip(templates, of_templates, tests, holm(tests)):
-        gain = accuracy_difference(correct, of_ensemble, groups=groups_on_cpu, seed=seed)
-        rows.append(TemplateRow(model, template, accuracy(correct, groups=groups), gain, p, p_holm))
+    p_values = [
+        paired_test(correct, with_ensemble, groups=groups_on_cpu) for correct in with_template
+    ]
+    for template, correct, p, p_holm in zip(templates, with_template, p_values, holm(p_values)):
+        row = TemplateRow(
+            model=model,
+            template=template,
+            accuracy=accuracy(correct, groups=groups),
+            gain=accuracy_difference(correct, with_ensemble, groups=groups_on_cpu, seed=seed),
+            p=p,
+            p_holm=p_holm,
+        )
+        rows.append(row)
     return tuple(rows)
 
 
 def chosen_templates(words: Sequence[str], sets: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Return templates from words, each the name of a set or a template with {}, without repeats.
+    """Return the templates that words stand for, without repeats.
 
-    Raises InputError for a word that is neither.
+    words: names of sets, and templates with {} in place of the class.
+    sets: the templates of each set by its name.
+
+    Raises InputError for a word that is neither a set nor a template.
     """
     for word in words:
         if word not in sets and PLACE not in word:
