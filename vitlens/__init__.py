@@ -8,11 +8,11 @@ First steps, with a model and images that are part of the package:
     vitlens.show_board(vitlens.statistics(vit, digits))  # what its heads do
 
 `vitlens.load("timm:deit_tiny_patch16_224")` and `vitlens.wrap(module)` make a Model of other
-networks; wherever images are expected, files and folders will do. `help(vitlens.load)` shows more,
-and docs/python.md the rest.
+networks. All functions that expect images also take files and folders. `help(vitlens.load)` shows
+more, and docs/python.md the rest.
 
-The public functions are those that the commands call; `__init__.pyi` names them with their modules,
-from which each is imported on first use.
+The commands call the same public functions. `__init__.pyi` lists them with their modules. A module
+is imported on the first use of a function.
 """
 
 import re

@@ -1,8 +1,9 @@
 """Writes and reads arrays in .npz files, also as frozen dataclasses that declare their forms.
 
-A field is Annotated with a `Form`, as the types below are; one that is None is left out of the
-file. A mapping holds several arrays of one form: a Mapping[int, Matrix] "layer" those named layer0,
-layer1 ...; a Mapping[str, Vector] "mean" those named mean_distance, mean_entropy ...
+A field is Annotated with a `Form`, as the types below are. A field that is None is left out of the
+file. A field may be a mapping of several arrays of one form:
+- `layer: Mapping[int, Matrix]` holds the arrays layer0, layer1 and so on;
+- `mean: Mapping[str, Vector]` holds the arrays mean_distance, mean_entropy and so on.
 """
 
 import math
@@ -34,16 +35,16 @@ from vitlens.files import write_atomically
 Array = NDArray[np.generic]
 Kind = TypeVar("Kind")
 
-SIZE: Final = 4 << 30  # bytes of all arrays of a file
+SIZE: Final = 4 << 30  # most bytes of all arrays of a file
 # booleans, numbers, strings: no objects, structured types, complex numbers or dates
 _KINDS: Final = "biufUS"
-_SUSPECT: Final = 256 << 20  # bytes of the arrays; below, any compression ratio is accepted
-_PACKED: Final = 100  # largest compression ratio above that
-_PART: Final = 16 << 20  # bytes read at once
+_SUSPECT: Final = 256 << 20  # up to so many bytes of arrays, any compression ratio is accepted
+_PACKED: Final = 100  # largest compression ratio of larger arrays
+_PART: Final = 16 << 20  # bytes read at a time
 _EMPTY: Final = 1 << 24  # longest side of an array without elements
-# shape, whether column by column, dtype
+# shape, True for column-major order, dtype
 _Header: TypeAlias = tuple[tuple[int, ...], bool, np.dtype[np.generic]]
-# by version: bytes of the header's length, and numpy's parser of both
+# by version: the number of bytes that hold the header's length, and numpy's parser of the header
 _HEADERS: Final = {
     (1, 0): (2, np.lib.format.read_array_header_1_0),
     (2, 0): (4, np.lib.format.read_array_header_2_0),
@@ -54,7 +55,8 @@ _HEADERS: Final = {
 class Form:
     """The expected form of an array.
 
-    kinds: the kinds of numpy dtypes ("b", "iu", "f", "U"); shape: None for any size.
+    kinds: the accepted kinds of numpy dtypes, e.g. "b", "iu", "f", "U".
+    shape: the length of each axis, None for any length.
     """
 
     kinds: str
@@ -107,9 +109,12 @@ def read_arrays(
 ) -> dict[str, Array]:
     """Return the arrays of an .npz by name, all or only `keys`; nothing is unpickled.
 
-    Raises `error`, one line, if the file is missing or damaged, holds anything but numbers,
-    booleans and strings, or claims more than `most` bytes, than it has, or than is plausible for
-    its size.
+    keys: the names of the arrays to read, None for all.
+    most: the largest accepted number of bytes.
+
+    Raises `error`, one line, if the file is missing or damaged, or holds anything but numbers,
+    booleans and strings. Also raises it if arrays claim more than `most` bytes, more than the file
+    has, or more than is plausible for its size.
     """
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
@@ -163,13 +168,13 @@ def _read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:
                 f"{dtype} in {entry.filename!r}, no numbers or texts: a pickle could run code"
             )
         count = math.prod(shape)
-        fits = max(count, count * dtype.itemsize) <= size
+        fits = max(count, count * dtype.itemsize) <= size  # an itemsize may be 0
         if not fits or any(not 0 <= side <= size + _EMPTY for side in shape):
             raise ValueError(
                 f"{size:,} bytes of {entry.filename!r}, which claims the shape {str(shape)[:80]}"
             )
         content = bytearray()
-        while part := file.read(_PART):  # to the end, where the checksum is compared
+        while part := file.read(_PART):  # to the end: zipfile compares the checksum there
             content += part
     array: Array = np.ndarray(shape, dtype, content, order="F" if by_columns else "C")
     return array
@@ -211,8 +216,11 @@ def require_forms(
 class _ArrayField(NamedTuple):
     """One field of a dataclass of arrays.
 
-    key_type: int or str of a mapping, by number or by name, None for a single array.
-    prefix: the prefix of the names of a mapping's arrays in the file, before the key.
+    name: the name of the field.
+    form: the form of its arrays.
+    optional: True if it may be None.
+    key_type: the type of a mapping's keys, None for a single array.
+    prefix: the beginning of the names of a mapping's arrays in the file, before the key.
     """
 
     name: str
@@ -251,7 +259,7 @@ def as_arrays(values: Any) -> dict[str, Array]:
 
 
 def arrays_of(kind: type[Kind], stored: Mapping[str, Array], path: Path) -> Kind:
-    """Return the arrays of a file, which lies at `path`, as their dataclass.
+    """Return the arrays of the file at `path` as their dataclass.
 
     Raises InputError if they do not fit it.
     """

@@ -20,7 +20,7 @@ from vitlens.shapes import Labels, Logits
 
 PREDICTED: Final = "predicted"
 LABEL: Final = "label"
-# also before the name, as in n02085620-Chihuahua
+# a wnid, which may be followed by a name, as in n02085620-Chihuahua
 _WNID: Final = re.compile(r"(n\d{8})(?:[-_ ]|$)")
 _EXAMPLES: Final = 3  # classes listed in a note
 _MOST_LISTED: Final = 5  # classes listed in an error
@@ -30,9 +30,9 @@ _MOST_LISTED: Final = 5  # classes listed in an error
 class ClassMapping:
     """A mapping from a model's logits to the classes of data.
 
-    classes: the names of the columns that `read` returns, the data's first.
-    read: maps the model's logits to them.
-    note: for a report, "" for classes matched by name.
+    classes: the names of the columns that `read` returns. The classes of the data come first.
+    read: maps the model's logits to these columns.
+    note: a note for a report, "" if classes were matched by name.
     """
 
     classes: tuple[str, ...]
@@ -43,8 +43,10 @@ class ClassMapping:
 def reading(model: Sequence[str], data: Sequence[str]) -> ClassMapping:
     """Return the mapping from the logits of a model of these classes to the classes of the data.
 
-    model, data: names of classes. ImageNet's 1000 classes are read as Geirhos's 16 by the mean
-    probability of each group. All others are matched as by `match_classes`.
+    If the data has classes of Geirhos's 16, ImageNet's 1000 classes are grouped, each group with
+    its mean probability. All other classes are matched by `match_classes`.
+
+    model, data: the names of the classes.
     """
     groups = imagenet16()
     if tuple(model) != imagenet_classes() or not set(data) <= groups.keys():
@@ -81,9 +83,9 @@ def _examples(texts: Sequence[str]) -> str:
 class _Match(NamedTuple):
     """A match of classes.
 
-    columns: the columns of the logits, the data's classes first.
-    names: the names of the columns.
-    note: "" for a match by name.
+    columns: the numbers of columns of the logits. The classes of the data come first.
+    names: the names of these columns.
+    note: a note for a report, "" for a match by name.
     """
 
     columns: list[int]
@@ -95,11 +97,14 @@ def match_classes(model: Sequence[str], data: Sequence[str]) -> tuple[list[int],
     """Return the column of the model's logits for each class, and the names in that order.
 
     The data's classes come first, in the data's order. They are matched by name if all names of the
-    data are among the model's. Case, underscores, hyphens and leading zeros do not count if the
-    names stay distinct. A wnid is the name of its ImageNet class, and of several names, divided by
-    commas, the first counts. Classes that only one side numbers are matched by position if both
-    have the same number; `position_note` then returns a note. Raises InputError listing the
-    differences.
+    data are among the model's:
+    - case, underscores, hyphens and leading zeros do not count if the names stay distinct;
+    - a wnid is the name of its ImageNet class;
+    - of several names, separated by commas, the first counts.
+
+    If one side has only numbers as names, and both have as many classes, they are matched by
+    position. `position_note` then returns a note. Raises InputError, with the differences, if
+    nothing matches.
     """
     columns, names, _ = _matched(model, data)
     return columns, names
@@ -116,27 +121,28 @@ def position_note(model: Sequence[str], data: Sequence[str]) -> str:
 def _matched(model: Sequence[str], data: Sequence[str]) -> _Match:
     if tuple(model) == tuple(data):
         return _Match(list(range(len(model))), tuple(data))
-    for normalise in (str, _normalise, _first_name):
+    for normalise in (str, _normalise, _first_name):  # from strict to lenient
         model_names = [normalise(name) for name in model]
         data_names = [normalise(name) for name in data]
         columns = _columns_by_name(model_names, data_names)
         if columns is not None:
             rest = sorted(set(range(len(model))) - set(columns))
             return _Match([*columns, *rest], (*data, *(model[index] for index in rest)))
-    # one side has only the numbers 0, 1, 2, ... as names: its classes are the other's by position
+    # If one side has only the numbers 0, 1, 2, ... as names, classes are matched by position.
     numbers = [str(index) for index in range(len(data))]
-    if len(model) == len(data) and numbers in (list(model), sorted(data, key=_natural)):
+    if len(model) == len(data):
         if list(model) == numbers:
             return _Match(list(range(len(model))), tuple(data), _by_position(data))
-        columns = [int(name) for name in data]
-        return _Match(columns, tuple(data), _by_index(model))
+        if sorted(data, key=_natural) == numbers:
+            columns = [int(name) for name in data]
+            return _Match(columns, tuple(data), _by_index(model))
     raise _mismatch(model, data)
 
 
 def _columns_by_name(model: Sequence[str], data: Sequence[str]) -> list[int] | None:
-    """Return the column of each of the data's names.
+    """Return the column of each name of the data.
 
-    None unless the names are distinct and all of them are the model's.
+    It is None unless the names are distinct and the model has all of them.
     """
     column_of_name = {name: index for index, name in enumerate(model)}
     are_distinct = len(column_of_name) == len(model) and len(set(data)) == len(data)
@@ -146,7 +152,7 @@ def _columns_by_name(model: Sequence[str], data: Sequence[str]) -> list[int] | N
 
 
 def _normalise(name: str) -> str:
-    """Return a name, or that of a wnid's class, without case, separators and leading zeros."""
+    """Return a name (of a wnid, that of its class) without case, separators and leading zeros."""
     wnid = _WNID.match(name)
     index = imagenet_indices().get(wnid[1]) if wnid else None
     if index is not None:
@@ -160,7 +166,7 @@ def _first_name(name: str) -> str:
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
-    """Return a sort key with which 2 is before 10, in lower case, as timm sorts folders."""
+    """Return a sort key that puts 2 before 10 and ignores case, as timm sorts folders."""
     parts = re.split(r"(\d+)", name.lower())
     return [(0, int(part), "") if is_index(part) else (1, 0, part) for part in parts]
 
@@ -213,9 +219,11 @@ def _list_names(names: Sequence[str]) -> str:
 
 
 def label_columns(model: Sequence[str], split: Split) -> Labels:
-    """Return each image's label as a column of the logits of a model of these classes: (n,), CPU.
+    """Return each image's label (n,), on the CPU, as a column of the logits of a model.
 
-    Labels are converted only here; functions that take the result must not match names again.
+    Labels are converted only here. Functions that take the result must not match names again.
+
+    model: the names of the model's classes.
     """
     if split.labels is None:
         raise DataError(f"expected labelled images, found images without labels in {split.name}")
@@ -224,7 +232,7 @@ def label_columns(model: Sequence[str], split: Split) -> Labels:
 
 
 def require_shared(first: Sequence[str], second: Sequence[str], data: Sequence[str]) -> None:
-    """Raise InputError, naming the model, if the classes of a model do not match the data's."""
+    """Raise InputError, with the name of the model, if its classes do not match the data's."""
     for position, model in (("first", first), ("second", second)):
         try:
             reading(model, data)
@@ -245,8 +253,8 @@ def class_targets(
 ) -> Labels | None:
     """Return class indices (count,) among the model's logits; None for "predicted".
 
-    targets: "predicted", "label" (of `split`), a class by name or by its index from 0, or one of
-        these for each image, also as a tensor or an array of indices.
+    targets: "predicted", "label" (of `split`), or a class by its name or its index from 0. One of
+        these may be given for each image. Indices may be a tensor or an array.
     any_class: refuse "predicted" and "label", as the targets of an attack must be other classes.
     words: the names of the argument and the label in messages.
 
@@ -292,16 +300,16 @@ def class_targets(
 
 
 def _is_class(target: object) -> bool:
-    """Return True for a name or an index; a bool is none, although it is an int in Python."""
+    """Return True for a name or an index, but not for a bool, which is an int in Python."""
     return isinstance(target, str | int) and not isinstance(target, bool)
 
 
 def class_index(
     target: str | int, classes: tuple[str, ...], *, words: tuple[str, str] = ("targets", LABEL)
 ) -> int:
-    """Return the index of a class by its name, in any case, or its number.
+    """Return the index of a class by its name, in upper or lower case, or by its number.
 
-    Raises as `class_targets`.
+    Raises the errors of `class_targets`.
     """
     if isinstance(target, str) and target in classes:
         return classes.index(target)
@@ -342,7 +350,7 @@ def predicted_classes(model: Model, images: Parts, size: int) -> Labels:
 
     It is 0 for a model without a classifier.
     """
-    if not model.has_classifier:  # the methods that it supports ignore the targets
+    if not model.has_classifier:  # methods that work without a classifier ignore the targets
         return torch.zeros(len(images), dtype=torch.int64)
     with evaluating(model), torch.no_grad():
         return torch.cat([model(part.to(model.device)).argmax(-1) for part in images.split(size)])

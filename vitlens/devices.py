@@ -25,7 +25,8 @@ _SYNONYMS = {
     "metal": "mps",
     "apple": "mps",
 }
-_KEYS = 5  # most keys per dimension of a head for attention as matrix products
+# on a CPU in bf16, attention is computed as matrix products up to so many keys per head dimension
+_KEYS = 5
 
 
 def resolve_device(name: str = "auto") -> torch.device:
@@ -62,8 +63,9 @@ def resolve_device(name: str = "auto") -> torch.device:
 def as_device(device: torch.device | str) -> torch.device:
     """Return the device of a Python caller's argument.
 
-    device: one of torch's, "meta" (shapes without numbers), or a name for `resolve_device`. Raises
-    InputError.
+    device: a torch device, "meta" (shapes without numbers), or a name for `resolve_device`.
+
+    Raises InputError.
     """
     if isinstance(device, torch.device) and device.type not in ("cuda", "mps"):
         return device
@@ -73,7 +75,7 @@ def as_device(device: torch.device | str) -> torch.device:
 
 
 def _suggestion(name: str) -> str:
-    """Return the device that a misspelled name may stand for; "" for none."""
+    """Return the device that a misspelled name may stand for, "" for none."""
     word, digits = re.fullmatch(r"(.*?):?([0-9]*)", name.strip().lower(), re.DOTALL).groups()  # type: ignore[union-attr]
     if word in _SYNONYMS or (digits and not word):
         word = _SYNONYMS.get(word, "cuda")
@@ -107,8 +109,8 @@ def in_bf16(device: torch.device, precision: str) -> bool:
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
     """Return a context of mixed precision if `in_bf16`, else of fp32.
 
-    On a CUDA device, fp32 is that of convolutions, too, which cuDNN by default computes in TF32. On
-    a CPU, attention that requires a gradient is computed as matrix products, or in fp32.
+    On a CUDA device, fp32 includes convolutions, which cuDNN computes in TF32 by default. On a CPU
+    in bf16, attention that requires a gradient is computed as matrix products, or in fp32.
     """
     if in_bf16(device, precision):
         return _bf16(device)
@@ -154,8 +156,8 @@ class _AttentionWithGradient(TorchFunctionMode):
         with torch.autocast("cpu", enabled=False):
             if not _has_options(args, kwargs) and multiplies_bf16(args[0].device):
                 query, key, value = (tensor.bfloat16() for tensor in args)
-                # products are faster if the weights, which they keep for the backward pass, are
-                # small
+                # Products keep the weights for the backward pass. They are faster than the kernel
+                # only if the weights are small.
                 same_batch = query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
                 if same_batch and key.shape[-2] <= _KEYS * query.shape[-1]:
                     scale = kwargs.get("scale")
@@ -183,7 +185,7 @@ def _widen(value: Any) -> Any:
 
 @contextmanager
 def evaluating(module: torch.nn.Module) -> Iterator[None]:
-    """Set evaluation mode, with other threads waiting for the module; restore all modes on exit."""
+    """Set evaluation mode while other threads wait for the module; restore all modes on exit."""
     with turn(module):
         modes = {name: submodule.training for name, submodule in module.named_modules()}
         module.eval()
@@ -196,7 +198,7 @@ def evaluating(module: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one thread inside: many small passes wait longer for threads than they take."""
+    """Compute on one thread, as many small passes wait longer for threads than they compute."""
     previous = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

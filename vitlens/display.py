@@ -1,8 +1,8 @@
 """Makes untrusted names visible in reports, in figures and on terminals.
 
-Names of files, folders, classes, data and models may hold any characters. Control characters are
-escaped here, markup where a name is put in (report/escape.py); the JSON of a run keeps every name
-as it is.
+Names of files, folders, classes, data and models may hold any characters. This module escapes
+control characters. Markup is escaped when a name is put into a text (report/escape.py). The JSON of
+a run keeps every name unchanged.
 """
 
 import unicodedata
@@ -10,15 +10,14 @@ from typing import Final
 
 NAME_LENGTH: Final = 60  # largest number of characters of a name, or of each part of a path
 PATH_LENGTH: Final = 180  # largest number of characters of a whole path
-LINE_LENGTH: Final = 2000  # characters of a message
+LINE_LENGTH: Final = 2000  # largest number of characters of a message
 
-# of Persian and Indic scripts and of emoji; they do not change the text direction
+# Persian and Indic scripts and emoji need these; they do not change the text direction
 _JOINERS: Final = "\u200c\u200d"
 _SHORT: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
-# The asterisks and backticks of a name, distinguished from our sentences' markup until
-# `as_markdown` writes them. Both are private-use characters, which `visible` escapes, so that no
-# name can hold them.
+# These private-use characters stand for the asterisks and backticks of a name, so that
+# `as_markdown` does not take them for markup. No name can contain them, as `visible` escapes them.
 ASTERISK = "\U000f0001"
 BACKTICK = "\U000f0002"
 _PROTECT: Final = str.maketrans({"*": ASTERISK, "`": BACKTICK})
@@ -33,8 +32,8 @@ def visible(text: str) -> str:
 def shorten(name: str) -> str:
     r"""Return a name cut in its middle to NAME_LENGTH characters.
 
-    Of a path each part is cut, and the whole to PATH_LENGTH. A name of only spaces is written as
-    "\x20".
+    Each part of a path is cut, and then the whole path to PATH_LENGTH. A name of only spaces is
+    written as "\x20".
     """
     if name.isspace():
         name = "".join(map(escape, name))
@@ -58,7 +57,7 @@ def for_terminal(text: str) -> str:
 
 
 def protected(name: str) -> str:
-    """Return a name whose asterisks and backticks `as_markdown` does not take for markup."""
+    """Return a name with asterisks and backticks that `as_markdown` does not take for markup."""
     return name.translate(_PROTECT)
 
 

@@ -19,15 +19,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import SequenceMatcher
 
-_MOST_LISTED = 40  # names of a kind that a message lists, if none is near
+_MOST_LISTED = 40  # a message lists up to so many names if none is near
 _NEAR = 0.6  # least similarity of a suggestion
 _BEHIND = 0.1  # largest difference in similarity to the best suggestion
-_SUGGESTED = 3
-_WORD = 0.95  # similarity of a name to one of several words, of which it is one
-_CONTAINED = 0.85  # similarity of a name to one that contains it
+_SUGGESTED = 3  # most suggestions
+_WORD = 0.95  # similarity of "cat" to "tiger cat", which has it as a word
+_CONTAINED = 0.85  # similarity of a name to a longer name that contains it
 
 
-# a mark for each command that runs; one set per process, as the demo answers in threads
+# a mark for each running command; shared by all threads, because the demo answers in threads
 _running_commands: set[object] = set()
 
 
@@ -39,15 +39,15 @@ def typed_flags() -> Iterator[None]:
     try:
         yield
     finally:
-        _running_commands.discard(mark)  # others, of commands in other threads, may end later
+        _running_commands.discard(mark)  # commands in other threads keep their marks
 
 
 def argument(name: str, value: object = None, *, flag: str = "") -> str:
     """Return an argument as the caller types it: `image_size=64` or `--image-size 64`.
 
-    name: in Python.
-    value: None for only the name, True for a switch.
-    flag: if it is not the name with dashes.
+    name: the name of the argument in Python.
+    value: its value, None for only the name, True for a switch.
+    flag: the name on the command line, "" if it is `name` with dashes.
 
     >>> argument("image_size", 64)
     'image_size=64'
@@ -114,8 +114,9 @@ class UnknownNameError(InputError):
 def nearest(name: str, valid: Iterable[str]) -> list[str]:
     """Return the valid names most similar to an unknown one, best first, at most three.
 
-    It is compared with each name and, as long model names are often abbreviated ("deit_tny" for
-    "deit_tiny_patch16_224"), with its first parts, with and without a prefix such as "timm:".
+    It is compared with each valid name and with the first parts of it, because long model names are
+    often abbreviated ("deit_tny" for "deit_tiny_patch16_224"). Both are compared with and without a
+    prefix such as "timm:".
     """
     typed = name.lower()
     _, _, unprefixed = name.rpartition(":")
@@ -148,7 +149,7 @@ def lacks_memory(error: BaseException) -> bool:
     """Return True if memory ran out in Python, in numpy, or in torch on the CPU."""
     if isinstance(error, MemoryError):
         return True
-    # torch has no type for it
+    # torch has no type of exception for this on the CPU
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
@@ -199,9 +200,9 @@ def first_line(error: BaseException, most: int = 160) -> str:
 
 @contextmanager
 def in_one_line(expected: str, hint: str, kind: type[InputError] = ModelError) -> Iterator[None]:
-    """Turn another library's exceptions into one of ours, in one line: expected, found, hint.
+    """Turn another library's exceptions into one of vitlens, in one line: expected, found, hint.
 
-    Exceptions of vitlens pass, and so does memory that ran out.
+    Exceptions of vitlens are passed on, and so are those about memory that ran out.
     """
     try:
         yield

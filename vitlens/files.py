@@ -25,15 +25,15 @@ _FOREIGN: Final = ("wandb",)
 def write_atomically(path: Path) -> Iterator[Path]:
     """Yield a temporary path that replaces `path` if the block ends without an exception.
 
-    It lies next to `path` and has its suffix; the parent folder is created. Raises StorageError,
-    one line, if the disk is full or not writable. Then, as after any other exception, the old file
-    is unchanged and no partial file is left.
+    The temporary path is in the same folder and has the same suffix. The parent folder is created.
+    After any exception, the old file is unchanged and no partial file is left. Raises StorageError,
+    one line, if the disk is full or not writable.
     """
     temporary = path.with_name(f".{path.stem}-{uuid.uuid4().hex[:8]}{path.suffix}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
-        # so that a crash after the rename cannot leave a partial file
+        # on disk before the rename, so that a crash cannot leave a partial file
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -159,8 +159,8 @@ def sha256(path: Path) -> str:
 def inside(folder: Path, *parts: str) -> Path:
     """Return the path of the parts below a folder, which itself may be a link.
 
-    Raises InputError for parts that lead out of the folder, and for a link in them, for reading as
-    for writing: an untrusted file must not determine what is read or overwritten.
+    Raises InputError for parts that lead out of the folder, and for a link in them. An untrusted
+    file must not determine which other files are read or overwritten.
     """
     below = Path(*parts)
     try:

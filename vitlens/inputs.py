@@ -24,16 +24,18 @@ def takes_images(function: Function) -> Function:
     """Decorate a public function of (model, images, ...) to take them in every form.
 
     Callers give images as tensors, files, folders, PIL images, uint8 arrays or a Split
-    (data/catalogue.py). The function reads them by `as_images`, as one tensor in [0, 1], clamped
-    and of the model's pixel_dtype, or by `as_parts`, part by part; `groups_of` returns a Split's
-    groups. A parameter `labels` that is not given is filled from the Split or the class folders.
-    `targets` become class indices (batch,), or None for the predicted classes; if its default is
-    None, None means no targets, and "predicted" and "label" are refused. Other threads that use the
-    model wait.
+    (data/catalogue.py). The caller's images are not changed. Other threads that use the model wait.
+
+    The decorated function gets:
+    - images: it reads them by `as_images`, as one tensor in [0, 1], clamped and of the model's
+      pixel_dtype, or part by part by `as_parts`. `groups_of` returns the groups of a Split;
+    - labels: by default those of the Split or the class folders;
+    - targets: class indices (batch,), or None for the predicted classes. If the default of the
+      parameter is None, None means no targets, and "predicted" and "label" are refused.
 
     Raises DataError as `read_split` and `require_images` do. Raises InputError for anything but a
-    Model, for options that are not given by name and for wrong targets, UnknownNameError for an
-    option or a class that does not exist. The caller's images are not changed.
+    Model, for options without their names, and for wrong targets. Raises UnknownNameError for an
+    option or a class that does not exist.
     """
     signature = inspect.signature(function)
     targets_parameter = signature.parameters.get("targets")
@@ -43,8 +45,8 @@ def takes_images(function: Function) -> Function:
     def checked(model: Any, images: Any, *args: Any, **kwargs: Any) -> Any:
         require_model(model, images)
         _require_options(function, signature, args, kwargs)
-        # inside inference mode, nothing has a gradient; while this thread holds the model, other
-        # threads wait
+        # The caller may be in inference mode, in which nothing has a gradient. Other threads wait
+        # while this one holds the model.
         with torch.inference_mode(mode=False), holding(model):
             images, split = _read(model, images)
             if targets_parameter is None and (split is None or not takes_labels):
@@ -71,9 +73,11 @@ def takes_images(function: Function) -> Function:
 def takes_splits(function: Function) -> Function:
     """Decorate a public function of (model, ...) with Splits among its parameters.
 
-    `images` and `second_images` may also be given in every other form (data/catalogue.py), tensors
-    with `labels` (n,), class indices of the model, which replace those of a Split. Raises DataError
-    for what is no images, and for anything but a Split where the parameter is annotated so.
+    `images` and `second_images` may also have every other form (data/catalogue.py). `labels` (n,),
+    class indices of the model, belong to tensors, or replace the labels of a Split.
+
+    Raises DataError for values that are no images. Also raises it for anything but a Split as the
+    value of a parameter that is annotated as Split.
     """
     signature = inspect.signature(function)
     strict = []
@@ -83,7 +87,7 @@ def takes_splits(function: Function) -> Function:
 
     @wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        if args:  # before the rest, so that a missing argument is named after a model that is none
+        if args:  # first of all: a wrong model is a better reason than a missing argument
             require_model(*args[:2])
         bound = signature.bind(*args, **kwargs)
         arguments = bound.arguments

@@ -34,11 +34,11 @@ _WEIGHTS: Final = {  # descriptions of a source's weights
 class Named:
     """An entry of a list of names.
 
-    name: as it is typed.
-    help: a description, in a sentence.
+    name: the name as it is typed.
+    help: a description in a sentence.
     needs: requirements of the model or of the installation, "" for none.
-    family: for methods the families of models, for attacks the norm, for statistics the query rows,
-        for models the source.
+    family: the families of models of a method, the norm of an attack, the query rows of a
+        statistic, or the source of a model.
     """
 
     name: str
@@ -121,10 +121,10 @@ def list_statistics() -> NameList:
 
 
 def list_models(pattern: str = "*") -> NameList:
-    """Return the models that can be loaded, whose names match a pattern or contain it.
+    """Return the models that can be loaded with a name that matches a pattern or contains it.
 
-    Without a pattern, a library is one entry. A pattern asks the libraries for their names, and so
-    imports them. Raises UnknownNameError if nothing matches.
+    Without a pattern, a library is one entry. With a pattern, the libraries are imported and asked
+    for their names. Raises UnknownNameError if nothing matches.
 
     >>> import vitlens
     >>> vitlens.list_models("*-digits").names
@@ -135,8 +135,10 @@ def list_models(pattern: str = "*") -> NameList:
         needs = [_WEIGHTS[source.weights]]
         if source.extra:
             needs.append(f"pip install 'vitlens[{source.extra}]'")
-        is_library = pattern in ("", "*") and source.prefix
-        for name in [source.usage] if is_library else source.matching(pattern):
+        is_library = bool(source.prefix)
+        is_one_entry = is_library and pattern in ("", "*")
+        names = [source.usage] if is_one_entry else source.matching(pattern)
+        for name in names:
             entries.append(Named(name, source.help, "; ".join(filter(None, needs)), source.kind))
     if not entries:
         raise unknown_model(pattern, hint="vitlens.list_models()")

@@ -1,7 +1,8 @@
 """Names outside the registries, without torch: choices of options, ImageNet's 1000 classes.
 
-`imagenet.txt` has one class per line, wnid and WordNet's first lemma, in order of wnid: the line's
-number is the index (the two cranes and the second maillot are disambiguated by hand).
+`imagenet.txt` has one class per line, its wnid and WordNet's first lemma. Lines are in the order of
+wnids, so the number of a line is the index of the class. The two cranes and the second maillot are
+disambiguated by hand.
 """
 
 import re
@@ -98,8 +99,8 @@ DEFAULT_SEED: Final = 0
 LABELS: Final = " labels"  # after a part: the fingerprint of its labels, not of its images
 PERPLEXITY: Final = 30.0  # of t-SNE
 _SEPARATORS: Final = re.compile(r"[\s_-]+")  # in the names of classes
-_MOST_DIGITS: Final = 9  # of a name that is a number
-FEWEST_FOR_MEAN: Final = 8  # images: the mean over fewer is too close to each image's own output
+_MOST_DIGITS: Final = 9  # a longer number is no class index
+FEWEST_FOR_MEAN: Final = 8  # the mean over fewer images is too close to the output of each image
 
 
 @cache

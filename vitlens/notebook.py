@@ -1,7 +1,7 @@
 """Figures for notebooks: `show`, `show_heads` and `show_board` draw results of other functions.
 
-Each returns a matplotlib figure made by vitlens/charts, in the style of the reports. No display is
-needed, and pyplot is not used, so that no figure has to be closed.
+Each function returns a matplotlib figure of vitlens/charts, in the style of the reports. They need
+no display, and they do not use pyplot, so no figure has to be closed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,11 +28,12 @@ from vitlens.uncertainty import Estimate
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from vitlens.charts import Picture
     from vitlens.charts.values import Draw
 
-MOST: Final = 12  # images in one figure
-_PANELS: Final = 6  # tables in one figure
-_ROW_TOLERANCE: Final = 1e-3  # of the sum of a row of attention weights
+MOST: Final = 12  # most images in one figure
+_PANELS: Final = 6  # most tables in one figure
+_ROW_TOLERANCE: Final = 1e-3  # a row of attention weights sums to 1 within this tolerance
 
 
 def show(
@@ -47,18 +48,19 @@ def show(
 ) -> "Figure":
     """Return a figure of images and their maps, in colour over the images.
 
-    images: one image (3, height, width), a batch, or any form that `vitlens.images` takes, at most
-        12.
-    maps: (batch, rows, columns), or (rows, columns) for one image, of any resolution, as `rollout`,
-        `relevance` and `explain` return them; or several by name. One method without negative
-        values has one colour scale for all images, with its values at the bar; otherwise each map
-        is drawn as a share of its largest value, red for positive, blue for negative.
+    Maps of one method without negative values share one colour scale. Otherwise each map is drawn
+    as a share of its largest value, red for positive and blue for negative values.
+
+    images: at most 12 images: one (3, height, width), a batch, or any form that `vitlens.images`
+        takes.
+    maps: maps of any resolution, as `rollout`, `relevance` and `explain` return them: (batch, rows,
+        columns), or (rows, columns) for one image. Several methods are given by name.
+    model: the model of the maps. Files and pictures are cropped as it crops them. A tensor or a
+        Split is drawn without a crop.
     title: the title of the figure.
-    names: one for each image.
-    label: the maps' unit, at the colour bar.
-    width: the width of a page or a column.
-    model: that of the maps, whose crop of files and pictures is drawn (a tensor or a Split is drawn
-        without a crop).
+    names: a name for each image.
+    label: the unit of the maps, shown at the colour bar.
+    width: the width of the figure, that of a page or of a column.
 
     Raises InputError if shapes do not fit, and for maps of files without the model.
 
@@ -79,14 +81,7 @@ def show(
         )
     pixels = _pictures(images, model).double().numpy()
     count = len(pixels)
-    captions = [""] * count
-    if names is not None:
-        listed: Any = names.tolist() if isinstance(names, Tensor) else names
-        captions = [str(name) for name in listed]
-    if len(captions) != count:
-        raise InputError(
-            f"expected {count} names, one for each of the images, found {len(captions)}"
-        )
+    captions = _captions(names, count)
     if maps is None:
         pictures = [Picture(image, below=name) for image, name in zip(pixels, captions)]
         return _figure(images_chart(), pictures, title, width)
@@ -116,8 +111,21 @@ def show(
     return _figure(images_chart(), cells, title, width)
 
 
+def _captions(names: Sequence[object] | Tensor | None, count: int) -> list[str]:
+    """Return the caption of each image. Raises InputError for another number of names."""
+    captions = [""] * count
+    if names is not None:
+        listed: Any = names.tolist() if isinstance(names, Tensor) else names
+        captions = [str(name) for name in listed]
+    if len(captions) != count:
+        raise InputError(
+            f"expected {count} names, one for each of the images, found {len(captions)}"
+        )
+    return captions
+
+
 def _map_batches(maps: Tensor | Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
-    """Return maps (count, rows, columns) by name. Raises InputError for other shapes, and none."""
+    """Return maps (count, rows, columns) by name. Raises InputError without maps of this shape."""
     batches = {}
     for name, value in (maps if isinstance(maps, Mapping) else {"map": maps}).items():
         values = _numbers(value, name).float()
@@ -147,16 +155,18 @@ def show_heads(
 ) -> "Figure":
     """Return a figure of every head's attention to each patch for one image, layers by heads.
 
-    With `layer` it is one layer's heads over the images.
+    With `layer`, the figure shows the heads of one layer for all images.
 
-    attention: the result of `vitlens.attention` (with the model, from which the position of each
-        patch is read), or maps (layers, batch, heads, rows, columns), or one such tensor per layer;
-        of weights with all rows, that of the CLS token is drawn, or the mean over patches without
-        one. It may also be the model itself, also one with windows: its maps of the images.
-    images: next to or under the maps.
-    image: its index in the batch, from 0, of any number of images.
-    layer: from 0, for the heads of one layer over at most 12 images.
-    width: the width of a page or a column.
+    attention: one of
+        - the result of `vitlens.attention`, together with the model, which knows the position of
+          each patch. The row of CLS is drawn, or the mean over patches without CLS;
+        - maps (layers, batch, heads, rows, columns), or one tensor per layer;
+        - the model itself, also one with windows. The maps of the images are then computed.
+    images: the images, shown next to the maps or under them.
+    model: the model of the attention.
+    image: the index of the image that is drawn, from 0.
+    layer: the number of the layer, from 0, with at most 12 images.
+    width: the width of the figure, that of a page or of a column.
 
     Raises InputError if shapes do not fit.
 
@@ -165,58 +175,48 @@ def show_heads(
     >>> figure = vitlens.show_heads(vitlens.attention(vit, digits, rows="cls"), digits, model=vit)
     """
     from vitlens.charts import images as images_chart
-    from vitlens.charts.pictures import of_heads, with_maps
 
-    numbers: Sequence[int] | None = None
+    attention_by_layer: Any = attention
+    numbers: Sequence[int] | None = None  # of the layers, None for 0, 1, 2 and so on
     if isinstance(attention, Model):
         if images is None:
             raise InputError(
                 "expected images with the model, found none; give show_heads(model, images)"
             )
         model = attention
-        if layer is None:  # the attention of the other images would not be drawn
+        if layer is None:  # only one image is drawn, so only its attention is computed
             images = _one_of(_split(images, model), image)
             image = 0
         else:
             images = _pictures(images, model)
-        attention = attention_maps(model, images)
+        attention_by_layer = attention_maps(model, images)
         # layers without a map are left out
-        numbers = [layer_maps.site.layer for layer_maps in attention]
-    if not isinstance(attention, Sequence | Tensor):
+        numbers = [layer_maps.site.layer for layer_maps in attention_by_layer]
+    if not isinstance(attention_by_layer, Sequence | Tensor):
         raise InputError(
-            f"expected the attention of layers, found {_kind(attention)}; give "
+            f"expected the attention of layers, found {_kind(attention_by_layer)}; give "
             "vitlens.attention(model, images)"
         )
-    with_heads = [number for number, weights in enumerate(attention) if not _has_no_head(weights)]
-    if numbers is None and len(with_heads) < len(attention):  # blocks without attention
-        numbers = with_heads
-    attention = [attention[number] for number in with_heads]
-    layers = [_head_maps(layer_attention, model) for layer_attention in attention]
-    if not layers:
+    with_heads = []
+    for number, weights in enumerate(attention_by_layer):
+        if not _has_no_head(weights):
+            with_heads.append(number)
+    if not with_heads:
         raise InputError("expected the attention of at least one layer, found none")
+    if numbers is None and len(with_heads) < len(attention_by_layer):
+        numbers = with_heads  # other blocks have no attention
+    layers = [_head_maps(attention_by_layer[number], model) for number in with_heads]
     layer_numbers = list(range(len(layers)) if numbers is None else numbers)
     for number, maps in zip(layer_numbers, layers):
         _require_finite(maps, f"the maps of layer {number}")
-    query = ""  # unknown for maps without a model
-    if isinstance(attention[0], LayerMaps):
-        query = attention[0].reading.removeprefix("the ")
-    elif model is not None:
-        query = "CLS token" if model.layout.positions("cls") else "mean patch"
+    query = _query_name(attention_by_layer[with_heads[0]], model)
     of_query = f" of the {query}" if query else ""
     count = len(layers[0])
     split = None if images is None else _split(images, model)
     if split is not None and len(split) != count:
         raise InputError(f"expected the {count} images of the attention, found {len(split)}")
     if layer is None:
-        _require_place(image, count)
-        if len({maps.shape for maps in layers}) > 1:
-            raise InputError(
-                "expected layers of one number of heads and one grid, found several; choose one by "
-                "layer=0, 1, ..."
-            )
-        values = 100 * torch.stack([maps[image] for maps in layers]).double()
-        picture = None if split is None else _one_of(split, image)[0].double().numpy()
-        cells = list(of_heads(values.numpy(), layer_numbers, picture))
+        cells = _cells_of_image(layers, layer_numbers, image, split)
         title = f"Attention{of_query} to each patch, % of its row, by layer and head"
     else:
         if layer not in layer_numbers:
@@ -229,14 +229,47 @@ def show_heads(
                 "expected images under the heads of one layer, found none; give "
                 "show_heads(attention, images)"
             )
-        pictures = _pictures(images, model).double()
-        head_maps = 100 * layers[layer_numbers.index(layer)].double()
-        titles = [f"head {head}" for head in range(head_maps.shape[1])]
-        names = [f"image {index}" for index in range(count)] if count > 1 else [""]
-        maps_by_head = list(head_maps.swapaxes(0, 1).numpy())
-        cells = list(with_maps(pictures.numpy(), maps_by_head, titles, names))
+        pictures = _pictures(images, model)
+        cells = _cells_of_layer(layers[layer_numbers.index(layer)], pictures)
         title = f"Layer {layer}: attention{of_query} to each patch, by head"
     return _figure(images_chart(scale="joint", label="attention (%)"), cells, title, width)
+
+
+def _query_name(layer: object, model: Model | None) -> str:
+    """Return the query of the maps of a layer in words, "" if unknown (maps without a model)."""
+    if isinstance(layer, LayerMaps):
+        return layer.reading.removeprefix("the ")
+    if model is None:
+        return ""
+    return "CLS token" if model.layout.positions("cls") else "mean patch"
+
+
+def _cells_of_image(
+    layers: Sequence[Tensor], numbers: Sequence[int], image: int, split: Split | None
+) -> "list[Picture]":
+    """Return the maps of all heads for one image, from maps (batch, heads, rows, columns)."""
+    from vitlens.charts.pictures import of_heads
+
+    _require_place(image, len(layers[0]))
+    if len({maps.shape for maps in layers}) > 1:
+        raise InputError(
+            "expected layers of one number of heads and one grid, found several; choose one by "
+            "layer=0, 1, ..."
+        )
+    values = 100 * torch.stack([maps[image] for maps in layers]).double()
+    picture = None if split is None else _one_of(split, image)[0].double().numpy()
+    return list(of_heads(values.numpy(), numbers, picture))
+
+
+def _cells_of_layer(maps: Tensor, images: Images) -> "list[Picture]":
+    """Return the maps (batch, heads, rows, columns) of one layer over the images."""
+    from vitlens.charts.pictures import with_maps
+
+    head_maps = 100 * maps.double()
+    titles = [f"head {head}" for head in range(head_maps.shape[1])]
+    names = [f"image {index}" for index in range(len(maps))] if len(maps) > 1 else [""]
+    maps_by_head = list(head_maps.swapaxes(0, 1).numpy())
+    return list(with_maps(images.double().numpy(), maps_by_head, titles, names))
 
 
 def show_board(
@@ -249,11 +282,15 @@ def show_board(
 ) -> "Figure":
     """Return a figure of a number per head: layers (down) by heads (across), with a colour bar.
 
-    values: the result of `vitlens.statistics`, of which `statistics` names one to six; that of
-        `vitlens.ablate`; a table (layers, heads), NaN for no head; or up to six tables by name.
-        Colours are symmetric around 0 for a single table with negative values.
-    unit: at the colour bar.
-    width: the width of a page or a column.
+    values: one of
+        - the result of `vitlens.statistics`;
+        - the result of `vitlens.ablate`;
+        - a table (layers, heads), NaN for no head, or up to six tables by name. The colours of a
+          single table with negative values are symmetric around 0.
+    statistics: the names of one to six statistics (None: those that reports draw).
+    title: the title of the figure.
+    unit: the unit at the colour bar.
+    width: the width of the figure, that of a page or of a column.
 
     Raises InputError if shapes do not fit.
 
@@ -309,9 +346,9 @@ def show_board(
 
 
 def _statistic_names(values: Statistics, statistics: str | Sequence[str] | None) -> list[str]:
-    """Return the names of the requested statistics, else of the defined ones that reports draw.
+    """Return the names of the requested statistics, by default of those that reports draw.
 
-    Raises UnknownNameError.
+    Raises UnknownNameError for a name that is no statistic.
     """
     if not statistics:
         defined = [name for name in shown_in("maps") if not getattr(values, name).isnan().all()]
@@ -412,8 +449,8 @@ def _has_no_head(weights: object) -> bool:
 def _head_maps(layer: object, model: Model | None) -> Tensor:
     """Return one layer's maps (batch, heads, rows, columns).
 
-    layer: maps, or weights (batch, heads, query, key), of which the row of CLS is taken, without
-    one the mean over patches.
+    layer: maps, or weights (batch, heads, query, key). Of weights, the row of CLS is taken, or the
+        mean over patches without CLS.
     """
     if isinstance(layer, LayerMaps):
         return layer.maps.detach().cpu().float()
@@ -426,7 +463,7 @@ def _head_maps(layer: object, model: Model | None) -> Tensor:
     if model is None:
         is_square = values.shape[-2] == values.shape[-1]
         if is_square and torch.allclose(values.sum(-1), torch.ones(()), atol=_ROW_TOLERANCE):
-            # drawn as a map, a whole matrix of weights would pass for one row of it
+            # a matrix of weights has the shape of a map, and would be drawn as one
             raise InputError(
                 f"expected model= with weights over {values.shape[-1]} tokens, found none; give "
                 "show_heads(attention, images, model=model)"
@@ -443,7 +480,9 @@ def _head_maps(layer: object, model: Model | None) -> Tensor:
             f"expected weights over the {layout.tokens} tokens of {model.alias}, found "
             f"{values.shape[-1]} keys; leave out model= for maps"
         )
-    cls_positions = layout.positions("cls") if values.shape[2] > 1 else (0,)
+    if values.shape[2] == 1:  # only one query
+        return layout.as_map(values[:, :, 0])
+    cls_positions = layout.positions("cls")
     if cls_positions:
         return layout.as_map(values[:, :, cls_positions[0]])
     return layout.as_map(values[:, :, len(layout.prefix) :].mean(2))

@@ -30,20 +30,23 @@ else:
     AnyImages: TypeAlias = object
     Targets: TypeAlias = object
 
-TOLERANCE: Final = 1e-4  # accepted distance outside [0, 1], by rounding; such pixels are clamped
-MOST_BYTES: Final = 2**32  # of the images of a Split at once: 7,133 of 224x224 px
+TOLERANCE: Final = 1e-4  # pixels so far outside [0, 1] are taken for rounding, and clamped
+MOST_BYTES: Final = 2**32  # of images in memory at a time: 7,133 images of 224x224 px
 
 _LOADER: Final = "make them with vitlens.images(FILES, model)"
-_WHITE: Final = 255  # of 8-bit pixels
-_DARK: Final = 2  # 8-bit images have a larger maximum
+_WHITE: Final = 255  # the largest 8-bit pixel
+_DARK: Final = 2  # images with a larger maximum are 8-bit images that were not divided by 255
 
 
 @dataclass(frozen=True)
 class Streamed:
-    """The images of a Split, read part by part by the methods of a tensor.
+    """The images of a Split, read part by part with the methods of a tensor.
 
-    These are `images[start:stop]`, `images[indices]` and `images.split(size)`. Parts are checked as
-    by `require_images`.
+    The methods are `images[start:stop]`, `images[indices]` and `images.split(size)`. Parts are
+    checked by `require_images`.
+
+    data: the Split.
+    dtype: the type of the parts.
     """
 
     data: "Split"
@@ -101,9 +104,9 @@ def as_parts(images: object) -> Parts:
 
 
 def groups_of(images: Parts) -> Tensor | None:
-    """Return the group of each image (n,) of a Split with groups, by which intervals are clustered.
+    """Return the group of each image (n,) of a Split with groups, None for other images.
 
-    None for other images.
+    Images of one group are not independent: intervals are over groups.
     """
     return images.data.groups if isinstance(images, Streamed) else None
 
@@ -150,7 +153,7 @@ def require_images(images: object, *, dtype: torch.dtype = torch.float32) -> Ima
             f"expected images in [0, 1], found {low:.4g} to {high:.4g}; "
             f"{_range_advice(low, high)}{_LOADER}"
         )
-    if images.is_inference():  # such tensors cannot be part of a graph
+    if images.is_inference():  # a tensor of inference mode cannot have a gradient
         images = images.clone()
     if low < 0 or high > 1:
         images = images.clamp(0, 1)
@@ -158,7 +161,7 @@ def require_images(images: object, *, dtype: torch.dtype = torch.float32) -> Ima
 
 
 def _range_advice(low: float, high: float) -> str:
-    """Return what to do with images from `low` to `high`, as the beginning of a sentence."""
+    """Return advice for images from `low` to `high`, as the beginning of a sentence."""
     if low < 0:
         return "leave out the normalisation, which the model does itself, or "
     if high <= _DARK:

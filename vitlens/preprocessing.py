@@ -9,7 +9,7 @@ from vitlens.typed import between
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-LONGEST_SIDE: Final = 4096  # pixels of an input; a ViT of patches of 16 px has 65,536 tokens then
+LONGEST_SIDE: Final = 4096  # most pixels of a side: with patches of 16 px, a ViT has 65,536 tokens
 
 # Pillow's filters
 Interpolation = Literal["bilinear", "bicubic", "nearest", "lanczos", "box", "hamming"]
@@ -27,17 +27,20 @@ _Level: TypeAlias = Annotated[int, between(0, 255)]
 class Preprocessing:
     """The preparation of images for a model: resizing, a crop or padding, and normalisation.
 
-    size: input (height, width) in pixels.
-    resize: the short side in pixels before the centre crop.
-    box: a (height, width) before it instead, used by `crop_mode`: "center" scales the image until
-        it covers the box, "border" until it fits into it, both in proportion; "squash" resizes the
-        whole image to it. Without resize and box, the whole image is resized to size.
+    An image is resized by `resize` or by `box`, and then cropped at its centre. Without both, the
+    whole image is resized to `size`.
+
+    size: the (height, width) of the input in pixels.
+    resize: the length of the short side in pixels after resizing.
     interpolation: one of Pillow's filters, antialiased.
-    mean, std: per channel, in pixel units of [0, 1].
-    crop_offset: how an odd number of cropped pixels is halved, "round" (to even, as torchvision and
+    mean, std: the mean and standard deviation per channel, for pixels in [0, 1].
+    box: a (height, width) in pixels for resizing by `crop_mode`.
+    crop_mode: "center" scales the image in proportion until it covers the box, "border" until it
+        fits into the box. "squash" resizes the whole image to the box.
+    crop_offset: how an odd number of cropped pixels is halved: "round" (to even, as torchvision and
         timm do) or "floor" (as transformers does).
-    fill: 8-bit RGB around an image that is smaller than the crop; None enlarges it, in proportion,
-        until it covers the crop.
+    fill: the 8-bit RGB colour around an image that is smaller than the crop. With None, the image
+        is enlarged in proportion until it covers the crop.
 
     Raises InputError for a resize with a box, and for a crop_mode without one.
     """

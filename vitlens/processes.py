@@ -25,11 +25,12 @@ _GONE = ("gloo", "Connection", "NCCL", "Broken pipe", "Timed out", "timed out")
 class Processes:
     """This process among those of a distributed run.
 
-    index: rank, from 0.
-    count: world size.
-    device: the device of this process. total, gathered and main_process_first are collective: all
-        processes must call them, in the same order. They raise RunError if another process has
-        ended.
+    total, gathered and main_process_first are collective: all processes must call them, in the same
+    order. They raise RunError if another process has ended.
+
+    index: the rank of this process, from 0.
+    count: the number of processes.
+    device: the device of this process.
     """
 
     index: int
@@ -54,7 +55,9 @@ class Processes:
     def gathered(self, values: Tensor) -> Tensor:
         """Return the results of all processes in the order of the images, bit for bit, on the CPU.
 
-        values: (images of this process, ...), its `share_of`. All processes return all results.
+        All processes return all results.
+
+        values (images of this process, ...): the results for the images of its `share_of`.
         """
         if self.count == 1:
             return values.detach().cpu()
@@ -65,10 +68,12 @@ class Processes:
             raise RunError(
                 f"expected results of {expected} images from {self.count} processes, found {sizes}"
             )
+        # all processes must send tensors of one shape
         padded = torch.zeros(max(sizes), *values.shape[1:], dtype=values.dtype)
         padded[: len(values)] = values.detach()
         results = torch.empty(total, *values.shape[1:], dtype=values.dtype)
         for index, part in enumerate(self._gather_equal(padded)):
+            # process i has the images i, i + count, i + 2 count, ...; see share_of
             results[index :: self.count] = part[: sizes[index]]
         return results
 
@@ -113,7 +118,7 @@ def peer_errors() -> Iterator[None]:
 def join(device: torch.device) -> Processes:
     """Return this process among those of a distributed run, each of which must call this.
 
-    device: the requested one; several processes on one CUDA machine get a device each.
+    device: the requested device. Several processes on one CUDA machine get different devices.
     """
     if _world_size() == 1:
         return Processes(0, 1, device)
@@ -164,7 +169,7 @@ def _require_devices(device: torch.device) -> None:
 
 
 def share_of(split: "Split", processes: Processes) -> "Split":
-    """Return the images of one process: every count-th; `gathered` restores the order."""
+    """Return every `count`-th image, those of one process; `gathered` restores the order."""
     if len(split) < processes.count:
         raise InputError(
             f"expected an image for each of {processes.count} processes, found {len(split)}; start "

@@ -9,13 +9,13 @@
         accuracy: tuple[AccuracyRow, ...] = table()
         predictions: Mapping[str, PredictionArrays] = arrays("predictions-{model}")
 
-A column gives the JSON of results.json, the metric with its name, and the heading of a table. It
-also gives the axis of a chart, the term in the glossary and the better direction. Files are
-untrusted: they are read strictly, by the types of the fields.
+A column declares several things at once: the field in results.json, the name of the metric, the
+heading of a table, the axis of a chart, the term in the glossary and the better direction. Files
+are untrusted: they are read strictly, by the types of the fields.
 
 Records live longer than the code that wrote them. Additions keep the schema: a table that a folder
-lacks is empty, an unknown one is left out, and a new column has a default, which rows without it
-take. A renamed or removed column, or one with another meaning, takes the next schema; folders of
+lacks is empty, an unknown table is ignored, and a new column has a default for rows without it. If
+a column is renamed or removed, or changes its meaning, the number of the schema rises. Folders of
 another schema are refused.
 
 Records are written and read in vitlens/record_files.py.
@@ -47,22 +47,31 @@ _COLUMN: Final = "column"
 _TABLE: Final = "table"
 _ARRAYS: Final = "arrays"
 AGAIN: Final = "run the command again"
-# placeholders of metrics that are models' aliases
+# placeholders in names of metrics that stand for aliases of models
 _ALIASES: Final = ("model", "made_for", "shown_to", "baseline")
-_PAIR: Final = ("first", "second")  # also aliases, where a metric is about no one model
+_PAIR: Final = ("first", "second")  # these, too, in a metric without the placeholder {model}
 R = TypeVar("R", bound="Record")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _once(function: F) -> F:
-    """Return a cached function; the type of functools.cache refuses classes of rows."""
+    """Return a cached function of the same type, which functools.cache would not keep."""
     return cast(F, cache(function))
 
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """One of the models in config.json, as in file names and in every report."""
+    """A model in config.json.
+
+    alias: its name in file names and in the report.
+    name: its name as it was loaded.
+    weights: the origin of its weights.
+    sha256: the hash of the file of its weights.
+    parameters: the number of its parameters.
+    notes: remarks on how it was loaded.
+    classes: the number of its classes.
+    """
 
     alias: Name
     name: Text = ""
@@ -84,7 +93,16 @@ class SkippedEntry:
 
 @dataclass(frozen=True)
 class Data:
-    """The images in config.json. size: (height, width), px."""
+    """The images in config.json.
+
+    title: the name of the data set.
+    part: the part of the data set, "train" or "test".
+    images: the number of images.
+    classes: the number of classes.
+    skipped: the images that were left out.
+    notes: remarks on how the images were processed.
+    size: the (height, width) of the images in px.
+    """
 
     title: Text = ""
     part: Text = ""
@@ -99,8 +117,16 @@ class Data:
 class Config:
     """config.json, the part that all commands share.
 
+    title: the title of the report.
+    formats, width: the format and the width of figures.
+    versions: the version of each library.
+    command_line: the command as it was typed.
+    device, precision, seed: the settings of the run.
+    options: all options of the command.
+    models: the models of the run.
+    data: the images of the run.
     fingerprints: a SHA-256 of the images by part ("train", "test"), and of their labels ("test
-    labels"); empty in folders of earlier versions.
+        labels"). Empty in folders of earlier versions.
     """
 
     title: Text = ""
@@ -131,7 +157,7 @@ class _Results:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The output of a run: its folder, and config.json and results.json as they were read."""
+    """The output of a run: its folder, and the content of config.json and results.json."""
 
     folder: Path
     config: Mapping[str, object]
@@ -157,7 +183,7 @@ class RunRecord:
 def read_run(folder: Path) -> RunRecord:
     """Return the output of a run, read from its folder.
 
-    Raises InputError unless it is the folder of a vitlens run, of this schema and in its form.
+    Raises InputError unless it is the folder of a vitlens run with this schema and valid files.
     """
     if not folder.is_dir():
         kind = "a file" if folder.exists() else "nothing there"
@@ -178,7 +204,7 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def _require_schema(folder: Path, config: object, results: object) -> None:
-    """Raise InputError, with what to type, for results of another schema."""
+    """Raise InputError, with a remedy, for results of another schema."""
     schema = results.get("schema", SCHEMA) if isinstance(results, dict) else SCHEMA
     if schema == SCHEMA:
         return
@@ -207,14 +233,14 @@ def command_line(config: object) -> str:
 class Column:
     """The description of a field of a row.
 
-    title: heading, axis and legend.
-    unit: of plain numbers, as an Estimate has a unit (with "points", a fraction is written in
-        points), or "text" for words that tables do not shorten.
-    term: a definition, one sentence for the glossary.
+    title: its name in headings, axes and legends.
+    unit: the unit of plain numbers; an Estimate has its unit. "points" writes a fraction in points,
+        "text" marks words that tables do not shorten.
+    term: its definition for the glossary, one sentence.
     better: the better direction, None for neither.
-    metric: the name of its metric in results.json, with the row's fields in braces, and {key} for a
-        field with several values by name.
-    keys: returns the entries of such a field that are metrics, if not all are.
+    metric: the name of its metric in results.json, "" if it is none. Fields of the row are in
+        braces. {key} stands for the names in a field that holds several values by name.
+    keys: returns the names in such a field that are metrics. None if all are.
     """
 
     title: str
@@ -226,7 +252,10 @@ class Column:
 
 
 def col(title: str, *, default: Any = MISSING, **more: Any) -> Any:
-    """Return a field of a row, declared as a `Column`; more: the other fields of Column."""
+    """Return a field of a row, declared as a `Column`.
+
+    more: the other fields of Column.
+    """
     return field(default=default, metadata={_COLUMN: Column(title, **more)})
 
 
@@ -245,8 +274,10 @@ def table() -> Any:
 def arrays(name: str) -> Any:
     """Return a field of a record: the arrays of a file, from which figures are drawn.
 
-    name: the name of the file. With a placeholder, "offsets-{model}", the field is a Mapping from
-        its value to a dataclass of arrays (vitlens/arrays.py), else such a dataclass or None.
+    The field is a dataclass of arrays (vitlens/arrays.py) or None. If the name has a placeholder,
+    the field is a Mapping from its values to such dataclasses.
+
+    name: the name of the file, such as "offsets-{model}".
     """
     metadata = {_ARRAYS: name}
     if "{" in name:
@@ -256,10 +287,10 @@ def arrays(name: str) -> Any:
 
 @dataclass(frozen=True)
 class MetricName:
-    """The name of a metric, a path with placeholders: "accuracy/{model}".
+    """The name of a metric, a path with placeholders.
 
-    The model's alias follows the first word. keys: the values of {key}, empty if they are not known
-    before the run.
+    pattern: the name, such as "accuracy/{model}". The model's alias follows the first word.
+    keys: the values of {key}, empty if they are unknown before the run.
     """
 
     pattern: str
@@ -275,11 +306,12 @@ class MetricName:
         match = _expression(self).fullmatch(name)
         if match is None:
             return name
-        groups = match.re.groupindex
-        models = {*_ALIASES, *(() if "model" in groups else _PAIR)}
+        placeholders = match.re.groupindex
+        stand_for_models = _ALIASES if "model" in placeholders else (*_ALIASES, *_PAIR)
+        spans = sorted(match.span(part) for part in placeholders if part in stand_for_models)
         pieces = []
         end = 0
-        for start, stop in sorted(match.span(part) for part in groups if part in models):
+        for start, stop in spans:
             alias = name[start:stop]
             pieces += [name[end:start], aliases.get(alias, alias)]
             end = stop
@@ -309,9 +341,9 @@ def _expression(name: MetricName) -> "re.Pattern[str]":
 class Contents:
     """The contents of a command's folder.
 
-    metrics: their names.
-    tables: the row class of each.
-    arrays: the class of each file, by the pattern of its name.
+    metrics: the names of its metrics.
+    tables: the row class of each table by name.
+    arrays: the dataclass of each file of arrays by the pattern of its name.
     """
 
     metrics: tuple[MetricName, ...]
@@ -343,7 +375,11 @@ def columns(kind: type) -> Mapping[str, Column]:
 
 @dataclass(frozen=True)
 class ImageValues:
-    """The values (n,) of a metric on the images in order; groups (n,): of a Split, or None."""
+    """The values of a metric on each image.
+
+    values (n,): the values in the order of the images.
+    groups (n,): the group of each image in a Split with groups, or None.
+    """
 
     values: NDArray[np.floating[Any]]
     groups: NDArray[np.integer[Any]] | None = None
@@ -354,9 +390,10 @@ class Record:
     """The output of a run.
 
     config: its settings and models.
-    folder: from which it was read.
+    folder: the folder from which it was read.
+    status: "running", "done", "failed" or "interrupted".
     seconds: its duration.
-    missing_tables: names of those that its folder lacks, which are empty here.
+    missing_tables: the names of tables that its folder lacks. They are empty here.
     """
 
     config: Config = field(default_factory=Config)
@@ -367,7 +404,7 @@ class Record:
 
     @property
     def command(self) -> str:
-        """Return the word of the command, after which its record class is named."""
+        """Return the word of the command, from the name of the record class."""
         return type(self).__name__.removesuffix("Record").lower()
 
     @property
@@ -392,7 +429,7 @@ class Record:
 
     @property
     def metrics(self) -> Mapping[str, Estimate]:
-        """Return every number that a column names a metric, by the metric's name."""
+        """Return the numbers in columns that are metrics, by the name of the metric."""
         metrics: dict[str, Estimate] = {}
         for rows in self.tables.values():
             for row in rows:
@@ -421,7 +458,7 @@ class Record:
         return None if column is None else column.better
 
     def metric(self, name: str) -> Estimate:
-        """Return one metric. Raises InputError for a name that the run lacks."""
+        """Return one metric. Raises InputError for a name that the run does not have."""
         metrics = self.metrics
         if name not in metrics:
             raise InputError(
@@ -479,7 +516,8 @@ def _metrics_of(row: Any) -> Iterator[tuple[str, Estimate]]:
             continue
         metric_keys = None if column.keys is None else column.keys()
         value = cells[name]
-        for key, number in value.items() if isinstance(value, Mapping) else [("", value)]:
+        numbers = value if isinstance(value, Mapping) else {"": value}
+        for key, number in numbers.items():
             if number is None or (metric_keys is not None and key not in metric_keys):
                 continue
             if not isinstance(number, Estimate):
@@ -488,7 +526,7 @@ def _metrics_of(row: Any) -> Iterator[tuple[str, Estimate]]:
 
 
 def as_row(kind: type[T], result: Any) -> T:
-    """Return the columns of a result that extends a row class, as a row of this class."""
+    """Return a row with the columns of a result, which extends the class of the row."""
     return kind(**{column.name: getattr(result, column.name) for column in fields(cast(Any, kind))})
 
 

@@ -143,7 +143,7 @@ def join_records(parts: Sequence[R]) -> R:
 def flat(row: Any) -> dict[str, Any]:
     """Return a row as the cells of a data frame or a CSV file.
 
-    An interval takes four columns with its value and n, a mapping one for each key.
+    An Estimate has four columns: value, low, high and n. A mapping has columns for each key.
     """
     cells: dict[str, Any] = {}
     for row_field in fields(row):

@@ -13,11 +13,13 @@ from vitlens.errors import InputError
 Numbers = NDArray[np.float64]
 
 
-DRAWS = 10_000  # of bootstrap and sign flips
-ROUNDING = 1e-9  # of a mean: values that spread less are the same
-_AT_ONCE = 4_000_000  # numbers drawn at once: bounds memory to tens of megabytes
-_CACHED = 20_000_000  # numbers cached for the next interval, mostly of a byte each: 2,000 images
-_FEWEST_TO_DRAW = 6  # groups of equal size: of 5 even an expanded bootstrap interval covers 91 %
+DRAWS = 10_000  # bootstrap samples, and sign flips
+ROUNDING = 1e-9  # values that differ less are equal
+_AT_ONCE = 4_000_000  # numbers drawn at a time: bounds memory to tens of megabytes
+# numbers that are kept for the next interval, enough for 2,000 images; most take a byte
+_CACHED = 20_000_000
+# groups of equal size; with 5, even an expanded bootstrap interval covers only 91 %
+_FEWEST_TO_DRAW = 6
 
 
 def mean_interval(
@@ -25,10 +27,12 @@ def mean_interval(
 ) -> tuple[Numbers, Numbers] | None:
     """Return the 95 % interval of the mean of values; None for fewer than 2 groups.
 
-    sums (groups, ...), counts (groups,): of the values in each group. Bootstrap quantiles over
-    groups, expanded for their number (`drawn_interval`). For fewer than 6 groups of equal size, or
-    unequal groups that are worth as few, Student's interval with the error of the delete-a-group
-    jackknife.
+    Its ends are bootstrap quantiles over groups, expanded for the number of groups
+    (`drawn_interval`). For fewer than 6 groups it is Student's interval, with the error of the
+    delete-a-group jackknife. Groups of unequal size count as fewer.
+
+    sums (groups, ...): the sum of the values in each group.
+    counts (groups,): the number of values in each group.
     """
     if len(sums) < 2:  # all draws would be equal, and the interval of width 0 misleading
         return None
@@ -77,13 +81,17 @@ def student_quantile(counts: Numbers, probability: float = 0.975) -> float:
 def jackknife_error(sums: Numbers, counts: Numbers) -> Numbers:
     """Return the standard error of the mean over values, by leaving out one group at a time.
 
-    sums (groups, ...), counts (groups,): of at least 2 groups. All values have the same weight, as
-    in the mean. For groups of one value it is the usual standard error.
+    All values have the same weight, as in the mean. For groups of one value it is the usual
+    standard error.
+
+    sums (groups, ...): the sum of the values in each group, of at least 2 groups.
+    counts (groups,): the number of values in each group.
     """
     groups = len(counts)
-    sizes = counts.reshape(-1, *[1] * (sums.ndim - 1))
-    without = (sums.sum(0) - sums) / (counts.sum() - sizes)
-    squares = ((without - without.mean(0)) ** 2).sum(0)
+    other_axes = [1] * (sums.ndim - 1)
+    sizes = counts.reshape(groups, *other_axes)
+    means_without = (sums.sum(0) - sums) / (counts.sum() - sizes)
+    squares = ((means_without - means_without.mean(0)) ** 2).sum(0)
     error: Numbers = np.sqrt(squares * (groups - 1) / groups)
     return error
 
@@ -91,12 +99,15 @@ def jackknife_error(sums: Numbers, counts: Numbers) -> Numbers:
 def resampled_means(sums: Numbers, counts: Numbers, *, seed: int, draws: int) -> Numbers:
     """Return the means (draws, ...) over bootstrap samples of groups.
 
-    sums (groups, ...), counts (groups,): of the values in each group.
+    sums (groups, ...): the sum of the values in each group.
+    counts (groups,): the number of values in each group.
     """
     means = np.empty((draws, *sums.shape[1:]))
     for start, multiplicities in _drawn_parts(seed, len(sums), draws):
-        weights = multiplicities.astype(np.float64)
-        means[start : start + len(weights)] = ((weights @ sums).T / (weights @ counts)).T
+        weights = multiplicities.astype(np.float64)  # (some of the draws, groups)
+        # transposed, so that the division is along the first axis
+        part = ((weights @ sums).T / (weights @ counts)).T
+        means[start : start + len(weights)] = part
     return means
 
 
@@ -105,10 +116,11 @@ def resampled_deviations(
 ) -> Iterator[tuple[Numbers, Numbers]]:
     """Yield the deviations from the mean of `resampled_means`, and their standard errors.
 
-    residuals (groups, cases): each group's sum minus its size times the mean.
-    counts (groups,): their sizes. Both yielded arrays are (some of the draws, cases).
+    Both yielded arrays are (some of the draws, cases). The error is that of a ratio: the spread of
+    a sample's residuals around its mean.
 
-    The error is that of a ratio: the spread of a sample's residuals from its mean.
+    residuals (groups, cases): the sum of each group minus its size times the mean.
+    counts (groups,): the sizes of the groups.
     """
     groups = len(counts)
     are_equal = bool(np.ptp(counts) == 0)
@@ -136,16 +148,20 @@ def _drawn_parts(seed: int, size: int, draws: int) -> Iterable[tuple[int, NDArra
 
 
 def _parts(seed: int, size: int, draws: int) -> Iterator[tuple[int, NDArray[np.integer]]]:
-    """Yield the first draw of a part, and how often each group was drawn, (draws, size)."""
+    """Yield the number of the first draw in a part, and how often each group was drawn.
+
+    size: the number of groups. The second array is (draws in the part, size).
+    """
     generator = np.random.default_rng(seed)
     for start, count in steps(draws, size):
         indices = generator.integers(0, size, size=(count, size))
+        # one bincount for all draws: draw d counts in the numbers from d * size on
         row_offsets = size * np.arange(count)[:, None]
         multiplicities = np.bincount((indices + row_offsets).ravel(), minlength=count * size)
         yield start, multiplicities.reshape(count, size)
 
 
-@lru_cache(maxsize=3)  # 60 MB at most; a run has several numbers of the same images
+@lru_cache(maxsize=3)  # at most 60 MB; most numbers of a run are over the same images
 def _cached_parts(seed: int, size: int, draws: int) -> tuple[tuple[int, NDArray[np.integer]], ...]:
     parts = []
     for start, multiplicities in _parts(seed, size, draws):
@@ -155,9 +171,9 @@ def _cached_parts(seed: int, size: int, draws: int) -> tuple[tuple[int, NDArray[
 
 
 def steps(draws: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield the start and the number of draws of each part, of `size` numbers a draw.
+    """Yield the start and the number of draws of each part; a draw has `size` numbers.
 
-    The parts determine the draws.
+    Random draws depend on these parts, so they must not change.
     """
     step = max(1, _AT_ONCE // size)
     for start in range(0, draws, step):

@@ -39,8 +39,8 @@ PrefixKind = Literal["cls", "distillation", "register"]
 class TokenLayout:
     """The order of a sequence: its prefix tokens, then the patches row by row.
 
-    grid: patches (rows, columns).
-    patch_size: pixels (height, width).
+    grid: the (rows, columns) of patches.
+    patch_size: the (height, width) of a patch in pixels.
     prefix: the kind of each token before the patches, in order.
     """
 
@@ -72,7 +72,7 @@ class TokenLayout:
     ) -> Float[Tensor, "*leading rows columns"]:
         """Return one number per token as a map over the patches, without the prefix.
 
-        Raises InputError when the last axis is not this layout's number of tokens.
+        Raises InputError if the last axis is not this layout's number of tokens.
         """
         if values.shape[-1] != self.tokens:
             raise InputError(

@@ -4,7 +4,7 @@ import zipfile
 from pathlib import Path
 from typing import Final
 
-_LENGTH: Final = 512  # bytes read
+_LENGTH: Final = 512  # number of first bytes that are read
 _IMAGES: Final = (
     (b"\xff\xd8\xff", "JPEG"),
     (b"\x89PNG\r\n\x1a\n", "PNG"),
@@ -23,7 +23,7 @@ _IMAGES: Final = (
     (b"v/1\x01", "OpenEXR"),
     (b"SIMPLE  =", "FITS"),
 )
-_BRANDS: Final = {  # after "ftyp"
+_BRANDS: Final = {  # formats by the four bytes after "ftyp"
     b"avif": "AVIF",
     b"avis": "AVIF",
     b"heic": "HEIC",
@@ -33,7 +33,7 @@ _BRANDS: Final = {  # after "ftyp"
     b"mif1": "HEIC",
     b"msf1": "HEIC",
 }
-_OTHERS: Final = (  # offset, bytes there, what the file is
+_OTHERS: Final = (  # offset, the bytes there, a description of the file
     (
         0,
         b"version https://git-lfs",
@@ -56,7 +56,7 @@ _OTHERS: Final = (  # offset, bytes there, what the file is
     (257, b"ustar", "a tar archive: unpack it first"),
 )
 _PRINTABLE: Final = frozenset((9, 10, 13, *range(32, 127)))  # bytes of ASCII text
-_ENTRIES: Final = 10_000  # of a zip that are examined
+_ENTRIES: Final = 10_000  # most entries of a zip that are examined
 _HTML: Final = (b"<!doctype html", b"<html", b"<head")
 
 
@@ -109,8 +109,9 @@ def described(path: Path) -> str:
         return "a text file"
     if _is_onnx(start):
         return "an ONNX model"
+    # msgpack: a map of 1 to 15 entries, then its first key, a short or a longer text
     is_map = 0x81 <= start[0] <= 0x8F
-    if is_map and (0xA0 <= start[1] <= 0xBF or start[1] == 0xD9):  # whose first key is text
+    if is_map and (0xA0 <= start[1] <= 0xBF or start[1] == 0xD9):
         return "a checkpoint of Flax (JAX, msgpack)"
     if start.startswith(b"PK"):
         return _described_zip(path)

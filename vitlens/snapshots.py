@@ -1,7 +1,7 @@
-"""Measurements of a model in training: what `train --track` and the callbacks log.
+"""Measurements of a model in training, which `train --track` and the callbacks log.
 
-Numbers and pictures describe the attention on a few fixed images; histograms, the weights and
-gradients of each block. Layers are numbered from 0: attention_entropy/patches/layer_00.
+Numbers and pictures describe the attention on a few fixed images. Histograms describe the weights
+and gradients of each block. Layers are numbered from 0: attention_entropy/patches/layer_00.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,17 +31,23 @@ from vitlens.models.memo import holding
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels
 
-NEIGHBOURS: Final = 5  # of each image, which vote for its class
+NEIGHBOURS: Final = 5  # nearest images that vote for the class of an image
 _LAYERS: Final = 6  # most layers on a sheet
-_BINS: Final = 64
+_BINS: Final = 64  # of a histogram
+_WIDTH_OF_EQUAL: Final = 1e-3  # width of the bins of equal values, as a part of the value
 
-# of a picture (height, width, 3)
-Pixels = NDArray[np.uint8]
+Pixels = NDArray[np.uint8]  # a picture (height, width, 3)
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts of values between edges (one more than counts), with the sums of the values."""
+    """A histogram of values.
+
+    counts: the number of values in each bin.
+    edges: the ends of the bins, one more than counts.
+    total: the sum of the values.
+    squares: the sum of the squared values.
+    """
 
     counts: NDArray[np.int64]
     edges: NDArray[np.float64]
@@ -51,9 +57,10 @@ class Histogram:
 
 @dataclass(frozen=True)
 class AttentionSnapshot:
-    """The statistics of attention that are tracked, by layer.
+    """The tracked statistics of attention, by name and layer.
 
-    scalars: means over images and heads; histograms: the values of every head on every image.
+    scalars: the means over images and heads.
+    histograms: the values of every head on every image.
     """
 
     scalars: dict[str, float]
@@ -92,9 +99,9 @@ def parameter_histograms(
     Vectors (biases and scales) have separate histograms, as their values differ from those of
     matrices.
 
-    kind: the beginning of the names, as in weights/layer_00 and weights/layer_00_vectors.
-    tensors: by the name of the parameter.
-    blocks: the names of the blocks in order, also where the tensors' names have a prefix.
+    kind: the beginning of the names, such as "weights" in weights/layer_00.
+    tensors: the tensors by the name of their parameter, which may have a prefix.
+    blocks: the names of the blocks in order.
     """
     groups: dict[str, list[Tensor]] = {}
     for name, tensor in tensors.items():
@@ -116,12 +123,12 @@ def _place_of(name: str, blocks: Sequence[str]) -> str:
 
 def histogram(tensors: Sequence[Tensor]) -> Histogram:
     """Return the histogram of all values of several tensors, from the least to the largest."""
-    # in float32, as some devices have no wider type
+    # in float32, because some devices have no wider type
     parts = [tensor.detach().float().flatten() for tensor in tensors]
     low = min(float(part.min()) for part in parts)
     high = max(float(part.max()) for part in parts)
     if low == high:  # equal values need bins of some width
-        width = max(abs(low), 1.0) * 1e-3
+        width = max(abs(low), 1.0) * _WIDTH_OF_EQUAL
         low -= width
         high += width
     counts = np.zeros(_BINS, np.int64)
@@ -137,8 +144,7 @@ def histogram(tensors: Sequence[Tensor]) -> Histogram:
 def attention_sheet(model: Model, images: Images, title: str) -> Pixels:
     """Draw images in rows: the mean map of the heads in evenly spaced layers, then the rollout.
 
-    The rollout is left out where the model has none. Raises UnsupportedError for a model without
-    maps.
+    The rollout is left out if the model has none. Raises UnsupportedError for a model without maps.
     """
     layers = attention_maps(model, images)
     chosen = np.linspace(0, len(layers) - 1, min(len(layers), _LAYERS)).round().astype(int)
@@ -172,8 +178,8 @@ def _pixels(figure: Figure) -> Pixels:
 def neighbour_accuracy(model: Model, images: Images, labels: Labels) -> float:
     """Return the k-NN accuracy (fraction) of images, each classified by the others.
 
-    The features are those of the last block; NEIGHBOURS of the other images vote, or all of them if
-    there are fewer. NaN for a single image.
+    The features are those of the last block. The NEIGHBOURS nearest of the other images vote, or
+    all of them if there are fewer. The result is NaN for a single image.
     """
     if len(images) < 2:
         return float("nan")

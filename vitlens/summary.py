@@ -1,6 +1,6 @@
 """Short descriptions of results for a notebook: one table of shapes, ranges and units.
 
-A result derives from `Summary` and has `@dataclass(repr=False)`. Only ranges are computed.
+A result is a subclass of `Summary` with `@dataclass(repr=False)`.
 """
 
 import dataclasses
@@ -16,11 +16,12 @@ from vitlens.errors import InputError
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-LONGEST: Final = 24  # lines of a text
-_CELL: Final = 112  # characters of a value
-_MOST_ENTRIES: Final = 4  # of a mapping
-_MOST_ITEMS: Final = 8  # of a sequence
-_STRONGEST: Final = 0.7  # opacity of a board's strongest colour, under black or white text
+LONGEST: Final = 24  # most lines of a text
+_CELL: Final = 112  # most characters of a value
+_MOST_ENTRIES: Final = 4  # most entries of a mapping that are written
+_MOST_ITEMS: Final = 8  # most items of a sequence that are written
+# opacity of a board's strongest colour, at which both black and white text can be read
+_STRONGEST: Final = 0.7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +35,11 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class HeadBoard:
-    """A number of every head: values by layer, NaN for no head; unit: "" for none."""
+    """A number of every head.
+
+    values: the values of the heads by layer, NaN for no head.
+    unit: the unit of the values, "" for none.
+    """
 
     title: str
     values: Sequence[Sequence[float]]

@@ -18,10 +18,10 @@ from vitlens.errors import LensError, ModelError
 class _Turn:
     """The turn of one module.
 
-    owner: the thread that uses the module.
-    depth: the number of its open contexts.
-    compiled_calls: the parts of the module that are compiled in place, and their compiled calls,
-        which are restored when the turn ends.
+    owner: the thread that uses the module, None if none does.
+    depth: the number of open contexts of this thread.
+    compiled_calls: the parts of the module that are compiled in place, with their compiled calls.
+        The calls are restored when the turn ends.
     """
 
     def __init__(self) -> None:
@@ -73,9 +73,9 @@ def _compiled_parts(model: nn.Module) -> list[Any]:
     return parts
 
 
-_CHANGED: Final = Condition()  # guards everything below
+_CHANGED: Final = Condition()  # guards both mappings below
 _TURNS: Final[WeakKeyDictionary[nn.Module, _Turn]] = WeakKeyDictionary()
-_WAITING: Final[dict[int, _Turn]] = {}  # by thread
+_WAITING: Final[dict[int, _Turn]] = {}  # the turn that each waiting thread waits for
 
 
 @contextmanager
@@ -83,12 +83,13 @@ def turn(model: nn.Module) -> Iterator[None]:
     """Wait for the model, and keep other threads from it inside; contexts of one thread nest.
 
     A model and the module that it wraps take turns together. Parts that `compile()` compiled in
-    place run uncompiled inside, and stay compiled outside. Raises ModelError for parts that
-    torch.compile replaced, and LensError where two threads would wait for each other, as each uses
-    the model that the other one needs.
+    place run uncompiled inside the context, and stay compiled outside.
 
-    Code that torch.compile traces takes no turn: a lock cannot be in its graph, and whoever calls
-    the compiled code may hold one around it.
+    Code that torch.compile traces takes no turn, because its graph cannot contain a lock. The
+    caller of the compiled code may hold one around it.
+
+    Raises ModelError for parts that torch.compile replaced. Raises LensError if two threads would
+    wait for each other, because each uses the model that the other one needs.
     """
     if torch.compiler.is_dynamo_compiling():
         yield

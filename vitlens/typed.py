@@ -1,7 +1,7 @@
 """Reads JSON as dataclasses, checked against their annotations by msgspec.
 
-Files are untrusted: no pickle, a bounded size, and a message of one line with the expected value
-and its place.
+Files are untrusted: pickles are refused, and the size is bounded. A message has one line, with the
+expected value and its place.
 """
 
 import dataclasses
@@ -25,8 +25,8 @@ import msgspec
 
 from vitlens.errors import InputError
 
-SIZE: Final = 64 << 20  # bytes of a JSON text
-_BYTES: Final = 200  # of a name in a path: file systems accept 255, and suffixes are added
+SIZE: Final = 64 << 20  # most bytes of a JSON text
+_BYTES: Final = 200  # most bytes of a name in a path: file systems accept 255, with suffixes
 
 T = TypeVar("T")
 
@@ -117,7 +117,7 @@ def read_as(
         return msgspec.convert(value, kind, dec_hook=_decode_path)
     except (msgspec.ValidationError, InputError) as fault:
         refusal = fault if isinstance(fault, InputError) else fault.__cause__
-        if isinstance(refusal, InputError):  # of the dataclass itself
+        if isinstance(refusal, InputError):  # the dataclass itself refused the value
             raise error(f"{refusal} (in {source}){end}") from fault
         message = re.sub(r"matching regex '.*'", "that can be part of a file name", str(fault))
         if "enum value" in message:

@@ -24,8 +24,8 @@ from vitlens.resampling import (
 )
 
 LEVEL = 0.05  # significance level, after the correction for multiple tests
-POWER = 0.8  # probability with which a test finds the smallest effect that counts as detectable
-_EXACT = 5000  # predictions up to which calibration is tested exactly
+POWER = 0.8  # a test finds a detectable effect with this probability
+_EXACT = 5000  # calibration is tested exactly for up to so many predictions
 _Z = NormalDist().inv_cdf(0.975)  # normal quantile of a two-sided 95 % interval
 
 
@@ -33,9 +33,10 @@ _Z = NormalDist().inv_cdf(0.975)  # normal quantile of a two-sided 95 % interval
 class Estimate:
     """A number with its 95 % interval.
 
-    low, high: None without an interval.
-    n: number of images (or other units).
-    unit: "fraction", "points", "nats", "px", "" for a plain number.
+    value: the number.
+    low, high: the ends of the interval, None without one.
+    n: the number of images (or other units) behind it.
+    unit: "fraction", "points", "nats", "px" and so on, "" for a plain number.
     """
 
     value: float
@@ -94,7 +95,7 @@ def difference_of(first: Estimate, second: Estimate) -> Estimate:
 
 
 def in_points(difference: Estimate) -> Estimate:
-    """Return a difference of fractions in percentage points; another one unchanged."""
+    """Return a difference of fractions in percentage points; other differences are unchanged."""
     if difference.unit != "fraction":
         return difference
     low = None if difference.low is None else 100 * difference.low
@@ -103,17 +104,19 @@ def in_points(difference: Estimate) -> Estimate:
 
 
 def widened(
-    estimate: Estimate, looks: int, *, least: float = -math.inf, most: float = math.inf
+    estimate: Estimate, estimates: int, *, least: float = -math.inf, most: float = math.inf
 ) -> Estimate:
-    """Return the Bonferroni-corrected interval of one of `looks` estimates.
+    """Return the Bonferroni-corrected interval of one of several estimates.
 
-    The extreme of many estimates is extreme partly by chance: at this width, all intervals hold
-    with 95 %, by the normal approximation. least, most: the possible values, where the interval
-    ends.
+    The largest of many estimates is large partly by chance. With this width, all intervals hold
+    together with 95 %, by the normal approximation.
+
+    estimates: the number of estimates.
+    least, most: the smallest and largest possible value, which bound the interval.
     """
     if estimate.low is None or estimate.high is None:
         return estimate
-    factor = NormalDist().inv_cdf(1 - LEVEL / 2 / looks) / _Z
+    factor = NormalDist().inv_cdf(1 - LEVEL / 2 / estimates) / _Z
     low = max(estimate.value + factor * (estimate.low - estimate.value), least)
     high = min(estimate.value + factor * (estimate.high - estimate.value), most)
     return Estimate(estimate.value, low, high, estimate.n, estimate.unit)
@@ -129,9 +132,11 @@ def wilson(
 ) -> Estimate:
     """Return a fraction with Wilson's 95 % interval (Wilson 1927).
 
-    independent: the number of sources if several of the n share one and only the total is known.
-    The interval is that of so many observations: exact if all images of a source agree, else too
-    wide. Raises InputError unless 0 <= successes <= n and n > 0.
+    independent: the number of sources, if several of the n share a source and only the total is
+        known. The interval is then that of so many observations. It is exact if all images of a
+        source agree, else too wide.
+
+    Raises InputError unless 0 <= successes <= n and n > 0.
     """
     if not 0 <= successes <= n or n == 0:
         raise InputError(f"expected 0 <= successes <= n with n > 0, found {successes} of {n}")
@@ -144,7 +149,7 @@ def _wilson_ends(fraction: float, n: float, quantile: float) -> tuple[float, flo
     centre = (fraction + squared / (2 * n)) / (1 + squared / n)
     error = math.sqrt(fraction * (1 - fraction) / n + squared / (4 * n * n))
     half = quantile / (1 + squared / n) * error
-    # the formula gives exactly 0 and 1 at the ends; floating-point arithmetic does not
+    # at a fraction of 0 or 1 the formula gives exactly 0 or 1, but floating-point numbers do not
     low = 0.0 if fraction == 0 else max(centre - half, 0.0)
     high = 1.0 if fraction == 1 else min(centre + half, 1.0)
     return low, high
@@ -155,10 +160,11 @@ def share_of(
 ) -> Estimate:
     """Return the fraction of successes (n,), each 0 or 1, with Wilson's 95 % interval.
 
-    groups (n,): the group of each value; values of one group are not independent. n is then the
-        number of independent values that have the standard error of the delete-a-group jackknife,
-        and the quantile Student's (Dean & Pagano 2015). Without variation, or of a single group, it
-        is the number of groups.
+    With groups, Wilson's formula takes an effective n and Student's quantile (Dean & Pagano 2015).
+    The effective n is the number of independent values with the same standard error, which is that
+    of the delete-a-group jackknife. If all values are equal, it is the number of groups.
+
+    groups (n,): the group of each value, if values of one group are not independent.
     """
     vector = _vector(successes)
     sums, counts = by_group(vector, groups)
@@ -169,7 +175,7 @@ def share_of(
     if total in (0, len(vector)):
         low, high = _wilson_ends(fraction, len(sums), _Z)
     elif len(sums) == 1:
-        # nothing is known about other groups
+        # one group says nothing about others
         low = 0.0
         high = 1.0
     else:
@@ -191,11 +197,11 @@ def bootstrap_mean(
 ) -> Estimate:
     """Return the mean of values (n,) with its 95 % bootstrap interval.
 
-    There is none for fewer than 2 values (or groups).
+    There is no interval for fewer than 2 values (or groups). See `mean_interval`.
 
-    groups (n,): the group of each value; whole groups are drawn, as values of one group are not
-        independent.
-    least, most: the possible values, where the interval ends. See `mean_interval`.
+    groups (n,): the group of each value. Whole groups are drawn, because values of one group are
+        not independent.
+    least, most: the smallest and largest possible value, which bound the interval.
     """
     sums, counts = by_group(_vector(values), groups)
     mean = float(sums.sum() / counts.sum())
@@ -217,10 +223,10 @@ def student_mean(
 ) -> Estimate:
     """Return the mean of values (n,) with Student's 95 % interval.
 
-    There is none for fewer than 2 values (or groups).
+    There is no interval for fewer than 2 values (or groups).
 
-    groups (n,): the group of each value; the error is that of the delete-a-group jackknife.
-    least, most: the possible values, where the interval ends.
+    groups (n,): the group of each value. The error is then that of the delete-a-group jackknife.
+    least, most: the smallest and largest possible value, which bound the interval.
     """
     sums, counts = by_group(_vector(values), groups)
     mean = float(sums.sum() / counts.sum())
@@ -234,7 +240,9 @@ def student_mean(
 def student_test(values: ArrayLike, *, groups: ArrayLike | None = None) -> float:
     """Return the two-sided p-value of Student's t test that the mean of values (n,) is 0.
 
-    It is 1 for a single value or group. groups (n,): the group of each value, see `student_mean`.
+    It is 1 for a single value or group.
+
+    groups (n,): the group of each value, see `student_mean`.
     """
     from scipy.special import stdtr
 
@@ -251,9 +259,10 @@ def welch(
 ) -> tuple[Estimate, float]:
     """Return the difference of the means of two independent samples, and its two-sided p-value.
 
-    The interval and the p-value are Welch's (1947); there is no interval, and p is 1, for a single
-    value and for samples without variation. most: the largest possible difference, on either side.
-    n: the number of both together.
+    The interval and the p-value are Welch's (1947). There is no interval, and the p-value is 1, for
+    a single value and for samples without variation. The n of the result is that of both samples.
+
+    most: the largest possible difference, in either direction.
     """
     from scipy import stats
 
@@ -287,9 +296,9 @@ def bootstrap_difference(
 ) -> Estimate:
     """Return the mean of first - second with its paired 95 % bootstrap interval.
 
-    first, second: (n,) over the same images.
+    first, second (n,): values on the same images.
     groups (n,): see `bootstrap_mean`.
-    most: the largest possible difference, on either side.
+    most: the largest possible difference, in either direction.
     """
     minuend = _vector(first)
     subtrahend = _vector(second)
@@ -307,11 +316,11 @@ def accuracy_difference(
 ) -> Estimate:
     """Return the first accuracy minus the second in points, with its paired bootstrap interval.
 
-    first, second (n,): whether each of the same images is correct.
-    groups (n,): see `bootstrap_mean`.
+    If the difference is the same in all images (or groups), the bootstrap interval would have the
+    width 0. The interval is then that of `half_of_constant`.
 
-    If the difference is the same in all images (or groups), the bootstrap's width would be 0; see
-    `half_of_constant` for the interval then.
+    first, second (n,): True for images that the model predicts correctly, for the same images.
+    groups (n,): see `bootstrap_mean`.
     """
     first_points = 100 * np.asarray(first, dtype=np.float64)
     second_points = 100 * np.asarray(second, dtype=np.float64)
@@ -345,11 +354,12 @@ def _unless_constant(mean: Estimate, points: ArrayLike, groups: ArrayLike | None
 def half_of_constant(value: float, groups: int) -> float:
     """Return half the interval's width, in points, of a change that is the same in all groups.
 
-    A share of such groups may differ: the upper end of Wilson's interval of no success in `groups`.
+    Other groups may still differ. Their share is at most the upper end of Wilson's interval for no
+    success in `groups`. Their change may be up to 100 points in the other direction.
     """
-    bound = wilson(0, groups).high
-    assert bound is not None
-    return bound * (100 + abs(value))
+    largest_share = wilson(0, groups).high
+    assert largest_share is not None
+    return largest_share * (100 + abs(value))
 
 
 @dataclass(frozen=True)
@@ -357,10 +367,10 @@ class Power:
     """The power of a paired comparison.
 
     error: the standard error of the mean difference.
-    detectable: the smallest true difference that a two-sided test at LEVEL finds with a probability
-        of POWER.
-    n: images.
-    groups: independent ones.
+    detectable: the smallest true difference that a two-sided test at LEVEL finds with the
+        probability POWER.
+    n: the number of images.
+    groups: the number of independent groups of images.
     """
 
     error: float
@@ -372,8 +382,9 @@ class Power:
 def power_of(differences: ArrayLike, *, groups: ArrayLike | None = None) -> Power | None:
     """Return the minimal detectable effect of paired differences (n,) (Cohen 1988).
 
-    It is computed by Student's quantiles. groups (n,): of images that are not independent. None for
-    fewer than 2 values (or groups).
+    It is computed with Student's quantiles. The result is None for fewer than 2 values (or groups).
+
+    groups (n,): the group of each value, if values of one group are not independent.
     """
     values = _vector(differences)
     sums, counts = by_group(values, groups)
@@ -389,10 +400,14 @@ def median_of(
 ) -> Estimate:
     """Return the median of values (n,) with its 95 % interval.
 
-    There is no interval for fewer than 6 values (or groups). It is the distribution-free one of
-    order statistics (Conover 1999, section 3.2). groups (n,): of values that are not independent;
-    the order statistics are then those at the ends of the interval of the share of values up to the
-    median (Woodruff 1952), with the error of the delete-a-group jackknife.
+    The ends of the interval are order statistics, so it holds for any distribution (Conover 1999,
+    section 3.2). There is none for fewer than 6 values (or groups).
+
+    With groups, the share of values up to the median has an interval with the error of the
+    delete-a-group jackknife. The order statistics at the ends of that interval are the ends for the
+    median (Woodruff 1952).
+
+    groups (n,): the group of each value, if values of one group are not independent.
     """
     from scipy import stats  # imported late: it takes half a second, and few runs need it
 
@@ -401,18 +416,21 @@ def median_of(
     n = len(ordered)
     median = float(np.median(ordered))
     sums, counts = by_group((vector <= median).astype(np.float64), groups)
-    below = -1  # number of values below the lower end; negative: no interval
-    if len(sums) == n:
+    below = -1  # the number of values below the lower end; a negative number: no interval
+    if len(sums) == n:  # every value is a group
         below = int(stats.binom.ppf(0.025, n, 0.5))
         if stats.binom.cdf(below, n, 0.5) > 0.025:
             below -= 1
     elif enough_to_draw(counts):
-        error = max(float(jackknife_error(sums, counts)), 0.5 / math.sqrt(n))
+        error_of_independent = 0.5 / math.sqrt(n)  # of the share of values up to the median
+        error = max(float(jackknife_error(sums, counts)), error_of_independent)
         half = student_quantile(counts) * error * n
         below = math.floor((n - 1) / 2 - half)
     if below < 0:
         return Estimate(median, n=n, unit=unit)
-    return Estimate(median, float(ordered[below]), float(ordered[n - 1 - below]), n, unit)
+    low = float(ordered[below])
+    high = float(ordered[n - 1 - below])
+    return Estimate(median, low, high, n, unit)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -422,17 +440,18 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """
     p = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(p, kind="stable")
-    tests_left = np.arange(len(p), 0, -1)
+    factors = np.arange(len(p), 0, -1)  # the number of tests left: the smallest p has most
+    never_falling = np.maximum.accumulate(p[order] * factors)
     adjusted = np.empty_like(p)
-    adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * tests_left), 1.0)
+    adjusted[order] = np.minimum(never_falling, 1.0)
     return [float(value) for value in adjusted]
 
 
 def fewest_images(tests: int) -> int:
     """Return the smallest number of images (or groups) with which one of several tests can succeed.
 
-    The smallest two-sided p by sign flips of n differences is 2 / 2^n; Holm's correction multiplies
-    it by the number of tests.
+    The smallest possible two-sided p-value for sign flips of n differences is 2 / 2^n. Holm's
+    correction multiplies it by the number of tests.
     """
     return 1 + math.ceil(math.log2(tests / LEVEL))
 
@@ -453,9 +472,11 @@ def mcnemar(only_first: int, only_second: int) -> float:
 def paired_test(first: ArrayLike, second: ArrayLike, *, groups: ArrayLike | None = None) -> float:
     """Return the two-sided p-value of equal accuracy of two models on the same images.
 
-    first, second (n,): whether each is correct. McNemar's exact test; with groups (n,) of images
-    that are not independent, the exact sign test of the groups: each counts once, for the model
-    that is correct on more of it.
+    It is McNemar's exact test. With groups, it is the exact sign test over groups: a group counts
+    once, for the model that is correct on more of its images.
+
+    first, second (n,): True for images that the model predicts correctly.
+    groups (n,): the group of each image, if images of one group are not independent.
     """
     differences = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
     net, _ = by_group(_vector(differences), groups)
@@ -465,9 +486,11 @@ def paired_test(first: ArrayLike, second: ArrayLike, *, groups: ArrayLike | None
 def calibration_test(confidences: ArrayLike, correct: int) -> float:
     """Return the two-sided p-value of calibration: predictions are correct with their confidence.
 
-    confidences: (n,), fractions.
-    correct: number of correct predictions. Exact (the Poisson binomial distribution, Wang 1993) up
-        to 5,000 predictions, beyond that by the normal approximation with continuity correction.
+    It is exact for up to 5,000 predictions (the Poisson binomial distribution, Wang 1993). For more
+    it is the normal approximation with continuity correction.
+
+    confidences (n,): the confidence of each prediction, from 0 to 1.
+    correct: the number of correct predictions.
     """
     vector = _vector(confidences)
     expected = float(vector.sum())
