@@ -245,8 +245,8 @@ class RemovalCurve:
     """The output for the target as patches are removed.
 
     shares: of the patches removed, from 0 to 1; with "absent" to all but one patch; probability: of
-    the target, a fraction, or the similarity where a phrase is the only class; kept: whether the target is predicted; logit: of the target; predicted:
-    the class.
+    the target, a fraction, or the similarity where a phrase is the only class; kept: whether the
+    target is predicted; logit: of the target; predicted: the class.
     """
 
     shares: Float[Tensor, " points"]
