@@ -121,7 +121,7 @@ def _sheet_title(record: ExplainRecord, alias: str, rows: Sequence[ImageRow]) ->
     """Return the model and its target class, for the title of a figure."""
     target = ""
     if any(row.similarity is not None for row in rows):
-        target = f": {finalize(rows[0].target)}"
+        target = f": “{finalize(rows[0].target)}”"
     elif any(row.target is not None for row in rows):
         target = _TARGETS.get(record.options.get("target", ""), ", the class of --target")
     return Marked(finalize(alias) + target)

@@ -100,13 +100,13 @@ def _phrases_claim(record: LookRecord, alias: str) -> Claim:
     rows = record.phrases_of(0)
     names = record.names
     if len(names) == 1:
-        scores = [say("{{ name }} {{ score }}", name=row.phrase, score=row.score) for row in rows]
+        scores = [say("“{{ name }}” {{ score }}", name=row.phrase, score=row.score) for row in rows]
         says = say("**{{ file }}**: {{ scores }}.", file=names[0], scores=listed(scores))
     else:
         closest = Counter(record.answer(image)[0] for image in range(len(names)))
         says = say(
             "{% if many %}Of {{ n }} images, **{{ alias }}** finds the most similar phrase "
-            "{{ parts }}.{% else %}The similarity of {{ n }} images to {{ phrase }} is from "
+            "{{ parts }}.{% else %}The similarity of {{ n }} images to “{{ phrase }}” is from "
             "{{ least|number }} to {{ most|number }} for **{{ alias }}**.{% endif %}",
             many=len(rows) > 1,
             n=len(names),
@@ -119,8 +119,8 @@ def _phrases_claim(record: LookRecord, alias: str) -> Claim:
     phrase, probability = record.answer(0)
     title = say(
         "{% if many %}{{ alias }} compares {{ n }} image{{ n|s }} with {{ k }} phrases"
-        "{% if n == 1 %}: {{ phrase }} ({{ probability|percent }}){% endif %}"
-        "{% else %}Where {{ alias }} finds {{ phrase }}{% endif %}",
+        "{% if n == 1 %}: “{{ phrase }}” ({{ probability|percent }}){% endif %}"
+        "{% else %}Where {{ alias }} finds “{{ phrase }}”{% endif %}",
         alias=alias,
         many=len(rows) > 1,
         n=len(names),
@@ -144,7 +144,7 @@ def _phrase_evidence(record: LookRecord, alias: str) -> Iterator[Claim]:
         if not flaw:
             place, share = _region(positive)
             part = say(
-                "for {{ phrase }} in the {{ place }} ({{ share|percent }} of it)",
+                "for “{{ phrase }}” in the {{ place }} ({{ share|percent }} of it)",
                 phrase=phrase,
                 place=Marked(place),
                 share=share,
