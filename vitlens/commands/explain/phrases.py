@@ -9,7 +9,7 @@ from vitlens.commands.explain.options import ExplainOptions
 from vitlens.commands.run.load import load_models
 from vitlens.commands.run.options import RunOptions
 from vitlens.errors import InputError
-from vitlens.models.language_image import with_prompts
+from vitlens.models.language_image import LanguageImage, with_prompts
 from vitlens.models.model import Model
 
 _DEFAULT_TARGET: Final = "predicted"
@@ -49,7 +49,9 @@ def by_phrase(models: Sequence[Model]) -> Iterator[Model]:
     """
     aliases = {model.alias for model in models}
     for model in models:
+        assert isinstance(model.module, LanguageImage)  # with_text returns no other
         prompts = model.module.prompts
+        assert prompts is not None
         for index, phrase in enumerate(model.classes):
             order = [index, *(other for other in range(len(model.classes)) if other != index)]
             subject = with_prompts(model, [model.classes[at] for at in order], prompts[order])
