@@ -75,7 +75,8 @@ class AttentionCallback(TrainerCallback):  # type: ignore[misc]
         processor = trainer.get("processing_class")
         mean = self._mean or getattr(processor, "image_mean", None)
         std = self._std or getattr(processor, "image_std", None)
-        size = self._image_size or getattr(model.config, "image_size", None)
+        config = getattr(model, "config", None)  # a module of another library has none
+        size = self._image_size or getattr(config, "image_size", None)
         if not (mean and std and size):
             raise InputError(
                 "expected the preprocessing of the training, found no image processor as "
