@@ -115,7 +115,8 @@ class AttentionCallback(TrainerCallback):  # type: ignore[misc]
 
             mlflow.log_metrics(dict(measured.numbers), step=step)
             for name, pixels in measured.pictures.items():
-                mlflow.log_image(pixels, key=name, step=step)
+                # else a run that ends at once loses its last picture
+                mlflow.log_image(pixels, key=name, step=step, synchronous=True)
 
 
 def _write_to_wandb(measured: Measured, step: int) -> None:

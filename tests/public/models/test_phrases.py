@@ -203,7 +203,7 @@ def test_markup_in_a_phrase_is_text_in_every_report(tmp_path, pictures):
     assert "\x1b" not in page + text
     assert "<b>van" not in page
     prose = re.sub(r"`[^`]*`|(?s:```.*?```)", "", text)  # code is not read as markup
-    assert re.findall(r"(?<!\\)<b>|(?<!\\)!\[x", prose) == []
+    assert re.findall(r"(?<!\\)<b>|(?<!\\)\]\(http://x", prose) == []
 
 
 def test_with_one_phrase_no_probability_is_shown_and_no_head_is_ablated(tmp_path, pictures):
